@@ -2,7 +2,7 @@
 
     from engine import LLM, SamplingParams
 
-Importing this package does not import torch; taking ``LLM`` from it does.
+Importing this package does not import torch; accessing ``LLM`` does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM", "BeamParams", "SamplingParams"]
 
-# Imported where they are asked for: the modules of this package have no need of them.
+# Imported on first access, since the modules of this package do not need them.
 _HOMES = {
     "LLM": "engine.llm",
     "BeamParams": "engine.beam_search",

@@ -1,4 +1,4 @@
-"""The batching window: prompts that come within a moment of each other start together."""
+"""The batching window: prompts that arrive within a moment of each other start together."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from engine.scheduler import Scheduler
 class BatchingWindow:
     """Holds new prompts back for a moment, so that they start together in a larger step.
 
-    It opens when the queue is no longer empty and closes after ``batching_window_ms``, or as soon
-    as so many prompts or tokens wait. Whoever runs is not held back.
+    The window opens when the queue becomes non-empty. It closes after ``batching_window_ms``, or as
+    soon as enough prompts or tokens wait. Running sequences are not held back.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -20,7 +20,7 @@ class BatchingWindow:
         self._closes_s: float | None = None
 
     def remaining_s(self, scheduler: Scheduler, now_s: float) -> float:
-        """Seconds until waiting prompts may be admitted; 0 when they may be now."""
+        """Seconds until waiting prompts may be admitted; 0 if they may be now."""
         if not self._length_s:
             return 0.0
         if not scheduler.num_waiting:
@@ -34,5 +34,5 @@ class BatchingWindow:
         return max(0.0, self._closes_s - now_s)
 
     def close(self) -> None:
-        """Nobody waits any more: the next to come opens the window again."""
+        """Close the window, since nothing waits; the next arrival opens it again."""
         self._closes_s = None

@@ -23,7 +23,7 @@ def search_all(
     beams: BeamParams,
     params: SamplingParams,
 ) -> list[RequestResult]:
-    """Search the continuations of all prompts beside each other, a token of every beam at a time.
+    """Search the continuations of all prompts in parallel, one token of every beam at a time.
 
     Raises:
         RequestError: a prompt or its parameters cannot be served.
@@ -42,7 +42,7 @@ def search_all(
                 if not search.is_done:
                     groups[index] = _submit(driver, leaders[index], search, num_steps)
             _drive(driver, [choice for group in groups.values() for choice in group])
-        finally:  # refused, interrupted or failed: nothing of it stays behind
+        finally:  # refused, interrupted or failed: abort all its requests
             driver.abort([choice for group in groups.values() for choice in group])
         num_steps += 1
         for index, group in groups.items():
@@ -73,7 +73,7 @@ def _submit(driver: Driver, leader: Request, search: BeamSearch, step: int) -> l
 
 
 def _drive(driver: Driver, choices: Sequence[Choice]) -> None:
-    """Step until all have ended. Raises RequestFailed for the first that failed."""
+    """Step until all choices have ended. Raises RequestFailed for the first that failed."""
     while any(choice.finish_reason is None for choice in choices):
         driver.step()
     for choice in choices:

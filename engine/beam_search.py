@@ -1,17 +1,17 @@
-"""Beam search: the likeliest texts as wholes, not the likeliest token at each place.
+"""Beam search: finds the most likely texts as wholes, not the most likely token at each position.
 
-Pure bookkeeping over log-probabilities; whoever computes them (``engine/beam_streams.py`` for the
-server, the offline ``LLM``) asks the engine for one more token of each beam, in turn:
+This is pure bookkeeping over log-probabilities. Its callers (``engine/beam_streams.py`` for the
+server, the offline ``LLM``) repeatedly let the engine compute one more token for each beam:
 
     search = search_for(request, params, engine.info)
     while not search.is_done:
         search.advance([one position's logprobs for beam in search.beams])
     search.best
 
-The rules are those of Hugging Face ``generate(num_beams=...)``: each step looks at all
-continuations of all beams; those that end, and are among the ``width`` best, become hypotheses,
-scored by their summed log-probability over ``length ** length_penalty``; the ``width`` best that go
-on are the next beams. Length is that of the output alone.
+The rules are those of Hugging Face ``generate(num_beams=...)``. Each step considers all
+continuations of all beams. Those that end, and are among the ``width`` best, become hypotheses.
+Their score is the summed log-probability over ``length ** length_penalty``. The ``width`` best that
+continue are the next beams. Length is that of the output alone.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ EarlyStopping = bool | Literal["never"]
 
 
 class BeamParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How wide to search, and when to have found enough."""
+    """The width of the search, and when it may stop."""
 
     width: int = 4
     length_penalty: float = 1.0  # above 0 favours longer texts, below 0 shorter ones
-    # True: as soon as there are ``width`` hypotheses. False: when the best beam, ending now, would
-    # not be among them. "never": when it could not be, however long it became.
+    # True: stop once there are ``width`` hypotheses. False: stop when the best beam, if it ended
+    # now, would not be among them. "never": stop when it could not be, however long it became.
     early_stopping: EarlyStopping = False
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class BeamParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Beam(NamedTuple):
-    """A text that may go on."""
+    """A text that is still being extended."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()  # of its tokens
@@ -59,7 +59,7 @@ class Beam(NamedTuple):
 
 
 class Hypothesis(NamedTuple):
-    """A text that has ended."""
+    """A finished text."""
 
     beam: Beam
     score: float  # the total over length ** length_penalty
@@ -68,7 +68,7 @@ class Hypothesis(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A beam and one more token."""
+    """A beam extended by one token."""
 
     total: float
     parent: Beam
@@ -82,10 +82,10 @@ class BeamSearch:
     """The search over the continuations of one prompt.
 
     Args:
-        params: width, and when to stop.
+        params: the width, and when to stop.
         max_tokens: length at which a text ends, 1 or more.
-        stop_ids: tokens that end a text; they are its last.
-        num_top: alternatives that are kept with each token, for those who want to see them.
+        stop_ids: tokens that end a text and are its last.
+        num_top: alternatives to keep with each token, for clients that request them.
     """
 
     def __init__(
@@ -96,27 +96,27 @@ class BeamSearch:
         self._stop_ids = frozenset(stop_ids)
         self._num_top = num_top
         self._found: list[Hypothesis] = []  # the best first, at most ``width``
-        self.beams: list[Beam] = [Beam()]  # to be continued, the likeliest first
+        self.beams: list[Beam] = [Beam()]  # to be extended, the most likely first
         self.is_done = False
 
     @property
     def num_logprobs(self) -> int:
-        """How many of the likeliest tokens ``advance`` must be told of each beam.
+        """How many of the most likely tokens ``advance`` needs for each beam.
 
-        A beam brings at most ``width`` of the next ones, besides a token for each way to end.
+        A beam can contribute at most ``width`` continuations, besides one candidate per stop token.
         """
         return max(self._num_top, self._params.width + len(self._stop_ids))
 
     @property
     def best(self) -> list[Hypothesis]:
-        """What was found, the best first: ``width`` of them, unless the vocabulary is smaller."""
+        """The hypotheses, best first: ``width`` of them, unless the vocabulary is smaller."""
         return list(self._found)
 
     def advance(self, told: Sequence[TokenLogprobs]) -> None:
-        """Go one token further.
+        """Extend the search by one token.
 
         Args:
-            told: for each beam, in order, the likeliest tokens at its next position.
+            told: for each beam, in order, the most likely tokens at its next position.
         """
         width = self._params.width
         length = len(self.beams[0].token_ids) + 1
@@ -140,7 +140,7 @@ class BeamSearch:
         self.is_done = is_last or not self.beams or self._has_enough(length)
 
     def _has_enough(self, length: int) -> bool:
-        """Whether no beam is to be followed any further."""
+        """Whether no beam needs to be extended further."""
         params, found = self._params, self._found
         if len(found) < params.width:
             return False
@@ -175,7 +175,7 @@ class BeamSearch:
 
 
 def one_token(leader: Request, suffix: str, token_ids: Sequence[int], num_top: int) -> Request:
-    """The request for one more token after ``token_ids``, of which the logprobs are told."""
+    """The request for one more token after ``token_ids``, with its log-probabilities."""
     return msgspec.structs.replace(
         leader,
         id=f"{leader.id}.{suffix}",
@@ -191,10 +191,11 @@ def search_for(
     params: BeamParams,
     info: EngineInfo,
 ) -> BeamSearch:
-    """The search that answers ``leader``, by a model that ``info`` describes.
+    """The search that answers ``leader`` with the model described by ``info``.
 
     Raises:
-        InvalidParameter: the vocabulary is too small for the width, or too many tokens end a text.
+        InvalidParameter: the vocabulary is too small for the width, or there are too many stop
+            tokens.
     """
     sampling = leader.sampling
     limit = sampling.max_tokens

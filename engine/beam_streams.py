@@ -4,11 +4,10 @@
     RequestStream ┼── group (a task) ─┤
     RequestStream ┘                   └ advance the search; again, until it is done
 
-What a beam has in common with its parent, the prompt and nearly all of the output, is found in the
-prefix cache; so a token costs a beam at most one block of recomputation. To whoever submits, the
-hypotheses are streams like others, of one output each: they can be aborted, they fail with the
-engine's errors, and they go on when the engine is restarted. A search in whose midst the weights
-are exchanged begins again.
+What a beam shares with its parent, the prompt and nearly all of the output, is found in the prefix
+cache, so a token costs a beam at most one block of recomputation. To the caller the hypotheses are
+ordinary streams with one output each: they can be aborted, they raise the engine's errors, and they
+survive a restart of the engine. If the weights are replaced during a search, it starts over.
 """
 
 from __future__ import annotations
@@ -23,31 +22,31 @@ from engine.client import EngineClient, RequestStream
 from engine.errors import EngineDead
 from engine.types import Request, RequestOutput, RequestTimings, TokenLogprobs
 
-_RESUBMIT_S = 0.05  # between two looks for an engine that is being restarted
+_RESUBMIT_S = 0.05  # between attempts to reach an engine that is restarting
 
 
 def submit_beams(
     client: EngineClient, requests: Sequence[Request], params: BeamParams
 ) -> list[RequestStream]:
-    """Search the continuations of one prompt; stream ``i`` gives the ``i``-th best hypothesis.
+    """Search the continuations of one prompt; stream ``i`` yields the ``i``-th best hypothesis.
 
-    Belongs to an event loop, as the client does.
+    Must be called in the client's event loop.
 
     Args:
         client: the engine.
-        requests: ``params.width`` of them, as ``fan_out`` makes them; the first says what is
-            wanted of all.
+        requests: ``params.width`` of them, as ``fan_out`` makes them. The first one's parameters
+            apply to all.
         params: how to search.
 
     Raises:
         InvalidParameter: the vocabulary is too small for the width.
-        EngineDead: the engine is gone.
+        EngineDead: the engine is dead.
     """
     return list(_Group(client, requests, params).streams)
 
 
 class _Group:
-    """One search and the streams that wait for it."""
+    """One search and the streams that await its result."""
 
     def __init__(
         self, client: EngineClient, requests: Sequence[Request], params: BeamParams
@@ -65,7 +64,7 @@ class _Group:
         self._task = asyncio.create_task(self._run())
 
     def drop(self) -> None:
-        """One of the streams is no longer wanted; when none is, the search ends."""
+        """Note that a stream was aborted; the search ends once all are."""
         self._num_wanted -= 1
         if not self._num_wanted:
             self._task.cancel()
@@ -80,7 +79,7 @@ class _Group:
                 told = [await self._next(stream) for stream in self._live]
                 if self._client.info.generation == self._generation:
                     self._search.advance(told)
-                else:  # no answer is made by two sets of weights
+                else:  # never mix two sets of weights in one answer
                     self._begin()
             self._tell(self._search.best)
         except Exception as error:
@@ -95,7 +94,7 @@ class _Group:
 
     def _abort(self) -> None:
         for stream in self._live:
-            stream.abort()  # without effect on those that have ended
+            stream.abort()  # no effect on those that have ended
 
     def _submit(self) -> list[RequestStream]:
         search, step = self._search, self._num_steps
@@ -107,7 +106,7 @@ class _Group:
         )
 
     async def _submit_again(self) -> list[RequestStream]:
-        """As ``_submit``, once there is an engine: it may be on its way back."""
+        """As ``_submit``, but waits while the engine is restarting."""
         while True:
             try:
                 return self._submit()
@@ -117,7 +116,7 @@ class _Group:
             await asyncio.sleep(_RESUBMIT_S)
 
     async def _next(self, stream: RequestStream) -> TokenLogprobs:
-        """The logprobs of a short request's only token."""
+        """The log-probabilities of a one-token request."""
         told: tuple[TokenLogprobs, ...] = ()
         while True:
             output = await stream.next()
@@ -148,7 +147,7 @@ class _Group:
 
 
 class BeamStream:
-    """A :class:`engine.client.RequestStream` of one hypothesis, which comes as a whole."""
+    """A :class:`engine.client.RequestStream` of one hypothesis, which arrives as a whole."""
 
     def __init__(self, request_id: str, group: _Group) -> None:
         self._request_id = request_id
@@ -160,11 +159,11 @@ class BeamStream:
 
     @property
     def request_id(self) -> str:
-        """The id it was submitted under."""
+        """The id under which it was submitted."""
         return self._request_id
 
     async def next(self) -> RequestOutput:
-        """The whole of it; see :class:`engine.client.RequestStream`."""
+        """The whole hypothesis; see :class:`engine.client.RequestStream`."""
         if self._taken:
             raise StopAsyncIteration
         await self._ended.wait()
@@ -175,26 +174,26 @@ class BeamStream:
         return self._output
 
     def abort(self) -> None:
-        """Stop waiting for it. Idempotent."""
+        """Stop waiting for the hypothesis. Idempotent."""
         if not self._ended.is_set():
             self.end(RequestOutput(id=self._request_id, finish_reason="abort"))
             self._group.drop()
 
     def end(self, output: RequestOutput) -> None:
-        """The search has ended, or nobody waits any more."""
+        """Set the only output, unless the stream has ended."""
         if not self._ended.is_set():
             self._output = output
             self._ended.set()
 
     def fail(self, error: Exception) -> None:
-        """The search has failed."""
+        """Set the error, unless the stream has ended."""
         if not self._ended.is_set():
             self._error = error
             self._ended.set()
 
 
 def _joined(first: RequestTimings | None, last: RequestTimings) -> RequestTimings:
-    """The times of several short requests as those of one."""
+    """Combine the timings of successive short requests into those of one request."""
     if first is None:
         return last
     return msgspec.structs.replace(

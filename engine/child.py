@@ -1,4 +1,4 @@
-"""A Python process of our own, at the other end of a socket pair."""
+"""A Python child process connected by a socket pair."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
-# Threads of the tensor library that have nothing to do look for work, by default for milliseconds,
-# on cores that others could use: some tens of microseconds bridge what lies between two operations.
+# Idle threads of the tensor library spin, by default for milliseconds, on cores that others could
+# use. Some tens of microseconds are enough to bridge the gap between two operations.
 _PATIENCE = {"GOMP_SPINCOUNT": "1000"}
 
 
 class Child:
     """A running ``python -m MODULE FD ...``, where ``FD`` is its end of the socket pair.
 
-    End-of-file on ``socket`` means that it has ended. In its turn it is expected to end when it
-    reads end-of-file, and is given ``--die-with-parent`` where the kernel can see to that too.
+    End-of-file on ``socket`` means that the child has exited. The child in turn is expected to exit
+    when it reads end-of-file. It is passed ``--die-with-parent`` if the kernel can ensure that too.
 
     Args:
-        module: what to run.
-        arguments: put after ``FD``.
-        pass_fds: further descriptors that it inherits, under the same numbers.
+        module: the module to run.
+        arguments: command-line arguments after ``FD``.
+        pass_fds: further descriptors to inherit, under the same numbers.
     """
 
     def __init__(self, module: str, *arguments: str, pass_fds: Sequence[int] = ()) -> None:
@@ -44,7 +44,7 @@ class Child:
                 pass_fds=(theirs.fileno(), *pass_fds),
                 stdin=subprocess.DEVNULL,
                 env={**_PATIENCE, **os.environ, "PYTHONPATH": path},
-                process_group=0,  # a Ctrl-C at the terminal is its parent's alone
+                process_group=0,  # only its parent handles Ctrl-C at the terminal
             )
 
     @property
@@ -53,13 +53,13 @@ class Child:
         return self.process.pid
 
     def kill(self) -> None:
-        """End it at once, whatever it does. Idempotent."""
+        """Kill it at once. Idempotent."""
         self.socket.close()
         self.process.kill()
         self.process.wait()
 
     def end(self, grace_s: float) -> int:
-        """Wait for its end, and force it when it takes too long; returns the exit code."""
+        """Wait for it to exit, by force if it takes too long; returns the exit code."""
         for force in (self.process.terminate, self.process.kill):
             try:
                 return self.process.wait(grace_s)
@@ -69,10 +69,10 @@ class Child:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends (Linux only).
+    """Let the kernel kill this process when the thread that started it ends (Linux only).
 
-    Belt and braces beside end-of-file, for the case that a call holds the interpreter's lock for
-    long. Only asked for by a parent whose starting thread is its main one.
+    A safeguard beside end-of-file, in case a call holds the GIL for long. Parents request it only
+    if the thread that starts the child is their main thread.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What the API layer and the offline ``LLM`` know of an engine, wherever it runs.
+"""The interface of an engine to the API layer and the offline ``LLM``, wherever it runs.
 
 Four implementations: ``engine.inline.InlineClient`` (same process; offline use and tests),
 ``engine.process.SubprocessClient`` (a process of its own behind a socket pair; the server),
@@ -24,10 +24,10 @@ from engine.types import (
 
 
 class LoadProgress(Protocol):
-    """Told while weights load: a share from 0 to 1 and what is being done."""
+    """Called while weights load, with the fraction done (0 to 1) and the current activity."""
 
     def __call__(self, fraction: float, what: str) -> None:
-        """Progress so far; called from whichever thread loads."""
+        """Report progress; called from the loading thread."""
         ...
 
 
@@ -40,7 +40,7 @@ class RequestStream(Protocol):
 
     @property
     def request_id(self) -> str:
-        """The id it was submitted under."""
+        """The id under which it was submitted."""
         ...
 
     async def next(self) -> RequestOutput:
@@ -48,14 +48,14 @@ class RequestStream(Protocol):
 
         Raises:
             RequestError: the engine refused the request.
-            RequestFailed: the request failed through our own fault.
+            RequestFailed: the request failed through the server's own fault.
             EngineDead: the engine is gone.
             StopAsyncIteration: the last output has already been taken.
         """
         ...
 
     def abort(self) -> None:
-        """Stop the request now; its blocks are free after the step in flight. Idempotent."""
+        """Stop the request now; its blocks are freed after the step in flight. Idempotent."""
         ...
 
 
@@ -64,17 +64,17 @@ class EngineClient(Protocol):
 
     @property
     def info(self) -> EngineInfo:
-        """What was loaded. Raises EngineDead before ``start`` has returned."""
+        """A description of the loaded model. Raises EngineDead before ``start`` has returned."""
         ...
 
     @property
     def members(self) -> Sequence[EngineClient]:
-        """The engines behind it, by number: itself, unless it stands for several."""
+        """The engines behind this client, by number; just itself unless it stands for several."""
         ...
 
     @property
     def stats(self) -> EngineStats:
-        """The newest snapshot."""
+        """The latest snapshot of statistics."""
         ...
 
     @property
@@ -84,17 +84,17 @@ class EngineClient(Protocol):
 
     @property
     def responds(self) -> bool:
-        """Whether the engine's process is there and says so: not while it is stopped."""
+        """Whether the engine process answers; false while it is stopped."""
         ...
 
     @property
     def activity(self) -> Activity:
-        """What the engine does, as far as it has told: requests are served while it serves."""
+        """What the engine last reported to be doing; it serves requests only while serving."""
         ...
 
     @property
     def dead(self) -> bool:
-        """Whether the engine has been given up for good: it will not be ``alive`` again."""
+        """Whether the engine has been given up: it will never be ``alive`` again."""
         ...
 
     async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
@@ -102,9 +102,9 @@ class EngineClient(Protocol):
         ...
 
     def submit(self, requests: Sequence[Request]) -> list[RequestStream]:
-        """Queue requests (a fork after the request it forks from). Raises EngineDead.
+        """Queue requests; a fork must come after the request that it forks. Raises EngineDead.
 
-        Ids of requests still alive must not be used again.
+        Ids of live requests must not be reused.
         """
         ...
 
@@ -113,72 +113,73 @@ class EngineClient(Protocol):
         ...
 
     async def start_profile(self, num_steps: int) -> None:
-        """Record the next ``num_steps`` steps, of everybody's requests.
+        """Record the next ``num_steps`` steps, which may serve any client's requests.
 
         Raises:
-            ProfileRefused: profiling is off, or a profile is being recorded.
-            InvalidParameter: so many steps cannot be recorded.
-            EngineDead: the engine is gone, or being restarted.
+            ProfileRefused: profiling is off, or a profile is already being recorded.
+            InvalidParameter: the number of steps is out of range.
+            EngineDead: the engine is dead or restarting.
         """
         ...
 
     async def stop_profile(self) -> Trace:
-        """End the recording, if it has not ended by itself.
+        """End the recording, if it has not already ended.
 
         Raises:
-            ProfileRefused: nothing was recorded by this engine process.
+            ProfileRefused: this engine process has recorded nothing.
             RequestFailed: the trace could not be written.
-            EngineDead: the engine is gone, or being restarted.
+            EngineDead: the engine is dead or restarting.
         """
         ...
 
     async def look(self) -> Snapshot:
-        """The last steps, the requests and the KV blocks, as they stand between two steps.
+        """Recent steps, live requests and KV blocks, as of a moment between two steps.
 
-        The engine records steps while somebody looks now and then, and a little longer; a look
-        costs it O(blocks).
+        The engine starts to record steps when this is called, and stops some time after the last
+        call. A call costs it O(blocks).
 
         Raises:
-            EngineDead: the engine is gone, or being restarted.
+            EngineDead: the engine is dead or restarting.
         """
         ...
 
     async def sleep(self, level: int, timeout_s: float) -> None:
-        """Have the engine give memory back, once what it serves has ended; without effect while it
-        sleeps.
+        """Let the engine free memory once its current requests have ended.
 
-        Level 1 gives back the KV cache and moves weights from a GPU to the host; level 2 gives them
-        back too. Requests are refused from now on, until ``wake``; those that are being served
-        raise EngineAsleep after ``timeout_s`` seconds.
+        Level 1 frees the KV cache and moves weights from a GPU to the host; level 2 frees the
+        weights too. New requests are refused until ``wake``. Current requests are failed with
+        EngineAsleep after ``timeout_s`` seconds. No effect if the engine is asleep.
 
         Raises:
-            EngineDead: the engine is gone, or being restarted.
+            EngineDead: the engine is dead or restarting.
         """
         ...
 
     async def wake(self) -> None:
-        """Have it take the memory again, and read its weights where they were given back; without
-        effect while it is awake.
+        """Let the engine allocate its memory again, and reload the weights if they were freed.
+
+        No effect if the engine is awake.
 
         Raises:
-            EngineAsleep: it cannot: there is no memory, or the weights cannot be read.
-            EngineDead: the engine is gone, or being restarted.
+            EngineAsleep: waking failed: there is no memory, or the weights cannot be read.
+            EngineDead: the engine is dead or restarting.
         """
         ...
 
     async def reload(self, model: str | None, timeout_s: float) -> EngineInfo:
-        """Have it go on with the weights in the directory ``model`` (None: in that of those it
-        has), once what it serves has ended; requests that come meanwhile wait for them.
+        """Replace the weights by those in the directory ``model`` once current requests have ended.
 
-        Those that are being served raise EngineAsleep after ``timeout_s`` seconds.
+        With None they are read again from the current directory. New requests wait for the new
+        weights. Current requests are failed with EngineAsleep after ``timeout_s`` seconds.
 
         Raises:
-            InvalidParameter: they cannot be read, or are another model's; the old ones serve on.
+            InvalidParameter: the weights cannot be read, or belong to another model; the old ones
+                continue to serve.
             RestRefused: the engine is asleep.
-            EngineDead: the engine is gone, or being restarted.
+            EngineDead: the engine is dead or restarting.
         """
         ...
 
     async def close(self) -> None:
-        """End the engine and free what it holds. Requests alive raise EngineDead. Idempotent."""
+        """Shut down and free all resources. Live requests raise EngineDead. Idempotent."""
         ...

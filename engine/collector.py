@@ -1,4 +1,4 @@
-"""Python's cyclic garbage collector in a process that has loaded and serves from now on."""
+"""Settings of Python's cyclic garbage collector for a serving process."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# A step's tuples and lists die by their reference counts. The default of 700 new objects would
-# have the collector look at them several times a step of a large batch, and find nothing. What a
-# thousand waiting requests are made of is half a million objects, all of them alive, and everybody
-# waits while they are looked at, a microsecond each: so the middle generation takes few, and all of
-# them together are looked at as seldom as they were with more.
+# The objects of a step are freed by reference counting. At the default threshold of 700 new objects
+# the collector would run several times in a step of a large batch, and find nothing. A thousand
+# waiting requests consist of half a million objects, all alive, and scanning them blocks everybody
+# for a microsecond per object. So the middle generation is kept small, and full collections are as
+# rare as they were with a larger one.
 _THRESHOLDS = (10_000, 2, 700)
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """While modules are imported: what they make is a million objects that stay. Looking for the
-    few that do not, over and over, is a seventh of the time that the tensor library takes.
+    """Suspend collection during imports, and exempt what they create from later collections.
+
+    Imports create a million objects that stay alive. Scanning them repeatedly for the few that do
+    not takes a seventh of the time that importing the tensor library takes.
     """
     gc.disable()
     try:
@@ -28,13 +30,13 @@ def undisturbed() -> Iterator[None]:
 
 
 def settle() -> None:
-    """Leave what is loaded alone: it stays, and no collection in mid-stream need look at it."""
+    """Exempt everything loaded so far from collection, and set thresholds suited to serving."""
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)
 
 
 def reclaim() -> None:
-    """Free what was loaded and is no longer referred to, although it was settled."""
+    """Free loaded objects that are no longer referenced, even if ``settle`` exempted them."""
     was_settled = gc.get_freeze_count() > 0
     gc.unfreeze()
     gc.collect()

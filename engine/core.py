@@ -4,14 +4,14 @@
     result = runner.launch(plan).result()  # tensors only
     output = scheduler.update(plan, result)
 
-Overlapped, the next plan is made and launched before the result of this one is waited for, so the
+With overlap, the next step is planned and launched before the result of this one is awaited, so the
 device never waits for the bookkeeping:
 
     host    schedule 2, launch 2 | update 1 | schedule 3, launch 3 | update 2 | ...
     device        step 1         |         step 2         |         step 3    | ...
 
-Synchronous and single-threaded: whoever drives it (``engine/loop.py`` for the clients, the offline
-``LLM`` itself) calls ``step`` while ``has_work``.
+The engine is synchronous and single-threaded. Its driver (``engine/loop.py`` for clients, the
+offline ``LLM`` itself) calls ``step`` while ``has_work``.
 """
 
 from __future__ import annotations
@@ -59,29 +59,29 @@ from engine.watch import Watch
 
 logger = logging.getLogger(__name__)
 
-# Steps between two pieces of preparatory work while the engine is never idle.
+# While the engine is never idle, one piece of preparatory work is done every so many steps.
 _PREPARE_EVERY = 32
-# Between two looks at whether a grammar is compiled, while there is nothing else to do.
+# How often to check whether a grammar is compiled when there is nothing else to do.
 _GRAMMAR_POLL_S = 0.001
 
 
 class _Flight(NamedTuple):
-    """A step whose result has not been taken in."""
+    """A step in flight: launched, but with its result not yet processed."""
 
     plan: StepPlan
-    launched: Launched | None  # None: it could not be launched
-    began_s: float  # when it was to be launched
+    launched: Launched | None  # None: the launch failed
+    began_s: float  # launch time
 
 
 class EngineCore:
-    """Continues requests, a step at a time.
+    """Serves requests, one step at a time.
 
     Args:
-        config: the scheduler's limits and whether prefixes are cached are read from it.
-        runner: a loaded model; the blocks and lengths come from its ``info``.
+        config: provides the scheduler's limits, and whether prefixes are cached.
+        runner: a loaded model; block counts and lengths come from its ``info``.
         clock: monotonic seconds, comparable with ``Request.arrival_s``.
-        grammars: compiles those of requests; llguidance's when left out.
-        speculator: guesses tokens ahead; what ``config`` asks for when left out.
+        grammars: compiles the requests' grammars; default: with llguidance.
+        speculator: proposes drafts; default: as ``config`` says.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class EngineCore:
         self._runner = runner
         self._clock = clock
         self._info = info = runner.info
-        self._resting: Resting | None = None  # while the engine is asleep
+        self._resting: Resting | None = None  # set while the engine is asleep
         self._has_nodes = config.nodes is not None
         num_snapshots = info.memory.num_snapshots
         self._pool = BlockPool(
@@ -143,14 +143,14 @@ class EngineCore:
 
     @classmethod
     def load(cls, config: EngineConfig, on_progress: LoadProgress | None = None) -> EngineCore:
-        """An engine with the model that ``config`` names. Raises ModelLoadError."""
-        from engine.runner import load_runner  # brings the tensor library with it
+        """Load the model that ``config`` names. Raises ModelLoadError."""
+        from engine.runner import load_runner  # imports the tensor library
 
         return cls(config, load_runner(config, on_progress))
 
     @property
     def info(self) -> EngineInfo:
-        """What was loaded."""
+        """A description of the loaded model."""
         return self._info
 
     @property
@@ -160,27 +160,29 @@ class EngineCore:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether there is no memory to compute in, until ``wake``."""
+        """Whether the engine has released its memory and needs ``wake`` before it can compute."""
         return self._resting is not None
 
     @property
     def profiler(self) -> Profiler:
-        """Records steps into a trace; to be called between them."""
+        """Records steps as a trace. Call it only between steps."""
         return self._profiler
 
     def look(self) -> Snapshot:
-        """The last steps, the requests and the blocks; steps are recorded while somebody looks."""
+        """Recent steps, requests and blocks. Steps are recorded while this is called regularly."""
         return self._watch.look(self._clock())
 
     @property
     def has_work(self) -> bool:
-        """Whether ``step`` has anything to compute or to tell."""
+        """Whether ``step`` has anything to compute or to report."""
         return self._scheduler.has_work or bool(self._flights) or bool(self._entrance)
 
     @property
     def idle_s(self) -> float:
-        """Seconds for which a step would find nothing to do, though there is work: the batching
-        window is open and nobody runs, or nobody is there but those who wait for their grammar.
+        """Seconds for which a step would have nothing to do although there is work.
+
+        This is so while nothing runs and either the batching window is open, or all requests wait
+        for their grammars.
         """
         if self._scheduler.num_running or self._scheduler.has_news or self._flights:
             return 0.0
@@ -192,15 +194,14 @@ class EngineCore:
         return self._window.remaining_s(self._scheduler, self._clock())
 
     def add(self, request: Request) -> None:
-        """Queue a request, as soon as its images are read and its grammar is compiled where it has
-        any.
+        """Queue a request once its images are encoded and its grammar is compiled, if it has any.
 
         Raises:
-            ContextLengthExceeded: it can never fit the context or the KV cache.
-            InvalidParameter: it names tokens that the model does not have, its prompt is empty,
-                its id is in use, its grammar is known not to work, its adapter cannot be used, or
-                the model is of another kind.
-            EngineAsleep: it sleeps.
+            ContextLengthExceeded: it can never fit into the context or the KV cache.
+            InvalidParameter: it has tokens outside the vocabulary, an empty prompt, an id in use, a
+                grammar known to be unusable, an unusable adapter, or a kind that this model does
+                not serve.
+            EngineAsleep: the engine is asleep.
         """
         if self._resting is not None:
             raise EngineAsleep("the engine is asleep; wake it first")
@@ -211,45 +212,45 @@ class EngineCore:
         self._entrance.add(request)
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Compile a grammar now, whoever waits. Raises InvalidParameter when it cannot be."""
+        """Compile a grammar synchronously. Raises InvalidParameter if it cannot be compiled."""
         return self._grammars.compile(grammar).result()
 
     def abort(self, request_id: str) -> None:
-        """End a request; the next output says so. An unknown id is no error."""
+        """End a request; the next output reports it. Unknown ids are ignored."""
         if self._entrance.discard(request_id):
             self._scheduler.turn_away(request_id, None)
         else:
             self._scheduler.abort(request_id, self._clock())
 
     def end_all(self, failure: Failure) -> None:
-        """End every request with ``failure``; the next output says so."""
+        """End every request with ``failure``; the next output reports it."""
         for request_id in self._entrance.clear():
             self._scheduler.turn_away(request_id, failure)
         self._scheduler.end_all(failure, self._clock())
 
     def check_rest(self) -> None:
-        """Raise RestRefused where this engine never rests, whatever it does now."""
+        """Raise RestRefused if this engine can never sleep, whatever it is doing."""
         if self._has_nodes:
             raise RestRefused("Ranks on several machines do not sleep.", code="several_machines")
 
     def sleep(self, level: int) -> None:
-        """Give back the memory of the KV cache and of what is captured, and forget all prefixes.
+        """Free the memory of the KV cache and of captured steps, and drop all cached prefixes.
 
-        Weights stay on a CPU and move from a GPU to the host's memory; at level 2 they are given
-        back too. Requests cannot be added until ``wake``.
+        On a CPU the weights stay in memory; from a GPU they move to host memory. At level 2 they
+        are freed too. No requests are accepted until ``wake``.
 
         Raises:
-            RestRefused: there is work, or the engine is asleep.
+            RestRefused: there is work, or the engine is already asleep.
         """
         self._resting = self._let_go(level)
         logger.info("asleep at level %d", level)
 
     def wake(self) -> None:
-        """Take the memory again, and read the weights where they were given back.
+        """Allocate the memory again, and reload the weights if they were freed.
 
         Raises:
             RestRefused: the engine is not asleep.
-            ModelLoadError: that is not possible; it is asleep as before.
+            ModelLoadError: waking failed; the engine stays asleep.
         """
         if self._resting is None:
             raise RestRefused("The engine is not asleep.", code="not_asleep")
@@ -258,33 +259,34 @@ class EngineCore:
         logger.info("awake")
 
     def reload(self, model: str) -> None:
-        """Go on with the weights in the directory ``model``, of the same model; prefixes are
-        forgotten. Old and new ones are in memory side by side for as long as it takes to read them,
-        without a KV cache beside them.
+        """Replace the weights by those of the same model in the directory ``model``.
+
+        All cached prefixes are dropped. While the new weights load, both sets are in memory, but
+        the KV cache is not.
 
         Raises:
             RestRefused: there is work, or the engine is asleep.
-            ModelLoadError: they cannot be used; the old ones serve on.
+            ModelLoadError: the new weights cannot be used; the old ones continue to serve.
         """
         resting = self._let_go(0)
         self._resting = resting  # until there is a runner again
         try:
             fresh = resting.exchanged(model)
-        except Exception as error:  # out of memory, too
+        except Exception as error:  # including out of memory
             if not isinstance(error, EngineDead):
                 self.wake()
             raise
         self._resting = fresh
         del resting
-        reclaim()  # the old weights, before there is a KV cache again
+        reclaim()  # frees the old weights before the KV cache is allocated again
         fresh.release()
         self.wake()
         logger.info("weights replaced, generation %d", self._info.generation)
 
     def step(self) -> EngineOutput:
-        """Take in one step's result, once the next is under way, and tell what came of it.
+        """Launch what can be launched, and process the result of the oldest step in flight.
 
-        A row that fails ends with an error in the output, and the others do not notice.
+        A row that fails ends with an error in the output and does not affect the others.
 
         Raises:
             EngineDead: the device is lost.
@@ -311,10 +313,10 @@ class EngineCore:
         return output
 
     def prepare(self) -> bool:
-        """Let the runner do a piece of work that makes later steps quicker; whether it did.
+        """Let the runner do a piece of work that speeds up later steps; false if none is left.
 
-        For a moment in which there is nothing else to do. The runner is not asked before the
-        first step: no start waits for this.
+        To be called when there is nothing else to do. Before the first step it does nothing, so as
+        not to delay the first answer.
         """
         if self._is_prepared or not self._stats.num_steps:
             return False
@@ -322,9 +324,9 @@ class EngineCore:
         return not self._is_prepared
 
     def check(self) -> list[str]:
-        """What is wrong with the block pool's books, logged loudly; nothing if they are whole.
+        """Check the block pool's bookkeeping; returns and logs the problems found.
 
-        Costs O(blocks): to be called when there is nothing else to do.
+        Costs O(blocks), so call it only when idle.
         """
         problems = self._pool.check(self._scheduler.tables)
         for problem in problems:
@@ -332,7 +334,7 @@ class EngineCore:
         return problems
 
     def _let_go(self, level: int) -> Resting:
-        """End the runner; what it leaves behind."""
+        """Shut the runner down and return what it leaves behind."""
         self.check_rest()
         if self.has_work:
             raise RestRefused("Requests are being served.", code="busy")
@@ -347,26 +349,27 @@ class EngineCore:
         return resting
 
     def _seat(self, runner: Runner) -> None:
-        """Go on with a runner that knows no sequence."""
+        """Install a runner that holds no sequences."""
         self._runner, self._info = runner, runner.info
         self._entrance.seat(runner)
         runner.mark(self._spans)
         self._is_prepared = False
 
     def _let_in(self) -> None:
-        """Queue those who have what they waited for, once more of it has been done."""
+        """Advance the waiting requests' images and grammars, and queue those that are ready."""
         began_s = self._clock()
         with self._spans("let in"):
             self._entrance.let_in(self._watch)
         spent_s = self._clock() - began_s
-        # No part of what a step under way takes: on a CPU that stands still meanwhile.
+        # Do not count this time as part of the steps in flight: on a CPU they make no progress
+        # meanwhile.
         flights = (flight._replace(began_s=flight.began_s + spent_s) for flight in self._flights)
         self._flights = deque(flights)
 
     def _launch(self) -> bool:
-        """Plan a step and start it; False when there is none, or it must wait for another."""
+        """Plan and launch a step; false if there is none, or an earlier one must finish first."""
         if self._flights and self._flights[-1].launched is None:
-            return False  # its rows are run again first
+            return False  # its rows have to be replayed first
         scheduler = self._scheduler
         with self._spans("schedule"):
             now_s = self._clock()
@@ -394,7 +397,7 @@ class EngineCore:
         return True
 
     def _land(self) -> EngineOutput:
-        """Wait for the oldest step under way and take its result in."""
+        """Await the oldest step in flight and process its result."""
         plan, launched, began_s = self._flights.popleft()
         result: StepResult | None = None
         if launched is not None:
@@ -414,7 +417,7 @@ class EngineCore:
         return self._scheduler.update(plan, result, self._clock())
 
     def _void_flights(self) -> None:
-        """What was launched behind a step that failed has read what that step did not write."""
+        """Void the steps launched after a failed one, since they read what it did not write."""
         for index, (plan, launched, began_s) in enumerate(self._flights):
             if launched is not None:
                 try:

@@ -1,18 +1,18 @@
-"""How many sequences keep both the engine and the process that speaks HTTP busy."""
+"""The numbers of sequences at which both the engine and the API process are busy."""
 
 from __future__ import annotations
 
-# Sequences of a small model whose tokens leave the process that speaks HTTP next to nothing to do.
+# With this many sequences of a small model, their output leaves the API process almost idle.
 _FEW = 4
-# And those whose step takes longer than it does to tell of its tokens.
+# From this many on, a step takes longer than delivering its tokens.
 _MANY = 48
 
 
 def is_crowd(num_rows: int) -> bool:
-    """Whether the tokens of so many sequences are told beside the next step, in about its time."""
+    """Whether delivering the tokens of so many sequences takes about as long as their next step."""
     return _FEW < num_rows < _MANY
 
 
 def are_many(num_rows: int) -> bool:
-    """Whether there are more of them than a crowd."""
+    """Whether there are more sequences than in a crowd."""
     return num_rows >= _MANY

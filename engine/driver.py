@@ -23,7 +23,7 @@ from engine.types import (
 
 
 class Choice:
-    """One continuation in the making. Written by the driver alone."""
+    """One continuation being generated. Written only by the driver."""
 
     def __init__(self, request: Request, decoder: OutputDecoder, *, keeps_deltas: bool) -> None:
         self.request = request
@@ -45,7 +45,7 @@ class Choice:
         return "".join(self._texts)
 
     def push(self, output: RequestOutput) -> None:
-        """Take one step's share."""
+        """Add one step's output."""
         self.prompt_logprobs += output.prompt_logprobs
         self.embedding = output.embedding
         if output.num_cached_tokens is not None:
@@ -60,7 +60,7 @@ class Choice:
 
 
 class Driver:
-    """Adds requests to a core, steps it, and gives each choice its share of every step."""
+    """Adds requests to a core, steps it, and distributes each step's output to the choices."""
 
     def __init__(self, core: EngineCore, tokenizer: Tokenizer) -> None:
         self._core: EngineCore | None = core
@@ -75,15 +75,15 @@ class Driver:
         return self._core
 
     def close(self) -> None:
-        """Let go of the engine; what is under way never finishes. Idempotent."""
+        """Release the engine; unfinished choices never finish. Idempotent."""
         self._core = None
         self._live.clear()
 
     def judge(self, sampling: SamplingParams) -> SamplingParams:
-        """``sampling`` with its bad words as tokens, and its grammar compiled by now.
+        """``sampling`` with its bad words converted to tokens; its grammar is compiled.
 
         Raises:
-            InvalidParameter: the grammar cannot be used.
+            InvalidParameter: the grammar is unusable.
         """
         if sampling.grammar is not None:
             self.core.compile(sampling.grammar)
@@ -97,10 +97,10 @@ class Driver:
         continuation: bool,
         keeps_deltas: bool = False,
     ) -> list[Choice]:
-        """Queue the requests of one prompt; a refusal leaves none of them queued.
+        """Queue the requests of one prompt; if one is refused, none is queued.
 
         Raises:
-            RequestError: the engine refused.
+            RequestError: the engine refused a request.
         """
         choices: list[Choice] = []
         try:
@@ -115,7 +115,7 @@ class Driver:
         return choices
 
     def step(self) -> list[Choice]:
-        """Compute one step for everything that is queued; the choices that it finished.
+        """Compute one step for everything queued; returns the choices that it finished.
 
         Raises:
             EngineDead: the device is lost.
@@ -133,21 +133,21 @@ class Driver:
             if choice.finish_reason is not None:
                 finished.append(choice)
                 del self._live[request_id]
-                if output.finish_reasons[index] is None:  # a stop string: only we know of it
+                if output.finish_reasons[index] is None:  # by a stop string, unknown to the core
                     self.core.abort(request_id)
         return finished
 
     def abort(self, choices: Sequence[Choice]) -> None:
-        """End those of ``choices`` that are still going on, and take back what they hold."""
+        """End those of ``choices`` that are unfinished, and free what they hold."""
         for choice in choices:
             if self._live.pop(choice.request.id, None) is not None:
                 self.core.abort(choice.request.id)
         while not self._live and self._core is not None and self._core.has_work:
-            self._core.step()  # nothing else will make it take note
+            self._core.step()  # no other step would come to free it
 
 
 class TextStream(Iterator[TextDelta]):
-    """The deltas of one prompt's continuation; each ``next`` steps the engine when it has to."""
+    """The text deltas of one continuation; ``next`` steps the engine if necessary."""
 
     def __init__(self, driver: Driver, choice: Choice) -> None:
         self._driver = driver
@@ -155,10 +155,10 @@ class TextStream(Iterator[TextDelta]):
         self._closed = False
 
     def __next__(self) -> TextDelta:
-        """The next delta that tells something; the last one is ``finished``.
+        """The next delta that is not empty; the last one is ``finished``.
 
         Raises:
-            RequestFailed: the request failed through our own fault.
+            RequestFailed: the request failed through the engine's own fault.
             EngineDead: the device is lost, or the engine closed.
         """
         deltas = self._choice.deltas

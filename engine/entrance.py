@@ -1,9 +1,9 @@
-"""The way of requests to the scheduler, past all that it need not know of.
+"""What happens to requests before they reach the scheduler's queue.
 
     add ──► its images are read ──► its grammar is compiled ──► the scheduler's queue
             engine/images/gate.py   engine/grammar/gate.py
 
-Who has neither is queued at once.
+Requests with neither images nor a grammar are queued at once.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from engine.watch import Watch
 
 
 class Entrance:
-    """The requests of an engine that are not queued yet. Called by its thread alone, between steps.
+    """The requests of an engine that are not queued yet. Used only by its thread, between steps.
 
     Args:
-        scheduler: whose queue it leads to.
-        grammars: compiles those of requests.
-        policy: of the queue.
+        scheduler: receives the requests.
+        grammars: compiles the requests' grammars.
+        policy: the queue's policy.
         clock: monotonic seconds.
     """
 
@@ -54,7 +54,7 @@ class Entrance:
 
     @property
     def is_busy(self) -> bool:
-        """Whether ``let_in`` is to be called between steps."""
+        """Whether ``let_in`` has to be called between steps."""
         return self._images.is_busy or bool(self._grammars)
 
     @property
@@ -64,27 +64,27 @@ class Entrance:
 
     @property
     def num_compiling(self) -> int:
-        """Requests whose grammar is being compiled."""
+        """How many requests have a grammar being compiled."""
         return len(self._grammars)
 
     def seat(self, runner: Runner) -> None:
-        """Images are read by ``runner`` from now on, if it does so between steps. Nobody waits."""
+        """Use ``runner`` to read images if it can do so between steps. Nothing may be waiting."""
         self._images.seat(runner.images_ahead if isinstance(runner, ReadsAhead) else None)
 
     def requests(self) -> Iterator[tuple[Request, PhaseKind]]:
-        """Those that are here, and what they wait for."""
+        """The requests held here, and what each waits for."""
         for request in self._grammars.requests():
             yield request, "grammar"
         for request in self._images.requests():
             yield request, "images"
 
     def add(self, request: Request) -> None:
-        """Queue a request, as soon as it has what it needs.
+        """Queue a request as soon as it has what it needs.
 
         Raises:
-            ContextLengthExceeded: it can never fit the context or the KV cache.
-            InvalidParameter: its prompt is empty, its id is in use, or its grammar is known not to
-                work.
+            ContextLengthExceeded: it can never fit into the context or the KV cache.
+            InvalidParameter: its prompt is empty, its id is in use, or its grammar is known to be
+                unusable.
         """
         if request.id in self:
             raise InvalidParameter(f"request id {request.id!r} is in use", param="id")
@@ -93,10 +93,10 @@ class Entrance:
             return
         self._scheduler.tell_waits(request)
         if request.sampling.grammar is not None:
-            self._compiler.compile(request.sampling.grammar)  # while its images are read
+            self._compiler.compile(request.sampling.grammar)  # in parallel with its images
 
     def let_in(self, watch: Watch) -> None:
-        """Read images for a moment, and let those go on who have what they waited for.
+        """Read images for a moment, and advance the requests whose waits are over.
 
         Raises:
             EngineDead: the device is lost.
@@ -107,11 +107,11 @@ class Entrance:
             self._leave(request, "grammar", failure, watch, compiled)
 
     def discard(self, request_id: str) -> bool:
-        """Let a request go that is not wanted any more; whether it was here."""
+        """Drop a request that has been aborted; false if it is not here."""
         return self._images.discard(request_id) or self._grammars.discard(request_id)
 
     def clear(self) -> list[str]:
-        """Let all go; their ids."""
+        """Drop all requests and return their ids."""
         return [*self._images.clear(), *self._grammars.clear()]
 
     def _leave(
@@ -122,7 +122,7 @@ class Entrance:
         watch: Watch,
         compiled: CompiledGrammar | None = None,
     ) -> None:
-        """The wait of a request is over: it goes on, or fails."""
+        """Advance a request whose wait ``before`` is over, or report its failure."""
         try:
             if failure is None and before == "images":
                 self._go_on(request)
@@ -137,7 +137,7 @@ class Entrance:
             self._scheduler.turn_away(request.id, failure)
 
     def _go_on(self, request: Request) -> None:
-        """A request's images are read, if it has any."""
+        """Advance a request that has no images, or whose images have been read."""
         if request.sampling.grammar is None:
             self._scheduler.add(request)
             return

@@ -3,15 +3,15 @@
     EngineError
     ├── RequestError              the request is at fault: a 4xx, never retried
     │   ├── InvalidParameter      a field has a value that cannot be served (names the field)
-    │   ├── ContextLengthExceeded the prompt (and what it asks for) can never fit
+    │   ├── ContextLengthExceeded prompt and output can never fit
     │   ├── TemplateError         the chat template refused, or did not finish in time
-    │   ├── ProfileRefused        no profile can be started, or none can be stopped, now: a 409
-    │   └── RestRefused           the engine cannot be put to sleep, or reloaded, now: a 409
-    ├── RequestFailed             this one request failed through our own fault: a 500
-    │   └── OutOfMemory           it was the victim of a step that ran out of memory: a 503
-    ├── EngineAsleep              it sleeps, or falls asleep, until somebody wakes it: a 503
-    ├── DeadlineExceeded          the request's own deadline passed before its end: a 504
-    ├── EngineDead                the engine process is gone: a 503 for everybody
+    │   ├── ProfileRefused        no profile can be started or stopped now: a 409
+    │   └── RestRefused           the engine cannot sleep, wake or reload now: a 409
+    ├── RequestFailed             this request failed through the server's fault: a 500
+    │   └── OutOfMemory           the request's step ran out of memory: a 503
+    ├── EngineAsleep              the engine is asleep or falling asleep: a 503
+    ├── DeadlineExceeded          the request's deadline passed before it ended: a 504
+    ├── EngineDead                the engine process is gone: a 503 for all requests
     └── ModelLoadError            the model cannot be loaded: the process exits with one line
 
 Only :class:`RequestError` carries text meant for the client. The status table lives in
@@ -24,16 +24,16 @@ import msgspec
 
 
 class EngineError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base of all exceptions that this package raises deliberately."""
 
 
 class RequestError(EngineError):
-    """The request cannot be served as it was sent.
+    """The request cannot be served as sent.
 
     Args:
-        message: a sentence for the client; holds no path, address or traceback.
-        param: the request field at fault, in the API's spelling, where one is.
-        code: a machine-readable code of the OpenAI kind, where one exists.
+        message: a sentence for the client, without paths, addresses or tracebacks.
+        param: the request field at fault, as the API spells it, if there is one.
+        code: an OpenAI-style machine-readable code, if there is one.
     """
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
@@ -44,60 +44,60 @@ class RequestError(EngineError):
 
 
 class InvalidParameter(RequestError):
-    """A single field holds a value outside what can be served."""
+    """A field has a value that cannot be served."""
 
 
 class ContextLengthExceeded(RequestError):
-    """Prompt and output can never fit the context window or the KV cache."""
+    """Prompt and output can never fit into the context window or the KV cache."""
 
     def __init__(self, message: str, *, param: str = "prompt") -> None:
         super().__init__(message, param=param, code="context_length_exceeded")
 
 
 class TemplateError(RequestError):
-    """The chat template raised, looped or reached for something it may not have."""
+    """The chat template raised an error, ran too long, or accessed something forbidden."""
 
     def __init__(self, message: str, *, param: str = "messages") -> None:
         super().__init__(message, param=param, code="template_error")
 
 
 class ProfileRefused(RequestError):
-    """A profile was to be started or stopped, and this is not the moment."""
+    """A profile cannot be started or stopped now."""
 
 
 class RestRefused(RequestError):
-    """The engine was to be put to sleep or given other weights, and this is not the moment."""
+    """The engine cannot be put to sleep, woken or given other weights now."""
 
 
 class RequestFailed(EngineError):
-    """One request failed through a fault of ours; its batch mates are unharmed."""
+    """One request failed through the server's own fault; others in its batch are unaffected."""
 
 
 class OutOfMemory(RequestFailed):
-    """The step that held this request ran out of memory; trying again later may work."""
+    """The step of this request ran out of memory; a retry may succeed."""
 
 
 class EngineAsleep(EngineError):
-    """The engine has given its memory back, or is about to; its message is for clients."""
+    """The engine has released its memory or is about to. The message is meant for clients."""
 
 
 class DeadlineExceeded(EngineError):
-    """The request was given until a certain moment, and had not ended by then."""
+    """The request did not end before its deadline."""
 
     def __init__(self, message: str = "the deadline of the request has passed") -> None:
         super().__init__(message)
 
 
 class EngineDead(EngineError):
-    """The engine process ended, or never started; nothing can be served."""
+    """The engine process has died or never started; nothing can be served."""
 
 
 class ModelLoadError(EngineError):
-    """The model directory is missing, damaged or of a kind that is not supported."""
+    """The model directory is missing, damaged or of an unsupported kind."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """An error in the form in which it crosses the process boundary."""
+    """An error in a form that can cross the process boundary."""
 
     kind: str
     message: str
@@ -106,7 +106,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """The failure that stands for ``error``; foreign exceptions become ``RequestFailed``."""
+        """The failure for ``error``; unknown exception types become ``RequestFailed``."""
         if isinstance(error, RequestError):
             kind = type(error).__name__ if type(error).__name__ in _KINDS else "RequestError"
             return cls(kind=kind, message=error.message, param=error.param, code=error.code)
@@ -117,7 +117,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         return cls(kind="RequestFailed", message=f"{type(error).__name__}: {error}")
 
     def to_error(self) -> EngineError:
-        """The exception to raise on this side of the boundary."""
+        """The exception to raise on the receiving side."""
         kind = _KINDS.get(self.kind, RequestFailed)
         if issubclass(kind, RequestError):
             error = RequestError.__new__(kind)

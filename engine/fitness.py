@@ -1,4 +1,4 @@
-"""What a request must be to be served by a model."""
+"""Checks whether a model can serve a request."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from engine.types import EngineInfo, Request
 
 
 def check_kind(request: Request, info: EngineInfo) -> None:
-    """Raise InvalidParameter where the model is of another kind: one that does not generate gives
-    vectors only; one that does may give both, and may read images for the text."""
+    """Check that the model can do what the request asks for.
+
+    A model that does not generate makes vectors only. One that does may also make vectors, and may
+    take images in its prompts.
+
+    Raises:
+        InvalidParameter: it cannot.
+    """
     pooling, can = request.pooling, info.pooling
     if request.images and (pooling is not None or info.images is None):
         raise InvalidParameter("images are not taken", param="messages")
@@ -25,7 +31,7 @@ def check_kind(request: Request, info: EngineInfo) -> None:
 
 
 def check_tokens(request: Request, size: int) -> None:
-    """Raise InvalidParameter where ids lie outside a vocabulary of ``size`` tokens."""
+    """Raise InvalidParameter if token ids lie outside a vocabulary of ``size`` tokens."""
     prompt, sampling = request.prompt_token_ids, request.sampling
     for param, ids in (
         ("prompt", prompt),

@@ -1,4 +1,4 @@
-"""What crosses the boundary between API and engine process; ``engine/framing.py`` says how."""
+"""The messages between API and engine processes; for their encoding see ``engine/framing.py``."""
 
 from __future__ import annotations
 
@@ -44,109 +44,109 @@ __all__ = [
 ]
 
 
-# What an engine that has loaded does: from when it falls asleep until it is awake requests are
-# refused, while its weights are exchanged they wait.
+# What a loaded engine is doing. From falling asleep until it is awake again, requests are refused;
+# while its weights are replaced, they wait.
 Activity = Literal["serving", "falling_asleep", "asleep", "waking", "reloading"]
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure", array_like=True):
-    """To the engine, first of all: what to load.
+    """To the engine, first: what to load.
 
-    Where it ``listens``, a listening Unix socket comes along, on which it takes further clients.
+    If ``listens`` is set, a listening Unix socket comes with it, on which to accept more clients.
     """
 
     config: EngineConfig
-    runner: str | None = None  # module:factory, where it is not the engine's own
+    runner: str | None = None  # module:factory, if not the engine's own
     listens: bool = False
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
-    """To the engine: queue these, in order."""
+    """To the engine: queue these requests, in order."""
 
     requests: tuple[Request, ...]
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort", array_like=True):
-    """To the engine: end these; ids that are not live are skipped."""
+    """To the engine: end these requests; unknown ids are ignored."""
 
     ids: tuple[str, ...]
 
 
 class StartProfile(msgspec.Struct, frozen=True, tag="start_profile", array_like=True):
-    """To the engine: record the next so many steps. It answers."""
+    """To the engine: record the next steps. It answers."""
 
     num_steps: int
 
 
 class StopProfile(msgspec.Struct, frozen=True, tag="stop_profile", array_like=True):
-    """To the engine: record no longer. It answers."""
+    """To the engine: stop recording. It answers."""
 
 
 class Look(msgspec.Struct, frozen=True, tag="look", array_like=True):
-    """To the engine: how do you stand? It answers, and records its steps for a while."""
+    """To the engine: send a snapshot. It answers, and records its steps for a while."""
 
 
 class Sleep(msgspec.Struct, frozen=True, tag="sleep", array_like=True):
-    """To the engine: give memory back once nothing runs. It answers when it has."""
+    """To the engine: free memory once nothing runs. It answers when done."""
 
     level: int
-    timeout_s: float  # after which what runs is ended
+    timeout_s: float  # after which running requests are ended
 
 
 class Wake(msgspec.Struct, frozen=True, tag="wake", array_like=True):
-    """To the engine: take the memory again. It answers when it has."""
+    """To the engine: allocate the memory again. It answers when done."""
 
 
 class Reload(msgspec.Struct, frozen=True, tag="reload", array_like=True):
-    """To the engine: once nothing runs, go on with other weights. It answers when it does."""
+    """To the engine: replace the weights once nothing runs. It answers when done."""
 
-    model: str | None  # a directory; None: the one that was read last
-    timeout_s: float  # after which what runs is ended
+    model: str | None  # a directory; None: the current one
+    timeout_s: float  # after which running requests are ended
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping", array_like=True):
-    """To the engine: is the process there? Answered at once, whatever is being computed."""
+    """To the engine: is the process alive? Answered at once, even during a step."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", array_like=True):
-    """To the engine: end after the step in flight."""
+    """To the engine: exit after the step in flight."""
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading", array_like=True):
-    """From the engine: how far it has come with loading, 0 to 1."""
+    """From the engine: the progress of loading, 0 to 1."""
 
     fraction: float
     what: str
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
-    """From the engine: it has loaded; later, that this or what it does has changed."""
+    """From the engine: it has loaded; later, that the model or its activity has changed."""
 
     info: EngineInfo
     activity: Activity = "serving"
 
 
 class Output(msgspec.Struct, frozen=True, tag="output", array_like=True):
-    """From the engine: one step's news, of the requests that came over this connection."""
+    """From the engine: one step's output for the requests of this connection."""
 
     output: EngineOutput
-    sent_s: float  # time.monotonic(): of several clients' snapshots the newest is the true one
+    sent_s: float  # time.monotonic(); the newest of several clients' snapshots is the valid one
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered", array_like=True):
-    """From the engine: what came of a question. They are answered in the order they came in."""
+    """From the engine: the answer to a question. Questions are answered in order."""
 
-    trace: Trace | None  # that a StopProfile has ended
+    trace: Trace | None  # the one that a StopProfile has ended
     failure: Failure | None
-    snapshot: Snapshot | None = None  # that a Look has asked for
+    snapshot: Snapshot | None = None  # the one that a Look has requested
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong", array_like=True):
-    """From the engine: it is."""
+    """From the engine: the process is alive."""
 
 
 class Fatal(msgspec.Struct, frozen=True, tag="fatal", array_like=True):
-    """From the engine, last of all: why it ends. ``kind`` is the error's class name."""
+    """From the engine, last: why it exits. ``kind`` is the error's class name."""
 
     message: str
     kind: str
@@ -162,7 +162,7 @@ _decoder = msgspec.msgpack.Decoder(Message)
 
 
 class FrameReader(Framing[Message]):
-    """Reads the messages above."""
+    """Decodes the messages above from a byte stream."""
 
     def __init__(self) -> None:
         super().__init__(_decoder)

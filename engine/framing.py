@@ -1,8 +1,8 @@
-"""Messages on a stream socket between our own processes.
+"""Framing of messages on a stream socket between our own processes.
 
-A frame is a length (4 bytes, little-endian) and a message of that many bytes: msgpack of one of
-the types that the reader was made for, told apart by their tag. Nothing on this wire can name
-code to run.
+A frame is a length (4 bytes, little-endian) followed by a msgpack message of that many bytes. The
+message is one of the types that the reader was made for, identified by its tag. Nothing in this
+format can name code to run.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ MessageT = TypeVar("MessageT")
 
 
 class FrameError(Exception):
-    """The bytes are no frame of ours."""
+    """The received bytes are not a valid frame."""
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """The frame that carries ``message``."""
+    """Encode ``message`` as a frame."""
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME_BYTES:
         raise FrameError(f"a message of {len(body)} bytes is too large to send")
@@ -35,7 +35,7 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 class Framing(Generic[MessageT]):
-    """Takes bytes as they come and gives the messages that they complete."""
+    """Decodes a stream of bytes into messages as they become complete."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[MessageT]) -> None:
         self._decoder = decoder
@@ -45,7 +45,7 @@ class Framing(Generic[MessageT]):
         """The messages that ``data`` completes, in order.
 
         Raises:
-            FrameError: these bytes are no frame; nothing after them can be read.
+            FrameError: the bytes are not a valid frame; nothing after them can be read.
         """
         buffer = self._buffer
         buffer += data
@@ -73,15 +73,15 @@ class Framing(Generic[MessageT]):
 def receive(
     connection: socket.socket, reader: Framing[MessageT], descriptors: list[int] | None = None
 ) -> list[MessageT]:
-    """Block until at least one message is complete; none means that the other side has gone.
+    """Block until at least one message is complete; an empty list means end-of-file.
 
     Args:
         connection: a blocking stream socket.
-        reader: of what comes there.
-        descriptors: takes an open file that may come along; without it none is expected.
+        reader: the decoder of this connection.
+        descriptors: receives a file descriptor that may come with the data; None: expect none.
 
     Raises:
-        FrameError: what came is no frame.
+        FrameError: the received bytes are not a valid frame.
     """
     while True:
         if descriptors is None:

@@ -1,12 +1,12 @@
-"""Several clients at one engine: who asked for what, and who is told what.
+"""Several clients of one engine: routes commands in and each client's output back.
 
     listening Unix socket ─accept─► a thread a client: Submit, Abort, questions ──► loop's inbox
                                                                               │ one output a step
     each client ◄── its own rows, the engine's stats ◄── emit ◄───────────────┘
 
-A client that goes away takes its own requests with it and nobody else's. The loop's thread
-writes, and a client that does not read would hold it up: it is hung up on after a moment. A
-client that was only slow dials again and resumes its streams.
+When a client disconnects, its own requests end and no others. Output is written by the loop's
+thread, which a client that does not read would block, so such a client is disconnected after a
+short timeout. One that was only slow reconnects and resumes its streams.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _ValueT = TypeVar("_ValueT")
 class ClientHub:
     """The clients of one engine, and the owners of its requests.
 
-    ``emit`` belongs to the loop's thread. A thread for each client names the owner of a request
-    before it hands the request on, so an output never comes before its owner is known.
+    ``emit`` is called by the loop's thread. Each client has a thread that records the owner of a
+    request before passing it on, so the owner of any output is known.
     """
 
     def __init__(self, listener: socket.socket, info: EngineInfo) -> None:
@@ -63,16 +63,16 @@ class ClientHub:
         self._put: Callable[[Submit | Abort | Asked], None] = lambda command: None
         self._owners: dict[str, _Client] = {}  # of live requests
         self._clients: list[_Client] = []
-        self._greeting = threading.Lock()  # a client that comes misses no change
+        self._greeting = threading.Lock()  # a new client must not miss a change
         self._numbers = count(1)
 
     def start(self, put: Callable[[Submit | Abort | Asked], None]) -> None:
-        """Take clients from now on; their commands are handed to ``put``."""
+        """Start accepting clients; their commands are passed to ``put``."""
         self._put = put
         threading.Thread(target=self._accept, name="engine-clients", daemon=True).start()
 
     def announce(self, ready: Ready) -> None:
-        """Tell every client, and those to come, what the engine has loaded and does."""
+        """Send the loaded model and the engine's activity to every client, present and future."""
         with self._greeting:
             self._hello = encode(ready)
             clients = list(self._clients)
@@ -80,7 +80,7 @@ class ClientHub:
             self._send(client, self._hello)
 
     def emit(self, output: EngineOutput) -> None:
-        """Tell each client of its own rows. The step itself is told to one: counters are summed."""
+        """Send each client its rows. Only one gets the step's token count: counts are summed."""
         shares = self._split(output)
         if not shares:
             shares = dict.fromkeys(self._clients[:1], OutputBuilder())
@@ -99,12 +99,12 @@ class ClientHub:
         ):
             owner = owners.get(request_id)
             if owner is None:
-                continue  # its client has gone
+                continue  # its client is gone
             share = shares.get(owner)
             if share is None:
                 share = shares[owner] = OutputBuilder()
             share.append(request_id, token_ids, reason)
-        # Every id of a sparse column is among the ids.
+        # Every id in a sparse column is also in ``output.ids``.
         for share in shares.values():
             own = set(share.ids) if len(shares) > 1 else None
             share.logprobs = _of(own, output.logprobs)
@@ -128,7 +128,7 @@ class ClientHub:
             logger.warning("client %d does not read; hanging up", client.number)
             self._forget(client)
         except OSError:
-            self._forget(client)  # its own thread will find the same
+            self._forget(client)  # its own thread will notice as well
 
     # ------------------------------------------------------------ threads
 
@@ -170,7 +170,7 @@ class ClientHub:
             self._put(Asked(message, answer))
             return
         if isinstance(message, Submit):
-            with client.lock:  # what it has asked for is aborted once it is gone, and not before
+            with client.lock:  # else it could be added after its client's requests were aborted
                 if client.gone:
                     return
                 self._owners.update((request.id, client) for request in message.requests)
@@ -181,7 +181,7 @@ class ClientHub:
             raise FrameError(f"{type(message).__name__} is not a client's to send")
 
     def _forget(self, client: _Client) -> None:
-        """End what a client has asked for, and wake its thread. Idempotent, from any thread."""
+        """Abort a client's requests and end its thread. Idempotent, from any thread."""
         with client.lock:
             if client.gone:
                 return
@@ -192,23 +192,23 @@ class ClientHub:
         for request_id in ids:
             self._owners.pop(request_id, None)
         self._put(Abort(ids))
-        with contextlib.suppress(OSError):  # it has hung up itself
+        with contextlib.suppress(OSError):  # it has disconnected itself
             client.connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Client:
-    """One API process at the other end of ``connection``."""
+    """One API process, at the other end of ``connection``."""
 
     def __init__(self, number: int, connection: socket.socket) -> None:
         self.number = number
         self.connection = connection
         self.lock = threading.Lock()
-        self.sending = threading.Lock()  # the loop's thread tells what is new, its own that we live
+        self.sending = threading.Lock()  # shared by the loop's thread and its own
         self.gone = False
 
 
 def _of(ids: set[str] | None, column: dict[str, _ValueT]) -> dict[str, _ValueT]:
-    """The part of a sparse column that belongs to ``ids``; all of it where they are None."""
+    """The entries of a sparse column for ``ids``; all of them if None."""
     if ids is None or not column:
         return column
     return {id_: value for id_, value in column.items() if id_ in ids}

@@ -1,4 +1,4 @@
-"""An engine in this process, for asyncio users: the loop runs in a thread of its own.
+"""An engine in this process, for asyncio users; its loop runs in a thread of its own.
 
 For synchronous use drive :class:`engine.core.EngineCore` directly.
 """
@@ -32,7 +32,7 @@ LoadCore = Callable[[EngineConfig, LoadProgress | None], EngineCore]
 
 
 class InlineClient(Asker):
-    """A :class:`engine.client.EngineClient` without a process boundary, and so without restarts.
+    """A :class:`engine.client.EngineClient` without a process boundary, and hence no restarts.
 
     Args:
         config: what to load.
@@ -61,14 +61,14 @@ class InlineClient(Asker):
 
     @property
     def info(self) -> EngineInfo:
-        """What was loaded. Raises EngineDead before ``start`` has returned."""
+        """A description of the loaded model. Raises EngineDead before ``start`` has returned."""
         if self._info is None:
             raise self._error
         return self._info
 
     @property
     def stats(self) -> EngineStats:
-        """The newest snapshot."""
+        """The latest snapshot of statistics."""
         return self._stats
 
     @property
@@ -78,7 +78,7 @@ class InlineClient(Asker):
 
     @property
     def responds(self) -> bool:
-        """As ``alive``: there is no other process."""
+        """Same as ``alive``, since there is no other process."""
         return self.alive
 
     @property
@@ -88,7 +88,7 @@ class InlineClient(Asker):
 
     @property
     def activity(self) -> Activity:
-        """What the engine does."""
+        """The engine's current activity."""
         return self._activity
 
     async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
@@ -119,7 +119,7 @@ class InlineClient(Asker):
         self._listeners.append(listener)
 
     async def close(self) -> None:
-        """End the engine after the step in flight, or once it has loaded. Idempotent."""
+        """Shut the engine down after the step in flight, or once it has loaded. Idempotent."""
         self._closed = True
         engine, self._engine = self._engine, None
         if engine is not None:
@@ -194,7 +194,7 @@ def _settle(
     result: tuple[EngineLoop, EngineInfo] | None,
     error: Exception | None,
 ) -> None:
-    if future.done():  # whoever waited was cancelled
+    if future.done():  # the awaiter was cancelled
         if result is not None:
             result[0].inbox.put(Shutdown())
     elif result is not None:

@@ -1,14 +1,15 @@
-"""Running a step so that a fault costs only the rows that cause it.
+"""Runs a failed step again so that only the rows that caused the failure fail.
 
-When a runner raises, nothing says which row was to blame, and nothing is known of how far it
-came. Halves of the step are run again, and halves of the halves that raise, down to single rows:
-a row that raises on its own fails, every other row gets the token it would have got. That is so
-because a row's result depends on the row alone, because writing keys and values twice changes
-nothing, and because each part is a whole plan that reintroduces its rows (see the row contract in
-``engine/runner/protocol.py``), behind the sequence's tokens from the first one on where the model
-keeps a state of it. ``k`` bad rows among ``n`` cost about ``2 k log2 n`` runs.
+When a runner raises, neither the row at fault nor the runner's progress is known. So the step is
+run again in halves, and halves that raise are split further, down to single rows. A row that raises
+alone fails; every other row gets the token that it would have got. This is sound because a row's
+result depends only on the row, because writing the same keys and values twice changes nothing, and
+because each part is a complete plan that introduces its rows anew (see the row contract in
+``engine/runner/protocol.py``). If the model keeps recurrent states, the sequences' tokens are first
+computed again from the start. ``k`` bad rows among ``n`` cost about ``2 k log2 n`` runs.
 
-A step that only fails as a whole (it did not fit the memory) thus becomes two that succeed.
+A step that only fails as a whole, because it did not fit into memory, thus becomes two that
+succeed.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ logger = logging.getLogger(__name__)
 
 
 def run_isolated(runner: Runner, scheduler: Scheduler, plan: StepPlan) -> StepResult:
-    """The result of ``plan``, which has raised: its failing rows are errors in it.
+    """The result of ``plan``, which has raised: errors for the failing rows, tokens for the others.
 
-    Nothing else is under way, and the results of earlier plans have been taken in.
+    No other step may be in flight, and the results of earlier plans have been processed.
 
     Raises:
-        EngineDead: the runner says that no later step can work either.
+        EngineDead: the runner reports that no later step can work either.
     """
     _load_again(runner, scheduler.fail())
     middle = len(plan.rows) // 2
@@ -60,7 +61,7 @@ def run_isolated(runner: Runner, scheduler: Scheduler, plan: StepPlan) -> StepRe
 
 
 def _load_again(runner: Runner, plan: StepPlan) -> None:
-    """Blocks that come from the host may be held by others than the rows that are to blame."""
+    """Repeat the plan's loads from the host: rows of other plans may hold the loaded blocks."""
     if plan.is_empty:
         return
     try:

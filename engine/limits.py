@@ -1,4 +1,4 @@
-"""What the config leaves open about steps, decided for a model on its device."""
+"""Step limits that depend on both the model and its device."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from engine.types import EngineInfo
 
 
 def step_limits(config: EngineConfig, info: EngineInfo) -> SchedulerConfig:
-    """The scheduler's limits on this device, for this model."""
+    """The scheduler's limits for this model on its device."""
     limits = config.scheduler.on(info.device)
     if info.memory.num_states:
         most = min(limits.max_num_seqs, info.memory.num_states)
         limits = msgspec.structs.replace(limits, max_num_seqs=most)
     if _is_pipelined(config):
-        # Several passes of a step would wait for all stages between them.
+        # With several passes, a step would wait for all stages after each pass.
         return msgspec.structs.replace(
             limits, num_micro_batches=config.pipeline_parallel_size, max_step_passes=1
         )
@@ -28,19 +28,25 @@ def step_limits(config: EngineConfig, info: EngineInfo) -> SchedulerConfig:
 
 
 def num_row_lines(config: EngineConfig, num_states: int) -> int:
-    """How many lines the runner's tables have for rows, of so many sequences that may have a state;
-    0: none has. A step that other stages compute holds its rows, though they may be removed
-    meanwhile."""
+    """How many lines the runner's row tables have.
+
+    A step in flight through pipeline stages keeps its rows' lines even if they are removed
+    meanwhile.
+
+    Args:
+        config: the engine's configuration.
+        num_states: sequences that may have a recurrent state; 0: the model has none.
+    """
     lines_a_row = 2 if config.pipeline_parallel_size > 1 else 1
     return lines_a_row * (num_states or config.scheduler.max_num_seqs)
 
 
 def num_steps_ahead(config: EngineConfig, info: EngineInfo) -> int:
-    """How many steps may be under way at once.
+    """How many steps may be in flight at once.
 
-    As many as a pipeline has stages. Else two where steps are launched ahead of results: on a GPU.
-    On a CPU they are computed at their launch: it gains nothing there, and tokens are told a step
-    late.
+    With a pipeline, one per stage. Otherwise two on a GPU, where steps are launched ahead of
+    results. On a CPU one, since a step is computed when it is launched: overlap would gain nothing
+    there and deliver tokens a step late.
     """
     overlap = config.scheduler.overlap
     if _is_pipelined(config):
@@ -49,11 +55,11 @@ def num_steps_ahead(config: EngineConfig, info: EngineInfo) -> int:
 
 
 def whole_cells(info: EngineInfo) -> int | None:
-    """The side of an image's cell in pixels, where all its tokens are computed by one step."""
+    """The side of an image cell in pixels if images must be computed in one step, else None."""
     rules = info.images
     return rules.cell if rules is not None and rules.sees_both_ways else None
 
 
 def _is_pipelined(config: EngineConfig) -> bool:
-    """Whether stages work on several steps at once; not where no step is to be planned ahead."""
+    """Whether several steps may be in flight in the pipeline; false if overlap is turned off."""
     return config.pipeline_parallel_size > 1 and config.scheduler.overlap is not False

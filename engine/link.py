@@ -32,23 +32,23 @@ from engine.types import EngineInfo
 
 logger = logging.getLogger(__name__)
 
-_QUIET_S = 1.0  # without a word, after which the engine process is asked whether it is there
-_PATIENCE_S = 5.0  # for its answer
+_QUIET_S = 1.0  # silence after which the engine process is pinged
+_PATIENCE_S = 5.0  # time for it to answer
 
 
 class EngineLink(asyncio.Protocol):
     """Frames to and from one engine process.
 
-    ``ready`` gets the engine's info, or the error that kept it from loading; ``lost`` is done when
-    the engine dies later than that. Between the two a process that says nothing is asked whether it
-    is there: one that is stopped, or starved of its core, keeps its sockets open.
+    ``ready`` receives the engine's info, or the error that kept it from loading. ``lost`` is done
+    when the engine dies after that. While the engine is ready, a process that sends nothing is
+    pinged, because one that is stopped or starved of CPU keeps its sockets open.
 
     Args:
         take: called with each step's output.
-        on_progress: told how far the loading has come.
-        on_change: told what the engine has loaded and does, when it is ready and whenever that
-            changes.
-        name: which engine, for people.
+        on_progress: called with the progress of loading.
+        on_change: called with the loaded model and the engine's activity, when it is ready and
+            whenever either changes.
+        name: the engine's name, for messages.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class EngineLink(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[EngineInfo] = loop.create_future()
         self.lost: asyncio.Future[None] = loop.create_future()
-        self.open = False  # between the two
+        self.open = False  # ready and not lost
         self._take = take
         self._on_progress = on_progress
         self._on_change = on_change
@@ -71,31 +71,31 @@ class EngineLink(asyncio.Protocol):
         self._outbox: list[ToEngine] = []
         self._fatal: Fatal | None = None
         self._questions = Questions()
-        self._heard_s = loop.time()  # from the engine, last
-        self._asked_s: float | None = None  # whether it is there, without an answer so far
+        self._heard_s = loop.time()  # when the engine last sent something
+        self._asked_s: float | None = None  # when it was pinged; None: no ping is unanswered
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def responds(self) -> bool:
-        """Whether the engine process has answered when it was last asked, or still may."""
+        """Whether the last ping was answered or may still be."""
         asked_s = self._asked_s
         return asked_s is None or asyncio.get_running_loop().time() - asked_s < _PATIENCE_S
 
     # ------------------------------------------------------------ out
 
     def send(self, message: ToEngine) -> None:
-        """Send ``message`` before the event loop next waits, with what else there is by then."""
+        """Send ``message`` before the event loop next waits, batched with others."""
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self.flush)
         self._outbox.append(message)
 
     async def ask(self, question: Question) -> Answered:
-        """Put ``question`` and wait for the answer. Raises EngineDead, or the answer's error."""
-        encode(question)  # what cannot be fails here, and not in a flush with others' requests
+        """Send ``question`` and await the answer. Raises EngineDead or the answer's error."""
+        encode(question)  # encoding errors surface here, not in a flush with other messages
         return await self._questions.ask(question, self.send)
 
     def flush(self) -> None:
-        """Send what has gathered, neighbouring submissions as one."""
+        """Send the queued messages, merging adjacent submissions and adjacent aborts."""
         outbox, self._outbox = self._outbox, []
         if self._transport is None or self._transport.is_closing():
             return
@@ -113,19 +113,19 @@ class EngineLink(asyncio.Protocol):
             self._transport.write(b"".join(map(encode, merged)))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.close()
 
     # ------------------------------------------------------------ in
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the event loop once."""
+        """Called once by the event loop."""
         # A cast, not a check: uvloop's transports do not derive from asyncio's.
         self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Called by the event loop with whatever has come."""
+        """Called by the event loop with received data."""
         self._heard_s, self._asked_s = asyncio.get_running_loop().time(), None
         try:
             for message in self._reader.feed(data):
@@ -136,7 +136,7 @@ class EngineLink(asyncio.Protocol):
                 self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the event loop at end-of-file: the engine is gone."""
+        """Called by the event loop at end-of-file: the engine is dead."""
         self.open = False
         if self._timer is not None:
             self._timer.cancel()
@@ -161,16 +161,16 @@ class EngineLink(asyncio.Protocol):
         elif isinstance(message, Answered):
             self._questions.settle(message)
         elif isinstance(message, Pong):
-            pass  # it was heard
+            pass  # receiving it is enough
         elif isinstance(message, Fatal):
             self._fatal = message
-            if self.ready.done():  # before that, whoever waits for it is told, and nobody twice
+            if self.ready.done():  # before that, the awaiter of ``ready`` gets the error
                 logger.error("%s ends: %s", self._name, message.message)
         else:
             raise FrameError(f"{type(message).__name__} is not for a client")
 
     def _look(self) -> None:
-        """Ask a process that has been quiet, once, and look again soon."""
+        """Ping a process that has been silent, and schedule the next check."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         if self._asked_s is None and now_s - self._heard_s >= _QUIET_S:
@@ -185,6 +185,6 @@ class EngineLink(asyncio.Protocol):
 
 
 def read_fatal(fatal: Fatal) -> EngineError:
-    """The error that a ``Fatal`` tells of."""
+    """The error that a ``Fatal`` message describes."""
     kind = ModelLoadError if fatal.kind == "ModelLoadError" else EngineDead
     return kind(fatal.message)

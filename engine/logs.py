@@ -1,8 +1,8 @@
-"""How the processes of a server log: lines for people or for machines, on standard error.
+"""Logging of the server's processes to standard error, as text or as JSON.
 
-A library leaves logging to its user; only the programs (the command line, the engine's process)
-call :func:`configure`. Neither form lets a logged value begin a line of its own: control
-characters are escaped.
+A library leaves logging to its user, so only the programs (the command line, the engine process)
+call :func:`configure`. In both formats control characters are escaped, so that a logged value
+cannot forge a line.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from collections.abc import Mapping
 
 from engine.config import EngineConfig, LogFormat, LogLevel
 
-# Which of several processes of a kind writes, by kind: {"engine": 1, "rank": 0}.
+# Identifies one of several similar processes, by kind: {"engine": 1, "rank": 0}.
 Writer = Mapping[str, int]
 _ONLY_ONE: Writer = {}
 
 
 def configure(level: LogLevel, form: LogFormat, writer: Writer = _ONLY_ONE) -> None:
-    """Send all logging to standard error, replacing what was configured before.
+    """Send all logging to standard error, replacing any earlier configuration.
 
     Args:
-        level: of the least that is told.
-        form: of the lines.
-        writer: told in each line, where others of its kind write to the same place.
+        level: the lowest level that is logged.
+        form: the format of the lines.
+        writer: included in each line if several processes of a kind log to the same place.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(writer) if form == "json" else TextFormatter(writer))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # uvicorn tells at "info" what our own lines tell better.
+    # Our own lines cover what uvicorn logs at "info", and better.
     logging.getLogger("uvicorn").setLevel("DEBUG" if level == "debug" else "WARNING")
     logging.captureWarnings(True)
     logging.raiseExceptions = False  # a full disk behind stderr must not end a request
 
 
 def configure_engine(config: EngineConfig, rank: int = 0) -> None:
-    """``configure`` for a process that computes a model, or a part of one."""
+    """Call ``configure`` for a process that computes a model or a part of one."""
     writer: dict[str, int] = {}
     if config.num_replicas > 1:
         writer["engine"] = config.replica
@@ -50,8 +50,9 @@ def configure_engine(config: EngineConfig, rank: int = 0) -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """``12:00:00 WARNING server.app: message``, with the traceback indented below; where there are
-    several writers ``12:00:00 WARNING [engine 1, rank 0] engine.core: message``.
+    """``12:00:00 WARNING server.app: message``, with the traceback indented below.
+
+    With several writers: ``12:00:00 WARNING [engine 1, rank 0] engine.core: message``.
     """
 
     def __init__(self, writer: Writer = _ONLY_ONE) -> None:
@@ -59,7 +60,7 @@ class TextFormatter(logging.Formatter):
         self._writer = f"[{_named(writer)}] " if writer else ""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One record; only its traceback takes further lines."""
+        """Format one record; only a traceback takes more than one line."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         whose = f"{self._writer}{record.name}"
         line = f"{clock} {record.levelname} {whose}: {_escape(record.getMessage())}"
@@ -70,9 +71,9 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: ``time`` (UTC, ISO 8601), ``level``, ``logger``, ``message``.
+    """One JSON object per line: ``time`` (UTC, ISO 8601), ``level``, ``logger``, ``message``.
 
-    What is passed as ``extra={"fields": {...}}`` becomes keys of its own, and so does the writer.
+    The entries of ``extra={"fields": {...}}`` and of the writer become keys of their own.
     """
 
     def __init__(self, writer: Writer = _ONLY_ONE) -> None:
@@ -80,7 +81,7 @@ class JsonFormatter(logging.Formatter):
         self._writer = writer
 
     def format(self, record: logging.LogRecord) -> str:
-        """One record on one line."""
+        """Format one record on one line."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         entry: dict[str, object] = {
             "time": f"{moment}.{int(record.msecs):03d}Z",
@@ -100,7 +101,7 @@ def _named(writer: Writer) -> str:
 
 
 def _escape(text: str) -> str:
-    """Control characters as ``\\n`` or ``\\x1b``; printable text of any script stays."""
+    """Escape control characters as ``\\n`` or ``\\x1b``; printable text of any script is kept."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -1,7 +1,7 @@
-"""The loop that drives an engine for clients: takes commands, steps while there is work.
+"""The loop that drives an engine for its clients: take commands, and step while there is work.
 
-Runs in a thread of its own: the main thread of the engine process, or a worker thread for
-``InlineClient``. Between requests it blocks on its inbox and costs nothing.
+It runs in a thread of its own: the main thread of the engine process, or a worker thread of
+``InlineClient``. Between requests it blocks on its inbox and uses no CPU.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from engine.watchdog import StepWatchdog
 
 logger = logging.getLogger(__name__)
 
-_IDLE_CHECK_S = 1.0  # of silence, before the books are looked over
+_IDLE_CHECK_S = 1.0  # idle time before the block pool is checked
 
 
 Command = Submit | Abort | Asked | Shutdown
 
 
 class EngineLoop:
-    """Steps ``core`` and hands each output to ``emit``, in the thread that calls ``run``.
+    """Steps ``core`` and passes each output to ``emit``, in the thread that calls ``run``.
 
-    ``inbox.put`` may be called from any thread, and from a signal handler.
+    ``inbox.put`` may be called from any thread and from signal handlers.
 
     Args:
         core: the engine.
         emit: called with each output.
-        watchdog: told when a step begins, and when none is under way.
-        announce: called when what the engine has loaded or does has changed.
+        watchdog: notified when a step begins, and when no step is running.
+        announce: called when the loaded model or the engine's activity changes.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class EngineLoop:
         self._rest = Rest(core, announce)
 
     def run(self) -> None:
-        """Serve until Shutdown. Raises EngineDead when the device is lost."""
+        """Serve until Shutdown. Raises EngineDead if the device is lost."""
         core = self._core
         while True:
             command = self._next_command()
-            while command is not None:  # all that has come meanwhile joins the same step
+            while command is not None:  # all queued commands take effect before the next step
                 if isinstance(command, Shutdown):
                     return
                 self._obey(command)
@@ -80,7 +80,7 @@ class EngineLoop:
                     self._obey(held)
 
     def _next_command(self) -> Command | None:
-        """A command if there is one; waits for it when there is nothing else to do."""
+        """The next command, if there is one. Blocks only if there is nothing else to do."""
         core = self._core
         if not core.has_work:
             return self._poll() if self._rest.is_pending else self._wait_idle()

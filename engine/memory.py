@@ -1,4 +1,4 @@
-"""How full the device is, measured now."""
+"""Current memory usage of the device and the host."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import msgspec
 
 
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of the device that a model runs on; 0 where the system does not tell."""
+    """Memory of the device that a model runs on, in bytes; 0 if the system does not report it."""
 
-    used_bytes: int  # of a GPU: by everybody; of a CPU: by this process
+    used_bytes: int  # GPU: by all processes; CPU: by this process
     total_bytes: int
 
 
@@ -34,18 +34,18 @@ def device_memory(device: str) -> DeviceMemory:
 
 
 def trim() -> None:
-    """Give memory that the process has freed back to the system, where its allocator can."""
+    """Return memory that the process has freed to the system, if its allocator can."""
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def free_host_bytes() -> int:
-    """Memory of this machine, and of this process's control group, that could be taken now."""
+    """Memory that could be allocated now, within this machine and this process's control group."""
     return min(_machine_bytes(), _control_group_bytes())
 
 
 def _machine_bytes() -> int:
-    """What the system calls available, page cache included where it tells."""
+    """Memory that the system reports as available, reclaimable page cache included."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -56,7 +56,7 @@ def _machine_bytes() -> int:
 
 
 def _control_group_bytes() -> int:
-    """What a container's limit leaves (control groups v2, then v1); huge where there is none."""
+    """What is left of a container's limit (control groups v2, then v1); huge if there is none."""
     for limit, usage in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         (

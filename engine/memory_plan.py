@@ -1,4 +1,4 @@
-"""Where an engine's memory goes, as planned at its start."""
+"""How an engine's memory is divided, as planned at start."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import msgspec
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the memory goes, in bytes, as planned at start."""
+    """How the memory is divided, in bytes, as planned at start."""
 
     weights_bytes: int
     kv_cache_bytes: int
-    free_bytes: int  # of the device's, after both
-    bytes_per_token: int  # KV of all layers, with the scales of codes, and a draft model's
+    free_bytes: int  # left on the device after both
+    bytes_per_token: int  # KV of all layers, including scales of codes and a draft model's KV
     num_blocks: int
     block_size: int
     max_model_len: int  # longest context served
     max_idle_blocks: int | None = None  # see BlockPool
-    num_host_blocks: int = 0  # that the host's memory has room for
-    host_bytes: int = 0  # what these take there
-    cache_dtype: str = ""  # of keys and values; "" where there is no cache
-    num_states: int = 0  # sequences that may run at once, where layers keep a state of each
-    num_snapshots: int = 0  # of states, for texts that begin as others did
-    state_bytes: int = 0  # what all of these take
-    image_bytes: int = 0  # for embeddings of images, and for making them
-    trial_bytes: int = 0  # for what states are fed of drafts, until these are judged
+    num_host_blocks: int = 0  # capacity of the host tier, in blocks
+    host_bytes: int = 0  # memory taken by these
+    cache_dtype: str = ""  # of keys and values; "" if there is no cache
+    num_states: int = 0  # recurrent models: sequences that may run at once
+    num_snapshots: int = 0  # saved recurrent states, for prompts with a common beginning
+    state_bytes: int = 0  # memory taken by states and snapshots
+    image_bytes: int = 0  # for image embeddings, and for computing them
+    trial_bytes: int = 0  # for the inputs of states from drafts that are not verified yet
 
     def describe(self) -> str:
-        """The plan in one line, for people."""
+        """The plan in one line, for logs."""
         mib = 2**20
         if not self.kv_cache_bytes:
             return (

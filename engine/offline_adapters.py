@@ -1,4 +1,4 @@
-"""The LoRA adapters that an offline ``LLM`` has been asked for, by their directories."""
+"""The LoRA adapters that an offline ``LLM`` has used, by directory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Lora = str | Path  # a directory as PEFT saves it
 
 
 class OfflineAdapters:
-    """Registers adapters as they are named; files that have changed since make a new one."""
+    """Registers adapters when first named; changed files are registered as a new adapter."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int, int], Adapter] = {}
@@ -32,7 +32,7 @@ class OfflineAdapters:
         return [self.get(directory) for directory in lora]
 
     def get(self, lora: Lora | None) -> Adapter | None:
-        """The adapter in a directory. Raises InvalidParameter when there is none."""
+        """The adapter in a directory. Raises InvalidParameter if there is none."""
         if lora is None:
             return None
         path = os.path.realpath(lora)

@@ -1,4 +1,4 @@
-"""The images in conversations of the offline ``LLM``: files, data: URLs, objects of Pillow's."""
+"""Images in conversations of the offline ``LLM``: files, data: URLs, or Pillow images."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _KINDS = ("image", "image_url", "input_image")
 
 
 class ChatPrompt(NamedTuple):
-    """A prompt, in which each image has all of its tokens."""
+    """A prompt in which each image already has all of its tokens."""
 
     token_ids: list[int]
     images: tuple[Image, ...] = ()
 
 
 def take_images(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
-    """The messages as chat templates know them, and the images that they hold, in order."""
+    """Split messages into those that the chat template takes and their images, in order."""
     taken: list[Any] = []
     plain: list[Message] = []
     for message in messages:
@@ -39,14 +39,14 @@ def take_images(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
 
 
 def see_images(sources: Sequence[Any], rules: ImageRules | None) -> list[Picture]:
-    """What the model sees of images as a caller has them.
+    """Preprocess images for the model.
 
     Args:
-        sources: paths, contents of files, ``data:`` URLs, or images of Pillow's.
-        rules: of the model; None: it takes none.
+        sources: paths, file contents, ``data:`` URLs, or Pillow images.
+        rules: of the model; None: it does not take images.
 
     Raises:
-        InvalidParameter: one cannot be shown to the model, or they are too many.
+        InvalidParameter: an image is unsuitable, or there are too many.
         OSError: a file cannot be read.
     """
     if not sources:
@@ -64,7 +64,7 @@ def _is_image(part: Any) -> bool:
 
 
 def _source(part: Mapping[str, Any]) -> Any:
-    """What an image part shows, of the kinds of transformers, chats and responses."""
+    """The image of a part in the format of transformers, chat completions or responses."""
     found = next((part[name] for name in ("image", "image_url") if name in part), None)
     return found.get("url") if isinstance(found, Mapping) else found
 

@@ -1,4 +1,4 @@
-"""What callers of the offline ``LLM`` may hand in, brought into one form."""
+"""Normalises the arguments that callers of the offline ``LLM`` may pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Prompt = str | Sequence[int]
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts, of one or of several."""
+    """A list of prompts, from one or several."""
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         return [cast("Prompt", prompts)]
     return list(cast("Sequence[Prompt]", prompts))
@@ -22,7 +22,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def params_for(
     params: SamplingParams | Sequence[SamplingParams] | None, count: int
 ) -> list[SamplingParams]:
-    """The parameters of each of ``count`` prompts. Raises InvalidParameter for too many or few."""
+    """The parameters of each of ``count`` prompts. Raises InvalidParameter on a wrong number."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if len(params) != count:

@@ -1,4 +1,4 @@
-"""Looking inside the offline ``LLM``: what it has loaded and done, and where time goes."""
+"""Inspection of the offline ``LLM``: its model, statistics and profiles."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from engine.types import EngineInfo, Trace
 
 
 class OfflineLooks:
-    """For people, and for programs that choose by what there is."""
+    """Methods of ``LLM`` that report what it has loaded and done."""
 
     _driver: Driver
 
     def model_info(self) -> EngineInfo:
-        """What was loaded, and how."""
+        """A description of the loaded model."""
         return self._driver.core.info
 
     def stats(self) -> LLMStats:
@@ -28,16 +28,17 @@ class OfflineLooks:
         )
 
     def start_profile(self, num_steps: int = DEFAULT_PROFILE_STEPS) -> None:
-        """Record the next ``num_steps`` steps, for ``profile`` to hold their trace.
+        """Record the next ``num_steps`` steps as a trace in the directory ``profile``.
 
         Raises:
-            ProfileRefused: made without ``profile``, or a trace is being recorded.
-            InvalidParameter: so many steps cannot be recorded.
+            ProfileRefused: the LLM was made without ``profile``, or a trace is already being
+                recorded.
+            InvalidParameter: the number of steps is out of range.
         """
         self._driver.core.profiler.start(num_steps)
 
     def stop_profile(self) -> Trace:
-        """End the recording, if it has not ended by itself; tells where its trace lies.
+        """End the recording, if it has not ended by itself; returns the trace's path and length.
 
         Raises:
             ProfileRefused: nothing was recorded.

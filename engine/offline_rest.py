@@ -1,4 +1,4 @@
-"""The offline ``LLM`` between two batches: asleep, and with other weights."""
+"""Sleeping and replacing weights in the offline ``LLM``, between two batches."""
 
 from __future__ import annotations
 
@@ -9,40 +9,42 @@ from engine.errors import InvalidParameter
 
 
 class OfflineRest:
-    """For a process that needs the memory for something else meanwhile, such as training."""
+    """Methods of ``LLM`` that free its memory for other uses meanwhile, such as training."""
 
     _driver: Driver
 
     def sleep(self, level: int = 1) -> None:
-        """Give the memory of the KV cache back, and forget all prefixes.
+        """Free the memory of the KV cache and drop all cached prefixes.
 
-        At level 1 weights move from a GPU to the host's memory, and stay on a CPU; at level 2 they
-        are given back too. Until ``wake_up`` what is asked of the model raises EngineAsleep.
+        At level 1 weights move from a GPU to host memory, and on a CPU they stay where they are. At
+        level 2 they are freed too. Until ``wake_up``, requests raise EngineAsleep.
 
         Raises:
             InvalidParameter: there is no such level.
-            RestRefused: a stream is open, or it sleeps.
+            RestRefused: a stream is open, or the engine is already asleep.
         """
         if level not in (1, 2):
             raise InvalidParameter("'level' must be 1 or 2", param="level")
         self._driver.core.sleep(level)
 
     def wake_up(self) -> None:
-        """Take the memory again, and read the weights where they were given back.
+        """Allocate the memory again, and reload the weights if they were freed.
 
         Raises:
-            RestRefused: it is awake.
-            ModelLoadError: that is not possible; it sleeps on.
+            RestRefused: the engine is awake.
+            ModelLoadError: waking failed; the engine stays asleep.
         """
         self._driver.core.wake()
 
     def reload_weights(self, model: str | Path | None = None) -> None:
-        """Go on with the weights in the directory ``model``, of the same model; those that were
-        read last are read again when it is left out. Old and new ones are in memory side by side.
+        """Replace the weights by those of the same model in the directory ``model``.
+
+        By default they are read again from the current directory. Old and new weights are in memory
+        at the same time.
 
         Raises:
-            RestRefused: a stream is open, or it sleeps.
-            ModelLoadError: they cannot be used; the old ones are kept.
+            RestRefused: a stream is open, or the engine is asleep.
+            ModelLoadError: the new weights cannot be used; the old ones are kept.
         """
         core = self._driver.core
         core.reload(core.info.model if model is None else str(model))

@@ -1,4 +1,4 @@
-"""The text of the offline ``LLM``: what goes in becomes token ids, and what comes out is read."""
+"""The text interface of the offline ``LLM``: its tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class OfflineText:
     """A model's tokenizer and chat template.
 
     Args:
-        directory: what they are read from.
+        directory: where they are read from.
         chat_template: a template's source or file, instead of the model's own.
 
     Raises:
-        ModelLoadError: there is no tokenizer, or one that is damaged.
+        ModelLoadError: the tokenizer is missing or damaged.
     """
 
     _image_rules: ImageRules | None = None  # of the model, once it is loaded
@@ -50,28 +50,28 @@ class OfflineText:
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False
     ) -> list[int]:
-        """Token ids of a text; see ``Tokenizer.encode``."""
+        """The token ids of a text; see ``Tokenizer.encode``."""
         return self._tokenizer.encode(
             text, add_special_tokens=add_special_tokens, parse_special=parse_special
         )
 
     def encode_chat(self, messages: Conversation, **options: Unpack[ChatOptions]) -> list[int]:
-        """The prompt that the chat template makes of a conversation; see ``ChatTemplate``.
+        """The token ids that the chat template makes of a conversation; see ``ChatTemplate``.
 
-        Parts of messages may be images (``docs/images.md``), in whose place there are as many
-        tokens as the model has for them; ``chat`` shows it the images too.
+        Message parts may be images (``docs/images.md``). Each is represented by as many tokens as
+        the model uses for it; only ``chat`` also passes the images to the model.
 
         Raises:
-            TemplateError: the template refused.
-            InvalidParameter: an image cannot be shown to the model.
-            OSError: an image's file cannot be read.
+            TemplateError: the template raised an error.
+            InvalidParameter: an image is unsuitable for the model.
+            OSError: an image file cannot be read.
         """
         return self._encode_conversation(messages, **options).token_ids
 
     def _encode_conversation(
         self, messages: Conversation, **options: Unpack[ChatOptions]
     ) -> ChatPrompt:
-        """As ``encode_chat``, with the images."""
+        """Same as ``encode_chat``, with the images."""
         plain, sources = take_images(messages)
         pictures = see_images(sources, self._image_rules)
         rules = self._image_rules if pictures else None
@@ -95,7 +95,7 @@ class OfflineText:
     def _encode_prompts(
         self, prompts: Prompt | Sequence[Prompt]
     ) -> tuple[list[list[int]], list[str | None]]:
-        """Each prompt's token ids, and its text where it came as text."""
+        """Each prompt's token ids, and its text if it was given as text."""
         several = as_prompts(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in several]
         encoded = iter(self._tokenizer.encode_batch([text for text in texts if text is not None]))
@@ -103,5 +103,5 @@ class OfflineText:
         return ids, texts
 
     def _close_text(self) -> None:
-        """End the template's process. Idempotent."""
+        """End the template process. Idempotent."""
         self._template.close()

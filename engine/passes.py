@@ -1,13 +1,13 @@
-"""How many passes a step may make (``engine/scheduler/passes.py``): as many as are soon done.
+"""How many passes a step may make (``engine/scheduler/passes.py``), so that steps stay short.
 
-Who comes while a step runs waits for its end, half of a step on average, and all tokens of a step
-are told at once. So it should not last longer than a picture on a screen: what it tells then looks
-as if it came one by one. Where many run, a pass alone takes a good part of that, and telling of a
-step's tokens a good part of a core: steps of theirs last two pictures.
+A new arrival waits for the current step to end, half a step on average, and all tokens of a step
+are delivered at once. A step should therefore last no longer than one screen refresh, so that text
+still seems to appear token by token. With many rows, one pass takes a good part of that time, and
+delivering a step's tokens takes a good part of a core, so their steps last two refreshes.
 
-Steps of a crowd (``engine/crowd.py``) make one pass: a core beside the engine's tells of their
-tokens while the next step is computed, so several passes would save next to nothing, and texts that
-end in the middle of them would wait.
+Steps of a crowd (``engine/crowd.py``) make one pass. Another core delivers their tokens while the
+next step is computed, so several passes would save almost nothing, and texts that end midway would
+wait.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from engine.plan_rows import PlanRows
 from engine.speculation.costs import Usual, alike
 from engine.types import StepResult
 
-# That a step of several passes should last; rounding makes it 4/3 of that at most.
+# Target duration of a step with several passes; rounding exceeds it by at most a third.
 _STEP_S = 0.016
 _STEP_OF_MANY_S = 0.032
 
 
 class PassPace:
-    """Learns what a pass takes, for each number of rows.
+    """Learns how long a pass takes, for each number of rows.
 
     Args:
-        most: passes of a step, however soon they are done.
+        most: the maximum number of passes in a step.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._usual: dict[int, Usual] = {}  # seconds of a pass, by about so many rows
+        self._usual: dict[int, Usual] = {}  # seconds per pass, by approximate number of rows
 
     def most(self, num_rows: int) -> int:
-        """Passes of a step of so many rows; one until it is known what a pass takes."""
+        """Passes for a step of ``num_rows`` rows; 1 until the duration of a pass is known."""
         if is_crowd(num_rows):
             return 1
         usual = self._usual.get(alike(num_rows))
@@ -46,8 +46,10 @@ class PassPace:
         return max(1, round(step_s / usual.value))
 
     def observe(self, rows: PlanRows, result: StepResult, seconds: float) -> None:
-        """A step took so long. Those that compute prompts say nothing of what a pass takes, and of
-        a crowd's nobody asks."""
+        """Learn from the duration of a step.
+
+        Steps with prompts say nothing about a pass, and a crowd's are not needed.
+        """
         num_rows = len(rows)
         if self._most == 1 or not num_rows or is_crowd(num_rows):
             return

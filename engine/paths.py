@@ -1,4 +1,4 @@
-"""Where the things that ship with the package are."""
+"""Locations of files that ship with the package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.errors import ModelLoadError
 def default_model_dir() -> Path:
     """The directory of the embedded model.
 
-    Raises:
+    ModelLoadError: this installation has no embedded model.
         ModelLoadError: this installation has none.
     """
     spec = find_spec("demo")
@@ -23,7 +23,7 @@ def default_model_dir() -> Path:
 
 
 def embedded_draft_dir() -> Path | None:
-    """The directory of the embedded model's draft model; None: this installation has none."""
+    """The directory of the embedded model's draft model, or None if this installation has none."""
     try:
         path = default_model_dir().parent / "draft"
     except ModelLoadError:

@@ -1,9 +1,10 @@
-"""The rows of a step's plan, held as columns.
+"""The rows of a step plan, stored as columns.
 
-Of a busy step nearly every row is one more token of a sequence that decodes. As columns such a row
-is an entry in three lists, and whoever builds the step's tensors or counts its tokens finds them as
-lists; what only few rows have (new blocks, drafts, a prompt that goes on) is kept by place beside
-them. To everybody else they are a sequence of :class:`ScheduledRow`, made when looked at.
+In a busy step nearly every row is one more token of a decoding sequence. Stored as columns, such a
+row is an entry in three lists. Code that builds the step's tensors or counts its tokens reads those
+lists directly. What only few rows have (new blocks, drafts, prompt chunks) is kept beside them by
+row index. Everything else can treat the plan as a sequence of :class:`ScheduledRow`, which are made
+on access.
 """
 
 from __future__ import annotations
@@ -17,30 +18,30 @@ _ValueT = TypeVar("_ValueT")
 
 
 class ScheduledRow(msgspec.Struct, frozen=True, gc=False):
-    """One sequence's share of a step: tokens at positions [start, start + len(token_ids)).
+    """One sequence's part of a step: tokens at positions [start, start + len(token_ids)).
 
-    The last ``num_drafts`` of them are guesses that the step verifies: each is kept while it is
-    what the logits before it choose. They are known, or all ``DRAFT_TOKEN``.
+    The last ``num_drafts`` of them are drafts to be verified: each is accepted while it matches the
+    token chosen from the logits before it. Drafts are either all known or all ``DRAFT_TOKEN``.
     """
 
     id: str
     start: int
     token_ids: tuple[int, ...]  # the last may be PENDING_TOKEN
-    new_block_ids: tuple[int, ...]  # appended to the row's block table since its last plan
-    samples: bool  # whether the last position's logits choose the next token
-    num_drafts: int = 0  # behind one known token; only in a row that samples
-    # Of a row with drafts: all that is known of its text. The scheduler's own list, as it is when
-    # the plan is launched; not to be kept.
+    new_block_ids: tuple[int, ...]  # new in the row's block table since its last plan
+    samples: bool  # whether the last position's logits are sampled
+    num_drafts: int = 0  # these follow one known token; only in a row that samples
+    # For a row with drafts: the known tokens of its text. This is the scheduler's own list, valid
+    # while the plan is launched; do not keep it.
     text: Sequence[int] = ()
-    # Above 1, of a row of one token that samples: the token that is chosen is computed too, and so
-    # on, until so many have been computed.
+    # Above 1, for a row with one token that samples: each sampled token is computed in turn, until
+    # this many tokens have been computed.
     num_passes: int = 1
 
 
 class PlanRows(Sequence[ScheduledRow]):
-    """The rows of one plan. Written by whoever makes the plan, until it is made.
+    """The rows of one plan. Written only by the plan's maker while it is being made.
 
-    A row of one token that samples, has no new blocks and no drafts may be added by appending to
+    A row with one token that samples and has no new blocks or drafts may be added by appending to
     ``ids``, ``starts`` and ``token_ids`` alone.
     """
 
@@ -59,16 +60,16 @@ class PlanRows(Sequence[ScheduledRow]):
         self.ids: list[str] = []
         self.starts: list[int] = []
         self.token_ids: list[tuple[int, ...]] = []
-        # By place among the rows; see the fields of ScheduledRow.
+        # By row index; see the fields of ScheduledRow.
         self.new_blocks: dict[int, tuple[int, ...]] = {}
         self.num_drafts: dict[int, int] = {}
         self.texts: dict[int, Sequence[int]] = {}
-        self.num_passes: dict[int, int] = {}  # of those that have several
-        self.silent: set[int] = set()  # those that do not sample
+        self.num_passes: dict[int, int] = {}  # rows with more than one pass
+        self.silent: set[int] = set()  # rows that do not sample
 
     @classmethod
     def of(cls, rows: Iterable[ScheduledRow]) -> Self:
-        """The columns of these rows."""
+        """Build the columns of the given rows."""
         columns = cls()
         for row in rows:
             columns.append(row)
@@ -97,7 +98,7 @@ class PlanRows(Sequence[ScheduledRow]):
         new_block_ids: tuple[int, ...],
         text: Sequence[int] = (),
     ) -> None:
-        """Lay drafts behind a row of this text, with the blocks that they need."""
+        """Append drafts to a row, with the blocks they need; ``text`` is the row's known text."""
         self.token_ids[place] += drafts
         self.num_drafts[place] = len(drafts)
         self.texts[place] = text
@@ -105,7 +106,7 @@ class PlanRows(Sequence[ScheduledRow]):
             self.new_blocks[place] = self.new_blocks.get(place, ()) + new_block_ids
 
     def remove(self, place: int) -> ScheduledRow:
-        """Take a row out; those behind it move up."""
+        """Remove a row; later rows move up by one."""
         row = self[place]
         del self.ids[place], self.starts[place], self.token_ids[place]
         self.new_blocks = _moved_up(self.new_blocks, place)
@@ -117,7 +118,7 @@ class PlanRows(Sequence[ScheduledRow]):
 
     @property
     def num_tokens(self) -> int:
-        """Computed, of all rows."""
+        """Tokens computed over all rows."""
         return sum(map(len, self.token_ids)) + sum(self.num_passes.values()) - len(self.num_passes)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Embeddings and scores in the caller's thread, for the offline ``LLM``."""
+"""Embeddings and scores computed in the caller's thread, for the offline ``LLM``."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def score_all(
     limit: int | None,
     use_tqdm: bool,
 ) -> list[float]:
-    """How well each pair of texts goes together; see ``LLM.score``."""
+    """The score of each pair of texts; see ``LLM.score``."""
     pooling = _pooling_of(driver)
     if len(first) == 1:
         first = list(first) * len(second)
@@ -73,7 +73,7 @@ def score_all(
         raise InvalidParameter(f"{len(first)} texts cannot be paired with {len(second)}")
     pairs = list(zip(first, second, strict=True))
     if not pooling.num_labels:
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))  # each once
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))  # without duplicates
         found = embed_all(
             driver,
             tokenizer,
@@ -103,7 +103,7 @@ def _pooling_of(driver: Driver) -> PoolingInfo:
 
 
 def _cut_length(driver: Driver, limit: int | None) -> int | None:
-    """Tokens that a prompt is cut to; None: prompts are taken as they are."""
+    """The length that prompts are truncated to; None: they are not truncated."""
     longest = driver.core.info.max_model_len
     if limit is not None and limit != -1 and not 1 <= limit <= longest:
         problem = f"'truncate_prompt_tokens' must be -1 or between 1 and {longest}"
@@ -112,7 +112,7 @@ def _cut_length(driver: Driver, limit: int | None) -> int | None:
 
 
 def _compute(driver: Driver, jobs: Sequence[_Job], use_tqdm: bool) -> list[np.ndarray]:
-    """The vector of each job, all as one batch."""
+    """Compute the vector of each job, all in one batch."""
     groups: list[list[Choice]] = []
     try:
         for token_ids, params in jobs:
@@ -124,7 +124,7 @@ def _compute(driver: Driver, jobs: Sequence[_Job], use_tqdm: bool) -> list[np.nd
             )
             groups.append(driver.submit([request], _NO_TOKENS, continuation=False))
         finish(driver, groups, use_tqdm)
-    finally:  # refused, interrupted or lost: nothing of this call stays behind
+    finally:  # refused, interrupted or failed: abort all requests of this call
         driver.abort([choice for group in groups for choice in group])
     return [_vector(choice) for (choice,) in groups]
 

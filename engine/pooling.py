@@ -1,4 +1,4 @@
-"""The nouns of pooling: a prompt becomes one vector instead of a text. See ``engine/types.py``."""
+"""Types for pooling, which turns a prompt into one vector. See also ``engine/types.py``."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import msgspec
 
 from engine.errors import InvalidParameter
 
-# Which hidden states a vector is made of: the last token's, the mean of all, the first token's,
-# or the greatest value that any token has in each dimension.
+# Which hidden states make up the vector: the last token's, the mean of all, the first token's, or
+# the maximum over all tokens in each dimension.
 PoolingKind = Literal["last", "mean", "cls", "max"]
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is made of one prompt's hidden states. A request that has these samples nothing.
+    """How one prompt's hidden states are pooled. A request with these samples no tokens.
 
-    What needs the model to be judged (``dimensions`` within its size, whether it has a head that
-    scores) is checked where the model is known.
+    Checks that depend on the model (``dimensions`` within its size, whether it has a classification
+    head) are made where the model is known.
     """
 
     kind: PoolingKind = "last"
-    dimensions: int | None = None  # keep so many, from the first; None: all
-    normalize: bool = True  # to length 1, after the cut
-    scores: bool = False  # what the classification head says, as it says it, and no embedding
-    second_from: int | None = None  # of two texts put together: where the second begins
+    dimensions: int | None = None  # keep only the first ones; None: all
+    normalize: bool = True  # scale to length 1, after truncation
+    scores: bool = False  # return the classification head's raw output instead of an embedding
+    second_from: int | None = None  # for a pair of texts in one prompt: where the second begins
 
     def __post_init__(self) -> None:
         if self.dimensions is not None and self.dimensions < 1:
@@ -38,18 +38,18 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model's hidden states are to be pooled, and what comes of it."""
+    """How a model's hidden states are pooled, and the size of the result."""
 
-    kind: PoolingKind  # what the model was made for, or the server told
-    size: int  # numbers in an embedding
+    kind: PoolingKind  # what the model was trained for, or the server's setting
+    size: int  # dimensions of an embedding
     normalize: bool = True  # unless a request says otherwise
-    num_labels: int = 0  # numbers that the classification head says; 0: there is none
-    sigmoid: bool = True  # a score is the sigmoid of what the head says, or that itself
+    num_labels: int = 0  # outputs of the classification head; 0: there is none
+    sigmoid: bool = True  # whether scores are the sigmoid of the head's output
 
 
 def relevance(logit: float, pooling: PoolingInfo) -> float:
-    """What the head says, as a score: 0 to 1 unless the model was made to tell it as it is."""
+    """The head's output as a score: 0 to 1, unless the model was trained for raw scores."""
     if not pooling.sigmoid:
         return logit
-    # Two forms, neither of which overflows.
+    # Two forms, so that neither overflows.
     return 1 / (1 + math.exp(-logit)) if logit >= 0 else 1 - 1 / (1 + math.exp(logit))

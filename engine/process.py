@@ -6,8 +6,8 @@
            │                  one socket pair                        │
            └─────── Loading, Ready, Output, Answered, Fatal ◄────────┘
 
-End-of-file is the death notice, in both directions. Several API processes share an engine through
-``engine/shared.py``. Nothing here imports the tensor library.
+Each side learns of the other's death by end-of-file. For several API processes that share an
+engine, see ``engine/shared.py``. Nothing here imports the tensor library.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ class SubprocessClient(RemoteClient):
 
     @property
     def pid(self) -> int | None:
-        """The engine's process id, while there is one."""
+        """The engine's process id, or None if there is no process."""
         return self._supervisor.pid
 
     @property
     def num_restarts(self) -> int:
-        """Engines started in place of one that died."""
+        """How many engines were started to replace one that died."""
         return self._supervisor.num_restarts
 
     def spawn(self) -> None:
-        """Start the child now, so that it loads while the caller goes on; ``start`` awaits it.
+        """Start the child process now, so that it loads in the background; ``start`` awaits it.
 
         Needs no event loop, and returns as soon as the process exists. Idempotent.
         """
@@ -80,6 +80,6 @@ class SubprocessClient(RemoteClient):
         return self._info
 
     async def close(self) -> None:
-        """End the engine: after its step, or by force after a grace. Idempotent."""
+        """Shut the engine down after its step, or by force after a grace period. Idempotent."""
         self._end(EngineDead("the engine was closed"))
         await self._supervisor.close()

@@ -1,15 +1,15 @@
-"""Traces: what ran when in a number of steps, for a person to look at.
+"""Traces: a timeline of what ran in a number of steps.
 
     step ┬ schedule   which sequences, which blocks
          ├ inputs     the plan's rows, as tensors on the device
          ├ forward    layers and logits
          ├ sample     from logits to tokens
-         └ output     the result is waited for and taken in
+         └ output     awaiting and processing the result
 
-A step of several passes has the three in the middle for each. Overlapped, ``output`` is of an
-earlier step than the ranges before it. The tensor library's profiler records the ranges with every
-operation below them, and on a GPU every kernel. While no trace is recorded nothing here imports
-that library, and a range costs a call and a comparison.
+A step of several passes repeats the three middle ranges for each pass. With overlap, ``output``
+belongs to an earlier step than the ranges before it. The tensor library's profiler records these
+ranges with every operation in them, and on a GPU every kernel. While no trace is recorded, nothing
+here imports that library, and a range costs a call and a comparison.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_PROFILE_STEPS = 64
-MAX_PROFILE_STEPS = 10_000  # a step is some thousands of events, all in memory until the end
+MAX_PROFILE_STEPS = 10_000  # a step has thousands of events, which stay in memory until the end
 
-_GZIP_LEVEL = 1  # nobody's stream goes on meanwhile
+_GZIP_LEVEL = 1  # all streams pause while the file is written
 
 _Range = AbstractContextManager[object]
 _UNSEEN: _Range = nullcontext()
@@ -45,7 +45,7 @@ _UNSEEN: _Range = nullcontext()
 class Spans:
     """Marks the parts of a step: ``with spans("forward"): ...``.
 
-    Held by whoever computes a part; switched by the ``Profiler`` alone, between steps.
+    Used by the code that computes a part; switched only by the ``Profiler``, between steps.
     """
 
     __slots__ = ("_open",)
@@ -54,21 +54,21 @@ class Spans:
         self._open: Callable[[str], _Range] | None = None
 
     def __call__(self, name: str) -> _Range:
-        """The range ``name``, recorded if a trace is."""
+        """The range ``name``; recorded only while a trace is."""
         return _UNSEEN if self._open is None else self._open(name)
 
     def switch(self, open_range: Callable[[str], _Range] | None) -> None:
-        """Record ranges by ``open_range`` from now on; None: no longer."""
+        """Record ranges with ``open_range`` from now on; None: stop."""
         self._open = open_range
 
 
 class Profiler:
-    """Records steps, one trace at a time. All calls come between steps, from their thread.
+    """Records steps, one trace at a time. Used only by the engine's thread, between steps.
 
     Args:
-        directory: where traces are written; None refuses to record any.
-        device: that computes the steps; a GPU's kernels are recorded too.
-        spans: those that mark the steps' parts.
+        directory: where traces are written; None: profiling is refused.
+        device: the device that computes the steps; a GPU's kernels are recorded too.
+        spans: marks the parts of the steps.
     """
 
     def __init__(self, directory: str | None, device: str, spans: Spans) -> None:
@@ -78,14 +78,14 @@ class Profiler:
         self._recording: profile | None = None
         self._num_steps = 0  # recorded so far
         self._num_wanted = 0
-        self._ended: Trace | Exception | None = None  # how a recording ended by itself, until told
+        self._ended: Trace | Exception | None = None  # unreported result of a recording
 
     def start(self, num_steps: int) -> None:
         """Record the next ``num_steps`` steps, or fewer if ``stop`` comes first.
 
         Raises:
-            ProfileRefused: there is no directory, or a trace is being recorded.
-            InvalidParameter: so many steps cannot be recorded.
+            ProfileRefused: there is no directory, or a trace is already being recorded.
+            InvalidParameter: the number of steps is out of range.
         """
         if self._directory is None:
             raise ProfileRefused("Profiling is off.", code="profiling_off")
@@ -95,8 +95,8 @@ class Profiler:
             raise InvalidParameter(
                 f"'num_steps' must be between 1 and {MAX_PROFILE_STEPS}", param="num_steps"
             )
-        # What torch.profiler is made of: that itself first imports the library's compiler, which
-        # takes seconds in which everybody's streams would stand still.
+        # These are what torch.profiler uses internally. Importing torch.profiler would first import
+        # the library's compiler, which takes seconds and would stall every stream.
         from torch.autograd.profiler import profile, record_function
 
         use_device = "cuda" if self._device.startswith("cuda") else None
@@ -108,11 +108,11 @@ class Profiler:
         logger.info("recording a profile of %d steps", num_steps)
 
     def stop(self) -> Trace:
-        """The trace that is being recorded, ended now, or one that ended by itself since.
+        """End the current recording and return its trace, or that of one that has ended by itself.
 
         Raises:
             ProfileRefused: there is neither.
-            OSError: it could not be written.
+            OSError: the trace could not be written.
         """
         ended, self._ended = self._ended, None
         if isinstance(ended, Exception):
@@ -127,7 +127,7 @@ class Profiler:
         return self._finish(self._recording)
 
     def count_step(self) -> None:
-        """A step has been taken; the last one wanted ends the recording."""
+        """Count a finished step; the last one requested ends the recording."""
         if self._recording is None:
             return
         self._num_steps += 1
@@ -145,7 +145,7 @@ class Profiler:
         assert self._directory is not None
         time = datetime.now().astimezone().strftime("%Y%m%dT%H%M%S.%f")
         path = Path(self._directory) / f"quire-profile-{time}-{os.getpid()}.json.gz"
-        # Under its own name the file is whole, whoever watches the directory.
+        # Write under a temporary name, so that the file is always complete under its own.
         plain, packed = path.with_name(f".{path.stem}"), path.with_name(f".{path.name}")
         try:
             recording.export_chrome_trace(str(plain))
@@ -160,7 +160,7 @@ class Profiler:
 
 
 def make_profile_directory(directory: str | Path) -> str:
-    """Make sure that traces can be written there; returns its absolute path. Raises OSError."""
+    """Create a writable directory; returns its absolute path. Raises OSError if it cannot."""
     path = Path(directory).absolute()
     path.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=path).close()

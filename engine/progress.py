@@ -1,4 +1,4 @@
-"""How far the offline ``LLM`` has come, shown at a terminal."""
+"""Progress bars of the offline ``LLM``, shown at a terminal."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from engine.driver import Choice, Driver
 
 
 def finish(driver: Driver, groups: list[list[Choice]], use_tqdm: bool) -> None:
-    """Step until every group is done."""
+    """Step the engine until every group is finished."""
     from tqdm import tqdm
 
     group_of = {choice.request.id: index for index, group in enumerate(groups) for choice in group}
     num_left = [len(group) for group in groups]
     num_tokens = 0
     started_s = time.monotonic()
-    # None: shown at a terminal only.
+    # disable=None: show the bar at a terminal only.
     with tqdm(total=len(groups), unit="prompt", disable=None if use_tqdm else True) as bar:
         while any(num_left):
             for choice in driver.step():
                 group = group_of.get(choice.request.id)
                 if group is None:
-                    continue  # of a stream that is under way beside this call
+                    continue  # belongs to a stream that runs beside this call
                 num_left[group] -= 1
                 num_tokens += len(choice.token_ids)
                 rate = num_tokens / (time.monotonic() - started_s)
@@ -31,7 +31,7 @@ def finish(driver: Driver, groups: list[list[Choice]], use_tqdm: bool) -> None:
 
 
 class LoadingBar:
-    """Progress of loading, at a terminal."""
+    """A progress bar for loading."""
 
     def __init__(self, enabled: bool) -> None:
         from tqdm import tqdm
@@ -42,7 +42,7 @@ class LoadingBar:
         )
 
     def __call__(self, fraction: float, what: str) -> None:
-        """Show that ``what`` is being done, and the share that is."""
+        """Show the current activity and the fraction done."""
         self._bar.set_description_str(what, refresh=False)
         self._bar.update(fraction - self._bar.n)
 

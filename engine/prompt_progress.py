@@ -1,4 +1,4 @@
-"""How far a prompt has come, for a client that asked to be told while it waits."""
+"""The progress of a prompt, for clients that request it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import msgspec
 
 
 class PromptProgress(msgspec.Struct, frozen=True, gc=False):
-    """Of one request, before its first token. Made by ``engine/scheduler/progress.py``."""
+    """One request's progress before its first token. Made by ``engine/scheduler/progress.py``."""
 
     total: int  # tokens of the prompt
-    cached: int  # of those, found in the cache when it was first admitted
-    processed: int  # of all, computed by now or found
-    elapsed_s: float  # since it was first admitted; 0 while it waits for that
-    queue_position: int | None = None  # how many are admitted before it; None: it waits no longer,
-    # or nobody knows
+    cached: int  # of these, tokens found in the cache on first admission
+    processed: int  # tokens computed so far or found in the cache
+    elapsed_s: float  # since first admission; 0 before it
+    queue_position: int | None = None  # requests to be admitted before it; None: it has been
+    # admitted, or the position is unknown

@@ -1,4 +1,4 @@
-"""What a client asks its engine, besides requests.
+"""Questions from a client to its engine, apart from requests.
 
 Used by all clients. Everything here belongs to one event loop.
 """
@@ -26,7 +26,7 @@ from engine.types import EngineInfo, Trace
 
 
 class Asker(ABC):
-    """The part of a :class:`engine.client.EngineClient` that asks; its docstrings tell more."""
+    """The question methods of :class:`engine.client.EngineClient`; see there for details."""
 
     @property
     @abstractmethod
@@ -35,46 +35,46 @@ class Asker(ABC):
 
     @abstractmethod
     async def _ask(self, question: Question) -> Answered:
-        """Ask the engine and wait for the answer. Raises the failure it may be, or EngineDead."""
+        """Ask the engine and await the answer. Raises the answer's failure, or EngineDead."""
 
     async def start_profile(self, num_steps: int) -> None:
         """Record the next steps."""
         await self._ask(StartProfile(num_steps))
 
     async def stop_profile(self) -> Trace:
-        """Record no longer."""
+        """Stop recording."""
         trace = (await self._ask(StopProfile())).trace
         assert trace is not None
         return trace
 
     async def look(self) -> Snapshot:
-        """How the engine stands."""
+        """A snapshot of the engine."""
         snapshot = (await self._ask(Look())).snapshot
         assert snapshot is not None
         return snapshot
 
     async def sleep(self, level: int, timeout_s: float) -> None:
-        """Give memory back."""
+        """Free memory."""
         await self._ask(Sleep(level, timeout_s))
 
     async def wake(self) -> None:
-        """Take it again."""
+        """Allocate it again."""
         await self._ask(Wake())
 
     async def reload(self, model: str | None, timeout_s: float) -> EngineInfo:
-        """Exchange the weights."""
+        """Replace the weights."""
         await self._ask(Reload(model, timeout_s))
         return self.info
 
 
 class Questions:
-    """Those that have not been answered, in the order in which the engine will answer them."""
+    """Unanswered questions, in the order in which the engine will answer them."""
 
     def __init__(self) -> None:
         self._open: deque[asyncio.Future[Answered]] = deque()
 
     async def ask(self, question: Question, send: Callable[[Question], None]) -> Answered:
-        """Send ``question`` and wait for the answer. Raises the failure it may be."""
+        """Send ``question`` and await the answer. Raises the answer's failure."""
         answer = asyncio.get_running_loop().create_future()
         self._open.append(answer)
         send(question)
@@ -84,15 +84,15 @@ class Questions:
         return answered
 
     def settle(self, answered: Answered) -> None:
-        """The oldest one has been answered."""
+        """Deliver the answer to the oldest question."""
         if not self._open:
-            return  # an answer that came too late: all were failed
+            return  # a late answer: all questions were failed
         answer = self._open.popleft()
-        if not answer.done():  # else whoever asked has been cancelled
+        if not answer.done():  # else the asker was cancelled
             answer.set_result(answered)
 
     def fail_all(self, error: EngineError) -> None:
-        """No answer will come."""
+        """Fail all questions, since no answers will come."""
         while self._open:
             answer = self._open.popleft()
             if not answer.done():

@@ -1,8 +1,8 @@
-"""What the clients of an engine process have in common: streams that outlive it.
+"""The common base of clients of an engine process: streams that survive a restart.
 
-When an engine has died and there is a link to another, every live request is submitted again with
-the output that its stream has already received; a token depends on the request's seed and its
-position alone, so each stream goes on as if nothing had happened.
+When a dead engine has been replaced, every live request is resubmitted with the output that its
+stream has already received. Sampling depends only on the request's seed and the position, so each
+stream continues as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -31,37 +31,38 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteClient(Asker):
-    """The part of a :class:`engine.client.EngineClient` that does not depend on who starts and
-    restarts the engine: that is its subclasses' to know.
+    """The part of :class:`engine.client.EngineClient` that is the same whoever starts the engine.
+
+    Subclasses know how the engine is started and restarted.
 
     Args:
-        name: which engine, for people.
+        name: the engine's name, for messages.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._streams = StreamTable(self._abort)
         self._listeners: list[Callable[[EngineOutput], None]] = []
-        self._link: EngineLink | None = None  # while it may be given requests
+        self._link: EngineLink | None = None  # set while requests may be sent
         self._info: EngineInfo | None = None
         self._stats = EngineStats()
         self._error: EngineError = EngineDead("the engine has not been started")
         self._dead = False
         self._activity: Activity = "serving"
         self._watchers: list[Callable[[], None]] = []
-        self.stats_s = 0.0  # time.monotonic() at which the engine told ``stats``
-        self.num_resumed = 0  # requests that went on in another engine
+        self.stats_s = 0.0  # time.monotonic() at which the engine sent ``stats``
+        self.num_resumed = 0  # requests resumed on another engine
 
     @property
     def info(self) -> EngineInfo:
-        """What was loaded. Raises EngineDead before ``start`` has returned."""
+        """A description of the loaded model. Raises EngineDead before ``start`` has returned."""
         if self._info is None:
             raise self._error
         return self._info
 
     @property
     def stats(self) -> EngineStats:
-        """The newest snapshot."""
+        """The latest snapshot of statistics."""
         return self._stats
 
     @property
@@ -71,7 +72,7 @@ class RemoteClient(Asker):
 
     @property
     def responds(self) -> bool:
-        """Whether the engine's process is there and says so: not while it is stopped."""
+        """Whether the engine process answers; false while it is stopped."""
         return self._link is not None and self._link.responds
 
     @property
@@ -81,14 +82,14 @@ class RemoteClient(Asker):
 
     @property
     def activity(self) -> Activity:
-        """What the engine does."""
+        """The engine's current activity."""
         return self._activity
 
     def submit(self, requests: Sequence[Request]) -> list[RequestStream]:
         """Queue requests; they are sent when the event loop is next idle.
 
         Raises:
-            EngineDead: the engine is gone, or being restarted.
+            EngineDead: the engine is dead or restarting.
             ValueError: an id is in use.
         """
         if self._link is None or not self._link.open:
@@ -105,22 +106,23 @@ class RemoteClient(Asker):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of this client's sequences, waiting and running: how busy it keeps the engine."""
+        """Tokens held by this client's sequences, waiting and running: a measure of load."""
         return self._streams.num_tokens
 
     def watch(self, watcher: Callable[[], None]) -> None:
-        """Call ``watcher`` when the engine has died, is there again, has been given up, or has told
-        of a change in what it does. Before ``start``."""
+        """Call ``watcher`` when the engine dies, returns, is given up, or changes its activity.
+
+        To be called before ``start``.
+        """
         self._watchers.append(watcher)
 
     def let_go(self) -> list[Stream]:
-        """The streams of an engine that has died, for another to take over; what the engine said
-        of itself is not true any more, either."""
+        """Hand over the streams of an engine that has died; its statistics are reset."""
         self._stats, self.stats_s = EngineStats(), time.monotonic()
         return self._streams.take_all()
 
     def take_over(self, streams: Sequence[Stream]) -> None:
-        """Have streams that another engine has died with go on in this one, which is alive."""
+        """Resume the streams of a dead engine on this one, which must be alive."""
         assert self._link is not None
         requests = self._streams.adopt(streams)
         if requests:
@@ -141,21 +143,21 @@ class RemoteClient(Asker):
     # ------------------------------------------------------------ for subclasses
 
     def _attach(self, link: EngineLink) -> None:
-        """There is an engine at the other end of ``link``: whoever waits goes on there."""
+        """Use the engine at the other end of ``link``, and resume all streams there."""
         self._link = link
-        self._error = EngineDead("the engine is being restarted")  # from when it is not open
+        self._error = EngineDead("the engine is being restarted")  # for when the link closes
         self.take_over(self._streams.take_all())
         if self._watchers:
             link.lost.add_done_callback(lambda _: self._tell())
             self._tell()
 
     def _change(self, ready: Ready) -> None:
-        """What an engine has loaded, or does, is this from now on."""
+        """Note the loaded model and the activity that the engine reports."""
         self._info, self._activity = ready.info, ready.activity
         self._tell()
 
     def _give_up(self, error: EngineError) -> None:
-        """There will be no other engine."""
+        """Note that there will be no other engine."""
         self._dead = True
         self._end(error if isinstance(error, EngineDead) else EngineDead(str(error)))
         self._tell()

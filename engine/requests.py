@@ -1,4 +1,4 @@
-"""From one user's request for n continuations to the n sequences that make them."""
+"""Expands one user's request for n continuations into n single-sequence requests."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def fan_out(
     deadline_s: float | None = None,
     background: bool = False,
 ) -> list[Request]:
-    """The requests for ``sampling.n`` continuations of one prompt, the leader first.
+    """Make the requests for ``sampling.n`` continuations of one prompt, the leader first.
 
-    The leader has ``request_id`` itself, its forks ``request_id/1`` and on; each has a seed of
-    its own, derived from the request's (drawn here where it has none), so that choice ``i`` of a
-    seeded request is the same text whenever and beside whatever it runs.
+    The leader's id is ``request_id``; its forks are ``request_id/1`` and so on. Each has its own
+    seed derived from the request's seed, which is drawn here if it is not set. Choice ``i`` of a
+    seeded request is therefore always the same text, whatever else is running.
     """
     seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
     prompt = tuple(prompt_token_ids)
@@ -58,7 +58,7 @@ def fan_out(
 
 
 def _choice_seed(seed: int, index: int) -> int:
-    """Seed of choice ``index``: the request's own for 0, else splitmix64 of it (Steele 2014)."""
+    """The seed of choice ``index``: the request's own for 0, else by splitmix64 (Steele 2014)."""
     if index == 0:
         return seed
     z = (seed + index * 0x9E3779B97F4A7C15) & _MASK

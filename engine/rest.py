@@ -1,11 +1,11 @@
-"""When an engine sleeps, wakes and changes its weights: between requests; what comes meanwhile.
+"""Sleeping, waking and replacing weights, and what happens to requests meanwhile.
 
     serving ──Sleep──► falling asleep ──► asleep ──Wake──► waking ──► serving
        └─────Reload──► reloading ───────────────────────────────────► serving
 
-Both begin with those who are being served: they go on to their ends, or are ended when the time
-that they were given is over. Who comes while the engine falls asleep or sleeps is refused, since
-nobody knows for how long; who comes while weights are exchanged waits for the new ones.
+Sleep and Reload first wait for the current requests, and end those that are still running when the
+timeout expires. Requests that arrive while the engine falls asleep or sleeps are refused, as it is
+unknown how long that will last. Requests that arrive during a reload wait for the new weights.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Asked(NamedTuple):
-    """A question, and who is told the answer, in the loop's thread."""
+    """A question, and the callback for its answer, which is called in the loop's thread."""
 
     question: Question
     answer: Callable[[Answered], None]
@@ -41,29 +41,29 @@ Held = Submit | Abort | Asked
 
 
 class Rest:
-    """Takes an engine to its rests and back. All calls come between two steps, from their thread.
+    """Puts an engine to sleep, wakes it and reloads it. Used only by its thread, between steps.
 
     Args:
         core: the engine.
-        announce: told of each change of what the engine does.
+        announce: called on each change of the engine's activity.
     """
 
     def __init__(self, core: EngineCore, announce: Callable[[Ready], None]) -> None:
         self._core = core
         self._announce = announce
         self._activity: Activity = "serving"
-        self._asked: Asked | None = None  # what is done once nothing runs
-        self._ends_s = 0.0  # time.monotonic() at which what runs is ended
-        self._held: list[Held] = []  # what came since
+        self._asked: Asked | None = None  # to be carried out when nothing runs
+        self._ends_s = 0.0  # time.monotonic() at which running requests are ended
+        self._held: list[Held] = []  # commands received since
 
     @property
     def is_pending(self) -> bool:
-        """Whether somebody waits for the engine to have nothing to do."""
+        """Whether a question waits for the engine to become idle."""
         return self._asked is not None
 
     @property
     def refusal(self) -> Failure | None:
-        """What requests are refused with now; None: they are taken."""
+        """The error to refuse requests with; None: they are accepted."""
         if self._activity == "falling_asleep":
             return Failure.of(EngineAsleep("The server is being put to sleep; it must be woken."))
         if self._activity == "asleep":
@@ -71,10 +71,10 @@ class Rest:
         return None
 
     def holds(self, command: Held) -> bool:
-        """Take a command that must wait until the engine has rested; whether it must.
+        """Hold back a command that must wait for a pending question; false if it need not.
 
-        Questions are answered in the order they come in. An abort of a request that is held must
-        not overtake it.
+        Questions are answered in the order they arrive. An abort is both held and carried out,
+        since the request it ends may itself be held, and must not overtake it.
         """
         if self._asked is None:
             return False
@@ -84,17 +84,17 @@ class Rest:
         return not isinstance(command, Abort)
 
     def begin(self, asked: Asked) -> None:
-        """Do what a RestQuestion asks for, as soon as nothing runs."""
+        """Carry out a RestQuestion as soon as nothing runs."""
         question = asked.question
         self._ends_s = time.monotonic()
         if isinstance(question, (Sleep, Reload)):
             self._ends_s += question.timeout_s
             try:
                 self._core.check_rest()
-            except RestRefused as error:  # before anybody is ended for it
+            except RestRefused as error:  # before any request is ended for it
                 asked.answer(Answered(None, Failure.of(error)))
                 return
-        elif not self._core.is_asleep:  # it is to wake, and is awake: who runs goes on
+        elif not self._core.is_asleep:  # a Wake of an engine that is awake
             asked.answer(Answered(None, None))
             return
         self._asked = asked
@@ -105,7 +105,7 @@ class Rest:
                 self._change("reloading")
 
     def go_on(self) -> list[Held]:
-        """Do what was asked for, if nothing runs; the commands that have waited for it."""
+        """Carry out the pending question if nothing runs; returns the commands held meanwhile."""
         if self._asked is None:
             return []
         if self._core.has_work:
@@ -122,7 +122,7 @@ class Rest:
         return held
 
     def _do(self, question: Question) -> Failure | None:
-        """Why it could not be done; None: it is."""
+        """Carry out a question; returns the error, or None on success."""
         core = self._core
         try:
             if isinstance(question, Sleep):

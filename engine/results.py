@@ -1,4 +1,4 @@
-"""What the offline ``LLM`` returns."""
+"""The result types of the offline ``LLM``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int  # 0 to n - 1
     text: str
-    token_ids: tuple[int, ...]  # the token that ended it included
-    logprobs: tuple[TokenLogprob, ...] | None  # one a token, when asked for
+    token_ids: tuple[int, ...]  # including the token that ended it
+    logprobs: tuple[TokenLogprob, ...] | None  # one per token, if requested
     finish_reason: FinishReason
-    stop_reason: str | int | None  # the stop string or stop token that ended it
-    error: str | None = None  # with finish_reason "error": what went wrong
-    score: float | None = None  # of beam search, by which its completions are sorted
+    stop_reason: str | int | None  # the stop string or stop token that ended the text
+    error: str | None = None  # the error message if finish_reason is "error"
+    score: float | None = None  # beam search only; completions are sorted by it
 
 
 class RequestResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,12 +30,12 @@ class RequestResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[Completion, ...]
-    prompt_logprobs: tuple[TokenLogprob, ...] | None  # one a token, the first without a value
-    num_cached_tokens: int  # of the prompt, found in the prefix cache
+    prompt_logprobs: tuple[TokenLogprob, ...] | None  # one per token; the first has no value
+    num_cached_tokens: int  # prompt tokens found in the prefix cache
 
 
 class LLMStats(msgspec.Struct, frozen=True, kw_only=True):
-    """How an engine stands: its work so far and its memory."""
+    """An engine's statistics and memory use."""
 
     engine: EngineStats
     memory: MemoryPlan  # weights and KV cache, as planned at start
@@ -45,7 +45,7 @@ class LLMStats(msgspec.Struct, frozen=True, kw_only=True):
 def make_result(
     group: list[Choice], text: str | None, sampling: SamplingParams, tokenizer: Tokenizer
 ) -> RequestResult:
-    """The result of a prompt's finished choices; ``text`` is the prompt where it came as text."""
+    """Build the result of a prompt's finished choices; ``text`` is the prompt if given as text."""
     leader = group[0]
     prompt_ids = leader.request.prompt_token_ids
     told = None

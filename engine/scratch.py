@@ -1,7 +1,7 @@
-"""A process's directory for what others find by a path: sockets, maps of memory, meeting points.
+"""A process's directory for what others find by path: sockets, shared memory, rendezvous files.
 
-A process that is killed outright cannot take its own away: the next one of its kind does. Each
-holds a lock on a file in it, which the system lets go when it dies.
+A process that is killed cannot remove its own directory, so the next process of its kind does. Each
+process holds a lock on a file in its directory, which the kernel releases when the process dies.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _LOCK = "lock"
 
 
 class Scratch:
-    """A new directory, for its owner alone (mode 0700), until ``close`` or the process's end.
+    """A new private directory (mode 0700), removed by ``close`` or at the process's exit.
 
     Args:
-        kind: of process; those of its kind that were killed are tidied up after.
+        kind: of process; directories left by killed processes of this kind are removed.
     """
 
     def __init__(self, kind: str) -> None:
@@ -31,18 +31,18 @@ class Scratch:
         made = self.path / "made"
         self._lock = made.open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        made.rename(self.path / _LOCK)  # nobody finds it before it is locked
+        made.rename(self.path / _LOCK)  # it becomes visible only once locked
         self._remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
     def close(self) -> None:
-        """Remove it and all that is in it. Idempotent."""
+        """Remove the directory and its contents. Idempotent."""
         self._remove()
         self._lock.close()
 
 
 def _remove_abandoned(folder: Path, prefix: str) -> None:
     for path in folder.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):  # in use, gone meanwhile, or not ours
+        with contextlib.suppress(OSError):  # in use, already gone, or not ours
             if path.is_symlink() or path.stat().st_uid != os.getuid():
                 continue
             with (path / _LOCK).open() as lock:

@@ -1,13 +1,13 @@
-"""A client of an engine process that somebody else starts and restarts.
+"""A client of an engine process that another process starts and restarts.
 
     API worker ── SharedClient ──┐ Submit, Abort
     API worker ── SharedClient ──┼──────────────► listening Unix socket ─ ClientHub ─ EngineLoop
     API worker ── SharedClient ──┘ ◄── Ready, Output                     (engine/hub.py)
 
-End-of-file means that the engine has died, and the client dials again: the socket is held open by
-the engine's supervisor (``engine/supervisor.py``), so the call waits there until another engine
-has loaded. Only the supervisor knows whether there will be one; whoever hears it from there tells
-the client through ``give_up``.
+End-of-file means that the engine has died, and the client connects again. The engine's supervisor
+(``engine/supervisor.py``) keeps the socket open, so the connection waits there until another engine
+has loaded. Only the supervisor knows whether there will be one. When it has given up, the client is
+told so by ``give_up``.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from engine.link import EngineLink
 from engine.remote import RemoteClient
 from engine.types import EngineInfo
 
-_REDIAL_S = 0.05  # after a call that came to nothing
+_REDIAL_S = 0.05  # after a failed connection attempt
 
 
 class SharedClient(RemoteClient):
-    """A :class:`engine.client.EngineClient` beside others of the same engine.
+    """A :class:`engine.client.EngineClient` that shares its engine with others.
 
     Args:
-        path: of the Unix socket at which the engine takes clients.
-        name: which engine, for people.
+        path: the Unix socket on which the engine accepts clients.
+        name: the engine's name, for messages.
     """
 
     def __init__(self, path: str, name: str = "the engine") -> None:
@@ -44,7 +44,7 @@ class SharedClient(RemoteClient):
         return (self,)
 
     async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
-        """Wait until the engine has loaded. Raises what ``give_up`` is told."""
+        """Wait until the engine has loaded. Raises the error passed to ``give_up``."""
         if self._dead:
             raise self._error
         self._started = asyncio.get_running_loop().create_future()
@@ -52,13 +52,13 @@ class SharedClient(RemoteClient):
         return await self._started
 
     def give_up(self, error: EngineError) -> None:
-        """There is no engine, and there will be none."""
+        """Note that the engine is dead and will not be restarted."""
         self._give_up(error)
         if self._started is not None and not self._started.done():
             self._started.set_exception(error)
 
     async def close(self) -> None:
-        """Hang up; the engine ends what was asked of it here. Idempotent."""
+        """Disconnect; the engine ends this client's requests. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -75,7 +75,7 @@ class SharedClient(RemoteClient):
             try:
                 await loop.create_unix_connection(lambda link=link: link, self._path)
                 self._info = await link.ready
-            except (OSError, EngineError):  # it died as it loaded, or the line was busy
+            except (OSError, EngineError):  # it died while loading, or the backlog was full
                 await asyncio.sleep(_REDIAL_S)
                 continue
             except asyncio.CancelledError:

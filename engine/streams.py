@@ -1,6 +1,6 @@
-"""From the engine's columns, one step for all requests, to streams, all steps for one request.
+"""Converts the engine's output, one step for all requests, into one stream per request.
 
-Used by both clients. Everything here belongs to one event loop.
+Used by all clients. Everything here belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from engine.types import (
     TokenLogprobs,
 )
 
-_MAX_RESUMED = 2  # engines that may die with a request before it is given up
+_MAX_RESUMED = 2  # engines that may die with a request before it is failed
 
 
 class Stream:
-    """A :class:`engine.client.RequestStream`, and what is needed to resume its request.
+    """A :class:`engine.client.RequestStream`, with what is needed to resume its request.
 
-    News gathers here until the consumer comes for it: a consumer that lags costs no queue, and
-    wakes once for all that it missed.
+    Output accumulates here until the consumer reads it. A slow consumer causes no queue, and wakes
+    once for everything that it missed.
     """
 
     def __init__(self, request: Request, abort: Callable[[str], None]) -> None:
@@ -44,27 +44,27 @@ class Stream:
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._num_prompt_logprobs = 0  # received
-        self._num_repeated = 0  # of those to come, received before the engine died
+        self._num_repeated = 0  # of those to come, how many were received before the engine died
         self._embedding: bytes | None = None
         self._num_cached: int | None = None
         self._cached_taken = False
-        self._progress: PromptProgress | None = None  # that has not been taken
+        self._progress: PromptProgress | None = None  # not read yet
         self._first_token_s: float | None = None
-        self.num_resumed = 0  # engines that have died with it
+        self.num_resumed = 0  # engines that have died with this request
 
         self._has_news = False
-        self._has_details = False  # more than tokens are to be told
+        self._has_details = False  # there is more to report than tokens
         self._finish_reason: FinishReason | None = None
         self._stop_token_id: int | None = None
         self._timings: RequestTimings | None = None
         self._error: EngineError | None = None
         self._exhausted = False
 
-    # ------------------------------------------------------------ the consumer's side
+    # ------------------------------------------------------------ consumer
 
     @property
     def request_id(self) -> str:
-        """The id it was submitted under."""
+        """The id under which it was submitted."""
         return self.request.id
 
     async def next(self) -> RequestOutput:
@@ -82,7 +82,7 @@ class Stream:
         return self._take()
 
     def abort(self) -> None:
-        """Stop the request now. Idempotent, and without effect once it has ended."""
+        """Stop the request now. Idempotent; no effect once it has ended."""
         if self._ended:
             return
         self.aborted = True
@@ -116,10 +116,10 @@ class Stream:
             timings=self._timings,
         )
 
-    # ------------------------------------------------------------ the engine's side
+    # ------------------------------------------------------------ engine
 
     def push(self, token_ids: tuple[int, ...], reason: FinishReason | None) -> int:
-        """One step's tokens. Returns how many it took: none once it has ended."""
+        """Add one step's tokens. Returns how many were accepted: none once the stream has ended."""
         if self._finish_reason is not None or self._error is not None:
             return 0
         if self._first_token_s is None and token_ids:
@@ -133,15 +133,15 @@ class Stream:
             waiter.set_result(None)
         return len(token_ids)
 
-    # What few outputs have; the same output's ``push`` comes after it.
+    # Called for few outputs, always before ``push`` for the same output.
 
     def add_logprobs(self, logprobs: tuple[TokenLogprobs, ...]) -> None:
-        """Those of the tokens that the same output pushes."""
+        """Add the log-probabilities of the tokens that the same output pushes."""
         self._has_details = True
         self._logprobs += logprobs
 
     def add_prompt_logprobs(self, logprobs: tuple[TokenLogprobs, ...]) -> None:
-        """The next ones of the prompt, less those that a resumed request brings once more."""
+        """Add prompt log-probabilities, less those that a resumed request repeats."""
         self._has_details = True
         repeated = min(self._num_repeated, len(logprobs))
         self._num_repeated -= repeated
@@ -149,29 +149,32 @@ class Stream:
         self._num_prompt_logprobs += len(logprobs) - repeated
 
     def set_embedding(self, embedding: bytes) -> None:
-        """The vector, whose request ends with the same output."""
+        """Set the vector; the request ends with the same output."""
         self._has_details = True
         self._embedding = embedding
 
     def set_num_cached(self, num_cached: int) -> None:
-        """How much of the prompt was cached: the first word on it counts."""
+        """Set how much of the prompt was cached; only the first report counts."""
         if self._num_cached is None:
             self._has_details = True
             self._num_cached = num_cached
 
     def set_progress(self, progress: PromptProgress) -> None:
-        """How far its prompt has come: the last word on it counts."""
+        """Set the progress of the prompt; only the latest report counts."""
         self._has_details = True
         self._progress = progress
 
     def set_stop_token(self, token_id: int) -> None:
-        """The token that ends it with the same output."""
+        """Set the token that ends the request with the same output."""
         self._has_details = True
         self._stop_token_id = token_id
 
     def set_timings(self, timings: RequestTimings) -> None:
-        """When things happened. A restarted engine does not know of a first token that came before,
-        but of one of its own better than who reads it later."""
+        """Set the timestamps.
+
+        A restarted engine does not know of a first token that came before. Otherwise its own time
+        is more exact than the time at which the token arrived here.
+        """
         if self.num_resumed and self._first_token_s is not None:
             first_s = min(self._first_token_s, timings.first_token_s or self._first_token_s)
             timings = msgspec.structs.replace(timings, first_token_s=first_s)
@@ -179,30 +182,30 @@ class Stream:
         self._timings = timings
 
     def fail(self, error: EngineError) -> None:
-        """End with ``error``, after what has already come."""
+        """End with ``error``, after the output that has already arrived."""
         if not self._ended:
             self._error = error
             self._wake(news=False)
 
     def resume(self) -> Request:
-        """The request that goes on where this stream's output ends."""
+        """The request that continues where this stream's output ends."""
         self.num_resumed += 1
         self._num_repeated = self._num_prompt_logprobs
         return msgspec.structs.replace(self.request, resumed_token_ids=tuple(self._token_ids))
 
     def move(self, abort: Callable[[str], None]) -> None:
-        """Its request lives in another table from now on, whose ``abort`` this is."""
+        """Attach the stream to another table, whose ``abort`` this is."""
         self._abort = abort
 
     @property
     def num_tokens(self) -> int:
-        """That its sequence holds, but for a prompt that it shares with its leader."""
+        """Tokens that its sequence holds, without a prompt that it shares with its leader."""
         prompt = 0 if self.request.fork_of is not None else len(self.request.prompt_token_ids)
         return prompt + len(self._token_ids)
 
     @property
     def has_output(self) -> bool:
-        """Whether anything has been told of it that another model would have said otherwise."""
+        """Whether it has received output that other weights would have made different."""
         return bool(self._token_ids) or self._num_prompt_logprobs > 0
 
     @property
@@ -218,8 +221,8 @@ class Stream:
 class StreamTable:
     """The streams of an engine's live requests.
 
-    A stream stays here until the engine says that its request has ended, also when its consumer
-    has aborted it: only then can its id mean another request.
+    A stream stays here until the engine reports the end of its request, even if its consumer has
+    aborted it. Only then can its id be reused.
     """
 
     def __init__(self, abort: Callable[[str], None]) -> None:
@@ -231,7 +234,7 @@ class StreamTable:
         return len(self._streams)
 
     def open(self, request: Request) -> Stream:
-        """A stream for a request about to be submitted. Raises ValueError if its id is live."""
+        """Open a stream for a request to be submitted. Raises ValueError if its id is live."""
         if request.id in self._streams:
             raise ValueError(f"request id {request.id!r} is in use")
         stream = Stream(request, self._abort)
@@ -239,10 +242,10 @@ class StreamTable:
         return stream
 
     def dispatch(self, output: EngineOutput) -> None:
-        """Hand each stream its share. No consumer runs before this returns."""
+        """Distribute an output to the streams. No consumer runs before this returns."""
         streams = self._streams
         num_pushed = 0
-        # The sparse columns first: the last word on a request closes its stream.
+        # The sparse columns first, since the last row of a request closes its stream.
         self._each(output.logprobs, Stream.add_logprobs)
         self._each(output.prompt_logprobs, Stream.add_prompt_logprobs)
         self._each(output.embeddings, Stream.set_embedding)
@@ -269,13 +272,13 @@ class StreamTable:
             stream.fail(error)
 
     def take_all(self) -> list[Stream]:
-        """All streams that somebody still wants, in order of submission; none is left here."""
+        """Remove and return all streams that are not aborted, in order of submission."""
         return [stream for stream in self._clear() if not stream.aborted]
 
     def adopt(self, streams: Sequence[Stream]) -> list[Request]:
-        """What to submit so that streams whose engine has died go on here, in their order.
+        """The requests to submit so that streams of a dead engine continue here, in order.
 
-        What has been there at too many deaths may be what kills, and fails instead.
+        A request that was live at too many deaths may be their cause, so it fails instead.
         """
         requests: list[Request] = []
         for stream in streams:
@@ -289,9 +292,9 @@ class StreamTable:
 
     @property
     def num_tokens(self) -> int:
-        """That the sequences of all streams hold, waiting or running.
+        """Tokens that the sequences of all streams hold, waiting or running.
 
-        Counted as they come and go: who asks once a request must not look at all the others.
+        Kept as a running total, because it is read once per request.
         """
         return self._num_tokens
 

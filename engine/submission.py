@@ -1,4 +1,4 @@
-"""Requests on their way to another process: pixels go once, and not too many in one frame."""
+"""Packs requests into messages: pixels are sent once, and frames stay within their limit."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from engine.types import Request
 
 
 def pack(requests: Sequence[Request]) -> list[Submit]:
-    """The messages that submit ``requests``, in their order.
+    """The messages that submit ``requests``, in order.
 
-    Those that hold images have a message each, as a frame is bounded; their forks come in it
-    without the images, which ``unpack`` gives back to them.
+    A request with images has a message of its own, because frames are bounded in size. Its forks
+    are in the same message without the images, which ``unpack`` restores.
     """
     groups: list[list[Request]] = []
-    shown: set[str] = set()  # those in the newest group that hold images
+    shown: set[str] = set()  # requests with images in the newest group
     for request in requests:
         if request.images and request.fork_of in shown:
             request = msgspec.structs.replace(request, images=())
@@ -29,7 +29,7 @@ def pack(requests: Sequence[Request]) -> list[Submit]:
 
 
 def unpack(requests: Sequence[Request]) -> list[Request]:
-    """What ``pack`` has packed into one message."""
+    """The requests that ``pack`` put into one message."""
     images = {request.id: request.images for request in requests if request.images}
     return [
         msgspec.structs.replace(request, images=images[request.fork_of])
@@ -40,5 +40,5 @@ def unpack(requests: Sequence[Request]) -> list[Request]:
 
 
 def holds_images(submit: Submit) -> bool:
-    """Whether a message is large enough to go alone."""
+    """Whether a message is so large that it should be sent alone."""
     return any(request.images for request in submit.requests)

@@ -1,7 +1,7 @@
-"""Keeps an engine process running: starts it, replaces it when it dies, gives it up at last.
+"""Keeps an engine process running: starts it, and replaces it when it dies.
 
-End-of-file is the death notice. An engine that keeps dying is given up, and so is one whose model
-cannot be loaded in the first place. Nothing here imports the tensor library.
+Death is detected by end-of-file. An engine that dies repeatedly is given up, as is one whose model
+cannot be loaded at the first start. Nothing here imports the tensor library.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from engine.types import EngineInfo
 
 logger = logging.getLogger(__name__)
 
-MAX_CRASHES = 3  # within CRASH_WINDOW_S: no further restart
+MAX_CRASHES = 3  # within CRASH_WINDOW_S; then there is no further restart
 CRASH_WINDOW_S = 60.0
 _EXIT_GRACE_S = 5.0  # from Shutdown to SIGTERM, and from there to SIGKILL
-_REAP_GRACE_S = 2.0  # for a process that has closed its socket
+_REAP_GRACE_S = 2.0  # for a process that has closed its socket to exit
 
 
 class CrashLimit:
-    """Counts deaths within a window of time."""
+    """Counts crashes within a time window."""
 
     def __init__(self) -> None:
         self._crashes_s: list[float] = []
 
     def reached(self) -> bool:
-        """Count one more; whether that is one too many."""
+        """Count a crash; true if there have been too many."""
         now_s = time.monotonic()
         self._crashes_s = [at for at in self._crashes_s if now_s - at < CRASH_WINDOW_S]
         self._crashes_s.append(now_s)
@@ -46,18 +46,18 @@ class CrashLimit:
 
 
 class EngineSupervisor:
-    """One engine process at a time.
+    """Runs one engine process at a time.
 
     Args:
-        config: what to load; sent to the child.
-        runner: ``module:factory`` of the runner, if it is not the engine's own.
-        child: a process of ``engine.worker`` that waits to be told what to load, to begin with.
-        listener: a listening Unix socket where the engine takes further clients; it stays ours,
-            so that clients which come between two engines wait for the second.
-        take: called with each step's output; without a ``listener`` only.
-        on_change: called when what an engine has loaded or does has changed.
+        config: what to load; sent to the child process.
+        runner: ``module:factory`` of the runner, if not the engine's own.
+        child: an ``engine.worker`` process that waits for its configuration, to use first.
+        listener: a listening Unix socket on which the engine accepts further clients. It stays open
+            here, so clients that connect between two engines wait for the second.
+        take: called with each step's output; unused with a ``listener``.
+        on_change: called when the loaded model or the engine's activity changes.
         on_restart: called with the link to an engine that replaces a dead one.
-        on_death: called with the reason when the engine is given up after it had been ready.
+        on_death: called with the reason when an engine that had been ready is given up.
     """
 
     def __init__(
@@ -79,21 +79,21 @@ class EngineSupervisor:
         self._on_change = on_change
         self._on_restart = on_restart
         self._on_death = on_death
-        self._spare = child  # not told yet what to load
+        self._spare = child  # not configured yet
         self._child: Child | None = None
-        self._dialled: EngineLink | None = None  # to the child there is, also while it loads
+        self._dialled: EngineLink | None = None  # link to the current child, also while it loads
         self._task: asyncio.Task[None] | None = None
         self._crashes = CrashLimit()
-        self.link: EngineLink | None = None  # the same, once it may be given requests
-        self.num_restarts = 0  # engines started in place of one that died
+        self.link: EngineLink | None = None  # the same link, once requests may be sent
+        self.num_restarts = 0  # engines started to replace one that died
 
     @property
     def pid(self) -> int | None:
-        """The engine's process id, while there is one."""
+        """The engine's process id, or None if there is no process."""
         return None if self._child is None else self._child.pid
 
     def spawn(self) -> None:
-        """Start the child now, so that it loads while the caller goes on; ``start`` awaits it.
+        """Start the child process now, so that it loads in the background; ``start`` awaits it.
 
         Needs no event loop, and returns as soon as the process exists. Idempotent.
         """
@@ -102,7 +102,7 @@ class EngineSupervisor:
         self._child, self._spare = self._spare or Child("engine.worker"), None
         listeners = [] if self._listener is None else [self._listener.fileno()]
         frame = encode(Configure(self._config, self._runner, bool(listeners)))
-        with contextlib.suppress(BrokenPipeError):  # it is dead already: end-of-file will tell
+        with contextlib.suppress(BrokenPipeError):  # already dead; the end-of-file will show it
             sent = socket.send_fds(self._child.socket, [frame], listeners)
             self._child.socket.sendall(frame[sent:])
 
@@ -113,7 +113,7 @@ class EngineSupervisor:
         return info
 
     async def close(self) -> None:
-        """End the engine: after its step, or by force after a grace. Idempotent."""
+        """Shut the engine down after its step, or by force after a grace period. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -122,7 +122,7 @@ class EngineSupervisor:
             self.link.send(Shutdown())
             self.link.flush()
         elif self._dialled is not None:
-            self._dialled.close()  # it is still loading: end-of-file ends it
+            self._dialled.close()  # still loading: end-of-file ends it
         elif self._child is not None:
             self._child.socket.close()
         self.link = None
@@ -135,7 +135,7 @@ class EngineSupervisor:
     # ------------------------------------------------------------ helpers
 
     async def _connect(self, on_progress: LoadProgress | None) -> tuple[EngineLink, EngineInfo]:
-        """A link to the child once it has loaded. Raises ModelLoadError or EngineDead."""
+        """Connect to the child and await its loading. Raises ModelLoadError or EngineDead."""
         self.spawn()
         assert self._child is not None
         self._dialled = link = EngineLink(
@@ -146,7 +146,7 @@ class EngineSupervisor:
         return link, await link.ready
 
     def _hear(self, ready: Ready) -> None:
-        """An engine that replaces this one has the weights that it has now."""
+        """Remember the current weights, which an engine that replaces this one will load."""
         info = ready.info
         if info.generation != self._config.generation:
             self._config = msgspec.structs.replace(
@@ -155,7 +155,7 @@ class EngineSupervisor:
         self._on_change(ready)
 
     async def _supervise(self, link: EngineLink) -> None:
-        """Replace each engine that dies; or give up."""
+        """Replace each engine that dies, until the crash limit is reached."""
         try:
             while True:
                 await link.lost
@@ -171,7 +171,7 @@ class EngineSupervisor:
             self._on_death(EngineDead(f"{type(error).__name__}: {error}"))
 
     async def _replace(self) -> EngineLink:
-        """Another engine in place of a dead one. Raises EngineDead when too many have died."""
+        """Start an engine in place of a dead one. Raises EngineDead after too many crashes."""
         while True:
             await self._bury()
             if self._crashes.reached():
@@ -185,7 +185,7 @@ class EngineSupervisor:
                 return link
 
     async def _bury(self) -> None:
-        """See the dead process out: another must not load before its memory is free."""
+        """Reap the dead process. Its memory must be free before another engine loads."""
         child, self._child = self._child, None
         if child is not None:
             code = await asyncio.to_thread(child.end, _REAP_GRACE_S)

@@ -1,4 +1,4 @@
-"""The shared nouns. Standard library and msgspec only; every type says who may write it.
+"""The shared types. Standard library and msgspec only; each type says who may write it.
 
     SamplingParams ──► Request ──► [Scheduler: Sequence, BlockTable]
                                         │ StepPlan
@@ -8,8 +8,8 @@
                                         ▼
                                     EngineOutput ──► RequestOutput (one request's share)
 
-Frozen types are written by nobody after they are made. ``Request`` and ``EngineOutput`` cross
-the process boundary as msgpack.
+Frozen types are never changed once made. ``Request`` and ``EngineOutput`` cross the process
+boundary as msgpack.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
-MAX_LOGPROBS = 20  # that a client may ask for
-MAX_TOLD_LOGPROBS = 128  # that the engine tells, to whoever searches among them
-PENDING_TOKEN = -1  # in a row: the token that an earlier step has chosen, still on the device
-DRAFT_TOKEN = -2  # in a row: a token that the runner's draft model is to propose in this step
+MAX_LOGPROBS = 20  # most that a client may request
+MAX_TOLD_LOGPROBS = 128  # most that the engine returns, for callers that search among them
+PENDING_TOKEN = -1  # in a row: a token sampled by an earlier step that is still on the device
+DRAFT_TOKEN = -2  # in a row: a token to be proposed by the runner's draft model in this step
 _MAX_SEED = 2**63 - 1
 _MAX_BIAS_ENTRIES = 1024
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """What every text of a request must match; held by masks in the sampler (``engine/grammar``).
+    """What the text of a request must match; enforced by token masks (``engine/grammar``).
 
-    ``text`` is a JSON schema, a regular expression for the whole text, a JSON list of strings of
-    which the text is one, or a grammar in llguidance's dialect of Lark (which may embed schemas as
-    ``%json {...}``); for ``json_object`` it says nothing. Whether it can be served is judged by the
-    grammar backend, not here.
+    ``text`` is a JSON schema, a regular expression for the whole text, a JSON list of the allowed
+    strings, or a grammar in llguidance's dialect of Lark (which may embed schemas as
+    ``%json {...}``). For ``json_object`` it is ignored. Whether a grammar can be served is checked
+    by the grammar backend, not here.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "choice", "lark"]
@@ -52,11 +52,11 @@ class Grammar(msgspec.Struct, frozen=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the tokens of one request are chosen, and when it ends.
+    """How the tokens of one request are sampled, and when it ends.
 
-    A value that cannot be served raises :class:`InvalidParameter` at construction, so a
-    ``SamplingParams`` that exists is valid. What needs the model to be judged (token ids within
-    the vocabulary, lengths within the context) is checked where the model is known.
+    Unsupported values raise :class:`InvalidParameter` at construction, so every existing
+    ``SamplingParams`` is valid. Checks that depend on the model (token ids within the vocabulary,
+    lengths within the context) are made where the model is known.
     """
 
     # The distribution. temperature 0 is greedy.
@@ -68,27 +68,27 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
-    seed: int | None = None  # None: given one where the request is made
+    seed: int | None = None  # None: drawn when the request is made
 
-    # What may be chosen at all.
+    # Which tokens may be sampled.
     grammar: Grammar | None = None
     allowed_token_ids: tuple[int, ...] | None = None  # None: all
-    bad_token_ids: tuple[tuple[int, ...], ...] = ()  # sequences whose last token is not chosen
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()  # the last of one never follows the rest
 
-    # The end.
-    max_tokens: int | None = None  # None: whatever the context leaves
+    # When the request ends.
+    max_tokens: int | None = None  # None: as many as the context allows
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
 
-    # What is told besides tokens. 0 means the chosen token alone, None nothing.
+    # What is reported besides tokens. 0: only the sampled token's log-probability; None: none.
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
-    # Read by the text layer and by fan_out(); the engine loop itself knows token ids only.
+    # Read by the text layer and by fan_out(). The engine itself knows only token ids.
     n: int = 1
     stop: tuple[str, ...] = ()
-    bad_words: tuple[str, ...] = ()  # becomes bad_token_ids where a tokenizer is at hand
+    bad_words: tuple[str, ...] = ()  # converted to bad_token_ids where a tokenizer is available
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
 
@@ -124,13 +124,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def follows_output(self) -> bool:
-        """Whether which tokens may be chosen depends on those chosen before."""
+        """Whether the tokens allowed next depend on the output so far."""
         return self.grammar is not None or any(len(ids) > 1 for ids in self.bad_token_ids)
 
     @property
     def is_plain(self) -> bool:
-        """Whether a token is chosen by its logits, the seed and its position alone, and told
-        without log-probabilities."""
+        """Whether sampling depends only on logits, seed and position, without log-probabilities."""
         return not (
             self.grammar is not None
             or self.allowed_token_ids is not None
@@ -145,63 +144,63 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
+        """Whether the most likely token is always chosen."""
         return self.temperature == 0.0
 
 
 class Adapter(msgspec.Struct, frozen=True):
-    """A LoRA adapter that has been registered. Made where it is; the engine reads it when asked."""
+    """A registered LoRA adapter. The engine loads it when a request first needs it."""
 
-    id: str  # of this registration: an adapter of the same name with other weights has another
-    name: str  # under which clients ask for it
-    path: str  # a directory as PEFT saves it
+    id: str  # unique to this registration: other weights under the same name have another id
+    name: str  # the name that clients use
+    path: str  # a directory in PEFT format
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One sequence to be continued. Crosses the boundary; made by ``engine.requests.fan_out``."""
+    """One sequence to generate. Made by ``engine.requests.fan_out``; crosses the boundary."""
 
     id: str
     prompt_token_ids: tuple[int, ...]
-    images: tuple[Image, ...] = ()  # in it, in order
+    images: tuple[Image, ...] = ()  # images in the prompt, in order
     sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
-    pooling: PoolingParams | None = None  # a vector is asked for, and no token
+    pooling: PoolingParams | None = None  # the request is for a vector instead of tokens
     resumed_token_ids: tuple[int, ...] = ()  # output already delivered before an engine restart
-    fork_of: str | None = None  # a sibling with the same prompt, whose computed blocks are shared
+    fork_of: str | None = None  # a sibling with the same prompt, whose computed blocks it shares
     priority: int = 0  # lower runs first, under the priority policy
-    background: bool = False  # after all others under every policy, and preempted before them
-    cache_salt: str = ""  # requests share cached prefixes only within one salt
-    adapter: Adapter | None = None  # and only with the same adapter
-    tenant: str = ""  # whose share of the engine it uses, under the fair policy
-    weight: float = 1.0  # of that share against other tenants'; positive
-    arrival_s: float = 0.0  # time.monotonic() at the door
-    deadline_s: float | None = None  # time.monotonic() after which nobody wants the answer
-    tells_progress: bool = False  # of its prompt, while that is waited for
+    background: bool = False  # after all others under every policy, and preempted first
+    cache_salt: str = ""  # cached prefixes are shared only between requests with the same salt
+    adapter: Adapter | None = None  # and with the same adapter
+    tenant: str = ""  # whose share of the engine it counts towards, under the fair policy
+    weight: float = 1.0  # the tenant's share relative to others'; positive
+    arrival_s: float = 0.0  # time.monotonic() on arrival at the server
+    deadline_s: float | None = None  # time.monotonic() after which the request is abandoned
+    tells_progress: bool = False  # report the progress of the prompt until the first token
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """A profile that has been written. Crosses the boundary; made by ``engine.profiler``."""
+    """A recorded profile. Made by ``engine.profiler``; crosses the process boundary."""
 
     path: str
     num_steps: int
-    others: tuple[str, ...] = ()  # paths of those of other engines, which served beside this one
+    others: tuple[str, ...] = ()  # paths of the profiles recorded by other engines at the same time
 
 
 # ---------------------------------------------------------------- scheduler -> runner
 
 
 class AddedRow(msgspec.Struct, frozen=True):
-    """A sequence the runner has not seen, or has been told to forget (preempted)."""
+    """A sequence that the runner has not seen, or has dropped because it was preempted."""
 
     request: Request
-    output_ids: tuple[int, ...]  # generated so far (after preemption or resumption)
+    output_ids: tuple[int, ...]  # output so far, after preemption or resumption
     grammar: CompiledGrammar | None = None  # the request's
 
 
 class BlockCopy(NamedTuple):
-    """A block whose contents the runner copies before the step's own writes.
+    """A block that the runner copies before the step writes anything.
 
-    Both are blocks of the KV cache; of a plan's offloads the target is a slot of the host's memory,
-    and of its loads the source is.
+    Source and target are blocks of the KV cache, but an offload's target and a load's source are
+    host slots.
     """
 
     source: int
@@ -209,23 +208,23 @@ class BlockCopy(NamedTuple):
 
 
 class StateCopy(NamedTuple):
-    """A row's state that goes to a line of snapshots, or comes from there."""
+    """A copy of a row's state to or from a line of the snapshot buffer."""
 
     row_id: str
     line: int
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """What one step computes. The scheduler decides, the runner obeys."""
+    """What one step computes: decided by the scheduler, carried out by the runner."""
 
     rows: PlanRows = msgspec.field(default_factory=PlanRows)
-    added: tuple[AddedRow, ...] = ()  # before their first row
-    removed: tuple[str, ...] = ()  # preempted, finished or aborted since the last plan: forget
+    added: tuple[AddedRow, ...] = ()  # sequences new to the runner, applied before their first row
+    removed: tuple[str, ...] = ()  # dropped by the runner: preempted or ended
     copies: tuple[BlockCopy, ...] = ()
-    offloads: tuple[BlockCopy, ...] = ()  # before anything that is written to blocks
+    offloads: tuple[BlockCopy, ...] = ()  # before any writes to blocks
     loads: tuple[BlockCopy, ...] = ()  # after the offloads, before the copies
     restores: tuple[StateCopy, ...] = ()  # from snapshots, before the rows' tokens
-    saves: tuple[StateCopy, ...] = ()  # to snapshots, behind them
+    saves: tuple[StateCopy, ...] = ()  # to snapshots, after the rows' tokens
     num_preempted: int = 0
 
     @property
@@ -235,12 +234,12 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed by this step, over all rows."""
+        """Tokens computed by this step over all rows."""
         return self.rows.num_tokens
 
     @property
     def num_passes(self) -> int:
-        """The most that a row has."""
+        """The largest number of passes of any row."""
         return max(self.rows.num_passes.values(), default=1)
 
 
@@ -248,11 +247,11 @@ class StepPlan(msgspec.Struct, frozen=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
-    """Log-probability of one position's token and of the likeliest alternatives.
+    """Log-probability of the token at one position, and of the most likely alternatives.
 
-    ``top_ids`` is sorted by falling probability and holds the number asked for; the arg-max is
-    always its first entry when that number is above 0. When the token itself is among them, its
-    ``logprob`` is the same float as the entry's.
+    ``top_ids`` is sorted by descending probability and has as many entries as requested. If there
+    are any, the first is the arg-max. If the token itself is among them, its ``logprob`` is the
+    same float as that entry's.
     """
 
     token_id: int
@@ -263,38 +262,39 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """What a step produced, columnar over the rows that sampled or failed."""
+    """The result of a step, as columns over the rows that sampled or failed."""
 
     ids: tuple[str, ...] = ()
-    # One list per id: the drafts that were kept, and one more token; of a row of several passes a
-    # token for each, or for the first of them.
+    # One tuple per id: the accepted drafts and one more token. For a row with several passes: one
+    # token per pass, or for only the first of the passes.
     token_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...] = ()
-    # For rows that asked: the prompt positions computed by this step, in order. The logprobs of
-    # position p are those of the prompt's token p given what precedes it, so they start at 1.
+    # For rows that request them: log-probabilities of the prompt positions computed by this step,
+    # in order. Position p has that of prompt token p given the tokens before it, so they start at
+    # 1.
     prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
-    # For rows with ``pooling``: what this step's tokens add to their vector, little-endian float32.
+    # For rows with ``pooling``: this step's contribution to the vector, little-endian float32.
     pooled: dict[str, bytes] = {}
-    errors: dict[str, Failure] = {}  # rows that failed; the others are whole
+    errors: dict[str, Failure] = {}  # rows that failed; the other rows are valid
 
 
 # ---------------------------------------------------------------- engine -> clients
 
 
 class RequestTimings(msgspec.Struct, frozen=True, gc=False):
-    """When things happened to a request: time.monotonic() seconds, comparable across processes."""
+    """When a request passed each stage: time.monotonic() seconds, comparable across processes."""
 
     arrival_s: float
-    scheduled_s: float  # first time in a plan
+    scheduled_s: float  # first included in a plan
     first_token_s: float
     finished_s: float
     num_preemptions: int = 0
-    num_draft_tokens: int = 0  # proposed for it
-    num_accepted_tokens: int = 0  # of those, kept
+    num_draft_tokens: int = 0  # drafts proposed
+    num_accepted_tokens: int = 0  # drafts accepted
 
 
 class DraftStats(msgspec.Struct, frozen=True):
-    """What came of speculation. Counters only ever rise."""
+    """Speculation statistics. Counters never decrease."""
 
     num_drafts: int = 0  # rows that verified at least one draft
     num_draft_tokens: int = 0
@@ -302,12 +302,12 @@ class DraftStats(msgspec.Struct, frozen=True):
 
     @property
     def num_accepted_tokens(self) -> int:
-        """Drafts kept."""
+        """Drafts accepted, over all positions."""
         return sum(self.accepted_per_position)
 
 
 class BlockStats(msgspec.Struct, frozen=True):
-    """How the KV blocks are used. ``total == held + free``; cached blocks are free ones too."""
+    """Usage of the KV blocks. ``total == held + free``; cached blocks may be either."""
 
     total: int = 0
     held: int = 0  # referenced by at least one sequence
@@ -315,8 +315,8 @@ class BlockStats(msgspec.Struct, frozen=True):
     cached: int = 0  # holding a reusable prefix (held or free)
     free: int = 0  # allocatable, cached ones included
     wasted_slots: int = 0  # token slots in held blocks that hold no token
-    block_size: int = 0  # tokens a block
-    snapshots: int = 0  # of states, at the ends of blocks, that texts could begin with
+    block_size: int = 0  # tokens per block
+    snapshots: int = 0  # saved recurrent states, from which later prompts can start
 
     @property
     def utilisation(self) -> float:
@@ -331,46 +331,46 @@ class BlockStats(msgspec.Struct, frozen=True):
 
 
 class TierStats(msgspec.Struct, frozen=True):
-    """Blocks in the host's memory. Counters only ever rise while the engine lives."""
+    """Blocks in host memory. Counters never decrease while the engine lives."""
 
-    total: int = 0  # that there is room for; 0: there is no such tier
+    total: int = 0  # capacity; 0: there is no host tier
     used: int = 0
     num_offloaded: int = 0  # blocks copied from the device
     num_loaded: int = 0  # blocks copied back
-    num_queries: int = 0  # prompt tokens looked for here, as the device did not have them
-    num_hits: int = 0  # of these, found; prefix_cache_hits has them too
+    num_queries: int = 0  # prompt tokens looked up here because the device did not have them
+    num_hits: int = 0  # of these, found; also counted in prefix_cache_hits
 
 
 class EngineStats(msgspec.Struct, frozen=True):
-    """A snapshot after a step. Counters only ever rise while the engine lives."""
+    """A snapshot taken after a step. Counters never decrease while the engine lives."""
 
     num_running: int = 0
-    num_waiting: int = 0  # those that are not queued yet included
+    num_waiting: int = 0  # including requests that are not queued yet
     blocks: BlockStats = BlockStats()
     tier: TierStats = TierStats()
     num_preemptions: int = 0
-    num_recomputed: int = 0  # tokens that preempted sequences had to compute once more
+    num_recomputed: int = 0  # tokens computed again after preemption
     prefix_cache_queries: int = 0  # prompt tokens looked up
     prefix_cache_hits: int = 0  # prompt tokens found
     num_steps: int = 0
-    step_tokens: int = 0  # tokens of the step that made this snapshot
-    # Summed over steps, for a mean over a whole run (slots held, and slots wasted, per step).
+    step_tokens: int = 0  # tokens of the step that preceded this snapshot
+    # Summed over steps, to compute means over a run: slots held, and slots wasted, per step.
     slots_held_sum: int = 0
     slots_wasted_sum: int = 0
     drafts: DraftStats = DraftStats()
-    running_adapters: tuple[str, ...] = ()  # names, of the sequences that run
+    running_adapters: tuple[str, ...] = ()  # names of the adapters of running sequences
     waiting_adapters: tuple[str, ...] = ()
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request gained since its consumer last looked (several steps when it lags)."""
+    """One request's output since its consumer last read it; several steps' worth if it lags."""
 
     id: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     embedding: bytes | None = None  # little-endian float32; with the last output
-    num_cached_tokens: int | None = None  # told once, with the first output
+    num_cached_tokens: int | None = None  # reported once, with the first output
     progress: PromptProgress | None = None  # the newest, until the first token
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the stop or eos token that ended it; also in token_ids
@@ -378,12 +378,12 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One step's news for all requests, columnar over ``ids``."""
+    """The output of one step for all requests, as columns over ``ids``."""
 
     ids: tuple[str, ...] = ()
     token_ids: tuple[tuple[int, ...], ...] = ()
     finish_reasons: tuple[FinishReason | None, ...] = ()
-    # Sparse: only the requests that have something to tell.
+    # Sparse columns: entries only for requests with such output.
     logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
     prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
     embeddings: dict[str, bytes] = {}  # little-endian float32
@@ -396,7 +396,7 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client must know of a started engine."""
+    """What clients need to know about a running engine."""
 
     model: str  # the directory it was loaded from
     architecture: str  # Hugging Face model_type
@@ -410,14 +410,14 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryPlan
     fingerprint: str  # short hash of build, weights and config, for system_fingerprint
     load_s: float
-    generation: int = 0  # how many times the weights have been exchanged for others
-    generates: bool = True  # False: it has no head that scores tokens
-    pooling: PoolingInfo | None = None  # None: it makes no vectors
-    window: int | None = None  # positions that a token sees at most; None: some layer sees all
-    # Some layers keep a state of each sequence, which begins at its first token and only goes on.
+    generation: int = 0  # how many times the weights have been replaced
+    generates: bool = True  # False: it has no language-model head
+    pooling: PoolingInfo | None = None  # None: it does not make vectors
+    window: int | None = None  # positions that a token attends to; None: some layer has no window
+    # Some layers keep a state per sequence that starts at its first token and can only advance.
     is_recurrent: bool = False
-    whole_prompts: bool = False  # a prompt is computed in one step, and nothing of it is cached
-    images: ImageRules | None = None  # None: it takes none
+    whole_prompts: bool = False  # a prompt is computed in one step, and none of it is cached
+    images: ImageRules | None = None  # None: it does not take images
 
 
 def _check(condition: bool, param: str, problem: str) -> None:

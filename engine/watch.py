@@ -1,14 +1,14 @@
-"""Remembers what steps did and what became of requests, while somebody looks.
+"""Records what steps do and what becomes of requests, while somebody looks.
 
-Nobody looks: a step costs one comparison. Somebody does: a step costs O(its rows), and a look
-O(blocks + sequences told). The scheduler's books are read, never written; what they do not say,
-which is when a sequence changed from one phase to the next, is noted step by step:
+While nobody looks, a step costs one comparison. Otherwise a step costs O(its rows), and a look
+O(blocks + sequences reported). The scheduler's state is only read. What it does not contain, the
+time at which a sequence entered each phase, is noted step by step:
 
     images ──► grammar ──► queued ──► prefill ──► decode ──► ended
                                          ▲          │
                                          └─preempted┘
 
-Recording ends by itself when nobody has looked for a while.
+Recording stops by itself some time after the last look.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from engine.snapshot import (
 )
 from engine.types import EngineOutput, FinishReason, Request, StepPlan
 
-MAX_STEPS = 120  # kept
+MAX_STEPS = 120  # steps kept
 MAX_SECONDS = 120
 MAX_ENDED = 48
-MAX_WAITING_TOLD = 48  # of those who wait; how many there are the stats tell
-MAX_CELLS = 4096  # of the map of blocks
-EXPIRES_S = 10.0  # without a look
+MAX_WAITING_TOLD = 48  # waiting requests listed; the stats have their total number
+MAX_CELLS = 4096  # cells in the block map
+EXPIRES_S = 10.0  # recording stops so long after the last look
 
 
 class Watch:
-    """The recorder of one engine. All calls come from the engine's thread, between steps.
+    """The recorder of one engine. Used only by the engine's thread, between steps.
 
     Args:
-        scheduler, pool: whose books are read.
-        held: the requests that are not queued yet, and what they wait for.
+        scheduler, pool: the state to read.
+        held: yields the requests that are not queued yet, and what each waits for.
     """
 
     def __init__(
@@ -59,25 +59,25 @@ class Watch:
         self._scheduler = scheduler
         self._pool = pool
         self._held = held
-        self.is_on = False  # ``take`` and ``go_on`` are to be called
+        self.is_on = False  # whether ``take`` and ``go_on`` have to be called
         self._looked_s = 0.0
         self._forget(0.0)
 
-    # ------------------------------------------------------------ told by the engine
+    # ------------------------------------------------------------ called by the engine
 
     def go_on(self, request: Request, before: PhaseKind, kind: PhaseKind, now_s: float) -> None:
-        """A request has what it waited for before it was queued, and goes on to the next phase."""
+        """Note that a request that was not queued yet enters its next phase."""
         self._life_of(request, before).enter(kind, now_s)
 
     def take(
         self, plan: StepPlan | None, launched_s: float, output: EngineOutput, now_s: float
     ) -> None:
-        """A step has ended, or there was news without one (``plan`` is None).
+        """Record a step that has ended, or output without a step (``plan`` is None).
 
         Args:
-            plan: the step's.
-            launched_s: when it was to be launched.
-            output: what came of it.
+            plan: the step's plan.
+            launched_s: its launch time.
+            output: its output.
             now_s: its end.
         """
         if now_s - self._looked_s > EXPIRES_S:
@@ -100,7 +100,7 @@ class Watch:
                 self._ended.append(self._live.pop(request_id))
 
     def look(self, now_s: float) -> Snapshot:
-        """All that is known; steps are recorded from now on."""
+        """Take a snapshot; steps are recorded from now on."""
         if not self.is_on:
             self.is_on = True
             self._forget(now_s)
@@ -126,7 +126,7 @@ class Watch:
         self._seconds: deque[SecondRecord] = deque(maxlen=MAX_SECONDS)
         self._live: dict[str, _Record] = {}
         self._ended: deque[_Record] = deque(maxlen=MAX_ENDED)
-        self._drafts: tuple[int, int] | None = None  # verified and kept so far
+        self._drafts: tuple[int, int] | None = None  # totals of drafts verified and accepted so far
 
     def _life_of(self, request: Request, kind: PhaseKind) -> _Record:
         record = self._live.get(request.id)
@@ -135,7 +135,7 @@ class Watch:
         return record
 
     def _find_live(self, now_s: float) -> tuple[list[_Record], list[_Record]]:
-        """Who runs, and the first of those who wait. Records of all that are told are there."""
+        """The running and the first waiting requests; records are made for those without one."""
         held = islice(self._held(), MAX_WAITING_TOLD)
         waiting = [self._life_of(request, kind) for request, kind in held]
         sequences = self._scheduler.sequences.values()
@@ -146,7 +146,7 @@ class Watch:
         return running, waiting
 
     def _follow(self, seq: Sequence, now_s: float) -> _Record:
-        """The record of a live sequence; one that nobody watched so far begins with its books."""
+        """The record of a live sequence; a new one starts from the scheduler's state."""
         record = self._live.get(seq.id)
         if record is None:
             record = self._live[seq.id] = _Record(seq.request, "queued")
@@ -176,7 +176,7 @@ class Watch:
         for place, request_id in enumerate(rows.ids):
             record = self._live.get(request_id)
             if record is None:
-                continue  # it came and went without being added: another's id
+                continue  # it came and went without being added: the id was reused
             if record.seq is None:
                 record.seq = sequences.get(request_id)
             others = num_prompts - (place in prompts)
@@ -211,7 +211,7 @@ class Watch:
         last.num_waiting = output.stats.num_waiting
 
     def _count_drafts(self, output: EngineOutput) -> tuple[int, int]:
-        """Guesses verified and kept since the last step, of the counters that only rise."""
+        """Drafts verified and accepted since the last step, from the cumulative counters."""
         drafts = output.stats.drafts
         told = drafts.num_draft_tokens, drafts.num_accepted_tokens
         before, self._drafts = self._drafts or told, told
@@ -219,7 +219,7 @@ class Watch:
 
 
 class _Record:
-    """One request in the making of its :class:`Life`. Written by the watch alone."""
+    """The record from which a request's :class:`Life` is made. Written only by the watch."""
 
     __slots__ = (
         "_final",
@@ -239,15 +239,15 @@ class _Record:
         self._num_steps = self._num_prompt_steps = self._num_rows = self._num_crossed = 0
         self._final: Life | None = None
         self.num_output = len(request.resumed_token_ids)
-        self.seq: Sequence | None = None  # while it lives
+        self.seq: Sequence | None = None  # while the sequence is live
 
     def enter(self, kind: PhaseKind, now_s: float) -> None:
-        """A phase begins, unless it has."""
+        """Begin a phase, unless it is the current one."""
         if self._phases[-1].kind != kind:
             self._phases.append(Phase(kind, now_s))
 
     def catch_up(self, seq: Sequence, now_s: float) -> None:
-        """The phases before anybody watched, as far as the books tell them."""
+        """Add the phases before recording began, as far as they are known."""
         self.num_output = len(seq.token_ids) - seq.num_prompt
         if seq.scheduled_s is not None:
             self.enter("prefill", seq.scheduled_s)
@@ -257,7 +257,7 @@ class _Record:
             self.enter("preempted", now_s)
 
     def count(self, num_rows: int, *, is_prompt: bool, is_crossed: bool) -> None:
-        """A step had a row of it."""
+        """Count a step that had a row of this request."""
         self._num_steps += 1
         self._num_rows += num_rows
         if is_prompt:
@@ -266,12 +266,12 @@ class _Record:
             self._num_crossed += 1
 
     def end(self, reason: FinishReason, error: str, now_s: float) -> None:
-        """It has ended: what it held is let go of."""
+        """Note that the request has ended, and release its sequence."""
         self._final = self._tell(reason, error, now_s)
         self.seq = None
 
     def tell(self) -> Life:
-        """As it stands, or stood at its end."""
+        """The request's life up to now or to its end."""
         return self._final or self._tell(None, "", None)
 
     def _tell(self, reason: FinishReason | None, error: str, ended_s: float | None) -> Life:
@@ -299,11 +299,11 @@ class _Record:
 
 
 def map_blocks(pool: BlockPool, tables: Iterable[BlockTable]) -> BlockMap:
-    """Whose block is which, in O(blocks).
+    """The owner of each block, in O(blocks).
 
     Args:
-        pool: of the blocks.
-        tables: all that hold any, in the order of the snapshot's lives.
+        pool: the block pool.
+        tables: all block tables in use, in the order of the snapshot's lives.
     """
     references, idle = pool.survey()
     owners = [FREE] * len(references)
@@ -325,5 +325,5 @@ def map_blocks(pool: BlockPool, tables: Iterable[BlockTable]) -> BlockMap:
 
 
 def _cells(values: list[int], size: int) -> Iterable[tuple[int, ...]]:
-    """``values`` in runs of ``size``; the last one is filled up with zeros."""
+    """``values`` in groups of ``size``; the last group is padded with zeros."""
     return zip_longest(*(values[start::size] for start in range(size)), fillvalue=0)

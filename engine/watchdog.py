@@ -1,8 +1,8 @@
-"""Ends an engine whose step does not end: its supervisor starts another, where requests go on.
+"""Ends an engine process whose step hangs, so that its supervisor starts another.
 
-A step that hangs in a driver or a kernel cannot be interrupted, and may hold Python's lock: what
-watches it must need neither. ``faulthandler`` has such a thread, in C: it writes where every thread
-stands to standard error and ends the process.
+A step that hangs in a driver or a kernel cannot be interrupted and may hold the GIL, so the
+watchdog must need neither. ``faulthandler`` provides such a thread, written in C. It dumps the
+traceback of every thread to standard error and exits the process.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 import faulthandler
 import time
 
-_REARM_SHARE = 0.1  # of the limit: setting the alarm for each step would cost a thread each
+_REARM_SHARE = 0.1  # of the limit: re-arming in every step would cost a thread each time
 
 
 class StepWatchdog:
-    """Call ``watch`` before each step and ``rest`` before waiting for anything else.
+    """Call ``watch`` before each step, and ``rest`` before waiting for anything else.
 
-    Only one in a process: the alarm is the process's.
+    Only one may exist per process, since the alarm belongs to the process.
 
     Args:
-        limit_s: seconds that a step may take; an alarm goes off after 0.9 of them at the earliest.
-            None: any number.
+        limit_s: seconds that a step may take; the alarm goes off after at least 0.9 of this. None:
+            no limit.
     """
 
     def __init__(self, limit_s: float | None) -> None:
@@ -29,7 +29,7 @@ class StepWatchdog:
         self._is_armed = False
 
     def watch(self) -> None:
-        """A step begins."""
+        """Note that a step begins."""
         if self._limit_s is None:
             return
         now_s = time.monotonic()
@@ -39,7 +39,7 @@ class StepWatchdog:
             self._rearm_at_s = now_s + self._limit_s * _REARM_SHARE
 
     def rest(self) -> None:
-        """No step is under way."""
+        """Note that no step is running."""
         if self._is_armed:
             faulthandler.cancel_dump_traceback_later()
             self._is_armed = False

@@ -1,12 +1,12 @@
 """The engine process: ``python -m engine.worker FD``, started for ``engine/supervisor.py``.
 
-``FD`` is one end of a socket pair whose other end the supervising process holds. The first frame
-says what to load, and nothing else does: so a process can be started before that is known, with
-``--ahead``, and imports the tensor library meanwhile. End-of-file means that the supervisor has
-gone, however that came about: this process then ends at once, in the middle of a step if need be,
-and the kernel frees what it held. Ctrl-C is the supervisor's to decide upon, so SIGINT is ignored
-here; SIGTERM ends the process after its step. Requests come over the same connection, or over those
-that clients open at a listening socket that came with the first frame.
+``FD`` is one end of a socket pair; the supervising process holds the other. The first frame, and
+nothing else, says what to load. A process can thus be started before that is known (``--ahead``)
+and import the tensor library meanwhile. End-of-file means that the supervisor is gone, for whatever
+reason. This process then exits at once, even in the middle of a step, and the kernel frees its
+resources. SIGINT is ignored, because Ctrl-C is for the supervisor to handle; SIGTERM ends the
+process after its step. Requests arrive over the same connection, or over client connections to a
+listening socket that came with the first frame.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ def main(argv: list[str] | None = None) -> int:
         try:
             return _serve(connection, is_ahead=args.ahead)
         except (BrokenPipeError, ConnectionResetError):
-            return 0  # nobody is left to tell
+            return 0  # the other side is gone
 
 
 def _serve(connection: socket.socket, *, is_ahead: bool) -> int:
-    sending = threading.Lock()  # the loop's thread tells what is new, the inbox's that we live
+    sending = threading.Lock()  # the loop's thread sends output, the inbox's thread answers pings
 
     def send(message: FromEngine) -> None:
         with sending:
@@ -97,7 +97,7 @@ def _serve(connection: socket.socket, *, is_ahead: bool) -> int:
         if isinstance(loaded, Losable):
             loaded.on_loss(_end_at_once)
         core = EngineCore(config, loaded)
-        del loaded  # the core's alone, which lets it go to sleep
+        del loaded  # only the core holds it now, so that it can be freed for sleep
     except ModelLoadError as error:
         send(Fatal(str(error), "ModelLoadError"))
         return 1
@@ -113,7 +113,7 @@ def _serve(connection: socket.socket, *, is_ahead: bool) -> int:
     emit = hub.emit if hub else lambda output: send(Output(output, time.monotonic()))
 
     def announce(ready: Ready) -> None:
-        send(ready)  # our supervisor keeps it in mind for the engine after this one
+        send(ready)  # our supervisor remembers it for the next engine
         if hub:
             hub.announce(ready)
 
@@ -140,7 +140,7 @@ def _serve(connection: socket.socket, *, is_ahead: bool) -> int:
 
 
 def _prepare(inbox: _Inbox, *, is_ahead: bool) -> tuple[Configure, LoadRunner]:
-    """Hear what is to be loaded and import all that it needs; the inbox is at its post by now."""
+    """Receive the configuration and import what it needs; the inbox thread is already running."""
     with undisturbed():
         if is_ahead:
             importlib.import_module("torch")
@@ -150,10 +150,10 @@ def _prepare(inbox: _Inbox, *, is_ahead: bool) -> tuple[Configure, LoadRunner]:
 
 
 class _Inbox(threading.Thread):
-    """Reads the socket, from before loading until the end, and leaves when the other side does.
+    """Reads the socket from before loading until the end; exits the process at end-of-file.
 
-    It answers by itself whether the process is there: the loop may be deep in a step.
-    ``descriptors`` are of the files that came with the first message.
+    It answers pings itself, because the loop may be in the middle of a step. ``descriptors`` are
+    those of files that came with the first message.
     """
 
     def __init__(self, connection: socket.socket, send: Callable[[FromEngine], None]) -> None:
@@ -167,18 +167,18 @@ class _Inbox(threading.Thread):
         self.descriptors: list[int] = []
 
     def first(self) -> Configure:
-        """What the supervisor says first; waits for it."""
+        """Wait for the supervisor's first message."""
         return self._first.get()
 
     def connect(self, put: Callable[[Instruction], None]) -> None:
-        """From now on hand commands to ``put``, first those that have already come."""
+        """Pass all commands to ``put`` from now on, beginning with those already received."""
         with self._lock:
             for message in self._early:
                 _forward(put, message)
             self._put = put
 
     def run(self) -> None:
-        """Read until there is nothing more to read."""
+        """Read until end-of-file."""
         reader = FrameReader()
         try:
             messages = receive(self._connection, reader, self.descriptors)
@@ -198,8 +198,8 @@ class _Inbox(threading.Thread):
             os._exit(1)
         except OSError:
             pass
-        # The other side is gone. The main thread may be deep in a step or in loading, so there is
-        # no asking it: nothing here outlives the process, and nobody waits for an answer.
+        # The other side is gone. The main thread may be deep in a step or in loading and cannot be
+        # asked to stop. Nothing here outlives the process, and nobody waits for an answer.
         os._exit(0)
 
     def _take(self, message: Message) -> None:
@@ -220,8 +220,11 @@ def _forward(put: Callable[[Instruction], None], message: Message) -> None:
 
 
 def _end_at_once(reason: str) -> None:
-    """A part of the model is lost: this thread is not the one that waits for it, perhaps in a call
-    that cannot be interrupted. End-of-file tells the supervisor, which starts another engine."""
+    """Exit because a part of the model is lost.
+
+    The thread that waits for that part is another one, perhaps in a call that cannot be
+    interrupted. The supervisor sees end-of-file and starts another engine.
+    """
     logger.critical("the engine ends: %s", reason)
     logging.shutdown()
     os._exit(1)

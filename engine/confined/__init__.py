@@ -1,7 +1,7 @@
-"""A process of little means for work that may loop or run wild: standard library only.
+"""A restricted process for work that may loop or use too much memory: standard library only.
 
-``process.py`` is its parent's view, ``worker.py`` what runs in it. What it is to do is told by a
-*handler*, a file with two functions: ``prepare(first)`` takes the first frame and returns the
-function that answers each further one, and ``exhausted()`` gives the answer when it has used too
-much memory.
+``process.py`` is its interface for the parent, ``worker.py`` the process itself. The work is
+defined by a *handler*, a file with two functions: ``prepare(first)`` takes the first frame and
+returns the function that answers each further one; ``exhausted()`` returns the answer when it has
+used too much memory.
 """

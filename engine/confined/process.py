@@ -1,4 +1,4 @@
-"""A killable process that answers frames, as its parent sees it."""
+"""A killable process that answers frames: the parent's side."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from typing import Any
 import msgspec
 
 _WORKER = Path(__file__).with_name("worker.py")
-_START_LIMIT_S = 60.0  # a started interpreter, on a machine that has much else to do
-# Times its CPU time that an answer is waited for: a child that gets no core is not to blame.
+_START_LIMIT_S = 60.0  # for an interpreter to start on a busy machine
+# Wall-clock limit of an answer as a multiple of its CPU time, since a child may get no core.
 _PATIENCE = 10.0
-_END_S = 1.0  # from closing its end of the pipes to its end
+_END_S = 1.0  # from closing the child's pipes to its exit
 _MAX_REPLY_BYTES = 64 * 2**20
 
 
 class ConfinedProcess:
     """One child process, started when needed and replaced when killed.
 
-    Calls from several threads take turns. Nothing is shared with the child but two pipes.
+    Calls from several threads are serialised. Only two pipes are shared with the child.
 
     Args:
-        handler: the file that says what the child does.
-        modules: that it needs besides the standard library.
-        first: the frame that prepares it.
-        limit_s: seconds of CPU time that an answer may take.
+        handler: the file that defines the child's work.
+        modules: modules that it needs besides the standard library.
+        first: the frame that initialises it.
+        limit_s: CPU time that an answer may take, in seconds.
     """
 
     def __init__(
@@ -52,22 +52,22 @@ class ConfinedProcess:
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def start(self) -> None:
-        """Start the child now rather than with the first call; does not wait for it."""
+        """Start the child now instead of with the first call; does not wait for it."""
         with self._lock:
             self._ensure_child()
 
     def close(self) -> None:
-        """End the child. A later call starts another one."""
+        """End the child. A later call starts a new one."""
         with self._lock:
             self._end_child()
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The handler's answer.
+        """Send a request and return the handler's answer.
 
         Raises:
             TimeoutError: the child was killed because it took too long.
-            OSError: the child has ended, or did not start.
-            UnicodeEncodeError: ``request`` holds a lone surrogate.
+            OSError: the child has exited, or did not start.
+            UnicodeEncodeError: ``request`` contains a lone surrogate.
         """
         data = _frame(request)
         with self._lock:
@@ -85,7 +85,7 @@ class ConfinedProcess:
                     raise TimeoutError from None
                 raise
             except BaseException:
-                self._end_child()  # in the middle of a frame: of no further use
+                self._end_child()  # the stream may be in the middle of a frame, and so is unusable
                 raise
             if reply.get("last"):
                 self._end_child()
@@ -98,7 +98,7 @@ class ConfinedProcess:
         child = _spawn(self._handler, self._modules)
         self._child = child
         self._finalizer = weakref.finalize(self, _end, child)
-        # Fits the pipe's buffer in all but odd cases, where it waits for the child to read it.
+        # This usually fits into the pipe's buffer; otherwise it waits for the child to read it.
         first = {**self._first, "limit_s": self._limit_s}
         try:
             _send(child, _frame(first), time.monotonic() + _START_LIMIT_S)
@@ -127,7 +127,7 @@ def _spawn(handler: Path, modules: Sequence[str]) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         env={name: os.environ[name] for name in ("TZ",) if name in os.environ},
         cwd="/",
-        start_new_session=True,  # an interrupt at the terminal is not for it
+        start_new_session=True,  # the terminal's interrupts are not for it
         bufsize=0,
     )
     for pipe in (child.stdin, child.stdout):
@@ -150,7 +150,7 @@ def _frame(value: dict[str, Any]) -> bytes:
 
 
 def _exchange(child: subprocess.Popen[bytes], request: bytes, limit_s: float) -> dict[str, Any]:
-    """Send a frame and read one back. Raises TimeoutError, or another OSError when it has ended."""
+    """Send a frame and read one back. Raises TimeoutError, or another OSError at end-of-file."""
     deadline_s = time.monotonic() + limit_s
     _send(child, request, deadline_s)
     (size,) = struct.unpack(">I", _receive(child, 4, deadline_s))
@@ -183,7 +183,7 @@ def _receive(child: subprocess.Popen[bytes], size: int, deadline_s: float) -> by
 
 
 def _wait(fd: int, event: int, deadline_s: float) -> None:
-    """Wait until ``fd`` is ready (poll: a server has file descriptors beyond select's reach)."""
+    """Wait until ``fd`` is ready (by poll, since descriptors may exceed select's range)."""
     poller = select.poll()
     poller.register(fd, event)
     left_s = deadline_s - time.monotonic()

@@ -1,14 +1,14 @@
 """The confined process itself: standard library only, run as a script.
 
-It has no inherited files or environment, may not open files once it is ready, has a bounded
-address space and a timer of its CPU time that kills it; whoever started it waits longer, but not
-for ever. What it does is told by a handler (see the package).
+It inherits no files or environment, cannot open files once it is ready, and has limits on its
+address space and CPU time; exceeding the latter kills it. The parent additionally limits the
+wall-clock time. The work is defined by a handler (see the package).
 
     python worker.py HANDLER MODULE_DIR...
 
-Frames in both directions: 4 bytes of length, big-endian, then UTF-8 JSON. The first frame holds
-``{"limit_s": s, ...}``, the rest of it for the handler, and is answered by ``{"ready": true}``;
-each further one is answered by the handler, with ``"last": true`` if nothing is answered after it.
+Frames in both directions are 4 bytes of length, big-endian, then UTF-8 JSON. The first frame is
+``{"limit_s": s, ...}``, with further keys for the handler, and is answered by ``{"ready": true}``.
+The handler answers each further frame, with ``"last": true`` if the process exits afterwards.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import sys
 from types import ModuleType
 from typing import Any, BinaryIO
 
-_MEMORY_BYTES = 256 * 2**20  # on top of what the process has when it is ready
+_MEMORY_BYTES = 256 * 2**20  # beyond what the process uses when it is ready
 
 
 def main(handler_file: str, module_dirs: list[str]) -> None:
-    """Answer frames from standard input until it ends."""
-    sys.path.extend(module_dirs)  # the interpreter runs without site-packages: it starts faster
+    """Answer frames from standard input until end-of-file."""
+    sys.path.extend(module_dirs)  # the interpreter starts without site-packages, which is faster
     reader, writer = sys.stdin.buffer, sys.stdout.buffer
     first = _read(reader)
     if first is None:
@@ -43,7 +43,7 @@ def main(handler_file: str, module_dirs: list[str]) -> None:
         try:
             reply = answer(request)
         except MemoryError:
-            # What is left of the memory is anyone's guess.
+            # How much memory is left is unknown.
             _write(writer, {**handler.exhausted(), "last": True})
             return
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -60,7 +60,7 @@ def _load(file: str) -> ModuleType:
 
 
 def _confine() -> None:
-    """Take from this process what the work does not need."""
+    """Limit this process to the resources that its work needs."""
     try:
         with open("/proc/self/statm", "rb") as file:
             pages = int(file.read().split()[0])

@@ -1,4 +1,4 @@
-"""What the engine knows of a library that holds texts to grammars."""
+"""The engine's interface to a grammar library."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engine.types import Grammar
 
-if TYPE_CHECKING:  # the client's side of the boundary does without it
+if TYPE_CHECKING:  # numpy is not needed in API processes
     import numpy as np
 
 
 class Matcher(Protocol):
-    """How far one text has come in a grammar."""
+    """The state of one text within a grammar."""
 
     def accept(self, token_ids: Sequence[int]) -> None:
-        """Go on by these tokens.
+        """Advance by these tokens.
 
         Raises:
-            GrammarFailed: one of them is not allowed here, or the grammar grew past its limits.
+            GrammarFailed: a token is not allowed here, or the grammar grew past its limits.
         """
         ...
 
     def fill(self, mask: np.ndarray) -> None:
-        """Write which tokens may come next; those that end a text are among them where it may end,
-        and alone where it must.
+        """Write which tokens may come next.
+
+        End-of-text tokens are included where the text may end, and alone where it must.
 
         Args:
-            mask: [ceil(vocab / 32)] int32, contiguous; bit ``i % 32`` of word ``i // 32`` is set
-                where token i is allowed.
+            mask: [ceil(vocab / 32)] int32, contiguous; bit ``i % 32`` of word ``i // 32`` is set if
+                token i is allowed.
 
         Raises:
             GrammarFailed: the grammar grew past its limits.
@@ -36,7 +37,7 @@ class Matcher(Protocol):
         ...
 
     def allows(self, token_id: int) -> bool:
-        """Whether a token may come next, of a text that a crew has let wait: as its mask says.
+        """Whether a token may come next, for a text whose mask was deferred; agrees with its mask.
 
         Raises:
             GrammarFailed: the text cannot be followed any further.
@@ -44,42 +45,42 @@ class Matcher(Protocol):
         ...
 
     def waited(self, *, in_vain: bool) -> None:
-        """Take note of what waiting came to: a token that is allowed, or a mask after all."""
+        """Note whether deferring the mask was in vain, or some candidate was allowed."""
         ...
 
     def rollback(self, num_tokens: int) -> None:
-        """Take back the tokens accepted last."""
+        """Undo the last ``num_tokens`` tokens."""
         ...
 
     @property
     def is_complete(self) -> bool:
-        """Whether the text has ended: nothing but an end-of-text token may follow."""
+        """Whether the text has ended: only an end-of-text token may follow."""
         ...
 
     @property
     def crew(self) -> MatcherCrew | None:
-        """Those who follow this text together with others; None: each goes by itself."""
+        """The crew that can advance this text together with others; None: only one by one."""
         ...
 
 
-# A text that goes on by some tokens, the line of its mask then, and whether its mask may wait until
-# the model has said what it would choose without. A plain tuple: there is one for each row of each
-# step.
+# A text, the tokens to advance it by, the line of its mask, and whether the mask may be deferred
+# until the model's preferred tokens are known. A plain tuple, because there is one for each row of
+# each step.
 Followed = tuple[Matcher, Sequence[int], int, bool]
 
 
 class CrewStep(NamedTuple):
-    """What became of a crew's rows, by their indices."""
+    """The result for a crew's rows, by index."""
 
-    failures: dict[int, GrammarFailed]  # why a row cannot go on; its line means nothing
-    waiting: list[int]  # rows whose mask is not written: it costs more than asking for some tokens
+    failures: dict[int, GrammarFailed]  # rows that cannot continue; their lines are meaningless
+    waiting: list[int]  # rows whose masks are deferred, as checking a few tokens is cheaper
 
 
 class MatcherCrew(Protocol):
-    """Follows several texts at once, which costs less than one by one."""
+    """Advances several texts at once, which is cheaper than one by one."""
 
     def follow(self, rows: Sequence[Followed], masks: np.ndarray) -> CrewStep:
-        """Go on by the rows' tokens, and write which may come next, as ``Matcher`` does for one.
+        """Advance by the rows' tokens and write their masks, as ``Matcher`` does for one text.
 
         Args:
             rows: their matchers belong to this crew.
@@ -89,11 +90,11 @@ class MatcherCrew(Protocol):
 
 
 class CompiledGrammar(Protocol):
-    """A grammar against a vocabulary. Shared by rows and threads; changed by nobody."""
+    """A grammar compiled against a vocabulary. Immutable; shared by rows and threads."""
 
     @property
     def num_bytes(self) -> int:
-        """What it costs to keep, roughly."""
+        """Its approximate memory use."""
         ...
 
     def matcher(self) -> Matcher:
@@ -105,13 +106,13 @@ class GrammarBackend(Protocol):
     """Compiles grammars for one vocabulary."""
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Compile a grammar; may take long, and lets other threads run meanwhile.
+        """Compile a grammar. This may take long; other threads can run meanwhile.
 
         Raises:
-            InvalidParameter: it is malformed, asks for what cannot be held, or is too large.
+            InvalidParameter: it is malformed, has unsupported features, or is too large.
         """
         ...
 
 
 class GrammarFailed(Exception):
-    """A grammar cannot be followed any further; the message is for the client."""
+    """A grammar cannot be followed any further. The message is meant for the client."""

@@ -1,4 +1,4 @@
-"""Judging a grammar before anything is promised, with bounds on time and memory."""
+"""Checks grammars before anything is promised to a client, with limits on time and memory."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from engine.types import Grammar
 CHECK_LIMIT_S = 1.5
 _HANDLER = Path(__file__).with_name("check_worker.py")
 _MODULES = ("llguidance", "msgspec", "numpy", "engine")
-_MAX_BYTES = 512 * 1024  # of a grammar's text
+_MAX_BYTES = 512 * 1024  # size limit of a grammar's text
 _MAX_REMEMBERED = 20_000
-_NUM_CHILDREN = 2  # so that one slow grammar does not hold up all others
+_NUM_CHILDREN = 2  # so that one slow grammar does not block all others
 
 
 class Refusal(NamedTuple):
-    """Why a grammar cannot be used; the message is for the client and names no field."""
+    """Why a grammar cannot be used. The message is meant for the client and names no field."""
 
     message: str
-    code: str | None  # "grammar_timeout" where it takes too much time or memory
+    code: str | None  # "grammar_timeout" if it takes too much time or memory
 
 
 class GrammarChecker:
-    """Judges grammars in processes that can be killed, and remembers what came out.
+    """Checks grammars in killable processes, and caches the results.
 
-    Belongs to one event loop. What is remembered is a digest and a verdict: some hundred bytes.
+    Belongs to one event loop. A cached result is a digest and a verdict: some hundred bytes.
     """
 
     def __init__(self, *, limit_s: float = CHECK_LIMIT_S) -> None:
-        """Judge each grammar within ``limit_s`` seconds."""
+        """Check each grammar within ``limit_s`` seconds."""
         self._limit_s = limit_s
         self._verdicts: OrderedDict[bytes, Refusal | None] = OrderedDict()  # oldest first
         self._executor = ThreadPoolExecutor(_NUM_CHILDREN, thread_name_prefix="grammar-check")
@@ -45,7 +45,7 @@ class GrammarChecker:
         ]
 
     async def judge(self, grammar: Grammar) -> Refusal | None:
-        """None where the grammar can be used."""
+        """Check a grammar; returns None if it can be used."""
         try:
             text = grammar.text.encode()
         except UnicodeEncodeError:

@@ -1,9 +1,9 @@
-"""Judges grammars in a confined process (``engine/confined``).
+"""Checks grammars in a confined process (``engine/confined``).
 
 Each frame ``{"kind": ..., "text": ...}`` is answered by ``{"ok": true}``, or by ``{"message": ...,
-"code": ...}`` where the grammar cannot be used. It is compiled, and followed for some bytes, by a
-tokenizer whose tokens are the bytes: the vocabulary of a model changes nothing about whether a
-grammar can be served, and next to nothing about what it costs.
+"code": ...}`` if the grammar cannot be used. The grammar is compiled and followed for some bytes,
+with a tokenizer whose tokens are the bytes. A model's vocabulary does not affect whether a grammar
+is supported, and hardly what it costs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STEPS = 48  # bytes for which a grammar is followed
 
 
 def prepare(first: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """What answers a frame."""
+    """Return the function that answers a frame."""
     tokenizer = llguidance.LLTokenizer("byte")
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -35,12 +35,12 @@ def prepare(first: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]
             return {"message": error.message, "code": error.code}
         return {"ok": True}
 
-    answer({"kind": "json_object", "text": ""})  # touch what is loaded on first use
+    answer({"kind": "json_object", "text": ""})  # use what is loaded lazily
     return answer
 
 
 def exhausted() -> dict[str, Any]:
-    """What is answered when a grammar has used too much memory."""
+    """The answer when a grammar has used too much memory."""
     return {"message": "the grammar takes too much memory", "code": "grammar_timeout"}
 
 

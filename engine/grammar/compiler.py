@@ -1,4 +1,4 @@
-"""Compiles grammars on a thread, and keeps those that were used last."""
+"""Compiles grammars on a thread, and caches the most recently used."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _Compiled = Future[CompiledGrammar]
 
 
 class GrammarCompiler:
-    """Grammars by digest, in a cache bounded by bytes. All calls from one thread.
+    """Compiles and caches grammars by digest. All calls must come from one thread.
 
-    Who holds a compiled grammar keeps it, whatever the cache does.
+    The cache is bounded by size. Evicting a grammar does not affect those that still use it.
 
     Args:
-        load: makes the backend, on the thread, when the first grammar comes.
-        max_cached_bytes: of what is kept for later requests.
+        load: makes the backend, on the compiling thread, for the first grammar.
+        max_cached_bytes: limit of the cache.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class GrammarCompiler:
     ) -> None:
         self._load = load
         self._max_bytes = max_cached_bytes
-        self._backend: GrammarBackend | None = None  # written by the thread alone
+        self._backend: GrammarBackend | None = None  # written only by the compiling thread
         self._executor: ThreadPoolExecutor | None = None
         self._compiling: dict[bytes, _Compiled] = {}
         self._cached: OrderedDict[bytes, CompiledGrammar] = OrderedDict()  # oldest first
@@ -37,16 +37,17 @@ class GrammarCompiler:
 
     @property
     def num_bytes(self) -> int:
-        """What the cache holds, roughly."""
+        """The approximate size of the cache."""
         return self._num_bytes
 
     def __len__(self) -> int:
-        """Grammars in the cache."""
+        """The number of cached grammars."""
         return len(self._cached)
 
     def compile(self, grammar: Grammar) -> _Compiled:
-        """The compiled grammar, at once or later; the future raises as ``GrammarBackend.compile``
-        does. Grammars that cannot be compiled are not remembered.
+        """The compiled grammar, as a future that raises as ``GrammarBackend.compile`` does.
+
+        Grammars that cannot be compiled are not cached.
         """
         self._collect()
         key = hashlib.sha256(f"{grammar.kind}\0{grammar.text}".encode("utf-8", "replace")).digest()
@@ -63,7 +64,7 @@ class GrammarCompiler:
         return self._compiling[key]
 
     def close(self) -> None:
-        """End the thread once it has done what it is at. Idempotent."""
+        """End the thread after its current work. Idempotent."""
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
             self._executor = None
@@ -74,7 +75,7 @@ class GrammarCompiler:
         return self._backend.compile(grammar)
 
     def _collect(self) -> None:
-        """Take what is compiled by now into the cache, and let the oldest go."""
+        """Move finished grammars into the cache, and evict the oldest if it is full."""
         for key in [key for key, compiled in self._compiling.items() if compiled.done()]:
             compiled = self._compiling.pop(key)
             if not compiled.cancelled() and compiled.exception() is None:

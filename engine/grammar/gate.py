@@ -1,4 +1,4 @@
-"""Where requests wait for their grammar, outside the scheduler's queue and its steps."""
+"""Holds requests until their grammars are compiled, outside the scheduler's queue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Passed(NamedTuple):
 
 
 class GrammarGate:
-    """Holds requests until their grammar is compiled. Called by the engine's thread alone."""
+    """Holds requests until their grammars are compiled. Used only by the engine's thread."""
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
@@ -34,7 +34,7 @@ class GrammarGate:
         return request_id in self._held
 
     def arrive(self, request: Request) -> CompiledGrammar | None:
-        """The grammar of a request, where it is known already; otherwise the request is held.
+        """The grammar of a request, if it is already compiled; otherwise the request is held.
 
         Raises:
             InvalidParameter: the grammar cannot be compiled.
@@ -42,22 +42,22 @@ class GrammarGate:
         grammar = request.sampling.grammar
         assert grammar is not None
         compiled = self._compiler.compile(grammar)
-        if compiled.done() and not self._held:  # nobody overtakes who came before
+        if compiled.done() and not self._held:  # keep the order of arrival
             return compiled.result()
         self._held[request.id] = request, compiled
         return None
 
     def requests(self) -> Iterator[Request]:
-        """Those that are held, the longest first."""
+        """The held requests, the longest-waiting first."""
         return (request for request, _ in self._held.values())
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody may pass."""
+        """Whether any held request can continue."""
         return any(compiled.done() for _, compiled in self._held.values())
 
     def passed(self) -> Iterator[Passed]:
-        """Let those pass whose grammar is known by now."""
+        """Release the requests whose grammars are compiled by now."""
         for request, compiled in list(self._held.values()):
             if compiled.done():
                 del self._held[request.id]
@@ -68,11 +68,11 @@ class GrammarGate:
                     yield Passed(request, None, Failure.of(error))
 
     def discard(self, request_id: str) -> bool:
-        """Let a request go that is not wanted any more; whether it was held."""
+        """Drop a request that has been aborted; false if it is not held."""
         return self._held.pop(request_id, None) is not None
 
     def clear(self) -> list[str]:
-        """Let all go; their ids."""
+        """Drop all requests and return their ids."""
         ids = list(self._held)
         self._held.clear()
         return ids

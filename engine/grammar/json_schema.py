@@ -1,9 +1,8 @@
-"""JSON schemas, made ready for llguidance.
+"""Prepares JSON schemas for llguidance.
 
-The library refuses keywords that it knows and cannot hold, and passes over those that it does not
-know, as JSON Schema wants it. What is left to do is here: options that are ours to set, keywords
-and formats that say nothing, and forms of older drafts that would be passed over though they say
-something.
+The library refuses keywords that it knows but cannot enforce, and ignores unknown ones, as JSON
+Schema requires. The rest is done here: setting options, removing keywords and formats without
+effect, and refusing forms of older drafts that would be ignored although they have meaning.
 """
 
 from __future__ import annotations
@@ -14,16 +13,17 @@ from typing import Any
 
 from engine.errors import InvalidParameter
 
-# Blanks between the parts of a JSON text: at most one, or a line break and an indentation. The
-# library's own default has no bound, and a model at a high temperature can run on in blanks.
+# Whitespace between the parts of a JSON text: at most one blank, or a line break and an
+# indentation. The library's default is unbounded, and at a high temperature a model can go on
+# writing blanks.
 _BLANKS = r"[ \t]|\r?\n[ \t]{0,24}"
 _OPTIONS = {"whitespace_pattern": _BLANKS, "lenient": False, "coerce_one_of": False}
 
-# Formats that tell what a string is for and nothing of how it is written: OpenAPI's, Google's and
-# pydantic's. Of others the library either holds the form or refuses the schema.
+# Formats that describe a string's use but not its syntax, from OpenAPI, Google and pydantic. The
+# library either enforces other formats or refuses the schema.
 _FORMLESS = frozenset({"binary", "directory-path", "enum", "file-path", "password", "path"})
 
-# Formats that the library does not know, as patterns: pydantic's, of types such as UUID4 and
+# Patterns for formats that the library does not know: pydantic's, of types such as UUID4 and
 # Base64Bytes, and OpenAPI's byte.
 _BASE64 = r"^(?:[{0}]{{4}})*(?:[{0}]{{2}}==|[{0}]{{3}}=)?$"
 _PATTERNS = {
@@ -39,8 +39,8 @@ _PATTERNS = {
     },
 }
 
-_MAX_DEPTH = 100  # the library refuses what is deeper
-_MAX_VALUES = 20_000  # of one enum
+_MAX_DEPTH = 100  # the library refuses deeper schemas
+_MAX_VALUES = 20_000  # in one enum
 _ONE = frozenset(
     {
         "additionalItems",
@@ -63,10 +63,10 @@ _NAMED = frozenset(
 
 
 def read_schema(text: str) -> dict[str, Any]:
-    """The schema in a JSON text, ready for the library.
+    """Parse a schema and prepare it for the library.
 
     Raises:
-        InvalidParameter: the text is not JSON, or not of a schema.
+        InvalidParameter: the text is not JSON, or not a schema.
     """
     try:
         schema = json.loads(text, parse_constant=_refuse_constant)
@@ -76,10 +76,10 @@ def read_schema(text: str) -> dict[str, Any]:
 
 
 def prepared(schema: Any) -> dict[str, Any]:
-    """``schema`` as the library is to see it, also within a grammar in Lark's notation.
+    """Prepare ``schema`` for the library, also within a grammar in Lark's notation.
 
     Raises:
-        InvalidParameter: it is not a schema, or says what would be passed over.
+        InvalidParameter: it is not a schema, or has parts that would be ignored.
     """
     if schema is False:
         raise InvalidParameter("nothing satisfies the schema 'false'", param="grammar")
@@ -94,7 +94,7 @@ def _cleaned(schema: Any, depth: int) -> Any:
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return schema
     kept: dict[str, Any] = {}
-    form: list[dict[str, Any]] = []  # of a string, beside what the schema says of it itself
+    form: list[dict[str, Any]] = []  # a pattern in place of the format
     for keyword, value in schema.items():
         if keyword == "x-guidance" or (keyword == "uniqueItems" and value is False):
             continue

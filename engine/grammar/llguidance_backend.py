@@ -1,8 +1,8 @@
-"""Grammars by llguidance (https://github.com/guidance-ai/llguidance).
+"""A grammar backend using llguidance (https://github.com/guidance-ai/llguidance).
 
-A lexer of lazily built automata below an Earley parser, in Rust: compiling takes about a
-millisecond, whatever the vocabulary, and a mask some ten microseconds, so nothing need be computed
-ahead and no schema costs memory before it is used.
+The library is written in Rust: a lexer of lazily built automata below an Earley parser. Compiling
+takes about a millisecond whatever the vocabulary, and a mask about ten microseconds. So nothing
+needs to be precomputed, and a schema takes no memory before it is used.
 """
 
 from __future__ import annotations
@@ -24,57 +24,57 @@ from engine.types import Grammar
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-# What is kept of a compiled grammar that has been used a little: measured, for schemas of some
-# hundred bytes; the automata grow with what the texts visit.
+# Size of a compiled grammar after some use, measured for schemas of a few hundred bytes. The
+# automata grow with what texts visit.
 _BASE_BYTES = 96 * 1024
 _BYTES_A_CHARACTER = 48
-# Sets of tokens that are laid out ahead, so that a mask within a string need not go through the
-# vocabulary: a set counts where the grammar allows all of it, so a string that may have k more
-# characters has the tokens of at most so many. The library's own sets end at 10, 30 and no bound;
-# finer ones take a quarter off the masks of strings with a ``maxLength``.
+# Token sets precomputed for masks within strings, so that these need not go through the vocabulary.
+# A set applies where the grammar allows all of it: if k more characters may follow, the largest set
+# with at most k characters does. The library's own sets are up to 10, up to 30 and unbounded; finer
+# ones make masks of strings with a ``maxLength`` a quarter cheaper.
 _BLANKS = r"[\x20\x0A\x0D\x09]+"
 _CHARACTER = r'[^"\\\x00-\x1F\x7F]'
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 14, 30)
 _SLICES = [_BLANKS, *(f"{_CHARACTER}{{1,{n}}}" for n in _LENGTHS), f"{_CHARACTER}+"]
-# Letters that fit where a mask is dear, and of which it is cheap where so many fit: most of a
-# vocabulary is in a set laid out ahead then. Where fewer fit hardly any token does, so that many
-# would be asked for.
+# How many more letters fit where masks are expensive. If more fit, most of the vocabulary is
+# covered by a precomputed set. If fewer fit, hardly any token does, so many candidates would have
+# to be checked.
 _FEW, _MANY = 4, 10
 _LETTER, _TEXT = re.compile(rb"[a-z]"), re.compile(rb"[A-Za-z\x80-\xFF]")
-# Texts whose token ids are kept, and the longest of them.
+# How many texts' token ids are cached, and the length limit of such texts.
 _KNOWN_TEXTS = 4096
 _KNOWN_CHARACTERS = 64
-# CPU time that the masks of one text may take: an ambiguous grammar costs more with each token, and
-# all who run wait for it.
+# CPU time that one text's masks may take. An ambiguous grammar costs more with each token, and all
+# running sequences wait for it.
 _SPARE_S = 0.5
 _SPARE_S_A_TOKEN = 0.005
-# A mask that costs more than telling which tokens a text would choose; where nothing is in a core's
-# caches, any takes half of it.
+# A mask above this is more expensive than checking candidate tokens. With cold CPU caches any mask
+# takes half of it.
 _DEAR_S = 400e-6
-# Masks that are written at once, at most, after waiting has been in vain.
+# Most masks in a row that are not deferred after deferring was in vain.
 _MOST_PASSED_OVER = 31
-# What rows that are followed together may take before each is timed by itself again: none of them
-# has then taken much more than a token's share.
+# Time per row that a crew may take before its rows are timed individually again; below it, no row
+# took much more than a token's share.
 _SPARE_S_A_ROW = 0.0001
 
 
 def parser_limits() -> LLParserLimits:
-    """What a grammar may cost: about 20 ms of lexer work in a step, and 30 MB of automata."""
+    """Limits of a grammar: about 20 ms of lexer work in a step, and 30 MB of automata."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(max_lexer_states=20_000, step_max_items=20_000, verbose_errors=False)
 
 
 class LlguidanceBackend:
-    """Compiles for one model. Safe to use from several threads.
+    """Compiles grammars for one model. Thread-safe.
 
     Args:
         tokenizer: the model's.
-        vocab_size: logits of a row; ids without an entry are never allowed.
-        eos_token_ids: what ends a text.
+        vocab_size: number of logits; ids without an entry are never allowed.
+        eos_token_ids: tokens that end a text.
 
     Raises:
-        InvalidParameter: nothing ends a text of this model, so a grammar could not end either.
+        InvalidParameter: the model has no token that ends a text, so a grammar could not end.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class LlguidanceMatcher:
     def fill(self, mask: np.ndarray) -> None:
         """See ``Matcher``."""
         begin_s = time.thread_time()
-        # ``mask.ctypes`` would take as long again as the mask of a small vocabulary.
+        # ``mask.ctypes`` would take as long as computing the mask of a small vocabulary.
         address: int = mask.__array_interface__["data"][0]
         self.library.unsafe_compute_mask_ptr(address, mask.nbytes)
         if self.library.is_error():
@@ -174,7 +174,7 @@ class LlguidanceMatcher:
             raise GrammarFailed("the grammar takes too long to follow this text")
 
     def failure(self) -> GrammarFailed:
-        """Why the library cannot go on."""
+        """Make an exception with the library's error."""
         reason = self.library.get_error().strip().splitlines()
         return GrammarFailed(
             f"the grammar cannot be followed any further: {''.join(reason[:1])[:200]}"
@@ -182,11 +182,11 @@ class LlguidanceMatcher:
 
 
 class LlguidanceCrew:
-    """See ``MatcherCrew``: the library is called for row after row, with nothing in between.
+    """See ``MatcherCrew``: calls the library for row after row, with nothing in between.
 
-    Its own threads do not make it quicker: what they spare, waking them costs, and the tensor
-    library's are on the same cores. What a single text costs is not looked at; when the rows have
-    taken long together, each goes on its own account until they are quick again.
+    The library's own threads would not help: waking them costs what they save, and the tensor
+    library's threads run on the same cores. Rows are not timed individually. If together they take
+    too long, each is timed and charged separately until they are fast again.
 
     Args:
         tokens: the vocabulary's bytes by id.
@@ -206,7 +206,7 @@ class LlguidanceCrew:
         return step
 
     def _together(self, rows: Sequence[Followed], masks: np.ndarray) -> CrewStep:
-        # ``masks.ctypes`` would take as long again as the mask of a small vocabulary.
+        # ``masks.ctypes`` would take as long as computing the mask of a small vocabulary.
         address: int = masks.__array_interface__["data"][0]
         stride = masks.strides[0]
         is_text = self._is_text
@@ -227,18 +227,18 @@ class LlguidanceCrew:
                 matcher.patience.mask_took((time.perf_counter_ns() - begin_ns) * 1e-9)
             else:
                 library.unsafe_compute_mask_ptr(address + line * stride, stride)
-            if library.is_error():  # what went wrong at a token is an error still
+            if library.is_error():  # this also reports errors from consuming tokens
                 step.failures[index] = matcher.failure()
         return step
 
     def _waits(self, matcher: LlguidanceMatcher) -> bool:
-        """Whether the mask would cost more than asking for some of the likeliest tokens.
+        """Whether computing the mask would cost more than checking some likely tokens.
 
-        It does where some characters fit and no more: the library looks at the beginnings of all
-        tokens that are longer (0.1 to 0.5 ms with 32,000 tokens, where other masks take 10 us). And
-        where it did the last time: then none of the sets that are laid out ahead applies. Where the
-        grammar leaves no choice, a mask allows one of the ways to write what must come, and asking
-        for a token would not tell which.
+        It does if only a limited number of characters fit: the library then examines the prefixes
+        of all longer tokens (0.1 to 0.5 ms with 32,000 tokens, where other masks take 10 us). It
+        also does if it did the last time, when no precomputed set applies. If the grammar leaves no
+        choice, a mask allows one particular tokenisation of what must come, which checking a token
+        would not reveal.
         """
         patience = matcher.patience
         if not self._letters or not patience.lasts():
@@ -261,35 +261,35 @@ class LlguidanceCrew:
 
 
 class Patience:
-    """When a text's mask is worth waiting for: by what masks cost, and what waiting came to."""
+    """Whether deferring a text's mask is worthwhile, given past costs and results."""
 
     __slots__ = ("_num_passed_over", "_rest", "is_dear")
 
     def __init__(self) -> None:
-        self.is_dear = False  # the last mask behind text
-        self._rest = 0  # masks behind text that are written at once
-        self._num_passed_over = 0  # of them, when waiting was last in vain
+        self.is_dear = False  # the last mask after text was expensive
+        self._rest = 0  # masks after text still to be computed at once
+        self._num_passed_over = 0  # length of the last such rest
 
     def mask_took(self, seconds: float) -> None:
-        """Take note of what a mask cost."""
+        """Note the cost of a mask."""
         self.is_dear = seconds > _DEAR_S
 
     def lasts(self) -> bool:
-        """Whether to wait, as far as past waiting says; called once for each mask."""
+        """Whether past results allow deferring; called once for each mask."""
         if self._rest:
             self._rest -= 1
             return False
         return True
 
     def waited(self, *, in_vain: bool) -> None:
-        """Who waits in vain time after time does so ever more rarely."""
+        """Rest twice as long after each deferral in vain, and not at all after a success."""
         self._rest = self._num_passed_over = (
             min(2 * self._num_passed_over + 1, _MOST_PASSED_OVER) if in_vain else 0
         )
 
 
 class _Vocabulary:
-    """A tokenizer as the library wants to see it: bytes by id, and a function from text to ids."""
+    """The tokenizer in the form that the library expects: bytes by id, and text to ids."""
 
     def __init__(
         self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]
@@ -304,13 +304,13 @@ class _Vocabulary:
         self._known_ids = lru_cache(_KNOWN_TEXTS)(self._ids)
 
     def __call__(self, text: str) -> Sequence[int]:
-        """Token ids of a text within another one, as the model would have written it.
+        """The token ids of a text within another one, as the model would write it.
 
-        What the tokenizer puts before a text of its own is left out; where that cannot be told, the
-        ids are of the longest tokens there are.
+        Tokens that the tokenizer puts before a separate text are removed. If these cannot be told
+        apart, the text is tokenised greedily with the longest tokens.
 
-        The library asks at each token of a text that a grammar leaves no choice about, such as a
-        property's name: what remains of the few that there are comes again and again.
+        The library calls this at each token of a text that the grammar fully determines, such as a
+        property name. There are few such texts, and their remainders recur, so results are cached.
         """
         return self._known_ids(text) if len(text) <= _KNOWN_CHARACTERS else self._ids(text)
 
@@ -336,6 +336,6 @@ def _library_tokenizer(vocabulary: _Vocabulary, eos_token_ids: tuple[int, ...]) 
 
 
 def _letters(tokens: Sequence[bytes]) -> list[int]:
-    """A token of one letter, ``_MANY`` times; nothing where there is no such token."""
+    """A single-letter token, repeated ``_MANY`` times; empty if there is none."""
     letter = next((id_ for id_, each in enumerate(tokens) if _LETTER.fullmatch(each)), None)
     return [] if letter is None else [letter] * _MANY

@@ -1,4 +1,4 @@
-"""The backend of a model, when its first grammar comes."""
+"""Loads the grammar backend of a model, when its first grammar arrives."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from engine.types import EngineInfo
 
 
 def load_backend(config: EngineConfig, info: EngineInfo) -> GrammarBackend:
-    """Read the model's tokenizer and make the backend of it; slow for a large vocabulary.
+    """Make the backend from the model's tokenizer; slow for a large vocabulary.
 
     Raises:
         ModelLoadError: the tokenizer cannot be read.
-        InvalidParameter: nothing ends a text of this model.
+        InvalidParameter: the model has no token that ends a text.
     """
     from engine.grammar.llguidance_backend import LlguidanceBackend
     from engine.text.tokenizer import Tokenizer

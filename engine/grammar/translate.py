@@ -1,4 +1,4 @@
-"""Our grammars in the words of llguidance."""
+"""Translates grammars to llguidance's notation."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _TOO_LARGE = re.compile(
 
 
 def to_llguidance(grammar: Grammar) -> str:
-    """The grammar as the library takes it.
+    """The grammar in the library's notation.
 
     Raises:
-        InvalidParameter: the text is not what its kind says.
+        InvalidParameter: the text does not match its kind.
     """
     from llguidance import LLMatcher
 
@@ -38,9 +38,9 @@ def to_llguidance(grammar: Grammar) -> str:
 
 
 def refusal(reason: str) -> InvalidParameter:
-    """What is told of the library's reason to refuse a grammar.
+    """Convert the library's error message to an exception for the client.
 
-    Its first line says what is wrong; those after it repeat the grammar.
+    The first line of the message is the problem; the others repeat the grammar.
     """
     reason = reason.replace("<non-verbose/>", "")
     lines = [line.strip() for line in reason.strip().splitlines() if line.strip()]
@@ -54,7 +54,7 @@ def refusal(reason: str) -> InvalidParameter:
         )
         lines = [problem]
     elif "JSON schema" in problem:
-        lines = [problem]  # what is wrong lies within one line of the grammar
+        lines = [problem]  # the problem lies within one line of the grammar
     code = "grammar_timeout" if _TOO_LARGE.search(problem) else None
     return InvalidParameter(" ".join(lines)[:300] or problem, param="grammar", code=code)
 
@@ -69,7 +69,7 @@ def _of_schema(schema: dict[str, Any]) -> str:
 
 
 def _one_of(text: str) -> str:
-    """A regular expression for one of the strings of a JSON list."""
+    """A regular expression for one of the strings in a JSON list."""
     try:
         choices = json.loads(text)
     except (ValueError, RecursionError):
@@ -82,5 +82,5 @@ def _one_of(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """``text`` as a regular expression that matches nothing else, in Rust's syntax."""
+    """A regular expression in Rust's syntax that matches only ``text``."""
     return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)

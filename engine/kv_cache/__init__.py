@@ -1,1 +1,1 @@
-"""The paged KV cache: bookkeeping of blocks (no torch), and the tensors they name."""
+"""The paged KV cache: block bookkeeping (no torch), and the tensors behind the blocks."""

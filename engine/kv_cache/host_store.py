@@ -1,14 +1,14 @@
-"""Blocks in the host's memory, and their way there and back.
+"""The memory of the host tier, and the copies between it and the device.
 
-All that lies in a block (of every layer keys, values and their scales, of a draft model its own,
-and what a head reads of the model) lies in a slot in one run:
+A slot holds everything that belongs to a block (every layer's keys, values and scales, those of a
+draft model, and a draft head's features) contiguously:
 
     device   layer 0 [blocks]   layer 1 [blocks]   ...         a slot   | layer 0 | layer 1 | ... |
                   └───── gathered ─────┴──────────► stage ──────► one copy a block
 
-On a GPU the stage is filled by the stream that computes, which may overwrite the blocks at once,
-and copied to page-locked memory by a stream beside it. What comes back is copied and spread by the
-stream that computes, as the step that asked for it reads it.
+On a GPU the compute stream fills the stage, after which it may overwrite the blocks. A second
+stream copies the stage to page-locked memory. Loads are copied and scattered by the compute stream,
+because the step that requested them reads them.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 class HostStore:
-    """Slots for whole blocks. Which of them holds what is the ``HostTier``'s business.
+    """Slots for whole blocks. The ``HostTier`` decides which slot holds what.
 
     Args:
-        tensors: where blocks lie, each [num_blocks, ...], all on one device; a block of
-            each is contiguous.
-        num_slots: there are.
+        tensors: the blocks' storage, each [num_blocks, ...], all on one device; a block of each is
+            contiguous.
+        num_slots: number of slots.
 
     Raises:
-        ModelLoadError: the host does not have so much memory, or cannot lock it.
+        ModelLoadError: the host has too little memory, or cannot page-lock it.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], num_slots: int) -> None:
         word = _word([tensor[0].nbytes for tensor in tensors])
         self._parts = [tensor.view(tensor.shape[0], -1).view(word) for tensor in tensors]
         bounds = accumulate((part.shape[1] for part in self._parts), initial=0)
-        self._places = list(pairwise(bounds))  # of the parts, in a slot
+        self._places = list(pairwise(bounds))  # of the parts within a slot
         width = self._places[-1][1]
         self._device = device = tensors[0].device
         self._slots = _slots(num_slots, width, word, device)  # [num_slots, width]
@@ -54,11 +54,11 @@ class HostStore:
 
     @property
     def num_bytes(self) -> int:
-        """What the slots take."""
+        """The size of all slots."""
         return self._slots.nbytes
 
     def exchange(self, offloads: Sequence[BlockCopy], loads: Sequence[BlockCopy]) -> None:
-        """Copy blocks to slots, and then slots to blocks."""
+        """Copy blocks to slots, then slots to blocks."""
         for pairs in _batches(offloads, self._stage_blocks):
             self._offload(pairs)
         if loads:
@@ -87,9 +87,10 @@ class HostStore:
 
 
 class _Stages:
-    """Two stages in turn, and the stream that empties them; on a CPU there are no streams.
+    """Two alternating stages, and the stream that empties them; on a CPU there are no streams.
 
-    As a context, what is done goes to that stream, behind all that the current one has been given.
+    As a context manager it makes that stream current, ordered after all work already submitted to
+    the previous one.
     """
 
     def __init__(self, shape: tuple[int, int], word: torch.dtype, device: torch.device) -> None:
@@ -102,14 +103,14 @@ class _Stages:
             self._context = torch.cuda.stream(self._stream)
 
     def next(self) -> torch.Tensor:
-        """The stage that is to be filled by the current stream."""
+        """The stage for the current stream to fill next."""
         self._turn = 1 - self._turn
         if self._stream is not None:
             torch.cuda.current_stream().wait_event(self._emptied[self._turn])
         return self._stages[self._turn]
 
     def wait(self) -> None:
-        """Let the current stream wait until all stages are empty."""
+        """Make the current stream wait until all stages are empty."""
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
 
@@ -125,7 +126,7 @@ class _Stages:
 
 
 def _slots(num_slots: int, width: int, word: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The host's memory: beside a GPU locked, so that copies need not wait for each other."""
+    """Allocate the slots; with a GPU page-locked, so that copies are asynchronous."""
     num_bytes = num_slots * width * word.itemsize
     problem = f"{num_bytes / 2**20:,.0f} MiB of the host's memory for KV blocks: "
     try:
@@ -133,7 +134,7 @@ def _slots(num_slots: int, width: int, word: torch.dtype, device: torch.device) 
     except MemoryError:
         raise ModelLoadError(f"{problem}there is not so much") from None
     if device.type == "cuda":
-        # Not pin_memory: it rounds up to a power of two.
+        # pin_memory is not used, because it rounds up to a power of two.
         cuda = torch.cuda.cudart()
         assert cuda is not None
         try:
@@ -146,8 +147,10 @@ def _slots(num_slots: int, width: int, word: torch.dtype, device: torch.device) 
 
 
 def _word(sizes: Sequence[int]) -> torch.dtype:
-    """The widest integer of which blocks of these sizes in bytes consist: bytes one by one are
-    slow to gather."""
+    """The widest integer type that divides all these block sizes in bytes.
+
+    Gathering single bytes would be slow.
+    """
     return next(word for word in _WORDS if not any(size % word.itemsize for size in sizes))
 
 

@@ -1,4 +1,4 @@
-"""Which slots of the host's memory hold which blocks that the KV cache had no room for.
+"""The host tier: which slots of host memory hold which evicted KV blocks.
 
                  leave                    landed                 hold
       free ────────────────► coming ──────────────► kept ◄────────────────► held
@@ -6,17 +6,16 @@
        └───────────────────────┴─────────────────────┘
                  void               makes room (the one used longest ago)
 
-A block with a prefix worth keeping is *offloaded* when its place on the device is taken, and
-*loaded* into a fresh block when somebody has that prefix. A slot is named as its block was, by the
-digest of the whole text up to the block's end (``engine/kv_cache/prefix.py``), so what keeps
-prefixes apart on the device keeps them apart here.
+A block with a reusable prefix is *offloaded* when it is evicted from the device, and *loaded* into
+a fresh block when a sequence needs that prefix. Slots are identified by the same digests as blocks
+(``engine/kv_cache/prefix.py``), so prefixes that are separate on the device are separate here.
 
-A slot is found once the step that fills it has landed: had that step failed, nothing would be known
-of what it copied. One that a step under way reads is held until that step has landed, as it may
-have to be read again. What is loaded stays here too, so that a block that is evicted for the second
-time is not copied for the second time.
+A slot can be matched once the step that fills it has landed. If that step fails, the contents of
+the slot are undefined. A slot read by a step in flight is held until the step has landed, as it may
+have to be read again. Loaded contents stay in their slot, so that a block evicted a second time is
+not copied again.
 
-No torch: slots are numbers here, and ``engine/kv_cache/host_store.py`` owns the memory they name.
+No torch: slots are just numbers here; ``engine/kv_cache/host_store.py`` owns their memory.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ from engine.types import BlockCopy, TierStats
 
 
 class HostTier:
-    """The books of ``num_slots`` slots, each of which has room for a block. Every operation costs
-    O(1) a slot."""
+    """The bookkeeping of ``num_slots`` slots of one block each. O(1) per slot and operation."""
 
     def __init__(self, num_slots: int) -> None:
         if num_slots < 1:
@@ -37,24 +35,24 @@ class HostTier:
         self.num_slots = num_slots
         self._free = list(range(num_slots - 1, -1, -1))
         self._coming: dict[bytes, int] = {}
-        self._slot_of: dict[bytes, int] = {}  # of what is kept or held
-        self._kept: OrderedDict[int, None] = OrderedDict()  # used longest ago first
-        self._holds = [0] * num_slots  # steps under way that read each
+        self._slot_of: dict[bytes, int] = {}  # of kept and held slots
+        self._kept: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._holds = [0] * num_slots  # for each slot, the steps in flight that read it
         self._digest_of: list[bytes | None] = [None] * num_slots
-        self._offloads: list[BlockCopy] = []  # of the step that is being planned
+        self._offloads: list[BlockCopy] = []  # of the step being planned
         self._num_offloaded = 0
         self._num_loaded = 0
 
     def find(self, digest: bytes) -> int | None:
-        """The slot that holds a block of this digest; None: none does."""
+        """The slot that holds the block with this digest, or None."""
         return self._slot_of.get(digest)
 
     def is_coming(self, digest: bytes) -> bool:
-        """Whether a step under way copies a block of this digest to the host."""
+        """Whether a step in flight copies the block with this digest to the host."""
         return digest in self._coming
 
     def digest_of(self, slot: int) -> bytes:
-        """Of the block that a slot holds."""
+        """The digest of the block in a slot."""
         digest = self._digest_of[slot]
         assert digest is not None
         return digest
@@ -62,8 +60,10 @@ class HostTier:
     # ------------------------------------------------------------ from the device
 
     def leave(self, digest: bytes, block: int) -> None:
-        """``block`` is about to be written to by the step that is being planned, and holds the
-        block of this digest. That is copied first, if it is not here and there is a slot for it."""
+        """Offload ``block``, which the step being planned is about to overwrite.
+
+        Does nothing if the block with this digest is already here, or if no slot is available.
+        """
         slot = self._slot_of.get(digest)
         if slot is not None:
             if not self._holds[slot]:
@@ -82,14 +82,14 @@ class HostTier:
         self._offloads.append(BlockCopy(block, slot))
 
     def take_offloads(self) -> tuple[BlockCopy, ...]:
-        """Copies from blocks to slots for the plan that is finished now, to be told of later."""
+        """The offloads of the plan just finished; report them later by ``landed`` or ``void``."""
         if not self._offloads:
             return ()
         offloads, self._offloads = tuple(self._offloads), []
         return offloads
 
     def landed(self, offloads: Iterable[BlockCopy]) -> None:
-        """The step with these offloads has landed: they can be found."""
+        """Note that the step with these offloads has landed; their slots can now be matched."""
         for _, slot in offloads:
             digest = self.digest_of(slot)
             self._slot_of[digest] = self._coming.pop(digest)
@@ -97,7 +97,7 @@ class HostTier:
             self._num_offloaded += 1
 
     def void(self, offloads: Iterable[BlockCopy]) -> None:
-        """The step with these offloads has failed: nothing is known of what lies there."""
+        """Note that the step with these offloads has failed; free their slots."""
         for _, slot in offloads:
             del self._coming[self.digest_of(slot)]
             self._digest_of[slot] = None
@@ -106,14 +106,14 @@ class HostTier:
     # ------------------------------------------------------------ to the device
 
     def hold(self, slots: Iterable[int]) -> None:
-        """A step under way reads these slots."""
+        """Hold slots that a step in flight reads."""
         for slot in slots:
             if not self._holds[slot]:
                 del self._kept[slot]
             self._holds[slot] += 1
 
     def let_go(self, slots: Iterable[int], *, loaded: bool = True) -> None:
-        """That step has landed; or it does not load them, after all."""
+        """Release slots once that step has landed, or if it does not load them after all."""
         for slot in slots:
             self._holds[slot] -= 1
             if not self._holds[slot]:
@@ -121,18 +121,17 @@ class HostTier:
             self._num_loaded += loaded
 
     def forget(self) -> None:
-        """No slot holds anything any more; called while no step is under way."""
+        """Drop all contents. Called only while no step is in flight."""
         for slot in self._kept:
             self._digest_of[slot] = None
         self._free += self._kept
         self._kept.clear()
         self._slot_of.clear()
 
-    # ------------------------------------------------------------ what can be said of it
+    # ------------------------------------------------------------ statistics and checks
 
     def stats(self, num_queries: int, num_hits: int) -> TierStats:
-        """A snapshot, in O(1). Only the scheduler knows how many tokens were looked for here, and
-        how many were found."""
+        """A snapshot, in O(1). The scheduler passes in the tokens looked up here, and found."""
         return TierStats(
             total=self.num_slots,
             used=self.num_slots - len(self._free),
@@ -143,7 +142,7 @@ class HostTier:
         )
 
     def check(self) -> list[str]:
-        """What is wrong with the books; nothing if they are whole. Costs O(num_slots)."""
+        """Check the bookkeeping; returns the problems found. Costs O(num_slots)."""
         problems: list[str] = []
         held = [slot for slot, holds in enumerate(self._holds) if holds]
         places = [*self._free, *self._kept, *held, *self._coming.values()]

@@ -1,8 +1,8 @@
-"""Who holds which block of the KV cache, and which blocks hold a prefix worth keeping.
+"""Block allocation: which blocks of the KV cache are in use, and which hold a reusable prefix.
 
-A block is *held* (referenced by at least one table) or *free*; a free block may still be *cached*:
-it holds a full block of some prefix and can be taken back by whoever has that prefix, until it is
-handed out for something else.
+A block is *held* (referenced by at least one table) or *free*. A free block may still be *cached*:
+it holds a full block of some prefix, and any sequence with that prefix can reuse it until it is
+allocated for something else.
 
                  allocate                    release (last reference)
     free, empty ──────────► held ─────────────────────────────────────► free, empty
@@ -12,18 +12,18 @@ handed out for something else.
          │                   ▼ │ ────────────────────────────────────► free, cached
          └──────────────── evicted by allocate ◄─────────────────────────────┘ (back of the queue)
 
-What is evicted goes to the host's memory where there is a tier there, and is found there by the
-same digest (``engine/kv_cache/host_tier.py``).
+With a host tier, evicted blocks are copied to host memory and found there by the same digest
+(``engine/kv_cache/host_tier.py``).
 
-Blocks that hold nothing are handed out first, then the least recently freed. A table is released
-tail first, so that a prefix loses its end before its beginning and what is left can still be
-matched. Every operation costs O(1) a block.
+Empty blocks are allocated first, then the least recently freed. A table is released tail first, so
+that a prefix is evicted from its end and what remains can still be matched. Every operation costs
+O(1) per block.
 
-On a CPU a block costs no memory before it is first written. There only so many idle prefixes are
-kept by writing to new blocks; beyond that the oldest makes room, so that the memory taken follows
-what runs at once and not all that has ever run.
+On a CPU a block takes no memory until it is first written. To limit memory use there, at most
+``max_idle`` idle prefixes are kept while new blocks remain; beyond that the oldest is evicted
+instead. The memory used then follows what runs at once, not everything that ever ran.
 
-No torch: blocks are numbers here, and ``engine/kv_cache/storage.py`` owns the memory they name.
+No torch: blocks are just numbers here; ``engine/kv_cache/storage.py`` owns their memory.
 """
 
 from __future__ import annotations
@@ -43,49 +43,48 @@ from engine.types import BlockCopy, BlockStats
 class BlockTable:
     """The blocks of one sequence, in the order of its tokens. Append-only until released.
 
-    In a model that looks back a window's length, the first ones are given back as the sequence
-    grows. Their ids keep their places, so that a token's block is still found by its position, but
-    they may be anybody's.
+    If every layer has a sliding window, the first blocks are freed as the sequence grows. Their ids
+    stay in the list, so that a token's block is still found by its position, but other sequences
+    may own them by now.
     """
 
     __slots__ = ("block_ids", "capacity", "num_passed")
 
     def __init__(self) -> None:
-        self.block_ids: list[int] = []  # written by the BlockPool alone
+        self.block_ids: list[int] = []  # written only by the BlockPool
         self.capacity = 0  # token slots: len(block_ids) * block_size
-        self.num_passed = 0  # of the first blocks, which are given back
+        self.num_passed = 0  # leading blocks that have been freed
 
     @property
     def num_held(self) -> int:
-        """Blocks that it references."""
+        """The number of blocks that it references."""
         return len(self.block_ids) - self.num_passed
 
 
 class Prefix(NamedTuple):
-    """Blocks that hold the beginning of a text, or of it what those who go on will see."""
+    """Blocks that hold the beginning of a text, or that part of it which later tokens attend to."""
 
-    num_passed: int  # blocks before these, which nobody needs
-    block_ids: Sequence[int]  # ~s, a negative number: slot s of the host has it, and no block
+    num_passed: int  # blocks before these, which are not needed
+    block_ids: Sequence[int]  # a negative number ~s: host slot s has the contents
 
     @property
     def num_on_host(self) -> int:
-        """Blocks that are to be loaded."""
+        """The number of blocks to be loaded from the host."""
         return sum(block < 0 for block in self.block_ids)
 
 
 class BlockPool:
-    """Reference counts, free queue and prefix index over ``num_blocks`` blocks.
+    """Reference counts, free queue and prefix index of ``num_blocks`` blocks.
 
     Args:
-        num_blocks: blocks there are, numbered from 0.
-        block_size: tokens a block.
-        enable_prefix_caching: off, nothing is ever published or matched.
-        hash_key: key of the prefix digests, 16 to 64 bytes; None draws one.
-        max_idle: free blocks that keep their prefix while there are blocks never used before;
-            None: all of them.
-        tier: where blocks go that are evicted; None: nowhere.
-        snapshots: of states, without which blocks of the model that has them are not gone on from;
-            None: it has none.
+        num_blocks: number of blocks; ids start at 0.
+        block_size: tokens per block.
+        enable_prefix_caching: if false, nothing is published or matched.
+        hash_key: key of the prefix digests, 16 to 64 bytes; None: random.
+        max_idle: free blocks that keep their prefix while never-used blocks remain; None: all.
+        tier: where evicted blocks are copied; None: nowhere.
+        snapshots: snapshots of recurrent states, without which a recurrent model cannot continue
+            from cached blocks; None: the model is not recurrent, or has none.
     """
 
     def __init__(
@@ -109,39 +108,39 @@ class BlockPool:
         self._hash_key = secrets.token_bytes(32) if hash_key is None else hash_key
         self._references = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # empty
-        self._idle: OrderedDict[int, None] = OrderedDict()  # free and cached, the oldest first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # free and cached, oldest first
         self._max_idle = num_blocks if max_idle is None else max_idle
-        self._num_used = 0  # blocks that have ever been handed out: those of lower numbers
+        self._num_used = 0  # blocks ever allocated: those with lower ids
         self._digest_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self._num_shared = 0  # blocks with more than one reference
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated now, cached ones included."""
+        """The number of blocks that can be allocated now, cached ones included."""
         return len(self._free) + len(self._idle)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that ``num_tokens`` tokens need."""
+        """The number of blocks that ``num_tokens`` tokens need."""
         return -(-num_tokens // self.block_size)
 
     # ------------------------------------------------------------ held blocks
 
     def extend(self, table: BlockTable, count: int) -> list[int]:
-        """Append ``count`` blocks of unspecified contents to ``table``; returns their ids.
+        """Append ``count`` blocks with unspecified contents to ``table``; returns their ids.
 
-        The caller has seen that ``num_free`` is at least ``count``.
+        The caller has checked that ``num_free`` is at least ``count``.
         """
         taken = [self._take_free() for _ in range(count)]
         self._append(table, taken)
         return taken
 
     def adopt(self, table: BlockTable, prefix: Prefix) -> list[BlockCopy]:
-        """Begin an empty table with a prefix; returns what must be loaded into blocks of it.
+        """Start an empty table with a prefix; returns the loads from the host that it needs.
 
-        The caller has seen that there are as many free blocks as ``num_unheld`` tells. Others find
-        the loaded blocks at once: no step that reads them is computed before they are loaded. The
-        slots are held until the caller tells the tier to let them go.
+        The caller has checked that ``num_unheld`` blocks are free. Other sequences can match the
+        loaded blocks at once, since steps that read them run after the loads. The slots are held
+        until the caller lets the tier release them.
         """
         table.block_ids = [0] * prefix.num_passed
         table.num_passed = prefix.num_passed
@@ -149,7 +148,7 @@ class BlockPool:
         if not slots or self.tier is None:
             self.share(table, prefix.block_ids)
             return []
-        # All is held before a block is taken: what is taken is forgotten.
+        # Hold all blocks before allocating any, since allocation evicts.
         self.tier.hold(slots)
         self._hold(block for block in prefix.block_ids if block >= 0)
         block_ids = [self._take_free() if block < 0 else block for block in prefix.block_ids]
@@ -163,18 +162,17 @@ class BlockPool:
         return loads
 
     def share(self, table: BlockTable, block_ids: Sequence[int]) -> None:
-        """Append blocks that are cached or held by others, and hold them once more."""
+        """Append blocks that are cached or held by others, adding a reference to each."""
         self._hold(block_ids)
         self._append(table, block_ids)
 
     def fork(self, table: BlockTable, num_tokens: int) -> tuple[BlockTable, BlockCopy | None]:
-        """A table that continues the first ``num_tokens`` tokens of ``table`` on its own.
+        """Make a table that continues the first ``num_tokens`` tokens of ``table`` independently.
 
-        Full blocks are shared. A block that those tokens fill only in part is one that both
-        sides go on to write, so the fork has a fresh block in its place, to which the returned
-        copy must be made before either writes (copy-on-write, at the write that is certain to
-        come). The caller has seen that a block is free if one is needed for that.
-        What ``table`` has given back the fork does not have either.
+        Full blocks are shared. A partly filled last block will be written by both sides, so the
+        fork gets a fresh block in its place; the returned copy into it must be made before either
+        side writes (copy-on-write at a write that is certain). The caller has checked that a block
+        is free if one is needed. Blocks that ``table`` has freed are missing in the fork too.
         """
         num_full, rest = divmod(num_tokens, self.block_size)
         fork = BlockTable()
@@ -187,14 +185,16 @@ class BlockPool:
         return fork, BlockCopy(table.block_ids[num_full], target)
 
     def release(self, table: BlockTable) -> None:
-        """Give all of ``table``'s references up; it is empty afterwards."""
+        """Drop all references of ``table``, which is empty afterwards."""
         self._give_up(table.block_ids[table.num_passed :])
         table.block_ids = []
         table.capacity = table.num_passed = 0
 
     def pass_by(self, table: BlockTable, num_tokens: int) -> None:
-        """Give the blocks of ``table`` up that hold none but its first ``num_tokens`` tokens, which
-        nobody reads any more."""
+        """Free the blocks of ``table`` that hold only its first ``num_tokens`` tokens.
+
+        No token reads these any more.
+        """
         passed = num_tokens // self.block_size
         if passed > table.num_passed:
             self._give_up(table.block_ids[table.num_passed : passed])
@@ -203,7 +203,7 @@ class BlockPool:
     # ------------------------------------------------------------ cached prefixes
 
     def chain(self, salt: str, adapter: str = "", images: Sequence[Image] = ()) -> PrefixChain:
-        """An empty chain of digests for one sequence, whose prompt holds these images."""
+        """Make an empty chain of digests for one sequence, whose prompt has these images."""
         return PrefixChain(self._hash_key, salt, self.block_size, adapter, images)
 
     def match(
@@ -211,9 +211,9 @@ class BlockPool:
     ) -> Prefix:
         """The longest cached prefix of ``token_ids``; ``adopt`` it to hold it.
 
-        Never the whole of it: at least the last token must be computed, for its logits. Where a
-        token sees a ``window`` of positions, its own included, blocks that lie before those that
-        the next token sees need not be there.
+        It never covers all tokens, since the last one must be computed for its logits. If tokens
+        attend to a ``window`` of positions, their own included, only the blocks within the window
+        of the next token have to be present.
         """
         if not self._caching:
             return Prefix(0, ())
@@ -228,7 +228,7 @@ class BlockPool:
                     break
                 blocks.append(block)
             return Prefix(0, blocks)
-        # From the end: a block that is missing ends the prefix before it.
+        # From the end: a missing block shortens the prefix to what comes before it.
         index = end = limit
         while index > max(0, (end * size - window + 1) // size):
             index -= 1
@@ -241,22 +241,23 @@ class BlockPool:
         return Prefix(index, blocks[::-1])
 
     def awaits(self, chain: PrefixChain, token_ids: Sequence[int], prefix: Prefix) -> bool:
-        """Whether a prefix that was found may be longer in a moment: the block behind it is on its
-        way to the host."""
+        """Whether a matched prefix may soon be longer: its next block is being offloaded."""
         end = prefix.num_passed + len(prefix.block_ids)
         if self.tier is None or end >= (len(token_ids) - 1) // self.block_size:
             return False
         return self.tier.is_coming(chain.digests(token_ids, end + 1)[end])
 
     def touch(self, prefix: Prefix) -> None:
-        """Somebody is about to hold these blocks: those that are free make room last."""
+        """Make the free blocks of a prefix that will be adopted soon the last to be evicted."""
         for block in reversed(prefix.block_ids):
             if block in self._idle:
                 self._idle.move_to_end(block)
 
     def num_unheld(self, block_ids: Iterable[int]) -> int:
-        """How many of these are free now, or to be loaded into blocks that are: a prefix of them
-        takes that many from ``num_free``."""
+        """How many of these blocks would come out of ``num_free`` if they were adopted.
+
+        Those are the ones that are free now, and those to be loaded from the host.
+        """
         references = self._references
         return sum(block < 0 or not references[block] for block in block_ids)
 
@@ -265,8 +266,8 @@ class BlockPool:
     ) -> None:
         """Make the blocks of ``table`` that end at a token in ``(start, end]`` findable.
 
-        Their contents are computed. Of two blocks with the same contents, computed side by side,
-        the first published is found; the other serves its own sequence and then is empty.
+        Their contents have been computed. If two sequences computed the same contents in parallel,
+        the first block published is found; the other is empty once its sequence frees it.
         """
         if not self._caching:
             return
@@ -279,7 +280,7 @@ class BlockPool:
                 self._block_of[digest] = block
 
     def forget(self) -> None:
-        """No block holds anything any more; called while none is held."""
+        """Drop all cached contents. Called only while no block is held."""
         self._free.update(self._idle)
         self._idle.clear()
         self._free = OrderedDict.fromkeys(sorted(self._free))
@@ -291,10 +292,10 @@ class BlockPool:
         if self.snapshots is not None:
             self.snapshots.forget()
 
-    # ------------------------------------------------------------ what can be said of it
+    # ------------------------------------------------------------ statistics and checks
 
     def stats(self, num_wasted_slots: int = 0) -> BlockStats:
-        """A snapshot, in O(1). Only the scheduler knows how many held slots hold no token."""
+        """A snapshot, in O(1). The scheduler passes in how many held slots hold no token."""
         free = self.num_free
         return BlockStats(
             total=self.num_blocks,
@@ -308,13 +309,13 @@ class BlockPool:
         )
 
     def survey(self) -> tuple[list[int], list[int]]:
-        """References by block, and the free blocks that hold a prefix. Copies, in O(num_blocks)."""
+        """Reference counts, and the free blocks that hold a prefix. Copies, in O(num_blocks)."""
         return list(self._references), list(self._idle)
 
     def check(self, tables: Iterable[BlockTable]) -> list[str]:
-        """What is wrong with the pool, given all tables there are; nothing if it is whole.
+        """Check the bookkeeping against all tables in use; returns the problems found.
 
-        Costs O(num_blocks): for tests, and for the engine when it has nothing else to do.
+        Costs O(num_blocks): for tests, and for the engine when idle.
         """
         problems = [] if self.tier is None else self.tier.check()
         problems += [] if self.snapshots is None else self.snapshots.check()
@@ -346,7 +347,7 @@ class BlockPool:
     def _take_free(self) -> int:
         block = self._next_free()
         digest = self._digest_of[block]
-        if digest is not None:  # evicted: what it held is about to be overwritten
+        if digest is not None:  # evicted: its contents are about to be overwritten
             self._digest_of[block] = None
             del self._block_of[digest]
             if self.tier is not None:
@@ -355,7 +356,7 @@ class BlockPool:
         return block
 
     def _next_free(self) -> int:
-        """Off its queue: a block that holds nothing, or that of the prefix idle for longest."""
+        """Dequeue an empty block, or that of the longest-idle prefix."""
         block = next(iter(self._free), None)
         if block is None or (block >= self._num_used and len(self._idle) > self._max_idle):
             block, _ = self._idle.popitem(last=False)
@@ -375,10 +376,10 @@ class BlockPool:
                     self._idle[block] = None
                 else:
                     free[block] = None
-                    free.move_to_end(block, last=False)  # before those never used
+                    free.move_to_end(block, last=False)  # ahead of those never used
 
     def _find(self, digest: bytes) -> int | None:
-        """Where the block of a digest is, as ``Prefix.block_ids`` has it; None: nowhere."""
+        """Where the block of a digest is, encoded as in ``Prefix.block_ids``; None: nowhere."""
         block = self._block_of.get(digest)
         if block is None and self.tier is not None:
             slot = self.tier.find(digest)

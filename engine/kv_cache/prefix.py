@@ -1,15 +1,15 @@
-"""The hash chain that names the contents of full blocks.
+"""The hash chain that identifies the contents of full blocks.
 
     root ──► digest 0 ──► digest 1 ──► digest 2          (tokens past the last full block: none)
      salt     tokens        tokens       tokens
               0..15         16..31       32..47          (block size 16)
 
-``digest i = blake2b(digest i-1 || tokens of block i)``: it stands for the whole prefix up to the
-end of block ``i``, so a block found by its digest needs no look at its tokens. The hash is keyed
-with bytes drawn at start (RFC 7693, keyed BLAKE2b): nobody outside can construct a collision, and
-so nobody can be served another's prefix. The root is made of the request's salt and of its adapter,
-which keeps the prefixes of different ones apart. All images have the same token: a block that holds
-some of an image is named by the image's own digest besides.
+``digest i = blake2b(digest i-1 || tokens of block i)`` identifies the whole prefix up to the end of
+block ``i``, so a block found by its digest needs no comparison of tokens. The hash is keyed with
+random bytes drawn at start (RFC 7693, keyed BLAKE2b). Nobody outside can construct a collision,
+and so no request can be served another's prefix. The root depends on the request's salt and
+adapter, which separates their prefixes. All images have the same token, so a block that overlaps an
+image also includes the image's own digest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DIGEST_BYTES = 16
 class PrefixChain:
     """The digests of one sequence's full blocks, each computed once and kept.
 
-    Survives preemption: a sequence's tokens only ever grow.
+    It survives preemption, since a sequence's tokens only ever grow.
     """
 
     __slots__ = ("_block_size", "_digests", "_images", "_key", "_parent")
@@ -48,9 +48,9 @@ class PrefixChain:
         self._digests: list[bytes] = []
 
     def digests(self, token_ids: Sequence[int], num_blocks: int) -> list[bytes]:
-        """The chain over ``token_ids``, at least ``num_blocks`` long; not to be written to.
+        """The chain over ``token_ids``, at least ``num_blocks`` long; do not modify it.
 
-        ``token_ids`` are the sequence's own, all of them, at least ``num_blocks * block_size``.
+        ``token_ids`` are all tokens of the sequence, at least ``num_blocks * block_size``.
         """
         digests = self._digests
         size = self._block_size
@@ -63,7 +63,7 @@ class PrefixChain:
         return digests
 
     def _seen(self, begin: int, end: int) -> bytes:
-        """The images that have tokens in a block, and where they begin."""
+        """The digests and starts of the images that have tokens in a block."""
         return b"".join(
             struct.pack("q", image.start) + image.digest
             for image in self._images

@@ -1,7 +1,7 @@
-"""The states of sequences in layers that have one in place of keys and values.
+"""Recurrent states: what layers without keys and values keep for each sequence.
 
-A state is as large for a short text as for a long one. Each layer's lie line by line: a line for
-each slot of the runner's ``RowTable``, which a step reads and overwrites in place.
+A state has the same size whatever the length of the text. Each layer has a table of them, with one
+line per slot of the runner's ``RowTable``; a step reads and overwrites a line in place.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from engine.models.spec import DecoderSpec
 
 
 def num_state_lines(config: EngineConfig, num_states: int, num_snapshots: int) -> int:
-    """Lines of each layer's states: those of rows, one of what pads them, those of snapshots."""
+    """Lines in each layer's table: for rows, one for padding, and for snapshots."""
     return num_row_lines(config, num_states) + 1 + num_snapshots
 
 
 def make_states(
     spec: DecoderSpec, num_lines: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[LayerState, ...]:
-    """Those of all layers that keep one, all zero; ``dtype`` is the model's.
+    """Allocate the zeroed states of all recurrent layers; ``dtype`` is the model's.
 
-    On a CPU the memory of a line is taken when it is first written.
+    On a CPU a line takes memory when it is first written.
 
     Raises:
-        ModelLoadError: the device does not have so much.
+        ModelLoadError: the device has too little memory.
     """
     recurrence = spec.recurrence
     if recurrence is None:
@@ -57,7 +57,7 @@ def make_states(
 
 
 def copy_states(states: Sequence[LayerState], pairs: Iterable[tuple[int, int]]) -> None:
-    """In each layer, copy from one line to another, pair by pair. Nothing waits for the device."""
+    """Copy lines (source, target) in every layer, in order. Does not wait for the device."""
     tensors = [tensor for layer in states for tensor in layer.tensors()]
     for source, target in pairs:
         for tensor in tensors:

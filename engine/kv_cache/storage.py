@@ -1,11 +1,11 @@
-"""The tensors behind the blocks, and how many of them there are.
+"""The tensors behind the KV blocks, and the plan of how many blocks there are.
 
-Each layer has its keys and its values in [num_blocks, num_kv_heads, block_size, head_dim]: the
-slots of one head of one block lie together, so a decode kernel reads each (block, head) tile in
-one run, and a gather of whole tiles yields [heads, slots, head_dim], ready for batched products.
+Each layer has its keys and values in [num_blocks, num_kv_heads, block_size, head_dim]. The slots of
+one head in one block are contiguous, so a decode kernel reads each (block, head) tile in one run,
+and a gather of whole tiles yields [heads, slots, head_dim], ready for batched products.
 
-A cache of codes (``kernels/reference/cache_codes.py``) has a scale beside each slot of each head,
-[num_blocks, num_kv_heads, block_size]: what is done with a block is done with its scales.
+A quantised cache (``kernels/reference/cache_codes.py``) also has a scale for each slot and head,
+[num_blocks, num_kv_heads, block_size]. Whatever is done with a block is done with its scales too.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from kernels.recurrent import CHUNK
 
 SCALE_DTYPE = torch.float32
 
-# On a CPU the memory is shared with everything else that runs there, and cached prefixes fill
-# whatever the cache is given: it gets little, but room for one sequence of full length if it can.
+# On a CPU, memory is shared with everything else on the machine, and cached prefixes fill whatever
+# the cache is given. So it gets little, but room for one full-length sequence if possible.
 _CPU_SHARE = 0.25
 _CPU_USUAL_BYTES = 512 * 2**20
-# Of those, what prefixes that nobody uses may keep for themselves; room for one sequence too.
+# Of those, what idle prefixes may occupy; also at least one full-length sequence.
 _CPU_IDLE_BYTES = 64 * 2**20
 
-# Of the device's memory, for blocks on their way to the host or back; a block where that is more.
+# Device memory for staging blocks to and from the host; at least one block.
 STAGE_BYTES = 32 * 2**20
 _NUM_STAGES = 3
 
-# Of the memory that is free beside the weights, for states of sequences; there are as many as fit.
+# Shares of the memory left beside the weights for recurrent states and their snapshots.
 STATE_SHARE = {"cuda": 0.5, "cpu": 0.25}
 SNAPSHOT_SHARE = 0.05
 MAX_SNAPSHOTS = 1024
 
 
 class KVCache:
-    """What all layers keep: keys and values, in blocks that the ``BlockPool`` hands out, or states.
+    """What all layers store: keys and values in blocks allocated by the ``BlockPool``, or states.
 
     Attributes:
         paged: the layers that have blocks.
-        layers: all of them, for a forward pass.
+        layers: all layers, for a forward pass.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class KVCache:
         *,
         side_by_side: bool = False,
     ) -> None:
-        """Allocate the blocks, all zero; ``codes``: they hold such with scales, in place of
-        ``dtype``. ``states`` are those of the layers that have no blocks.
+        """Allocate all blocks, zeroed.
 
-        ``side_by_side``: what a block has in all layers lies in one run of memory, in huge pages
-        where the system grants them; for kernels that take it so. Where each layer's blocks lie by
-        themselves, a huge page for each would take more than small caches hold.
+        With ``codes``, blocks hold codes of that type with scales instead of ``dtype``. ``states``
+        are those of the layers without blocks. With ``side_by_side``, a block's data of all layers
+        is contiguous, in huge pages if the system grants them, for kernels that expect this. With
+        separate layers, a huge page for each would take more memory than a small cache has.
 
         Raises:
-            ModelLoadError: the device does not have so much.
+            ModelLoadError: the device has too little memory.
         """
         try:
             self.paged = _paged(spec, num_blocks, block_size, dtype, device, codes, side_by_side)
@@ -87,7 +87,7 @@ class KVCache:
         self.layers = tuple(_in_order(spec, self.paged, states))
 
     def tensors(self) -> list[torch.Tensor]:
-        """All the blocks there are, layer by layer; each tensor begins with them."""
+        """All block storage, layer by layer; the first dimension of each tensor is the block."""
         return [tensor for layer in self.paged for tensor in layer.tensors()]
 
 
@@ -109,16 +109,24 @@ def plan_memory(
     image_bytes: int = 0,
     num_drafts: int = 0,
 ) -> MemoryPlan:
-    """How many blocks there are, and the longest context. Called once the weights are loaded.
+    """Plan the number of blocks and the maximum context. Called once the weights are loaded.
 
-    With ``draft_bytes_per_token``, a draft model has as many blocks of its own. ``codes``: as in
-    :class:`KVCache`. ``num_sharers``: processes that plan for as large a cache each; on a CPU they
-    share its memory, of which all of them together may take ``share_bytes``, weights included.
-    ``lines_a_state``: for each sequence that may have a state there are so many. ``image_bytes``:
-    what reading images takes. ``num_drafts``: the most of a sequence, judged by one step.
+    Args:
+        spec, cache, scheduler: the model and the configuration.
+        block_size: tokens per block.
+        max_model_len: the context asked for; None: the default.
+        dtype, device: of the model.
+        weights_bytes: taken by the weights.
+        draft_bytes_per_token: KV size of a draft model, which has as many blocks of its own.
+        codes: as in :class:`KVCache`.
+        num_sharers: processes that plan a cache of this size; on a CPU they share its memory.
+        share_bytes: limit for all sharers on a CPU, weights included; None: no limit.
+        lines_a_state: lines for each sequence that may have a state.
+        image_bytes: needed for encoding images.
+        num_drafts: most drafts of a sequence verified in one step.
 
     Raises:
-        ModelLoadError: not even one block fits, or ``max_model_len`` is longer than the model's.
+        ModelLoadError: not even one block fits, or ``max_model_len`` exceeds the model's.
     """
     longest = spec.longest_context
     if max_model_len is not None and not 0 < max_model_len <= longest:
@@ -200,7 +208,7 @@ def plan_memory(
 
 
 def bytes_per_token(spec: DecoderSpec, dtype: torch.dtype, codes: torch.dtype | None) -> int:
-    """What a token's keys and values take in all layers, their scales included."""
+    """The size of a token's keys and values in all layers, scales included."""
     if codes is None:
         return spec.kv_bytes_per_token(dtype.itemsize)
     scales = 2 * sum(heads for heads, _ in spec.cached_heads) * SCALE_DTYPE.itemsize
@@ -210,7 +218,7 @@ def bytes_per_token(spec: DecoderSpec, dtype: torch.dtype, codes: torch.dtype | 
 def _in_order(
     spec: DecoderSpec, paged: Sequence[LayerCache], states: Sequence[LayerState]
 ) -> list[LayerMemory]:
-    """One for each layer that is here; of a layer that reads another's, that one."""
+    """The storage of each layer on this rank; a layer that reads another's has that one's."""
     blocks, lines = iter(paged), iter(states)
     found: list[LayerMemory] = []
     for layer in spec.layers:
@@ -231,8 +239,10 @@ def _num_states(
     available: int,
     lines_a_state: int,
 ) -> int:
-    """How many sequences may have a state at once; 0 where the model has none. One line more pads
-    captured batches."""
+    """How many sequences may have a state at once; 0 if the model has none.
+
+    One more line is needed to pad captured batches.
+    """
     each = spec.state_bytes(dtype.itemsize)
     if not each:
         return 0
@@ -246,13 +256,13 @@ def _num_states(
 
 
 def _num_snapshots(spec: DecoderSpec, dtype: torch.dtype, available: int) -> int:
-    """How many states are kept for texts that begin as others did; 0 where the model has none."""
+    """How many snapshots of states are kept for prompts with a common prefix; 0 without states."""
     each = spec.state_bytes(dtype.itemsize)
     return min(MAX_SNAPSHOTS, int(available * SNAPSHOT_SHARE) // each) if each else 0
 
 
 def available_bytes(device: torch.device) -> int:
-    """Memory that could be taken now: of the GPU, or of this machine and its control group."""
+    """Memory that could be allocated now, on the GPU or on this machine and its control group."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return free_host_bytes()
@@ -267,7 +277,7 @@ def _paged(
     codes: torch.dtype | None,
     side_by_side: bool,
 ) -> tuple[LayerCache, ...]:
-    """One for each layer that has blocks; those whose heads are alike are made together."""
+    """One cache per layer that has blocks; layers with equal heads are allocated together."""
     made = {
         (heads, head_dim): _alike(
             spec,
@@ -312,14 +322,17 @@ def _apart(
 def _side_by_side(
     count: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
-    """The same on a CPU, with block i of each behind block i of the one before it."""
+    """As ``_apart``, on a CPU: block i of each tensor follows block i of the one before it."""
     assert device.type == "cpu"
     return list(own_pages((shape[0], count, *shape[1:]), dtype).unbind(1))
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On a CPU the pages are taken when first written: numpy asks for them zeroed (calloc), where
-    torch would write the zeros itself and take seconds and gigabytes at start."""
+    """Allocate zeros; on a CPU lazily, so that pages take memory when first written.
+
+    numpy requests zeroed pages (calloc), whereas torch would write the zeros itself, which takes
+    seconds and gigabytes at start.
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     raw = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
@@ -334,7 +347,7 @@ def _gpu_budget(
     device: torch.device,
     available: int,
 ) -> int:
-    """Bytes for the cache when no size is asked for: what the share of the GPU leaves."""
+    """The size of the cache if none was specified: what the GPU's share leaves."""
     total = torch.cuda.mem_get_info(device)[1]
     reserved = int(total * (1 - cache.memory_utilization))
     if cache.offload_bytes:
@@ -351,15 +364,15 @@ def _activation_bytes(spec: DecoderSpec, scheduler: SchedulerConfig, dtype: torc
     if spec.recurrence is not None:
         a_token += 4 * spec.recurrence.channels * dtype.itemsize
     if isinstance(spec.recurrence, GatedDeltaSpec):
-        # What a token finds of its chunk of a prompt, and the inverse that tells what it writes.
+        # A token's products with its chunk of the prompt, and the inverse that yields its update.
         a_token += 2 * CHUNK * spec.recurrence.num_value_heads * torch.float32.itemsize
-    # Logits and what sampling makes of them: float32, a few copies.
+    # Logits and copies of them made by sampling, in float32.
     a_sequence = 6 * 4 * spec.vocab_size
     return a_token * scheduler.step_tokens + a_sequence * scheduler.max_num_seqs
 
 
 def _host_blocks(cache: CacheConfig, block_bytes: int, num_sharers: int) -> int:
-    """How many blocks the host is to keep for each of those who share its memory."""
+    """How many blocks the host keeps for each of the engines that share its memory."""
     if not cache.offload_bytes:
         return 0
     if not cache.enable_prefix_caching:

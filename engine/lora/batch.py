@@ -1,4 +1,4 @@
-"""Which tokens of a step have which adapter, and what is added to a layer's results for them."""
+"""Maps a step's tokens to their adapters, and adds the adapters' contributions to layers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class StepAdapters:
     """The adapters of one step.
 
     Args:
-        store: holds them all in slots.
-        rows: the adapters' slots by token.
-        operations: compute.
+        store: holds all adapters in slots.
+        rows: the slot of each token's adapter.
+        operations: the kernels.
     """
 
     __slots__ = ("_operations", "_rows", "_store")
@@ -33,11 +33,11 @@ class StepAdapters:
         self._operations = operations
 
     def add(self, out: torch.Tensor, x: torch.Tensor, parameter: str) -> torch.Tensor:
-        """``out`` with each token's own delta of a layer added, in place.
+        """Add each token's adapter contribution to ``out``, in place.
 
         Args:
-            out: [n, outputs], what the layer gave.
-            x: [n, inputs], what it read.
+            out: [n, outputs], the layer's result.
+            x: [n, inputs], the layer's input.
             parameter: the layer's weight.
         """
         weights = self._store.layer(parameter)
@@ -46,7 +46,7 @@ class StepAdapters:
         return self._operations.add_adapters(out, x.contiguous(), weights, self._rows)
 
     def changes(self, parameter: str) -> Iterator[Change]:
-        """What each adapter adds to a parameter, ranks that it does not use as zeros."""
+        """Each adapter's change of a parameter; ranks that it does not use are zeros."""
         weights = self._store.layer(parameter)
         if weights is None:
             return
@@ -55,12 +55,12 @@ class StepAdapters:
 
 
 class RecordedAdapters(StepAdapters):
-    """The adapters of a decode step that is recorded once and run for whichever its rows have.
+    """The adapters of a decode step that is recorded once and run with any adapters.
 
     Args:
-        store: as it is while its ``version`` stays.
+        store: must not change its ``version`` in between.
         size: rows of the step.
-        operations: compute.
+        operations: the kernels.
     """
 
     __slots__ = ()
@@ -73,21 +73,21 @@ class RecordedAdapters(StepAdapters):
         super().__init__(store, rows, operations)
 
     def set(self, slots: np.ndarray) -> None:
-        """Whose step is run next: the slot of each row's adapter, [size] int64, -1 for none."""
+        """Set the adapter slots of the next run's rows: [size] int64, -1 for none."""
         order, groups = by_slot(slots)
         self._rows.order.numpy()[: order.size] = order
         self._rows.groups[: len(groups)] = groups
-        self._rows.groups[len(groups) :] = 0  # groups of no token
+        self._rows.groups[len(groups) :] = 0  # empty groups
 
     def changes(self, parameter: str) -> Iterator[Change]:
-        """Which products there are depends on the rows, so this cannot be recorded."""
+        """Raise NotRecordableError, since the products depend on the rows."""
         if self._store.layer(parameter) is not None:
             raise NotRecordableError(f"an adapter's part in {parameter.partition('.')[2]}")
         return iter(())
 
 
 def adapter_slots(store: AdapterStore, batch: HostBatch, table: RowTable) -> np.ndarray | None:
-    """The store's slot of each row's adapter, [R] int64, -1 for none; None where no row has any.
+    """The store's slot of each row's adapter, [R] int64, -1 for none; None if no row has one.
 
     Raises:
         InvalidParameter: an adapter can no longer be read.
@@ -105,13 +105,13 @@ def adapter_slots(store: AdapterStore, batch: HostBatch, table: RowTable) -> np.
 def step_adapters(
     store: AdapterStore, slots: np.ndarray, batch: HostBatch, operations: Operations
 ) -> tuple[StepAdapters, StepAdapters]:
-    """The adapters of all tokens, and of the sampling rows' last ones.
+    """The adapters of all tokens, and those of the tokens that are sampled from.
 
     Args:
-        store: holds them.
-        slots: of the rows' adapters, as ``adapter_slots`` tells them.
+        store: holds the adapters.
+        slots: of the rows' adapters, from ``adapter_slots``.
         batch: the rows.
-        operations: compute.
+        operations: the kernels.
     """
     tokens = np.repeat(slots, np.diff(batch.query_start))
     return (

@@ -1,4 +1,4 @@
-"""Reads adapters as the PEFT library saves them, onto the decoder's own parameters."""
+"""Reads adapters in the PEFT library's format, mapped to the decoder's own parameters."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _PREFIX = "base_model.model."
 _TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
 _MAX_CONFIG_BYTES = 2**20
 
-# A key of alpha_pattern: the end of a module's name. PEFT takes it for a regular expression.
+# A key of alpha_pattern: the end of a module's name. PEFT treats it as a regular expression.
 _MODULES = re.compile(r"\^?[\w.]+")
 
-# Keys of adapter_config.json that change what an adapter computes, and the values that do not.
+# Keys of adapter_config.json that affect an adapter's computation, and the values that do not.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "use_dora": (False,),
@@ -47,12 +47,14 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """What the products of an adapter are multiplied by: ``alpha / r``, or, by the root,
-    ``alpha / sqrt(r)`` (rsLoRA, Kalajdzievski 2023). Ranks are read from the tensors."""
+    """The scale of an adapter's products: ``alpha / r``, or ``alpha / sqrt(r)`` if ``by_root``.
+
+    The latter is rsLoRA (Kalajdzievski 2023). Ranks are read from the tensors.
+    """
 
     alpha: float
     by_root: bool
-    patterns: dict[str, float]  # alpha of modules whose names end so; after ^, that are called so
+    patterns: dict[str, float]  # alpha of modules whose names end so, or after ^ equal this
 
     def of(self, module: str, rank: int) -> float:
         alpha = self.alpha
@@ -67,20 +69,20 @@ class _Scale:
 class Delta:
     """What an adapter adds to one linear layer: ``up @ down @ x``.
 
-    The parts of a fused layer lie side by side: their ``down`` one below the other, their ``up``
-    on a diagonal of blocks.
+    For a fused layer the parts' ``down`` matrices are stacked, and their ``up`` matrices form a
+    block diagonal.
     """
 
     down: torch.Tensor  # [rank, inputs]
-    up: torch.Tensor  # [outputs, rank], the scale multiplied in
+    up: torch.Tensor  # [outputs, rank], with the scale multiplied in
 
 
 def read_adapter(directory: Path, spec: DecoderSpec, dtype: torch.dtype) -> dict[str, Delta]:
-    """The deltas of an adapter, by the parameter they belong to, on the host.
+    """Read the deltas of an adapter onto the host, by the parameter they belong to.
 
     Raises:
-        InvalidParameter: the directory holds no adapter, one for another model, or one that
-            asks for what is not supported; one line without the directory's path.
+        InvalidParameter: the directory has no adapter, one for another model, or one with
+            unsupported features; the message is one line without the directory's path.
     """
     try:
         scale = _read_scale(directory / _CONFIG)
@@ -114,7 +116,7 @@ class _Reader:
         return {parameter: self._fuse(parameter, own) for parameter, own in parts.items()}
 
     def _place(self, name: str) -> tuple[Target, str, str]:
-        """A tensor's place, its module's name and which of the two matrices it is."""
+        """The target of a tensor, its module's name, and which of the two matrices it is."""
         match = _TENSOR.fullmatch(name.removeprefix(_PREFIX))
         if match is None:
             raise _refused(f"tensor '{name[:120]}' is no part of a LoRA that is supported")
@@ -134,8 +136,10 @@ class _Reader:
         return tensor
 
     def _arranged(self, target: Target, up: torch.Tensor) -> torch.Tensor:
-        """[outputs, rank] in the decoder's order of outputs. What a checkpoint holds transposed
-        (GPT-2) an adapter does not."""
+        """[outputs, rank] in the decoder's order of outputs.
+
+        Adapters are not transposed, even if the checkpoint's weights are (GPT-2).
+        """
         if target.layout is None or isinstance(target.layout, Transposed):
             return up
         expected = self._wanted[target.parameter].part_shape(target.part)[0]
@@ -168,7 +172,7 @@ class _Reader:
         return Delta(torch.cat(downs).to(self._dtype), up.to(self._dtype))
 
     def _order(self, name: str) -> torch.Tensor | None:
-        """In which a layer's outputs are kept; None: as they were loaded."""
+        """The order in which a layer's outputs are stored; None: as loaded."""
         number, _, parameter = name.partition(".")
         if parameter == "qkv.weight":
             layer = self._spec.layers[int(number) - self._spec.first_layer]
@@ -178,7 +182,7 @@ class _Reader:
         return None
 
 
-# The layers of a decoder that take adapters.
+# The layers of a decoder that accept adapters.
 _LINEARS = frozenset(
     {
         *("qkv.weight", "output.weight", "query_up.weight", "latent_up"),

@@ -1,4 +1,4 @@
-"""The adapters that are loaded: all on the host, those in use in slots on the device."""
+"""Stores loaded adapters: all on the host, those in use in slots on the device."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _RANKS = 16
 
 
 class AdapterStore:
-    """Adapters by id; least recently used ones leave first, from the device and from the host.
+    """Adapters by id; the least recently used are evicted first, on the device and on the host.
 
-    Adapters of one layer lie in one tensor, a slot each, as grouped products read them. Slots are
-    made when they are needed, on a GPU all at once: ``max_loaded`` of them, and more where the rows
-    of one step ask for more. A server without adapters pays nothing.
+    The adapters of one layer are in one tensor with a slot for each, as grouped products read them.
+    Slots are allocated when needed, on a GPU all ``max_loaded`` at once, and more if the rows of
+    one step need more. Without adapters nothing is allocated.
 
     Args:
         spec: of the model.
         dtype, device: of its weights.
-        max_loaded: slots on the device, unless one step needs more; 0: no adapters are taken.
-        max_on_host: adapters that are kept on the host.
-        own: what this process keeps of what an adapter adds to a parameter, None where that is
-            nothing; left out: all.
+        max_loaded: slots on the device, unless one step needs more; 0: adapters are refused.
+        max_on_host: adapters kept on the host.
+        own: selects this process's part of an adapter's change to a parameter, or None if it has no
+            part; default: everything.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class AdapterStore:
         self._own = own
         self._spec = spec
         self._dtype = dtype
-        self.device = device  # where slots are
-        # A GPU's kernels are compiled for the number of slots, and for ranks that are multiples of
-        # 16 or are not: no adapter is to wait for that because it is one more, or a larger one.
+        self.device = device  # of the slots
+        # A GPU's kernels are compiled for the number of slots, and for whether ranks are multiples
+        # of 16. One more or one larger adapter should not require another compilation.
         self._is_compiled_for = device.type == "cuda"
         self._max_loaded = max_loaded
         self._max_on_host = max(max_loaded, max_on_host)
-        self._on_host: OrderedDict[str, dict[str, Delta]] = OrderedDict()  # least recent first
-        self._slots: OrderedDict[str, int] = OrderedDict()  # the same
+        self._on_host: OrderedDict[str, dict[str, Delta]] = OrderedDict()  # oldest use first
+        self._slots: OrderedDict[str, int] = OrderedDict()  # in the same order
         self.num_slots = 0  # on the device
-        self.version = 0  # rises when tensors of ``layer`` have been replaced
+        self.version = 0  # incremented when tensors of ``layer`` are replaced
         self._layers: dict[str, AdapterWeights] = {}  # by parameter
 
     @property
@@ -66,7 +66,7 @@ class AdapterStore:
         return not self._on_host
 
     def load(self, adapter: Adapter) -> None:
-        """Read an adapter onto the host, if it is not there.
+        """Read an adapter onto the host, if it is not there already.
 
         Raises:
             InvalidParameter: it cannot be used with this model.
@@ -91,10 +91,10 @@ class AdapterStore:
                 del self._on_host[id_]
 
     def slots(self, adapters: Iterable[Adapter]) -> dict[str, int]:
-        """Slots of all these adapters at once, by id; those that are not there are brought.
+        """Bring all these adapters onto the device at once; returns their slots by id.
 
         Raises:
-            InvalidParameter: one has to be read again, and its files are no longer right.
+            InvalidParameter: an adapter had to be read again, and its files are no longer valid.
         """
         wanted = {adapter.id: adapter for adapter in adapters}
         for id_ in wanted:
@@ -109,7 +109,7 @@ class AdapterStore:
         return {id_: self._slots[id_] for id_ in wanted}
 
     def layer(self, parameter: str) -> AdapterWeights | None:
-        """What adapters add to a layer; None where none of them adds anything."""
+        """The adapters' weights for a layer, or None if none of them changes it."""
         return self._layers.get(parameter)
 
     def _free_slot(self, wanted: dict[str, Adapter]) -> int:
@@ -125,7 +125,7 @@ class AdapterStore:
         return slot
 
     def _grow(self, num_slots: int) -> None:
-        """Make room for ``num_slots``."""
+        """Enlarge all tensors to ``num_slots`` slots."""
         self.version += 1
         for name, weights in self._layers.items():
             more = num_slots - weights.down.shape[0]
@@ -149,7 +149,7 @@ class AdapterStore:
                 weights.spans[slot, :rank] = reached(delta.up.T)
 
     def _widen(self, name: str, delta: Delta) -> None:
-        """Have tensors for a layer, wide enough for this delta's rank."""
+        """Ensure that a layer has tensors wide enough for this delta's rank."""
         weights = self._layers.get(name)
         rank, have = delta.down.shape[0], 0 if weights is None else weights.down.shape[1]
         if have >= rank:

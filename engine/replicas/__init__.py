@@ -6,5 +6,5 @@
                      ├── client ──► engine 1   its own KV cache, GPUs (or cores) and ranks
                      └── client ──► ...
 
-To whoever submits requests this is an engine like another. Nothing here imports the tensor library.
+To callers it looks like a single engine. Nothing here imports the tensor library.
 """

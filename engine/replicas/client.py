@@ -1,4 +1,4 @@
-"""Several engines behind one client: requests are spread over them, and outlive any of them."""
+"""Several engines behind one client: requests are distributed, and survive an engine's death."""
 
 from __future__ import annotations
 
@@ -27,42 +27,43 @@ logger = logging.getLogger(__name__)
 
 Replica = SubprocessClient | SharedClient
 
-_MAX_REMEMBERED_BLOCKS = 1 << 16  # of each engine: some 10 MB
-# What several engines do, told as one: whoever can be served is.
+_MAX_REMEMBERED_BLOCKS = 1 << 16  # per engine: some 10 MB
+# The activity reported for several engines: the first of these that any of them has.
 _FOREMOST: tuple[Activity, ...] = ("serving", "reloading", "waking", "falling_asleep", "asleep")
 
 
 class ReplicaClient:
-    """A :class:`engine.client.EngineClient` of several engines that serve the same model.
+    """A :class:`engine.client.EngineClient` for several engines that serve the same model.
 
-    A request goes to the engine that :class:`~engine.replicas.router.Router` chooses, the
-    continuations of one prompt together. When an engine dies, its streams go on in the others at
-    once, and in its successor only where no other is there. Sleep, reload and profiles are of all
+    Requests go to the engine chosen by :class:`~engine.replicas.router.Router`, all continuations
+    of one prompt to the same one. When an engine dies, its streams resume on the others at once, or
+    on its successor if there is no other. Sleep, reload and profiles apply to all engines
     (``engine/replicas/together.py``).
 
-    Several of these, one an API process, may share the engines: each balances its own requests, and
-    so all of them together, but prefixes that came by another are not known.
+    Several API processes may share the engines, with a client like this in each. Since each
+    balances its own requests, so do all together, but a client does not know the prefixes sent by
+    others.
 
     Args:
         replicas: clients that have not been started.
-        caches: whether the engines keep prefixes, so that it matters where a prompt goes.
+        caches: whether the engines cache prefixes, so that the choice of engine matters.
     """
 
     def __init__(self, replicas: Sequence[Replica], *, caches: bool = True) -> None:
         self._replicas = tuple(replicas)
         self._caches = caches
-        self._router = Router(len(self._replicas), 1, 0)  # until they are loaded
+        self._router = Router(len(self._replicas), 1, 0)  # replaced once they are loaded
         self._key = secrets.token_bytes(16)
-        self._block_size = 0  # tokens a digest; 0: there are none
+        self._block_size = 0  # tokens per digest; 0: no digests
         self._orphans: list[_Orphan] = []  # streams without an engine
         self._together = Together(self._replicas)
-        self._infos: tuple[EngineInfo, ...] = ()  # those that the next one was made of
+        self._infos: tuple[EngineInfo, ...] = ()  # those that ``_info`` was made from
         self._info: EngineInfo | None = None
         self._closed = False
         for index, replica in enumerate(self._replicas):
             replica.watch(partial(self._on_change, index))
 
-    # ------------------------------------------------------------ what it is
+    # ------------------------------------------------------------ properties
 
     @property
     def members(self) -> Sequence[EngineClient]:
@@ -71,7 +72,7 @@ class ReplicaClient:
 
     @property
     def info(self) -> EngineInfo:
-        """What was loaded, by the newest of them; what each of them can serve."""
+        """A description of the newest engine's model, with the context that all can serve."""
         infos = tuple(replica.info for replica in self._present())
         known = self._infos
         if self._info is None or [*map(id, infos)] != [*map(id, known)]:
@@ -83,7 +84,7 @@ class ReplicaClient:
 
     @property
     def stats(self) -> EngineStats:
-        """What is running and waiting in all of them; the rest is for each to tell."""
+        """The total of running and waiting requests; see ``members`` for the rest."""
         stats = [replica.stats for replica in self._replicas]
         return EngineStats(
             num_running=sum(one.num_running for one in stats),
@@ -92,17 +93,17 @@ class ReplicaClient:
 
     @property
     def alive(self) -> bool:
-        """Whether requests can be submitted now: while one engine is there."""
+        """Whether requests can be submitted now, to at least one engine."""
         return any(replica.alive for replica in self._replicas)
 
     @property
     def responds(self) -> bool:
-        """Whether an engine's process is there and says so."""
+        """Whether at least one engine process answers."""
         return any(replica.alive and replica.responds for replica in self._replicas)
 
     @property
     def activity(self) -> Activity:
-        """What the engines do; they serve as long as one of them does."""
+        """The engines' activity; serving as long as one of them serves."""
         seen = {replica.activity for replica in self._replicas if replica.alive}
         for activity in _FOREMOST:
             if activity in seen:
@@ -111,26 +112,26 @@ class ReplicaClient:
 
     @property
     def dead(self) -> bool:
-        """Whether all of them have been given up for good."""
+        """Whether all engines have been given up."""
         return all(replica.dead for replica in self._replicas)
 
     def on_output(self, listener: Callable[[EngineOutput], None]) -> None:
-        """Call ``listener`` with each output of each of them."""
+        """Call ``listener`` with each output of every engine."""
         for replica in self._replicas:
             replica.on_output(listener)
 
-    # ------------------------------------------------------------ life
+    # ------------------------------------------------------------ life cycle
 
     def spawn(self) -> None:
-        """Start all processes now, so that they load while the caller goes on."""
+        """Start all child processes now, so that they load in the background."""
         for replica in self._replicas:
             if isinstance(replica, SubprocessClient):
                 replica.spawn()
 
     async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
-        """Have all of them load. Raises ModelLoadError or EngineDead, where one cannot.
+        """Wait until all engines have loaded. Raises ModelLoadError or EngineDead if one cannot.
 
-        One that others have started and given up is done without, also when that is told meanwhile.
+        Engines that another process has started and given up, even meanwhile, are skipped.
         """
         starts = [partial(self._start, replica) for replica in self._present()]
         await start_together(starts, on_progress)
@@ -145,7 +146,7 @@ class ReplicaClient:
                 raise
 
     async def close(self) -> None:
-        """End all of them. Requests alive raise EngineDead. Idempotent."""
+        """Shut all engines down. Live requests raise EngineDead. Idempotent."""
         self._closed = True
         self._fail_orphans(EngineDead("the engines were closed"))
         await asyncio.gather(*(replica.close() for replica in self._replicas))
@@ -162,11 +163,11 @@ class ReplicaClient:
     # ------------------------------------------------------------ requests
 
     def submit(self, requests: Sequence[Request]) -> list[RequestStream]:
-        """Queue requests, each where the router says.
+        """Queue each request on the engine that the router chooses.
 
         Raises:
-            EngineDead: no engine is there.
-            ValueError: an id is in use in the engine that was chosen.
+            EngineDead: no engine is alive.
+            ValueError: an id is in use on the chosen engine.
         """
         homes = self._place(requests, self._open())
         streams: dict[str, RequestStream] = {}
@@ -179,8 +180,11 @@ class ReplicaClient:
         return [streams[request.id] for request in requests]
 
     def _open(self) -> list[int]:
-        """The engines to choose from: those that serve; else those where requests wait; else those
-        that say why not. Raises EngineDead."""
+        """The engines to choose from. Raises EngineDead if none is alive.
+
+        Those that serve; otherwise those that hold requests during a reload; otherwise all that are
+        alive, which will say why they refuse.
+        """
         alive = [index for index, replica in enumerate(self._replicas) if replica.alive]
         if not alive:
             raise EngineDead("all engines are being restarted")
@@ -198,7 +202,7 @@ class ReplicaClient:
         return [index for index in among if self._replicas[index].activity == activity]
 
     def _place(self, requests: Sequence[Request], among: Sequence[int]) -> list[int]:
-        """An engine for each; for forks that of their leader, whose blocks they share."""
+        """Choose an engine for each request; forks go to their leader's, to share its blocks."""
         if len(among) == 1:
             for request in requests:
                 if request.fork_of is None:
@@ -227,7 +231,7 @@ class ReplicaClient:
     # ------------------------------------------------------------ deaths
 
     def _on_change(self, index: int) -> None:
-        """An engine has died or come back, or does something else."""
+        """Handle an engine that has died, returned or changed its activity."""
         if self._closed:
             return
         replica = self._replicas[index]
@@ -237,12 +241,12 @@ class ReplicaClient:
                 weights = replica.info.fingerprint
                 self._orphans += [_Orphan(stream, weights) for stream in streams]
         elif replica.activity != "serving":
-            self._router.forget(index)  # it comes back with an empty cache
+            self._router.forget(index)  # it will return with an empty cache
         self._place_orphans()
         self._together.note_change()
 
     def _place_orphans(self) -> None:
-        """Have streams go on where they can; keep those that must wait; tell those that cannot."""
+        """Resume streams where possible, keep those that must wait, and fail the others."""
         orphans = [orphan for orphan in self._orphans if not orphan.stream.aborted]
         self._orphans = []
         if self.dead:
@@ -278,43 +282,43 @@ class ReplicaClient:
 
     @property
     def _settled(self) -> bool:
-        """Whether no engine is about to do something else than it does now."""
+        """Whether no engine is in transition."""
         return all(
             one.dead or (one.alive and one.activity in ("serving", "asleep"))
             for one in self._replicas
         )
 
     def _present(self) -> Sequence[Replica]:
-        """Those that have not been given up; all where all have."""
+        """The engines that have not been given up, or all if all have."""
         return [one for one in self._replicas if not one.dead] or self._replicas
 
-    # ------------------------------------------------------------ of all of them
+    # ------------------------------------------------------------ operations on all engines
 
     async def start_profile(self, num_steps: int) -> None:
-        """Record the next steps of each engine that is there."""
+        """Record the next steps of each engine that is alive."""
         await self._together.start_profile(num_steps)
 
     async def stop_profile(self) -> Trace:
-        """Record no longer; the traces of all that have one."""
+        """Stop recording; returns the traces of all engines that have one."""
         return await self._together.stop_profile()
 
     async def look(self) -> Snapshot:
-        """How the first one that is there stands; ask ``members`` for the others."""
+        """A snapshot of the first engine that is alive; ask ``members`` for the others."""
         for replica in self._replicas:
             if replica.alive:
                 return await replica.look()
         raise EngineDead("all engines are being restarted")
 
     async def sleep(self, level: int, timeout_s: float) -> None:
-        """Have all of them sleep; where one cannot, none does."""
+        """Put all engines to sleep; if one fails, none sleeps."""
         await self._together.sleep(level, timeout_s)
 
     async def wake(self) -> None:
-        """Wake all of them; where one cannot be woken, all sleep on."""
+        """Wake all engines; if one fails, all stay asleep."""
         await self._together.wake()
 
     async def reload(self, model: str | None, timeout_s: float) -> EngineInfo:
-        """Exchange the weights of all; where one cannot, all have the old ones."""
+        """Replace the weights of all engines; if one fails, all keep the old ones."""
         await self._together.reload(model, timeout_s)
         return self.info
 
@@ -322,7 +326,7 @@ class ReplicaClient:
 def in_front_of(
     replicas: Sequence[Replica], *, caches: bool = True
 ) -> SubprocessClient | SharedClient | ReplicaClient:
-    """The one client of these engines: of a single one its own."""
+    """The client for these engines; for a single one, its own."""
     return replicas[0] if len(replicas) == 1 else ReplicaClient(replicas, caches=caches)
 
 
@@ -330,4 +334,4 @@ class _Orphan(msgspec.Struct, frozen=True):
     """A stream whose engine has died."""
 
     stream: Stream
-    weights: str  # fingerprint of those that it was begun with
+    weights: str  # fingerprint of the weights that it started with

@@ -1,27 +1,27 @@
-"""Which of several engines a request goes to: where its prompt is cached, unless that one is busy.
+"""Chooses the engine for a request: one where its prompt is cached, unless that one is too busy.
 
-The rule. Each engine ``e`` that may be given requests has a load ``L(e)``, the tokens of all
-sequences in its hands, waiting and running, and of this prompt it has ``h(e)`` tokens cached, as
-far as is known here. The request goes to the engine where
+Each available engine ``e`` has a load ``L(e)``, the number of tokens of all its sequences, waiting
+and running. Of the prompt it has ``h(e)`` tokens cached, as far as is known here. The request goes
+to the engine with the smallest
 
     L(e) - W * h(e)          W = 4
 
-is least; equals are told apart by load, and then by who knows fewer prefixes. So
+Ties are broken by load, then by the number of known prefixes. As a consequence:
 
-- among engines that have as much of the prompt, the least busy one gets it (join the shortest
-  queue; Winston 1977), also where none has any of it;
-- an engine that has ``h`` tokens of it gets it as long as it holds at most ``W * h`` tokens more
-  than the least busy one: a prefix of one block draws nobody into a crowd, one of thousands of
-  tokens may. No choice is ever more than ``W`` times its prompt's length busier than the least
-  busy engine.
+- Among engines with equally much of the prompt cached, possibly nothing, the least busy one is
+  chosen (join the shortest queue; Winston 1977).
+- An engine with ``h`` cached tokens is chosen as long as it holds at most ``W * h`` tokens more
+  than the least busy one. A prefix of one block does not attract a request to a busy engine, but
+  one of thousands of tokens may. The chosen engine is never busier than the least busy one by more
+  than ``W`` times the prompt's length.
 
-That is the kind of cost that NVIDIA Dynamo's KV router has, which weighs blocks to be computed
-against active ones, in place of the two thresholds of SGLang's cache-aware router
-(``cache_threshold``, ``balance_abs_threshold``), with the same aim. ``W`` is above 1 since a token
-in the cache of a running sequence costs a step far less than one that must be computed.
+The cost resembles that of NVIDIA Dynamo's KV router, which weighs blocks to be computed against
+active ones. SGLang's cache-aware router pursues the same aim with two thresholds
+(``cache_threshold``, ``balance_abs_threshold``). ``W`` is above 1 because a cached token of a
+running sequence costs a step far less than a token that must be computed.
 
-What an engine has cached is not asked, but remembered from what it was sent: the newest blocks of
-prompts, as many as its cache has room for. A wrong guess costs some computation and nothing else.
+Engines are not asked what they have cached. It is estimated from what was sent to them: the newest
+blocks of prompts, as many as fit into the cache. A wrong estimate costs only computation.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-CACHED_WEIGHT = 4  # tokens more that an engine may hold for each token of the prompt it has cached
+CACHED_WEIGHT = 4  # tokens of load that one cached token of the prompt outweighs
 
 
 class Router:
-    """Chooses engines. Belongs to one thread; knows nothing of engines but their numbers.
+    """Chooses engines, which it knows only by number. Belongs to one thread.
 
     Args:
-        num_engines: they are numbered from 0.
-        block_tokens: tokens that a digest stands for.
-        max_blocks: that are remembered of each engine.
+        num_engines: number of engines.
+        block_tokens: tokens per digest.
+        max_blocks: blocks remembered for each engine.
     """
 
     def __init__(self, num_engines: int, block_tokens: int, max_blocks: int) -> None:
         self._block_tokens = block_tokens
         self._max_blocks = max_blocks
-        # Digests, the one used longest ago first. Those of a prefix are used from its end to its
-        # beginning, so it is forgotten from its end, and who knows a block knows all before it.
+        # Digests, least recently used first. Those of a prompt are touched from its end to its
+        # beginning, so prefixes are forgotten from the end, and knowing a block implies knowing all
+        # before it.
         self._known: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in range(num_engines)]
 
     def route(self, digests: Sequence[bytes], loads: Mapping[int, int]) -> int:
-        """The engine for a prompt, which is taken to have it cached from now on.
+        """Choose the engine for a prompt and note it there as cached.
 
         Args:
-            digests: of the prompt's full blocks, each standing for all of the prompt up to its
-                block's end.
-            loads: tokens held by each engine that may be chosen; at least one.
+            digests: of the prompt's full blocks; each identifies the prompt up to its block's end.
+            loads: tokens held by each available engine; at least one entry.
         """
 
         def cost(engine: int) -> tuple[int, int, int, int]:
@@ -67,7 +67,7 @@ class Router:
         return chosen
 
     def num_cached(self, engine: int, digests: Sequence[bytes]) -> int:
-        """Tokens at a prompt's beginning that ``engine`` has, as far as is known."""
+        """How many leading tokens of a prompt ``engine`` is believed to have cached."""
         known = self._known[engine]
         count = 0
         for digest in digests:
@@ -77,7 +77,7 @@ class Router:
         return count * self._block_tokens
 
     def note(self, engine: int, digests: Sequence[bytes]) -> None:
-        """A prompt was sent to ``engine``."""
+        """Note that a prompt was sent to ``engine``."""
         known = self._known[engine]
         for digest in reversed(digests[: self._max_blocks]):
             known[digest] = None
@@ -86,5 +86,5 @@ class Router:
             known.popitem(last=False)
 
     def forget(self, engine: int) -> None:
-        """``engine`` has lost what it had cached."""
+        """Note that ``engine`` has lost its cache."""
         self._known[engine].clear()

@@ -1,8 +1,7 @@
-"""What each of several engines on one machine is told: its number, and its share of what they have
-in common.
+"""Configures each of several engines on one machine: its number, and its share of resources.
 
-GPUs and KV caches are an engine's own. What the machine has once, the memory that is free before
-any of them starts and, on a CPU, the cores, is divided by their number.
+GPUs and KV caches belong to one engine. What the machine has only once, the memory that is free
+before any of them starts and, on a CPU, the cores, is divided evenly.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ InfoT = TypeVar("InfoT")
 
 
 def replica_configs(config: EngineConfig, count: int) -> list[EngineConfig]:
-    """The config of each of ``count`` engines; of one, ``config`` itself."""
+    """The config of each of ``count`` engines; for one, ``config`` itself."""
     if count == 1:
         return [config]
     share_bytes = free_host_bytes() // count
@@ -38,15 +37,15 @@ async def start_together(
     starts: Sequence[Callable[[LoadProgress], Awaitable[InfoT]]],
     on_progress: LoadProgress | None = None,
 ) -> InfoT:
-    """Have all engines load at once, telling their mean progress; what is told of the first.
+    """Load all engines in parallel; returns the result of the first.
 
     Args:
-        starts: has one load, and returns once it has.
-        on_progress: of all of them.
+        starts: each starts one engine and returns once it has loaded.
+        on_progress: called with the mean progress of all engines.
 
     Raises:
-        ModelLoadError: one cannot load; the others are not waited for.
-        EngineDead: one has died as it loaded.
+        ModelLoadError: one cannot load; the others are cancelled.
+        EngineDead: one died while loading.
     """
     shares = [0.0] * len(starts)
 

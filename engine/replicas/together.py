@@ -1,8 +1,8 @@
-"""What all of several engines are asked to do, and what becomes of it where one of them cannot.
+"""Operations on all engines at once, and what happens if one of them fails.
 
-An engine that dies over a question is asked again once its successor is there; one that has been
-given up is passed over. Where one refuses, the others are brought back to where they were, so that
-engines of one server do not go different ways.
+If an engine dies over an operation, it is repeated once its successor is ready; engines that have
+been given up are skipped. If one refuses, the others are restored to their previous state, so that
+the engines of a server do not diverge.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from engine.types import Trace
 
 logger = logging.getLogger(__name__)
 
-_AGAIN_S = 1.0  # until an engine that said it was dying is looked at again
+_AGAIN_S = 1.0  # between checks of an engine that reported that it is dying
 _AnswerT = TypeVar("_AnswerT")
 
 
 class Together:
-    """Asks all of ``engines``. Belongs to one event loop."""
+    """Operates on all ``engines``. Belongs to one event loop."""
 
     def __init__(self, engines: Sequence[RemoteClient]) -> None:
         self._engines = engines
         self._changed: asyncio.Event | None = None
 
     def note_change(self) -> None:
-        """An engine has died, or is there again, or does something else."""
+        """Note that an engine has died, returned or changed its activity."""
         if self._changed is not None:
             self._changed.set()
             self._changed = None
 
     async def sleep(self, level: int, timeout_s: float) -> None:
-        """All sleep; where one cannot, those that do are woken. Raises what that one said."""
+        """Put all to sleep; if one fails, wake those that did sleep. Raises that one's error."""
         awake = [engine for engine in self._engines if engine.activity == "serving"]
         problem = await self._on_all(self._engines, lambda one: one.sleep(level, timeout_s))
         if problem is not None:
@@ -47,7 +47,7 @@ class Together:
             raise problem
 
     async def wake(self) -> None:
-        """All serve; where one cannot, those that were woken sleep again. Raises what it said."""
+        """Wake all; if one fails, put those that woke back to sleep. Raises that one's error."""
         asleep = [engine for engine in self._engines if engine.activity == "asleep"]
         problem = await self._on_all(self._engines, RemoteClient.wake)
         if problem is not None:
@@ -56,10 +56,11 @@ class Together:
             raise problem
 
     async def reload(self, model: str | None, timeout_s: float) -> None:
-        """All take other weights, beginning at once, so that from now on no request that comes is
-        served by the old ones. Where one cannot, those that did take the former ones again.
+        """Replace the weights of all engines; if one fails, restore those of the others.
 
-        Raises what that one said.
+        All begin at once, so that no later request is served by the old weights.
+
+        Raises the error of the one that failed.
         """
         former = [(engine, engine.info) for engine in self._engines if not engine.dead]
         told = await asyncio.gather(
@@ -78,7 +79,7 @@ class Together:
             raise problem
 
     async def start_profile(self, num_steps: int) -> None:
-        """All that are there record; where one cannot, none does. Raises what it said."""
+        """Record on all engines that are alive; if one fails, on none. Raises that one's error."""
         present = [engine for engine in self._engines if engine.alive]
         if not present:
             raise EngineDead("all engines are being restarted")
@@ -92,12 +93,12 @@ class Together:
             raise problems[0]
 
     async def stop_profile(self) -> Trace:
-        """The traces of all that have one: the first, which names the others.
+        """End the recording; returns the first engine's trace, which names the others' files.
 
         Raises:
-            ProfileRefused: none of them has.
+            ProfileRefused: none of them has recorded.
             RequestFailed: a trace could not be written.
-            EngineDead: none is there.
+            EngineDead: no engine is alive.
         """
         present = [engine for engine in self._engines if engine.alive]
         told = await asyncio.gather(
@@ -120,7 +121,7 @@ class Together:
         engines: Sequence[RemoteClient],
         ask: Callable[[RemoteClient], Awaitable[object]],
     ) -> BaseException | None:
-        """Ask all at once; the first problem among their answers."""
+        """Ask all at once; returns the first error among their answers."""
         told = await asyncio.gather(
             *(self._ask(engine, ask) for engine in engines), return_exceptions=True
         )
@@ -129,7 +130,7 @@ class Together:
     async def _ask(
         self, engine: RemoteClient, ask: Callable[[RemoteClient], Awaitable[_AnswerT]]
     ) -> _AnswerT | None:
-        """The answer of ``engine`` or of a successor; None: there will be none."""
+        """The answer of ``engine`` or a successor; None if it has been given up."""
         while not engine.dead:
             if engine.alive:
                 try:
@@ -158,7 +159,10 @@ class Together:
 async def _reload(
     model: str | None, timeout_s: float, generation: int, engine: RemoteClient
 ) -> None:
-    """Have ``engine`` take other weights than those of ``generation``: one that has died over the
-    question may have taken them before, and its successor has what it had."""
+    """Reload ``engine`` if it still has the weights of ``generation``.
+
+    If it died over the question it may have loaded the new ones before, and its successor has the
+    same weights as it had.
+    """
     if engine.info.generation == generation:
         await engine.reload(model, timeout_s)

@@ -1,1 +1,1 @@
-"""From logits to tokens: a function of each row's logits, parameters, seed and position."""
+"""Sampling: from logits to tokens, as a function of logits, parameters, seed and position."""

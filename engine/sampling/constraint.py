@@ -1,4 +1,4 @@
-"""Which tokens one request may choose next, as bits on the host."""
+"""Which tokens a request may sample next, as bits on the host."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from engine.types import Request
 
 Bits = np.ndarray  # [ceil(vocab / 32)] int32: bit i % 32 of word i // 32 is token i
 
-_FEW = 8  # words of a line that are looked at one by one in less time than all are changed
+_FEW = 8  # up to this many words are checked one by one before a whole line is rewritten
 
 
 class Constraint:
-    """What restricts one request, and how far its text has come.
+    """The restrictions of one request, and its text so far.
 
-    Restrictions are laid on in this order: the grammar, the allowed tokens, the bans of end-of-text
-    tokens (by ``min_tokens``, and by ``ignore_eos`` where a grammar says when to end), the bad
-    words. One that would leave nothing to choose is passed over.
+    Restrictions apply in this order: the grammar, the allowed tokens, bans of end-of-text tokens
+    (by ``min_tokens``, and by ``ignore_eos`` where a grammar decides the end), the bad words. A
+    restriction that would leave no token is skipped.
 
     Args:
-        request: one that ``applies_to`` is true of.
-        output_ids: what it has so far.
-        grammar: the compiled form of its own, where it has one.
-        eos_token_ids: what ends a text.
+        request: one for which ``applies_to`` is true.
+        output_ids: its output so far.
+        grammar: its compiled grammar, if it has one.
+        eos_token_ids: tokens that end a text.
         vocab_size: of the model.
     """
 
@@ -43,7 +43,7 @@ class Constraint:
         self.matcher: Matcher | None = None if grammar is None else grammar.matcher()
         self.crew: MatcherCrew | None = None if self.matcher is None else self.matcher.crew
         self._num_unseen = len(output_ids)  # by the matcher
-        self._ahead: tuple[int, ...] = ()  # drafts that were judged last
+        self._ahead: tuple[int, ...] = ()  # the drafts judged last
         allowed = sampling.allowed_token_ids
         self._allowed = None if allowed is None else _bits(allowed, vocab_size)
         eos = () if sampling.ignore_eos and grammar is None else eos_token_ids
@@ -56,19 +56,19 @@ class Constraint:
         self._bad_alone = _Ban(single, vocab_size) if single else None
         self.follows_output = sampling.follows_output
         self.is_fixed = not self.follows_output and not sampling.min_tokens
-        # Whether anything is laid on what the grammar allows.
+        # Whether it restricts further what the grammar allows.
         self.narrows = bool(
             allowed is not None or sampling.min_tokens or puts_off or sampling.bad_token_ids
         )
-        # Whether its mask may wait for the logits: what top_k, top_p and min_p cut off depends on
-        # what the mask leaves.
+        # Whether the mask may be computed after the logits. It may not where top_k, top_p or min_p
+        # select among the tokens that the mask leaves.
         cuts = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
         self.may_wait = self.crew is not None and (sampling.temperature == 0.0 or not cuts)
         self._in_vocab = _bits(range(vocab_size), vocab_size)
 
     @staticmethod
     def applies_to(request: Request) -> bool:
-        """Whether the request may not choose every token that its parameters would let it."""
+        """Whether the request needs a mask."""
         sampling = request.sampling
         return bool(
             sampling.grammar is not None
@@ -77,19 +77,19 @@ class Constraint:
         )
 
     def advance(self, start: int, token_ids: Sequence[int]) -> None:
-        """Take note of what a row tells: the sequence's tokens from position ``start`` on.
+        """Update the text with a row's tokens, which begin at position ``start``.
 
-        What lies between them and the last ones that were told are drafts that were kept.
+        Tokens between these and the last known ones are drafts that were accepted.
         """
         known = self.num_prompt + len(self._output_ids)
         fresh: Sequence[int] = token_ids
-        if start != known:  # a row of a text that went on by one token tells just that
+        if start != known:  # a row of a text that grew by one token contains just that
             fresh = [*self._ahead[: max(0, start - known)], *token_ids[max(0, known - start) :]]
         self._output_ids += fresh
         self._num_unseen += len(fresh)
 
     def follow(self, start: int, token_ids: Sequence[int]) -> Sequence[int]:
-        """``advance``, and then ``take_unseen``."""
+        """``advance``, then ``take_unseen``."""
         if self._num_unseen or start != self.num_prompt + len(self._output_ids):
             self.advance(start, token_ids)
             return self.take_unseen()
@@ -97,10 +97,10 @@ class Constraint:
         return token_ids
 
     def write(self, line: Bits, num_output: int) -> None:
-        """Write what may be chosen for the output token with this index.
+        """Write the mask for output token ``num_output``.
 
         Raises:
-            GrammarFailed: the text so far is not the grammar's, or it grew past its limits.
+            GrammarFailed: the text so far violates the grammar, or it grew past its limits.
         """
         if self.matcher is None:
             line[:] = self._in_vocab
@@ -112,15 +112,16 @@ class Constraint:
         self.narrow(line, num_output)
 
     def settle(self, line: Bits, num_output: int, candidates: Iterable[int]) -> None:
-        """Write, for a text whose mask has waited, what its mask comes to.
+        """Write the mask of a row that has waited for its logits.
 
-        That is the first of some tokens that may be chosen, alone; where none of them may, all that
-        may be. A token that every restriction allows shows that none of them leaves nothing.
+        It allows only the first candidate that may be sampled, or, if no candidate may be, all
+        allowed tokens. A token that passes every restriction proves that none of these had to be
+        skipped.
 
         Args:
-            line: to be written.
-            num_output: index of the output token that it is for.
-            candidates: in the order in which they would be chosen.
+            line: written.
+            num_output: index of the output token that the mask is for.
+            candidates: tokens in the order in which they would be sampled.
 
         Raises:
             GrammarFailed: as ``write`` does.
@@ -136,7 +137,7 @@ class Constraint:
         self.write(line, num_output)
 
     def _allows(self, token_id: int, num_output: int) -> bool:
-        """Whether nothing but the grammar may forbid a token; see ``narrow``."""
+        """Whether the restrictions other than the grammar allow a token; see ``narrow``."""
         if self._allowed is not None and not self._allowed[token_id // 32] & _BIT[token_id % 32]:
             return False
         ends = self._ends if num_output < self._ends_from else self._eos
@@ -147,13 +148,13 @@ class Constraint:
         return not any(ids[-1] == token_id and self._completes(ids) for ids in self._bad)
 
     def take_unseen(self) -> Sequence[int]:
-        """The tokens that the matcher has not been told; it is to be told them now."""
+        """The tokens that the matcher has not seen; the caller passes them to it now."""
         unseen = self._output_ids[-self._num_unseen :] if self._num_unseen else ()
         self._num_unseen = 0
         return unseen
 
     def narrow(self, line: Bits, num_output: int) -> None:
-        """Lay the other restrictions on a line that holds what the grammar allows."""
+        """Apply the other restrictions to a line that holds what the grammar allows."""
         if self._allowed is not None:
             _narrow(line, self._allowed)
         if num_output < self._ends_from:
@@ -166,15 +167,15 @@ class Constraint:
             self._ban(line)
 
     def write_ahead(self, lines: Bits, num_output: int, drafts: Sequence[int]) -> None:
-        """Write what may be chosen for the output token with this index, and behind each draft.
+        """Write the masks for output token ``num_output`` and after each draft.
 
-        Behind a draft that may not be chosen itself everything may be, and behind the end of the
-        text: nobody comes there.
+        After a draft that is not allowed itself, and after the end of the text, everything is
+        allowed, since no token is sampled there.
 
         Args:
             lines: [len(drafts) + 1, ceil(vocab / 32)].
             num_output: index of the output token that the first line is for.
-            drafts: guesses of that token and of those behind it.
+            drafts: drafts of that token and of those after it.
 
         Raises:
             GrammarFailed: as ``write`` does.
@@ -200,7 +201,7 @@ class Constraint:
                     self.matcher.rollback(num_taken)
 
     def _ban(self, line: Bits) -> None:
-        """Keep bad words of several tokens from being completed."""
+        """Ban the last tokens of bad words whose other tokens have just been sampled."""
         for ids in self._bad:
             if self._completes(ids):
                 narrowed = line.copy()
@@ -208,12 +209,12 @@ class Constraint:
                 _narrow(line, narrowed)
 
     def _completes(self, bad: Sequence[int]) -> bool:
-        """Whether nothing but its last token is missing of a bad word."""
+        """Whether only its last token is missing from a bad word."""
         return self._output_ids[1 - len(bad) :] == list(bad[:-1])
 
 
 class _Ban:
-    """Tokens that are not to come."""
+    """A set of banned tokens."""
 
     def __init__(self, token_ids: Iterable[int], vocab_size: int) -> None:
         self._token_ids = frozenset(token_ids)
@@ -225,7 +226,7 @@ class _Ban:
         return token_id in self._token_ids
 
     def lay_on(self, line: Bits) -> None:
-        """Forbid them. Few tokens are looked for first: most lines allow none of them."""
+        """Apply the ban. If it has few words these are checked first, as most lines allow none."""
         if len(self._words) <= _FEW:
             for at, bits in self._words:
                 if line.item(at) & bits:
@@ -236,7 +237,7 @@ class _Ban:
 
 
 def _narrow(line: Bits, by: Bits) -> None:
-    """Forbid in ``line`` what is not in ``by``, if that leaves anything."""
+    """Intersect ``line`` with ``by``, unless that leaves nothing."""
     left = line & by
     if left.any():
         line[:] = left

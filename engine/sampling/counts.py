@@ -1,4 +1,4 @@
-"""What penalised requests have in their text, counted on the device."""
+"""Token counts of requests with penalties, kept on the device."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kernels.sending import to_device
 
 
 class CountLines:
-    """One vocabulary-wide line for each request with penalties; the others have none.
+    """One vocabulary-wide line of counts for each request with penalties.
 
-    Lines are made when first needed and used again. A step counts what it samples by itself
-    (``Operations.feed_back``), so a line is only written here when its row comes.
+    Lines are allocated when first needed, and reused. A step counts the tokens it samples itself
+    (``Operations.feed_back``), so a line is written here only when its row is added.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -30,7 +30,7 @@ class CountLines:
         return len(self._lines)
 
     def take(self, slot: int, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> int:
-        """A line for a row, with its tokens so far counted."""
+        """Allocate a line for a row, and count its tokens so far."""
         line = self._lines[slot] = self._free.pop() if self._free else self._new_line()
         output, prompt = self.counts.output[line], self.counts.prompt[line]
         device = output.device
@@ -43,13 +43,13 @@ class CountLines:
         return line
 
     def give_back(self, slot: int) -> None:
-        """Take a row's line back, where it has one."""
+        """Free the line of a row, if it has one."""
         line = self._lines.pop(slot, None)
         if line is not None:
             self._free.append(line)
 
     def _new_line(self) -> int:
-        """Double the lines when all are used."""
+        """Allocate a line after doubling their number."""
         old = self.counts.output.shape[0]
         added = max(4, old)
         self.counts = TokenCounts(*(_with_lines(table, added) for table in self.counts))

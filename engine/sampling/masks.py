@@ -1,7 +1,7 @@
-"""The masks of those requests that may not choose every token: a line of bits for each.
+"""Token masks: a line of bits for each request that may not sample every token.
 
-Lines lie on the device beside the counts; a step brings those that have changed. On a CPU the lines
-that are written are those the kernels read.
+The lines are on the device beside the counts; each step transfers those that have changed. On a CPU
+the host's lines are the ones that kernels read.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from engine.types import Request
 Send = Callable[[Sequence[np.ndarray]], list[torch.Tensor]]
 
 
-# A row of a step that is about to choose a token: its slot, the position of its first token in the
-# step, and its tokens, none of them pending where the row follows its output. A plain tuple: there
-# is one for each row of each step.
+# A row of a step that is about to sample: its slot, the position of its first token in the step,
+# and its tokens, none of them pending if the mask depends on the output. A plain tuple, because
+# there is one for each row of each step.
 MaskedRow = tuple[int, int, Sequence[int]]
 
 
@@ -36,30 +36,30 @@ class _Taken(NamedTuple):
 
     line: int
     constraint: Constraint
-    may_wait: bool  # whether it may be written once the row's logits are there
+    may_wait: bool  # whether it may be written after the row's logits are known
 
 
 class MaskUpdate(NamedTuple):
-    """What became of the lines of a step's rows, by their indices."""
+    """The result of updating a step's masks; rows are given by index."""
 
-    failures: dict[int, Failure]  # why a row cannot go on; what it may choose then means nothing
-    waiting: list[int]  # rows whose line is written by ``settle``
+    failures: dict[int, Failure]  # rows that cannot continue; their masks are meaningless
+    waiting: list[int]  # rows whose masks are written by ``settle``
 
 
 class _Crewed(NamedTuple):
-    """Rows of a step that one crew follows, and their indices among all."""
+    """The rows of a step that belong to one crew, with their indices among all rows."""
 
     indices: list[int]
     rows: list[Followed]
-    narrowed: list[int]  # places of those with other restrictions beside the grammar
+    narrowed: list[int]  # those with restrictions besides the grammar
 
 
 class MaskLines:
-    """One line for each restricted request; the others have none.
+    """One line for each restricted request.
 
     Args:
         vocab_size: of the model.
-        eos_token_ids: what ends a text.
+        eos_token_ids: tokens that end a text.
         device: of the kernels.
     """
 
@@ -72,7 +72,7 @@ class MaskLines:
         self._device = device
         self.lines = torch.from_numpy(self._host).to(device)  # [lines, ceil(vocab / 32)] int32
         self._taken: dict[int, _Taken] = {}  # by row slot
-        self._fresh: set[int] = set()  # slots whose line is to be written once, and was not yet
+        self._fresh: set[int] = set()  # slots with a fixed mask that has not been written yet
         self._free: list[int] = []
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class MaskLines:
         output_ids: Sequence[int],
         grammar: CompiledGrammar | None,
     ) -> int:
-        """A line for a row that has this output so far."""
+        """Allocate a line for a row with this output so far."""
         line = self._free.pop() if self._free else self._new_line()
         constraint = Constraint(request, output_ids, grammar, self._eos, self._vocab_size)
         may_wait = constraint.may_wait and self.may_wait
@@ -96,7 +96,7 @@ class MaskLines:
         return line
 
     def give_back(self, slot: int) -> None:
-        """Take a row's line back, where it has one."""
+        """Free the line of a row, if it has one."""
         taken = self._taken.pop(slot, None)
         if taken is not None:
             self._fresh.discard(slot)
@@ -104,16 +104,18 @@ class MaskLines:
 
     @property
     def may_wait(self) -> bool:
-        """Whether lines can be written once logits are there: where these are on the host. Asked
-        when a row comes."""
+        """Whether masks can be written after the logits, which must be on the host for that.
+
+        Read when a row is added.
+        """
         return self._device.type == "cpu"
 
     def update(self, rows: Sequence[MaskedRow], send: Send) -> MaskUpdate:
-        """Write the lines of these rows but of those that wait, and bring them to the device.
+        """Write the masks of these rows, except those that wait, and send them to the device.
 
         Args:
-            rows: of a step, with a line each.
-            send: brings int32 arrays to the device.
+            rows: rows of a step, each with a line.
+            send: transfers int32 arrays to the device.
         """
         failures: dict[int, Failure] = {}
         waiting: list[int] = []
@@ -152,15 +154,15 @@ class MaskLines:
     def settle(
         self, rows: Sequence[MaskedRow], candidates: Sequence[Sequence[int]]
     ) -> dict[int, Failure]:
-        """Write the lines of rows that have waited.
+        """Write the masks of rows that have waited for their logits.
 
         Args:
-            rows: those.
-            candidates: of each, the tokens it would choose under no mask, one after the other;
-                negative where there are no more.
+            rows: the rows.
+            candidates: for each, the tokens it would sample without a mask, in order; negative
+                values are padding.
 
         Returns:
-            Why a row cannot go on, by its index in ``rows``.
+            Failures of rows that cannot continue, by index in ``rows``.
         """
         failures: dict[int, Failure] = {}
         for index, (row, choices) in enumerate(zip(rows, candidates, strict=True)):
@@ -175,17 +177,17 @@ class MaskLines:
     def ahead(
         self, rows: Sequence[MaskedRow], drafts: Sequence[Sequence[int]]
     ) -> tuple[np.ndarray, dict[int, Failure]]:
-        """The lines of these rows, each followed by one behind each of its drafts.
+        """The masks of these rows, each followed by one for after each of its drafts.
 
-        They are written for one step: the rows' own lines stay as they are.
+        They apply to one step only: the rows' own lines are not changed.
 
         Args:
-            rows: of a step, with a line each.
-            drafts: of each of them.
+            rows: rows of a step, each with a line.
+            drafts: the drafts of each row.
 
         Returns:
-            [len(rows) + number of drafts, ceil(vocab / 32)] int32, and why a row cannot go on, by
-            its index.
+            [len(rows) + number of drafts, ceil(vocab / 32)] int32, and failures of rows that cannot
+            continue, by index.
         """
         failures: dict[int, Failure] = {}
         count = len(rows) + sum(map(len, drafts))
@@ -211,7 +213,7 @@ class MaskLines:
         rows: Sequence[MaskedRow],
         failures: dict[int, Failure],
     ) -> list[int]:
-        """Write the lines of rows that are held to grammars, all at once; those that wait."""
+        """Write the masks of one crew's rows in one call; returns the rows that wait."""
         step = crew.follow(crewed.rows, self._host)
         for place, error in step.failures.items():
             self._fail(crewed.rows[place][2], crewed.indices[place], error, failures)
@@ -229,7 +231,7 @@ class MaskLines:
         self._host[line] = -1
 
     def _new_line(self) -> int:
-        """Double the lines when all are used."""
+        """Allocate a line after doubling their number."""
         old = self._host.shape[0]
         added = max(4, old)
         self._host = np.concatenate((self._host, np.zeros((added, self._host.shape[1]), np.int32)))
@@ -243,7 +245,7 @@ class MaskLines:
 
 
 def _num_output(row: MaskedRow, constraint: Constraint) -> int:
-    """Index of the output token that a row is about to choose."""
+    """The index of the output token that a row is about to sample."""
     _, start, token_ids = row
     return start + len(token_ids) - constraint.num_prompt
 

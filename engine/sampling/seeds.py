@@ -1,4 +1,4 @@
-"""The seed of a request; a token is a function of it and of its position (``kernels``)."""
+"""The seed of a request; a sampled token depends on it and on the position (``kernels``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from engine.types import Request
 
 
 def request_seed(request: Request) -> int:
-    """The request's seed; one made from its id where it was built without."""
+    """The request's seed, or one derived from its id if it has none."""
     if request.sampling.seed is not None:
         return request.sampling.seed
     digest = hashlib.blake2b(request.id.encode(), digest_size=8).digest()

@@ -1,7 +1,7 @@
-"""What sampling knows of each request between steps: one slot a row, written when a row comes.
+"""Per-request sampling state that persists between steps, in one slot per row.
 
-The parameters lie on the host and on the device. On a CPU the two are one memory; on a GPU a
-changed slot travels with the next step's transfer.
+A slot is written when its row is added. The parameters exist on the host and on the device. On a
+CPU both are the same memory; on a GPU changed slots are sent with the next step's transfer.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _FLOATS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition
 _INTEGERS = ("top_k", "count_line", "mask_line", "bias_begin", "bias_end")
 _COLUMNS = _FLOATS + _INTEGERS
 _FOREVER = 2**62
-_ALIGNED = 4  # numbers
+_ALIGNED = 4  # column alignment, in numbers
 _NO_SLOTS = np.empty(0, np.int32)
 _NO_COLUMNS, _NO_SEEDS = np.empty((len(_COLUMNS), 0), np.int32), np.empty((0, 2), np.int32)
-# Below this, dividing logits overflows; the likeliest token is certain long before.
+# At lower temperatures dividing the logits overflows; the most likely token is certain long before.
 _LEAST_TEMPERATURE = 1e-4
 
 
 class SamplingState:
-    """The table, counts and biases that ``Operations.sample`` reads, and what asks for them.
+    """The table, counts, masks and biases that ``Operations.sample`` reads.
 
     Args:
-        capacity: slots.
+        capacity: number of slots.
         vocab_size: of the model.
-        eos_token_ids: what ends a text, banned like stop ids until ``min_tokens``.
+        eos_token_ids: tokens that end a text, banned like stop ids until ``min_tokens``.
         device: of the kernels.
     """
 
@@ -46,11 +46,11 @@ class SamplingState:
         device: torch.device,
     ) -> None:
         self.vocab_size = vocab_size
-        # A config may name tokens that the model has no scores for: they need no ban.
+        # A config may name tokens without logits, which need no ban.
         self._eos = tuple(token for token in eos_token_ids if 0 <= token < vocab_size)
         self._device = device
-        # Each column begins at 16 bytes, as a tensor of its own would: a GPU's kernels are compiled
-        # once for both.
+        # Columns are aligned to 16 bytes, as separate tensors would be, so that a GPU's kernels are
+        # compiled only once for both.
         width = -(-capacity // _ALIGNED) * _ALIGNED
         self._columns = np.zeros((len(_COLUMNS), width), np.int32)
         self._seeds = np.zeros(capacity, np.int64)
@@ -60,7 +60,7 @@ class SamplingState:
         self._device_columns = torch.from_numpy(self._columns).to(device)
         self._device_seeds = torch.from_numpy(self._seeds).to(device)
         self.table = _table(self._device_columns, self._device_seeds)
-        self.num_logprobs = np.full(capacity, -1)  # asked for with each token; -1: none
+        self.num_logprobs = np.full(capacity, -1)  # requested with each token; -1: none
         self._changed: list[int] = []
         self._lines = CountLines(vocab_size, device)
         self._masks = MaskLines(vocab_size, self._eos, device)
@@ -71,10 +71,10 @@ class SamplingState:
         self._host["mask_line"][:] = -1
         self._changed.extend(range(capacity))
 
-    # ------------------------------------------------------------ rows come and go
+    # ------------------------------------------------------------ adding and removing rows
 
     def set(self, slot: int, added: AddedRow) -> None:
-        """Write a request's parameters, and take note of the text it has so far."""
+        """Write a request's parameters, and initialise its counts and mask with its text so far."""
         request, output_ids = added.request, added.output_ids
         sampling, host = request.sampling, self._host
         warmth = sampling.temperature
@@ -103,7 +103,7 @@ class SamplingState:
         self._changed.append(slot)
 
     def clear(self, slot: int) -> None:
-        """Give back what a slot holds besides its columns, which the next ``set`` overwrites."""
+        """Free what a slot holds besides its columns, which the next ``set`` overwrites."""
         self._lines.give_back(slot)
         self._masks.give_back(slot)
         if self._biases.pop(slot, None) is not None:
@@ -115,7 +115,7 @@ class SamplingState:
         ids = list(sampling.logit_bias)
         values = list(sampling.logit_bias.values())
         until = [_FOREVER] * len(ids)
-        if sampling.min_tokens and bans_ends:  # else the mask does
+        if sampling.min_tokens and bans_ends:  # otherwise the mask does
             ends = set(sampling.stop_token_ids)
             if not sampling.ignore_eos:
                 ends.update(self._eos)
@@ -126,40 +126,40 @@ class SamplingState:
             self._biases[slot] = ids, values, until
             self._bias_is_stale = True
 
-    # ------------------------------------------------------------ what a step reads
+    # ------------------------------------------------------------ read by a step
 
     def counts(self, slots: np.ndarray) -> TokenCounts | None:
-        """The counts, if one of these rows has penalties."""
+        """The counts, if any of these rows has penalties."""
         return self._lines.counts if (self._host["count_line"][slots] >= 0).any() else None
 
     def bias(self, slots: np.ndarray) -> LogitBias | None:
-        """The biases, if one of these rows has any. Comes after ``flush``."""
+        """The biases, if any of these rows has one. Call ``flush`` first."""
         has_bias = (self._host["bias_end"][slots] > self._host["bias_begin"][slots]).any()
         return self._bias if has_bias else None
 
     def is_masked(self, slots: np.ndarray) -> np.ndarray:
-        """Which of these rows may not choose every token: [rows] bool."""
+        """Which of these rows have a mask: [rows] bool."""
         return self._host["mask_line"][slots] >= 0
 
     def temperature(self, slots: np.ndarray) -> np.ndarray:
-        """Of these rows: [rows] float32, 0 for greedy ones."""
+        """The temperatures of these rows: [rows] float32, 0 for greedy ones."""
         return self._host["temperature"][slots]
 
     def count_lines(self, slots: np.ndarray) -> np.ndarray:
-        """The lines of these rows in the counts: [rows] int32, -1 for those without penalties."""
+        """The lines of these rows in the counts: [rows] int32, -1 without penalties."""
         return self._host["count_line"][slots]
 
     @property
     def masks(self) -> MaskLines:
-        """The masks' lines."""
+        """The lines of masks."""
         return self._masks
 
     # ------------------------------------------------------------ to the device
 
     def flush(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What has changed since the last time: slots [k], columns [fields, k], seeds [k, 2].
+        """The changes since the last call: slots [k], columns [fields, k], seeds [k, 2].
 
-        All int32, for the step's transfer and then ``write``; empty on a CPU.
+        All are int32, to be transferred with the step and passed to ``write``; empty on a CPU.
         """
         if self._bias_is_stale:
             self._lay_out_biases()
@@ -172,16 +172,16 @@ class SamplingState:
         return changed, columns, self._seeds[changed].view(np.int32)
 
     def write(self, slots: torch.Tensor, columns: torch.Tensor, seeds: torch.Tensor) -> None:
-        """Put what ``flush`` gave, now on the device, in its place."""
+        """Apply changes from ``flush``, now on the device, to the table."""
         if slots.numel():
             at = slots.long()
             self._device_columns.index_copy_(1, at, columns)
-            # Not a view as int64: a slice of the transfer may begin anywhere.
+            # Not a view as int64, since a slice of the transfer may be unaligned.
             pairs = torch.empty_like(seeds.view(-1, 2)).copy_(seeds.view(-1, 2))
             self._device_seeds.index_copy_(0, at, pairs.view(torch.int64).squeeze(1))
 
     def _lay_out_biases(self) -> None:
-        """All biases one after the other: they come and go with few requests, and rarely."""
+        """Rebuild the contiguous list of all biases; few requests have any, so this is rare."""
         ids: list[int] = []
         values: list[float] = []
         until: list[int] = []

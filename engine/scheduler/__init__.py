@@ -1,4 +1,4 @@
-"""Which sequences compute which tokens, step by step. No torch, no clock, no I/O."""
+"""Decides which sequences compute which tokens in each step. No torch, no clock, no I/O."""
 
 from engine.scheduler.scheduler import Scheduler
 

@@ -1,4 +1,4 @@
-"""Which adapters the sequences of an engine have, running and waiting."""
+"""Counts the adapters used by running and waiting sequences."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from engine.scheduler.sequence import Sequence, Status
 
 
 class AdapterCounts:
-    """Sequences by the name of their adapter; those without one cost a look. Written by the
-    SchedulerState alone."""
+    """Sequences per adapter name and status. Written only by SchedulerState."""
 
     __slots__ = ("_counts",)
 
@@ -20,7 +19,7 @@ class AdapterCounts:
         }
 
     def move(self, seq: Sequence, before: Status | None, after: Status | None) -> None:
-        """``seq`` is no longer ``before`` but ``after``; None: it was not, or will not be, here."""
+        """Count ``seq`` as ``after`` instead of ``before``; None stands for not being live."""
         adapter = seq.request.adapter
         if adapter is None:
             return
@@ -33,5 +32,5 @@ class AdapterCounts:
                 del counts[adapter.name]
 
     def names(self, status: Status) -> tuple[str, ...]:
-        """The adapters of those that are RUNNING or WAITING, in O(adapters)."""
+        """The adapters of RUNNING or WAITING sequences, in O(adapters)."""
         return tuple(self._counts[status])

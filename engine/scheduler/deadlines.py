@@ -1,4 +1,4 @@
-"""Which sequence's deadline passes next."""
+"""The deadlines of live sequences, earliest first."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Iterator
 
 from engine.scheduler.sequence import Sequence, Status
 
-_MIN_STALE = 64  # entries not worth a rebuild
+_MIN_STALE = 64  # fewer stale entries than this are not worth a rebuild
 
 
 class Deadlines:
     """A heap with lazy deletion of the sequences that have a deadline.
 
-    Asking whether one has passed costs O(1) while none has, and nothing where nobody set one. A
-    sequence that ends in time stays in the heap until half of it is such entries: O(log n)
-    amortised, and memory in proportion to the live ones.
+    A check costs O(1) while no deadline has passed, and nothing if none is set. A sequence that
+    ends in time stays in the heap until half of the heap is stale: O(log n) amortised, and memory
+    in proportion to the live sequences.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Sequence]] = []  # the order breaks ties
+        self._heap: list[tuple[float, int, Sequence]] = []  # arrival order breaks ties
         self._num_stale = 0
 
     def add(self, seq: Sequence) -> None:
-        """Watch ``seq``, if its request has a deadline."""
+        """Track ``seq`` if its request has a deadline."""
         deadline_s = seq.request.deadline_s
         if deadline_s is not None:
             heapq.heappush(self._heap, (deadline_s, seq.order, seq))
@@ -39,7 +39,7 @@ class Deadlines:
             self._num_stale = 0
 
     def passed(self, now_s: float) -> Iterator[Sequence]:
-        """The live sequences whose deadline is not after ``now_s``, to be ended one by one."""
+        """The live sequences whose deadline is at or before ``now_s``; the caller ends each one."""
         while self._heap and self._heap[0][0] <= now_s:
             seq = self._heap[0][2]
             if seq.status is Status.FINISHED:

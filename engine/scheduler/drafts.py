@@ -1,14 +1,14 @@
-"""Drafts of a step: laid behind rows that are planned, and settled when its result is there.
+"""Drafts of a step: appended to planned rows, and settled when the result arrives.
 
-A draft counts as computed once it is planned, like any token. When the result is there, the refused
-ones are taken back: ``num_computed`` returns to the last token that was kept, and what was written
-behind it is written again. Until then the sequence is planned no further.
+A planned draft counts as computed, like any other planned token. When the result arrives, rejected
+drafts are rolled back: ``num_computed`` returns to the last accepted token, and the slots after it
+are overwritten later. Until then the sequence is not planned again.
 
-Drafts follow a known token. Where steps are planned ahead of results, a sequence whose drafts are
-expected to pay is passed over until its newest token is there; the others go on.
+Drafts follow a known token. When steps are planned ahead of results, a sequence whose drafts are
+expected to pay is skipped until its newest token is known. The other sequences are not held up.
 
-Drafts get what the step leaves: budget that nobody needs, and blocks that nobody is about to need,
-so that they neither delay a prompt nor preempt anybody.
+Drafts use only budget that is left over and blocks that no sequence is about to need, so they never
+delay a prompt or cause a preemption.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from engine.scheduler.step import StepBuilder
 from engine.speculation.speculator import Speculator
 from engine.types import PENDING_TOKEN
 
-_MOST_IDLE = 64  # steps in a row in which nobody is due: then all are asked once more
+_MOST_IDLE = 64  # steps in a row with no row due for drafts, before all are checked again
 
 
 def plan_drafts(step: StepBuilder, state: SchedulerState, speculator: Speculator) -> None:
-    """Lay drafts behind those rows of a planned step that decode."""
+    """Append drafts to the decode rows of a planned step."""
     if not speculator.begin_step(len(step.rows)):
         for seq in step.seqs:
             seq.awaits_token = False
@@ -40,7 +40,10 @@ def plan_drafts(step: StepBuilder, state: SchedulerState, speculator: Speculator
 
 
 def _plan_row(step: StepBuilder, place: int, state: SchedulerState, speculator: Speculator) -> int:
-    """Lay drafts behind a row, if any pay; returns after how many tokens to look at it again."""
+    """Append drafts to a row if they pay.
+
+    Returns the number of tokens after which to check the row again.
+    """
     seq, rows = step.seqs[place], step.rows
     newest, *others = rows.token_ids[place]
     if others or rows.starts[place] < seq.num_prompt or place in rows.silent:
@@ -67,14 +70,14 @@ def _plan_row(step: StepBuilder, place: int, state: SchedulerState, speculator: 
 def settle(
     seq: Sequence, new_tokens: tuple[int, ...], state: SchedulerState, speculator: Speculator
 ) -> None:
-    """Take the refused drafts of ``seq`` back, whose ``token_ids`` end with the new ones by now."""
+    """Roll back the rejected drafts of ``seq``, whose ``token_ids`` include ``new_tokens``."""
     num_drafts, num_accepted = len(seq.draft_ids), len(new_tokens) - 1
     seq.draft_ids = ()
     if seq.draft is not None:
         speculator.settle(seq.draft, num_drafts, num_accepted)
     state.policy.grant(seq, num_accepted)
     if seq.status is not Status.RUNNING:
-        return  # preempted meanwhile: nothing of it is computed
+        return  # preempted in the meantime: none of it is computed
     seq.num_computed -= num_drafts - num_accepted
     state.num_wasted += num_drafts - num_accepted
     start = seq.num_computed - num_accepted
@@ -82,14 +85,14 @@ def settle(
 
 
 def _num_slots(seq: Sequence, state: SchedulerState) -> int:
-    """Slots for drafts of ``seq``: left in its last block, and in blocks that nobody will miss."""
+    """The slots available for drafts of ``seq``: in its last block, and in spare blocks."""
     pool = state.pool
     spare = max(0, pool.num_free - len(state.running))
     return seq.table.capacity - seq.num_computed + spare * pool.block_size
 
 
 def _blocks_for(seq: Sequence, drafts: tuple[int, ...], state: SchedulerState) -> tuple[int, ...]:
-    """Count the drafts of ``seq`` as computed; returns the new blocks that they need."""
+    """Count the drafts of ``seq`` as computed; returns the newly allocated blocks."""
     pool, end = state.pool, seq.num_computed + len(drafts)
     missing = max(0, pool.blocks_for(end) - len(seq.table.block_ids))
     blocks = pool.extend(seq.table, missing)

@@ -2,24 +2,26 @@
 
     Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.
 
-Each tenant has a counter of the service it was given, over its weight: an admitted sequence counts
-1 for each token that has to be computed, and each token that a step chooses counts 2. Whoever
-waits and has the smallest counter comes next, so that those who always have something waiting are
-served in proportion to their weights, whatever they send; and what one does not use, the others
-may. A tenant that comes back after a pause starts near where the least served of those waiting
-are: it owes nothing, and has saved up at most a burst. (In the paper it has saved up nothing; then
-a tenant that uses a part of its share waits whenever two of its requests come close together.)
+Each tenant has a counter of the service it has received, divided by its weight. An admitted
+sequence adds 1 for each token to be computed, and each sampled token adds 2. Of the tenants with
+waiting requests, the one with the smallest counter is served next. Tenants that always have
+requests waiting are therefore served in proportion to their weights, whatever they send, and
+capacity that one leaves unused goes to the others. A tenant that returns after a pause starts close
+to the least-served waiting tenant: it has no debt, and its credit is limited to a burst. (The paper
+allows no credit. Then a tenant that uses only part of its share has to wait whenever two of its
+requests arrive close together.)
 
-The paper admits fairly and lets run whoever runs. Here a tenant that waits also takes places and
-blocks back from one that holds more than its share of them, and a long prompt of a tenant that
-has been given more does not hold up a short one of a tenant that has been given less. Otherwise
-the first tenant to fill the machine would make all others wait for its outputs' ends. Nobody is
-left with less than its share that way, and its oldest go last: so they come to their ends.
+In the paper fairness governs admission only, and running sequences are left alone. Here a waiting
+tenant also takes places and blocks back from one that holds more than its share. A long prompt of a
+tenant that has received more does not delay a short one of a tenant that has received less.
+Otherwise the first tenant to fill the machine would keep all others waiting until its outputs end.
+Preemption never leaves a tenant with less than its share, and takes its oldest sequences last, so
+these always finish.
 
-A step is as long as the tokens in it, and who arrives waits for its end. So while several tenants
-come and go, one that has been given more than another and has more waiting than is served gets a
-part of each step only for its prompts, and none of a step that computes a prompt of one that has
-been given less.
+A step takes as long as the tokens in it, and new arrivals wait for it to end. While several tenants
+come and go, a tenant that has received more than another, and has more waiting than is served at
+once, gets only a part of each step for its prompts. In a step that computes a prompt of a tenant
+that has received less, it gets none.
 """
 
 from __future__ import annotations
@@ -34,15 +36,15 @@ from engine.scheduler.policy import Shortage
 from engine.scheduler.sequence import Sequence
 from engine.scheduler.waiting import Waiting, WaitingQueue
 
-_OUTPUT_TOKEN = 2.0  # its cost in tokens of a prompt, as in the paper
-_RECENT_STEPS = 1024  # for which a tenant that was served counts as one that may come back
-_MAX_RECENT = 256  # such tenants: the last ones
-_MANY = 2  # that wait, besides who runs, are more than are served at once
-_BURST = 4096.0  # most that a tenant, for a weight of 1, may have left to others and then claims
+_OUTPUT_TOKEN = 2.0  # cost of a sampled token in prompt tokens, as in the paper
+_RECENT_STEPS = 1024  # steps for which a tenant counts as recent after being served
+_MAX_RECENT = 256  # most recent tenants remembered
+_MANY = 2  # waiting sequences that make a tenant's backlog exceed what is served at once
+_BURST = 4096.0  # most credit a returning tenant can claim, for a weight of 1
 
 
 class FairPolicy:
-    """Counters of all tenants there have been."""
+    """Orders sequences by a service counter for each tenant ever seen."""
 
     orders_by_rank = False
 
@@ -52,17 +54,17 @@ class FairPolicy:
         self._queue = _FairQueue(self._counters, self._recent)
 
     def rank(self, seq: Sequence) -> tuple[float, ...]:
-        """Who has been given most comes last, then by priority and arrival."""
+        """Rank by the tenant's counter, then by priority and arrival."""
         counter = self._counters[seq.request.tenant]
         return (seq.request.background, counter, *_within_tenant(seq))
 
     def new_queue(self) -> Waiting:
-        """By the tenants' counters."""
+        """A queue ordered by the tenants' counters."""
         self._queue = _FairQueue(self._counters, self._recent)
         return self._queue
 
     def charge(self, seqs: List[Sequence], rows: PlanRows) -> None:
-        """Raise the counters by the tokens that a step chooses; prompts are counted as a whole."""
+        """Charge for the tokens that a step samples; prompts were charged in full on admission."""
         counters = self._counters
         tenants: set[str] = set()
         for place, seq in enumerate(seqs):
@@ -73,11 +75,11 @@ class FairPolicy:
         self._recent.end_step(tenants)
 
     def grant(self, seq: Sequence, num_tokens: int) -> None:
-        """Raise the counter by drafts that were kept."""
+        """Charge for tokens sampled beyond the first, such as accepted drafts."""
         self._counters[seq.request.tenant] += num_tokens * _OUTPUT_TOKEN / seq.request.weight
 
     def behind(self, running: Iterable[Sequence], head: Sequence) -> list[Sequence]:
-        """Who has a prompt to compute, of a tenant that has been given more."""
+        """Sequences with a prompt to compute whose tenants have received no less."""
         tenant = head.request.tenant
         least = self._counters[tenant]
         return sorted(
@@ -92,7 +94,7 @@ class FairPolicy:
         )
 
     def yields(self, seq: Sequence) -> bool:
-        """Whether its tenant has more waiting, and another of late has been given less."""
+        """Whether its tenant has a backlog and a recent tenant has received less."""
         tenant, counters = seq.request.tenant, self._counters
         if self._queue.num_waiting(tenant) < _MANY:
             return False
@@ -101,7 +103,7 @@ class FairPolicy:
     def victim(
         self, head: Sequence, running: Iterable[Sequence], waiting: Waiting, short: Shortage
     ) -> Sequence | None:
-        """The last of who holds more than its share, for one that then holds no more than its."""
+        """The last sequence of a tenant over its share, if the head's stays within its own."""
         assert isinstance(waiting, _FairQueue)
         running = list(running)
         held: Counter[str] = Counter()
@@ -109,7 +111,7 @@ class FairPolicy:
         for seq in running:
             held[seq.request.tenant] += short.held(seq)
             weights[seq.request.tenant] = seq.request.weight
-        share = short.total / sum(weights.values())  # of a weight of 1
+        share = short.total / sum(weights.values())  # for a weight of 1
         own, counters = head.request.tenant, self._counters
         if held[own] + short.needed > weights[own] * share:
             return None
@@ -118,7 +120,7 @@ class FairPolicy:
             for tenant, count in held.items()
             if tenant != own
             and count > weights[tenant] * share
-            and counters[tenant] >= counters[own]  # else it would be back at once
+            and counters[tenant] >= counters[own]  # else it would be readmitted at once
         }
         candidates = (seq for seq in running if seq.request.tenant in over)
         return max(candidates, key=self.rank, default=None)
@@ -129,22 +131,22 @@ def _within_tenant(seq: Sequence) -> tuple[float, ...]:
 
 
 class _Recent:
-    """The tenants that came, or were served, in the last steps."""
+    """The tenants that arrived or were served in recent steps."""
 
     def __init__(self, counters: dict[str, float]) -> None:
         self._counters = counters
         self._num_steps = 0
-        self._last: dict[str, int] = {}  # step of each, the earliest first
-        self._least: str | None = None  # None: not looked for
+        self._last: dict[str, int] = {}  # last step of each, the oldest first
+        self._least: str | None = None  # None: not computed in this step
 
     def come(self, tenant: str) -> None:
-        """A tenant that did not wait does."""
+        """Note that a tenant has started to wait, or has been served."""
         self._last.pop(tenant, None)
         self._last[tenant] = self._num_steps
         self._least = None
 
     def end_step(self, tenants: Iterable[str]) -> None:
-        """A step serves these; who was not here for long is forgotten."""
+        """Note the tenants that a step serves, and forget those not seen for long."""
         self._num_steps += 1
         for tenant in tenants:
             self.come(tenant)
@@ -154,14 +156,14 @@ class _Recent:
         self._least = None
 
     def least(self, default: str) -> str:
-        """Who had been given least when the step first asked; ``default`` if there is nobody."""
+        """The least-served recent tenant, cached for one step; ``default`` if there is none."""
         if self._least is None:
             self._least = min(self._last, key=self._counters.__getitem__, default=default)
         return self._least
 
 
 class _FairQueue:
-    """Those in the background apart, behind the others; each kind by its tenants' counters."""
+    """A queue with background work behind the rest; each of the two ordered by tenant counters."""
 
     def __init__(self, counters: dict[str, float], recent: _Recent) -> None:
         self._kinds = (_TenantQueues(counters, recent), _TenantQueues(counters, None))
@@ -171,12 +173,12 @@ class _FairQueue:
         self._kinds[seq.request.background].push(seq)
 
     def head(self) -> Sequence | None:
-        """The first of the tenant with the smallest counter."""
+        """The first sequence of the tenant with the smallest counter."""
         first, behind = self._kinds
         return first.head() or behind.head()
 
     def pop(self, seq: Sequence) -> None:
-        """Take the head off."""
+        """Remove the head."""
         self._kinds[seq.request.background].pop(seq)
 
     def discard(self, seq: Sequence) -> None:
@@ -184,19 +186,19 @@ class _FairQueue:
         self._kinds[seq.request.background].discard(seq)
 
     def weights(self) -> dict[str, float]:
-        """The weights of the tenants that wait, not in the background."""
+        """The weights of tenants with waiting sequences, background work excluded."""
         return self._kinds[0].weights()
 
     def num_waiting(self, tenant: str) -> int:
-        """How many of a tenant's sequences wait, not in the background."""
+        """How many of a tenant's sequences wait, background work excluded."""
         return self._kinds[0].num_waiting[tenant]
 
 
 class _TenantQueues:
-    """A queue for each tenant, and a heap of the tenants whose queues are not empty.
+    """A queue per tenant, and a heap of the tenants whose queues are not empty.
 
-    Counters only rise. So a tenant's entry in the heap may be too small but never too large: it is
-    put right when it comes up, and serving costs nothing here. O(log tenants) amortised.
+    Counters only rise, so a heap entry may be too small but never too large. It is corrected when
+    it reaches the top, and serving a tenant does not touch the heap. O(log tenants) amortised.
     """
 
     def __init__(self, counters: dict[str, float], recent: _Recent | None) -> None:
@@ -207,7 +209,7 @@ class _TenantQueues:
         self.num_waiting: Counter[str] = Counter()
         self._heap: list[tuple[float, int, str]] = []  # counter, tie-breaker, tenant
         self._num_entered = 0
-        self._last_left = ""  # the tenant whose queue was the last to become empty
+        self._last_left = ""  # the tenant whose queue became empty most recently
 
     def push(self, seq: Sequence) -> None:
         tenant = seq.request.tenant
@@ -233,7 +235,7 @@ class _TenantQueues:
         request = seq.request
         self._queues[request.tenant].pop(seq)
         self.num_waiting[request.tenant] -= 1
-        # What its cached prefix spares is computed already.
+        # Tokens of the cached prefix count as computed and cost nothing.
         self._counters[request.tenant] += (len(seq.token_ids) - seq.num_computed) / request.weight
 
     def discard(self, seq: Sequence) -> None:
@@ -244,7 +246,7 @@ class _TenantQueues:
         return self._weights
 
     def _settle(self) -> bool:
-        """Put the smallest entry right. Returns whether there is one."""
+        """Correct the smallest entry; false if the heap is empty."""
         heap, counters = self._heap, self._counters
         while heap:
             counter, tie, tenant = heap[0]
@@ -254,14 +256,14 @@ class _TenantQueues:
         return False
 
     def _enter(self, tenant: str, *, again: bool) -> WaitingQueue:
-        """A tenant that did not wait does: lift its counter to about that of the least served."""
+        """Add a tenant that starts to wait, and lift its counter to near the least-served one."""
         least = self._heap[0][0] if self._settle() else self._counters.get(self._last_left, 0.0)
         own = self._counters.get(tenant, 0.0)
         counter = self._counters[tenant] = max(own, least - _BURST)
         if self._recent is not None:
             self._recent.come(tenant)
         self._num_entered += 1
-        # Among equals the one that has just come is first, but not the one just preempted.
+        # Among equal counters a new arrival comes first, but not one that was just preempted.
         tie = self._num_entered if again else -self._num_entered
         heapq.heappush(self._heap, (counter, tie, tenant))
         queue = self._queues[tenant] = WaitingQueue(_within_tenant)

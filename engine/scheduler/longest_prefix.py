@@ -1,16 +1,16 @@
-"""Longest cached prefix first: whoever reuses most of the KV cache is admitted next.
+"""Longest cached prefix first: admit the sequence that reuses most of the KV cache.
 
     Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs", NeurIPS 2024:
-    requests served in this order walk the tree of their prompts depth first, so that a prefix is
-    used by all who have it before it is evicted.
+    this order walks the tree of prompts depth first, so that every request with a given prefix is
+    served before the prefix is evicted.
 
-The longest-waiting sequences (``_WINDOW`` of them) are looked up in the prefix cache, and the one
-of which most tokens are found becomes the head; among equals the first to arrive does. It stays
-the head until one has begun or ended to run: before that there is no room for another, and a step
-looks nothing up, however many wait.
+The ``_WINDOW`` longest-waiting sequences are looked up in the prefix cache. The one with the most
+cached tokens becomes the head of the queue, the earliest arrival among equals. It stays the head
+until a sequence starts or stops running. Until then there is no room for another anyway, and a step
+makes no lookups, however many sequences wait.
 
-In the paper a request without a cached prefix may wait for ever while others with one keep coming.
-Here the first in line is passed over ``_MAX_PASSED_OVER`` times in a row at most.
+In the paper, a request without a cached prefix may wait forever while others with one keep
+arriving. Here the first in line is passed over at most ``_MAX_PASSED_OVER`` times in a row.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from engine.scheduler.policy import KeyPolicy, first_come_first_served
 from engine.scheduler.sequence import Sequence
 from engine.scheduler.waiting import SortKey, Waiting, WaitingQueue
 
-_WINDOW = 64  # a look at each costs a few microseconds
+_WINDOW = 64  # a lookup costs a few microseconds
 _MAX_PASSED_OVER = 64
 
 
 class LongestPrefixPolicy(KeyPolicy):
-    """Among those who run, first come first served.
+    """Admits by cached prefix; running sequences are ranked first come, first served.
 
     Args:
-        num_cached: tokens of a waiting sequence that the prefix cache holds now.
-        num_running: sequences that run now.
+        num_cached: the number of a waiting sequence's tokens in the prefix cache now.
+        num_running: the number of running sequences.
     """
 
     orders_by_rank = False
@@ -44,12 +44,12 @@ class LongestPrefixPolicy(KeyPolicy):
         self._num_running = num_running
 
     def new_queue(self) -> Waiting:
-        """By cached prefix."""
+        """A queue ordered by cached prefix."""
         return _PrefixQueue(self.rank, self._num_cached, self._num_running)
 
 
 class _PrefixQueue:
-    """The first to arrive in a window that is looked through, all others in a heap behind it."""
+    """A window with the earliest arrivals, which is searched, and a heap with all others."""
 
     def __init__(
         self,
@@ -60,11 +60,11 @@ class _PrefixQueue:
         self._key = key
         self._num_cached = num_cached
         self._num_running = num_running
-        self._window: list[Sequence] = []  # by key; none of a greater key than any in the heap
+        self._window: list[Sequence] = []  # sorted by key; none greater than any in the heap
         self._behind = WaitingQueue(key)
         self._head: Sequence | None = None
-        self._num_ran = -1  # when the head was chosen
-        self._num_passed_over = 0  # times in a row that the first of the window was
+        self._num_ran = -1  # the number running when the head was chosen
+        self._num_passed_over = 0  # consecutive times that the first in the window was not chosen
 
     def push(self, seq: Sequence) -> None:
         """Queue ``seq``."""
@@ -80,7 +80,7 @@ class _PrefixQueue:
             self._head = None
 
     def head(self) -> Sequence | None:
-        """The longest cached prefix of the window."""
+        """The sequence in the window with the longest cached prefix."""
         num_running = self._num_running()
         if self._head is None or num_running != self._num_ran:
             self._fill()
@@ -88,13 +88,13 @@ class _PrefixQueue:
         return self._head
 
     def pop(self, seq: Sequence) -> None:
-        """Take the head off."""
+        """Remove the head."""
         self._num_passed_over = 0 if seq is self._window[0] else self._num_passed_over + 1
         self._window.remove(seq)
         self._head = None
 
     def discard(self, seq: Sequence) -> None:
-        """Note that a queued sequence is about to be no longer WAITING."""
+        """Note that a queued sequence is about to leave the WAITING status."""
         if seq not in self._window:
             self._behind.discard(seq)
             return
@@ -110,7 +110,7 @@ class _PrefixQueue:
             self._window.append(seq)
 
     def _choose(self) -> Sequence | None:
-        """The longest cached prefix of those as urgent as the first; ``max`` keeps the earliest."""
+        """The longest cached prefix among those as urgent as the first; the earliest on ties."""
         if not self._window:
             return None
         first = self._window[0]
@@ -121,5 +121,5 @@ class _PrefixQueue:
 
 
 def _is_behind(seq: Sequence, other: Sequence) -> bool:
-    """Whether ``seq`` is work in the background and ``other`` is not."""
+    """Whether ``seq`` is background work and ``other`` is not."""
     return seq.request.background and not other.request.background

@@ -1,4 +1,4 @@
-"""Gathers what happened to requests between two outputs of the engine."""
+"""Collects what happens to requests between two outputs of the engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.types import (
 
 
 class OutputBuilder:
-    """The columns of an :class:`EngineOutput` in the making."""
+    """The columns of an :class:`EngineOutput` under construction."""
 
     __slots__ = (
         "embeddings",
@@ -47,25 +47,25 @@ class OutputBuilder:
     def append(
         self, request_id: str, token_ids: tuple[int, ...], reason: FinishReason | None
     ) -> None:
-        """One request's row of the columns; at most one a step."""
+        """Add a request's row to the columns; at most one per step."""
         self.ids.append(request_id)
         self.token_ids.append(token_ids)
         self.finish_reasons.append(reason)
 
     def withdraw(self, index: int) -> None:
-        """Take one row back: of a request that has ended before it came."""
+        """Remove the row of a request that ended before its token arrived."""
         request_id = self.ids.pop(index)
         del self.token_ids[index], self.finish_reasons[index]
         self.logprobs.pop(request_id, None)
 
     def tell_cached(self, seq: Sequence) -> None:
-        """Say once how much of the prompt was found in the cache."""
+        """Report once how much of the prompt was found in the cache."""
         if not seq.cached_told and seq.num_cached is not None:
             seq.cached_told = True
             self.num_cached_tokens[seq.id] = seq.num_cached
 
     def tell_timings(self, seq: Sequence, finished_s: float) -> None:
-        """Say when things happened; 0 for what never did."""
+        """Report the timestamps of a request; 0 for events that never happened."""
         self.timings[seq.id] = RequestTimings(
             seq.request.arrival_s,
             seq.scheduled_s or 0.0,
@@ -77,7 +77,7 @@ class OutputBuilder:
         )
 
     def build(self, stats: EngineStats) -> EngineOutput:
-        """The finished output; the builder is not used again."""
+        """Return the finished output. The builder must not be used afterwards."""
         return EngineOutput(
             ids=tuple(self.ids),
             token_ids=tuple(self.token_ids),

@@ -1,18 +1,18 @@
-"""Steps of several passes: each row computes its token, the one that is chosen then, and so on.
+"""Multi-pass steps: each row decodes several consecutive tokens in one step.
 
-A pass over a small model takes less time than all that surrounds a step: planning it, telling what
-came of it, the clients' reading. Where every row does nothing but decode, one step may therefore
-make several passes and tell of all their tokens at once.
+A pass over a small model takes less time than everything around a step: planning, reporting the
+output, and the clients' reading. When every row just decodes, one step may therefore make several
+passes and report all their tokens at once.
 
-Nobody is kept waiting by it: whoever is there when the step is planned must be running, with its
-first token told. Passes take what the step leaves of its budget, and blocks that nobody is about to
-need, so that they preempt nobody. A row has no more passes than its text lacks tokens.
-Nor are there passes beyond the token at which drafts are looked for again.
+This must not keep anyone waiting. Every request present when the step is planned must be running
+with its first token reported. Passes use only left-over budget and blocks that no sequence is about
+to need, so they cause no preemption. A row has no more passes than its text lacks tokens, and no
+pass goes beyond the token at which drafts are checked again.
 
-Tokens count as computed, and those they choose as pending, once they are planned. When the result
-is there, passes that were not made are taken back like refused drafts: ``num_computed`` returns to
-the last token that was. Until then the sequence is planned no further. They follow a known token:
-where steps are planned ahead of results, there are none.
+Planned tokens count as computed, and the tokens they sample as pending. When the result arrives,
+passes that were not made are rolled back like rejected drafts: ``num_computed`` returns to the last
+token that was computed. Until then the sequence is not planned again. Passes follow a known token,
+so steps planned ahead of results have only one.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from engine.scheduler.step import StepBuilder
 
 
 def plan_passes(step: StepBuilder, state: SchedulerState, most: int) -> int:
-    """Let the rows of a planned step go on for up to ``most`` passes, where all of them can.
+    """Extend the rows of a planned step to up to ``most`` passes, if all of them allow it.
 
-    Returns how many passes the step has.
+    Returns the number of passes.
     """
     rows, pool = step.rows, state.pool
     num_rows = len(rows)
     if not num_rows or not num_rows == len(state.running) == len(state.sequences):
         return 1
-    if rows.silent or step.copies or rows.num_tokens != num_rows:  # a prompt goes on, or drafts
+    if rows.silent or step.copies or rows.num_tokens != num_rows:  # prompt chunks or drafts
         return 1
     if not all(map(_can_go_on, step.seqs)):
         return 1
@@ -63,15 +63,18 @@ def plan_passes(step: StepBuilder, state: SchedulerState, most: int) -> int:
 
 
 def settle_passes(seq: Sequence, num_made: int, state: SchedulerState) -> None:
-    """Take back the passes of ``seq`` that were not made. Its ``token_ids`` end with the tokens of
-    those ``num_made`` that were, and all but one of these are pending no more."""
+    """Roll back the passes of ``seq`` that were not made.
+
+    Its ``token_ids`` already include the tokens of the ``num_made`` passes, and all but one of
+    these are no longer pending.
+    """
     num_planned, num_more = seq.num_ahead, num_made - 1
     seq.num_ahead = 0
     seq.awaits_token = False
     seq.num_pending -= num_planned
     state.policy.grant(seq, num_more)
     if seq.status is not Status.RUNNING:
-        return  # preempted meanwhile: nothing of it is computed
+        return  # preempted in the meantime: none of it is computed
     seq.num_computed -= num_planned - num_more
     state.num_wasted += num_planned - num_more
     seq.num_landed = seq.num_computed
@@ -81,12 +84,12 @@ def settle_passes(seq: Sequence, num_made: int, state: SchedulerState) -> None:
 
 
 def _can_go_on(seq: Sequence) -> bool:
-    """Whether a planned row of ``seq`` may have passes: behind a token that is known and told."""
+    """Whether a row of ``seq`` may have more passes: its token is known and its first reported."""
     return seq.is_plain and seq.num_pending == 1 and seq.first_token_s is not None
 
 
 def _num_missing(lengths: list[tuple[Sequence, int]], passes: int, state: SchedulerState) -> int:
-    """Blocks that rows with these starts lack for so many passes."""
+    """How many blocks rows with these starts lack for so many passes."""
     num_missing, blocks_for = 0, state.pool.blocks_for
     for seq, start in lengths:
         end = min(start + passes, seq.max_num_tokens - 1)

@@ -1,4 +1,4 @@
-"""Choosing a step's rows: who runs goes on, then who waits joins."""
+"""Chooses the rows of a step: first running sequences, then newly admitted ones."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from engine.speculation.speculator import Speculator
 from engine.types import PENDING_TOKEN, BlockCopy
 
 _PENDING = (PENDING_TOKEN,)
-_MOST_AWAITED = 4  # steps for a block on its way to the host, of which two may be under way
+_MOST_AWAITED = 4  # steps to wait for a block being offloaded; two steps may be in flight
 
 
 class Planner:
-    """Plans steps. A planned token counts as computed from here on."""
+    """Plans steps. From then on planned tokens count as computed."""
 
     def __init__(
         self, config: SchedulerConfig, state: SchedulerState, speculator: Speculator | None = None
@@ -30,13 +30,14 @@ class Planner:
         self._config = config
         self._state = state
         self._speculator = speculator
-        # The head of the queue when it last found too few blocks, and how many it found.
+        # The sequence that last lacked blocks at the head of the queue, and how many were free
+        # then.
         self._blocked: tuple[Sequence | None, int] = (None, 0)
 
     def plan(
         self, admit: bool, now_s: float, max_passes: int = 1, max_prompt_tokens: int | None = None
     ) -> StepBuilder:
-        """The next step; with ``admit`` false, nobody joins."""
+        """Plan the next step; with ``admit`` false, admit nothing."""
         budget = self._config.step_budget(len(self._state.running))
         prompts = budget
         if max_prompt_tokens is not None and self._anyone_decodes():
@@ -47,9 +48,9 @@ class Planner:
         for running in behind:
             if admit and not step.num_preempted:
                 self._plan_waiting(step, now_s, before=running[0])
-            # Whoever waits may have taken the place of one of them.
+            # An admission may have preempted some of these.
             self._plan_running(step, [seq for seq in running if seq.status is Status.RUNNING])
-        # Who was preempted a moment ago must not find its place taken, nor take it back at once.
+        # Do not hand a preempted sequence's blocks to another, nor readmit it at once.
         if admit and not step.num_preempted:
             self._plan_waiting(step, now_s)
         self._state.policy.charge(step.seqs, step.rows)
@@ -64,24 +65,28 @@ class Planner:
         return step
 
     def find(self, seq: Sequence) -> Prefix:
-        """What the prefix cache has of a sequence, from which it can go on."""
+        """The cached prefix from which a sequence can continue."""
         prefix = self._state.pool.match(seq.chain, seq.token_ids, self._state.window)
         return snapshots.part_with_state(self._state.pool, seq, prefix)
 
     def _num_places(self, budget: int) -> int:
-        """How many of those who run may have their next token computed by one step: where several
-        are under way, each of other sequences, a fair share of them, so that all stages of a
-        pipeline have as much to do."""
+        """How many running sequences may decode in one step.
+
+        With several steps in flight, each of different sequences, every step gets an equal share,
+        so that all pipeline stages have the same amount of work.
+        """
         num_steps = self._config.num_micro_batches
         return budget if num_steps == 1 else -(-len(self._state.running) // num_steps)
 
     def _anyone_decodes(self) -> bool:
-        """Whether somebody waits for the step's end to be told a token. Who has run for longest
-        comes first, and most often does."""
+        """Whether any running sequence decodes, so that its client waits for the step to end.
+
+        The longest-running sequences come first and most often decode, so this usually stops early.
+        """
         return any(seq.num_tokens - seq.num_computed <= 1 for seq in self._state.running.values())
 
     def _by_urgency(self) -> list[list[Sequence]]:
-        """Who runs, in groups: between two of them there is a turn for those who wait."""
+        """The running sequences in groups; between two groups waiting sequences get a turn."""
         state = self._state
         first = list(state.running.values())
         background: list[Sequence] = []
@@ -98,17 +103,17 @@ class Planner:
         return [first, *([seq] for seq in late), *([background] if background else [])]
 
     def _precedes(self, head: Sequence, seq: Sequence) -> bool:
-        """Whether ``head``, which waits, gets tokens of the step before ``seq``, which runs."""
+        """Whether ``head``, which waits, is served before ``seq``, which runs."""
         if head.request.background or seq.request.background:
             return not head.request.background
         return bool(self._state.policy.behind([seq], head))
 
-    # ------------------------------------------------------------ who runs
+    # ------------------------------------------------------------ running sequences
 
     def _plan_running(self, step: StepBuilder, running: list[Sequence]) -> None:
-        # The one loop that sees every sequence at every step. Nearly all of them add one token, so
-        # that case is inline and touches no more than it must. In an overlapped loop that token is
-        # one that the step before this one is about to choose.
+        # This loop visits every running sequence in every step. Nearly all of them add one token,
+        # so that case is inlined and kept minimal. With overlapped steps, the token is one that the
+        # previous step has yet to sample.
         budget, places, num_decoded = step.budget, step.places, 0
         waits = self._config.num_micro_batches > 1
         rows, add_seq = step.rows, step.seqs.append
@@ -118,12 +123,12 @@ class Planner:
                 break
             token_ids, pending, table = seq.token_ids, seq.num_pending, seq.table
             if pending and (waits or seq.follows_output or seq.draft_ids or seq.awaits_token):
-                continue  # its token, its mask, place or drafts depend on what is on its way
+                continue  # its token, mask, position or drafts depend on a step in flight
             start = seq.num_computed
             end = len(token_ids) + pending
             decodes = end - start == 1 and end < seq.max_num_tokens
             if decodes and num_decoded == places:
-                continue  # the next step has room
+                continue  # it gets a place in the next step
             if decodes and (end <= table.capacity or self._grow(rows, table)):
                 add_id(seq.id)
                 add_start(start)
@@ -135,7 +140,7 @@ class Planner:
                     step.fills.append(Fill(seq, table, start, end))
                 budget -= 1
                 num_decoded += 1
-            elif end > start and not (pending and end >= seq.max_num_tokens):  # its last is coming
+            elif end > start and not (pending and end >= seq.max_num_tokens):  # last is pending
                 step.budget = budget
                 self._plan_more(step, seq)
                 budget = step.budget
@@ -144,7 +149,7 @@ class Planner:
         self._state.num_wasted -= num_decoded
 
     def _grow(self, rows: PlanRows, table: BlockTable) -> bool:
-        """Give the row that is added next a block more, if one is free."""
+        """Allocate a block for the row that is about to be added; false if none is free."""
         pool = self._state.pool
         if not pool.num_free:
             return False
@@ -155,7 +160,7 @@ class Planner:
     def _plan_more(self, step: StepBuilder, seq: Sequence) -> None:
         """Plan a running sequence that needs blocks or has several tokens to compute."""
         pool = self._state.pool
-        while seq.status is Status.RUNNING:  # it may have made room for another, or for itself
+        while seq.status is Status.RUNNING:  # it may be preempted below
             is_prompt = seq.num_tokens - seq.num_computed > 1
             yields = is_prompt and self._state.policy.yields(seq)
             room = self._room(step, yields=yields) if is_prompt else step.budget
@@ -169,7 +174,7 @@ class Planner:
             self._preempt_last(step)
 
     def _preempt_last(self, step: StepBuilder) -> None:
-        """Take its blocks from the running sequence that the policy puts last."""
+        """Preempt the running sequence that the policy ranks last."""
         if step.victims is None:
             step.victims = sorted(self._state.running.values(), key=self._state.policy.rank)
         self._preempt(step, step.victims.pop())
@@ -179,12 +184,12 @@ class Planner:
         snapshots.withdraw(self._state.pool, step, victim)
         self._state.preempt(victim, step.withdraw(victim))
 
-    # ------------------------------------------------------------ who joins
+    # ------------------------------------------------------------ waiting sequences
 
     def _plan_waiting(
         self, step: StepBuilder, now_s: float, *, before: Sequence | None = None
     ) -> None:
-        """Admit whom there is room for; with ``before``, down to the first who comes after it."""
+        """Admit what fits; with ``before``, only sequences that precede that running one."""
         state, max_seqs = self._state, self._config.max_num_seqs
         while step.budget:
             seq = state.waiting.head()
@@ -199,9 +204,9 @@ class Planner:
                 return
 
     def _displace(self, step: StepBuilder, seq: Sequence, short: Shortage) -> bool:
-        """Preempt a running sequence for ``seq``; false where that is not done."""
+        """Preempt a running sequence to make room for ``seq``; false if there is no victim."""
         state = self._state
-        # Where prompts are computed whole, who runs has ended with this step.
+        # Sequences whose prompts are computed whole end with this step anyway.
         if seq.num_pending or seq.request.background or self._config.whole_prompts:
             return False
         kept = step.lenders.union(row.request.id for row in step.added)
@@ -217,20 +222,20 @@ class Planner:
         return True
 
     def _admit(self, step: StepBuilder, seq: Sequence, now_s: float) -> Shortage | None:
-        """Start ``seq`` if there are blocks for all of its tokens, and some to spare."""
+        """Start ``seq`` if there are enough blocks for all its tokens, and some to spare."""
         state, pool = self._state, self._state.pool
         short = Shortage(pool.num_blocks, pool.blocks_for(len(seq.token_ids)), _num_blocks)
-        # Preempted while a step chose its next token, which is still to come; or not to be cut, and
-        # longer than what the step has left.
+        # Either it was preempted while a step was sampling its next token, which is still to come,
+        # or its prompt must not be split and exceeds what is left of the step.
         if seq.num_pending or (self._config.whole_prompts and len(seq.token_ids) > step.budget):
             return short
         blocked, num_free = self._blocked
         if seq is blocked and pool.num_free <= num_free and state.running:
-            return short  # nothing was freed since: no need to look its prefix up again
+            return short  # nothing was freed since, so skip the prefix lookup
         yields = state.policy.yields(seq)
         room = self._room(step, yields=yields)
         if not room:
-            return short  # and those behind it have been given no less
+            return short  # and sequences behind it have received at least as much
         leader = self._usable_leader(seq)
         looks_up = leader is None and not seq.owes_prompt
         prefix = Prefix(0, ())
@@ -241,8 +246,8 @@ class Planner:
             prefix = self.find(seq)
         needed = pool.blocks_for(len(seq.token_ids)) - prefix.num_passed
         needed += pool.num_unheld(prefix.block_ids) - len(prefix.block_ids)
-        # A spare block for each sequence that runs: else the newcomer, being the last, would be
-        # preempted as soon as one of them reaches its next block, and its tokens computed in vain.
+        # Keep one spare block per running sequence. Otherwise the newcomer, which ranks last, would
+        # be preempted as soon as one of them needs a block, and its computation wasted.
         if needed + len(state.running) > pool.num_free:
             self._blocked = (seq, pool.num_free)
             return short
@@ -253,7 +258,7 @@ class Planner:
             self._load(step, pool.adopt(seq.table, prefix))
             seq.num_computed = seq.num_landed = seq.table.capacity
             snapshots.begin(pool, step, seq)
-        else:  # the copy is yet to be made: nothing has landed
+        else:  # the copy has not been made yet, so nothing has landed
             seq.num_computed = seq.num_prompt - 1
             seq.table, copy = pool.fork(leader.table, seq.num_computed)
             state.num_wasted += seq.table.capacity - seq.num_computed
@@ -261,7 +266,7 @@ class Planner:
                 step.copies.append(copy)
                 step.lenders.add(leader.id)
         state.start(seq)
-        if seq.num_cached is None:  # the first time: what a preempted one finds is its own
+        if seq.num_cached is None:  # first admission: later, it would find its own blocks
             seq.scheduled_s = now_s
             seq.num_cached = min(seq.num_computed, seq.num_prompt)
             if looks_up:
@@ -274,7 +279,7 @@ class Planner:
         return None
 
     def _awaits_prefix(self, seq: Sequence, prefix: Prefix) -> bool:
-        """Whether a step's patience spares ``seq`` from computing what is found a moment later."""
+        """Whether to delay ``seq`` by a step because its prefix is about to become available."""
         pool = self._state.pool
         if seq.num_awaited >= _MOST_AWAITED or not pool.awaits(seq.chain, seq.token_ids, prefix):
             seq.num_awaited = 0
@@ -284,38 +289,41 @@ class Planner:
         return True
 
     def _usable_leader(self, seq: Sequence) -> Sequence | None:
-        """The leader, if what is shared of its prompt is computed and it still holds it.
+        """The leader, if the shared part of its prompt is computed and still held.
 
-        Steps under way do not count: one that fails is run again without the leader, should that
-        have ended meanwhile.
+        Steps in flight do not count: if one fails and is replayed, the leader may have ended by
+        then.
         """
         leader = seq.leader
         if leader is None or leader.status is not Status.RUNNING:
             return None
         if self._state.pool.snapshots is not None:
-            return None  # its state is past the prompt: what it has left there is looked up
+            return None  # its state is past the prompt; use the snapshots it left
         if leader.num_landed < leader.num_prompt - 1:
             return None
         window, size = self._state.window, self._state.pool.block_size
         if window is None:
             return leader
-        # The fork may come to compute its last block anew, from the beginning.
+        # The fork may have to recompute its last block from the start.
         first_seen = (leader.num_prompt - 1) // size * size - window + 1
         return leader if leader.table.num_passed * size <= max(0, first_seen) else None
 
     # ------------------------------------------------------------ helpers
 
     def _room(self, step: StepBuilder, *, yields: bool) -> int:
-        """Tokens of a prompt that the step can take."""
-        # Where prompts are computed whole, a part of one is no help.
+        """How many tokens of a prompt still fit into the step."""
+        # Prompts that must be computed whole are not limited further: a part would be of no use.
         if self._config.whole_prompts:
             return step.budget
         room = min(step.budget, step.prompts)
         return min(room, step.spare) if yields else room
 
     def _load(self, step: StepBuilder, loads: Iterable[BlockCopy]) -> None:
-        """Plan loads. A block that was to be loaded for one who has made room since may be among
-        their targets: what comes last is loaded."""
+        """Plan loads from the host.
+
+        A target block may already have a planned load, for a sequence that was preempted since; the
+        newer load replaces it.
+        """
         for slot, block in loads:
             former = step.loads.pop(block, None)
             if former is not None and self._state.pool.tier is not None:
@@ -323,7 +331,7 @@ class Planner:
             step.loads[block] = slot
 
     def _extend(self, seq: Sequence, end: int) -> list[int]:
-        """Give ``seq`` the blocks it lacks for its first ``end`` tokens; returns the new ones."""
+        """Allocate the blocks that ``seq`` lacks for its first ``end`` tokens; returns them."""
         pool = self._state.pool
         missing = pool.blocks_for(end) - len(seq.table.block_ids)
         self._state.num_wasted += missing * pool.block_size
@@ -338,7 +346,7 @@ class Planner:
         *,
         yields: bool,
     ) -> None:
-        """Plan the tokens of ``seq`` up to ``end``, for which it has blocks."""
+        """Add a row for the tokens of ``seq`` up to ``end``, for which it has blocks."""
         start, num_tokens = seq.num_computed, seq.num_tokens
         samples = end == num_tokens and num_tokens < seq.max_num_tokens
         tokens = tuple(seq.token_ids[start:end])
@@ -346,10 +354,10 @@ class Planner:
         step.rows.append(ScheduledRow(seq.id, start, tokens, tuple(new_blocks), samples))
         step.seqs.append(seq)
         step.fills.append(Fill(seq, seq.table, start, end))
-        step.budget = max(0, step.budget - (end - start))  # what is not cut may exceed it
+        step.budget = max(0, step.budget - (end - start))  # an unsplit span may exceed it
         if end - start > 1:
             step.prompts = max(0, step.prompts - (end - start))
-            # A prompt that does not yield has the step to itself.
+            # A prompt that does not yield leaves nothing to those that do.
             step.spare = max(0, step.spare - (end - start)) if yields else 0
         if self._state.pool.snapshots is not None:
             snapshots.plan_save(self._state.pool, step, seq, end)
@@ -366,4 +374,4 @@ def _num_blocks(seq: Sequence) -> int:
     return seq.table.num_held
 
 
-_NOT_YET = Shortage(0, 0, _num_blocks)  # there is room, for which the head is to wait
+_NOT_YET = Shortage(0, 0, _num_blocks)  # there is room, but the head has to wait

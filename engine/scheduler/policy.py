@@ -1,13 +1,14 @@
-"""Scheduling policies: who comes first, and who makes room.
+"""Scheduling policies: which sequence is admitted next, and which is preempted.
 
-The head of the queue is admitted first. When blocks run out, the running sequence of the greatest
-rank is preempted. Work in the background (``Request.background``) comes after all other work,
-whatever the policy, and makes room for it at once.
+The head of the queue is admitted first. When blocks run out, the running sequence with the greatest
+rank is preempted. Under every policy, background work (``Request.background``) comes after all
+other work and is preempted for it at once.
 
-Most policies are a sort key and nothing else: keys are unique and do not change while a sequence
-waits, so the sequence with the smallest is never displaced by those behind it, and always comes to
-its end. The fair policy (``fair.py``) orders tenants by what they have been given, and the longest
-prefix first (``longest_prefix.py``) orders sequences by what is cached of them; both change.
+Most policies are just a sort key. Keys are unique and constant while a sequence waits, so later
+arrivals with greater keys never overtake the sequence with the smallest key, and it always
+finishes. The fair policy (``fair.py``) orders tenants by the service they have received, and the
+longest-prefix policy (``longest_prefix.py``) orders sequences by their cached prefixes; both change
+while a sequence waits.
 """
 
 from __future__ import annotations
@@ -23,51 +24,51 @@ from engine.scheduler.waiting import SortKey, Waiting, WaitingQueue
 
 
 class Shortage(NamedTuple):
-    """Why there is no room for the head of the queue: too few places, or too few blocks."""
+    """Why the head of the queue cannot be admitted: a shortage of places or of blocks."""
 
-    total: int  # there are
-    needed: int  # by the head
-    held: Callable[[Sequence], int]  # by one that runs
+    total: int  # in existence
+    needed: int  # by the head of the queue
+    held: Callable[[Sequence], int]  # by a given running sequence
 
 
 class Policy(Protocol):
-    """A policy of one scheduler."""
+    """The policy of one scheduler."""
 
-    orders_by_rank: bool  # the queue's order is that of ranks, so a place in it is known
+    orders_by_rank: bool  # the queue is sorted by rank, so a sequence's position in it is known
 
     def rank(self, seq: Sequence) -> tuple[float, ...]:
-        """Who runs is preempted by falling rank, when there are too few blocks."""
+        """The sequence's rank. When blocks run out, the greatest rank is preempted first."""
         ...
 
     def new_queue(self) -> Waiting:
-        """The queue of those who wait."""
+        """Make the queue of waiting sequences."""
         ...
 
     def charge(self, seqs: List[Sequence], rows: PlanRows) -> None:
-        """A step serves ``seqs`` with ``rows``."""
+        """Account for a step that serves ``seqs`` with ``rows``."""
         ...
 
     def grant(self, seq: Sequence, num_tokens: int) -> None:
-        """A step has given ``seq`` so many tokens more than it was charged for."""
+        """Account for ``num_tokens`` that a step gave ``seq`` beyond what it was charged for."""
         ...
 
     def behind(self, running: Iterable[Sequence], head: Sequence) -> list[Sequence]:
-        """Who of ``running``, all as urgent as ``head``, gets tokens of a step after ``head``."""
+        """Those of ``running`` that come after ``head`` in a step, though equally urgent."""
         ...
 
     def yields(self, seq: Sequence) -> bool:
-        """Whether the prompt of ``seq`` should keep steps short for the sake of others."""
+        """Whether the prompt of ``seq`` should be held back to keep steps short for others."""
         ...
 
     def victim(
         self, head: Sequence, running: Iterable[Sequence], waiting: Waiting, short: Shortage
     ) -> Sequence | None:
-        """Who of ``running``, as urgent as ``head``, makes room for it; None if it must wait."""
+        """The one of ``running``, equally urgent, to preempt for ``head``; None if it must wait."""
         ...
 
 
 class KeyPolicy:
-    """A policy that is a sort key, with all work in the background behind all other."""
+    """A policy defined by a sort key, with background work after all other work."""
 
     orders_by_rank = True
 
@@ -75,54 +76,57 @@ class KeyPolicy:
         self._among_equals = among_equals
 
     def rank(self, seq: Sequence) -> tuple[float, ...]:
-        """The key."""
+        """The sort key."""
         return (seq.request.background, *self._among_equals(seq))
 
     def new_queue(self) -> Waiting:
-        """By the key."""
+        """A heap ordered by the key."""
         return WaitingQueue(self.rank)
 
     def charge(self, seqs: List[Sequence], rows: PlanRows) -> None:
-        """Nothing: what was given does not matter."""
+        """Do nothing: service received does not affect the order."""
 
     def grant(self, seq: Sequence, num_tokens: int) -> None:
-        """Nothing either."""
+        """Do nothing."""
 
     def behind(self, running: Iterable[Sequence], head: Sequence) -> list[Sequence]:
-        """Nobody: who runs comes first."""
+        """Nothing: running sequences always come first."""
         return []
 
     def yields(self, seq: Sequence) -> bool:
-        """Nobody does."""
+        """Never."""
         return False
 
     def victim(
         self, head: Sequence, running: Iterable[Sequence], waiting: Waiting, short: Shortage
     ) -> Sequence | None:
-        """Nobody: who runs stays."""
+        """None: running sequences are not displaced."""
         return None
 
 
 def first_come_first_served(seq: Sequence) -> tuple[float, ...]:
-    """By arrival."""
+    """Order by arrival."""
     return (seq.order,)
 
 
 def priority(seq: Sequence) -> tuple[float, ...]:
-    """By the request's priority, lower first, then by arrival."""
+    """Order by the request's priority, lowest first, then by arrival."""
     return (seq.request.priority, seq.order)
 
 
 def shortest_job_first(seq: Sequence) -> tuple[float, ...]:
-    """By the tokens that are at most still to be computed, then by arrival."""
+    """Order by the most tokens that may still have to be computed, then by arrival."""
     return (seq.max_num_tokens - seq.num_computed, seq.order)
 
 
 def make_policy(
     name: PolicyName, num_cached: Callable[[Sequence], int], num_running: Callable[[], int]
 ) -> Policy:
-    """The policy of that name, for one scheduler, which tells how many tokens of a waiting sequence
-    its prefix cache holds now, and how many sequences run."""
+    """Make the named policy for one scheduler.
+
+    ``num_cached`` gives the number of a waiting sequence's tokens that are in the prefix cache now,
+    ``num_running`` the number of running sequences.
+    """
     from engine.scheduler.fair import FairPolicy
     from engine.scheduler.longest_prefix import LongestPrefixPolicy
 

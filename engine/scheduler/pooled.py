@@ -1,4 +1,4 @@
-"""A vector in the making: what the chunks of a prompt give, put together."""
+"""The vector of a pooling request, accumulated over the chunks of its prompt."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import numpy as np
 from engine.pooling import PoolingParams
 
 _LITTLE = np.dtype("<f4")
-_LEAST_LENGTH = 1e-12  # of a vector that is normalised
+_LEAST_LENGTH = 1e-12  # lower bound of the norm when normalising
 
 
 class Pooled:
-    """The parts of one request's vector that have come so far; see the runner's row contract.
+    """A request's vector so far; see the runner's row contract.
 
-    Sums are kept in float64, so that a prompt gives the same vector in one chunk and in many, but
-    for the last bit.
+    Sums are float64, so one chunk and many give the same vector, except for the last bit.
     """
 
     __slots__ = ("_params", "_vector")
@@ -24,7 +23,7 @@ class Pooled:
         self._vector: np.ndarray | None = None
 
     def add(self, part: bytes) -> None:
-        """Take in what one step's tokens add."""
+        """Add the contribution of one step's tokens."""
         vector = np.frombuffer(part, _LITTLE).astype(np.float64)
         if self._vector is None or self._params.kind in ("last", "cls"):
             self._vector = vector
@@ -34,7 +33,7 @@ class Pooled:
             np.maximum(self._vector, vector, out=self._vector)
 
     def finish(self, num_tokens: int) -> bytes | None:
-        """The whole vector of a prompt of ``num_tokens``, as float32; None if nothing came."""
+        """The vector of a prompt of ``num_tokens`` as float32 bytes; None if nothing was added."""
         params, vector = self._params, self._vector
         if vector is None:
             return None

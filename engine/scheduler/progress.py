@@ -1,7 +1,7 @@
-"""Tells how far prompts have come, to those who asked, a few times a second.
+"""Reports the progress of prompts to the clients that request it, a few times a second.
 
-Nobody pays who did not ask; where somebody did, a look costs O(1) for each who asked, and what it
-takes to count who comes before those that wait, at most as often.
+Requests that do not ask for progress cost nothing. For those that do, each report costs O(1) per
+request, and at most as often a pass over the waiting sequences to count who comes first.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from engine.scheduler.policy import Policy
 from engine.scheduler.sequence import Sequence, Status
 
 _EVERY_S = 0.25
-_MAX_COUNTED = 1000  # sequences: beyond that nobody's place among them is looked for
+_MAX_COUNTED = 1000  # waiting sequences; with more, queue positions are not computed
 
 
 class ProgressReports:
-    """The sequences that are to be told of, until they have their first token.
+    """The sequences whose progress is reported, until their first token.
 
     Args:
-        policy: orders the queue.
+        policy: the policy that orders the queue.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -31,27 +31,29 @@ class ProgressReports:
         self._asking: dict[str, _Report] = {}
 
     def add(self, seq: Sequence) -> None:
-        """Tell of ``seq``, if its request asks for that. One that goes on after the engine before
-        has died, with tokens that its client has, is past that."""
+        """Report on ``seq`` if its request asks for it.
+
+        A request resumed after an engine restart, whose client has tokens already, is past that.
+        """
         if seq.request.tells_progress and not seq.request.resumed_token_ids:
             self._asking[seq.id] = _Report(seq)
 
     def discard(self, seq: Sequence) -> None:
-        """``seq`` has ended; what it has reached with its last step is told all the same."""
+        """Note that ``seq`` has ended. With a first token, it still gets its last report."""
         if seq.first_token_s is None:
             self._asking.pop(seq.id, None)
 
     def tell(self, news: OutputBuilder, live: Iterable[Sequence], now_s: float) -> None:
-        """Add what is new to ``news``, and once more of those that have their first token.
+        """Add changed progress to ``news``, and a last report for sequences with a first token.
 
         Args:
-            news: of the step whose result has been taken in.
+            news: the output of the step whose result has been processed.
             live: all sequences.
-            now_s: on the scheduler's clock.
+            now_s: the time on the scheduler's clock.
         """
         if not self._asking:
             return
-        # All at the same times, so that who waits is looked over once for all who ask.
+        # Reports are all due at the same times, so one pass over the waiting sequences serves all.
         next_s = (now_s // _EVERY_S + 1) * _EVERY_S
         ranks: list[tuple[float, ...]] | None = None
         for report in list(self._asking.values()):
@@ -76,15 +78,17 @@ class ProgressReports:
             processed = 0
             if ranks and self._rank is not None:
                 place = bisect_left(ranks, self._rank(seq))
-        else:  # what was found is there from the beginning
+        else:  # cached tokens are there from the beginning
             processed = min(max(seq.num_landed, cached), total)
         since_s = seq.scheduled_s
         elapsed_s = 0.0 if since_s is None else max(0.0, now_s - since_s)
         return PromptProgress(total, cached, processed, elapsed_s, place)
 
     def _waiting_ranks(self, live: Iterable[Sequence]) -> list[tuple[float, ...]]:
-        """The ranks of those who wait, sorted; none where these do not order them, or are too many
-        to be counted."""
+        """The sorted ranks of the waiting sequences.
+
+        Empty if ranks do not order the queue, or if there are too many to count.
+        """
         if self._rank is None:
             return []
         waiting = [seq for seq in live if seq.status is Status.WAITING]

@@ -1,4 +1,4 @@
-"""Taking a step's result in: tokens are appended, sequences end, clients are told."""
+"""Processes the result of a step: appends tokens, finishes sequences, collects the output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.types import EngineOutput, FinishReason, StepPlan, StepResult
 
 
 class ResultTaker:
-    """Turns results into outputs, and publishes what the steps have computed."""
+    """Turns step results into outputs, and publishes the blocks that were filled."""
 
     def __init__(self, state: SchedulerState, speculator: Speculator | None = None) -> None:
         self._state = state
@@ -23,9 +23,9 @@ class ResultTaker:
     def take(
         self, plan: StepPlan, planned: Planned, result: StepResult, now_s: float
     ) -> EngineOutput:
-        """The news that ``result`` brings, and all there is since the last output.
+        """The output of ``result``, with everything else since the last output.
 
-        Rows of sequences that have ended since are passed over.
+        Rows of sequences that have ended in the meantime are ignored.
         """
         state = self._state
         sampled = _sampled(plan, planned.seqs, result)
@@ -50,9 +50,9 @@ class ResultTaker:
         return self.tell(plan.num_tokens)
 
     def tell(self, step_tokens: int) -> EngineOutput:
-        """All the news there is since the last output."""
+        """Everything that has happened since the last output."""
         news = self._state.news
-        # Of prompts that go on: they have no row among the columns yet.
+        # Unfinished prompts with something to report do not have a row in the columns yet.
         if unended := news.prompt_logprobs.keys() | news.progress.keys():
             for request_id in unended.difference(news.ids):
                 news.append(request_id, (), None)
@@ -69,10 +69,11 @@ class ResultTaker:
                 state.news.errors[seq.id] = failure
 
     def _take_tokens(self, seqs: list[Sequence], result: StepResult, now_s: float) -> None:
-        # The other loop over every sequence at every step; its columns are the result's own.
+        # Like the planner's, this loop visits every sequence in every step; it reuses the result's
+        # columns.
         news = self._state.news
         first = len(news.ids)
-        ended: list[int] = []  # indices of sequences that have ended before
+        ended: list[int] = []  # indices of sequences that ended in the meantime
         news.ids += result.ids
         news.token_ids += result.token_ids
         news.finish_reasons += [None] * len(result.ids)
@@ -84,7 +85,7 @@ class ResultTaker:
                     seq.draft_ids = ()
                     ended.append(index)
                     continue
-                self._state.num_waiting_tokens += len(new_tokens)  # preempted meanwhile
+                self._state.num_waiting_tokens += len(new_tokens)  # preempted in the meantime
             if seq.first_token_s is None:
                 self._take_first(seq, now_s)
             token_ids = seq.token_ids
@@ -103,13 +104,13 @@ class ResultTaker:
             news.withdraw(index)
 
     def _take_first(self, seq: Sequence, now_s: float) -> None:
-        """The first token is there: the prompt is computed."""
+        """Note the first token of ``seq``, which means that its prompt is computed."""
         seq.first_token_s = now_s
         self._state.news.tell_cached(seq)
         self._state.free_forks(seq)
 
     def _take_last(self, seq: Sequence, index: int, now_s: float) -> None:
-        """End ``seq`` at the first of its new tokens that ends it, if one does."""
+        """End ``seq`` at the first of its new tokens that finishes it, if any."""
         news = self._state.news
         new_tokens = news.token_ids[index]
         before = len(seq.token_ids) - len(new_tokens)
@@ -140,7 +141,8 @@ class ResultTaker:
             logprobs = result.prompt_logprobs.get(row_id)
             if logprobs is None or seq.status is Status.FINISHED:
                 continue
-            # Entry i of a sequence belongs to its token i + 1; a row at s brings entries from s.
+            # Entry i of a sequence belongs to its token i + 1; a row starting at s has entries from
+            # s on.
             fresh = logprobs[max(0, seq.num_prompt_logprobs - start) :]
             if fresh:
                 seq.num_prompt_logprobs += len(fresh)
@@ -148,21 +150,21 @@ class ResultTaker:
                 self._state.news.tell_cached(seq)
 
     def _take_pooled(self, fills: list[Fill], result: StepResult) -> None:
-        """Parts of vectors; one computed before its sequence was preempted comes again."""
+        """Collect parts of pooled vectors, but none from before a preemption: they come again."""
         for seq, table, _, _ in fills:
             part = result.pooled.get(seq.id)
             params = seq.request.pooling
             if part is None or params is None or seq.table is not table:
                 continue
             if seq.pooled is None:
-                # Not at the top: it brings numpy, which the clients' side does without.
+                # Imported here because it needs numpy, which API processes do without.
                 from engine.scheduler.pooled import Pooled
 
                 seq.pooled = Pooled(params)
             seq.pooled.add(part)
 
     def _end_without_tokens(self, row: ScheduledRow, seq: Sequence, now_s: float) -> None:
-        """End a sequence that wanted no token, once its prompt is computed."""
+        """End a sequence that samples no token, once its prompt is computed."""
         end = row.start + len(row.token_ids)
         if seq.status is Status.RUNNING and end == len(seq.token_ids) >= seq.max_num_tokens:
             news = self._state.news
@@ -178,7 +180,7 @@ class ResultTaker:
 
 
 def _sampled(plan: StepPlan, seqs: list[Sequence], result: StepResult) -> list[Sequence]:
-    """The sequences of the result's ids, in order; the plan's own list where that is all."""
+    """The sequences that the result's ids stand for, in order; ``seqs`` itself if that is all."""
     if len(result.ids) == len(seqs):
         return seqs
     silent = plan.rows.silent
@@ -189,7 +191,7 @@ def _sampled(plan: StepPlan, seqs: list[Sequence], result: StepResult) -> list[S
     for place, (row_id, seq) in enumerate(zip(plan.rows.ids, seqs, strict=True)):
         if row_id in told:
             found.append(seq)
-        elif place not in silent:  # it failed, or lost its blocks before the step was run again
+        elif place not in silent:  # it failed, or lost its blocks before the step was replayed
             seq.num_pending -= 1 + seq.num_ahead
             seq.num_ahead, seq.awaits_token = 0, False
             seq.draft_ids = ()

@@ -1,17 +1,18 @@
-"""Which sequences compute which tokens, step by step: pure bookkeeping, no torch, clock or I/O.
+"""Decides which sequences compute which tokens in each step, by bookkeeping alone.
 
     add ──► waiting ──admit──► running ──update──► finished
                ▲                  │
                └─────preempt──────┘
 
-A step has one budget of tokens. Whoever runs comes first, then waiting prompts join in chunks
-until the budget, the blocks or the places are used up; a sequence leaves in the step in which its
-last token arrives. When a running sequence needs a block and none is free, the one that the
-policy puts last gives all of its blocks up and waits again: its tokens are computed once more
-when it returns, less those that are still found in the prefix cache. Where that has a tier in the
-host's memory, its full blocks are there, or on the device, unless the tier is too small for them.
+Each step has a token budget. Running sequences are served first. Waiting prompts then join in
+chunks, until the budget, the blocks or the places are used up. A sequence leaves in the step in
+which its last token arrives. When a running sequence needs a block and none is free, the policy's
+last sequence is preempted: all its blocks are freed and it returns to the queue. On readmission its
+tokens are recomputed, except those still in the prefix cache. With a host tier, all its full blocks
+are still on the host or the device, provided that the tier is large enough.
 
-Times are told by the caller, so that the same calls always give the same plans.
+There is no torch, clock or I/O here. The caller passes the time in, so the same calls always
+produce the same plans.
 """
 
 from __future__ import annotations
@@ -39,26 +40,26 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """Owns all sequences, and through the pool all blocks.
+    """Owns all sequences and, through the pool, all blocks.
 
-    ``schedule`` counts the tokens it plans as computed and those it samples as pending, and
-    ``update`` adds what came of them; so plans may be made ahead of the results of earlier ones,
-    which are given in order. A sequence that ends by such a result has a row too many in the plans
-    ahead: that row writes behind the sequence's end, before anybody who is given its blocks, and
-    what it samples is passed over.
+    ``schedule`` counts planned tokens as computed and tokens to be sampled as pending; ``update``
+    replaces the pending ones with the actual tokens. Plans can therefore be made before the results
+    of earlier plans are known. Results must be passed in plan order. A sequence that ends with a
+    result still has a row in each plan made in the meantime. That row writes beyond the sequence's
+    end, before the freed blocks are reused, and its token is discarded.
 
     Args:
-        config: limits of a step, and the policy.
-        pool: the blocks; nobody else takes any.
-        max_model_len: longest context, in tokens of prompt and output.
-        window: positions that a token sees, itself included, in a model all of whose layers have a
-            window: what no later token sees is given back; None: all.
-        recurrent: the model keeps a state of each sequence, which begins at its first token or, if
-            the pool has snapshots, with one of them.
-        eos_token_ids: tokens that end a sequence unless it asks to ignore them.
-        speculator: guesses tokens ahead; None: nobody does.
-        whole_images: the side of a cell in pixels, where all tokens of an image are computed by one
-            step; None: prompts are cut anywhere.
+        config: the limits of a step, and the policy.
+        pool: the blocks; nothing else allocates from it.
+        max_model_len: the maximum context, in tokens of prompt and output.
+        window: for a model whose layers are all windowed, the number of positions that a token
+            attends to, itself included. Blocks that no later token sees are freed. None: no window.
+        recurrent: the model keeps a state per sequence, which starts at the first token or, if the
+            pool has snapshots, from one of these.
+        eos_token_ids: tokens that end a sequence unless its request ignores them.
+        speculator: proposes drafts; None: no speculation.
+        whole_images: the side of an image cell in pixels, if all tokens of an image must be
+            computed in one step. None: prompts may be split anywhere.
     """
 
     def __init__(
@@ -84,33 +85,33 @@ class Scheduler:
         self._state = SchedulerState(pool, policy, speculator, window)
         self._planner = Planner(config, self._state, speculator)
         self._results = ResultTaker(self._state, speculator)
-        self._planned: deque[Planned] = deque()  # of the plans whose results are not there yet
+        self._planned: deque[Planned] = deque()  # plans whose results have not arrived
 
     # ------------------------------------------------------------ requests
 
     @property
     def has_work(self) -> bool:
-        """Whether there is a sequence to compute or something to tell."""
+        """Whether there are sequences to compute or news to report."""
         return bool(self._state.sequences) or self.has_news
 
     @property
     def has_news(self) -> bool:
-        """Whether the next output has something to tell even if nothing is computed."""
+        """Whether the next output has something to report even if nothing is computed."""
         return bool(self._state.news.ids)
 
     @property
     def num_running(self) -> int:
-        """Sequences that hold blocks."""
+        """The number of sequences that hold blocks."""
         return len(self._state.running)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that do not: new, preempted, or forks of a prompt not yet computed."""
+        """The number of sequences without blocks: new, preempted, or forks still held back."""
         return len(self._state.sequences) - len(self._state.running)
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Tokens that the waiting sequences have, forks included."""
+        """The total length of the waiting sequences, forks included."""
         return self._state.num_waiting_tokens
 
     @property
@@ -120,32 +121,36 @@ class Scheduler:
 
     @property
     def sequences(self) -> Mapping[str, Sequence]:
-        """All that have not ended, in the order of their arrival; to be read only."""
+        """All unfinished sequences in order of arrival; read-only."""
         return self._state.sequences
 
     @property
     def running(self) -> Iterable[Sequence]:
-        """Those that hold blocks, in the order of their admission; to be read only."""
+        """All sequences that hold blocks, in order of admission; read-only."""
         return self._state.running.values()
 
     def add(self, request: Request, grammar: CompiledGrammar | None = None) -> None:
-        """Queue a request, with its grammar where it has one.
+        """Queue a request with its grammar, if it has one.
 
         Raises:
-            ContextLengthExceeded: prompt and output can never fit the context or the pool.
-            InvalidParameter: the prompt is empty, or the id is that of a live request.
+            ContextLengthExceeded: prompt and output can never fit into the context or the pool.
+            InvalidParameter: the prompt is empty, or a live request has the same id.
         """
         live = self._state.sequences
         seq = self._sequence_of(request, grammar)
-        # With states a fork waits for what its leader leaves in the prefix cache, or for nothing.
+        # A recurrent fork cannot share its leader's blocks. It waits only if there are snapshots,
+        # which the leader leaves in the prefix cache.
         if not self._recurrent or self._pool.snapshots is not None:
             seq.leader = leader_of(seq, live)
         self._num_added += 1
         self._state.enqueue(seq)
 
     def find(self, request: Request) -> int:
-        """How many tokens of a request that is not queued yet are in the prefix cache now. Raises
-        as ``add`` would."""
+        """How many tokens of a request that is not queued yet are in the prefix cache.
+
+        Raises:
+            ContextLengthExceeded, InvalidParameter: as ``add`` does.
+        """
         seq = self._sequence_of(request)
         if seq.owes_prompt:
             return 0
@@ -153,36 +158,36 @@ class Scheduler:
         return (prefix.num_passed + len(prefix.block_ids)) * self._pool.block_size
 
     def has_computed(self, request_id: str, num_tokens: int) -> bool:
-        """Whether the first tokens of a request are in steps that are planned, or it has ended."""
+        """Whether planned steps cover a request's first ``num_tokens``, or it has ended."""
         seq = self._state.sequences.get(request_id)
         return seq is None or seq.num_computed >= num_tokens
 
     def abort(self, request_id: str, now_s: float = 0.0) -> None:
-        """End a request now; its blocks are free at once. An unknown id is no error."""
+        """End a request now and free its blocks. Unknown ids are ignored."""
         seq = self._state.sequences.get(request_id)
         if seq is not None:
             self._state.finish(seq, now_s)
             self._state.news.append(request_id, (), "abort")
 
     def end_all(self, failure: Failure, now_s: float = 0.0) -> None:
-        """End every request with ``failure``; their blocks are free at once."""
+        """End every request with ``failure`` and free all blocks."""
         for seq in list(self._state.sequences.values()):
             self._state.finish(seq, now_s)
             self.turn_away(seq.id, failure)
 
     def turn_away(self, request_id: str, failure: Failure | None) -> None:
-        """Tell the end of a request that was never queued: its failure, or that it was aborted."""
+        """Report the end of a request that was never queued: its failure, or None if aborted."""
         news = self._state.news
         news.append(request_id, (), "abort" if failure is None else "error")
         if failure is not None:
             news.errors[request_id] = failure
 
     def count_held(self, num_held: int) -> None:
-        """So many requests are not queued yet; what is told of those who wait counts them."""
+        """Set the number of requests not queued yet, which statistics count as waiting."""
         self._state.num_held = num_held
 
     def tell_waits(self, request: Request) -> None:
-        """Tell who asked for the progress of a prompt that it is not queued yet."""
+        """Report to a client that wants prompt progress that its request is not queued yet."""
         if request.tells_progress and not request.resumed_token_ids:
             progress = PromptProgress(len(request.prompt_token_ids), 0, 0, 0.0)
             self._state.news.progress[request.id] = progress
@@ -197,12 +202,11 @@ class Scheduler:
         max_passes: int = 1,
         max_prompt_tokens: int | None = None,
     ) -> StepPlan:
-        """Choose the next step's rows; with ``admit`` false, from those already running.
+        """Plan the next step; with ``admit`` false, only for sequences that are already running.
 
-        Where all of them decode and nobody waits, each may have up to ``max_passes`` passes. Where
-        one of them decodes, prompts have no more than ``max_prompt_tokens`` of the step's tokens.
-        Sequences whose deadline has passed end first. A plan that is empty is not run, and has no
-        result to be taken in.
+        If all rows decode and nothing waits, each row may have up to ``max_passes`` passes. If any
+        row decodes, prompts take at most ``max_prompt_tokens`` of the step's tokens. Sequences past
+        their deadline end first. An empty plan is not run and has no result.
         """
         self._state.expire(now_s)
         step = self._planner.plan(admit, now_s, max_passes, max_prompt_tokens)
@@ -215,7 +219,7 @@ class Scheduler:
         return plan
 
     def update(self, plan: StepPlan, result: StepResult, now_s: float = 0.0) -> EngineOutput:
-        """Take in what a plan's step produced, in the order in which the plans were made."""
+        """Process the result of a plan's step. Plans must be passed in the order they were made."""
         planned = self._planned.popleft()
         tier = self._pool.tier
         if tier is not None:
@@ -227,11 +231,11 @@ class Scheduler:
         return self._results.take(plan, planned, result, now_s)
 
     def fail(self) -> StepPlan:
-        """The oldest plan could not be run as it was made: parts of it are run again (``replay``),
-        and then it is taken in.
+        """Note that the oldest plan could not be run as it was made.
 
-        Returns what must come before any part, whosever rows are at fault: its loads, whose blocks
-        others may hold by now. It is empty where there are none.
+        The caller runs parts of it again (``replay``) and then calls ``update``. Returns the plan
+        to run first, whichever rows are at fault. It holds the failed plan's loads, since other
+        sequences may hold the loaded blocks by now, and is empty if there are none.
         """
         planned = self._planned[0]
         if self._pool.tier is not None:
@@ -242,24 +246,24 @@ class Scheduler:
         return StepPlan(loads=planned.plan.loads)
 
     def tell(self) -> EngineOutput:
-        """What has happened since the last output, without a step."""
+        """Everything that has happened since the last output, without a step."""
         return self._results.tell(0)
 
     def replay(self, plan: StepPlan, rows: Iterable[ScheduledRow]) -> list[StepPlan]:
-        """The part of ``plan`` that computes ``rows``, for a runner that knows none of them: the
-        last of the plans that are returned. Those before it bring it about that it can be run; they
-        tell nothing that is not known.
+        """The plans that compute ``rows`` of ``plan``, for a runner that has forgotten them all.
 
         For use between ``fail()`` and ``update(plan, ...)``, after the plan itself could not be
-        run: each row is removed and added again, with its whole block table. Rows of sequences that
-        have ended or were preempted since are not in it. See the runner's row contract.
+        run. Only the last plan returned has a result; those before it prepare the runner for it. In
+        the last one each row is removed and added again with its whole block table. Rows of
+        sequences that have ended or been preempted since are left out. See the runner's row
+        contract.
         """
         seqs = {seq.id: seq for seq in self._planned[0].seqs}
         last = replay(plan, seqs, rows)
         return from_the_start(last, seqs, self._step_tokens) if self._recurrent else [last]
 
     def stats(self) -> EngineStats:
-        """A snapshot of the queues, the blocks and the counters, in O(1)."""
+        """A snapshot of queues, blocks and counters, in O(number of adapters in use)."""
         return self._state.stats(0)
 
     def _sequence_of(self, request: Request, grammar: CompiledGrammar | None = None) -> Sequence:

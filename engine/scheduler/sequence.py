@@ -1,4 +1,4 @@
-"""One sequence on its way through the engine."""
+"""A sequence: one request and its progress through the engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Status(enum.Enum):
-    """Where a sequence is kept. It says nothing about progress: ``num_computed`` does."""
+    """Which collection holds a sequence. Progress is a separate matter; see ``num_computed``."""
 
     WAITING = enum.auto()
     RUNNING = enum.auto()
@@ -29,11 +29,11 @@ class Status(enum.Enum):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
-    """A request and how far it has come. Written by the Scheduler alone.
+    """A request and its progress. Written only by the Scheduler's parts.
 
-    There is no prefill and no decode: ``num_computed`` chases ``num_tokens``, and when it has
-    caught up the next token is sampled. A cached prefix starts the chase further on, and a
-    preemption starts it over.
+    There are no prefill and decode phases. ``num_computed`` chases ``num_tokens``; once it has
+    caught up, the next token is sampled. A cached prefix gives it a head start, and preemption
+    resets it.
     """
 
     request: Request
@@ -41,50 +41,52 @@ class Sequence:
     order: int  # of arrival; unique
     token_ids: list[int]  # prompt, then output; only ever grows
     num_prompt: int
-    min_num_tokens: int  # of prompt and output: no stop token ends it before
-    max_num_tokens: int  # of prompt and output: it ends there
+    min_num_tokens: int  # prompt and output; no stop token ends the sequence before this length
+    max_num_tokens: int  # prompt and output; the sequence ends at this length
     stop_ids: frozenset[int]
     chain: PrefixChain
-    wholes: tuple[tuple[int, int], ...]  # from, to: tokens that are computed by one step
-    follows_output: bool  # its next token cannot be chosen before the one before it is known
+    wholes: tuple[tuple[int, int], ...]  # (start, end) of spans never split between steps
+    follows_output: bool  # sampling its next token requires knowing the previous one
     is_plain: bool  # see SamplingParams
     grammar: CompiledGrammar | None = None
 
     status: Status = Status.WAITING
-    num_computed: int = 0  # tokens whose keys and values are cached, by the steps planned so far
-    num_landed: int = 0  # at least so many of them by steps whose results are there
-    num_pending: int = 0  # tokens that planned steps choose, behind token_ids
-    num_ahead: int = 0  # of those, chosen by later passes of the step that chooses its next token
-    draft_ids: tuple[int, ...] = ()  # under verification by the step that chooses its next token
-    # Not planned before its newest token is known: drafts may follow, or passes are not all made.
+    num_computed: int = 0  # tokens with cached keys and values, counting the steps planned so far
+    num_landed: int = 0  # a lower bound on how many of them have been computed by completed steps
+    num_pending: int = 0  # tokens that planned steps will sample, beyond token_ids
+    num_ahead: int = 0  # of those, sampled by later passes of the next step to complete
+    draft_ids: tuple[int, ...] = ()  # drafts being verified by the next step to complete
+    # Do not plan until its newest token is known: drafts may follow, or some passes may not be run.
     awaits_token: bool = False
-    draft: Draft | None = None  # who guesses for it, and how well
+    draft: Draft | None = None  # the state of its drafting, with acceptance counts
     table: BlockTable = field(default_factory=BlockTable)  # a new one after each preemption
     known_to_runner: bool = False
 
-    branch: int = 0  # tokens that others begin with too, and of which there is no snapshot
-    leader: Sequence | None = None  # shares its blocks with this one, if it can, at admission
-    forks: list[Sequence] = field(default_factory=list)  # wait for this one's prompt
+    branch: int = 0  # length of a cached prefix that has no snapshot at its end; 0: none
+    leader: Sequence | None = None  # whose prompt blocks it shares on admission, if possible
+    forks: list[Sequence] = field(default_factory=list)  # sequences that wait for this one's prompt
 
-    pooled: Pooled | None = None  # what its prompt has given so far, where a vector is asked for
+    pooled: Pooled | None = None  # partial result of a pooling request
 
     num_preemptions: int = 0
-    num_given_up: int = 0  # tokens that had been computed when it was preempted
-    num_awaited: int = 0  # steps in a row in which its prefix was on its way to the host
+    num_given_up: int = 0  # tokens that were computed when it was preempted
+    num_awaited: int = 0  # consecutive steps spent waiting for its prefix to be offloaded
     num_cached: int | None = None  # prompt tokens found in the cache when first admitted
     cached_told: bool = False
-    num_prompt_logprobs: int = 0  # told so far; a recomputed prompt brings them again
+    num_prompt_logprobs: int = 0  # reported so far; recomputing the prompt yields them again
     scheduled_s: float | None = None
     first_token_s: float | None = None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens there are once the planned steps are done."""
+        """The sequence's length once all planned steps are complete."""
         return len(self.token_ids) + self.num_pending
 
     def uncut(self, end: int) -> int:
-        """Where a step that goes on to ``end`` may end: not within what is computed whole. It ends
-        before that, or behind it where it begins there."""
+        """Move ``end``, where a chunk would end, out of any span that must be computed whole.
+
+        The chunk then ends before the span, or after it if the chunk starts with the span.
+        """
         for begin, behind in self.wholes:
             if begin < end < behind:
                 return begin if begin > self.num_computed else behind
@@ -110,12 +112,11 @@ def sequence_of(
     *,
     whole_images: int | None = None,
 ) -> Sequence:
-    """A waiting sequence for ``request``, in a context of ``max_len`` tokens.
+    """Make a waiting sequence for ``request``, in a context of ``max_len`` tokens.
 
-    A text that is held to a grammar ends where the mask lets it: ``min_tokens`` and ``ignore_eos``
-    are the mask's business. With ``whole_images`` the tokens of an image are computed by one step;
-    it is the side of a cell, in pixels.
-
+    With a grammar, the token mask decides where the text may end, so ``min_tokens`` and
+    ``ignore_eos`` do not apply here. ``whole_images`` is the side of an image cell in pixels if all
+    tokens of an image must be computed in one step, else None.
     Raises:
         ContextLengthExceeded: prompt and output can never fit.
         InvalidParameter: the prompt is empty.
@@ -147,7 +148,7 @@ def _spans(images: Iterable[Image], cell: int | None) -> tuple[tuple[int, int], 
 
 
 def leader_of(seq: Sequence, live: Mapping[str, Sequence]) -> Sequence | None:
-    """The live sequence whose prompt ``seq`` can share; without one it is an ordinary one."""
+    """The live sequence whose prompt ``seq`` can share, or None."""
     request = seq.request
     leader = live.get(request.fork_of) if request.fork_of is not None else None
     if leader is None or seq.owes_prompt:
@@ -159,7 +160,7 @@ def leader_of(seq: Sequence, live: Mapping[str, Sequence]) -> Sequence | None:
 
 
 def _checked_length(num_prompt: int, wanted: int | None, max_len: int) -> int:
-    """The most tokens that prompt and output may have together."""
+    """The maximum length of prompt and output together."""
     if not num_prompt:
         raise InvalidParameter("the prompt must have at least one token", param="prompt")
     total = num_prompt + (1 if wanted is None else wanted)

@@ -1,12 +1,12 @@
-"""Where prompts are cut so that states are copied, and which copy a sequence begins with.
+"""Decides where prompts are split to snapshot recurrent states, and which snapshot to start from.
 
-    A   [ shared ........ | own of A .... ]          computes all; a snapshot at its last full block
-    B   [ shared ........ | own of B .. ]            finds the blocks of what is shared, and no
-                          └─ is cut here               snapshot there: makes one, on its way
-    C   [ shared ........ | own of C ... ]           goes on from it
+    A   [ shared ........ | own of A .... ]      computes all; snapshot at its last full block
+    B   [ shared ........ | own of B .. ]        finds the shared blocks but no snapshot there:
+                          └─ is split here         makes one in passing
+    C   [ shared ........ | own of C ... ]       starts from it
 
-So what comes again whole is found by its second comer (a conversation, a prompt sent twice), and
-what begins alike, by its third.
+A repeated prompt (a conversation, a prompt sent twice) is thus reused by the second request that
+has it, and a common beginning by the third.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from engine.types import StateCopy
 
 
 def part_with_state(pool: BlockPool, seq: Sequence, prefix: Prefix) -> Prefix:
-    """Of a cached prefix of ``seq`` what comes before the last snapshot of it. Where there is more,
-    the sequence makes a snapshot at its end."""
+    """The part of a cached prefix of ``seq`` up to its last snapshot.
+
+    If the prefix goes further, the sequence will make a snapshot at the prefix's end.
+    """
     seq.branch = 0
     if pool.snapshots is None or not prefix.block_ids:
         return prefix
@@ -32,7 +34,7 @@ def part_with_state(pool: BlockPool, seq: Sequence, prefix: Prefix) -> Prefix:
 
 
 def begin(pool: BlockPool, step: StepBuilder, seq: Sequence) -> None:
-    """``seq``, which has begun with cached blocks, begins with the snapshot at their end."""
+    """Restore the snapshot at the end of the cached blocks with which ``seq`` starts."""
     if pool.snapshots is not None and seq.table.block_ids:
         digests = seq.chain.digests(seq.token_ids, len(seq.table.block_ids))
         line = pool.snapshots.use(digests[len(seq.table.block_ids) - 1])
@@ -40,8 +42,11 @@ def begin(pool: BlockPool, step: StepBuilder, seq: Sequence) -> None:
 
 
 def cut(pool: BlockPool, seq: Sequence, end: int) -> int:
-    """Where a row of ``seq`` ends that could go on to ``end``: at its next snapshot, or if it does
-    not reach the end of what is known of its text, with a block."""
+    """Where a row of ``seq`` that could reach ``end`` has to end.
+
+    That is at its next snapshot, or at a block boundary if the row does not reach the end of the
+    known tokens.
+    """
     if pool.snapshots is None or end - seq.num_computed <= 1:
         return end
     start, size = seq.num_computed, pool.block_size
@@ -53,8 +58,7 @@ def cut(pool: BlockPool, seq: Sequence, end: int) -> int:
 
 
 def plan_save(pool: BlockPool, step: StepBuilder, seq: Sequence, end: int) -> None:
-    """A row of ``seq`` ends at ``end``: its state is copied there where that ends a block of a text
-    that goes on."""
+    """Save the state of a row that ends at ``end``, if a block ends there and the text goes on."""
     snapshots, size = pool.snapshots, pool.block_size
     if snapshots is None or end % size or end >= len(seq.token_ids):
         return
@@ -66,7 +70,7 @@ def plan_save(pool: BlockPool, step: StepBuilder, seq: Sequence, end: int) -> No
 
 
 def withdraw(pool: BlockPool, step: StepBuilder, seq: Sequence) -> None:
-    """A row of ``seq`` is taken out of the step: it copies no state."""
+    """Cancel the state copies of ``seq``, whose row is removed from the step."""
     step.restores.pop(seq.id, None)
     save = step.saves.pop(seq.id, None)
     if save is not None and pool.snapshots is not None:
@@ -74,5 +78,5 @@ def withdraw(pool: BlockPool, step: StepBuilder, seq: Sequence) -> None:
 
 
 def _last_full(pool: BlockPool, seq: Sequence) -> int:
-    """The end of the last full block that others may find: a token comes behind it."""
+    """The end of the last full block that others can reuse: at least one token follows it."""
     return (len(seq.token_ids) - 1) // pool.block_size * pool.block_size

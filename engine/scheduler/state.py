@@ -1,13 +1,13 @@
-"""What the scheduler knows, and the four things that can happen to a sequence.
+"""The scheduler's state, and the four transitions of a sequence.
 
     enqueue ──► waiting ──start──► running ──┐
                   ▲                   │      ├──finish──►
                   └──────preempt──────┘      │
                   └──────────────────────────┘
 
-Whoever plans a step or takes its result in does so through these, so that the books agree: which
-sequences there are, who holds blocks, how many slots of those are wasted, what the runner must
-forget.
+Planning a step and processing its result change the state only through these transitions. They keep
+the accounting consistent: the live sequences, the owners of blocks, the unused slots in those
+blocks, and the rows that the runner must drop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_TIER = TierStats()
 
 
 class SchedulerState:
-    """Written by the Scheduler's parts alone."""
+    """Written only by the Scheduler's parts."""
 
     def __init__(
         self,
@@ -38,22 +38,22 @@ class SchedulerState:
         window: int | None = None,
     ) -> None:
         self.pool = pool
-        self.window = window  # positions that a token sees; None: all
+        self.window = window  # positions that a token attends to; None: all
         self.policy = policy
         self._speculator = speculator
         self.sequences: dict[str, Sequence] = {}  # all that have not finished
         self.running: dict[str, Sequence] = {}  # in the order of admission
-        self.num_background = 0  # of those running
+        self.num_background = 0  # how many of the running are background work
         self.waiting = policy.new_queue()
         self.deadlines = Deadlines()
         self.adapters = AdapterCounts()
         self.progress = ProgressReports(policy)
         self.num_waiting_tokens = 0
-        self.num_held = 0  # requests that are not queued yet
-        self.removed: list[str] = []  # rows the runner is to forget with the next plan
+        self.num_held = 0  # requests not yet queued
+        self.removed: list[str] = []  # rows that the runner drops with the next plan
         self.news = OutputBuilder()
 
-        self.num_wasted = 0  # slots of running tables that hold no token
+        self.num_wasted = 0  # allocated slots of running sequences that hold no token
         self.num_preemptions = 0
         self.num_recomputed = 0
         self.prefix_queries = 0
@@ -64,22 +64,22 @@ class SchedulerState:
         self.slots_held_sum = 0
         self.slots_wasted_sum = 0
 
-    # ------------------------------------------------------------ what happens to a sequence
+    # ------------------------------------------------------------ transitions
 
     def enqueue(self, seq: Sequence) -> None:
-        """A new sequence waits; a fork, until its leader's prompt is computed."""
+        """Queue a new sequence; a fork is held back until its leader's prompt is computed."""
         self.sequences[seq.id] = seq
         self.num_waiting_tokens += len(seq.token_ids)
         self.deadlines.add(seq)
         self.progress.add(seq)
         self.adapters.move(seq, None, Status.WAITING)
         if seq.leader is not None and seq.leader.first_token_s is None:
-            seq.leader.forks.append(seq)  # parked beside the queue: it holds nobody up
+            seq.leader.forks.append(seq)  # outside the queue, so that it blocks nobody
         else:
             self.waiting.push(seq)
 
     def start(self, seq: Sequence) -> None:
-        """``seq`` leaves the queue, of which it was the head."""
+        """Move ``seq``, the head of the queue, to the running sequences."""
         self.waiting.pop(seq)
         self.num_waiting_tokens -= len(seq.token_ids)
         seq.status = Status.RUNNING
@@ -92,8 +92,10 @@ class SchedulerState:
         seq.num_given_up = 0
 
     def preempt(self, seq: Sequence, num_withdrawn: int = 0) -> None:
-        """``seq`` gives its blocks up and waits again, with all its tokens to compute, of which
-        ``num_withdrawn`` were planned and never will be."""
+        """Free the blocks of ``seq`` and requeue it, to be recomputed from the start.
+
+        ``num_withdrawn`` of its tokens had been planned but were taken out of the step.
+        """
         self._release(seq)
         seq.table = BlockTable()
         seq.num_given_up = max(seq.num_given_up, seq.num_computed - num_withdrawn)
@@ -107,7 +109,7 @@ class SchedulerState:
         self.waiting.push(seq)
 
     def finish(self, seq: Sequence, now_s: float) -> None:
-        """``seq`` gives up all it holds and is forgotten. The caller tells the reason."""
+        """Free everything that ``seq`` holds and drop it. The caller reports the reason."""
         del self.sequences[seq.id]
         if seq.status is Status.RUNNING:
             self._release(seq)
@@ -128,39 +130,39 @@ class SchedulerState:
         self.news.tell_timings(seq, now_s)
 
     def expire(self, now_s: float) -> None:
-        """End every sequence whose deadline has passed, and say so."""
+        """Finish every sequence whose deadline has passed, and report the error."""
         for seq in self.deadlines.passed(now_s):
             self.finish(seq, now_s)
             self.news.append(seq.id, (), "error")
             self.news.errors[seq.id] = Failure.of(DeadlineExceeded())
 
     def pass_by(self, seq: Sequence) -> None:
-        """``seq`` gives back the blocks that none of its tokens to come will see.
+        """Free the blocks that lie wholly behind the window of all tokens yet to be computed.
 
-        Steps that are run again compute what has not landed, and refused drafts what follows the
-        newest token but one: both see a window behind it.
+        A replayed step computes tokens from ``num_landed`` on, and after refused drafts the
+        sequence resumes at its second newest token at the earliest. A window behind both is kept.
         """
         if self.window is not None:
             next_start = min(seq.num_landed, len(seq.token_ids) - 1)
             self.pool.pass_by(seq.table, next_start - self.window + 1)
 
     def free_forks(self, leader: Sequence) -> None:
-        """The leader's prompt is computed: its forks may be admitted."""
+        """Queue the forks of ``leader``, whose prompt is now computed."""
         for fork in leader.forks:
             self.waiting.push(fork)
         leader.forks = []
 
-    # ------------------------------------------------------------ what can be said of it all
+    # ------------------------------------------------------------ statistics
 
     def count_step(self) -> None:
-        """Count a step that is planned, with the slots held while it runs."""
+        """Count a planned step, and the slots held while it runs."""
         pool = self.pool
         self.num_steps += 1
         self.slots_held_sum += (pool.num_blocks - pool.num_free) * pool.block_size
         self.slots_wasted_sum += self.num_wasted
 
     def count_lookup(self, seq: Sequence, prefix: Prefix) -> None:
-        """Count how much of a prompt was found in the cache, ``seq.num_cached`` tokens of it."""
+        """Count a prefix cache lookup that found ``seq.num_cached`` tokens of the prompt."""
         num_cached = seq.num_cached or 0
         self.prefix_queries += seq.num_prompt
         self.prefix_hits += num_cached
@@ -170,7 +172,7 @@ class SchedulerState:
             self.host_hits += num_hits
 
     def stats(self, step_tokens: int) -> EngineStats:
-        """A snapshot, in O(1) and the adapters in use."""
+        """A snapshot, in O(number of adapters in use)."""
         tier = self.pool.tier
         return EngineStats(
             num_running=len(self.running),
@@ -202,7 +204,7 @@ class SchedulerState:
             seq.known_to_runner = False
 
     def _appoint_leader(self, forks: list[Sequence]) -> None:
-        """A leader ended before its prompt was computed: its first fork takes its place."""
+        """Make the first fork the new leader: the old one ended before its prompt was computed."""
         heir, *rest = forks
         heir.leader, heir.forks = None, rest
         for fork in rest:

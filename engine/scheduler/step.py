@@ -1,4 +1,4 @@
-"""A step's plan in the making, and what must be remembered of it until its result is there."""
+"""A step plan under construction, and the record kept of a plan until its result arrives."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from engine.plan_rows import PlanRows, ScheduledRow
 from engine.scheduler.sequence import Sequence, Status
 from engine.types import AddedRow, BlockCopy, StateCopy, StepPlan
 
-# The part of a step that is left to the prompts of who yields to others (``Policy.yields``): what
-# arrives meanwhile waits for the step's end. It costs throughput: where prompts are twice as long
-# as outputs a third costs 6 % of the requests, a quarter 11 %.
+# A step gives at most a third of its budget to yielding prompts (``Policy.yields``), to keep steps
+# short for new arrivals, which wait for the step to end. This costs throughput: with prompts twice
+# as long as outputs, a third costs 6 % of the requests and a quarter 11 %.
 _YIELDING = 3
 
 
 class Fill(NamedTuple):
-    """Blocks that a planned row fills, to be published once the row is computed.
+    """Slots that a planned row fills; their full blocks are published once the row is computed.
 
-    Void if the sequence has another table by then, or none: it was preempted or has ended.
+    Void if the sequence no longer has this table by then, because it was preempted or finished.
     """
 
     seq: Sequence
@@ -32,19 +32,19 @@ class Fill(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """What is remembered of a plan until its result is there.
+    """The record kept of a plan until its result arrives.
 
-    Sequences, not ids: an aborted request's id may have been given to another by then.
+    Holds sequences rather than ids, because the id of an aborted request may have been reused.
     """
 
-    seqs: list[Sequence]  # of the plan's rows, in order
+    seqs: list[Sequence]  # one per row of the plan, in order
     fills: list[Fill]
     plan: StepPlan
-    has_failed: bool = False  # it could not be run as it was planned
+    has_failed: bool = False  # the plan could not be run as it was made
 
 
 class StepBuilder:
-    """The plan under construction. Written by the Scheduler alone."""
+    """The plan under construction. Written only by the Scheduler's parts."""
 
     __slots__ = (
         "added",
@@ -65,29 +65,32 @@ class StepBuilder:
     )
 
     def __init__(self, budget: int, places: int, prompts: int) -> None:
-        self.budget = budget  # tokens that still fit
-        self.prompts = prompts  # of prompts, at most
-        self.places = places  # for sequences that run and have one token to compute
-        self.spare = max(1, budget // _YIELDING)  # of them for prompts of who yields
+        self.budget = budget  # tokens left in the step
+        self.prompts = prompts  # of these, at most this many for prompts
+        self.places = places  # rows left for running sequences that compute a single token
+        self.spare = max(1, budget // _YIELDING)  # tokens left for yielding prompts
         self.rows = PlanRows()
-        self.seqs: list[Sequence] = []  # of the rows
+        self.seqs: list[Sequence] = []  # one per row
         self.added: list[AddedRow] = []
         self.copies: list[BlockCopy] = []
-        # Whose blocks are copied: a newcomer that was given one could load, or copy, something else
-        # into it before that.
+        # Sequences whose blocks this step copies. They must not be preempted: a sequence admitted
+        # afterwards could load or copy something else into those blocks before the copy is made.
         self.lenders: set[str] = set()
-        self.loads: dict[int, int] = {}  # slots of the host, by the blocks that they go to
-        # States that go to snapshots or come from there, by the ids of their rows.
+        self.loads: dict[int, int] = {}  # from block id to the host slot it is loaded from
+        # Copies of states from and to snapshots, by row id.
         self.restores: dict[str, StateCopy] = {}
         self.saves: dict[str, StateCopy] = {}
         self.fills: list[Fill] = []
         self.num_preempted = 0
-        self.victims: list[Sequence] | None = None  # who runs, the next to be preempted last
+        self.victims: list[Sequence] | None = None  # running sequences, the next victim last
 
     def withdraw(self, seq: Sequence) -> int:
-        """Take a row back that was planned before its sequence was chosen for preemption, and what
-        was to be done for it alone if it has joined with this very step; returns how many tokens
-        it had. What was to be loaded is: others may read it."""
+        """Remove the row of a sequence that is about to be preempted, if it has one.
+
+        If the sequence was admitted in this very step, its admission and copies are removed too.
+        Planned loads stay, since other sequences may read those blocks. Returns the number of
+        tokens removed.
+        """
         if seq not in self.seqs:
             return 0
         index = self.seqs.index(seq)
@@ -103,7 +106,7 @@ class StepBuilder:
         return len(row.token_ids)
 
     def build(self, removed: list[str], tier: HostTier | None) -> StepPlan:
-        """The finished plan; the builder is not used again."""
+        """Return the finished plan. The builder must not be used afterwards."""
         return StepPlan(
             rows=self.rows,
             added=tuple(self.added),
@@ -118,23 +121,23 @@ class StepBuilder:
 
 
 def added_row(seq: Sequence) -> AddedRow:
-    """What the runner must know of a sequence before its first row."""
+    """What the runner needs to know about a sequence before its first row."""
     return AddedRow(seq.request, tuple(seq.token_ids[seq.num_prompt :]), seq.grammar)
 
 
 def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[ScheduledRow]) -> StepPlan:
-    """The part of ``plan`` that computes ``rows``, for a runner that knows none of them.
+    """The part of ``plan`` that computes ``rows``, for a runner that has forgotten them all.
 
-    Each row is removed and added again, with its whole block table and the tokens that were still
+    Each row is removed and added again with its whole block table and with the tokens that were
     pending when it was planned; see the runner's row contract. Rows of sequences that have lost
-    their blocks since are left out. What was to be copied into a block is computed instead: the
-    source's holder may have ended, and a step that is void by now may have written there. Nothing
-    is offloaded: whoever was given a block may have written there.
+    their blocks since are left out. The contents of copied blocks are computed instead: the source
+    may have been freed, and a later step that is now void may have written there. For the same
+    reason nothing is offloaded: a block's next owner may already have written to it.
 
     Args:
-        plan: the oldest whose result has not been taken in.
-        seqs: of the plan's rows, by id.
-        rows: some of the plan's.
+        plan: the oldest plan whose result has not been processed.
+        seqs: the sequences of the plan's rows, by id.
+        rows: a subset of the plan's rows.
     """
     planned = set(plan.rows.ids)
     removed = [request_id for request_id in plan.removed if request_id not in planned]
@@ -167,13 +170,15 @@ def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[Schedule
 def from_the_start(
     plan: StepPlan, seqs: Mapping[str, Sequence], step_tokens: int
 ) -> list[StepPlan]:
-    """What must be run so that ``plan`` can be, for a runner that keeps a state of each sequence:
-    its rows' tokens from the first one on, row by row; and the plan itself, behind these.
+    """The plans that compute ``plan`` on a runner with recurrent states.
+
+    A lost state can only be rebuilt from the sequence's first token. So for each row, plans that
+    compute all earlier tokens come first, and ``plan`` itself comes last.
 
     Args:
-        plan: made by ``replay``.
-        seqs: of its rows, by id.
-        step_tokens: the most that a step computes.
+        plan: a plan made by ``replay``.
+        seqs: the sequences of its rows, by id.
+        step_tokens: the most tokens that one step computes.
     """
     leads: list[StepPlan] = []
     rows, added = PlanRows(), {row.request.id: row for row in plan.added}

@@ -1,4 +1,4 @@
-"""The sequences that wait for admission, in the policy's order."""
+"""The queue of sequences that wait for admission."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Protocol
 from engine.scheduler.sequence import Sequence, Status
 
 SortKey = Callable[[Sequence], tuple[float, ...]]
-_MIN_STALE = 64  # entries not worth a rebuild
+_MIN_STALE = 64  # fewer stale entries than this are not worth a rebuild
 
 
 class Waiting(Protocol):
-    """A queue. Whoever is looked at is WAITING."""
+    """A queue of sequences. All that it returns are WAITING."""
 
     def push(self, seq: Sequence) -> None:
         """Queue ``seq``, which is WAITING and not queued."""
@@ -24,19 +24,19 @@ class Waiting(Protocol):
         ...
 
     def pop(self, seq: Sequence) -> None:
-        """Take the head off, which is ``seq``, once it has been admitted."""
+        """Remove ``seq``, the head, which has been admitted."""
         ...
 
     def discard(self, seq: Sequence) -> None:
-        """Note that ``seq``, which is queued, is about to be no longer WAITING."""
+        """Note that ``seq``, which is queued, is about to leave the WAITING status."""
         ...
 
 
 class WaitingQueue:
-    """A heap with lazy deletion: looking at the head costs O(1), however many wait.
+    """A heap with lazy deletion: reading the head costs O(1), however many sequences wait.
 
-    A sequence that stops waiting by another way than ``pop`` (aborted) stays in the heap until it
-    comes up, or until half of the heap is such entries and it is rebuilt: O(log n) amortised.
+    A sequence that leaves other than by ``pop`` (because it was aborted) stays in the heap until it
+    reaches the top. When half of the heap is stale it is rebuilt: O(log n) amortised.
     """
 
     def __init__(self, key: SortKey) -> None:
@@ -59,7 +59,7 @@ class WaitingQueue:
         return None
 
     def pop(self, seq: Sequence) -> None:
-        """Take the head off."""
+        """Remove the head."""
         heapq.heappop(self._heap)
 
     def discard(self, seq: Sequence) -> None:

@@ -1,8 +1,9 @@
-"""Guessing tokens ahead, so that one step of the model verifies several (Leviathan et al. 2023).
+"""Speculative decoding: drafting tokens, so that one step of the model verifies several.
 
     proposer ─► drafts ─► rows of several tokens ─► the runner keeps those that it would have chosen
        ▲                                                        │
        └──── how many pay for themselves (pace) ◄───────────────┘
 
-A draft changes when a token comes, never which: what is told is what the model would have said.
+See Leviathan et al. 2023. Drafts change when a token is generated, never which one: the output is
+what the model would have generated without them.
 """

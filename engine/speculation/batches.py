@@ -1,4 +1,4 @@
-"""Batches of a draft model in which each row has one token."""
+"""Batches for a draft model with one token in each row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.speculation.read_blocks import Place
 
 
 def unread_batch(slots: np.ndarray, places: list[Place], lengths: list[int]) -> HostBatch:
-    """What is unread of these rows, each token as a row of its own."""
+    """The unread tokens of the given rows, each as a row of its own."""
     return decode_batch(
         np.repeat(slots, lengths),
         np.array([at for place in places for at in range(place.num_read, place.end)]),
@@ -18,7 +18,7 @@ def unread_batch(slots: np.ndarray, places: list[Place], lengths: list[int]) -> 
 
 
 def decode_batch(slots: np.ndarray, starts: np.ndarray, token_ids: np.ndarray) -> HostBatch:
-    """A token a row, each of which is followed by another."""
+    """One token per row, each of which is sampled after."""
     return HostBatch(
         slots=slots,
         query_start=np.arange(slots.size + 1, dtype=np.int32),

@@ -1,10 +1,10 @@
-"""All passes of a draft model over some rows as one native call: no Python between two guesses.
+"""Runs all passes of a draft model over some rows as one native call, without Python in between.
 
-    unread tokens ─► [ pass ─ choose ─ pass on ─ pass ─ choose ─ pass on ─ ... ] ─► guesses
+    unread tokens ─► [ pass ─ choose ─ pass on ─ pass ─ choose ─ pass on ─ ... ] ─► drafts
 
-The passes are recorded steps (``engine/runner/programs.py``), on ever fewer rows: those that want
-the most come first. What is chosen by one is laid where the next reads its tokens. A chain is put
-together from programs that are there, so each combination of widths that comes has its own.
+The passes are recorded steps (``engine/runner/programs.py``) on ever fewer rows, as those that want
+the most drafts come first. The tokens chosen by one pass are written to the next one's inputs. A
+chain is joined from existing programs, and cached for each combination of widths.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from engine.runner.transfer import Uploads
 from kernels.cpu.drafts import pass_on
 from kernels.cpu.program import NotRecordableError, Program, Recorder, Workspace
 
-_MOST_CHAINS = 512  # that are kept; each takes some kilobytes
+_MOST_CHAINS = 512  # chains kept; each takes some kilobytes
 _LONGEST_READ = 128  # tokens of one program that only reads
 
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
     first: DecodeGraph
-    last_tokens: np.ndarray  # [rows that want guesses] int32, in the first pass; written
-    guesses: torch.Tensor  # [all guesses] int64, pass by pass
-    in_order: torch.Tensor  # [rows that want guesses] int32, which the links read
+    last_tokens: np.ndarray  # [rows that want drafts] int32, rewritten for each call
+    guesses: torch.Tensor  # [all drafts] int64, pass by pass
+    in_order: torch.Tensor  # [rows that want drafts] int32, read by the links
     run: Program
 
 
 class GuessChains:
-    """Chains of one draft model.
+    """The chains of one draft model.
 
     Args:
         programs: of its steps, which do not feed back.
@@ -54,7 +54,7 @@ class GuessChains:
         return self._programs.of_size(1) is not None
 
     def read(self, slots: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
-        """Store the keys and values of these tokens, those of one text in order. All [n] int32."""
+        """Store the keys and values of these tokens, in order within each text. All [n] int32."""
         begin = 0
         while begin < slots.size:
             left = slots.size - begin
@@ -69,17 +69,17 @@ class GuessChains:
     def guess(
         self, batch: HostBatch, last_tokens: np.ndarray, widths: Sequence[int]
     ) -> tuple[torch.Tensor, ...]:
-        """Read a batch of single tokens, and guess behind it.
+        """Read a batch of single tokens, and draft after them.
 
         Args:
-            batch: some tokens of each text, each as a row, in order.
-            last_tokens: [widths[0]] int32, where in it the last token lies of each text that wants
-                guesses, those that want the most first.
-            widths: texts that want at least one guess, at least two, and so on; falling, at least
-                one of them, none of them 0.
+            batch: some tokens of each text in order, each as a row.
+            last_tokens: [widths[0]] int32, the indices in the batch of the last tokens of texts
+                that want drafts, those that want the most first.
+            widths: how many texts want at least one draft, at least two, and so on: at least one
+                entry, not increasing, none of them 0.
 
         Returns:
-            The guesses of each pass, [width] int64; the next call overwrites them.
+            The drafts of each pass, [width] int64; the next call overwrites them.
 
         Raises:
             NotRecordableError: there is no memory for a program.

@@ -1,23 +1,22 @@
-"""A small model that guesses what a large one will say (Leviathan et al. 2023, Chen et al. 2023).
+"""Drafting with a small model (Leviathan et al. 2023, Chen et al. 2023) or a head.
 
-    plan ─► read what is new ─► guess 1 ─► guess 2 ─► ... ─► rows with their guesses ─► the step
+    plan ─► read new tokens ─► draft 1 ─► draft 2 ─► ... ─► rows with their drafts ─► the step
 
-It runs at the beginning of the step that verifies its guesses, on the same slots and block tables:
-its keys and values lie in blocks of the same numbers as the model's, in storage of its own, and a
-fork or a copy holds for both. It reads a text when it is to guess for it, and not before, and the
-plan then has all of it: where drafts do not pay, nothing is spent on them. So it keeps books of
-what its blocks hold (``ReadBlocks``): of a cached prefix that nobody has guessed in, it reads what
-is missing.
+The draft model runs at the beginning of the step that verifies its drafts, on the same slots and
+block tables. Its keys and values are in blocks with the same ids as the model's, in storage of its
+own, so forks and copies apply to both. It reads a text only when it has to draft for it; the plan
+then contains the whole text. Where drafts do not pay, it costs nothing. It records what its blocks
+hold (``ReadBlocks``), and of a cached prefix it reads what is missing.
 
 A head that is part of a checkpoint (``engine/models/draft_head``) is a draft model of one layer. It
-reads each token beside what the model made of the token before (``Features``), so its text begins
-with the second token, and its place t holds the token at t + 1:
+reads each token together with the model's state of the token before (``Features``). So its text
+begins with the second token, and its position t holds the token at t + 1:
 
     the model   t0  t1  t2  t3          a head   t1  t2  t3
-    places       0   1   2   3                    0   1   2
+    positions    0   1   2   3                    0   1   2
 
-It has read what it guessed itself from states of its own making; where guesses are kept, it reads
-them again from the model's.
+While drafting, a head reads its own drafts with states that it made itself. Accepted drafts are
+read again with the model's states.
 """
 
 from __future__ import annotations
@@ -49,35 +48,35 @@ from kernels.operations import Kernels
 from kernels.reference.drafts import DRAFT_STREAM
 from kernels.sending import to_device
 
-# Tokens that are read at once, of a text that has been put off for long.
+# Tokens read at once when much of a text is unread.
 _MOST_READ = 1024
-# Tokens a row, in the mean, up to which a recorded step of single tokens costs less than a chunk.
+# Mean number of tokens per row up to which a recorded single-token step is cheaper than a chunk.
 _MOST_SINGLE = 2
-# Tokens of all rows up to which recorded programs read them in less time than a chunk takes.
+# Total number of tokens up to which recorded programs read them faster than a chunk would.
 _MOST_RECORDED = 256
 
 
 class _Guess(NamedTuple):
-    """One more token of some rows, those first that want the most."""
+    """One more draft for some rows, of which those that want the most come first."""
 
     token_ids: torch.Tensor  # [n] int64
-    proposed: torch.Tensor | None  # [n, vocab], what they were drawn from
-    states: torch.Tensor | None = None  # [n, hidden_size], what a head made of the text before
+    proposed: torch.Tensor | None  # [n, vocab], the distributions they were drawn from
+    states: torch.Tensor | None = None  # [n, hidden_size], a head's states before
 
 
 class DraftModel:
-    """Reads what the model reads, and guesses for the rows that ask.
+    """Reads what the model reads, and drafts for the rows that ask for it.
 
     Args:
-        model: the decoder, or a head.
-        cache: its keys and values, of as many blocks as the large model's.
-        kernels: those the decoder was made with.
+        model: the decoder or head.
+        cache: its KV cache, with as many blocks as the large model's.
+        kernels: the kernels that the decoder was made with.
         attention_spec: what they were chosen for.
-        rows: the runner's.
-        vocab_size: of the large model; tokens that only one of the two has are never guessed.
-        rejects: draw from noise of its own, and keep what was drawn from.
-        programs: of its steps, or captured ones, which do not feed back; None: there are none.
-        features: what a head reads; None: the model is none.
+        rows: the runner's row table.
+        vocab_size: of the large model; tokens that only one of the models has are never drafted.
+        rejects: draw with noise of its own, and keep the distributions drawn from.
+        programs: recorded or captured steps, which do not feed back; None: there are none.
+        features: what a head reads; None: the model is not a head.
     """
 
     def __init__(
@@ -101,9 +100,9 @@ class DraftModel:
         self._vocab_size = vocab_size
         self._rejects = rejects
         self._features = features
-        self._lead = 0 if features is None else 1  # tokens of a text that are not read
-        # A program keeps neither tokens that the draft model lacks from its table, nor guesses from
-        # being tokens that the large one lacks.
+        self._lead = 0 if features is None else 1  # leading tokens of a text that are not read
+        # Programs neither clamp token ids that the draft model lacks, nor mask out drafts that the
+        # large model lacks. So they are used only where the vocabularies have the same size.
         self._programs = programs if model.spec.vocab_size == vocab_size else None
         self._uploads = Uploads(attention_spec.device)
         self._downloads = Downloads(attention_spec.device)
@@ -114,39 +113,42 @@ class DraftModel:
         self._blocks = ReadBlocks(cache.paged[0].keys.shape[0], attention_spec.block_size)
 
     def tensors(self) -> list[torch.Tensor]:
-        """What it has of its own in each block, and what a head reads of the model there; each
-        tensor begins with the blocks."""
+        """All its storage indexed by block, including the features that a head reads.
+
+        The first dimension of each tensor is the block.
+        """
         own = self._cache.tensors()
         return own if self._features is None else [*own, self._features.blocks()]
 
     def capture_next(self) -> bool:
-        """Capture one more number of rows of its steps; whether there are more."""
+        """Capture its steps for one more number of rows; true if more are left."""
         return self._programs is not None and self._programs.capture_next()
 
     def exchange(self, offloads: Sequence[BlockCopy], loads: Sequence[BlockCopy]) -> None:
-        """Blocks have been copied to the host, and others from there, with all of ``tensors``."""
+        """Note that all of ``tensors`` have been copied for these offloads and loads."""
         self._blocks.exchange(offloads, loads)
 
     def forget(self, row_ids: Iterable[str]) -> None:
-        """These rows are about to go; unknown ids are skipped."""
+        """Forget rows that are being removed; unknown ids are ignored."""
         for row_id in row_ids:
             self._places.pop(row_id, None)
 
     def guess(self, plan: StepPlan) -> tuple[PlanRows, Guesses | None]:
-        """Guesses for the plan's rows that have ``DRAFT_TOKEN``.
+        """Draft for the plan's rows that have ``DRAFT_TOKEN``.
 
-        The rows' tables hold the plan's blocks already.
+        The rows' tables already contain the plan's blocks.
 
         Returns:
-            The rows, in which guesses of a CPU have taken the place of ``DRAFT_TOKEN``; and the
-            guesses, None where no row asks. A GPU's are told by themselves alone: nothing waits for
-            them.
+            The rows, in which drafts made on a CPU replace ``DRAFT_TOKEN``, and the drafts, or None
+            if no row asks for any. Drafts made on a GPU are only in the latter, so that nothing
+            has to wait for them.
         """
         self._note_blocks(plan)
         rows = plan.rows
         if not rows.num_drafts:
             return rows, None
-        # Those that want the most come first: the passes run on ever fewer of them.
+        # Rows that want the most come first, so each pass runs on a prefix of the previous one's
+        # rows.
         counts = rows.num_drafts
         wanting = sorted(counts, key=lambda place: -counts[place])
         row_ids = [rows.ids[place] for place in wanting]
@@ -168,8 +170,10 @@ class DraftModel:
     def _chained(
         self, slots: np.ndarray, row_ids: list[str], reads: list[Place], wants: list[int]
     ) -> list[_Guess] | None:
-        """Read what is unread, and guess for the first rows as many tokens as they want, the most
-        first: by one native call. None where there is none."""
+        """Read what is unread and draft, in one native call; None if unsupported.
+
+        The rows that want the most drafts come first.
+        """
         chains = self._chains
         if chains is None or not wants or not chains.is_possible:
             return None
@@ -188,7 +192,7 @@ class DraftModel:
     def _read_ahead(
         self, chains: GuessChains, slots: np.ndarray, row_ids: list[str], reads: list[Place]
     ) -> None:
-        """Read all but the last token of each row."""
+        """Read all but the last unread token of each row."""
         ahead = [Place(place.num_read, place.unread[:-1]) for place in reads]
         lengths = [len(place.unread) for place in ahead]
         if sum(lengths) <= _MOST_RECORDED:
@@ -204,16 +208,16 @@ class DraftModel:
     def _one_by_one(
         self, slots: np.ndarray, row_ids: list[str], reads: list[Place], wants: list[int]
     ) -> list[_Guess]:
-        """The same by a pass from here for each guess."""
+        """As ``_chained``, with one pass from Python for each draft."""
         guesses = self._read(row_ids, reads, len(wants))
         ends = np.array([place.end for place in reads], np.int32)
         batches: list[HostBatch] = []
         for depth in range(1, wants[0] if wants else 0):
             width = sum(want > depth for want in wants)
-            # The device knows the tokens.
+            # The tokens are on the device already.
             batches.append(decode_batch(slots[:width], ends[:width] + (depth - 1), np.zeros(width)))
         if batches:
-            # One transfer for all passes: the host would wait for the buffers of many.
+            # One transfer for all passes; several would wait for each other's buffers.
             first = batches[0]
             starts = (batch.starts for batch in batches)
             of_slots, steps, *sent = self._uploads.send((first.slots, first.query_start, *starts))
@@ -224,10 +228,10 @@ class DraftModel:
         return guesses
 
     def _note_blocks(self, plan: StepPlan) -> None:
-        """Heed which blocks the plan gives out and copies."""
+        """Record which blocks the plan allocates and copies."""
         blocks, rows = self._blocks, plan.rows
         if rows.new_blocks:
-            # What an added row finds in the cache comes first.
+            # An added row's cached blocks come first in its list.
             added = {new.request.id for new in plan.added}
             for place, new_blocks in rows.new_blocks.items():
                 num_found = 0
@@ -244,11 +248,11 @@ class DraftModel:
                 self._features.copy(plan.copies)
 
     def _place(self, row_id: str, slot: int, text: Sequence[int]) -> Place:
-        """How far a text has been read that is to be guessed for, with all that is unread of it."""
+        """The position up to which a row's text has been read, with all its unread tokens."""
         place = self._places.get(row_id)
         if place is None:
-            # What a head made of the last token of a block depends on the one behind it, which
-            # those who share the block need not have in common: it is read again.
+            # A head's state of a block's last token depends on the next token, which sequences that
+            # share the block need not have in common, so that token is read again.
             table = self._rows.host_tables[slot]
             num_read = max(0, self._blocks.num_read(table, len(text) - 1) - self._lead)
             place = self._places[row_id] = Place(num_read, num_noted=num_read)
@@ -256,21 +260,20 @@ class DraftModel:
         return place
 
     def _catch_up(self, row_id: str, place: Place) -> None:
-        """Read the most part of what has been put off for long."""
+        """Read the bulk of a text that has many unread tokens."""
         while len(place.unread) > _MOST_READ:
             self._read([row_id], [Place(place.num_read, place.unread[:_MOST_READ])], 0)
             place.num_read += _MOST_READ
             del place.unread[:_MOST_READ]
 
     def _note(self, slot: int, place: Place) -> None:
-        """All that was unread has been read."""
+        """Note that all unread tokens have been read."""
         end = place.end
         self._blocks.note(self._rows.host_tables[slot], place.num_noted, end)
         place.num_read, place.unread, place.num_noted = end, [], end
 
     def _read(self, row_ids: list[str], reads: list[Place], num_wanting: int) -> list[_Guess]:
-        """Compute all that is unread of these rows, and the first guess of those that want one:
-        they come first."""
+        """Read everything unread of the given rows, and make the first draft of the first ones."""
         lengths = [len(place.unread) for place in reads]
         if sum(lengths) <= _MOST_SINGLE * len(reads):
             guesses = self._read_singly(row_ids, reads, lengths, num_wanting)
@@ -299,7 +302,7 @@ class DraftModel:
     def _read_singly(
         self, row_ids: list[str], reads: list[Place], lengths: list[int], num_wanting: int
     ) -> list[_Guess] | None:
-        """The same as a recorded step, each token a row of its own; None: there is none."""
+        """As ``_read``, as a recorded step with one token per row; None if there is none."""
         batch = unread_batch(np.array(self._rows.slots(row_ids), np.int32), reads, lengths)
         graph = self._programs.find(batch) if self._programs is not None else None
         if graph is None or self._programs is None:
@@ -319,19 +322,19 @@ class DraftModel:
         places: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         last: _Guess,
     ) -> _Guess:
-        """One guess further: the first of the last ones are read, and followed by others.
+        """Make one more draft: read the first of the last drafts, and choose their successors.
 
         Args:
             batch: the rows.
             places: their slots, query starts and starts, on the device.
-            last: the guesses before.
+            last: the previous drafts.
         """
         slots = batch.slots
         token_ids = last.token_ids[: slots.size]
         graph = self._programs.find(batch) if self._programs is not None else None
         if graph is not None and self._programs is not None:
             self._programs.load(graph, batch, self._uploads)
-            count = slots.size  # without rows that pad
+            count = slots.size  # without padding rows
             graph.token_ids[:count].copy_(token_ids)
             graph.forward()
             if self._rejects or self._rows.sampling.bias(slots) is not None:
@@ -353,8 +356,10 @@ class DraftModel:
         wanted: torch.Tensor | None,
         states: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states of the wanted tokens, and the rows' lengths; a head reads ``states``, or
-        what was kept of the tokens."""
+        """Hidden states of the wanted tokens, and the rows' lengths.
+
+        A head reads ``states``, or the stored features of the tokens if None.
+        """
         spec = self._spec
         inputs = build(batch, rows, self._rows, spec.block_size, self._kernels.operations)
         where = geometry(batch, rows, inputs.seq_lens, self._rows)
@@ -377,7 +382,7 @@ class DraftModel:
         slots: torch.Tensor,
         positions: torch.Tensor,
     ) -> _Guess:
-        """As the request samples, but for penalties and masks. Overwrites the logits."""
+        """Choose as the request samples, but without penalties and masks. Overwrites the logits."""
         if logits.shape[1] != self._vocab_size:
             missing = self._vocab_size - logits.shape[1]
             logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
@@ -393,9 +398,9 @@ class DraftModel:
     def _filled(
         self, rows: PlanRows, reads: list[Place], wanting: list[int], guesses: list[_Guess]
     ) -> tuple[PlanRows, Guesses]:
-        """The rows and their guesses, which a decoder has read but for the last."""
+        """Assemble the rows and their drafts; a decoder has read all drafts but the last."""
         firsts = np.cumsum([0, *(guess.token_ids.numel() for guess in guesses)]).tolist()
-        of_row: dict[int, list[int]] = {}  # the guesses of each, among all of them
+        of_row: dict[int, list[int]] = {}  # each row's drafts, as indices into all of them
         for nth, index in enumerate(wanting):
             of_row[index] = [firsts[depth] + nth for depth in range(rows.num_drafts[index])]
         order = [at for index in sorted(of_row) for at in of_row[index]]
@@ -404,7 +409,7 @@ class DraftModel:
         if self._rejects:
             proposed = torch.cat([g.proposed for g in guesses if g.proposed is not None])
             proposed = _in_order(proposed, order)
-        # A head has read what it guessed from states of its own making: it is read again.
+        # A head has read its drafts with states of its own, so accepted ones are read again.
         keeps = self._features is None
         ordered: torch.Tensor | None = None
         if token_ids.device.type == "cpu":
@@ -428,7 +433,7 @@ def _in_order(values: torch.Tensor, order: list[int]) -> torch.Tensor:
 
 
 def _told(fetched: Fetched, places: list[int]) -> Iterator[int]:
-    """Some guesses, once somebody asks: they are there when the step that judged them is."""
+    """Yield some drafts once requested; they are there when their verifying step has finished."""
     told = fetched.wait()[0].tolist()
     for place in places:
         yield told[place]

@@ -1,14 +1,14 @@
-"""What a model has made of each token in its KV cache, kept for a head that drafts from it.
+"""The model's hidden states of all tokens in its KV cache, kept for a head that drafts from them.
 
-A head is to read what the model made of *every* token of a text, those of cached prefixes too, and
-the model computes each of them once. So its states lie beside the KV cache, by the same slots:
+A head reads the model's states of *every* token of a text, including cached prefixes, but the model
+computes each token only once. So the states are stored beside the KV cache, under the same slots:
 
-    step ─► hidden states ─► condensed ─► table[slot]  ◄─ blocks are shared, copied and given back
-                                              │           as those of keys and values are
+    step ─► hidden states ─► condensed ─► table[slot]  ◄─ blocks are shared, copied and freed
+                                              │           like those of keys and values
                             head ◄── later ───┘
 
-A block holds states whenever it holds keys and values, and a head can read a text when it is to
-guess for it, and not before.
+A block has states whenever it has keys and values, so a head can read a text only when it has to
+draft for it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from kernels.sending import to_device
 
 
 class Features:
-    """The table, and how a step fills it.
+    """The table of states, and how a step fills it.
 
     Args:
-        head: who reads it.
+        head: reads the table.
         num_blocks, block_size: of the KV cache.
         dtype: of hidden states.
         device: of the model.
@@ -57,8 +57,10 @@ class Features:
         state: StepState,
         caches: Sequence[LayerMemory],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A forward pass of the model: its result for all tokens, and what is to be kept of each,
-        [num_tokens, hidden_size] and [num_tokens, the head's hidden_size]."""
+        """Run the model; returns its result for all tokens, and the features to keep.
+
+        The shapes are [num_tokens, hidden_size] and [num_tokens, the head's hidden_size].
+        """
         taps = Taps(self.head.taps) if self.head.taps else None
         hidden = model.forward(input_ids, state, caches, None, taps)
         if taps is None:
@@ -67,19 +69,19 @@ class Features:
         return hidden, self.head.condense(taps.states)
 
     def keep(self, slots: torch.Tensor, features: torch.Tensor) -> None:
-        """Write those of tokens in these slots: [n] int64 and [n, hidden_size]."""
+        """Store the features of tokens in these slots: [n] int64 and [n, hidden_size]."""
         self._table.index_copy_(0, slots, features)
 
     def of(self, slots: torch.Tensor) -> torch.Tensor:
-        """Those of these slots: [n] int64 -> [n, hidden_size]."""
+        """The features in these slots: [n] int64 -> [n, hidden_size]."""
         return self._table.index_select(0, slots)
 
     def blocks(self) -> torch.Tensor:
-        """The table by blocks: [num_blocks, block_size, hidden_size], the same memory."""
+        """A view of the table by blocks: [num_blocks, block_size, hidden_size]."""
         return self._table.view(-1, self._block_size, self._table.shape[1])
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """The second block of each pair becomes what the first one is."""
+        """Copy the first block of each pair to the second."""
         sources, targets = to_device(torch.tensor(copies), self._table.device).T
         blocks = self.blocks()
         blocks.index_copy_(0, targets, blocks.index_select(0, sources))

@@ -1,4 +1,4 @@
-"""From a config to a draft model: read and refused before anything loads, loaded with the model."""
+"""Plans and loads a draft model: checked before anything loads, loaded with the large model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """A draft model that can be loaded."""
+    """A draft model that is ready to be loaded."""
 
     spec: DecoderSpec
     files: WeightFiles
@@ -43,11 +43,11 @@ class DraftPlan:
 
     @property
     def bytes_per_token(self) -> int:
-        """What its keys and values take."""
+        """The size of a token's keys and values."""
         return bytes_per_token(self.spec, self.attention.dtype, self.attention.cache_dtype)
 
     def modules(self, config: EngineConfig, method: LinearMethod) -> Modules:
-        """Its parameters, held by the model's ``method``, or as its own checkpoint has them."""
+        """Load its parameters with the model's ``method``, or as its own checkpoint has them."""
         dtype, device = self.attention.dtype, self.attention.device
         if self.files.codes is not None:
             method = choose_method(
@@ -65,10 +65,10 @@ class DraftPlan:
         *,
         enforce_eager: bool,
     ) -> DraftModel:
-        """Put together with a cache of as many blocks as the large model's.
+        """Assemble the draft model, with a cache of as many blocks as the large model's.
 
         Raises:
-            ModelLoadError: its context is the shorter one, or its cache does not fit.
+            ModelLoadError: its context is shorter than the model's, or its cache does not fit.
         """
         if memory.max_model_len > self.spec.longest_context:
             raise ModelLoadError(
@@ -104,12 +104,12 @@ class DraftPlan:
 def plan_draft(
     config: EngineConfig, spec: DecoderSpec, attention: AttentionSpec
 ) -> DraftPlan | None:
-    """The draft model that ``config`` asks for; None where it asks for none.
+    """Plan the draft model that ``config`` asks for; None if it asks for none.
 
     Args:
         config: of the engine.
         spec: of the model that it drafts for.
-        attention: of that model; device, dtype and block size are the draft's too.
+        attention: of that model; device, dtype and block size also apply to the draft model.
 
     Raises:
         ModelLoadError: it cannot be used, or none is named.
@@ -141,7 +141,7 @@ def plan_draft(
 
 
 def draft_attention(own: DecoderSpec, attention: AttentionSpec) -> AttentionSpec:
-    """What a model that drafts asks of its attention, beside one that asks for ``attention``."""
+    """The attention of a drafting model, derived from that of the large model."""
     return replace(
         attention,
         num_heads=own.num_heads,
@@ -159,7 +159,7 @@ def draft_attention(own: DecoderSpec, attention: AttentionSpec) -> AttentionSpec
 def _check_vocabulary(
     config: EngineConfig, directory: Path, own: DecoderSpec, spec: DecoderSpec
 ) -> None:
-    """Two models may differ in rows that pad their embeddings, not in tokens."""
+    """Check that the models have the same tokens; rows that pad embeddings may differ."""
     mine = directory / _TOKENIZER
     theirs = Path(config.tokenizer or config.model) / _TOKENIZER
     if mine.is_file() and theirs.is_file():

@@ -1,5 +1,7 @@
-"""From a config to a head that drafts: read and refused before anything loads, loaded after its
-model, whose embeddings and scores it borrows."""
+"""Plans and loads a draft head: checked before anything loads, loaded after its model.
+
+It borrows the model's embeddings and language-model head.
+"""
 
 from __future__ import annotations
 
@@ -35,25 +37,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HeadPlan:
-    """A head that can be loaded."""
+    """A head that is ready to be loaded."""
 
     spec: DraftHeadSpec
     model_spec: DecoderSpec
     headers: list[Header]
-    stored_as: Format | None  # how its matrices are quantised in the checkpoint
+    stored_as: Format | None  # the quantisation of its matrices in the checkpoint
     attention: AttentionSpec
     kernels: Kernels
     rejects: bool
 
     @property
     def bytes_per_token(self) -> int:
-        """What its keys and values take, and the states that it reads."""
+        """The size of a token's keys and values, and of the features that it reads."""
         dtype = self.attention.dtype
         cached = bytes_per_token(self.spec.layer, dtype, self.attention.cache_dtype)
         return cached + self.spec.layer.hidden_size * dtype.itemsize
 
     def load(self, config: EngineConfig, method: LinearMethod, model: Modules) -> LoadedHead:
-        """Its parameters, beside those of its model. Raises ModelLoadError."""
+        """Load its parameters beside those of its model. Raises ModelLoadError."""
         dtype, device = self.attention.dtype, self.attention.device
         if config.load_format == "dummy":
             weights: Weights = dummy_weights(self.spec, dtype, device, config.seed + 1)
@@ -72,14 +74,14 @@ class HeadPlan:
 
 @dataclass(frozen=True, slots=True)
 class LoadedHead:
-    """A head's parameters, before there is a cache."""
+    """A head's loaded parameters, before there is a cache."""
 
     plan: HeadPlan
     modules: DraftHeadModules
-    num_bytes: int  # of what it does not borrow from its model
+    num_bytes: int  # without what it borrows from its model
 
     def features(self, memory: MemoryPlan) -> Features:
-        """The head, and where what it reads of the model is kept."""
+        """Make the head and the table of features that it reads."""
         plan, attention = self.plan, self.plan.attention
         head = DraftHead(
             plan.spec, self.modules, plan.kernels, memory.max_model_len, attention.device
@@ -88,10 +90,10 @@ class LoadedHead:
         return Features(head, *size, attention.dtype, attention.device)
 
     def drafts(self, features: Features, memory: MemoryPlan, rows: RowTable) -> DraftModel:
-        """Put together with a cache of as many blocks as the model's.
+        """Assemble the draft model, with a cache of as many blocks as the model's.
 
         Raises:
-            ModelLoadError: it does not fit.
+            ModelLoadError: the cache does not fit.
         """
         plan, attention = self.plan, self.plan.attention
         size = (memory.num_blocks, memory.block_size, attention.dtype, attention.device)
@@ -120,13 +122,13 @@ def plan_head(
     stored_as: Format | None,
     attention: AttentionSpec,
 ) -> HeadPlan | None:
-    """The head that ``config`` asks for; None where it asks for none.
+    """Plan the head that ``config`` asks for; None if it asks for none.
 
     Args:
         config: of the engine.
-        model, spec: that it drafts for.
+        model, spec: the model that it drafts for.
         headers, stored_as: of that model's checkpoint.
-        attention: of that model; device, dtype and block size are the head's too.
+        attention: of that model; device, dtype and block size also apply to the head.
 
     Raises:
         ModelLoadError: it cannot be used, or there is none.

@@ -1,11 +1,11 @@
-"""Guessing by looking up where the last tokens of a text occurred in it before.
+"""Drafting by looking up the last tokens of a text in the text itself.
 
 Prompt lookup (Saxena 2023): texts repeat themselves, and answers repeat their prompts.
 
-A text is kept as a string with a character for each token, and searched from its end by the
-interpreter's own ``rfind``. To index its runs of tokens instead would make a look's time
-independent of the text's length, but takes a dozen times as long for each token as to keep it so,
-in one go for a whole prompt, and some hundred bytes where this takes two or four.
+A text is kept as a string with one character per token and searched backwards with ``str.rfind``.
+An index of the token runs would make the time of a lookup independent of the text's length. But
+maintaining it takes a dozen times as long per token, all at once for a whole prompt, and some
+hundred bytes per token instead of two or four.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from engine.speculation.proposer import Drafter
 from engine.types import Request
 
-_LOOK_S = 1e-5  # of the host, to look a text's last tokens up
-_KEEP_S = 7e-8  # to take a token of a text in
-_PASS_S = 2e-9  # to pass one by in the search
+_LOOK_S = 1e-5  # host time to look up a text's last tokens
+_KEEP_S = 7e-8  # to append a token to a text
+_PASS_S = 2e-9  # to search past a token
 
 
 class SearchedText:
-    """A text that grows, searched for earlier occurrences of its last tokens."""
+    """A growing text that is searched for earlier occurrences of its last tokens."""
 
     __slots__ = ("_text",)
 
@@ -32,22 +32,22 @@ class SearchedText:
         return len(self._text)
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Take in what is new of the whole text."""
+        """Append what is new in the whole text."""
         self._text += "".join(map(chr, token_ids[len(self._text) :]))
 
     def find(self, length: int) -> int | None:
-        """Where so many last tokens last ended before; None: they never did."""
+        """Where the last ``length`` tokens last ended before; None: they are unique."""
         text = self._text
         start = text.rfind(text[-length:], 0, len(text) - 1)
         return None if start < 0 else start + length
 
     def look_s(self, num_unseen: int) -> float:
-        """About the seconds of a look before which so many tokens are taken in."""
+        """Estimated seconds of a lookup, including appending ``num_unseen`` tokens."""
         return _LOOK_S + num_unseen * _KEEP_S + (len(self) + num_unseen) * _PASS_S
 
 
 class NgramDrafter:
-    """Guesses for one text from the text itself."""
+    """Drafts for one text from the text itself."""
 
     __slots__ = ("_lengths", "_text")
 
@@ -56,10 +56,10 @@ class NgramDrafter:
         self._text = SearchedText()
 
     def propose(self, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
-        """What followed the last time; see ``Drafter``."""
+        """What followed the last occurrence; see ``Drafter``."""
         text = self._text
         text.extend(token_ids)
-        # Where the shortest run is not, no longer one is: most looks are in vain, and end here.
+        # If the shortest run is not found, no longer one is. Most lookups fail, and end here.
         if text.find(self._lengths[-1]) is None:
             return ()
         for length in self._lengths:
@@ -74,24 +74,24 @@ class NgramDrafter:
 
 
 class NgramProposer:
-    """A drafter of its own for each text.
+    """Makes an independent drafter for each text.
 
     Args:
-        lengths: of the runs that are looked up, the longest first.
+        lengths: of the runs that are looked up, longest first.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self._lengths = lengths
 
     def begin(self, request: Request) -> Drafter:
-        """One who takes the text in when the first guess is asked for."""
+        """A drafter that reads the text when first asked for drafts."""
         return NgramDrafter(self._lengths)
 
     def finish(self, request: Request, token_ids: Sequence[int]) -> None:
-        """Nothing outlives its text."""
+        """Do nothing: no text is kept."""
 
 
 def continuation(token_ids: Sequence[int], start: int, count: int) -> tuple[int, ...]:
-    """``count`` tokens from ``start`` on; where the text ends, it goes on as it did since there."""
+    """``count`` tokens from ``start`` on, repeating from there at the end of the text."""
     period = len(token_ids) - start
     return tuple(token_ids[start + index % period] for index in range(count))

@@ -1,4 +1,4 @@
-"""From what people ask for to a ``SpeculationConfig``."""
+"""Makes a ``SpeculationConfig`` from user settings."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def speculation_config(
     is_embedded: bool,
     **rest: Any,
 ) -> SpeculationConfig | None:
-    """How to speculate; None where nobody asks for it.
+    """The configuration of speculation, or None if it is not requested.
 
     Args:
-        method: when left out, by a draft model where one is named.
-        draft_model: its directory; when left out, the embedded model's own where that is served.
+        method: default: "draft" if a draft model is named.
+        draft_model: its directory; default: the embedded model's own, if that is served.
         is_embedded: whether the embedded model is served.
-        rest: of the config, as it is.
+        rest: further fields of the configuration.
     """
     if method is None and draft_model is None:
         return None

@@ -1,21 +1,21 @@
-"""How acceptance changes along a row's drafts.
+"""How acceptance changes with a draft's position in its row.
 
-A request's acceptance is one number, learnt from few drafts. But drafts are not all alike: a head
-reads what it made itself from its second guess on, and each further one is kept less often, given
-that those before it were. How much less is learnt over all requests together.
+A request's acceptance is one number, learnt from few drafts. But drafts are not all alike. From its
+second draft on, a head reads its own output, and each further draft is accepted less often, given
+that those before it were. How much less is learnt over all requests.
 """
 
 from __future__ import annotations
 
-_KEPT = 0.995  # weight of the past, a row
-_DOUBT = 8.0  # drafts at a place, before it is believed to differ from the others
+_KEPT = 0.995  # weight of the past, per row
+_DOUBT = 8.0  # drafts at a position that outweigh the assumption that all are alike
 
 
 class Positions:
-    """Of drafts by their place in a row: how many were judged, and how many of these kept.
+    """For each position in a row, how many drafts were judged and how many of these accepted.
 
     Args:
-        most: drafts of a row.
+        most: maximum number of drafts in a row.
     """
 
     def __init__(self, most: int) -> None:
@@ -25,11 +25,11 @@ class Positions:
 
     @property
     def factors(self) -> list[float]:
-        """Of each place: its acceptance over that of all places together."""
+        """For each position, its acceptance relative to the mean over all positions."""
         return self._factors
 
     def learn(self, num_drafts: int, num_accepted: int) -> None:
-        """A row's drafts; those behind the first that was refused were not judged."""
+        """Learn from a row's drafts; those after the first rejection were not judged."""
         for place, judged in enumerate(self._judged):
             self._judged[place] = judged * _KEPT + (place <= num_accepted and place < num_drafts)
             self._kept[place] = self._kept[place] * _KEPT + (place < num_accepted)

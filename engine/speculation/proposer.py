@@ -1,4 +1,4 @@
-"""What the scheduler knows of a way to guess, and the choice of one at start."""
+"""The scheduler's interface to drafting methods, and the choice of one at start."""
 
 from __future__ import annotations
 
@@ -10,55 +10,55 @@ from engine.types import DRAFT_TOKEN, Request
 
 
 class Drafter(Protocol):
-    """Guesses for one text."""
+    """Drafts tokens for one text."""
 
     def propose(self, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
-        """Tokens that may follow, ``most`` of them or fewer; none if there is nothing to go by.
+        """Draft up to ``most`` tokens; none if there is nothing to go by.
 
         Args:
-            token_ids: the text so far, prompt first; it only grows from call to call.
+            token_ids: the text so far, prompt first; it only grows between calls.
             most: at least 1.
         """
         ...
 
     def look_s(self, num_unseen: int) -> float:
-        """About how many seconds of the host the next call takes, so many tokens after the last."""
+        """Estimated host seconds for the next call, with ``num_unseen`` new tokens."""
         ...
 
 
 class Proposer(Protocol):
-    """A way to guess. No torch: what needs the device is proposed by the runner, in its step."""
+    """A drafting method. No torch: drafts that need the device are made by the runner."""
 
     def begin(self, request: Request) -> Drafter:
-        """Guess for this request from now on."""
+        """Start drafting for this request."""
         ...
 
     def finish(self, request: Request, token_ids: Sequence[int]) -> None:
-        """The request has ended with this text, prompt first."""
+        """Note that the request has ended with this text, prompt first."""
         ...
 
 
 class ModelProposer:
-    """Leaves the guesses to the runner's draft model or head."""
+    """Leaves the drafting to the runner's draft model or head."""
 
     def begin(self, request: Request) -> Drafter:
-        """The proposer itself: there is nothing to remember of a text."""
+        """Return the proposer itself, since it keeps nothing per text."""
         return self
 
     def propose(self, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
-        """As many as may be."""
+        """As many placeholders as allowed."""
         return (DRAFT_TOKEN,) * most
 
     def look_s(self, num_unseen: int) -> float:
-        """Nothing is looked up."""
+        """Zero: there is no lookup."""
         return 0.0
 
     def finish(self, request: Request, token_ids: Sequence[int]) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
 
 def make_proposer(config: SpeculationConfig) -> Proposer:
-    """The proposer that is asked for, for one engine."""
+    """Make the configured proposer for one engine."""
     if config.in_step:
         return ModelProposer()
     from engine.speculation.ngram import NgramProposer

@@ -1,7 +1,7 @@
-"""What a draft model has read: of each text, and of each KV block.
+"""What a draft model has read, for each text and each KV block.
 
-A text is looked at when it is to be guessed for, and not before; what happens to blocks is noted at
-once, which costs nothing in a step that gives none out.
+A text is looked at only when drafts for it are needed. Changes of blocks are recorded at once,
+which costs nothing in steps that allocate none.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ class Place:
     """How far the draft model has read one text."""
 
     num_read: int
-    unread: list[int] = field(default_factory=list)  # tokens from there on that are known
-    ahead: Iterable[int] = ()  # guesses that it has read behind all that was known; read once
-    num_noted: int = 0  # of what was read, entered into the books
+    unread: list[int] = field(default_factory=list)  # the known tokens from there on
+    ahead: Iterable[int] = ()  # drafts that it has read beyond the known text; read once
+    num_noted: int = 0  # how much of what was read is recorded in ReadBlocks
 
     @property
     def end(self) -> int:
-        """Tokens that are known."""
+        """The number of known tokens."""
         return self.num_read + len(self.unread)
 
     def go_on(self, text: Sequence[int], lead: int) -> None:
-        """So much of the text is known by now, at least a token more than the last time: guesses
-        that were kept have been read, the others are void.
+        """Note the known text, which has grown by at least a token.
+
+        Accepted drafts have already been read; rejected ones are dropped.
 
         Args:
             text: prompt first.
-            lead: tokens at its beginning that are not read.
+            lead: leading tokens that are not read.
         """
         at, last = self.num_read + lead, len(text) - 1
         for guess in self.ahead:
@@ -47,11 +48,11 @@ class Place:
 
 
 class ReadBlocks:
-    """How many tokens each block holds keys and values of, from its first on.
+    """For each block, how many leading tokens have their keys and values in it.
 
     Args:
-        num_blocks: there are.
-        block_size: tokens of one.
+        num_blocks: number of blocks.
+        block_size: tokens per block.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -60,24 +61,24 @@ class ReadBlocks:
         self._block_size = block_size
 
     def renew(self, block_ids: Iterable[int]) -> None:
-        """These blocks have been given out: what they held is void."""
+        """Note that these blocks have been allocated: their contents are void."""
         for block in block_ids:
             self._counts[block] = 0
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """The second block of each pair becomes what the first one is."""
+        """Copy the count of each pair's first block to its second."""
         sources, targets = np.array(copies, np.int32).reshape(-1, 2).T
         self._counts[targets] = self._counts[sources]
 
     def exchange(self, offloads: Sequence[BlockCopy], loads: Sequence[BlockCopy]) -> None:
-        """Blocks have been copied to slots of the host, and slots to other blocks after that."""
+        """Note blocks copied to host slots, and then slots copied to blocks."""
         for block, slot in offloads:
             self._on_host[slot] = int(self._counts[block])
         for slot, block in loads:
             self._counts[block] = self._on_host[slot]
 
     def note(self, table: np.ndarray, begin: int, end: int) -> None:
-        """Tokens [begin, end) of the text with these blocks have been read, as all before them."""
+        """Note that tokens [begin, end) of this table's text have been read, as all before."""
         size = self._block_size
         for index in range(begin // size, -(-end // size)):
             self._counts[table[index]] = min(size, end - index * size)

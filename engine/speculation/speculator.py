@@ -1,4 +1,4 @@
-"""Joins who guesses with how much guessing pays, for the scheduler."""
+"""Combines a proposer with the decision of how much to draft, for the scheduler."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from engine.speculation.positions import Positions
 from engine.speculation.proposer import Drafter, Proposer, make_proposer
 from engine.types import DraftStats, Request, StepPlan
 
-_KEPT = 0.9  # how much a request's acceptance remembers, a draft
+_KEPT = 0.9  # weight of the past in a request's acceptance, per draft
 _PATIENCE = 4  # tokens between two tries, where a try costs the overlap of steps
-_COLD = 16  # tokens that a draft model has not seen: above, it reads up on the text first
-_PRIOR_WEIGHT = 2.0  # drafts that outweigh what other requests have shown
-_REST, _LONGEST_REST = 4, 32  # tokens until a row whose drafts would not pay is looked at again
-_BEGIN_S = 1e-5  # of the host, to begin with a request
-_WATCHED = 2  # steps, the last of those in which nobody is due, that are observed
-_USUAL_OUTPUT = 64.0  # tokens of a request, before one has ended
-_KEPT_OUTPUT = 0.95  # how much of it is remembered, a request
-_IN_FLIGHT = 4  # steps whose results are not there, at most
+_COLD = 16  # with more tokens unread, a draft model first reads them in bulk
+_PRIOR_WEIGHT = 2.0  # own drafts that outweigh the acceptance of all requests
+_REST, _LONGEST_REST = 4, 32  # tokens until a row whose drafts would not pay is checked again
+_BEGIN_S = 1e-5  # host time to start on a request
+_WATCHED = 2  # the last idle steps of a run, which are still observed
+_USUAL_OUTPUT = 64.0  # tokens of an output, assumed before any request has ended
+_KEPT_OUTPUT = 0.95  # weight of the past, per request
+_IN_FLIGHT = 4  # most steps without a result
 
 
 class Draft:
-    """Who guesses for one sequence, and how well. Written by the Speculator alone."""
+    """The drafting state of one sequence, with its acceptance. Written only by the Speculator."""
 
     __slots__ = (
         "acceptance",
@@ -47,47 +47,47 @@ class Draft:
         self.num_prompt = num_prompt
         self.num_drafted = 0
         self.num_accepted = 0
-        self.num_misses = 0  # looks that found nothing, since one that did
-        self.num_seen = 0  # tokens that there were when it last looked
-        self.num_unguessed = 0  # tokens planned before the one before them was known
-        self.turned_down_at = 0  # tokens that there were when drafts would not have paid; 0: never
-        self.rest = _REST  # tokens, after the next time
-        self.rests_until = 0  # tokens that there will be when it is looked at again
-        self.rests_above = 0  # rows of a step: where they are no more, it is looked at at once
+        self.num_misses = 0  # consecutive lookups that found nothing
+        self.num_seen = 0  # length of the text at the last lookup
+        self.num_unguessed = 0  # tokens planned before their predecessor was known
+        self.turned_down_at = 0  # length of the text when drafts would not have paid; 0: never
+        self.rest = _REST  # tokens to rest for, the next time
+        self.rests_until = 0  # length of the text at which the row is due again
+        self.rests_above = 0  # the row is due at once if a step has no more rows than this
 
 
 class _Step:
-    """What is known of a planned step until its result is there."""
+    """What is remembered of a planned step until its result arrives."""
 
     __slots__ = ("is_trial", "num_accepted", "num_read")
 
     def __init__(self, *, is_trial: bool) -> None:
         self.is_trial = is_trial
-        self.num_read = 0  # tokens of texts that are read up on
+        self.num_read = 0  # tokens of texts read in bulk
         self.num_accepted = 0
 
 
 class Speculator:
-    """Proposes drafts for planned rows, and learns from what came of them.
+    """Proposes drafts for planned rows, and learns from the results.
 
     Args:
         config: of speculation.
-        proposer: who guesses; the one that ``config`` names when left out.
+        proposer: makes the drafts; default: the one that ``config`` names.
     """
 
     def __init__(self, config: SpeculationConfig, proposer: Proposer | None = None) -> None:
         self._proposer = make_proposer(config) if proposer is None else proposer
         self._pace = Pace(config.num_draft_tokens, adaptive=config.adaptive)
         self._is_adaptive = config.adaptive
-        self._reads = config.in_step  # texts, before it guesses for them
+        self._reads = config.in_step  # whether texts are read before drafting for them
         self._of_all = prior_acceptance()
         self._positions = Positions(config.num_draft_tokens)
         self._usual_output = _USUAL_OUTPUT
-        # With rows; oldest first. None: of no interest.
+        # Steps with rows, oldest first. None: not observed.
         self._steps: deque[_Step | None] = deque(maxlen=_IN_FLIGHT)
-        self._num_rows = 0  # of the step that was begun last
-        self._num_idle = 0  # steps yet of as many rows, of which none is due
-        self._num_passed = 0  # such steps that have been
+        self._num_rows = 0  # of the step begun last
+        self._num_idle = 0  # further steps with as many rows in which none is due
+        self._num_passed = 0  # such steps that have passed
         self._num_drafts = 0
         self._num_draft_tokens = 0
         self._accepted = [0] * config.num_draft_tokens
@@ -95,7 +95,7 @@ class Speculator:
 
     @property
     def stats(self) -> DraftStats:
-        """What has come of it so far."""
+        """Statistics so far."""
         if self._stats is None:
             self._stats = DraftStats(
                 self._num_drafts, self._num_draft_tokens, tuple(self._accepted)
@@ -103,9 +103,9 @@ class Speculator:
         return self._stats
 
     def passes_by(self, num_rows: int) -> bool:
-        """Whether none of a step's rows is due: it is counted, and has no drafts.
+        """Whether none of a step's rows is due; if so, the step is counted and has no drafts.
 
-        The first thing that is asked of a step; where it is so, the last.
+        To be called first for every step. If it returns true, the step is not begun.
         """
         if not self._num_idle or num_rows != self._num_rows:
             return False
@@ -115,7 +115,7 @@ class Speculator:
         return True
 
     def begin_step(self, num_rows: int) -> bool:
-        """So many rows of the step may have drafts; False where it should have none."""
+        """Begin a step with ``num_rows`` rows that may draft; false if it should have no drafts."""
         if not num_rows:
             return False
         self._wake()
@@ -127,16 +127,16 @@ class Speculator:
         return pays
 
     def end_step(self, num_idle: int) -> None:
-        """Of the rows of the step that was begun none is due for so many tokens."""
+        """Note that no row of the step just begun is due for the next ``num_idle`` tokens."""
         self._num_idle = num_idle
 
     @property
     def num_idle(self) -> int:
-        """Tokens behind this step's for which none of its rows is due."""
+        """For how many tokens after this step's none of its rows is due."""
         return self._num_idle
 
     def skip(self, num_tokens: int) -> None:
-        """So many of those are made by this step too."""
+        """Note that this step also makes ``num_tokens`` of those tokens."""
         self._num_idle -= num_tokens
         self._num_passed += num_tokens
         if self._num_idle < _WATCHED and self._steps and self._steps[-1] is None:
@@ -148,22 +148,24 @@ class Speculator:
         self._num_idle = self._num_passed = 0
 
     def begin(self, request: Request) -> Draft:
-        """Guess for a request, with a row in the step that was begun, from now on."""
+        """Start drafting for a request that has a row in the current step."""
         self._pace.charge(_BEGIN_S)
         acceptance = Acceptance(self._of_all, _PRIOR_WEIGHT, _KEPT)
         return Draft(self._proposer.begin(request), acceptance, len(request.prompt_token_ids))
 
     def rest(self, draft: Draft, num_tokens: int) -> int:
-        """Tokens for which a text of so many need not be looked at: not long ago it had no drafts,
-        among as many rows as now. 0: it is due."""
+        """For how many tokens a row need not be checked; 0: it is due.
+
+        It rests if its drafts recently did not pay in steps with about as many rows as now.
+        """
         if self._num_rows <= draft.rests_above:
             return 0
         return max(0, draft.rests_until - num_tokens)
 
     def is_worth_waiting(self, draft: Draft) -> bool:
-        """Whether a text should wait for its newest token, so that drafts can follow it.
+        """Whether a sequence should wait for its newest token, so that drafts can follow it.
 
-        Where there was nothing to guess it goes on, and tries again some tokens later.
+        If there was nothing to draft it continues, and tries again some tokens later.
         """
         draft.num_unguessed += 1
         if draft.num_unguessed % _PATIENCE:
@@ -171,7 +173,7 @@ class Speculator:
         return self._pace.num_drafts(draft.acceptance.rate, self._positions.factors) > 0
 
     def propose(self, draft: Draft, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
-        """Drafts behind ``token_ids``: as many as pay for themselves, and at most ``most``."""
+        """Drafts to follow ``token_ids``: as many as pay off, and at most ``most``."""
         if self._pace.has_lost:
             return ()
         length = len(token_ids)
@@ -187,7 +189,7 @@ class Speculator:
         if wanted <= 0:
             draft.turned_down_at = length
             if self._is_adaptive and not self._pace.is_trial:
-                # What others have shown changes slowly.
+                # The acceptance of all requests changes slowly.
                 num_tokens = draft.rest if draft.num_drafted else _LONGEST_REST
                 _rest(draft, length, num_tokens, self._num_rows)
                 draft.rest = min(_LONGEST_REST, 2 * draft.rest)
@@ -206,7 +208,7 @@ class Speculator:
         return drafts
 
     def settle(self, draft: Draft, num_drafts: int, num_accepted: int) -> None:
-        """Of a row's drafts the first ``num_accepted`` were kept."""
+        """Learn that the first ``num_accepted`` of a row's drafts were accepted."""
         draft.num_drafted += num_drafts
         draft.num_accepted += num_accepted
         draft.acceptance.learn(num_drafts, num_accepted)
@@ -224,7 +226,7 @@ class Speculator:
     def finish(
         self, request: Request, token_ids: Sequence[int], draft: Draft | None = None
     ) -> None:
-        """A request has ended with this text. Another may be in its place in the next step."""
+        """Note that a request has ended with this text. Another may replace it in the next step."""
         self._wake()
         if draft is not None and draft.turned_down_at:
             self._of_all.fade(len(token_ids) - draft.turned_down_at)
@@ -233,9 +235,9 @@ class Speculator:
         self._proposer.finish(request, token_ids)
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        """A step took so long. Those that compute prompts too say nothing of what drafts cost.
+        """Learn from the duration of a step. Steps that also compute prompts are ignored.
 
-        Without drafts a step may make several passes: each is what a step with drafts stands for.
+        A step without drafts may make several passes; each pass counts as a step.
         """
         if not plan.rows or not self._steps:
             return
@@ -254,7 +256,7 @@ class Speculator:
             )
 
     def _reading_s(self, draft: Draft, length: int) -> float:
-        """Seconds that reading up on a text costs each of the tokens it may yet have."""
+        """The cost of reading a text in bulk, in seconds per token still expected of its output."""
         num_output = length - draft.num_prompt
         to_come = max(1.0, num_output, self._usual_output - num_output)
         return self._pace.read_s * (length - draft.num_seen) / to_come

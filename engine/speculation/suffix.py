@@ -1,13 +1,14 @@
-"""Guessing from texts that other requests have ended with (suffix decoding, Oliaro et al. 2024).
+"""Suffix decoding: drafts from earlier outputs of other requests (Oliaro et al. 2024).
 
-Agents, batches and retries write nearly the same text again and again. The newest outputs are
-kept, up to a number of tokens, and indexed by their runs of tokens. The longest run of last tokens
-that is found wins: in the text's own past first, then in the newest output that has it.
+Agents, batches and retries generate nearly the same text again and again. The most recent outputs
+are kept, up to a total number of tokens, and indexed by their runs of tokens. The longest match of
+a text's last tokens wins: in the text itself first, then in the most recent output.
 
-Texts are kept apart by cache salt and adapter, as cached prefixes are.
+Outputs are separated by cache salt and adapter, like cached prefixes.
 
-To keep a text costs next to nothing: it is indexed, the newest first, and taken out of the index
-when it has been forgotten, a piece at each guess. Where nobody guesses, neither is done.
+Keeping an output costs almost nothing. The index is updated in small pieces, at each draft: new
+outputs are added, the newest first, and forgotten ones are removed. Without drafting, neither
+happens.
 """
 
 from __future__ import annotations
@@ -19,41 +20,41 @@ from engine.speculation.ngram import SearchedText, continuation
 from engine.speculation.proposer import Drafter
 from engine.types import Request
 
-_MAX_TOKENS = 100_000  # of all outputs that are kept; each takes some hundred bytes in the index
-_MAX_TIDIED = 64  # tokens that are indexed at a guess, and as many that are taken out
-_INDEX_S = 8e-7  # of the host, to index a run, or to take one out
+_MAX_TOKENS = 100_000  # over all outputs kept; each takes some hundred bytes in the index
+_MAX_TIDIED = 64  # tokens added to the index at each draft, and as many removed
+_INDEX_S = 8e-7  # host time to add or remove a run
 
 
 class _Output:
-    """A text that has ended."""
+    """The output of a finished request."""
 
     __slots__ = ("num_indexed", "order", "token_ids")
 
     def __init__(self, token_ids: tuple[int, ...], order: int) -> None:
         self.token_ids = token_ids
-        self.order = order  # of the ends of all
-        self.num_indexed = 0  # tokens of which all runs that end there are in the index
+        self.order = order  # of finishing, over all outputs
+        self.num_indexed = 0  # tokens up to which all runs are in the index
 
 
 class SuffixStore:
-    """Outputs of requests that may see each other's, the oldest forgotten first."""
+    """Outputs of requests that may see each other's; the oldest is forgotten first."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self._lengths = tuple(lengths)
         self._outputs: deque[_Output] = deque()
-        self._unindexed: deque[_Output] = deque()  # of these, the last of them the newest
-        self._stale: deque[_Output] = deque()  # forgotten, with runs in the index
-        self._places: dict[tuple[int, ...], tuple[_Output, int]] = {}  # run -> where it ends
+        self._unindexed: deque[_Output] = deque()  # of these, the newest last
+        self._stale: deque[_Output] = deque()  # forgotten, but with runs still in the index
+        self._places: dict[tuple[int, ...], tuple[_Output, int]] = {}  # run -> its newest end
         self._num_added = 0
         self.num_tokens = 0
 
     @property
     def is_tidy(self) -> bool:
-        """Whether the index holds what is kept, and no more."""
+        """Whether the index matches the outputs that are kept."""
         return not self._unindexed and not self._stale
 
     def add(self, token_ids: tuple[int, ...]) -> None:
-        """Keep an output. What follows a run in it is preferred to what followed it before."""
+        """Keep an output. Its continuation of a run takes precedence over earlier ones."""
         self._num_added += 1
         output = _Output(token_ids, self._num_added)
         self._outputs.append(output)
@@ -61,7 +62,7 @@ class SuffixStore:
         self.num_tokens += len(token_ids)
 
     def forget_oldest(self) -> None:
-        """Let go of the oldest output."""
+        """Drop the oldest output."""
         output = self._outputs.popleft()
         self.num_tokens -= len(output.token_ids)
         if self._unindexed and self._unindexed[0] is output:
@@ -70,7 +71,7 @@ class SuffixStore:
             self._stale.append(output)
 
     def find(self, run: tuple[int, ...], most: int) -> tuple[int, ...]:
-        """What followed a run in the newest output that has it, of those in the index."""
+        """What followed a run in the newest indexed output that has it."""
         place = self._places.get(run)
         if place is None:
             return ()
@@ -78,8 +79,7 @@ class SuffixStore:
         return output.token_ids[end : end + most]
 
     def tidy(self, num_tokens: int = _MAX_TIDIED) -> None:
-        """Take up to so many tokens that were forgotten out of the index, and as many new ones
-        in."""
+        """Remove up to ``num_tokens`` forgotten tokens from the index, and add as many new ones."""
         left = num_tokens
         while self._stale and left:
             output = self._stale[0]
@@ -92,7 +92,7 @@ class SuffixStore:
         left = num_tokens
         while self._unindexed and left:
             output = self._unindexed[-1]
-            # Behind the last token there is nothing to guess.
+            # Nothing follows the last token.
             end = min(len(output.token_ids) - 1, output.num_indexed + left)
             self._take_in(output, end)
             left -= end - output.num_indexed
@@ -121,30 +121,30 @@ class SuffixStore:
 
 
 class SuffixProposer:
-    """Indexes of the texts that run, and a store for each salt and adapter.
+    """Indexes the running texts, and keeps a store for each salt and adapter.
 
     Args:
-        lengths: of the runs that are looked up, the longest first.
-        max_tokens: kept over all stores.
+        lengths: of the runs that are looked up, longest first.
+        max_tokens: limit over all stores.
     """
 
     def __init__(self, lengths: Sequence[int], max_tokens: int = _MAX_TOKENS) -> None:
         self._lengths = lengths
         self._max_tokens = max_tokens
-        # The one that was added to last comes last.
+        # The most recently extended store comes last.
         self._stores: OrderedDict[tuple[str, str], SuffixStore] = OrderedDict()
         self._num_tokens = 0
 
     def begin(self, request: Request) -> Drafter:
-        """A drafter that reads the store of its own kind."""
+        """A drafter that uses the store for the request's salt and adapter."""
         return _SuffixDrafter(self, _kind(request), self._lengths)
 
     def store(self, kind: tuple[str, str]) -> SuffixStore | None:
-        """The outputs of this salt and adapter, if there are any."""
+        """The store for this salt and adapter, if there is one."""
         return self._stores.get(kind)
 
     def finish(self, request: Request, token_ids: Sequence[int]) -> None:
-        """Keep the output, and make room for it."""
+        """Keep the output, forgetting the oldest ones to make room."""
         output = tuple(token_ids[len(request.prompt_token_ids) :])[: self._max_tokens]
         if len(output) < 2:
             return
@@ -163,7 +163,7 @@ class SuffixProposer:
 
 
 class _SuffixDrafter:
-    """Guesses for one text from itself and from the store of its kind."""
+    """Drafts for one text from itself and from the matching store."""
 
     __slots__ = ("_kind", "_lengths", "_proposer", "_text")
 
@@ -182,7 +182,7 @@ class _SuffixDrafter:
         store = self._proposer.store(self._kind)
         if store is not None:
             store.tidy()
-        repeats = text.find(self._lengths[-1]) is not None  # else no longer run does
+        repeats = text.find(self._lengths[-1]) is not None  # else no longer run does either
         for length in self._lengths:
             end = text.find(length) if repeats else None
             if end is not None:

@@ -1,4 +1,4 @@
-"""Words that a text must not hold, as the token sequences that would write them."""
+"""Converts bad words to the token sequences that would write them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from engine.types import SamplingParams
 
 
 def with_bad_token_ids(sampling: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-    """``sampling`` with its bad words as token ids, those it already has included.
+    """``sampling`` with its bad words as token ids, in addition to those it already has.
 
-    Each word is spelled as it is and as it goes on after a space. A text may still hold it in
-    another spelling (in pieces that the tokenizer would not choose, or as a part of a longer word).
+    Each word is encoded as given, and with and without a leading space. A text may still contain it
+    in other tokens than the tokenizer would choose, or as a part of a longer word.
     """
     if not sampling.bad_words:
         return sampling

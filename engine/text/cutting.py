@@ -1,7 +1,7 @@
-"""Texts to token ids within a limit: what is too long loses its end, but not what is put around it.
+"""Encodes texts within a token limit: texts are truncated, but not the special tokens around them.
 
-A tokenizer puts special tokens around a text, such as ``[CLS]`` and ``[SEP]``. They are found by
-encoding the text without them, and stay when it is cut.
+A tokenizer puts special tokens such as ``[CLS]`` and ``[SEP]`` around a text. They are found by
+encoding the text without them, and kept when it is truncated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class EncodedPair(NamedTuple):
     """Two texts as one prompt."""
 
     token_ids: list[int]
-    second_from: int | None  # where tokens of the second kind begin; None: there is one kind
+    second_from: int | None  # where tokens of the second type begin; None: there is only one type
 
 
 def encode_texts(
@@ -26,7 +26,7 @@ def encode_texts(
     *,
     add_special_tokens: bool = True,
 ) -> list[list[int]]:
-    """Token ids of each text, of at most ``limit`` tokens.
+    """The token ids of each text, at most ``limit`` tokens.
 
     Raises:
         InvalidParameter: a text cannot be encoded.
@@ -48,7 +48,7 @@ def encode_pairs(
 ) -> list[EncodedPair]:
     """Both texts of each pair as one prompt of at most ``limit`` tokens.
 
-    The second text is cut first, and the first one only where nothing of the second is left.
+    The second text is truncated first, and the first one only once nothing of the second is left.
 
     Raises:
         InvalidParameter: a text cannot be encoded.
@@ -80,7 +80,7 @@ def _cut_pair(
 
 
 def _find(ids: list[int], part: list[int], start: int) -> int:
-    """Where ``part`` lies in ``ids``; where it is not found as it is, at ``start``."""
+    """The index of ``part`` in ``ids``, from ``start`` on; ``start`` if it is not found."""
     for begin in range(start, len(ids) - len(part) + 1):
         if ids[begin : begin + len(part)] == part:
             return begin

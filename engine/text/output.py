@@ -1,4 +1,4 @@
-"""From the tokens an engine gives to the text, logprobs and ending a client sees."""
+"""Converts an engine's tokens to the text, logprobs and finish reason that a client sees."""
 
 from __future__ import annotations
 
@@ -18,34 +18,35 @@ class TopLogprob(NamedTuple):
     """One likely token at a position."""
 
     token_id: int
-    token: str  # U+FFFD where it holds a part of a character
+    token: str  # U+FFFD if it is a part of a character
     data: bytes  # its exact bytes
     logprob: float
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
-    """A token as a client is told of it."""
+    """A token as reported to a client."""
 
     token_id: int
-    token: str  # U+FFFD where it holds a part of a character
+    token: str  # U+FFFD if it is a part of a character
     data: bytes  # its exact bytes
-    logprob: float | None  # None: not known (a prompt's first token)
+    logprob: float | None  # None: unknown, as for a prompt's first token
     rank: int | None  # 1 for the most likely token
-    top: tuple[TopLogprob, ...]  # by falling probability, as many as were asked for
-    text_offset: int  # characters of the text before the first that this token has a part in
-    visible: bool  # whether the text shows any of it: not so the token or stop string that ended it
+    top: tuple[TopLogprob, ...]  # descending, as many as requested
+    text_offset: int  # number of characters before the first one that this token contributes to
+    visible: bool  # whether it is part of the text; the token or stop string that ended it is not
 
 
 class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What one push adds to a choice."""
 
     text: str = ""
-    # As they were generated. Held-back text comes later than its tokens.
+    # As generated. Text that is held back comes later than its tokens.
     token_ids: tuple[int, ...] = ()
-    # Those whose text is out by now, each exactly once and in order; all by the last delta.
+    # Those whose text is out by now, each once and in order; the last delta has all that remain.
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
-    # What ended it: a stop string, or an id of stop_token_ids; None for eos and other reasons.
+    # A stop string or an id of stop_token_ids that ended the choice; None for eos and other
+    # reasons.
     stop_reason: str | int | None = None
 
     @property
@@ -55,11 +56,11 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputDecoder:
-    """Turns one request's outputs into text deltas, however the outputs are split.
+    """Converts one request's outputs to text deltas, however the outputs are split.
 
-    When a stop string is found the delta is final though the engine does not know: the caller
-    then aborts the request. Tokens generated beyond the one that completed the stop string are
-    dropped, so text and token count do not depend on how far the engine was ahead.
+    When a stop string is found, the delta is final although the engine does not know about it, and
+    the caller must abort the request. Tokens after the one that completed the stop string are
+    dropped, so the text and the token count do not depend on how far ahead the engine was.
     """
 
     def __init__(
@@ -75,9 +76,9 @@ class OutputDecoder:
         Args:
             tokenizer: the model's.
             sampling: the request's.
-            continuation: the text goes on after the prompt's, as in completions, so the space
-                before its first word stays (see ``Tokenizer.decode``).
-            shown_special_ids: special tokens that the text shows whatever the request says.
+            continuation: the text continues the prompt's, as in completions, so keep the space
+                before its first word (see ``Tokenizer.decode``).
+            shown_special_ids: special tokens that are shown whatever the request says.
         """
         self._tokenizer = tokenizer
         self._sampling = sampling
@@ -91,10 +92,10 @@ class OutputDecoder:
         if sampling.stop:
             include = sampling.include_stop_str_in_output
             self._matcher = StopMatcher(sampling.stop, include_stop=include)
-        self._num_decoded = 0  # characters decoded, held back or not
-        self._num_out = 0  # characters given out
-        self._waiting: deque[tuple[TokenLogprob, int]] = deque()  # with the length to wait for
-        self.num_tokens = 0  # tokens that count as this choice's output
+        self._num_decoded = 0  # characters decoded, including those held back
+        self._num_out = 0  # characters returned
+        self._waiting: deque[tuple[TokenLogprob, int]] = deque()  # and release lengths
+        self.num_tokens = 0  # tokens in this choice's output
         self.finished = False
 
     def push(self, output: RequestOutput) -> TextDelta:
@@ -103,7 +104,7 @@ class OutputDecoder:
             return TextDelta()
         token_ids = output.token_ids
         is_plain = self._matcher is None and self._sampling.logprobs is None
-        if is_plain and output.finish_reason is None:  # nearly all of a busy server's
+        if is_plain and output.finish_reason is None:  # nearly all outputs of a busy server
             text = self._detokenizer.push(token_ids)
             self.num_tokens += len(token_ids)
             return TextDelta(text=text, token_ids=token_ids)
@@ -148,7 +149,7 @@ class OutputDecoder:
         return not (sampling.include_stop_str_in_output and stop_id in sampling.stop_token_ids)
 
     def _push_each(self, output: RequestOutput) -> tuple[str, int]:
-        """Token by token, until a stop string: the text let out and the number of tokens taken."""
+        """Push tokens one by one until a stop string; returns the text and the tokens used."""
         texts: list[str] = []
         token_ids = output.token_ids
         shown = len(token_ids) - self._is_silent_end(output)
@@ -159,7 +160,7 @@ class OutputDecoder:
             text = self._detokenizer.push((token_id,)) if index < shown else ""
             self._num_decoded += len(text)
             if index < len(logprobs):
-                # Bytes still pending will be one character at least.
+                # Pending bytes will become at least one character.
                 end = self._num_decoded + (self._detokenizer.num_pending_bytes > 0)
                 visible = index < shown and not self._detokenizer.is_skipped(token_id)
                 entry = _entry(self._tokenizer, token_id, logprobs[index], offset, visible)
@@ -179,7 +180,7 @@ class OutputDecoder:
         return text + self._matcher.flush()
 
     def _release(self) -> tuple[TokenLogprob, ...]:
-        """The entries whose text is out; at the end all of them."""
+        """The entries whose text is out; all of them at the end."""
         if not self._waiting:
             return ()
         waiting = self._waiting
@@ -199,13 +200,13 @@ def prompt_entries(
     *,
     skip_special_tokens: bool = True,
 ) -> list[TokenLogprob]:
-    """The prompt's tokens as entries, the first without a logprob.
+    """The prompt's tokens as entries, the first one without a logprob.
 
     Args:
         tokenizer: the model's.
         prompt_token_ids: the whole prompt.
-        logprobs: those of positions 1 and on; without them every logprob is None.
-        skip_special_tokens: whether the text the offsets belong to leaves special tokens out.
+        logprobs: those of positions 1 and on; if empty, every logprob is None.
+        skip_special_tokens: whether the text that offsets refer to omits special tokens.
     """
     detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
     entries: list[TokenLogprob] = []

@@ -1,15 +1,15 @@
-"""How a vocabulary entry becomes bytes: the tokenizer file's decoder, read as rules per token.
+"""Converts vocabulary entries to bytes, by reading the tokenizer's decoder as per-token rules.
 
-The decoders of today's language models are, apart from the very first characters of a text,
-functions of one token at a time. Reading them that way is what makes decoding incremental
-and gives every token its exact bytes:
+Apart from the first characters of a text, the decoders of current language models treat each token
+independently. Reading them as such rules makes decoding incremental and gives every token its exact
+bytes:
 
     text = utf8_lossy(b"".join(rules.piece_bytes(token) for token in tokens)), less a leading space
 
-Two families are understood, and everything else is refused: byte-level BPE (Radford et al. 2019,
-GPT-2: each byte is spelled as a printable character) and SentencePiece (Kudo & Richardson 2018:
-a space is spelled ``▁`` and an unknown byte ``<0xAB>``), plus plain word-level vocabularies and
-those of parts of words (WordPiece: ``##`` before what goes on within a word).
+Supported are byte-level BPE (Radford et al. 2019, GPT-2: each byte is spelled as a printable
+character), SentencePiece (Kudo & Richardson 2018: a space is spelled ``▁`` and an unknown byte
+``<0xAB>``), plain word-level vocabularies, and WordPiece (``##`` before a continuation within a
+word). Everything else is refused.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class PieceRules(msgspec.Struct, frozen=True, kw_only=True):
     byte_level: bool = False  # each character of a token stands for one byte
     byte_fallback: bool = False  # "<0xAB>" stands for one byte
     replacements: tuple[tuple[str, str], ...] = ()  # in order, within one token
-    word_prefix: str = ""  # what joins tokens that are whole words
-    part_mark: str = ""  # what tokens begin with that go on within a word
+    word_prefix: str = ""  # put before tokens that are whole words
+    part_mark: str = ""  # prefix of tokens that continue a word
     lead: str = ""  # stripped from the beginning of a text ...
-    max_lead: int = 0  # ... at most so many times
+    max_lead: int = 0  # ... at most this many times
 
     def piece_bytes(self, token: str, *, added: bool = False) -> bytes:
-        """The bytes that ``token`` adds to a text that it does not begin.
+        """The bytes that ``token`` adds to a text, other than at its beginning.
 
         Args:
             token: the vocabulary's spelling.
-            added: whether it is an added token, whose spelling is its own text.
+            added: whether it is an added token, whose spelling is its text.
         """
         if self.byte_level:
             values = None if added else [_BYTE_OF.get(char, -1) for char in token]
@@ -61,7 +61,7 @@ def read_rules(decoder: dict[str, Any] | None) -> PieceRules:
     """The rules of a ``tokenizer.json`` decoder.
 
     Raises:
-        ModelLoadError: the decoder does something that is not a function of one token.
+        ModelLoadError: the decoder does something that is not a function of a single token.
     """
     if decoder is None:
         return PieceRules(word_prefix=" ", lead=" ", max_lead=1)
@@ -80,7 +80,7 @@ def read_rules(decoder: dict[str, Any] | None) -> PieceRules:
             rules = msgspec.structs.replace(rules, replacements=(*rules.replacements, pair))
         elif kind == "Strip" and fused and not step.get("stop"):
             rules = msgspec.structs.replace(rules, lead=step["content"], max_lead=step["start"])
-        elif kind == "WordPiece":  # its clean-up of punctuation changes the text: left out
+        elif kind == "WordPiece":  # without its clean-up of punctuation, which changes the text
             rules = msgspec.structs.replace(
                 rules, word_prefix=" ", part_mark=step["prefix"], lead=" ", max_lead=1
             )

@@ -1,8 +1,8 @@
-"""Stop strings over text that arrives in pieces.
+"""Finds stop strings in text that arrives in pieces.
 
-The automaton of Aho and Corasick (1975): one transition a character, whatever the number of stop
-strings. Its depth is the length of the longest end of the text that could still become a stop
-string, which is exactly what has to be held back.
+Uses the automaton of Aho and Corasick (1975), which makes one transition per character whatever the
+number of stop strings. A state's depth is the length of the longest suffix of the text that could
+still become a stop string, which is exactly what has to be held back.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Finds the first stop string of a text, however the text is split.
+    """Finds the first stop string in a text, however the text is split.
 
-    The first is the one that is complete first; of several that end together, the longest. Text
-    that could still be part of a stop string is held back, and no other.
+    The first is the one that completes first; of several that end together, the longest. Only text
+    that could still be part of a stop string is held back.
     """
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
@@ -23,7 +23,7 @@ class StopMatcher:
 
         Args:
             stops: the strings.
-            include_stop: let the stop string itself out too; then nothing has to be held back.
+            include_stop: also return the stop string itself; then nothing has to be held back.
         """
         self._root = _build(stops)
         self._state = self._root
@@ -32,9 +32,9 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """The text that is certain after ``text``; ``matched`` tells whether a stop was found.
+        """Add text; returns what is certain by now. ``matched`` is set if a stop string was found.
 
-        After a match the text given out has ended: nothing more comes.
+        After a match nothing more is returned.
         """
         if self.matched is not None:
             return ""
@@ -56,7 +56,7 @@ class StopMatcher:
         return known[:certain]
 
     def flush(self) -> str:
-        """What was held back, at the end of the text."""
+        """The text held back, at the end of the text."""
         held, self._held, self._state = self._held, "", self._root
         return held
 
@@ -67,7 +67,7 @@ class StopMatcher:
 
 
 class _Node:
-    """A state: the longest end of the text that begins some stop string."""
+    """A state: the longest suffix of the text that begins some stop string."""
 
     __slots__ = ("children", "depth", "fallback", "match")
 

@@ -1,8 +1,8 @@
-"""Chat templates: messages to prompt text to token ids.
+"""Chat templates: convert messages to prompt text and token ids.
 
-A model's template is code that came with the model; it runs in a killable process (see
-``template_worker``). A spelling of a special token inside a message stays plain text, while the
-template's own are special: see :meth:`ChatTemplate.encode_chat`.
+A template is code that comes with a model, so it runs in a killable process (see
+``template_worker``). The spelling of a special token inside a message stays plain text, while those
+in the template itself become special tokens: see :meth:`ChatTemplate.encode_chat`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.text.tokenizer import Tokenizer, read_json
 
 RENDER_LIMIT_S = 1.5
 
-_PROBE = "Zephyrine"  # a text that no template brings along
+_PROBE = "Zephyrine"  # a word that no template contains
 
 _RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
 _RESERVED |= {"chat_template", "tokenize", "raise_exception", "strftime_now"}
@@ -32,12 +32,12 @@ _Result = TypeVar("_Result")
 
 
 class TemplateOptions(TypedDict, total=False):
-    """How a conversation is rendered; named as in transformers' ``apply_chat_template``."""
+    """Rendering options, named as in transformers' ``apply_chat_template``."""
 
     tools: Sequence[Mapping[str, Any]] | None  # function descriptions shown to the model
-    add_generation_prompt: bool  # end with what begins the assistant's turn; the default
-    continue_final_message: bool  # leave the last message open, for the model to go on with it
-    template_kwargs: Mapping[str, Any] | None  # further variables of the template
+    add_generation_prompt: bool  # end with the beginning of the assistant's turn; default: true
+    continue_final_message: bool  # leave the last message open for the model to continue
+    template_kwargs: Mapping[str, Any] | None  # further variables for the template
 
 
 class ChatTemplate:
@@ -46,26 +46,26 @@ class ChatTemplate:
     def __init__(
         self, templates: Mapping[str, str], tokenizer: Tokenizer, *, limit_s: float = RENDER_LIMIT_S
     ) -> None:
-        """Bind sources by name; ``tool_use`` serves requests with tools, ``default`` the others."""
+        """Bind template sources by name: ``tool_use`` for requests with tools, else ``default``."""
         self.templates = dict(templates)
         self._tokenizer = tokenizer
         self._process = RenderProcess(self.templates, limit_s=limit_s)
-        # One thread: renders take turns in one process anyway, and wait here without a thread each.
+        # One thread: the process renders one at a time anyway, so more threads would only wait.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
-        self._parts_alone: dict[str, bool] = {}  # by template, once it is known
+        self._parts_alone: dict[str, bool] = {}  # by template, once known
 
     @classmethod
     def from_dir(
         cls, path: str | Path, tokenizer: Tokenizer, override: str | None = None
     ) -> ChatTemplate:
-        """The template of a model directory; one without a template renders nothing.
+        """The template of a model directory; without one, rendering fails.
 
         Args:
-            path: ``chat_template.jinja`` (and ``additional_chat_templates/``), or the key of
-                ``tokenizer_config.json``, in its plain and its named form, are looked for here.
-                Or a GGUF file.
+            path: a model directory, in which ``chat_template.jinja`` (and
+                ``additional_chat_templates/``) and the key in ``tokenizer_config.json``, in its
+                plain and its named form, are looked up; or a GGUF file.
             tokenizer: the model's.
-            override: another template's source, or the path of a file that holds it.
+            override: source or file path of a template to use instead.
 
         Raises:
             ModelLoadError: a file cannot be read.
@@ -84,27 +84,27 @@ class ChatTemplate:
     def from_source(
         cls, source: str, tokenizer: Tokenizer, *, limit_s: float = RENDER_LIMIT_S
     ) -> ChatTemplate:
-        """The template with this jinja2 source."""
+        """Make a template from jinja2 source."""
         return cls({"default": source}, tokenizer, limit_s=limit_s)
 
     @property
     def source(self) -> str | None:
-        """The source for requests with tools, where there are several; None without a template."""
+        """The source used for requests with tools; None without a template."""
         return next(
             (self.templates[name] for name in ("tool_use", "default") if name in self.templates),
             next(iter(self.templates.values()), None),
         )
 
     def start(self) -> None:
-        """Start the rendering process ahead of the first request; does not wait for it."""
+        """Start the rendering process before the first request; does not wait for it."""
         if self.templates:
             self._process.start()
 
     async def check(self) -> None:
-        """Compile all templates, so that what is wrong with one is known before it is asked for.
+        """Compile all templates, so that errors are found before one is needed.
 
         Raises:
-            TemplateError: one cannot be.
+            TemplateError: a template cannot be compiled.
         """
         for name in self.templates:
             await self._in_turn(partial(self._process.check, name))
@@ -117,16 +117,16 @@ class ChatTemplate:
     # ------------------------------------------------------------ text
 
     async def render(self, messages: Sequence[Message], **options: Unpack[TemplateOptions]) -> str:
-        """The prompt text of a conversation; ``messages`` are as the API has them.
+        """The prompt text of a conversation; ``messages`` are in the API's format.
 
         Raises:
-            TemplateError: the template refused (with its words), failed, or was killed.
-            InvalidParameter: a variable's name is taken, or a text holds a lone surrogate.
+            TemplateError: the template raised an error (with its message), failed or was killed.
+            InvalidParameter: a variable's name is reserved, or a text contains a lone surrogate.
         """
         return await self._in_turn(partial(self.render_sync, messages, **options))
 
     def render_sync(self, messages: Sequence[Message], **options: Unpack[TemplateOptions]) -> str:
-        """``render`` for callers without an event loop; blocks."""
+        """Same as ``render``, for callers without an event loop; blocks."""
         if not self.templates:
             raise TemplateError(
                 "this model has no chat template; use completions, or start with a chat template"
@@ -161,12 +161,11 @@ class ChatTemplate:
         rewrite: Callable[[str], str] | None = None,
         **options: Unpack[TemplateOptions],
     ) -> list[int]:
-        """The prompt's token ids, of the same arguments as ``render``, with the same errors;
-        ``rewrite`` changes the text that the template has written.
+        """The prompt's token ids, with the arguments and errors of ``render``.
 
-        Special tokens are those the template itself writes, bos among them: none are added.
-        Strings that come with the request are guarded (``Tokenizer.guard``) before they are
-        rendered, so a spelling of a special token in them is plain text in the prompt.
+        ``rewrite`` is applied to the rendered text. Special tokens come from the template itself,
+        bos included; none are added. Strings from the request are guarded (``Tokenizer.guard``)
+        before rendering, so spellings of special tokens in them are plain text in the prompt.
         """
         return await self._in_turn(partial(self.encode_chat_sync, messages, rewrite, **options))
 
@@ -176,7 +175,7 @@ class ChatTemplate:
         rewrite: Callable[[str], str] | None = None,
         **options: Unpack[TemplateOptions],
     ) -> list[int]:
-        """``encode_chat`` for callers without an event loop; blocks."""
+        """Same as ``encode_chat``, for callers without an event loop; blocks."""
         guard = self._tokenizer.guard
         try:
             messages = _map_strings(messages, guard)
@@ -195,8 +194,10 @@ class ChatTemplate:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
 
     def _takes_parts_alone(self, name: str) -> bool:
-        """Whether a template shows texts as parts of a content alone, and a plain one not at all:
-        those of some models that read images, LLaVA's among them."""
+        """Whether a template shows text only if the content is a list of parts.
+
+        So do the templates of some models that take images, such as LLaVA.
+        """
         if name not in self._parts_alone:
             self._parts_alone[name] = not self._shows(name, _PROBE) and self._shows(
                 name, [{"type": "text", "text": _PROBE}]
@@ -253,7 +254,7 @@ def _read(path: Path) -> str:
 
 
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """``value`` with every string in it changed, keys included."""
+    """Apply ``change`` to every string in ``value``, keys included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -264,7 +265,7 @@ def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _in_parts(message: Message) -> Message:
-    """The message with a plain text as a part of its content."""
+    """The message with a plain text content turned into a list of one part."""
     content = message.get("content")
     if not isinstance(content, str):
         return message
@@ -272,7 +273,7 @@ def _in_parts(message: Message) -> Message:
 
 
 def _marked(message: Message, mark: str) -> Message:
-    """The message with ``mark`` after its text."""
+    """The message with ``mark`` appended to its text."""
     content = message.get("content")
     if isinstance(content, str):
         return {**message, "content": content + mark}

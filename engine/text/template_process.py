@@ -1,4 +1,4 @@
-"""Chat templates rendered in a process that can be killed."""
+"""Renders chat templates in a process that can be killed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HANDLER = Path(__file__).with_name("template_worker.py")
 
 
 class RenderProcess:
-    """Renders templates in one confined process. Calls from several threads take turns."""
+    """Renders templates in one confined process. Calls from several threads are serialised."""
 
     def __init__(self, templates: dict[str, str], *, limit_s: float) -> None:
         """Render ``templates`` (sources by name), each call within ``limit_s`` seconds."""
@@ -22,24 +22,24 @@ class RenderProcess:
         )
 
     def start(self) -> None:
-        """Start the process now rather than with the first call; does not wait for it."""
+        """Start the process now instead of with the first call; does not wait for it."""
         self._process.start()
 
     def close(self) -> None:
-        """End the process. A later call starts another one."""
+        """End the process. A later call starts a new one."""
         self._process.close()
 
     def render(self, name: str, context: dict[str, Any]) -> str:
-        """The text that template ``name`` makes of ``context``.
+        """Render template ``name`` with ``context``.
 
         Raises:
-            TemplateError: it refused, failed, or was killed for its use of time or memory.
-            UnicodeEncodeError: ``context`` holds a lone surrogate.
+            TemplateError: it raised an error, or was killed for its use of time or memory.
+            UnicodeEncodeError: ``context`` contains a lone surrogate.
         """
         return self._ask({"template": name, "context": context})
 
     def check(self, name: str) -> None:
-        """Compile template ``name``. Raises TemplateError where that fails."""
+        """Compile template ``name``. Raises TemplateError if that fails."""
         self._ask({"template": name})
 
     def _ask(self, request: dict[str, Any]) -> str:

@@ -1,9 +1,9 @@
 """Renders chat templates in a confined process (``engine/confined``): standard library and jinja2.
 
-A template is code that came with a model; it runs in jinja2's immutable sandbox there. The first
-frame holds ``{"templates": {name: source}}``; each further one ``{"template": name, "context":
-{...}}`` and is answered by ``{"text": ...}`` or ``{"error": ...}``. Without a context the template
-is compiled and no more.
+A template is code that comes with a model; here it runs in jinja2's immutable sandbox. The first
+frame is ``{"templates": {name: source}}``. Each further one, ``{"template": name, "context":
+{...}}``, is answered by ``{"text": ...}`` or ``{"error": ...}``. Without a context the template is
+only compiled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MAX_ERROR_CHARS = 500
 
 
 def prepare(first: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """What answers a frame."""
+    """Return the function that answers a frame."""
     renderer = _Renderer(first["templates"])
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -34,12 +34,12 @@ def prepare(first: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def exhausted() -> dict[str, Any]:
-    """What is answered when a template has used too much memory."""
+    """The answer when a template has used too much memory."""
     return {"error": "the chat template used too much memory"}
 
 
 def syntax_error(source: str) -> str | None:
-    """What is wrong with a template's syntax and in which line; None: nothing."""
+    """The syntax error of a template with its line, or None."""
     from jinja2 import TemplateSyntaxError
 
     try:
@@ -61,10 +61,10 @@ class _Renderer:
         import jinja2.sandbox
 
         class Refused(jinja2.TemplateError):
-            """What a template raises with raise_exception."""
+            """Raised by a template's raise_exception."""
 
         class Generation(jinja2.ext.Extension):
-            """{% generation %} marks a model's part for training; here its body is all."""
+            """{% generation %} marks the model's part for training; here its body is just shown."""
 
             tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -74,7 +74,7 @@ class _Renderer:
                 return jinja2.nodes.Scope(body, lineno=line)
 
         class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-            """jinja2's, in which reaching for what is not allowed fails at once."""
+            """jinja2's sandbox, in which access to a forbidden attribute fails at once."""
 
             def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
                 kind = type(obj).__name__
@@ -98,7 +98,7 @@ class _Renderer:
         self._compiled: dict[str, Any] = {}
         self._refused = Refused
         self._syntax_error = jinja2.TemplateSyntaxError
-        # Touch the parts that jinja2, json and the clock load on first use.
+        # Use the parts that jinja2, json and the clock load lazily.
         environment.from_string("{{ [strftime_now('%Y')] | tojson }}").render()
         self.explain(ValueError())
 
@@ -107,13 +107,13 @@ class _Renderer:
         return self._compiled[name].render(**context)
 
     def check(self, name: str) -> str:
-        """Compile a template; its text is told by ``render``. Raises jinja2.TemplateSyntaxError."""
+        """Compile a template, unless it has been. Raises jinja2.TemplateSyntaxError."""
         if name not in self._compiled:
             self._compiled[name] = self._environment.from_string(self._sources[name])
         return ""
 
     def explain(self, error: Exception) -> str:
-        """One line for the client: the template's own words, or what went wrong in it."""
+        """One line for the client: the template's own message, or its error."""
         is_syntax = isinstance(error, self._syntax_error)
         words = _place(error) if is_syntax else str(error) or type(error).__name__
         if not isinstance(error, self._refused):
@@ -122,7 +122,7 @@ class _Renderer:
 
 
 def _place(error: Any) -> str:
-    """Of a syntax error."""
+    """A syntax error's message and line."""
     return f"{error.message} (line {error.lineno})"
 
 

@@ -1,9 +1,9 @@
-"""The tokenizer: text to token ids and back, with exact bytes for every token.
+"""The tokenizer: converts text to token ids and back, with the exact bytes of every token.
 
-Special tokens and the text that merely spells them are kept apart by one device, the *joint*: a
-random private-use word, added to the tokenizer as a token that is dropped from every result.
-Put inside a spelling such as ``<|im_end|>`` it keeps the tokenizer from seeing a special token
-there, while all else is tokenised as ever. Whoever sends text cannot know the joint.
+Special tokens are distinguished from text that merely spells them by the *joint*: a random
+private-use word that is added to the tokenizer as a token and removed from every result. Inserted
+into a spelling such as ``<|im_end|>``, it keeps the tokenizer from recognising a special token
+there, while everything else is tokenised as usual. Clients cannot know the joint.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOKEN_NAMES += ("mask_token",)
 
 
 class Tokenizer:
-    """A model's tokenizer. Immutable once made; safe to use from several threads."""
+    """A model's tokenizer. Immutable once made, and thread-safe."""
 
     def __init__(
         self,
@@ -38,17 +38,17 @@ class Tokenizer:
         eos_token_ids: Iterable[int] = (),
         add_bos_token: bool | None = None,
     ) -> None:
-        """Wrap a ``tokenizers.Tokenizer``, which is changed and must not be used elsewhere.
+        """Wrap a ``tokenizers.Tokenizer``, which is modified and must not be used elsewhere.
 
         Args:
-            backend: the tokenizer as its file describes it.
+            backend: the tokenizer as read from its file.
             named_tokens: spellings by name, such as ``{"bos_token": "<s>"}``.
-            special_tokens: further spellings that are special.
+            special_tokens: further spellings of special tokens.
             eos_token_ids: ids that end a text, besides the named ``eos_token``.
-            add_bos_token: whether encoding begins with bos; None leaves it to the backend.
+            add_bos_token: whether encoding adds bos; None leaves it to the backend.
 
         Raises:
-            ModelLoadError: the decoder is of a kind that is not supported.
+            ModelLoadError: the decoder is of an unsupported kind.
         """
         self.named_tokens = dict(named_tokens or {})
         specials = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
@@ -76,10 +76,10 @@ class Tokenizer:
 
     @classmethod
     def from_dir(cls, path: str | Path) -> Tokenizer:
-        """The tokenizer of a model directory in Hugging Face format, or of a GGUF file.
+        """Read the tokenizer of a model directory in Hugging Face format, or of a GGUF file.
 
         Raises:
-            ModelLoadError: it is missing, damaged or of a kind that is not supported.
+            ModelLoadError: it is missing, damaged or of an unsupported kind.
         """
         gguf = find_gguf(path)
         if gguf is not None:
@@ -107,7 +107,7 @@ class Tokenizer:
 
     @classmethod
     def _of_gguf(cls, path: Path) -> Tokenizer:
-        from engine.gguf.tokenizer import read_tokenizer  # it has use for this module
+        from engine.gguf.tokenizer import read_tokenizer  # it imports this module
 
         parts = read_tokenizer(read_gguf(path))
         return cls(
@@ -122,15 +122,15 @@ class Tokenizer:
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False
     ) -> list[int]:
-        """Token ids of ``text``.
+        """The token ids of ``text``.
 
         Args:
-            text: any text; a special token's spelling in it is plain text, unless
-            parse_special: spellings become the special tokens they spell.
-            add_special_tokens: add what the tokenizer puts around a text, such as bos.
+            text: any text; spellings of special tokens are plain text unless ``parse_special``.
+            add_special_tokens: add the tokens that the tokenizer puts around a text, such as bos.
+            parse_special: convert spellings of special tokens to those tokens.
 
         Raises:
-            InvalidParameter: ``text`` holds a lone surrogate.
+            InvalidParameter: ``text`` contains a lone surrogate.
         """
         prepared = text if parse_special else self.guard(text)
         return self._finish(
@@ -140,7 +140,7 @@ class Tokenizer:
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, parse_special: bool = False
     ) -> list[list[int]]:
-        """Token ids of each text, as ``encode`` gives them, computed in parallel."""
+        """The token ids of each text, as from ``encode``, computed in parallel."""
         prepared = [text if parse_special else self.guard(text) for text in texts]
         for text in prepared:
             _check_encodable(text)
@@ -148,14 +148,14 @@ class Tokenizer:
         return [self._finish(encoding.ids, add_special_tokens) for encoding in encodings]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int | None]]:
-        """Both texts of each pair as one prompt, with what the tokenizer puts around and between.
+        """Encode each pair of texts as one prompt, with the special tokens around and between them.
 
         Returns:
-            For each pair its token ids, and where those of the second kind (token type 1) begin;
-            None where the tokenizer knows but one kind.
+            For each pair its token ids, and the index where those of the second text (token type
+            1) begin, or None if the tokenizer has only one token type.
 
         Raises:
-            InvalidParameter: a text holds a lone surrogate.
+            InvalidParameter: a text contains a lone surrogate.
         """
         prepared = [(self.guard(first), self.guard(second)) for first, second in pairs]
         for pair in prepared:
@@ -173,14 +173,14 @@ class Tokenizer:
         return found
 
     def guard(self, text: str) -> str:
-        """``text`` in which no spelling of a special token will be seen as one.
+        """Protect spellings of special tokens in ``text`` from being recognised as such.
 
-        Nothing is changed where there is nothing to guard against, so plain text costs a scan. A
-        text that ends in the beginning of a spelling is guarded there too, because whoever puts
-        texts together could complete it.
+        Text without such spellings is returned unchanged, so plain text costs only a scan. The
+        beginning of a spelling at the end of the text is protected too, since text appended later
+        could complete it.
         """
         if any(char in text for char in self._first_chars):
-            while self._spelling.search(text):  # what is left of one can spell another
+            while self._spelling.search(text):  # the rest of one spelling can form another
                 text = self._spelling.sub(lambda m: m[0][:1] + self._joint + m[0][1:], text)
             longest = min(self._longest_prefix, len(text))
             if any(text[-size:] in self._prefixes for size in range(1, longest + 1)):
@@ -188,7 +188,7 @@ class Tokenizer:
         return text
 
     def unguard(self, text: str) -> str:
-        """``text`` as it was before ``guard``."""
+        """Undo ``guard``."""
         return text.replace(self._joint, "")
 
     # ------------------------------------------------------------ ids to text
@@ -200,16 +200,16 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         continuation: bool = False,
     ) -> str:
-        """The text of ``token_ids``; bytes that are no UTF-8 become U+FFFD.
+        """The text of ``token_ids``; invalid UTF-8 becomes U+FFFD.
 
-        This is what the Hugging Face decoder gives, without its clean-up of spaces before
-        punctuation, which would change what a model wrote.
+        The result is that of the Hugging Face decoder, without its clean-up of spaces before
+        punctuation, which would change what the model wrote.
 
         Args:
-            token_ids: ids below ``vocab_size``; those of no entry have no text.
-            skip_special_tokens: leave special tokens out.
-            continuation: the text continues another one, so a leading space that the vocabulary
-                puts before the first word of a text stays.
+            token_ids: ids below ``vocab_size``; those without an entry have no text.
+            skip_special_tokens: omit special tokens.
+            continuation: the text continues another one, so keep a leading space that the
+                vocabulary puts before the first word of a text.
         """
         skipped = self.special_ids if skip_special_tokens else frozenset()
         data = b"".join(self.token_bytes(id_) for id_ in token_ids if id_ not in skipped)
@@ -217,35 +217,35 @@ class Tokenizer:
         return text if continuation else self.strip_lead(text)
 
     def strip_lead(self, text: str) -> str:
-        """``text``, the beginning of a whole text, less the space the vocabulary puts there."""
+        """Remove the space that the vocabulary puts at the beginning of a whole text."""
         for _ in range(self.rules.max_lead):
             text = text.removeprefix(self.rules.lead)
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes of one token within a text; empty for an id without an entry."""
+        """The exact bytes of a token within a text; empty for an id without an entry."""
         known = self._bytes.get(token_id)
         if known is None:
             known = self._bytes[token_id] = self._find_bytes(token_id)
         return known
 
     def token_id(self, spelling: str) -> int | None:
-        """The id of a vocabulary entry by the vocabulary's own spelling of it."""
+        """The id of a vocabulary entry, given in the vocabulary's own spelling."""
         return self._backend.token_to_id(spelling) if spelling != self._joint else None
 
     def token_text(self, token_id: int) -> str:
-        """One token as text, with U+FFFD where it holds a part of a character."""
+        """A token as text; a partial character becomes U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     # ------------------------------------------------------------ single tokens
 
     def special_id(self, text: str) -> int | None:
-        """The id of the special token that ``text`` spells, if it spells one."""
+        """The id of the special token spelled ``text``, or None."""
         return self._special_ids_by_text.get(text)
 
     @property
     def added_tokens(self) -> frozenset[str]:
-        """The spellings that are one token each whatever stands around them."""
+        """The spellings that are always one token, whatever surrounds them."""
         return frozenset(self._added.values())
 
     # ------------------------------------------------------------ private
@@ -275,10 +275,10 @@ class Tokenizer:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; an empty one where there is no file.
+    """Read a JSON object from a file; a missing file yields an empty one.
 
     Raises:
-        ModelLoadError: the file holds something else.
+        ModelLoadError: the file contains something else.
     """
     try:
         value = json.loads(path.read_bytes())
@@ -292,15 +292,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def backend_of(source: str) -> Backend:
-    """The tokenizer that a tokenizer.json describes. Raises what its library raises: anything."""
+    """The tokenizer described by a tokenizer.json. Its library may raise any exception."""
     from tokenizers import Tokenizer as Backend
 
     backend = Backend.from_str(source)
     if backend.normalizer is not None and any(
         token.special and token.normalized for token in backend.get_added_tokens_decoder().values()
     ):
-        # Such a token would be matched in normalised text, where spellings appear that are not in
-        # the text as sent and so cannot be guarded.
+        # Such a token would be matched in normalised text, which can contain spellings that are not
+        # in the original text and so cannot be guarded.
         data = json.loads(source)
         for token in data["added_tokens"]:
             token["normalized"] = token["normalized"] and not token["special"]
@@ -324,12 +324,12 @@ def _load_backend(root: Path, config: dict[str, Any]) -> Backend:
 
 
 def _convert(root: Path) -> Backend:
-    """The tokenizer of a directory without ``tokenizer.json``, by way of transformers."""
+    """Convert the tokenizer of a directory without ``tokenizer.json``, using transformers."""
     if not root.is_dir():
         raise ModelLoadError(f"there is no model directory {root}")
     if not any(root.glob("*.model")) and not (root / "vocab.json").is_file():
         raise ModelLoadError(f"{root} holds no tokenizer (tokenizer.json)")
-    from transformers import AutoTokenizer  # slow to import, and seldom needed
+    from transformers import AutoTokenizer  # slow to import and rarely needed
 
     try:
         converted = AutoTokenizer.from_pretrained(str(root), local_files_only=True)
@@ -346,7 +346,7 @@ def _convert(root: Path) -> Backend:
 
 
 def _spellings(config: dict[str, Any]) -> dict[str, str]:
-    """Named special tokens of a config, which holds each as a string or as an object."""
+    """The named special tokens in a config, where each is a string or an object."""
     found: dict[str, str] = {}
     for name in _TOKEN_NAMES:
         value = config.get(name)
@@ -357,8 +357,10 @@ def _spellings(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _any_of(texts: Sequence[str]) -> str:
-    """A pattern for the longest of ``texts``, as a tree: models have hundreds of special tokens
-    that begin alike, and an alternative for each would be tried wherever a text has a ``<``.
+    """A pattern for the longest match among ``texts``, as a prefix tree.
+
+    Models have hundreds of special tokens with a common beginning, and flat alternatives would each
+    be tried wherever a text has a ``<``.
     """
     branches: dict[str, list[str]] = {}
     for text in texts:
@@ -377,10 +379,10 @@ def _state(decoder: Any) -> dict[str, Any] | None:
 
 
 def _declare(backend: Backend, specials: set[str]) -> dict[str, int]:
-    """Make the entries among ``specials`` special tokens; their ids by spelling.
+    """Make the entries among ``specials`` special tokens; returns their ids by spelling.
 
-    A model's configuration can name tokens that its ``tokenizer.json`` holds as plain entries.
-    Names without an entry are of no use to the model and stay unknown.
+    A model's configuration may name tokens that are plain entries in its ``tokenizer.json``. Names
+    without an entry are useless to the model and are ignored.
     """
     from tokenizers import AddedToken
 
