@@ -13,6 +13,7 @@ from engine.core import EngineCore
 from engine.errors import ModelLoadError
 from engine.kv_cache import storage
 from engine.models.checkpoint import read_config
+from engine.models.recurrent import HybridMemory, LayerState
 from engine.passes import PassPace
 from engine.runner import load_runner
 from engine.types import Request, SamplingParams
@@ -21,7 +22,7 @@ from tests.engine.handmade import Hand, load, request
 from tests.engine.running import texts
 
 MIB = 2**20
-KINDS = ("qwen3_5_text", "olmo_hybrid", "lfm2_moe", "granitemoehybrid")
+KINDS = ("qwen3_5_text", "olmo_hybrid", "lfm2_moe", "granitemoehybrid", "falcon_h1")
 PROMPT = tuple(range(20, 57))
 NUM_OUTPUT = 14
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT, ignore_eos=True)
@@ -210,7 +211,8 @@ def test_a_row_begins_with_no_state_whatever_lies_there(model):
     directory, expected = model
     runner = load(directory)
     for layer in runner._cache.layers:
-        for tensor in layer.tensors() if not hasattr(layer, "keys") else ():
+        state = layer.state if isinstance(layer, HybridMemory) else layer
+        for tensor in state.tensors() if isinstance(state, LayerState) else ():
             tensor.fill_(float("nan"))
     hand = Hand(runner)
     hand.add(request("a", PROMPT))
