@@ -277,7 +277,7 @@ def test_no_model_with_states_drafts(tmp_path):
     directory = tiny_models.save("lfm2", tmp_path / "draft")
     speculation = SpeculationConfig(method="draft", draft_model=str(directory))
     with pytest.raises(
-        ModelLoadError, match="is a lfm2 model: these keep a state of each sequence, and draft"
+        ModelLoadError, match="is a lfm2 model, which keeps a state of each sequence; such models cannot"
     ):
         make(tiny_models.save("llama", tmp_path / "model"), speculation=speculation)
 
@@ -322,5 +322,5 @@ def test_what_drafts_feed_is_planned_for(tmp_path, monkeypatch):
     assert without.trial_bytes == 0
     assert "drafts on trial" not in without.describe()
     assert drafting.trial_bytes == 8 * 4 * spec.trial_bytes(4)
-    assert "drafts on trial" in drafting.describe()
+    assert "draft states" in drafting.describe()
     assert without.free_bytes - drafting.free_bytes == drafting.trial_bytes
