@@ -94,15 +94,16 @@ class ScoreCall:
         """Judge the request against the model and encode its texts."""
         model = await state.model()
         model.check_name(body.model)
-        for name in ("text_1", "text_2"):
-            check_number(name, getattr(body, name), state.settings.max_prompts)
-        first, second = body.text_1, body.text_2
+        one, other = body.names
+        first, second = getattr(body, one), getattr(body, other)
+        for name, texts in ((one, first), (other, second)):
+            check_number(name, texts, state.settings.max_prompts)
         if len(first) == 1:
             first = first * len(second)
         if len(first) != len(second):
-            raise bad_field("text_2", f"must hold {len(first)} texts, as many as 'text_1'")
+            raise bad_field(other, f"must hold {len(first)} texts, as many as {one!r}")
         pairs = list(zip(first, second, strict=True))
-        return cls(model, await make_judge(state, caller, model, body, pairs, "text_2"))
+        return cls(model, await make_judge(state, caller, model, body, pairs, other))
 
     async def complete(self) -> ScoreList:
         """The whole answer."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from server.openai.deadline import MAX_DEADLINE_MS
 from server.openai.inputs import MAX_MODEL_NAME, Prompts, Salt, Shape
@@ -39,6 +39,12 @@ def _read_documents(value: Any) -> list[str]:
     return texts
 
 
+_PAIRS = (
+    ("text_1", "text_2"),
+    ("queries", "documents"),
+    ("queries", "items"),
+    ("data_1", "data_2"),
+)
 _STRING = {"type": "string", "minLength": 1}
 _STRINGS = {"type": "array", "items": _STRING, "minItems": 1}
 _DOCUMENT = {"type": "object", "properties": {"text": _STRING}, "required": ["text"]}
@@ -87,10 +93,34 @@ class RerankRequest(PoolingRequest):
 
 
 class ScoreRequest(PoolingRequest):
-    """POST /v1/score."""
+    """POST /v1/score: texts and what they are compared with, by one of vLLM's pairs of names."""
 
-    text_1: Texts
-    text_2: Texts
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    queries: Texts | None = None
+    documents: Texts | None = None
+    items: Texts | None = None
+    data_1: Texts | None = None
+    data_2: Texts | None = None
+
+    @model_validator(mode="after")
+    def _is_one_pair(self) -> Self:
+        given = {name for pair in _PAIRS for name in pair if getattr(self, name) is not None}
+        first = next((one for one, _ in _PAIRS if one in given), "text_1")
+        second = next((two for one, two in _PAIRS if one == first and two in given), None)
+        if first not in given:
+            raise ValueError(f"{first}: is required, and 'text_2'; or 'queries' and 'documents'")
+        if second is None:
+            wanted = " or ".join(repr(two) for one, two in _PAIRS if one == first)
+            raise ValueError(f"{first}: comes with {wanted}")
+        if others := sorted(given - {first, second}):
+            raise ValueError(f"{others[0]}: cannot be combined with {first!r} and {second!r}")
+        return self
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The fields that hold the texts, and what each is compared with."""
+        return next(pair for pair in _PAIRS if all(getattr(self, name) for name in pair))
 
 
 # ---------------------------------------------------------------- answers

@@ -140,6 +140,13 @@ def test_what_is_too_long_is_refused_or_cut(server: Server) -> None:
         ("rerank", {"query": "a", "documents": ["b " * 500]}, "documents"),
         ("score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_2"),
         ("score", {"text_1": "a", "text_2": [""]}, "text_2"),
+        ("score", {}, "text_1"),
+        ("score", {"text_2": "a"}, "text_1"),
+        ("score", {"queries": "a"}, "queries"),
+        ("score", {"queries": "a", "data_2": "b"}, "queries"),
+        ("score", {"queries": ["a", "b"], "documents": ["c"]}, "documents"),
+        ("score", {"queries": "a", "documents": "b", "items": "c"}, "items"),
+        ("score", {"text_1": "a", "text_2": "b", "queries": "c"}, "queries"),
     ],
 )
 def test_bad_fields_are_named(server: Server, path: str, fields: dict, param: str) -> None:
@@ -183,6 +190,17 @@ def test_score_pairs_one_with_many_or_each_with_each(server: Server) -> None:
         scores(TEXTS[0], TEXTS[1:]), [cosine(vectors[0], vector) for vector in vectors[1:]], 1e-4
     )
     assert near(scores(TEXTS, TEXTS), [1.0, 1.0, 1.0], 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("queries", "documents"), ("queries", "items"), ("data_1", "data_2")]
+)
+def test_scores_by_the_other_names_of_the_two_texts(server: Server, one: str, other: str) -> None:
+    def scored(one: str, other: str) -> object:
+        fields = {one: TEXTS[0], other: TEXTS[1:]}
+        return server.post("/v1/score", {"model": MODEL, **fields}).json()["data"]
+
+    assert scored(one, other) == scored("text_1", "text_2")
 
 
 def test_a_client_that_leaves_frees_its_prompts(server: Server) -> None:
