@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncGenerator
 
 import msgspec
@@ -22,7 +23,6 @@ from server.anthropic.outputs import (
 from server.anthropic.translate import chat_body, naming_fields
 from server.errors import ApiError
 from server.openai.conversation import Conversation
-from server.openai.endpoint import new_id
 from server.openai.generation import Choice, Generation
 from server.openai.inputs import ChatRequest
 from server.state import ServerState
@@ -72,7 +72,7 @@ class MessageCall:
         cls, state: ServerState, caller: Caller, request: MessagesRequest
     ) -> MessageCall:
         """Judge a request against the model and encode its messages; raises as ``converse``."""
-        return cls(request, await converse(state, caller, request, new_id("msg")))
+        return cls(request, await converse(state, caller, request, f"msg_{uuid.uuid4().hex}"))
 
     async def complete(self) -> MessageAnswer:
         """The whole answer."""
