@@ -104,6 +104,7 @@ def test_what_has_no_effect_is_named(server: Server) -> None:
         "service_tier": "flex",
         "include": ["web_search_call.results"],
         "seed": 1,
+        "n": 1,
         "safety_identifier": "me",
     }
     answer = server.post(PATH, body)

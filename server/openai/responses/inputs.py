@@ -265,7 +265,8 @@ class ResponseInput(Shape):
     def ignored(self) -> list[str]:
         """The names of the fields that asked for something and have no effect."""
         extra = self.model_extra or {}
-        names = ignored_params({k: v for k, v in extra.items() if k not in self.forwarded})
+        known = {*self.forwarded, "n"}  # which is 1, or refused
+        names = ignored_params({k: v for k, v in extra.items() if k not in known})
         if self.text is not None:
             names += ignored_params(self.text.model_extra, "text.")
             if self.text.format is not None:
