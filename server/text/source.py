@@ -116,8 +116,15 @@ class Source:
 
     def expect(self, text: str) -> Read[None]:
         """Read ``text``. Raises Malformed when something else comes."""
-        if not (yield from self.literal(text)):
-            raise Unfinished if self.ended and text.startswith(self.rest) else Malformed
+        yield from self.either(text)
+
+    def either(self, *texts: str) -> Read[str]:
+        """Read the one of ``texts`` that comes. Raises Malformed when something else does."""
+        for text in texts:
+            if (yield from self.literal(text)):
+                return text
+        is_cut = self.ended and any(text.startswith(self.rest) for text in texts)
+        raise Unfinished if is_cut else Malformed
 
     def until(self, marker: str, *, limit: int) -> Read[str]:
         """The text up to ``marker``, which is read too.

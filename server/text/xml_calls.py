@@ -49,9 +49,8 @@ class TaggedCalls(NamedTuple):
         between = ""
         while True:
             yield from source.space()
-            if (yield from source.literal(self.call_end)):
+            if (yield from source.either(self.call_end, self.argument)) == self.call_end:
                 break
-            yield from source.expect(self.argument)
             key = (yield from source.until(self.named, limit=_MAX_NAME)).strip()
             yield from source.literal("\n")
             calls.arguments(f"{between}{json.dumps(key)}: ")
@@ -78,9 +77,8 @@ def read_pairs(source: Source, calls: Calls) -> Read[None]:
     between = ""
     while True:
         yield from source.space()
-        if (yield from source.literal("</tool_call>")):
+        if (yield from source.either("</tool_call>", "<arg_key>")) == "</tool_call>":
             break
-        yield from source.expect("<arg_key>")
         key = (yield from source.until("</arg_key>", limit=_MAX_NAME)).strip()
         yield from source.space()
         yield from source.expect("<arg_value>")

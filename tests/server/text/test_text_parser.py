@@ -292,6 +292,16 @@ def test_a_call_that_was_cut_off_is_told_as_far_as_it_came(name: str, whole: boo
     check_all_splits(name, text, cut=True, whole=whole)
 
 
+@pytest.mark.parametrize("name", dialects.BY_NAME)
+def test_wherever_a_call_is_cut_off_a_stream_tells_what_a_whole_answer_does(name: str) -> None:
+    """Within its marks, too, of which the end may only have begun."""
+    text = written(dialects.BY_NAME[name], [("add", {"a": 1, "b": "long"})], SCHEMAS)
+    for end in range(len(text) + 1):
+        told = joined(read(parser(name), [text[:end]], cut=True))
+        assert joined(read(parser(name, whole=True), [text[:end]], cut=True)) == told
+        assert not any(part[0] == "call" and "</" in part[3] for part in told)
+
+
 def test_special_tokens_never_become_content() -> None:
     hidden = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
     for text, content in (
