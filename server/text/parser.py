@@ -184,7 +184,8 @@ class AnswerParser:
         markers = Markers([*self._hidden, *(() if dialect is None else dialect.markers)])
         while True:
             text, marker = self._source.pass_over(markers)
-            self._say(text)
+            if not self._is_cut_closer(text):
+                self._say(text)
             if marker and marker == opener and self._dialect is not None:
                 yield from self._read_calls(self._dialect, marker)
             elif marker:
@@ -244,6 +245,14 @@ class AnswerParser:
         is_left_over = self._is_fresh and self._calls.count > 0
         if marker not in self._hidden and not is_left_over:
             self._say(marker)
+
+    def _is_cut_closer(self, text: str) -> bool:
+        """Whether all that is left behind a call is the beginning of what marks its end."""
+        dialect, is_behind = self._dialect, self._is_fresh and self._calls.count > 0
+        if dialect is None or not (self._is_cut and self._source.ended and is_behind):
+            return False
+        ends = (*dialect.closers, dialect.tail.strip())
+        return any(end.startswith(text.strip()) for end in ends)
 
     def _say(self, text: str, kind: type[Text | Reasoning] = Text) -> None:
         if self._is_fresh:
