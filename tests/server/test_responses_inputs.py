@@ -70,6 +70,8 @@ LONG = "word " * 5000
         ({"prompt": {"id": "pmpt_1"}}, "prompt", None),
         ({"messages": [{"role": "user", "content": "x"}]}, "messages", None),
         ({"max_tokens": 5}, "max_tokens", None),
+        ({"reasoning_effort": "none"}, "reasoning_effort", None),
+        ({"verbosity": "low"}, "verbosity", None),
         ({"n": 2}, "n", None),
         ({"previous_response_id": "resp_x"}, "previous_response_id", "previous_response_not_found"),
     ],

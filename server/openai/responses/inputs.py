@@ -45,6 +45,7 @@ _ELSEWHERE = {
     "max_completion_tokens": "'max_output_tokens'",
     "response_format": "'text.format'",
     "reasoning_effort": "'reasoning.effort'",
+    "verbosity": "'text.verbosity'",
     "functions": "'tools'",
     "function_call": "'tool_choice'",
     "logprobs": "'include' with 'message.output_text.logprobs'",
@@ -87,7 +88,7 @@ FORWARDED = frozenset(
     }
 )
 _ONE_ANSWER = "must be 1: a response is one answer"
-_EMPTY: tuple[Any, ...] = (None, False, [], {}, "none", "auto")
+_EMPTY: tuple[Any, ...] = (None, False, [], {})
 
 
 def _read_tool_choice(value: Any) -> Any:
