@@ -168,6 +168,11 @@ def plan_memory(
             budget = min(int(available * _CPU_SHARE), max(usual_bytes, longest_bytes))
             max_idle_blocks = max(_CPU_IDLE_BYTES, longest_bytes) // block_bytes
         num_blocks = min(budget // block_bytes, blocks_a_sequence * scheduler.max_num_seqs)
+    if num_blocks < 1 and cache.memory_bytes is not None:
+        raise ModelLoadError(
+            f"kv_cache_memory_bytes {cache.memory_bytes:,} is too little: one block of "
+            f"{block_size} tokens takes {block_bytes:,}"
+        )
     if num_blocks < 1:
         raise ModelLoadError(
             f"no memory for the KV cache: one block takes {block_bytes / 2**20:,.1f} MiB, "

@@ -76,8 +76,11 @@ def test_what_is_asked_for_is_what_there_is(free):
     assert plan(CacheConfig(num_blocks=7)).kv_cache_bytes == 7 * 16 * A_TOKEN
     with pytest.raises(ModelLoadError, match="takes 9,216 MiB, 8,192 MiB are free"):
         plan(CacheConfig(memory_bytes=9 * GIB))
-    with pytest.raises(ModelLoadError, match="no memory for the KV cache"):
+    with pytest.raises(ModelLoadError, match="is too little: one block of 16 tokens takes"):
         plan(CacheConfig(memory_bytes=A_TOKEN))
+    free(0)
+    with pytest.raises(ModelLoadError, match="no memory for the KV cache"):
+        plan()
 
 
 def test_the_context_is_cut_to_what_the_cache_holds_unless_it_is_asked_for(free):
