@@ -89,5 +89,7 @@ def explain(rows: Sequence[Setting], error: ValidationError, flags: Mapping[str,
         where = row.variable
     else:
         where = f"'{row.name}' in the YAML file"
-    given = "" if row.name == "api_key" else f", not {str(problem['input'])[:80]!r}"
+    value = problem["input"]
+    shown = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    given = "" if row.name == "api_key" else f", not {shown[:80]!r}"
     return f"{where}: {reason(problem)}{given}"

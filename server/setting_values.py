@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from decimal import Decimal
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator
 
 _SCALES = {
     "": 1,
@@ -16,6 +17,16 @@ _SCALES = {
     **{f"{unit}B": 1000**power for power, unit in enumerate("KMGT", start=1)},
     **{f"{unit}iB": 1024**power for power, unit in enumerate("KMGT", start=1)},
 }
+
+_MAX_NAME = 256  # of a model; a request may name no longer one
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody on another machine can connect to that address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _read_number(value: Any) -> Any:
@@ -38,10 +49,53 @@ def _check_adapters(rows: list[str]) -> list[str]:
     names = [row.partition("=")[0] for row in rows]
     for row, name in zip(rows, names, strict=True):
         if not name or row == name or row.endswith("="):
-            raise ValueError(f"must be NAME=DIRECTORY, not {row[:80]!r}")
+            raise ValueError("must be NAME=DIRECTORY")
     if len(set(names)) < len(names):
         raise ValueError("names an adapter twice")
     return rows
+
+
+def _read_keys(value: Any) -> Any:
+    """A list as any other, but no empty one by mistake: without a key everybody may come in."""
+    keys = _read_list(value)
+    if isinstance(value, str) and not keys:
+        raise ValueError("must not be empty")
+    return keys
+
+
+def _check_key(key: str) -> str:
+    """A key as a bearer token can carry it."""
+    if not re.fullmatch(r"[!-~]+", key):
+        raise ValueError("must be visible ASCII characters, without spaces, at least one")
+    return key
+
+
+def _check_name(name: str) -> str:
+    """A model's name that clients can ask for."""
+    if not name.strip() or not name.isprintable() or len(name) > _MAX_NAME:
+        raise ValueError(f"must be a name of 1 to {_MAX_NAME} printable characters")
+    return name
+
+
+def _check_host(host: str) -> str:
+    """An address; to the system, an empty one means all that there are."""
+    if not host.strip():
+        raise ValueError("must be an address, such as 127.0.0.1, or 0.0.0.0 for all of them")
+    return host
+
+
+def _check_origin(origin: str) -> str:
+    """What a browser sends as Origin, or any."""
+    if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
+        raise ValueError("must be an origin, such as https://app.example, or *")
+    return origin
+
+
+def _check_prefix(prefix: str) -> str:
+    """The beginning of a name that Prometheus takes."""
+    if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", prefix):
+        raise ValueError("must be letters, digits and underscores, and not begin with a digit")
+    return prefix
 
 
 def _check_endpoint(url: str) -> str:
@@ -58,7 +112,11 @@ def _check_endpoint(url: str) -> str:
 
 ScaledInt = Annotated[int, BeforeValidator(_read_number)]
 Endpoint = Annotated[str, AfterValidator(_check_endpoint)]
-StringList = Annotated[list[str], BeforeValidator(_read_list)]
-AdapterList = Annotated[StringList, AfterValidator(_check_adapters)]
-Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/?#\s]+)$")]
-OriginList = Annotated[list[Origin], BeforeValidator(_read_list)]
+Host = Annotated[str, AfterValidator(_check_host)]
+MetricsPrefix = Annotated[str, AfterValidator(_check_prefix)]
+NameList = Annotated[list[Annotated[str, AfterValidator(_check_name)]], BeforeValidator(_read_list)]
+KeyList = Annotated[list[Annotated[str, AfterValidator(_check_key)]], BeforeValidator(_read_keys)]
+AdapterList = Annotated[list[str], BeforeValidator(_read_list), AfterValidator(_check_adapters)]
+OriginList = Annotated[
+    list[Annotated[str, AfterValidator(_check_origin)]], BeforeValidator(_read_list)
+]

@@ -10,7 +10,6 @@ that other servers of this kind also have mean the same here.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import re
@@ -45,7 +44,16 @@ from server.parallel_settings import PARALLEL, ParallelSettings
 from server.scheduling_settings import SCHEDULING, SchedulingSettings
 from server.setting import Setting, setting, table_of
 from server.setting_sources import InvalidSettings, explain, read_environment, read_yaml
-from server.setting_values import AdapterList, OriginList, ScaledInt, StringList
+from server.setting_values import (
+    AdapterList,
+    Host,
+    KeyList,
+    MetricsPrefix,
+    NameList,
+    OriginList,
+    ScaledInt,
+    is_loopback,
+)
 from server.speculation_settings import SPECULATION, SpeculationSettings
 from server.text.answers import ReasoningParser, ToolCallParser
 
@@ -82,7 +90,7 @@ class Settings(
     config: Path | None = setting(
         None, _MODEL, "YAML file with any of these settings, such as one from configs/."
     )
-    served_model_names: StringList = setting(
+    served_model_names: NameList = setting(
         [],
         _MODEL,
         "Name by which clients request the model; repeatable. Default: the last part of MODEL.",
@@ -192,7 +200,7 @@ class Settings(
     )
 
     # Server
-    host: str = setting(
+    host: Host = setting(
         "127.0.0.1",
         _SERVER,
         "Address to listen on. 0.0.0.0 accepts connections from other machines.",
@@ -253,7 +261,7 @@ class Settings(
     )
 
     # Access and limits
-    api_keys: StringList = setting(
+    api_keys: KeyList = setting(
         [],
         _LIMITS,
         "Key that clients must send as a bearer token; repeatable. Default: no key is required.",
@@ -322,11 +330,10 @@ class Settings(
     disable_log_requests: bool = setting(
         False, _LOGS, "Do not log a line for each request. Prompts are never logged."
     )
-    metrics_prefix: str = setting(
+    metrics_prefix: MetricsPrefix = setting(
         "quire",
         _LOGS,
         "Prefix of the metric names; vllm gives the names that existing dashboards use.",
-        pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$",
     )
     profile: Path | None = setting(
         None,
@@ -404,18 +411,11 @@ class Settings(
         """Whether the live page is there."""
         if self.dashboard is not None:
             return self.dashboard
-        return bool(self.api_keys or self.api_key_file) or _is_loopback(self.host)
+        return bool(self.api_keys or self.api_key_file) or is_loopback(self.host)
 
     def engine_config(self) -> EngineConfig:
         """What the engine process is told of all this."""
         return engine_config(self)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def settings_table() -> list[Setting]:

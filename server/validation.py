@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_NEEDS = re.compile(r"^(?:Input|List|String|Tuple|Dictionary|Set|URL) should (?:be |have )?")
+_NEEDS = re.compile(r"^(?:Input|List|String|Tuple|Dictionary|Set|URL) should ")
 
 
 def reason(problem: Mapping[str, Any]) -> str:
@@ -17,11 +17,11 @@ def reason(problem: Mapping[str, Any]) -> str:
             return "is required"
         case "too_short" | "too_long" | "string_too_short" | "string_too_long":
             told = told.partition(" after validation")[0]
-            return _NEEDS.sub("must have ", told)
+            return _NEEDS.sub("must ", told)
         case "string_pattern_mismatch":
             return told.replace("String should match pattern", "must match the pattern")
         case "model_type" | "dict_type" | "model_attributes_type":
             return "must be an object"
         case _:
-            told = _NEEDS.sub("must be ", told).partition(", unable to parse")[0]
+            told = _NEEDS.sub("must ", told).partition(", unable to parse")[0]
             return told[:1].lower() + told[1:]

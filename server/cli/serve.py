@@ -26,6 +26,7 @@ from engine.child import Child
 from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.errors import EngineError, ModelLoadError
+from engine.gguf.file import is_gguf
 from engine.process import SubprocessClient
 from engine.profiler import make_profile_directory
 from engine.replicas.client import ReplicaClient
@@ -65,6 +66,7 @@ def main(argv: Sequence[str], child: Child | None = None) -> int:
                 stack.enter_context(sock)
             _check_parts(settings)
             read_chat_template(settings.chat_template)
+            _check_tokenizer(settings)
             _check_adapters(settings)
             _check_weights_directory(settings)
             _make_profile_directory(settings)
@@ -267,8 +269,17 @@ def _check_parts(settings: Settings) -> None:
         check_tracing(settings)
 
 
+def _check_tokenizer(settings: Settings) -> None:
+    """See that there is one; it is read when the weights are loaded, which may take minutes."""
+    given = settings.tokenizer
+    if given is not None and not Path(given).is_dir() and not is_gguf(given):
+        raise InvalidSettings(f"--tokenizer: {given} is neither a directory nor a GGUF file")
+
+
 def _check_adapters(settings: Settings) -> None:
     """See that adapters are where they are said to be; the engine reads them once it has loaded."""
+    if settings.lora_dir is not None and not settings.lora_dir.is_dir():
+        raise InvalidSettings(f"--lora-dir: {settings.lora_dir} is not a directory")
     for name, path in settings.adapters.items():
         if not Path(path, "adapter_config.json").is_file():
             raise InvalidSettings(f"--lora {name}: there is no adapter_config.json in {path}")

@@ -108,6 +108,9 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(broken, tmp_path):
         (["--port", "http"], "--port: must be a valid integer, not 'http'"),
         (["--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
         (["--chat-template", "/no.jinja"], "cannot read /no.jinja: No such file or directory"),
+        (["--tokenizer", "/no/x"], "--tokenizer: /no/x is neither a directory nor a GGUF file"),
+        (["--lora-dir", "/no/adapters"], "--lora-dir: /no/adapters is not a directory"),
+        (["--lora", "a"], "--lora: must be NAME=DIRECTORY, not 'a'\n"),
         (["--lora", "a=/no/adapter"], "--lora a: there is no adapter_config.json in /no/adapter"),
         (["--weights-dir", "demo"], "--weights-dir needs --enable-sleep-mode"),
         (

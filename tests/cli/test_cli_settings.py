@@ -101,6 +101,13 @@ def test_sizes_as_people_write_them(text, number):
         ("--otlp-traces-endpoint", "http://a:http", "must be a URL"),
         ("--otlp-traces-endpoint", "http://a:99999", "must be a URL"),
         ("--otlp-traces-endpoint", "http://:4318", "must be a URL"),
+        ("--host", "", "must be an address, such as 127.0.0.1"),
+        ("--served-model-name", "", "must be a name of 1 to 256 printable characters"),
+        ("--served-model-name", "a\n", "must be a name"),
+        ("--served-model-name", "a" * 257, "must be a name"),
+        ("--cors-origin", "app.example", "must be an origin, such as https://app.example, or \\*"),
+        ("--metrics-prefix", "a b", "must be letters, digits and underscores"),
+        ("--max-num-seqs", "0", "must be greater than or equal to 1, not '0'$"),
     ],
 )
 def test_what_can_never_be_meant_is_refused(flag, value, told):
@@ -113,6 +120,17 @@ def test_lists_come_from_repeated_flags_and_from_commas(monkeypatch):
     monkeypatch.setenv("QUIRE_API_KEY", "hunter2, hunter3")
     assert Settings.load({}).api_keys == ["hunter2", "hunter3"]
     assert "hunter" not in repr(Settings.load({}))  # keys stay out of logs of settings
+
+
+@pytest.mark.parametrize("key", ["", " ", "two words", "clé"])
+def test_a_key_that_no_client_can_send_is_refused(key, tmp_path):
+    """Above all an empty one, of a variable that was not set: everybody would be let in."""
+    with pytest.raises(InvalidSettings, match=r"^--api-key: must be visible ASCII"):
+        parse_settings(["--api-key", "good", "--api-key", key])
+    config = tmp_path / "one.yaml"
+    config.write_text(f"api_key: '{key}'\n")
+    with pytest.raises(InvalidSettings, match=r"^'api_key' in the YAML file: must "):
+        parse_settings([str(config)])
 
 
 @pytest.mark.parametrize(

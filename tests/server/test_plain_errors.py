@@ -68,6 +68,10 @@ async def test_probes_may_ask_by_head() -> None:
         ({"temperature": "hot"}, "'temperature' must be a valid number"),
         ({"seed": "x"}, "'seed' must be a valid integer"),
         ({"response_format": "json"}, "'response_format' must be an object"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
+            "'response_format.json_schema.name' must match pattern '^[a-zA-Z0-9_-]{1,64}$'",
+        ),
     ],
 )
 async def test_a_wrong_field_is_told_in_one_voice(fields: dict[str, Any], told: str) -> None:
