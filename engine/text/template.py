@@ -18,7 +18,8 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from engine.errors import InvalidParameter, ModelLoadError, TemplateError
 from engine.gguf.file import find_gguf, read_gguf
 from engine.text.template_process import RenderProcess
-from engine.text.tokenizer import Tokenizer, read_json
+from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer_files import read_named_templates
 
 RENDER_LIMIT_S = 1.5
 
@@ -233,13 +234,7 @@ class ChatTemplate:
 def _find_templates(root: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in ("chat_template.json", "tokenizer_config.json"):
-        value = read_json(root / name).get("chat_template")
-        if isinstance(value, str):
-            found["default"] = value
-        elif isinstance(value, dict):
-            found |= value
-        elif isinstance(value, list):
-            found |= {entry["name"]: entry["template"] for entry in value}
+        found |= read_named_templates(root / name)
     for path in sorted((root / "additional_chat_templates").glob("*.jinja")):
         found[path.stem] = _read(path)
     path = root / "chat_template.jinja"

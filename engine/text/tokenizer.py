@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import InvalidParameter, ModelLoadError
 from engine.gguf.file import find_gguf, read_gguf
 from engine.text.pieces import PieceRules, read_rules
+from engine.text.tokenizer_files import (
+    read_end_ids,
+    read_json,
+    read_named_tokens,
+    read_special_tokens,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
-
-_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
-_TOKEN_NAMES += ("mask_token",)
 
 
 class Tokenizer:
@@ -86,20 +89,13 @@ class Tokenizer:
             return cls._of_gguf(gguf)
         root = Path(path)
         config = read_json(root / "tokenizer_config.json")
-        backend = _load_backend(root, config)
-        named = _spellings(read_json(root / "special_tokens_map.json")) | _spellings(config)
-        declared = config.get("added_tokens_decoder", {}).values()
-        special = [entry["content"] for entry in declared if entry.get("special")]
-        eos: set[int] = set()
-        for name in ("generation_config.json", "config.json"):
-            value = read_json(root / name).get("eos_token_id")
-            eos.update(value if isinstance(value, list) else () if value is None else (value,))
+        backend = _load_backend(root)
         try:
             return cls(
                 backend,
-                named_tokens=named,
-                special_tokens=special,
-                eos_token_ids=eos,
+                named_tokens=read_named_tokens(root),
+                special_tokens=read_special_tokens(root),
+                eos_token_ids=read_end_ids(root),
                 add_bos_token=config.get("add_bos_token"),
             )
         except ModelLoadError as error:
@@ -274,23 +270,6 @@ class Tokenizer:
         return ids
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; a missing file yields an empty one.
-
-    Raises:
-        ModelLoadError: the file contains something else.
-    """
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} does not hold a JSON object")
-    return value
-
-
 def backend_of(source: str) -> Backend:
     """The tokenizer described by a tokenizer.json. Its library may raise any exception."""
     from tokenizers import Tokenizer as Backend
@@ -310,7 +289,7 @@ def backend_of(source: str) -> Backend:
     return backend
 
 
-def _load_backend(root: Path, config: dict[str, Any]) -> Backend:
+def _load_backend(root: Path) -> Backend:
     path = root / "tokenizer.json"
     try:
         if not path.is_file():
@@ -343,17 +322,6 @@ def _convert(root: Path) -> Backend:
             f"{root}: a tokenizer of kind {kind} is not supported; it needs a tokenizer.json"
         )
     return backend
-
-
-def _spellings(config: dict[str, Any]) -> dict[str, str]:
-    """The named special tokens in a config, where each is a string or an object."""
-    found: dict[str, str] = {}
-    for name in _TOKEN_NAMES:
-        value = config.get(name)
-        value = value.get("content") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            found[name] = value
-    return found
 
 
 def _any_of(texts: Sequence[str]) -> str:

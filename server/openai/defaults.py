@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.errors import InvalidParameter
 from engine.gguf.file import find_gguf, read_gguf
-from engine.text.tokenizer import read_json
+from engine.text.tokenizer_files import read_json
 from engine.types import SamplingParams
 
 _FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, processors
 
 from engine.errors import InvalidParameter, ModelLoadError
+from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 
 SPELLINGS = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "<<s>>", "<|im_", "end|>", "<", "s>", "▁"]
@@ -163,6 +164,38 @@ def test_what_cannot_be_loaded_is_told_in_one_line(
     assert "\n" not in str(caught.value)
     with pytest.raises(ModelLoadError, match="no model directory"):
         Tokenizer.from_dir(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("tokenizer_config.json", "[" * 5000, "nested too deeply"),
+        ("tokenizer_config.json", '{"bos_token": "\\ud800"}', "cannot be read: 'utf-8'"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": [1]}', "'added_tokens_decoder' must"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"0": null}}', "must hold objects"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"0": {}}}', "must hold objects"),
+        ("special_tokens_map.json", "[]", "does not hold"),
+        ("generation_config.json", '{"eos_token_id": [0, "1"]}', "'eos_token_id' must be"),
+        ("config.json", '{"eos_token_id": [[]]}', "'eos_token_id' must be"),
+    ],
+)
+def test_files_that_say_what_cannot_be_meant_are_told_in_one_line(
+    tmp_path: Path, name: str, content: str, words: str
+) -> None:
+    save(tmp_path, Backend(models.WordLevel({"a": 0}, unk_token="a")))
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ModelLoadError, match=words) as caught:
+        Tokenizer.from_dir(tmp_path)
+    assert str(tmp_path / name) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", ["1", "[null]", "[{}]", '{"default": 1}', '[{"name": "a"}]'])
+def test_templates_that_are_no_text_are_told_in_one_line(tmp_path: Path, given: str) -> None:
+    save(tmp_path, Backend(models.WordLevel({"a": 0}, unk_token="a")))
+    (tmp_path / "tokenizer_config.json").write_text(f'{{"chat_template": {given}}}')
+    with pytest.raises(ModelLoadError, match="'chat_template' must be text, or templates by name"):
+        ChatTemplate.from_dir(tmp_path, Tokenizer.from_dir(tmp_path))
 
 
 def test_a_decoder_that_is_not_understood_is_refused(tmp_path: Path) -> None:
