@@ -40,6 +40,7 @@ class AttentionSpec:
     value_dim: int | None = None  # values are the first numbers of the keys; None: by themselves
     cache_dtype: torch.dtype | None = None  # of the codes that the cache holds; None: it has dtype
     has_states: bool = False  # some layers keep a state of each sequence, and do not attend
+    has_experts: bool = False  # some layers are mixtures of experts
     looks_ahead: bool = False  # queries of a chunk may see positions of it behind their own
     others: tuple[OtherHeads, ...] = ()  # of layers with heads of another kind
 

@@ -157,4 +157,5 @@ def attention_spec(
         chunk=spec.chunk,
         cache_dtype=codes,
         has_states=spec.is_recurrent,
+        has_experts=spec.moe is not None,
     )

@@ -127,7 +127,19 @@ def _layers(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> P
 
 
 def _grouped_products(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
-    """Experts, and who goes to which; and adapters, with a token that has none."""
+    """Adapters, with a token that has none; and experts where a model has some: what chooses among
+    them and takes few tokens is a dozen kernels that a start would wait for."""
+    x = normal(random, spec.dtype, 5, 48)
+    rows = adapter_rows(np.array([2, -1, 0, 2, 1]), 3, CPU)
+    downs, ups = normal(random, spec.dtype, 3, 8, 48) / 7, normal(random, spec.dtype, 3, 8, 64)
+    weights = AdapterWeights(downs, ups, torch.stack([reached(up) for up in ups]))
+    yield _both(kernels, spec, "add_adapters", normal(random, spec.dtype, 5, 64), x, weights, rows)
+    if spec.has_experts:
+        yield from _experts(kernels, spec, random)
+
+
+def _experts(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
+    """Their products, and who goes to which."""
     x = normal(random, spec.dtype, 5, 48)
     gate_up, down = normal(random, spec.dtype, 3, 64, 48), normal(random, spec.dtype, 3, 48, 32)
     chosen = torch.tensor([[0, 2], [2, 1], [1, 0], [2, 0], [0, 1]])
@@ -150,10 +162,6 @@ def _grouped_products(kernels: Kernels, spec: AttentionSpec, random: torch.Gener
     mixed = few, norm, router, RoutingRule(2), experts
     for gating in (Gating(reference.silu_mul, "silu"), Gating(reference.erf_gelu_mul, "gelu")):
         yield _both(kernels, spec, "add_experts", *mixed, gating)
-    rows = adapter_rows(np.array([2, -1, 0, 2, 1]), 3, CPU)
-    downs, ups = normal(random, spec.dtype, 3, 8, 48) / 7, normal(random, spec.dtype, 3, 8, 64)
-    weights = AdapterWeights(downs, ups, torch.stack([reached(up) for up in ups]))
-    yield _both(kernels, spec, "add_adapters", normal(random, spec.dtype, 5, 64), x, weights, rows)
 
 
 def _decided(

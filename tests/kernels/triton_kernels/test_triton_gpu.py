@@ -317,6 +317,8 @@ LLAMA = AttentionSpec(8, 2, 128, 64, torch.bfloat16, DEVICE, (None, 512))
         replace(LLAMA, num_heads=14, head_dim=64, block_size=16, has_sinks=True),
         replace(LLAMA, num_heads=6, head_dim=8, block_size=4),
         AttentionSpec(16, 1, 576, 64, torch.bfloat16, DEVICE, value_dim=512),
+        replace(LLAMA, has_experts=True),
+        replace(LLAMA, has_experts=True, dtype=torch.float32),
         replace(LLAMA, has_states=True),
         replace(LLAMA, has_states=True, dtype=torch.float16),
     ],

@@ -46,6 +46,7 @@ from kernels.triton.skinny_packed import skinny_packed_linear
 
 SPEC = AttentionSpec(4, 2, 32, 16, torch.float32, torch.device("cpu"))
 STATES = replace(SPEC, has_states=True)
+EXPERTS = replace(SPEC, has_experts=True)
 LATENT = replace(SPEC, num_kv_heads=1, head_dim=24, value_dim=16)
 
 
@@ -63,6 +64,7 @@ def with_operations(**changed: Any) -> Kernels:
         (replace(SPEC, windows=(None, 20), looks_ahead=True), False),
         (LATENT, False),
         (STATES, False),
+        (EXPERTS, False),
         pytest.param(replace(STATES, dtype=torch.bfloat16), False, marks=pytest.mark.slow),
         (replace(SPEC, cache_dtype=torch.int8), False),
         (replace(SPEC, cache_dtype=torch.float8_e4m3fn, dtype=torch.float16), False),
@@ -156,7 +158,7 @@ def test_a_wrong_operation_is_refused(name: str) -> None:
         parts = result[0] + 1, *result[1:]
         return type(result)(*parts) if hasattr(result, "_fields") else parts
 
-    spec = LATENT if name == "latent_rope_store" else STATES
+    spec = LATENT if name == "latent_rope_store" else replace(STATES, has_experts=True)
     assert "wrong on this device" in (self_check(with_operations(**{name: wrong}), spec) or "")
 
 
