@@ -190,6 +190,10 @@ def _prefill_kernel(
         unmasked = tl.cdiv(tl.maximum(behind - WINDOW, 0), TILE) * TILE
         unmasked = tl.minimum(unmasked, end)
     seen_by_all = tl.maximum(seen_by_all, unmasked)
+    # Blocks wholly behind the window are somebody else's, who may have left there what is no
+    # number: where a tile begins with some, they are not read.
+    HAS_OTHERS: tl.constexpr = WINDOW > 0 and BLOCK_SIZE % TILE != 0
+    first_seen = first_position - WINDOW + 1
 
     table = tables + tl.load(lines + row).to(tl.int64) * table_stride
     top = tl.full([ROWS], -float("inf"), tl.float32)
@@ -215,6 +219,8 @@ def _prefill_kernel(
         for begin_slot in range(part_begin, part_end, TILE):
             slots = begin_slot + tl.arange(0, TILE)
             is_used = slots < seq_len
+            if HAS_OTHERS:
+                is_used = is_used & (slots >= first_seen)
             first_row, rows = rows_of_tile(
                 table, begin_slot, is_used, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE
             )
@@ -226,8 +232,8 @@ def _prefill_kernel(
             scores = dot(q, tl.trans(k))
             if IS_LATE:
                 v = _values_of_tile(
-                    *(values, table, tl.maximum(begin_slot - TILE, lowest), seq_len),
-                    *(kv_head, value_dims, part != 1),
+                    *(values, table, tl.maximum(begin_slot - TILE, lowest), first_seen, seq_len),
+                    *(kv_head, value_dims, part != 1, HAS_OTHERS),
                     *(q.dtype, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE),
                 )
                 acc = dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
@@ -249,14 +255,15 @@ def _prefill_kernel(
                 weights *= value_scale[None, :]
             if not IS_LATE:
                 v = _values_of_tile(
-                    *(values, table, begin_slot, seq_len),
-                    *(kv_head, value_dims, part != 1),
+                    *(values, table, begin_slot, first_seen, seq_len),
+                    *(kv_head, value_dims, part != 1, HAS_OTHERS),
                     *(q.dtype, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE),
                 )
                 acc = dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
     if IS_LATE:
         v = _values_of_tile(
-            *(values, table, (end - 1) // TILE * TILE, seq_len, kv_head, value_dims, True),
+            *(values, table, (end - 1) // TILE * TILE, first_seen, seq_len),
+            *(kv_head, value_dims, True, HAS_OTHERS),
             *(q.dtype, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE),
         )
         acc = dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
@@ -275,10 +282,12 @@ def _values_of_tile(
     values,
     table,
     begin,
+    first_seen,
     seq_len,
     kv_head,
     value_dims,
     IS_MASKED: tl.constexpr,  # or all of the tile is the sequence's
+    HAS_OTHERS: tl.constexpr,  # before ``first_seen``
     DTYPE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -286,12 +295,15 @@ def _values_of_tile(
     TILE: tl.constexpr,
 ):
     """[TILE, value_dims]; what lies past a sequence's end belongs to nobody and is not read."""
-    is_used = begin + tl.arange(0, TILE) < seq_len
+    slots = begin + tl.arange(0, TILE)
+    is_used = slots < seq_len
+    if HAS_OTHERS:
+        is_used = is_used & (slots >= first_seen)
     first_row, rows = rows_of_tile(  # pyright: ignore[reportGeneralTypeIssues]
         table, begin, is_used, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE
     )
     is_value = (value_dims < HEAD_DIM)[None, :]
-    if IS_MASKED:
+    if IS_MASKED or HAS_OTHERS:
         is_value = is_value & is_used[:, None]
     places = rows[:, None] * HEAD_DIM + value_dims[None, :]
     return load_rows(values + first_row * HEAD_DIM + places, is_value, DTYPE)

@@ -109,6 +109,9 @@ def attend_tile(
     slots = begin + tl.arange(0, TILE)
     # What lies past the end belongs to nobody and may be anything: it is not read.
     is_used = slots < seq_len
+    if IS_MASKED and WINDOW > 0 and BLOCK_SIZE % TILE != 0:
+        # Nor are blocks wholly behind the window, which are somebody else's.
+        is_used = is_used & (slots > tl.min(positions, axis=0) - WINDOW)
     first_row, rows = rows_of_tile(  # pyright: ignore[reportGeneralTypeIssues]
         table, begin, is_used, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE
     )

@@ -115,6 +115,32 @@ def test_the_widest_heads_equal_the_definition(
     assert error(run(problem, invariant=True), problem) < 2e-3
 
 
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize(("head_dim", "cache_dtype"), [(64, None), (64, torch.int8), (320, None)])
+def test_blocks_behind_a_window_are_somebody_elses(
+    head_dim: int, cache_dtype: torch.dtype | None, invariant: bool
+) -> None:
+    """They have been given back, and may hold what a broken text has left there."""
+    window, block_size, past = 37, 16, (150, 331)
+    problem = make_problem(
+        [1, 70],
+        list(past),
+        head_dim=head_dim,
+        block_size=block_size,
+        window=window,
+        cache_dtype=cache_dtype,
+        dtype=torch.float16,
+    )
+    expected = attend(problem)
+    stored = problem.cache.tensors()[2:] or problem.cache.tensors()
+    for row, before in enumerate(past):
+        for block in problem.geometry.tables[row, : (before - window + 1) // block_size]:
+            for tensor in stored:
+                tensor[block] = float("nan")
+    actual = run(problem, invariant=invariant)
+    assert (actual.double() - expected).norm() < 2e-3 * expected.norm()
+
+
 @pytest.mark.parametrize("window", [None, 600])
 def test_long_rows_are_split_and_merged(window: int | None) -> None:
     """Lengths around the split size, one split to several, beside short rows."""
