@@ -277,7 +277,8 @@ def test_no_model_with_states_drafts(tmp_path):
     directory = tiny_models.save("lfm2", tmp_path / "draft")
     speculation = SpeculationConfig(method="draft", draft_model=str(directory))
     with pytest.raises(
-        ModelLoadError, match="is a lfm2 model, which keeps a state of each sequence; such models cannot"
+        ModelLoadError,
+        match="is a lfm2 model, which keeps a state of each sequence; such models cannot",
     ):
         make(tiny_models.save("llama", tmp_path / "model"), speculation=speculation)
 
