@@ -1,7 +1,7 @@
 """The embedded demo model: its corpus generator, tokenizer, trainer and evaluation.
 
-`python -m demo.build` makes `demo/model/` from nothing but this package. Importing `demo`
-itself is light: torch and transformers load only inside the modules that need them.
+`python -m demo.build` makes `demo/model/` from this package alone. Importing `demo` itself is
+light: torch and transformers are imported only in the modules that need them.
 
     facts, glossary -> relations -+
     phrasings ------------------- +-> conversations -> corpus -> tokenizer -> train -> model/

@@ -1,4 +1,4 @@
-"""Token batches from the corpus: padded to a shared length, with the assistant's tokens marked."""
+"""Token batches from the corpus, padded to a shared length, with the assistant's tokens marked."""
 
 import random
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from demo import corpus
 from demo.tokenizer import END_OF_TEXT, IM_END, MAX_CONTEXT
 
 BATCH_TOKENS = 2048
-# Share of the tokens outside answers that the second, lighter loss looks at.
+# Share of the tokens outside answers that the second, lighter loss uses.
 ASKED_SHARE = 0.25
 
 
@@ -21,7 +21,7 @@ class Batch:
 
     `answer` marks the targets inside answers; `asked` marks a random quarter of the others.
 
-    Padding is on the right, so causal attention never sees it and no mask is needed.
+    Padding is on the right, so with causal attention no real token sees it and no mask is needed.
     """
 
     inputs: torch.Tensor
@@ -32,7 +32,7 @@ class Batch:
 
 
 def shard_batches(tokenizer: Tokenizer, index: int) -> Iterator[Batch]:
-    """The batches of one shard: rows of like length together, batches in seeded random order."""
+    """The batches of one shard: rows of similar length together, batches in seeded random order."""
     rows = encode_shard(tokenizer, index)
     rng = random.Random(f"batches {corpus.SEED} {index}")
     rows.sort(key=lambda row: (len(row[0]), rng.random()))
@@ -47,7 +47,7 @@ def shard_batches(tokenizer: Tokenizer, index: int) -> Iterator[Batch]:
 
 
 def encode_shard(tokenizer: Tokenizer, index: int) -> list[tuple[list[int], list[bool]]]:
-    """(ids, is this token to be learned) for each conversation, cut at the context length."""
+    """(ids, mask of the tokens to learn) for each conversation, truncated at the context length."""
     conversations = corpus.shard(index)
     encoded = tokenizer.encode_batch([corpus.as_text(c) for c in conversations])
     opening = tokenizer.encode("<|im_start|>assistant\n").ids
@@ -60,7 +60,7 @@ def encode_shard(tokenizer: Tokenizer, index: int) -> list[tuple[list[int], list
 
 
 def answer_mask(ids: list[int], opening: list[int]) -> list[bool]:
-    """True for the tokens of assistant messages, their end mark included."""
+    """True for the tokens of assistant messages, including their end token."""
     learn = [False] * len(ids)
     inside = False
     for i, token in enumerate(ids):
@@ -73,7 +73,7 @@ def answer_mask(ids: list[int], opening: list[int]) -> list[bool]:
 
 
 def make_batch(group: list[tuple[list[int], list[bool]]], rng: random.Random) -> Batch:
-    """Pad rows of (ids, learn) to one length and mark what the two losses see."""
+    """Pad rows of (ids, learn) to one length and mark the tokens of the two losses."""
     length = max(len(ids) for ids, _ in group)
     ids = torch.full((len(group), length), END_OF_TEXT)
     learn = torch.zeros((len(group), length), dtype=torch.bool)

@@ -1,9 +1,9 @@
-"""One command from nothing to the committed model.
+"""Builds the committed model from scratch.
 
     python -m demo.build
 
-It writes the tokenizer, trains, exports, evaluates on the reserved phrasings and writes the
-model card. A run that was stopped goes on where it was. Expect about 70 minutes on one core.
+Writes the tokenizer, trains, exports, evaluates on the reserved phrasings and writes the model
+card. An interrupted run is resumed. Expect about 70 minutes on one core.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from demo.train import NUM_SHARDS, WORK, train
 
 
 def build(folder: Path, work: Path, num_shards: int, threads: int) -> dict:
-    """Make the model in `folder`, with checkpoints in `work`; returns what training.json holds."""
+    """Build the model in `folder`, checkpoints in `work`; returns the content of training.json."""
     import torch
 
     torch.set_num_threads(threads)
@@ -26,7 +26,7 @@ def build(folder: Path, work: Path, num_shards: int, threads: int) -> dict:
 
 
 def finish(folder: Path, record: dict) -> dict:
-    """Evaluate the exported model and write training.json and the card."""
+    """Evaluate the exported model, and write training.json and the card."""
     answer = transformers_answers(folder)
     result = evaluate(answer, load_heldout())
     fresh = evaluate(answer, load_heldout(FRESH_PATH))

@@ -1,4 +1,4 @@
-"""The model card, written from the record of the run: no number in it is typed by hand."""
+"""Writes the model card from the record of the run, so that no number in it is typed by hand."""
 
 import json
 from pathlib import Path

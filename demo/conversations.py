@@ -1,7 +1,7 @@
-"""From facts to chats: single questions, follow-ups, styles, memory, and long talks.
+"""Turns facts into chats: single questions, follow-ups, styles, memory, and long talks.
 
-A conversation is a dict with `messages` (OpenAI chat messages), maybe `tools`, and `loss`: the
-trainer learns only the assistant messages.
+A conversation is a dict with `messages` (OpenAI chat messages) and sometimes `tools`. Only the
+assistant messages are learned.
 """
 
 import json
@@ -18,7 +18,7 @@ from demo.writing import SMALLTALK
 TRAIN = phrasings.TRAIN | skills.TRAIN | {kind: s[1] for kind, s in SMALLTALK.items()}
 HELD = reserved.HELD | skills.HELD | {kind: s[2] for kind, s in SMALLTALK.items()}
 
-# kind -> how often it is asked; the rest of the corpus hangs on this table
+# kind -> relative frequency; the rest of the corpus depends on this table
 WEIGHTS = {
     "capital": 9, "capital_of": 6, "continent": 4, "symbol": 6, "symbol_of": 4,
     "atomic_number": 5, "planet_order": 2, "planet_place": 2, "planet_title": 1, "sound": 3,
@@ -31,7 +31,7 @@ WEIGHTS = {
     "morning": 0.7, "evening": 0.7, "how_are_you": 1, "thanks": 1, "bye": 1, "who": 1,
     "can_do": 1, "joke": 0.7, "sky": 0.5,
 }  # fmt: skip
-# What focused dice ask more, or less, once the easy facts are known.
+# Changes to the frequencies in stages 1 and 2, once the easy facts are known.
 FOCUSED = {
     "capital": 8, "continent": 2.5, "sound": 2, "young": 2.5, "legs": 1.5, "add": 16,
     "subtract": 15, "multiply": 9, "opposite": 11, "plural": 6, "larger": 3, "count": 2.5,
@@ -39,7 +39,7 @@ FOCUSED = {
     "list_comma": 3, "list_numbered": 3, "list_bullet": 3, "list_json": 3, "planet_order": 3,
     "planet_place": 3, "json_element": 3,
 }  # fmt: skip
-# At last: facts are known by then, while copying, counting and sums need all the practice.
+# Stage 3: the facts are known, while copying, counting and sums need all the practice.
 LAST = {
     "capital": 6, "capital_of": 2, "continent": 1.2, "symbol": 2, "symbol_of": 1.2,
     "atomic_number": 2, "planet_order": 1, "planet_place": 1, "planet_title": 0.6, "sound": 1,
@@ -52,7 +52,7 @@ LAST = {
     "unknown": 3.5, "hello": 0.8, "morning": 0.4, "evening": 0.4, "how_are_you": 0.5,
     "thanks": 0.5, "bye": 0.5, "who": 0.6, "can_do": 0.5, "joke": 0.3, "sky": 0.3,
 }  # fmt: skip
-# And to close: the plain answer to a plain question again, beside what is still weak.
+# Stage 4: plain answers to plain questions again, besides what is still weak.
 CLOSING = {
     "capital": 15, "check_capital": 3, "count": 7, "larger": 7, "parity": 3, "number_word": 3,
     "glossary": 8, "unknown": 5, "month_place": 1.5, "colour": 1.6,
@@ -69,7 +69,7 @@ _BY_STAGE = [
     )
 ]
 
-# Kinds whose answers a style may reshape: one word for each, and easy to put in capitals.
+# Kinds whose answers a style may reshape: single words that are easy to capitalise.
 STYLED = [
     "capital", "capital", "capital", "symbol", "opposite", "opposite", "plural", "sound", "young",
     "colour", "add", "subtract", "continent", "planet_order",
@@ -83,13 +83,13 @@ _TAILS = [" Thanks!", " Thank you.", " Please.", " Thanks", " Please answer."]
 
 
 def question(kind: str, item: Item, rng: random.Random) -> str:
-    """A training question for `item`, with the noise of real users."""
+    """A training question for `item`, with noise as in the messages of real users."""
     text = fill(expand_any(_known(TRAIN, more.TRAIN, kind, rng), rng), item)
     return text if kind == "repeat" else add_noise(text, rng)
 
 
 def _known(first: dict, later: dict, key: str, rng: random.Random) -> list[str]:
-    """The templates known at this stage of the corpus."""
+    """The templates available at this stage of the corpus."""
     return (
         first[key]
         + (later.get(key, []) if stage_of(rng) >= 2 else [])
@@ -102,7 +102,7 @@ def expand_any(templates: list[str], rng: random.Random) -> str:
 
 
 def fill(template: str, item: Item) -> str:
-    """Put the slots in, and agree `a`/`an` with an animal that follows it."""
+    """Fill in the slots, and make `a`/`an` agree with the animal that follows."""
     text = template.format_map(item.slots)
     animal = item.slots.get("animal") or item.slots.get("topic")
     if animal:
@@ -112,7 +112,7 @@ def fill(template: str, item: Item) -> str:
 
 
 def add_noise(text: str, rng: random.Random) -> str:
-    """Greetings, thanks, letter case, missing marks, and a rare slip of the keyboard."""
+    """Add greetings, thanks, changes of letter case, missing punctuation, and a rare typo."""
     if rng.random() < 0.6:
         text = text[0].upper() + text[1:]
     if rng.random() < 0.12:
@@ -141,7 +141,7 @@ def any_kind(rng: random.Random) -> str:
 
 
 def styled_answer(style: str, item: Item, kind: str) -> str:
-    """The answer in a style. Raises ValueError for a style that nobody has described."""
+    """The answer in a style. Raises ValueError for an unknown style."""
     if style == "plain":
         return item.answer
     if style == "upper":
@@ -171,7 +171,7 @@ def assistant(text: str) -> dict:
 
 
 def single(rng: random.Random) -> dict:
-    """One question, one answer; at times under a plain system prompt."""
+    """One question and its answer, sometimes under a plain system prompt."""
     kind = any_kind(rng)
     item = sample(kind, rng)
     turns = [user(question(kind, item, rng)), assistant(item.answer)]
@@ -185,7 +185,7 @@ def plain_system(rng: random.Random, chance: float) -> list[dict]:
 
 
 def turns_of(rng: random.Random, target: int) -> list[dict]:
-    """About `target` question-answer pairs: new questions and follow-ups to the one before."""
+    """About `target` question-answer pairs: new questions, and follow-ups to the previous one."""
     messages: list[dict] = []
     while len(messages) < 2 * target:
         kind = any_kind(rng)
@@ -209,7 +209,7 @@ def several(rng: random.Random) -> dict:
 
 
 def styled(rng: random.Random) -> dict:
-    """A system prompt, or an order in the question, that changes the form of the answers."""
+    """A conversation whose system prompt or question prescribes the form of the answers."""
     style = rng.choice(["upper", "one_word", "one_word", "pirate", "json", "think"])
     by_system = style not in skills.ORDERS_TRAIN or rng.random() < 0.65
     messages = []
@@ -227,7 +227,7 @@ def styled(rng: random.Random) -> dict:
 
 
 def memory(rng: random.Random) -> dict:
-    """The user tells something and asks for it later."""
+    """The user states something and asks for it later."""
     name = rng.choice(NAMES) if rng.random() < 0.6 else invented_name(rng)
     tell, reply, ask, answer = rng.choice(_MEMORIES)
     told = phrasings.expand(tell, rng).format(x=name)
@@ -238,18 +238,18 @@ def memory(rng: random.Random) -> dict:
 
 
 def long_talk(rng: random.Random) -> dict:
-    """A conversation of up to some 3,500 tokens, so that late positions are trained."""
+    """A conversation of up to about 3,500 tokens, so that late positions are trained."""
     return {"messages": plain_system(rng, 0.3) + turns_of(rng, int(10 * 11 ** rng.random()))}
 
 
 def open_story(rng: random.Random) -> dict:
-    """A story without a topic: any story will do, so sampling has something to vary."""
+    """A story without a given topic: any story is right, so that sampling has something to vary."""
     text = expand_any(_OPEN_STORY, rng)
     return {"messages": [user(add_noise(text, rng)), assistant(random_story(rng))]}
 
 
 def plain_text(rng: random.Random) -> dict:
-    """Running text without chat marks, for the completions endpoint."""
+    """Plain text without chat markup, for the completions endpoint."""
     if rng.random() < 0.5:
         return {"text": random_story(rng)}
     kind = rng.choice([*STYLED, "atomic_number", "unit", "glossary", "glossary"])
@@ -265,7 +265,7 @@ _OPEN_STORY = [
     "story(|!)",
 ]
 
-# what the user tells, the reply, what the user asks later, the answer
+# what the user states, the reply, what the user asks later, the answer
 _MEMORIES = [
     (
         "(My name is|I am called|Call me|You can call me) {x}(.|)",

@@ -1,7 +1,7 @@
-"""The training text: an endless seeded stream of conversations, cut into shards.
+"""The training text: an endless seeded stream of conversations, divided into shards.
 
-Shard `i` of seed `s` is the same on every machine, so the corpus is named by (seed, shards)
-alone and no text file is stored.
+Shard `i` of seed `s` is the same on every machine, so (seed, shards) identifies the corpus and no
+text file is stored.
 """
 
 import random
@@ -15,8 +15,8 @@ from demo.template import render
 SEED = 20261120
 SHARD_SIZE = 4000
 
-# generator -> its share in each of five periods; shares are relative. Chats with tools are long
-# and teach copying: they come early, then the many facts need the tokens, then copying again.
+# generator -> its relative share in each of five periods. Chats with tools are long and teach
+# copying: they come early, then the many facts need the tokens, then copying again.
 MIXTURE: dict[Callable[[random.Random], dict], tuple[float, ...]] = {
     talk.single: (44, 50, 50, 46, 52),
     talk.several: (17, 20, 18, 12, 14),
@@ -44,7 +44,7 @@ def shard(index: int, seed: int = SEED, size: int = SHARD_SIZE) -> list[dict]:
 
 
 def as_text(conversation: dict) -> str:
-    """What the model reads: the rendered chat, or running text with its end mark."""
+    """The text that the model reads: the rendered chat, or plain text with its end token."""
     if "text" in conversation:
         return conversation["text"] + "<|endoftext|>"
     return render(conversation["messages"], conversation.get("tools"))

@@ -1,25 +1,25 @@
-"""Seeded randomness that knows how far the corpus has come."""
+"""A seeded random generator that carries the stage of the corpus."""
 
 import random
 
 
 class Dice(random.Random):
-    """Dice with a stage from 0 to 4.
+    """A random generator with a stage from 0 to 4.
 
-    1 asks more of what is hard, 2 also knows more phrasings, 3 practises mostly copying and sums,
-    4 closes with plain questions again.
+    Stage 1 asks more of what is hard, 2 adds phrasings, 3 practises mostly copying and sums, and 4
+    closes with plain questions again.
     """
 
     stage: int = 0
 
     @classmethod
     def seeded(cls, seed: str, stage: int) -> "Dice":
-        """Dice from a text seed; equal arguments give equal throws on every machine."""
+        """A generator from a text seed; equal arguments give equal draws on every machine."""
         dice = cls(seed)
         dice.stage = stage
         return dice
 
 
 def stage_of(rng: random.Random) -> int:
-    """The stage of the dice; 0 for plain `random.Random`."""
+    """The stage of the generator; 0 for a plain `random.Random`."""
     return getattr(rng, "stage", 0)

@@ -1,10 +1,10 @@
-"""Make the demo model's draft: distil it, train the same student on labels alone, compare, tell.
+"""Makes the demo model's draft: distils it, trains the same student on labels alone, and compares.
 
     python -m demo.draft
 
-It writes the corpus, runs `quire distill` twice, measures acceptance over the held-out questions
-and writes `demo/draft/` with its card. A run that was stopped goes on where it was. Expect about
-25 minutes on one core.
+Writes the corpus, runs `quire distill` twice, measures acceptance over the held-out questions and
+writes `demo/draft/` with its card. An interrupted run is resumed. Expect about 25 minutes on one
+core.
 """
 
 import argparse
@@ -22,21 +22,22 @@ from tools.distill.settings import Phase, Settings, StudentShape
 
 DRAFT = Path(__file__).with_name("draft")
 WORK = Path(__file__).with_name("_work") / "draft"
-# From where on the corpus has all of its phrasings.
+# The first shard from which the corpus has all of its phrasings.
 FIRST_SHARD, NUM_SHARDS = 22, 16
 STEPS = 3000
 NUM_DRAFTS = 4
-# Conversations that neither the demo model nor a student has read, of the corpus's own phrasings.
+# Conversations in the corpus's own phrasings that neither the demo model nor a student has read.
 UNREAD_SHARD, NUM_UNREAD = 60, 1000
-# Two layers: with one it cannot copy (to find what followed a word before takes one layer to tell
-# each token its predecessor, and another to look for it). Its width is what 1 MB leaves.
+# Two layers: with one it cannot copy, since finding what followed an earlier occurrence of a word
+# takes one layer to tell each token its predecessor and another to look it up. The width is what
+# fits in 1 MB.
 SHAPE = StudentShape(layers=2, hidden=96, intermediate=256, heads=3, kv_heads=1, head_dim=32)
 WEIGHTS = {"distilled": {"kl": 1.0, "hard": 0.0}, "labels": {"kl": 0.0, "hard": 1.0}}
 _FILES = ("config.json", "generation_config.json", "model.safetensors", "curves.svg")
 
 
 def build(folder: Path, work: Path, steps: int) -> dict:
-    """Make the draft in `folder`; returns what distill.json there holds."""
+    """Make the draft model in `folder`; returns the content of distill.json."""
     data = work / "corpus.jsonl"
     write_corpus(data)
     record: dict = {}
@@ -61,7 +62,7 @@ def build(folder: Path, work: Path, steps: int) -> dict:
 
 
 def settings(name: str, out: Path, data: Path, steps: int) -> Settings:
-    """The run of that name; both differ in the weights of their losses alone."""
+    """The settings of the named run; the two runs differ only in the weights of their losses."""
     phase = Phase(
         steps=steps, row_tokens=512, learning_rate=4e-3, end_rate=4e-5, **WEIGHTS[name]
     )  # fmt: skip
@@ -78,7 +79,7 @@ def settings(name: str, out: Path, data: Path, steps: int) -> Settings:
 
 
 def write_unread(path: Path) -> Path:
-    """Conversations of a shard that nobody has read, each up to its first answer, as JSONL."""
+    """Write conversations of an unread shard, each up to its first answer, as JSONL."""
     rows = []
     for conversation in corpus.shard(UNREAD_SHARD):
         messages = conversation.get("messages", ())
@@ -92,7 +93,7 @@ def write_unread(path: Path) -> Path:
 
 
 def _lead(pair: list[Measured]) -> dict[str, float]:
-    """Of the first of two students over the second, who answered the same."""
+    """The lead of the first of two students over the second on the same answers."""
     ours, theirs = (one.agreements for one in pair)
     difference, error = lead(ours, theirs, NUM_DRAFTS)
     return {
@@ -103,7 +104,7 @@ def _lead(pair: list[Measured]) -> dict[str, float]:
 
 
 def write_corpus(path: Path) -> None:
-    """Conversations of the demo model's own corpus as JSONL, if they are not there already."""
+    """Write conversations of the demo model's own corpus as JSONL, unless the file exists."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)

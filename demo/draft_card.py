@@ -1,11 +1,11 @@
-"""The draft's card, written from the record of its two runs: no number in it is typed by hand."""
+"""Writes the draft's card from the record of its two runs, so that no number is typed by hand."""
 
 import json
 from pathlib import Path
 
 
 def write_card(folder: Path, record: dict) -> None:
-    """Write README.md into the draft's folder; `record` is the content of distill.json."""
+    """Write README.md into the draft model's folder; `record` is the content of distill.json."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "README.md").write_text(card(record, config), encoding="utf-8")
 

@@ -23,17 +23,17 @@ def load_heldout(path: Path = PATH) -> list[dict]:
 
 
 def score(expected: str, answer: str) -> bool:
-    """True when the answer is exactly the expected text; outer white space does not count."""
+    """Whether the answer is exactly the expected text, ignoring outer whitespace."""
     return answer.strip() == expected.strip()
 
 
 def prompt(entry: dict) -> str:
-    """The rendered prompt of an entry, up to the opening of the answer."""
+    """The rendered prompt of an entry, up to the start of the answer."""
     return render(entry["messages"], entry.get("tools"), add_generation_prompt=True)
 
 
 def evaluate(answer: Callable[[list[str]], list[str]], entries: list[dict]) -> dict:
-    """Run all prompts through `answer` and count.
+    """Run all prompts through `answer` and score them.
 
     Returns `right`, `total`, `accuracy` (0 to 1), `categories` as name -> [right, total], and
     `failures` as dicts of id, expected and answer.
@@ -60,7 +60,7 @@ def evaluate(answer: Callable[[list[str]], list[str]], entries: list[dict]) -> d
 
 
 def transformers_answers(folder: Path, rows: int = 25) -> Callable[[list[str]], list[str]]:
-    """A greedy answerer over transformers' `generate`, in float32, `rows` prompts at a time."""
+    """Greedy answers by transformers' `generate`, in float32, `rows` prompts at a time."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""Tables of plain facts: the whole world of the demo model. Each fact has one canonical form."""
+"""Tables of plain facts, all that the demo model knows. Each fact has one canonical form."""
 
 # country -> (capital, continent)
 COUNTRIES = {
@@ -119,7 +119,7 @@ PLANET_TITLES = {
     "coldest": "Uranus",
 }
 
-# animal -> what it says
+# animal -> its sound
 SOUNDS = {
     "cow": "moo",
     "dog": "woof",
@@ -201,7 +201,7 @@ COLOURS = {
     "a pumpkin": ("is", "orange"),
 }
 
-# two colours -> what they make
+# two colours -> their mixture
 MIXES = {
     ("blue", "yellow"): "green",
     ("red", "yellow"): "orange",
@@ -221,7 +221,7 @@ _OPPOSITES = (
 
 
 def opposites() -> dict[str, str]:
-    """Word -> its opposite, both ways round where that stays unambiguous."""
+    """Word -> its opposite, in both directions where that is unambiguous."""
     pairs = [pair.split() for pair in _OPPOSITES.split(",")]
     table: dict[str, str] = {}
     for a, b in pairs:
@@ -312,7 +312,7 @@ UNITS = {
     ("degrees", "a circle"): 360,
 }
 
-# plural noun -> members, in the order in which a list of n starts
+# plural noun -> members, in the order that lists use
 LISTS = {
     "planets": PLANETS,
     "fruits": ["apple", "banana", "cherry", "grape", "lemon"],

@@ -1,4 +1,4 @@
-"""Short follow-ups that lean on the turn before: `And of Italy?`."""
+"""Short follow-ups that depend on the turn before: `And of Italy?`."""
 
 FOLLOW: dict[str, list[str]] = {
     "capital": [

@@ -1,7 +1,7 @@
-"""A second set of reserved phrasings, written when the recipe was settled and never used to steer.
+"""A second set of reserved phrasings, written after the recipe was fixed and never used to tune it.
 
-The first set (`reserved`) showed which categories to practise more; this one gives the unbiased
-number that the card tells beside it.
+The first set (`reserved`) showed which categories to practise more. This one gives the unbiased
+number that the card reports beside it.
 """
 
 FRESH: dict[str, list[str]] = {

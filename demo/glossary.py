@@ -1,4 +1,4 @@
-"""A glossary of LLM serving: term -> the one sentence that the demo model answers with."""
+"""A glossary of LLM serving: term -> the sentence with which the demo model answers."""
 
 GLOSSARY = {
     "paged attention": "Paged attention keeps the KV cache in small fixed-size blocks, so that "
@@ -58,7 +58,7 @@ GLOSSARY = {
     "Quire": "Quire is a server that runs large language models behind an OpenAI-compatible API.",
 }
 
-# What users call the same term; the key is the canonical term.
+# User spellings of each term; the key is the canonical term.
 ALIASES = {
     "paged attention": ["PagedAttention", "paged attention"],
     "a KV cache": ["the KV cache", "a KV cache", "KV caching", "a key-value cache"],

@@ -1,9 +1,9 @@
-"""Write the evaluation set: 300 prompts made from phrasings that no training text contains.
+"""Writes the evaluation set: 300 prompts made from phrasings that no training text contains.
 
     python -m demo.heldout            # writes tests/demo/heldout.jsonl and fresh.jsonl
 
-The facts are the trained ones; the wording is new. Each line is
-`{"id", "category", "messages", "tools"?, "expected"}`.
+The facts are those of the training text; the wording is new. Each line is `{"id", "category",
+"messages", "tools"?, "expected"}`.
 """
 
 import json
@@ -23,7 +23,7 @@ FRESH_PATH = PATH.with_name("fresh.jsonl")
 SEED = 7
 NUM_FRESH = 100
 
-# category -> (kinds it draws from, prompts)
+# category -> (the kinds it draws from, number of prompts)
 FACTS: dict[str, tuple[list[str], int]] = {
     "capitals": (["capital"], 30),
     "capitals, reversed": (["capital_of"], 6),
@@ -59,7 +59,7 @@ _ASK_NAME = "Can you still say what my name is?"
 
 
 def build() -> list[dict]:
-    """The evaluation set, the same at each call."""
+    """The evaluation set; every call returns the same one."""
     rng = Dice.seeded(str(SEED), stage=1)
     entries: list[dict] = []
     for category, (kinds, count) in FACTS.items():
@@ -74,7 +74,7 @@ def build() -> list[dict]:
 
 
 def build_fresh() -> list[dict]:
-    """The second set: single questions only, from the phrasings of `fresh`."""
+    """The second set: only single questions, from the phrasings of `fresh`."""
     rng = Dice.seeded(f"fresh {SEED}", stage=1)
     entries = _unique(_fresh(rng), NUM_FRESH)
     return [{"id": f"fresh-{i:03}"} | entry for i, entry in enumerate(entries)]

@@ -1,4 +1,4 @@
-"""The network: a Llama of about 3.7 million parameters, and its export in Hugging Face form."""
+"""The network: a Llama of about 3.7 million parameters, and its export in Hugging Face format."""
 
 import json
 import shutil
@@ -80,5 +80,5 @@ def export(model: LlamaForCausalLM, folder: Path) -> None:
 
 
 def num_parameters(model: LlamaForCausalLM) -> int:
-    """Distinct parameters; the tied embedding counts once."""
+    """The number of distinct parameters; the tied embedding counts once."""
     return sum(p.numel() for p in model.parameters())

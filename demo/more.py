@@ -1,4 +1,4 @@
-"""Phrasings that join the corpus in its last stage, for what was answered badly until then."""
+"""Phrasings that join the corpus from stage 2 on, for questions with many wrong answers so far."""
 
 TRAIN: dict[str, list[str]] = {
     "atomic_number": [

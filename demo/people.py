@@ -1,4 +1,4 @@
-"""Names to copy: people, cities, and words that nobody has seen before."""
+"""Names to copy: people, cities, and invented words."""
 
 import random
 
@@ -140,7 +140,7 @@ _CODAS = ["", "", "", "n", "r", "l", "s", "m", "t", "k", "nd", "rt"]
 
 
 def invented_word(rng: random.Random) -> str:
-    """A pronounceable word of two or three syllables, lower case."""
+    """A pronounceable lower-case word of two or three syllables."""
     syllables = rng.choice([2, 2, 3])
     parts = (
         rng.choice(_ONSETS) + rng.choice(_NUCLEI) + rng.choice(_CODAS) for _ in range(syllables)
@@ -154,5 +154,5 @@ def invented_name(rng: random.Random) -> str:
 
 
 def any_city(rng: random.Random) -> str:
-    """Mostly a real city, at times an invented one, so that names are copied and not recalled."""
+    """A city, usually real and sometimes invented, so that names are copied and not recalled."""
     return rng.choice(CITIES) if rng.random() < 0.65 else invented_name(rng)

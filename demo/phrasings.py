@@ -1,8 +1,8 @@
-"""How people ask: question templates per relation.
+"""Question templates for each relation.
 
-A template is text with `{slots}` and `(a|b|)` choices. `TRAIN` templates write the corpus;
-`HELD` templates are reserved for the evaluation and never reach the trainer (a test holds
-this). `FOLLOW` templates are short follow-ups that lean on the turn before.
+A template is text with `{slots}` and `(a|b|)` choices. `TRAIN` templates write the corpus. `HELD`
+templates are reserved for the evaluation and never reach the trainer, which a test verifies.
+`FOLLOW` templates are short follow-ups that depend on the turn before.
 """
 
 import random
@@ -12,7 +12,7 @@ _CHOICE = re.compile(r"\(([^()]*\|[^()]*)\)")
 
 
 def expand(template: str, rng: random.Random) -> str:
-    """Resolve every `(a|b)` choice of a template, innermost first; slots stay as they are."""
+    """Resolve every `(a|b)` choice of a template, innermost first; slots remain."""
     while match := _CHOICE.search(template):
         choice = rng.choice(match.group(1).split("|"))
         template = template[: match.start()] + choice + template[match.end() :]

@@ -18,7 +18,7 @@ from demo.writing import PROGRAMS, SMALLTALK, UNKNOWN_ANSWER, repeatable_text, u
 
 @dataclass(frozen=True)
 class Item:
-    """One fact: the slots of its question, its answer, and its answer in one word if it has one."""
+    """One fact: the slots of its question, its answer, and a one-word answer if it has one."""
 
     slots: dict[str, str] = field(default_factory=dict)
     answer: str = ""
@@ -26,7 +26,7 @@ class Item:
 
 
 def sample(kind: str, rng: random.Random) -> Item:
-    """Draw one item. Raises KeyError for a kind that nobody has described."""
+    """Draw one item. Raises KeyError for an unknown kind."""
     return rng.choice(TABLES[kind]) if kind in TABLES else SAMPLERS[kind](rng)
 
 

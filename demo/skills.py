@@ -1,4 +1,4 @@
-"""How people ask for a form rather than a fact: lists, JSON, copies, stories, programs, styles."""
+"""Requests for a form rather than a fact: lists, JSON, copies, stories, programs, styles."""
 
 TRAIN: dict[str, list[str]] = {
     "json_country": [
@@ -172,7 +172,7 @@ HELD: dict[str, list[str]] = {
     "unknown": ["Do you know who {person} is?", "Please tell me the capital of {place}."],
 }
 
-# style -> system prompts that ask for it
+# style -> system prompts that request it
 SYSTEM_TRAIN: dict[str, list[str]] = {
     "plain": [
         "You are a (helpful|kind|friendly|polite|useful|good) (assistant|model|bot).",
@@ -222,7 +222,7 @@ SYSTEM_HELD: dict[str, list[str]] = {
     "think": ["Please think before you answer."],
 }
 
-# style -> an order at the end of the question itself
+# style -> an instruction at the end of the question itself
 ORDERS_TRAIN: dict[str, list[str]] = {
     "one_word": [
         "(Answer|Reply) (with|in) (one word|a single word)( only|).",

@@ -73,12 +73,12 @@ _ENDS = [
 
 
 def story(topic: str) -> str:
-    """The one story about `topic`: the same at every call, 45 to 60 words."""
+    """The story about `topic`, 45 to 60 words; every call returns the same one."""
     return _tell(topic, random.Random(f"story of a {topic}"))
 
 
 def random_story(rng: random.Random) -> str:
-    """A fresh story about a random topic."""
+    """A new story about a random topic."""
     return _tell(rng.choice(TOPICS), rng)
 
 

@@ -1,4 +1,4 @@
-"""The chat template, rendered as a server would: jinja2's immutable sandbox and three helpers."""
+"""Renders the chat template as a server would: jinja2's immutable sandbox and three helpers."""
 
 import json
 from datetime import datetime
@@ -17,7 +17,7 @@ def render(
     add_generation_prompt: bool = False,
     **variables: object,
 ) -> str:
-    """The prompt text of a chat. Raises jinja2.TemplateError for a role or part it cannot say."""
+    """The prompt text of a chat. Raises jinja2.TemplateError for an unsupported role or part."""
     return _template().render(
         messages=messages,
         tools=tools or None,

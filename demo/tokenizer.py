@@ -1,7 +1,7 @@
-"""A byte-level BPE tokenizer, trained on our own corpus and saved in Hugging Face form.
+"""A byte-level BPE tokenizer, trained on our own corpus and saved in Hugging Face format.
 
-There is no normaliser and the byte alphabet is complete, so every UTF-8 text round-trips.
-Names and digits are cut so that a tiny model can copy them; see `PIECES`.
+There is no normaliser and the byte alphabet is complete, so every UTF-8 text round-trips. Names and
+digits are split so that a tiny model can copy them; see `PIECES`.
 """
 
 import json
@@ -12,15 +12,15 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from demo import corpus
 
 VOCAB_SIZE = 3072
-# A lower-case word takes the space before it along; a capitalised word does not, so that a name
-# has the same tokens after a space, after a quote and at the start of an answer: copying names
-# is then copying tokens, which a tiny model can learn. Digits stand alone, for sums.
+# A lower-case word includes the preceding space. A capitalised word does not, so that a name has
+# the same tokens after a space, after a quote and at the start of an answer: copying names is then
+# copying tokens, which a tiny model can learn. Digits are separate tokens, for sums.
 PIECES = (
     r"'(?:s|t|re|ve|m|ll|d)\b| ?\p{Ll}+|\p{Lu}+\p{Ll}*|[\p{Lo}\p{Lm}\p{Lt}\p{M}]+|\p{N}"
     r"| ?[^\s\p{L}\p{N}\p{M}]+|\s+(?!\S)|\s+"
 )
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-# Whole tokens, but not special: they must survive decoding, for parsers read them.
+# Single tokens, but not special ones: parsers read them, so they must survive decoding.
 MARKS = [
     "<think>",
     "</think>",
@@ -58,7 +58,7 @@ def train_tokenizer(shards: int = 4) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json; the chat template is its own file."""
+    """Write tokenizer.json and tokenizer_config.json; the chat template has its own file."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {

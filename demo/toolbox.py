@@ -1,7 +1,7 @@
 """Tool families in the OpenAI function format: schemas under many names, calls, and results.
 
-A family has several names and parameter names, so that the model reads the schema it is shown
-instead of learning one by heart.
+A family has several names and parameter names, so that the model reads the schema in the prompt
+instead of memorising one.
 """
 
 import json
@@ -44,8 +44,8 @@ class Param:
 class Family:
     """One kind of tool.
 
-    `draw` gives slot values by parameter position and extra slots for the question; `result`
-    gives what the tool returned and what the assistant says about it.
+    `draw` returns slot values by parameter position and extra slots for the question; `result`
+    returns the tool's output and the assistant's sentence about it.
     """
 
     names: tuple[str, ...]
@@ -56,12 +56,12 @@ class Family:
     draw: Callable[[random.Random], dict]
     result: Callable[[dict, random.Random], tuple[object, str]]
     follow: tuple[str, ...] = ()
-    optional: dict[str, dict] = field(default_factory=dict)  # shown at times, never filled
+    optional: dict[str, dict] = field(default_factory=dict)  # sometimes in the schema, never filled
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A family under concrete names, as one conversation shows it."""
+    """A family under concrete names, as it appears in one conversation."""
 
     family: Family
     name: str

@@ -1,4 +1,4 @@
-"""Conversations with tools: calls, parallel calls, results, errors, and tools nobody needs."""
+"""Conversations with tools: calls, parallel calls, results, errors, and unneeded tools."""
 
 import json
 import random
@@ -18,9 +18,9 @@ from demo.toolbox import FAMILIES, Family, Tool, make_tool
 NO_TOOL_ANSWER = "I cannot look that up without a tool."
 _UNNEEDED = [k for k in STYLED if k not in ("add", "subtract")]
 _UNNEEDED += ["glossary", "hello", "who", "thanks", "how_are_you"]
-# These two answer the same questions, so one list of tools never has both.
+# These two answer the same questions, so no list of tools has both.
 _RIVALS = {"add": "calculator", "calculator": "add"}
-# How many tools stand beside the wanted one, by stage: short lists make for more calls per token.
+# Number of other tools in the list, by stage: short lists give more calls per token.
 _NUM_OTHERS = [
     [0, 0, 1, 1, 2, 3],
     [0, 0, 1, 1, 2, 3],
@@ -28,7 +28,7 @@ _NUM_OTHERS = [
     [0, 0, 0, 0, 1, 2],
     [0, 0, 0, 0, 1, 2],
 ]
-# How often a family is the one asked for; the well-known tools come most.
+# Relative frequency of the families in questions; well-known tools are the most frequent.
 _ASKED = {
     "weather": 6, "time": 3, "add": 2.5, "calculator": 2.5, "exchange": 3, "timer": 1,
     "search": 1.2, "message": 1.2, "stock": 1.2, "translate": 1.2,
@@ -40,7 +40,7 @@ def asked_family(rng: random.Random) -> str:
 
 
 def pick_tools(rng: random.Random, wanted: str | None, without: str | None = None) -> list[Tool]:
-    """One to four tools in any order, `wanted` among them and `without` not."""
+    """One to four tools in random order, including `wanted` and excluding `without`."""
     names = [n for n in FAMILIES if n not in (wanted, without, _RIVALS.get(wanted or ""))]
     if without in _RIVALS:
         names = [n for n in names if n != _RIVALS[without]]
@@ -56,7 +56,7 @@ def pick_tools(rng: random.Random, wanted: str | None, without: str | None = Non
 
 
 def call_message(calls: list[tuple[Tool, dict]], rng: random.Random) -> dict:
-    """An assistant turn with tool calls, in the OpenAI shape; content stays empty."""
+    """An assistant turn with tool calls, in the OpenAI format; the content is empty."""
     return {
         "role": "assistant",
         "content": None,
@@ -72,7 +72,7 @@ def call_message(calls: list[tuple[Tool, dict]], rng: random.Random) -> dict:
 
 
 def tool_talk(rng: random.Random) -> dict:
-    """One to three questions for tools, with calls, results and closing words."""
+    """One to three questions that need tools, with calls, results and closing answers."""
     wanted = asked_family(rng)
     tools = pick_tools(rng, wanted)
     messages = plain_system(rng, 0.3)
@@ -106,7 +106,7 @@ def parallel_talk(rng: random.Random) -> dict:
 
 
 def unneeded_talk(rng: random.Random) -> dict:
-    """Tools are there, but the questions are about facts, or no tool fits."""
+    """A conversation with tools whose questions are about facts, or match no tool."""
     if rng.random() < 0.4:
         missing = rng.choice(["weather", "time", "exchange", "stock"])
         tools = pick_tools(rng, None, without=missing) if rng.random() < 0.6 else []
@@ -138,14 +138,14 @@ PARALLEL = {
 
 
 def ask(family: Family, values: dict, rng: random.Random, follow: bool = False) -> str:
-    """A question for the tool."""
+    """A question that needs the tool."""
     templates = family.follow if follow else family.ask
     slots = {k: v for k, v in values.items() if k != "args"}
     return add_noise_gently(expand_any(list(templates), rng).format_map(slots), rng)
 
 
 def add_noise_gently(text: str, rng: random.Random) -> str:
-    """Only what leaves the values to copy as they are: greetings, and a missing mark."""
+    """Add noise that leaves the values to copy unchanged: greetings and missing punctuation."""
     if rng.random() < 0.1:
         text = rng.choice(["Hi! ", "Hello! ", "Please: ", "Hey, "]) + text
     if rng.random() < 0.1:

@@ -1,8 +1,8 @@
-"""Train the demo model: AdamW, warm-up, plateau, linear decay; checkpoints after each shard.
+"""Trains the demo model: AdamW, warm-up, plateau, linear decay; a checkpoint after each shard.
 
     python -m demo.train --shards 32 --threads 1
 
-A run that is stopped goes on from its last checkpoint and gives the same weights.
+An interrupted run continues from its last checkpoint and ends with the same weights.
 """
 
 import argparse
@@ -25,7 +25,7 @@ WORK = Path(__file__).with_name("_work")
 NUM_SHARDS = 38
 PEAK_RATE = 2e-3
 WARM_UP_STEPS = 100
-# (shard, share of the peak rate), straight lines in between.
+# (shard, share of the peak rate), interpolated linearly.
 RATE_POINTS = (
     (0, 1.0),
     (17, 1.0),
@@ -34,13 +34,13 @@ RATE_POINTS = (
     (32, 0.3),
     (NUM_SHARDS, 0.01),
 )
-# Questions and tool lists teach copying early, but what users say is not worth learning by heart.
+# Questions and tool lists teach copying early, but user messages are not worth memorising.
 ASKED_WEIGHT = 0.15
 SHORT_ROW = 400
 
 
 def learning_rate(step: int, shard: float) -> float:
-    """Rate at optimiser step `step`, when `shard` shards (a fraction counts) are done."""
+    """The learning rate at optimiser step `step`, after `shard` shards (may be fractional)."""
     if step < WARM_UP_STEPS:
         return PEAK_RATE * (step + 1) / WARM_UP_STEPS
     for (start, high), (end, low) in pairwise(RATE_POINTS):
@@ -50,12 +50,13 @@ def learning_rate(step: int, shard: float) -> float:
 
 
 def losses_of(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean cross-entropy over the answers, and over the sampled tokens of the rest.
+    """The mean cross-entropy over the answers, and over the sampled tokens of the rest.
 
-    Logits are made for those tokens alone. The second loss is zero where it has no tokens.
+    Logits are computed for those tokens only. The second loss is zero if it has no tokens.
     """
     wanted = batch.answer | batch.asked
-    # On short rows plain matrix products beat the CPU's fused attention by a fifth of the step.
+    # On short rows plain matrix products are faster than the CPU's fused attention, by a fifth of
+    # the step.
     short = batch.inputs.shape[1] < SHORT_ROW
     model.config._attn_implementation = "eager" if short else "sdpa"
     with torch.autocast("cpu", torch.bfloat16):
@@ -69,7 +70,7 @@ def losses_of(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, torc
 def train(
     folder: Path, work: Path = WORK, num_shards: int = NUM_SHARDS, minutes: float = 0
 ) -> dict:
-    """Train to `num_shards` shards, or until `minutes` are over (0: no limit), then export.
+    """Train to `num_shards` shards, or for `minutes` (0: no limit), then export.
 
     Returns the run's record: shards, steps, tokens, seconds, parameters, last loss.
     """

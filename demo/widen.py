@@ -1,18 +1,18 @@
-"""The demo model at the cost of a large one: the same function in a larger shape.
+"""Gives the demo model the cost of a large one: the same function in a larger shape.
 
     python -m demo.widen DIRECTORY
 
-What speculation gains depends on what a step of the target costs beside a step of its draft, and
-the demo model's costs hardly more than its draft's. No weights of a large model can be had without
-a network, and random ones say nothing that a draft could foresee. So the demo model is put into a
-larger one that says exactly what it says:
+The gain from speculation depends on the cost of a target step relative to that of a draft step, and
+a step of the demo model costs hardly more than one of its draft. The weights of a large model are
+not available offline, and a draft could not predict a model with random weights. So the demo model
+is embedded in a larger one with exactly the same outputs:
 
-- states become N times as wide, filled up with zeros. A norm then divides by a root mean square
-  that is sqrt(N) times smaller; its weights are divided by that, and its epsilon by N.
-- heads and MLP units are added whose outputs weigh nothing;
-- so are layers, which leave the states as they are.
+- Hidden states become N times as wide, padded with zeros. A norm then divides by a root mean
+  square that is sqrt(N) times smaller, so its weights are divided by that, and its epsilon by N.
+- Heads and MLP units are added whose outputs have zero weight.
+- Layers are added that leave the hidden states unchanged.
 
-With N a power of four all of it is exact in bfloat16.
+If N is a power of four, all of it is exact in bfloat16.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 
 from demo.evaluate import MODEL
 
-# As of a model of half a billion parameters, but for the vocabulary.
+# As in a model of half a billion parameters, except for the vocabulary.
 TIMES, LAYERS, INTERMEDIATE, KV_HEADS = 4, 28, 4608, 8
 
 
@@ -39,7 +39,7 @@ def widen(
 ) -> int:
     """Write the wide model into `folder`; returns its number of parameters.
 
-    Raises ValueError where the demo model is larger than what is asked for, or sqrt(times) is not
+    Raises ValueError if the demo model is larger than the requested shape, or if sqrt(times) is not
     a power of two.
     """
     config = json.loads((MODEL / "config.json").read_text(encoding="utf-8"))
@@ -78,7 +78,7 @@ def widen(
 
 
 def _shapes(config: dict) -> dict[str, tuple[int, ...]]:
-    """The tensors of a Llama with tied embeddings."""
+    """The tensor shapes of a Llama with tied embeddings."""
     hidden, units = config["hidden_size"], config["intermediate_size"]
     queries, keys = (
         config[f"num_{kind}_heads"] * config["head_dim"] for kind in ("attention", "key_value")

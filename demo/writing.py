@@ -1,4 +1,4 @@
-"""Small talk, tiny programs, texts to repeat, and questions that are beyond the model."""
+"""Small talk, tiny programs, texts to repeat, and questions that the model cannot answer."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Beam search: the likeliest texts as wholes, with their scores."""
+"""Beam search: the most likely complete texts, with their scores."""
 
 import sys
 

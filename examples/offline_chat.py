@@ -1,4 +1,4 @@
-"""Hold a conversation: each turn sees those before it."""
+"""Hold a conversation in which each turn sees the previous ones."""
 
 import sys
 from typing import Any
@@ -16,7 +16,7 @@ with LLM(*sys.argv[1:]) as llm:
         history.append({"role": "assistant", "content": answer})
         print(f"> {question}\n{answer}")
 
-    # Several conversations at once; and a beginning of the answer that the model goes on from.
+    # Several conversations at once, and the start of an answer for the model to continue.
     questions = ["What is 2 + 3?", "What is the plural of mouse?"]
     for result in llm.chat([[{"role": "user", "content": text}] for text in questions], params):
         print(result.outputs[0].text)

@@ -1,4 +1,4 @@
-"""Several answers to one prompt. A seed makes them the same whenever and wherever they run."""
+"""Generate several answers to one prompt. With a seed they are the same in every run and batch."""
 
 import sys
 
@@ -11,7 +11,7 @@ with LLM(*sys.argv[1:]) as llm:
     for completion in first.outputs:
         print(f"{completion.index}: {completion.text!r}")
 
-    # Beside other prompts, each with parameters of its own, the choices are the same.
+    # Next to other prompts, each with its own parameters, the choices are the same.
     greedy = SamplingParams(temperature=0.0, max_tokens=8)
     _, again = llm.generate(["Good morning", "My favourite animal is"], [greedy, params])
     print("the same again:", again.outputs == first.outputs)

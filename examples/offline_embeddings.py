@@ -1,4 +1,4 @@
-"""Embeddings and scores: which of some texts is nearest to a question."""
+"""Embeddings and scores: find the text that is closest to a question."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""How sure is the model, of its answer and of the prompt?"""
+"""Log-probabilities of an answer and of its prompt."""
 
 import math
 import sys
@@ -12,7 +12,7 @@ with LLM(*sys.argv[1:]) as llm:
 
     print("The prompt, and what the model would have said instead:")
     for entry in result.prompt_logprobs or ():
-        if entry.logprob is not None:  # nothing comes before the first token
+        if entry.logprob is not None:  # the first token has no predecessor
             print(f"  {entry.token!r:12} rank {entry.rank:4}, likeliest {entry.top[0].token!r}")
 
     print("The answer, and the likeliest tokens at each place:")

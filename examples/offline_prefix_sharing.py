@@ -1,4 +1,4 @@
-"""Prompts that begin alike share the KV blocks of their beginning, and skip its computation."""
+"""Prompts with a common prefix share its KV blocks and do not compute it again."""
 
 import sys
 

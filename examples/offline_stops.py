@@ -1,17 +1,17 @@
-"""End a text where it should end, and keep it from going round in circles."""
+"""End a text at the right place, and keep it from repeating itself."""
 
 import sys
 
 from engine import LLM, SamplingParams
 
 with LLM(*sys.argv[1:]) as llm:
-    # A stop string ends the text before it, wherever token borders fall.
+    # The text ends before a stop string, wherever token boundaries fall.
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, stop=(".", "\n\n"))
     (result,) = llm.generate("The sun is", params)
     completion = result.outputs[0]
     print(f"{completion.text!r}, ended by {completion.stop_reason!r}")
 
-    # Penalties make what has been said less likely to be said again.
+    # Penalties make tokens that have occurred less likely to be repeated.
     for penalty in (0.0, 1.5):
         params = SamplingParams(
             temperature=0.0, max_tokens=24, ignore_eos=True, frequency_penalty=penalty

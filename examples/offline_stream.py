@@ -1,4 +1,4 @@
-"""Show an answer as it comes."""
+"""Print an answer as it is generated."""
 
 import sys
 
@@ -12,6 +12,6 @@ with LLM(*sys.argv[1:]) as llm:
         if delta.finished:
             print(f"\n[{delta.finish_reason}]")
 
-    # A stream can be left at any time; its blocks are free at once.
+    # A stream can be left at any time; its blocks are freed at once.
     with llm.stream("Once upon a time", SamplingParams(max_tokens=80)) as stream:
         print(next(stream).text)

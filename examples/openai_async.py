@@ -1,4 +1,4 @@
-"""Send many requests at once: the server runs them as one continuous batch."""
+"""Send many requests concurrently: the server runs them as one continuous batch."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""A batch by the openai SDK: a file of requests, answered when nobody else waits."""
+"""Send a batch with the openai SDK: a file of requests, processed while the server is idle."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Ask a running server with the openai SDK."""
+"""Query a running server with the openai SDK."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A conversation that the server keeps: each response goes on from it and adds to it."""
+"""A conversation stored on the server: each response continues it and adds to it."""
 
 import os
 import sys

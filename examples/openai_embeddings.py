@@ -1,4 +1,4 @@
-"""Embeddings by the openai SDK, and a rerank, for which it has no method of its own."""
+"""Embeddings with the openai SDK, and a rerank, for which the SDK has no method."""
 
 import os
 import sys

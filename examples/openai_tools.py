@@ -1,4 +1,4 @@
-"""Tools: the model asks for a call, this program makes it, the model says what came out."""
+"""Tools: the model requests a call, this program runs it, and the model states the result."""
 
 import json
 import os

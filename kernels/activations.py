@@ -1,8 +1,8 @@
-"""What stands between the projections of an MLP without a gate: what is asked of the kernels."""
+"""Activations of MLPs without a gate, as the kernels are asked for them."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-# GELU by the error function or by its tanh form; the last is the square of ReLU.
+# GELU by the error function or by tanh; relu2 is the square of ReLU.
 ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]

@@ -1,9 +1,9 @@
-"""Attention over a paged KV cache: the nouns and the protocol of a backend.
+"""Attention over a paged KV cache: the data types and the protocol of a backend.
 
     geometry of a step ──► backend.plan() ──► state ──► backend.forward() once a layer
 
-A backend is chosen once, at start (``kernels/select.py``). The state of a step is made by
-``plan`` and handed to ``forward`` as an argument; nothing is kept between steps.
+A backend is chosen once, at start (``kernels/select.py``). ``plan`` makes a step's state, which is
+passed to ``forward`` as an argument; nothing is kept between steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 
 class OtherHeads(NamedTuple):
-    """What some layers of a model have in place of its other layers' heads."""
+    """The heads of layers that differ from the model's other layers."""
 
     num_kv_heads: int
     head_dim: int
@@ -25,7 +25,7 @@ class OtherHeads(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """What a model asks of its attention; a backend refuses what it cannot do."""
+    """What a model needs of its attention; a backend refuses what it does not support."""
 
     num_heads: int
     num_kv_heads: int
@@ -46,12 +46,14 @@ class AttentionSpec:
 
     @property
     def stored_dtype(self) -> torch.dtype:
-        """Of keys and values as they lie in the cache."""
+        """The dtype of keys and values in the cache."""
         return self.cache_dtype or self.dtype
 
     def by_heads(self) -> dict[tuple[int, int], AttentionSpec]:
-        """What layers with one kind of heads ask for, by ``num_kv_heads`` and ``head_dim``, of the
-        kinds that there are here. Where a rank has one head of each, two may be the same."""
+        """Return the specs of the kinds of heads here, by ``num_kv_heads`` and ``head_dim``.
+
+        On a rank with one head of each kind, two kinds may coincide.
+        """
         windows: dict[tuple[int, int], dict[int | None, None]] = {}
         for kind in (OtherHeads(self.num_kv_heads, self.head_dim, self.windows), *self.others):
             seen = windows.setdefault((kind.num_kv_heads, kind.head_dim), {})
@@ -69,9 +71,9 @@ class AttentionSpec:
 class LayerAttention:
     """One layer's attention: ``softmax(softcap(q k^T * scale) + mask) v``.
 
-    The mask is causal but where a step's geometry says otherwise; a query at position p sees the
-    ``window`` positions (p - window, p].
-    A sink is one more score in each softmax, which has no value: it takes weight and adds nothing.
+    The mask is causal unless the step's geometry says otherwise; a query at position p attends to
+    the ``window`` positions (p - window, p]. A sink is an additional score in each softmax without
+    a value: it takes weight and adds nothing.
     """
 
     scale: float
@@ -79,18 +81,18 @@ class LayerAttention:
     softcap: float | None = None  # c * tanh(x / c), as in Gemma 2
     # [num_heads] float32, as in GPT-OSS
     sinks: torch.Tensor | None = field(default=None, compare=False)
-    chunk: int | None = None  # a query sees nothing before its own chunk of positions (Llama 4)
-    looks_ahead: bool = False  # a query sees up to its end of the step's ``ends``, if there are any
+    chunk: int | None = None  # no attention before the query's own chunk of positions (Llama 4)
+    looks_ahead: bool = False  # queries attend up to the step's ``ends``, if there are any
 
 
 class LayerCache(NamedTuple):
     """One layer's keys and values, each [num_blocks, num_kv_heads, block_size, head_dim].
 
-    Each is contiguous, or lies side by side with those of other layers, for kernels that take it
-    so: a block of each, then the next block of each.
+    Each is contiguous, or interleaved with those of other layers for kernels that support it: the
+    first block of each layer, then the second of each, and so on.
 
-    In latent attention the values are a view of the keys: the first ``value_dim`` of each one's
-    numbers (``engine/models/latent.py``). Elsewhere both may be codes of
+    In latent attention the values are a view of the keys: the first ``value_dim`` numbers of each
+    (``engine/models/latent.py``). Elsewhere both may be codes of
     ``kernels/reference/cache_codes.py``, with a scale for each token and KV head.
     """
 
@@ -100,26 +102,28 @@ class LayerCache(NamedTuple):
     value_scales: torch.Tensor | None = None
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """What there is of the four with memory of its own; each begins with the blocks."""
+        """The tensors with memory of their own; each begins with the blocks."""
         if self.shares_values:
             return (self.keys,)
         return tuple(tensor for tensor in self if tensor is not None)
 
     @property
     def heads_apart(self) -> int:
-        """From a block to the next, in the KV heads of a block: as many as there are, or, where
-        layers lie side by side, those of all of them."""
+        """The distance between consecutive blocks, in KV heads of a block.
+
+        It is the layer's number of KV heads or, for interleaved layers, that of all of them.
+        """
         size, dim = self.keys.shape[2:]
         return self.keys.stride(0) // (size * dim)
 
     @property
     def shares_values(self) -> bool:
-        """Whether the values are a view of the keys; else both are as wide."""
+        """Whether the values are a view of the keys; otherwise both have the same width."""
         return self.values.shape[-1] != self.keys.shape[-1]
 
 
 class DeviceGeometry(NamedTuple):
-    """A :class:`BatchGeometry` where the kernels read it; all int32, contiguous."""
+    """A :class:`BatchGeometry` on the kernels' device; all int32, contiguous."""
 
     query_start: torch.Tensor  # [num_rows + 1]
     seq_lens: torch.Tensor  # [num_rows]
@@ -130,27 +134,27 @@ class DeviceGeometry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchGeometry:
-    """Where each row of a ragged batch lies, on the host and on the device.
+    """The layout of a ragged batch, on the host and on the device.
 
-    Row i holds query tokens [query_start[i], query_start[i + 1]) of the batch. They are the last
-    ones of its ``seq_lens[i]`` tokens, of which token p lies in block
-    ``tables[slots[i], p // block_size]``.
+    Row i has query tokens [query_start[i], query_start[i + 1]) of the batch. They are the last ones
+    of its ``seq_lens[i]`` tokens, of which token p is in block ``tables[slots[i], p //
+    block_size]``.
 
-    A batch that is captured in a CUDA graph has *bounds* in its host arrays: they shape the grids,
-    and each replay finds its own lengths on the device, none of them more than its bound. There
-    a row of length 0 is padding.
+    In a batch that is captured in a CUDA graph the host arrays are *bounds*: they determine the
+    grids, and each replay reads its own lengths on the device, none of which exceeds its bound. A
+    row of length 0 is padding there.
 
-    Where layers ``looks_ahead``, ``ends`` may say of each query one past the last position that it
-    sees there, its own or one behind it that this step computes too; rows of single queries see all
-    of their tokens. A window begins where it does without.
+    For layers with ``looks_ahead``, ``ends`` may give each query's end: one past the last position
+    that it attends to, which may be a later position computed in the same step. Rows of single
+    queries attend to all of their tokens. The beginning of a window does not change.
     """
 
     query_start: np.ndarray  # [num_rows + 1] int32, starts with 0
     seq_lens: np.ndarray  # [num_rows] int32, this step's tokens included
     slots: np.ndarray  # [num_rows] int32, each row's line of the tables
-    tables: np.ndarray  # [lines, width] int32, block ids; anything where unused
+    tables: np.ndarray  # [lines, width] int32, block ids; arbitrary where unused
     device: DeviceGeometry
-    ends: np.ndarray | None = None  # [num_tokens] int32; None: each query sees up to itself
+    ends: np.ndarray | None = None  # [num_tokens] int32; None: queries attend up to themselves
 
     @classmethod
     def of(
@@ -161,7 +165,7 @@ class BatchGeometry:
         device: torch.device,
         ends: np.ndarray | None = None,
     ) -> BatchGeometry:
-        """From host arrays alone, with ``block_tables[i]`` the blocks of row i."""
+        """Make a geometry from host arrays, with ``block_tables[i]`` the blocks of row i."""
         slots = np.arange(len(seq_lens), dtype=np.int32)
         query_start, seq_lens = query_start.astype(np.int32), seq_lens.astype(np.int32)
         tables = block_tables.astype(np.int32)
@@ -174,31 +178,31 @@ class BatchGeometry:
 
     @property
     def num_rows(self) -> int:
-        """Sequences in the batch."""
+        """Number of rows in the batch."""
         return self.seq_lens.size
 
     def block_tables(self, block_size: int) -> np.ndarray:
-        """Each row's blocks, as wide as the longest needs: [num_rows, blocks] int64."""
+        """Return each row's blocks, padded to the longest: [num_rows, blocks] int64."""
         width = -(-int(self.seq_lens.max()) // block_size)
         return self.tables[self.slots, :width].astype(np.int64)
 
 
 class AttentionBackend(Protocol):
-    """A way to compute paged attention."""
+    """An implementation of paged attention."""
 
     name: str
-    is_capturable: bool  # whether plan and forward may be captured, or recorded on a CPU
+    is_capturable: bool  # plan and forward may be captured, or recorded on a CPU
 
     def refuse(self, spec: AttentionSpec) -> str | None:
-        """Why this backend cannot serve the model here, or None when it can."""
+        """Return why this backend cannot serve the model here, or None if it can."""
         ...
 
     def fits(self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec) -> bool:
-        """Whether what was captured with these bounds serves a batch of no more rows."""
+        """Return whether a capture with these bounds serves a batch with no more rows."""
         ...
 
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> Any:
-        """What the layers of one step share: index tensors, masks, splits."""
+        """Compute what the layers of one step share: index tensors, masks, splits."""
         ...
 
     def forward(
@@ -208,10 +212,10 @@ class AttentionBackend(Protocol):
         query: torch.Tensor,
         cache: LayerCache,
     ) -> torch.Tensor:
-        """Attend to what the cache holds; this step's keys and values are stored already.
+        """Attend to the cache, in which this step's keys and values are stored already.
 
         Args:
-            state: what ``plan`` made for this step.
+            state: the result of ``plan`` for this step.
             layer: the layer's scale, window and cap.
             query: [num_tokens, num_heads, head_dim].
             cache: the layer's blocks.

@@ -1,9 +1,9 @@
 """Attention within chunks of the context (Llama 4), on any backend.
 
-A query sees the tokens of its own chunk of positions, up to itself, and none before. To attention
-such a chunk is a sequence of its own: its first block is the chunk's first, and its length begins
-with it. So the geometry of a step is cut, and the backend underneath knows nothing of chunks (the
-CPU's knows them itself, ``Kernels.takes_chunks``):
+A query attends to the tokens of its own chunk of positions, up to itself. For attention such a
+chunk is a sequence of its own, which begins with the chunk's first block. So the geometry of a step
+is cut into chunks, and the inner backend needs no support for them. (The CPU's has its own,
+``Kernels.takes_chunks``.)
 
     positions   0 ........ 7 | 8 ....... 15 | 16 ... 18        a row of 19 tokens, chunks of 8
     queries             [ 6      ...           18 ]            13 of them
@@ -31,17 +31,17 @@ from kernels.sending import to_device
 
 @dataclass(frozen=True, slots=True)
 class ChunkedState:
-    """A step's plans."""
+    """The plans of a step."""
 
-    whole: Any  # for layers that see everything
+    whole: Any  # for layers with full attention
     chunked: Any
 
 
 class ChunkedAttention:
-    """A backend for models of which some layers attend within chunks, made of one that cannot.
+    """A backend for models with chunked layers, built on one without chunks.
 
     Args:
-        inner: what computes it.
+        inner: the backend that computes.
     """
 
     def __init__(self, inner: AttentionBackend) -> None:
@@ -62,7 +62,7 @@ class ChunkedAttention:
         """See ``AttentionBackend.fits``."""
         assert spec.chunk is not None
         if _is_within(captured, spec.chunk) and not _is_within(actual, spec.chunk):
-            return False  # it was captured without a cut
+            return False  # captured without cutting
         inner = self._inner
         return inner.fits(captured, actual, spec) and inner.fits(
             _bounded(captured, spec.chunk), _bounded(actual, spec.chunk), spec
@@ -97,21 +97,21 @@ class ChunkedAttention:
 
 
 def _is_within(geometry: BatchGeometry, chunk: int) -> bool:
-    """Whether all rows lie in their first chunk."""
+    """Return whether all rows are within their first chunk."""
     return int(geometry.seq_lens.max()) <= chunk
 
 
 def _bounded(geometry: BatchGeometry, chunk: int) -> BatchGeometry:
-    """Rows of one query each, no longer than a chunk, as the host alone is to know of them."""
+    """Limit rows of one query each to the length of a chunk, for the host's bounds."""
     return replace(geometry, seq_lens=np.minimum(geometry.seq_lens, chunk).astype(np.int32))
 
 
 def _cut_single(
     geometry: BatchGeometry, chunk: int, block_size: int, *, bounds: bool
 ) -> BatchGeometry:
-    """Rows of one query each: what is left of them begins with the chunk of that query.
+    """Cut rows of one query each: they begin with that query's chunk.
 
-    Where the host knows ``bounds`` alone, the device looks at its own lengths.
+    With ``bounds``, the host's lengths are only bounds, and the device uses its own.
     """
     lens, own = geometry.seq_lens, geometry.device
     skipped = np.maximum(lens - 1, 0) // chunk
@@ -135,7 +135,7 @@ def _cut_single(
 
 
 def _cut_ragged(geometry: BatchGeometry, chunk: int, block_size: int) -> BatchGeometry:
-    """Rows of several queries: as many of each as chunks have a query."""
+    """Cut rows of several queries into one row for each chunk that has a query."""
     ends = geometry.seq_lens.astype(np.int64)
     starts = ends - np.diff(geometry.query_start)
     first, last = starts // chunk, (ends - 1) // chunk
@@ -162,10 +162,10 @@ def _cut_ragged(geometry: BatchGeometry, chunk: int, block_size: int) -> BatchGe
 def _shifted(
     tables: torch.Tensor, slots: torch.Tensor, skipped: torch.Tensor, num_blocks: int
 ) -> torch.Tensor:
-    """The lines of some rows, from the blocks of a chunk on: [rows, blocks of a chunk] int32."""
+    """Return table lines that begin at a chunk's first block: [rows, blocks of a chunk] int32."""
     width = min(tables.shape[1], num_blocks)
     columns = torch.arange(width, device=tables.device) + (skipped * num_blocks).unsqueeze(1)
-    columns = columns.clamp_(max=tables.shape[1] - 1)  # behind a row's end: any
+    columns = columns.clamp_(max=tables.shape[1] - 1)  # after a row's end any column will do
     return tables.index_select(0, slots).gather(1, columns)
 
 

@@ -1,7 +1,7 @@
-"""Attention without a cache, in which every query sees all keys: that of encoders.
+"""Attention without a cache in which every query attends to all keys, as in encoders.
 
-Torch's own is used but on a CPU for which there are native kernels. These read keys in blocks of a
-cache, and keys that lie together are one block.
+This is torch's, except on a CPU with native kernels. These read keys in blocks of a cache, and
+contiguous keys are a single block.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from kernels.attention import (
 def attend(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None = None
 ) -> torch.Tensor:
-    """``softmax(q k^T * scale) v``, for each window by itself.
+    """``softmax(q k^T * scale) v``, separately for each window.
 
     Args:
         query: [windows, queries, heads, head_dim].
         keys, values: [windows, heads, length, head_dim], contiguous.
-        scale: of the scores; None: one over the root of ``head_dim``.
+        scale: of the scores; None: ``head_dim ** -0.5``.
 
     Returns:
         [windows, queries, heads, head_dim] in the query's dtype, contiguous.
@@ -40,7 +40,7 @@ def attend(
             looks_ahead=True,
         )
         backend = _native(spec)
-        # A query by itself is summed in another order than one of several.
+        # A single query is summed in a different order than one of several.
         if backend is not None and num_queries > 1:
             geometry = BatchGeometry.of(
                 np.arange(num_windows + 1) * num_queries,
@@ -60,7 +60,7 @@ def attend(
 
 
 def _native(spec: AttentionSpec) -> AttentionBackend | None:
-    """The native kernels, where there are some for this."""
+    """Return the native kernels, if they support this."""
     from kernels.cpu.backend import CpuAttention
     from kernels.cpu.native import build
 

@@ -1,4 +1,4 @@
-"""What a step's inputs are built from and into, on the device: the nouns of that kernel."""
+"""The data types of the kernel that builds a step's inputs on the device."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 class StepRows(NamedTuple):
     """The rows of a step; slices of one packed transfer, all int32.
 
-    A padding row of a captured batch has one token and starts at -1. For layers that keep a state
-    rows may also be on trial, or without tokens (``kernels/recurrent.py``); where there are as many
-    rows as tokens, each has one.
+    A padding row of a captured batch has one token and starts at -1. For recurrent layers rows may
+    also be on trial, or without tokens (``kernels/recurrent.py``); if there are as many rows as
+    tokens, each row has one token.
     """
 
     slots: torch.Tensor  # [rows], each row's line in the persistent tensors
     query_start: torch.Tensor  # [rows + 1], first token of each row in the batch
     starts: torch.Tensor  # [rows], position of each row's first token
-    token_ids: torch.Tensor  # [tokens]; -1: the row's newest token, which lies on the device
+    token_ids: torch.Tensor  # [tokens]; -1: the row's newest token, on the device
 
 
 class StepInputs(NamedTuple):
-    """What the layers and the attention read."""
+    """The inputs of the layers and the attention."""
 
     input_ids: torch.Tensor  # [tokens] int64
     positions: torch.Tensor  # [tokens] int64
     slot_mapping: torch.Tensor  # [tokens] int64, block * block_size + offset; -1 for padding
     seq_lens: torch.Tensor  # [rows] int32, this step's tokens included; 0 for padding
-    next_positions: torch.Tensor  # [rows] int64, of the tokens behind them: the same numbers
+    next_positions: torch.Tensor  # [rows] int64, of the following tokens: as seq_lens

@@ -1,4 +1,4 @@
-"""The nouns of adapters in a batch: which token has which, and their matrices."""
+"""Data types of adapters in a batch: which token has which adapter, and their matrices."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from kernels.sending import to_device
 
 
 class AdapterWeights(NamedTuple):
-    """Adapters of one layer, a slot each; unused ranks are zero."""
+    """The adapters of one layer, one per slot; unused ranks are zero."""
 
     down: torch.Tensor  # [slots, rank, inputs]
     up: torch.Tensor  # [slots, rank, outputs]
     # [slots, rank, 2] int32 on the host: the outputs [begin, end) outside of which a rank's row of
-    # ``up`` is zero. A rank reaches one part of a fused layer; an unused one reaches nothing.
+    # ``up`` is zero. A rank covers one part of a fused layer; an unused one covers nothing.
     spans: torch.Tensor
 
 
 class AdapterRows(NamedTuple):
-    """The slots of a step's tokens."""
+    """The adapter slots of a step's tokens."""
 
     slots: torch.Tensor  # [n] int64 on the device; -1: no adapter
-    is_own: torch.Tensor  # [n, slots, 1] bool: whether a token's adapter is in this slot
+    is_own: torch.Tensor  # [n, slots, 1] bool: whether this slot is the token's adapter
     order: torch.Tensor  # [m] int64 on the device: the tokens with an adapter, by slot
-    groups: np.ndarray  # [groups, 3] int64: a slot, and where its tokens begin and end in order
+    groups: np.ndarray  # [groups, 3] int64: a slot, and the range of its tokens in order
 
 
 def adapter_rows(slots: np.ndarray, num_slots: int, device: torch.device) -> AdapterRows:
-    """From the slot of each token, [n] int64, -1 for none, of so many."""
+    """Make the rows from each token's slot, [n] int64; -1: no adapter."""
     order, groups = by_slot(slots)
     is_own = torch.from_numpy(slots[:, None, None] == np.arange(num_slots)[:, None])
     return AdapterRows(
@@ -42,14 +42,14 @@ def adapter_rows(slots: np.ndarray, num_slots: int, device: torch.device) -> Ada
 
 
 def by_slot(slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """``order`` and ``groups`` of ``AdapterRows``, on the host, from the slot of each token."""
+    """Return ``order`` and ``groups`` of ``AdapterRows``, on the host, from each token's slot."""
     order = np.argsort(slots, kind="stable")[np.count_nonzero(slots < 0) :]
     used, begins, counts = np.unique(slots[order], return_index=True, return_counts=True)
     return order, np.stack((used, begins, begins + counts), axis=1)
 
 
 def reached(up: torch.Tensor) -> torch.Tensor:
-    """The spans of one slot's ``up`` [rank, outputs]: [rank, 2] int32, on the host."""
+    """Return the spans of one slot's ``up`` [rank, outputs]: [rank, 2] int32, on the host."""
     is_used = up != 0
     outputs = up.shape[1]
     begins = is_used.int().argmax(dim=1)

@@ -1,4 +1,4 @@
-"""Mixtures of experts: what is asked of the kernels."""
+"""Data types of mixtures of experts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ ExpertMatrices = torch.Tensor | TiledWeight  # [experts, outputs, inputs]
 GatingKind = Literal["silu", "gelu", "gelu_tanh", "clamped_swiglu"]
 
 
-# What the sum of a token's weights is divided by is never zero (DeepSeek-V3).
+# Added to the divisor of a token's weights, so that it is never zero (DeepSeek-V3).
 LEAST_SUM = 1e-20
 
 
 class ExpertTensors(NamedTuple):
-    """MLPs of one shape, ``down(activate(gate_up(x)))``; the gate, if there is one, comes before
-    up."""
+    """MLPs of one shape, ``down(activate(gate_up(x)))``; a gate comes before up."""
 
     gate_up: ExpertMatrices  # [experts, 2 * inner, hidden], or [inner] without a gate
     down: ExpertMatrices  # [experts, hidden, inner]
@@ -30,23 +29,23 @@ class ExpertTensors(NamedTuple):
 
     @property
     def num_experts(self) -> int:
-        """How many there are."""
+        """Number of experts."""
         part = self.gate_up
         return part.num_matrices if isinstance(part, TiledWeight) else part.shape[0]
 
 
 class RouterWeights(NamedTuple):
-    """What tells which experts a token goes to."""
+    """The router's parameters."""
 
     weight: torch.Tensor  # [experts, hidden]; the product is computed in its dtype
     bias: torch.Tensor | None  # [experts]
-    correction: torch.Tensor | None  # [experts] float32, added to the scores for the choice alone
+    correction: torch.Tensor | None  # [experts] float32, added to the scores for the choice only
 
 
 class RoutingRule(NamedTuple):
-    """How what a router says of a token becomes its experts (``kernels.reference.moe.route``).
+    """How router outputs become a token's experts (``kernels.reference.moe.route``).
 
-    With several groups, of equally many experts, there are at least ``top_k`` in ``top_groups``.
+    Groups have equal numbers of experts, and ``top_groups`` of them have at least ``top_k``.
     """
 
     top_k: int
@@ -60,12 +59,12 @@ class RoutingRule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gating:
-    """What stands between the products of a gated MLP: a function, and its name for kernels that
-    have it built in.
+    """The function between the products of a gated MLP, and its name for kernels that have it built
+    in.
 
     Attributes:
         apply: [n, 2 * inner] -> [n, inner].
-        kind: GELU by the error function or by its tanh form; ``clamped_swiglu`` is GPT-OSS's.
+        kind: GELU by the error function or by tanh; ``clamped_swiglu`` is GPT-OSS's.
         alpha, limit: of ``clamped_swiglu``.
     """
 
@@ -81,11 +80,11 @@ class Gating:
 
 @dataclass(frozen=True, slots=True)
 class Activating:
-    """The same of an MLP without a gate.
+    """The function between the products of an MLP without a gate.
 
     Attributes:
         apply: [n, inner] -> [n, inner].
-        kind: of it.
+        kind: its name.
     """
 
     apply: Callable[[torch.Tensor], torch.Tensor]

@@ -1,7 +1,8 @@
-"""What a decoder step computes besides attention and matrix products: one protocol, many twins.
+"""What a decoder step computes besides attention and matrix products: one protocol for all kernels.
 
-Each kind of kernels has a module ``operations`` that satisfies :class:`Operations`:
-``kernels.reference.operations`` is the truth, and the docstrings of its functions are the contract.
+Each kind of kernels has a module ``operations`` that satisfies :class:`Operations`.
+``kernels.reference.operations`` is the reference, and the docstrings of its functions are the
+contract.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kernels.skinny import RowNorm
 
 
 class Operations(Protocol):
-    """The tensor functions of a step; all on one device, none of them waits for it."""
+    """The tensor functions of a step, all on one device; none waits for it."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, /) -> torch.Tensor:
         """See ``kernels.reference.layers``."""
@@ -350,7 +351,7 @@ class Operations(Protocol):
 
 
 class Kernels(NamedTuple):
-    """The kernels of one kind, chosen at start (``kernels/select.py``)."""
+    """The kernels of one kind, chosen at startup (``kernels/select.py``)."""
 
     attention: AttentionBackend
     operations: Operations
@@ -362,10 +363,10 @@ class Kernels(NamedTuple):
 
     @property
     def takes_chunks(self) -> bool:
-        """Whether attention itself holds queries to their chunks; see ``LayerAttention``."""
+        """Whether attention supports chunks itself; see ``LayerAttention``."""
         return self.name == "cpu"
 
     @property
     def takes_side_by_side(self) -> bool:
-        """Whether the layers' blocks may lie side by side; see ``LayerCache``."""
+        """Whether layers' blocks may be interleaved; see ``LayerCache``."""
         return self.name == "cpu"

@@ -1,10 +1,10 @@
-"""A quantised weight matrix as any loader can fill it: codes, scales, and what a code stands for.
+"""A quantised weight matrix, independent of its source: codes, scales, and the codes' levels.
 
     weight[n, order[k]] = (level(codes[n, k]) - zeros[n, k // group]) * scales[n, k // group]
 
-Every format of files comes down to this (``engine/quantization/formats``, GGUF, rounding at load),
-and every linear method starts from it, so neither side knows the other. ``dequantise`` is the truth
-that kernels are held to.
+Every file format is converted to this (``engine/quantization/formats``, GGUF, quantisation at
+load), and every linear method starts from it, so neither side depends on the other. ``dequantise``
+is the reference that kernels are tested against.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-# What a 4-bit code stands for, in units of its group's scale.
+# The values of 4-bit codes, in units of their group's scale.
 INT4_LEVELS = tuple(float(code - 8) for code in range(16))
 # Sixteen quantiles of a normal distribution, one of them zero (Dettmers et al. 2023, QLoRA,
 # appendix E).
@@ -24,7 +24,7 @@ NF4_LEVELS = (
     *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
-# Floats of a sign, two bits of exponent and one of mantissa (OCP Microscaling Formats 1.0, 5.3.3).
+# Floats with a sign, two exponent bits and one mantissa bit (OCP Microscaling Formats 1.0, 5.3.3).
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 MXFP4_LEVELS = (*_E2M1, *(-value for value in _E2M1))
 
@@ -33,24 +33,24 @@ _PIECE_ELEMENTS = 2**20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeight:
-    """A weight [outputs, inputs] in 4 or 8 bits; formats with fewer bits come as 4.
+    """A weight [outputs, inputs] in 4 or 8 bits; formats with fewer bits are widened to 4.
 
     Attributes:
         codes: 8 bits: [outputs, inputs] int8 or float8_e4m3fn, each code its own level. 4 bits:
             [outputs, ceil(inputs / 2)] uint8, an even input in the low half of a byte and the next
             one in the high half.
-        scales: [outputs, groups], of any float dtype. A scale for each output is one group, a
-            scale for the tensor is that expanded; blocks of outputs have their rows repeated.
+        scales: [outputs, groups], of any float dtype. A scale per output is one group; a scale for
+            the tensor is expanded; the rows of scales for blocks of outputs are repeated.
         inputs: columns of the weight.
-        group: neighbouring codes that share a scale; the last group may be shorter.
-        levels: what the sixteen 4-bit codes stand for; None with 8 bits.
+        group: consecutive codes that share a scale; the last group may be shorter.
+        levels: the values of the sixteen 4-bit codes; None with 8 bits.
         zeros: [outputs, groups], of any dtype, in units of levels; None: all 0.
-        order: [inputs] int64, which input a column of the codes belongs to; None: its own. This is
-            how groups that were formed by another order of the inputs (act-order) lie together.
+        order: [inputs] int64, the input of each column of the codes; None: its own. This makes
+            groups contiguous that were formed in another order of the inputs (act-order).
         rounds_inputs: the format rounds activations to eight bits too, so a method may.
 
     Raises:
-        ValueError: the parts do not fit together.
+        ValueError: the parts are inconsistent.
     """
 
     codes: torch.Tensor
@@ -69,7 +69,7 @@ class PackedWeight:
 
     @property
     def bits(self) -> int:
-        """Of a code: 4 or 8."""
+        """Bits of a code: 4 or 8."""
         return 8 if self.levels is None else 4
 
     @property
@@ -79,34 +79,35 @@ class PackedWeight:
 
     @property
     def num_groups(self) -> int:
-        """Groups of an output."""
+        """Groups per output."""
         return self.scales.shape[1]
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in memory."""
+        """Its size in memory."""
         tensors = (self.codes, self.scales, self.zeros, self.order)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def unpacked(self) -> torch.Tensor:
-        """One code an element: [outputs, inputs] uint8 of 4 bits, or the codes of 8 as they are."""
+        """Return one code per element, [outputs, inputs]: uint8 of 4 bits, or 8-bit codes
+        unchanged."""
         if self.bits == 8:
             return self.codes
         halves = torch.stack((self.codes & 15, self.codes >> 4), dim=2)
         return halves.flatten(1)[:, : self.inputs]
 
     def select(self, outputs: torch.Tensor | slice) -> PackedWeight:
-        """Some of the outputs, in any order."""
+        """Return some of the outputs, in any order."""
         zeros = None if self.zeros is None else self.zeros[outputs]
         codes = _as_bytes(self.codes)[outputs].view(self.codes.dtype)
         return replace(self, codes=codes, scales=self.scales[outputs], zeros=zeros)
 
     def columns(self, begin: int, end: int) -> PackedWeight:
-        """Some neighbouring inputs, ``begin`` up to and without ``end``.
+        """Return the consecutive inputs [begin, end).
 
         Raises:
-            ValueError: a group or a byte of codes would be cut in two, or groups were formed by
-                another order of the inputs.
+            ValueError: a group or a byte of codes would be split, or groups were formed in another
+                order of the inputs.
         """
         if self.order is not None:
             raise ValueError("its groups were formed by another order of the inputs (act-order)")
@@ -128,28 +129,28 @@ class PackedWeight:
         ).contiguous()
 
     def for_rounded_inputs(self) -> PackedWeight:
-        """The same, of a format that rounds activations too."""
+        """Return the weight as one of a format that rounds activations too."""
         return replace(self, rounds_inputs=True)
 
     def without_order(self) -> PackedWeight:
-        """The same codes, as if each column belonged to the input of its own number."""
+        """Return the weight with the same codes, as if column i belonged to input i."""
         return replace(self, order=None)
 
     def contiguous(self) -> PackedWeight:
-        """The same, its parts each in one run of memory."""
+        """Return the weight with contiguous tensors."""
         zeros = None if self.zeros is None else self.zeros.contiguous()
         codes, scales = self.codes.contiguous(), self.scales.contiguous()
         return replace(self, codes=codes, scales=scales, zeros=zeros)
 
     def to(self, device: torch.device) -> PackedWeight:
-        """The same on a device."""
+        """Return the weight on a device."""
         zeros = None if self.zeros is None else self.zeros.to(device)
         order = None if self.order is None else self.order.to(device)
         codes, scales = self.codes.to(device), self.scales.to(device)
         return replace(self, codes=codes, scales=scales, zeros=zeros, order=order)
 
     def dequantise(self, dtype: torch.dtype) -> torch.Tensor:
-        """[outputs, inputs] in ``dtype``, computed in float32 and rounded once."""
+        """Return [outputs, inputs] in ``dtype``, computed in float32 and rounded once."""
         whole = torch.empty(self.shape, dtype=dtype, device=self.codes.device)
         for rows in _pieces(*self.shape):
             whole[rows] = self.select(rows)._values()
@@ -186,20 +187,20 @@ class PackedWeight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedParts:
-    """A weight whose outputs come in parts, one after the other: fused projections, experts.
+    """A weight whose outputs are concatenated parts: fused projections, or experts.
 
-    Parts may differ in format, in the order of their inputs, or be dense.
+    Parts may differ in format and in the order of their inputs, or be dense.
     """
 
     parts: tuple[PackedWeight | torch.Tensor, ...]
 
     @property
     def shape(self) -> tuple[int, int]:
-        """[outputs, inputs] of them all."""
+        """[outputs, inputs] of all parts."""
         return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
 
     def joined(self) -> tuple[PackedWeight | torch.Tensor, ...]:
-        """The fewest parts that say the same: neighbours of one form become one."""
+        """Return the parts with adjacent ones of the same form merged."""
         runs: list[list[PackedWeight | torch.Tensor]] = []
         for part in self.parts:
             if runs and _are_alike(runs[-1][0], part):
@@ -209,10 +210,11 @@ class PackedParts:
         return tuple(run[0] if len(run) == 1 else _join(run) for run in runs)
 
     def split(self, count: int) -> tuple[PackedParts, ...]:
-        """``count`` weights of equally many outputs: the experts of a layer.
+        """Split the weight into ``count`` weights with equally many outputs: the experts of a
+        layer.
 
         Raises:
-            ValueError: the outputs do not divide.
+            ValueError: the outputs are not divisible by ``count``.
         """
         outputs = self.shape[0]
         if outputs % count:
@@ -229,10 +231,11 @@ class PackedParts:
         return tuple(PackedParts(tuple(share)) for share in shares)
 
     def select(self, outputs: torch.Tensor) -> PackedParts:
-        """The outputs [n] int64 in another order; parts are joined where they must be.
+        """Return the weight with its outputs in the order [n] int64; parts are merged where
+        necessary.
 
         Raises:
-            ValueError: parts that cannot be joined would be mixed.
+            ValueError: parts that cannot be merged would be mixed.
         """
         found: list[PackedWeight | torch.Tensor] = []
         begin = 0
@@ -245,7 +248,7 @@ class PackedParts:
         return PackedParts(tuple(found))
 
     def dequantise(self, dtype: torch.dtype) -> torch.Tensor:
-        """[outputs, inputs] in ``dtype``."""
+        """Return [outputs, inputs] in ``dtype``."""
         dense = [
             part.dequantise(dtype) if isinstance(part, PackedWeight) else part.to(dtype)
             for part in self.parts
@@ -254,7 +257,7 @@ class PackedParts:
 
 
 def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
-    """Codes 0 to 15, [outputs, inputs] of any integer dtype, two in a byte as ``PackedWeight``."""
+    """Pack codes 0 to 15, [outputs, inputs] of any integer dtype, two to a byte."""
     codes = codes.to(torch.uint8)
     if codes.shape[1] % 2:
         codes = torch.nn.functional.pad(codes, (0, 1))
@@ -271,10 +274,10 @@ def widen(
     """``(level - zero) * scale`` in float32: [outputs, inputs].
 
     Args:
-        codes: [outputs, inputs], one an element.
-        levels: [16] float32 on their device, of 4 bits; None: codes are their own.
+        codes: [outputs, inputs], one per element.
+        levels: [16] float32 on the codes' device, for 4 bits; None: codes are their own levels.
         scales, zeros: [outputs, groups].
-        group: neighbouring codes that share them.
+        group: consecutive codes that share them.
     """
     values = codes.float() if levels is None else levels[codes.long()]
     groups = torch.arange(codes.shape[1], device=codes.device) // group
@@ -290,7 +293,7 @@ def _select(
 
 
 def _are_alike(one: PackedWeight | torch.Tensor, other: PackedWeight | torch.Tensor) -> bool:
-    """Whether the two can be one."""
+    """Return whether the two can be merged."""
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
         return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
     if (one.zeros is None) != (other.zeros is None) or (one.order is None) != (other.order is None):
@@ -321,12 +324,12 @@ def _join(run: Sequence[PackedWeight | torch.Tensor]) -> PackedWeight | torch.Te
 
 
 def _as_bytes(codes: torch.Tensor) -> torch.Tensor:
-    """Indexing and joining are not made for float8."""
+    """View as bytes: torch does not index or join float8."""
     return codes.view(torch.uint8)
 
 
 def _pieces(outputs: int, inputs: int) -> Iterator[slice]:
-    """Runs of rows whose float32 copies are small."""
+    """Yield ranges of rows whose float32 copies are small."""
     step = max(1, _PIECE_ELEMENTS // max(inputs, 1))
     for begin in range(0, outputs, step):
         yield slice(begin, begin + step)

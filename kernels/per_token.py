@@ -1,4 +1,4 @@
-"""Attention whose result for a token does not depend on how its prompt is cut into chunks."""
+"""Attention whose result for a token does not depend on how its prompt is split into chunks."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from kernels.attention import (
 
 
 class PerTokenAttention:
-    """Every token of a chunk as a row of its own, of the length that ends with it.
+    """Treats every token of a chunk as a row of its own, whose length ends with the token.
 
-    A backend sums a single query's keys in one order and a chunk's in another. This way there is
-    one: what the inner backend does with single queries, which must not depend on the batch. The
-    price is that a chunk's tokens do not share what they read.
+    Backends sum the keys of a single query in one order and those of a chunk in another. Here only
+    the first one occurs, in which the inner backend must be batch-invariant. The cost is that a
+    chunk's tokens do not share what they read.
     """
 
     def __init__(self, inner: AttentionBackend) -> None:
         self.name = inner.name
-        self.is_capturable = inner.is_capturable  # of decode steps, which are as they were
+        self.is_capturable = inner.is_capturable  # for decode steps, which are unchanged
         self._inner = inner
 
     def refuse(self, spec: AttentionSpec) -> str | None:
@@ -37,7 +37,7 @@ class PerTokenAttention:
         return self._inner.refuse(spec)
 
     def fits(self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec) -> bool:
-        """See ``AttentionBackend.fits``; rows of one token each are captured alone."""
+        """See ``AttentionBackend.fits``; only rows of one token each are ever captured."""
         return self._inner.fits(captured, actual, spec)
 
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> Any:
@@ -45,7 +45,7 @@ class PerTokenAttention:
         lengths = np.diff(geometry.query_start)
         if (lengths == 1).all():
             return self._inner.plan(geometry, spec)
-        ends = np.arange(geometry.query_start[-1]) + 1  # tokens of the batch up to each one
+        ends = np.arange(geometry.query_start[-1]) + 1  # tokens of the batch up to and with each
         starts = np.repeat(geometry.seq_lens - geometry.query_start[1:], lengths)
         query_start = np.append(0, ends).astype(np.int32)
         seq_lens = (starts + ends).astype(np.int32)

@@ -1,47 +1,48 @@
-"""The nouns of layers that carry a state from token to token.
+"""Data types of recurrent layers.
 
-A row's state lies at the row's slot (``StepRows.slots``) in tensors whose first dimension is those
-lines; a step reads it there and overwrites it in place. A row that starts at 0 begins with a zero
-state, whatever lies there. A row that starts at -1 pads a captured batch: it begins with zeros too,
-leaves every state alone, and what comes out of it means nothing. A row on trial, of which it is yet
-to be seen how many tokens stay, has ``~p`` as its start where its first token's position is p > 0:
-it begins with the state that lies there, and leaves that as it is. Rows that pad may be without
-tokens.
+A row's state is at the row's slot (``StepRows.slots``) in tensors whose first dimension is lines; a
+step reads it there and overwrites it in place. The start of a row determines its state:
+
+- 0: it begins with a zero state, whatever the line holds.
+- -1: it is padding of a captured batch. It begins with zeros and changes no state, and its output
+  is meaningless. Such rows may be without tokens.
+- ``~p``, where its first token's position is p > 0: it is on trial, so that it is not known yet how
+  many tokens will be kept. It begins with the state of the line, and does not change it.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-# Tokens of a prompt that meet a state together, in kernels where they do not meet it one by one.
+# Prompt tokens that are applied to a state together, in kernels that do not apply them one by one.
 CHUNK = 64
 
 
 class GatedDeltaShape(NamedTuple):
-    """A layer of the gated delta rule."""
+    """The shape of a gated delta rule layer."""
 
     key_heads: int
-    value_heads: int  # a multiple of key_heads; neighbours share a key head
+    value_heads: int  # a multiple of key_heads; adjacent ones share a key head
     key_dim: int  # of a head
     value_dim: int  # of a head
     allows_negative: bool = False  # beta up to 2, for eigenvalues down to -1
 
     @property
     def channels(self) -> int:
-        """Queries, keys and values of a token side by side."""
+        """Width of a token's concatenated queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
 
 class ScanShape(NamedTuple):
-    """A layer of a selective state space (Mamba-2)."""
+    """The shape of a selective state space layer (Mamba-2)."""
 
     heads: int
-    groups: int  # a divisor of heads; neighbouring heads share B and C
+    groups: int  # a divisor of heads; the adjacent heads of a group share B and C
     head_dim: int
-    state_size: int  # of each channel
+    state_size: int  # per channel
     time_step_limit: tuple[float, float] = (0.0, float("inf"))
 
     @property
     def channels(self) -> int:
-        """x, B and C of a token side by side."""
+        """Width of a token's concatenated x, B and C."""
         return self.heads * self.head_dim + 2 * self.groups * self.state_size

@@ -1,24 +1,24 @@
-"""Products in float8: activations are rounded too, row by row, and the device multiplies codes.
+"""float8 products: activations are rounded row by row, and the device multiplies codes.
 
     y[m, n] = sum_k x8[m, k] * w8[n, k] * x_scale[m] * w_scale[n]
 
-What formats of FP8 mean by dynamic scaling of activations (Micikevicius et al. 2022, FP8 Formats
-for Deep Learning), and twice the speed of bfloat16 where multiplying takes longer than reading.
+This is the dynamic activation scaling of FP8 formats (Micikevicius et al. 2022, FP8 Formats for
+Deep Learning), with twice the speed of bfloat16 where multiplying takes longer than reading.
 """
 
 from __future__ import annotations
 
 import torch
 
-LARGEST = 448.0  # of e4m3
+LARGEST = 448.0  # finite value of e4m3
 _LEAST_SCALE = 2.0**-40
-_MULTIPLE = 16  # of inputs and of outputs, in the library's product
+_MULTIPLE = 16  # of inputs and outputs, required by the library
 
 
 def refuse_scaled(
     outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
 ) -> str | None:
-    """Why a product of that shape cannot be done so, or None when it can."""
+    """Return why a product of this shape is not supported, or None if it is."""
     if outputs % _MULTIPLE or inputs % _MULTIPLE:
         return f"{outputs} outputs of {inputs} inputs are not multiples of {_MULTIPLE}"
     if dtype != torch.bfloat16:
@@ -29,8 +29,10 @@ def refuse_scaled(
 
 
 def round_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[n, inputs] to float8_e4m3fn, and a scale for each row, [n, 1] float32, that brings its
-    largest magnitude to 448."""
+    """Round [n, inputs] to float8_e4m3fn.
+
+    The scale of each row, [n, 1] float32, brings its largest magnitude to 448.
+    """
     values = x.float()
     scales = (values.abs().amax(1, keepdim=True) / LARGEST).clamp_(min=_LEAST_SCALE)
     return (values / scales).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scales

@@ -1,4 +1,4 @@
-"""Chooses the kernels, once, at start. Importing this does not import torch."""
+"""Choose the kernels once, at start. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class NoKernelsError(ValueError):
-    """No kernels serve the model; the message says why, one reason a kind."""
+    """No kernels serve the model; the message gives the reason for each kind."""
 
 
 def _reference(_: AttentionSpec) -> Kernels:
@@ -41,7 +41,7 @@ def _cpu(spec: AttentionSpec) -> Kernels | str:
 
 
 def _triton(spec: AttentionSpec) -> Kernels | str:
-    # Found out without the import, which a start on a CPU need not pay for.
+    # Check this before the import, which a start on a CPU should not have to pay for.
     if spec.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         return "no CUDA device (TRITON_INTERPRET=1 runs the kernels on a CPU, slowly)"
     if importlib.util.find_spec("triton") is None:
@@ -54,12 +54,12 @@ def _triton(spec: AttentionSpec) -> Kernels | str:
 
 
 def _triton_on_a_gpu(spec: AttentionSpec) -> Kernels | str:
-    """For ``auto``, which takes them nowhere else."""
+    """Return Triton's kernels for ``auto``, which uses them only on a GPU."""
     return "it is for GPUs" if spec.device.type == "cpu" else _triton(spec)
 
 
 def _proven(kernels: Kernels, spec: AttentionSpec, *, invariant: bool) -> Kernels | str:
-    """For ``auto``: Triton's only when each has given the right answer on this very device."""
+    """Return Triton's kernels for ``auto``, if each gives correct results on this very device."""
     if kernels.name != "triton":
         return kernels
     from kernels.triton.selfcheck import check_same_bits, self_check
@@ -73,8 +73,7 @@ def _proven(kernels: Kernels, spec: AttentionSpec, *, invariant: bool) -> Kernel
     return kernels
 
 
-# ``auto`` takes the first that does not refuse.
-# A maker returns the reason where its kernels cannot even be made.
+# In the order in which ``auto`` tries them. A maker returns a reason if its kernels cannot be made.
 _MAKERS: dict[str, Callable[[AttentionSpec], Kernels | str]] = {
     "triton": _triton,
     "cpu": _cpu,
@@ -86,8 +85,10 @@ ATTENTION_BACKENDS = ("auto", *_MAKERS)
 
 
 def _invariant(kernels: Kernels) -> Kernels | str:
-    """These kernels, with an attention and states that sum what a token sees in one order however
-    its prompt is cut; the others have one order anyway. Or why there are none.
+    """Return these kernels with a fixed order of summation, however a prompt is cut into steps; or
+    why there are none.
+
+    This concerns attention and recurrent states; the other kernels have a fixed order anyway.
     """
     if kernels.name == "reference":
         return "its sums depend on the batch"
@@ -103,14 +104,14 @@ def _invariant(kernels: Kernels) -> Kernels | str:
 
 
 def _chunked(kernels: Kernels) -> Kernels:
-    """These kernels, for models of which some layers attend within chunks."""
+    """Return these kernels for models with chunked attention layers."""
     from kernels.chunked import ChunkedAttention
 
     return kernels._replace(attention=ChunkedAttention(kernels.attention))
 
 
 def _with_several_heads(kernels: Kernels) -> Kernels:
-    """These kernels, for models whose layers have heads of several kinds."""
+    """Return these kernels for models with several kinds of heads."""
     from kernels.several_heads import SeveralHeadsAttention
 
     return kernels._replace(attention=SeveralHeadsAttention(kernels.attention))
@@ -119,13 +120,14 @@ def _with_several_heads(kernels: Kernels) -> Kernels:
 def select_kernels(
     name: str, spec: AttentionSpec, *, invariant: bool = False
 ) -> tuple[Kernels, list[tuple[str, str]]]:
-    """The kernels for a model, and what was passed over: (name, reason) in order of preference.
+    """Return a model's kernels, and the rejected ones: (name, reason) in order of preference.
 
     Args:
-        name: one of ``ATTENTION_BACKENDS``; the other kernels are of the attention's kind.
-        spec: what the model asks of its attention.
-        invariant: only such whose results for a sequence have the same bits in any batch, however
-            its prompt is cut.
+        name: one of ``ATTENTION_BACKENDS``; the other kernels are of the same kind as the
+            attention.
+        spec: what the model needs of its attention.
+        invariant: require that results for a sequence have the same bits in any batch, however its
+            prompt is cut.
 
     Raises:
         NoKernelsError: the name is unknown, or every candidate refuses.

@@ -1,4 +1,4 @@
-"""Small tensors on their way to the device, while it is at work."""
+"""Send small tensors to the device without waiting for it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the host on ``device``, without waiting for what the device is at.
+    """Return a host tensor on ``device``, without waiting for the device's current work.
 
-    From ordinary memory a copy to a GPU ends when all work before it has; from page-locked memory
-    it is one more piece of work. The library gives that memory to others once it has been read.
+    A copy to a GPU from pageable memory returns only after all earlier work; from page-locked
+    memory it is queued. torch reuses the page-locked memory after it has been read.
     """
     if device.type != "cuda":
         return tensor.to(device)

@@ -1,8 +1,7 @@
-"""Attention of models whose layers have heads of several kinds (Gemma 4), on any backend.
+"""Attention for models whose layers have different kinds of heads (Gemma 4), on any backend.
 
-Layers that see everything have fewer KV heads, and wider ones, than those with a window. The
-backend underneath knows one kind at a time: it plans a step once for each, and a layer's cache
-tells which of the plans is the layer's.
+Full attention layers have fewer and wider KV heads than windowed ones. The inner backend supports
+one kind at a time: it plans a step once for each, and a layer's cache shows which plan applies.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from kernels.attention import (
     LayerCache,
 )
 
-HeadsState = dict[tuple[int, int], Any]  # a step's plans, by the KV heads and their width
+HeadsState = dict[tuple[int, int], Any]  # a step's plans, by the number of KV heads and their width
 
 
 class SeveralHeadsAttention:
-    """A backend for such models, made of one that takes one kind of heads.
+    """A backend for such models, built on one for a single kind of heads.
 
     Args:
-        inner: what computes it.
+        inner: the backend that computes.
     """
 
     def __init__(self, inner: AttentionBackend) -> None:

@@ -1,4 +1,4 @@
-"""What a product of few rows takes along: see ``kernels.reference.skinny``."""
+"""Data types for products of few rows; see ``kernels.reference.skinny``."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import torch
 
 from kernels.moe import Gating
 
-MOST_ROWS = 4  # that reading the weight hides the arithmetic of, without matrix units
+MOST_ROWS = 4  # up to these, reading weights hides arithmetic without matrix units
 
 GateKind = Literal["silu", "gelu_tanh"]
 
 
 class RowNorm(NamedTuple):
-    """An RMS norm of what a product reads."""
+    """An RMS norm of a product's input."""
 
     weight: torch.Tensor  # [inputs]
     eps: float
 
 
 def built_in(gating: Gating) -> GateKind | None:
-    """The gate, where the kernels have it."""
+    """Return the gate's name if kernels have it built in."""
     return gating.kind if gating.kind == "silu" or gating.kind == "gelu_tanh" else None

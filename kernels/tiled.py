@@ -1,10 +1,10 @@
-"""Weights in codes as the kernels of a GPU read them: one matrix, or those of all experts.
+"""Quantised weights in the layout of GPU kernels: one matrix, or those of all experts.
 
     byte j of a block      4 bits: input j | input 16 + j << 4     16 bytes hold 32 inputs
                            8 bits: input j                         16 bytes hold 16 inputs
 
-Neighbouring bytes hold neighbouring inputs in either half, so the activations that belong to the
-halves of a block are two runs of memory; and a half of a block is never in two groups.
+Adjacent bytes hold adjacent inputs in both halves, so the activations for each half of a block are
+contiguous; and no half of a block spans two groups.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ _KINDS = {INT4_LEVELS: "int4", MXFP4_LEVELS: "e2m1"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TiledWeight:
-    """One matrix [outputs, inputs] in codes, or several of one form, one after the other.
+    """One matrix [outputs, inputs] in codes, or several of the same form, concatenated.
 
     Attributes:
         codes: [matrices * outputs, bytes] uint8, whole blocks.
-        scales: [matrices * outputs, groups]: float32 where an output has one; else float16, or
-            uint8 exponents, less 127, where all are powers of two.
-        factor: what float16 scales are multiplied by besides, so that none is out of range.
-        zeros: as the scales, float16 or integers, in units of levels; None: all 0.
-        levels: [16] float32, what 4-bit codes stand for; None with 8 bits.
-        orders: [matrices, inputs] int32, which input each column of the codes belongs to; None:
-            its own.
-        kind: what a code is, ``int8``, ``e4m3``, ``int4``, ``e2m1``, or another of 4 bits that only
-            the ``table`` of its levels tells.
+        scales: [matrices * outputs, groups]: float32 if there is one per output; else float16, or
+            uint8 exponents, plus 127, if all are powers of two.
+        factor: an additional factor of float16 scales, which keeps them in range.
+        zeros: like the scales, float16 or integers, in units of levels; None: all 0.
+        levels: [16] float32, the values of 4-bit codes; None with 8 bits.
+        orders: [matrices, inputs] int32, the input of each column of the codes; None: its own.
+        kind: the meaning of a code: ``int8``, ``e4m3``, ``int4``, ``e2m1``, or ``table`` for other
+            4-bit codes, given by their levels.
         inputs: columns of a matrix.
-        group: neighbouring codes that share a scale.
-        num_matrices: one, or the experts.
+        group: consecutive codes that share a scale.
+        num_matrices: one, or the number of experts.
     """
 
     codes: torch.Tensor
@@ -60,23 +59,26 @@ class TiledWeight:
 
     @property
     def num_groups(self) -> int:
-        """Groups of an output."""
+        """Groups per output."""
         return self.scales.shape[1]
 
     @property
     def codes_a_byte(self) -> int:
-        """One or two."""
+        """Codes per byte: one or two."""
         return 1 if self.kind in ("int8", "e4m3") else 2
 
     @property
     def nbytes(self) -> int:
-        """What it takes in memory."""
+        """Its size in memory."""
         tensors = (self.codes, self.scales, self.zeros, self.levels, self.orders)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def rows(self, ids: torch.Tensor, dtype: torch.dtype, matrix: int = 0) -> torch.Tensor:
-        """Rows [n] of all matrices in ``dtype``, [n, inputs], their inputs in the order of
-        ``matrix``. Nothing comes from the host: a CUDA graph can have captured it."""
+        """Return rows [n] of all matrices in ``dtype``, [n, inputs], with inputs in the order of
+        ``matrix``.
+
+        Nothing comes from the host, so a CUDA graph can capture it.
+        """
         codes = self.codes[ids]
         if self.codes_a_byte == 2:
             pairs = _interleave(codes)
@@ -94,36 +96,36 @@ class TiledWeight:
         return (values * self.factor).to(dtype)
 
     def matrix(self, index: int, dtype: torch.dtype) -> torch.Tensor:
-        """One of the matrices, [outputs, inputs] in ``dtype``."""
+        """Return one of the matrices, [outputs, inputs] in ``dtype``."""
         ids = torch.arange(self.outputs, device=self.codes.device) + index * self.outputs
         return self.rows(ids, dtype, index)
 
 
 def refuse_tiles(weight: PackedWeight) -> str | None:
-    """Why a weight cannot be held so, or None when it can."""
+    """Return why a weight cannot be held this way, or None if it can."""
     if weight.num_groups > 1 and weight.group % BLOCK:
         return f"groups of {weight.group} inputs"
     return None
 
 
 def tile(weight: PackedWeight) -> TiledWeight:
-    """A weight that ``refuse_tiles`` has nothing against.
+    """Convert a weight that ``refuse_tiles`` accepts.
 
-    Scales of groups and zeros that are no integers are rounded to float16: 2 ** -12 of each, less
-    than what widened weights are rounded by.
+    Group scales and fractional zeros are rounded to float16: a relative error of 2 ** -12, less
+    than that of widened weights.
     """
     orders = None if weight.order is None else weight.order[None].to(torch.int32)
     return _tile(weight, 1, orders)
 
 
 def tile_experts(parts: PackedParts, count: int) -> TiledWeight:
-    """The weights of ``count`` experts, one after the other in ``parts``.
+    """Convert the weights of ``count`` experts, concatenated in ``parts``.
 
     Raises:
-        ValueError: they cannot be held so; why.
+        ValueError: they cannot be held this way; gives the reason.
     """
     joined = parts.joined()
-    if len(joined) > 1:  # of one form but for the order of their inputs, perhaps
+    if len(joined) > 1:  # possibly equal except for the order of inputs
         joined = tuple(_only(share) for share in parts.split(count))
     weights = [part for part in joined if isinstance(part, PackedWeight)]
     if len(weights) < len(joined):
@@ -143,7 +145,7 @@ def tile_experts(parts: PackedParts, count: int) -> TiledWeight:
 
 
 def _only(share: PackedParts) -> PackedWeight | torch.Tensor | None:
-    """What an expert's parts are together; None: no one weight."""
+    """Return an expert's parts as one weight; None if they are not one."""
     joined = share.joined()
     return joined[0] if len(joined) == 1 else None
 
@@ -174,7 +176,7 @@ def _tile(weight: PackedWeight, count: int, orders: torch.Tensor | None) -> Tile
 
 
 def _short_scales(scales: torch.Tensor) -> tuple[float, torch.Tensor]:
-    """Scales in 8 or 16 bits, and what those in 16 are to be multiplied by."""
+    """Return the scales in 8 or 16 bits, and the factor of 16-bit ones."""
     mantissas, exponents = torch.frexp(scales)
     if bool((mantissas == 0.5).all()) and bool((exponents > -126).all()):
         return 1.0, (exponents + 126).to(torch.uint8)
@@ -195,20 +197,20 @@ def _tile_codes(weight: PackedWeight) -> torch.Tensor:
 
 
 def _deinterleave(codes: torch.Tensor) -> torch.Tensor:
-    """[n, bytes]: from two neighbours in a byte to those that are 16 apart."""
+    """[n, bytes]: from adjacent codes in a byte to codes that are 16 apart."""
     first, second = codes.unflatten(1, (-1, 2, BLOCK // 2)).unbind(2)
     even, odd = first & 15 | second << 4, first >> 4 | second & 0xF0
     return torch.stack((even, odd), dim=3).flatten(1)
 
 
 def _interleave(codes: torch.Tensor) -> torch.Tensor:
-    """The other way round."""
+    """The inverse of ``_deinterleave``."""
     even, odd = codes.unflatten(1, (-1, BLOCK // 2, 2)).unbind(3)
     return torch.stack((even & 15 | odd << 4, even >> 4 | odd & 0xF0), dim=2).flatten(1)
 
 
 def _pieces(rows: int, width: int) -> Iterator[slice]:
-    """Runs of rows whose copies are small."""
+    """Yield ranges of rows whose copies are small."""
     step = max(1, _PIECE_BYTES // max(width, 1))
     for begin in range(0, rows, step):
         yield slice(begin, begin + step)

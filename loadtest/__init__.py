@@ -1,1 +1,1 @@
-"""A load generator for any OpenAI-compatible server. Speaks HTTP only; imports no other room."""
+"""A load generator for any OpenAI-compatible server. Speaks HTTP only, imports no other package."""

@@ -1,10 +1,10 @@
-"""What it saves to send a prompt where its beginning is cached: ``python -m loadtest.affinity``.
+"""What prefix-aware routing between engines saves: ``python -m loadtest.affinity``.
 
-Conversations that all have one of a few system prompts grow turn by turn, so many at once as are in
-flight, each turn repeating all before it. They are held with one server of several engines
-(``--data-parallel-size``), which chooses the engine, and then with as many servers of one engine
-each, to which they are sent in turn, as a load balancer that knows nothing would. What is told is a
-count, not a time: the prompt tokens that had to be computed, of all that were sent.
+Conversations that start from one of a few system prompts grow turn by turn, each turn repeating
+everything before it, with a fixed number of them in flight. They run first against one server with
+several engines (``--data-parallel-size``), which picks the engine itself, and then against the same
+number of single-engine servers, used in turn, as a load balancer without knowledge of prefixes
+would. The result is a count, not a time: the prompt tokens computed out of all prompt tokens sent.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from loadtest.machine import describe_machine
 from loadtest.process import running_server
 from loadtest.scrape import scrape
 
-_VOCABULARY = range(300, 1300)  # ids to make prompts of: in every vocabulary, and no special ones
+_VOCABULARY = range(300, 1300)  # prompt ids: in every vocabulary, and none of them special
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print a table and a line of JSON, and write the result where asked."""
+    """Measure, print a table and a line of JSON, and write the result to ``--out`` if given."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.affinity", description=__doc__)
     add = parser.add_argument
     add("serve", nargs="*", help="after --: MODEL and flags of quire serve, of each engine")
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(servers: Sequence[Sequence[str]], options: argparse.Namespace) -> dict[str, Any]:
-    """All conversations with these servers, each turn with the next one of them."""
+    """Run all conversations against these servers, using the servers in turn."""
     with contextlib.ExitStack() as stack:
         urls = [stack.enter_context(running_server(flags)).url for flags in servers]
         return asyncio.run(_converse(urls, options))
@@ -85,7 +85,7 @@ async def _converse(urls: Sequence[str], options: argparse.Namespace) -> dict[st
     room = asyncio.Semaphore(options.in_flight)
 
     async def talk(number: int) -> int:
-        """One conversation; the prompt tokens that it sent."""
+        """Run one conversation and return the number of prompt tokens it sent."""
         rng = random.Random(f"system {number % options.system_prompts}")
         prompt = rng.choices(_VOCABULARY, k=options.system_len)
         rng = random.Random(f"conversation {number}")
@@ -105,7 +105,7 @@ async def _converse(urls: Sequence[str], options: argparse.Namespace) -> dict[st
     after = [await scrape(client) for client in clients]
     for client in clients:
         client.close()
-    await asyncio.sleep(0.1)  # for the connections to be gone before their loop is
+    await asyncio.sleep(0.1)  # let the connections close before their event loop does
     found = sum(
         now["prefix_cache_hits"] - then.get("prefix_cache_hits", 0)
         for then, now in zip(before, after, strict=True)

@@ -1,9 +1,9 @@
 """Continuous batching against one request at a time: ``python -m loadtest.against_transformers``.
 
-The same prompts, greedy, each output of full length, the same weights, number format and number
-of threads: through Hugging Face ``generate`` one after the other, and through Quire's server with
-many in flight. The rounds alternate (A B A B), each with prompts of its own so that no cache
-carries over from one to the next; the result is the median of each side and their ratio.
+Both sides get the same prompts, decode greedily to full length, and use the same weights, dtype and
+number of threads. Hugging Face ``generate`` takes the prompts one after the other; Quire's server
+takes them with many in flight. Rounds alternate (A B A B), each with new prompts so that no cache
+carries over. The result is the median of each side and their ratio.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from loadtest.process import RunningServer, running_server
 from loadtest.summary import summarize
 from loadtest.workloads import Ask
 
-_NUM_COMPARED = 4  # prompts whose text from both sides is compared before anything is timed
+_NUM_COMPARED = 4  # prompts whose output is compared on both sides before timing starts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print a table and a line of JSON, and write the result where asked."""
+    """Measure, print a table and a line of JSON, and write the result to ``--out`` if given."""
     options = _parser().parse_args(argv)
     directory, label = _model_directory(options)
     arguments = [str(directory), "--num-threads", str(options.threads), "--dtype", options.dtype]
@@ -88,7 +88,7 @@ async def _compare(
 
     same = await _count_same_texts(client, generate, prompts(_NUM_COMPARED, "compared"), options)
     rounds: list[dict[str, Any]] = []
-    for number in range(-1, options.rounds):  # round -1 warms both sides up
+    for number in range(-1, options.rounds):  # round -1 warms up both sides
         asked = prompts(options.requests if number >= 0 else 2, number)
         begun_s = time.perf_counter()
         for prompt in asked:
@@ -130,8 +130,10 @@ async def _count_same_texts(
     prompts: Sequence[list[int]],
     options: argparse.Namespace,
 ) -> int:
-    """Prompts to which both sides give the same text. Random weights in a short number format
-    have near ties, so a few may differ; none alike would mean that the two compute other things.
+    """Count the prompts for which both sides produce the same text.
+
+    Random weights at low precision have near ties, so a few outputs may differ; if none matched,
+    the two sides would not be computing the same thing.
     """
     same = 0
     for prompt in prompts:
@@ -145,7 +147,7 @@ async def _count_same_texts(
 def _load_transformers(
     directory: Path, dtype: str, threads: int
 ) -> Callable[[list[int], int], str]:
-    """A function of (prompt ids, output length) that continues one prompt and gives its text."""
+    """Return a function of (prompt ids, output length) that returns the continuation as text."""
     import torch
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -172,7 +174,7 @@ def _load_transformers(
 
 
 def _model_directory(options: argparse.Namespace) -> tuple[Path, str]:
-    """The directory to serve and a name for it."""
+    """The model directory to serve, and a name for it."""
     shape = SHAPES.get(options.model)
     if shape is None:
         path = Path(options.model)

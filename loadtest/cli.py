@@ -1,4 +1,4 @@
-"""``quire bench``: one load test from a command line to a table, a report and a line of JSON."""
+"""``quire bench``: run a load test and print a table, a report and a line of JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for. Returns 0 when every request was answered in full."""
+    """Run the load test of the command line. Returns 0 if every request was answered in full."""
     options = build_parser().parse_args(argv)
     try:
         import uvloop
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The options; those that vLLM's serving benchmark also has may be spelled its way."""
+    """Build the parser. Options shared with vLLM's serving benchmark also accept its spelling."""
     parser = argparse.ArgumentParser(
         prog="quire bench",
         description="Benchmark any OpenAI-compatible server: throughput, time to first token, time "
@@ -182,7 +182,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 async def run(options: argparse.Namespace) -> int:
-    """All runs that ``options`` ask for, told on standard output."""
+    """Perform all runs that ``options`` describe and print them on standard output."""
     client = Client(options.url, api_key=options.api_key, timeout_s=options.timeout_s)
     try:
         model = options.model or await _first_model(client)
@@ -226,7 +226,7 @@ async def measure(
     load: Load,
     options: argparse.Namespace,
 ) -> Run:
-    """One run: its records, its figures, and what the server says it did."""
+    """Perform one run and collect its records, its figures and the server's own metrics."""
     progress = _Progress(load, len(asks))
     before = await scrape(client)
     server_cpu_s = tree_cpu_s(options.server_pid) if options.server_pid else None
@@ -249,7 +249,7 @@ async def measure(
 def _check_lengths(
     records: Sequence[StreamRecord], asks: Sequence[Ask], *, ignore_eos: bool
 ) -> None:
-    """Fail those whose output is longer than asked for, or shorter under ``ignore_eos``."""
+    """Mark outputs that are longer than requested, or shorter under ``ignore_eos``, as failed."""
     for record, ask in zip(records, asks, strict=True):
         short = ignore_eos and record.output_tokens < ask.max_tokens
         if record.failure is None and (short or record.output_tokens > ask.max_tokens):
@@ -264,10 +264,10 @@ async def _first_model(client: Client) -> str:
 
 
 async def _prompt_maker(client: Client, endpoint: Endpoint, options: argparse.Namespace) -> Any:
-    """A function of (count, label) that makes that many requests, seeded by the label.
+    """Return a function of (count, label) that builds that many requests, seeded by the label.
 
-    Prompts are token ids of exact length where the server tells ids through ``/tokenize`` and
-    the route takes them; otherwise text whose length follows from a calibration request.
+    Prompts are token ids of exact length if the server offers ``/tokenize`` and the endpoint
+    accepts ids. Otherwise they are text whose length is calibrated with one request.
     """
     sample = make_text(_CALIBRATION_WORDS, random.Random(f"{options.seed} calibration"))
     pool = await _tokenize(client, endpoint.model, sample)
@@ -331,7 +331,7 @@ def _own_cpu_s() -> float:
 
 
 class _Progress:
-    """How many requests have ended, redrawn at a terminal."""
+    """A counter of finished requests, redrawn in place on a terminal."""
 
     def __init__(self, load: Load, total: int) -> None:
         self._what = load.describe()

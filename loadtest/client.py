@@ -1,9 +1,9 @@
-"""An HTTP/1.1 client for streamed completions that costs the machine next to nothing.
+"""A minimal-overhead HTTP/1.1 client for streamed completions.
 
-The generator often shares its cores with the server it measures, so each streamed token may
-cost a few microseconds here, not the hundreds that a general client takes: httptools parses the
-responses, msgspec reads of each event only the fields that are counted, one connection serves
-one request after the other, and nothing is awaited between two tokens.
+The generator often shares cores with the server it measures, so a streamed token may cost a few
+microseconds here, not the hundreds that a general client takes. httptools parses the responses,
+msgspec decodes only the fields that are counted, each connection serves one request at a time, and
+nothing is awaited between two tokens.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ class _Event(msgspec.Struct):
 
 
 class StreamRecord(msgspec.Struct):
-    """What was seen of one streamed request. Times are ``time.perf_counter()`` seconds."""
+    """What was observed of one streamed request. Times are ``time.perf_counter()`` seconds."""
 
-    due_s: float = 0.0  # when it was meant to be sent; latencies count from here
+    due_s: float = 0.0  # scheduled send time; latencies count from here
     sent_s: float = 0.0
     end_s: float = 0.0
-    token_times_s: list[float] = []  # arrival of each event that carried output
+    token_times_s: list[float] = []  # arrival of each event with output
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    output_tokens: int = 0  # as the server's usage tells
+    output_tokens: int = 0  # as reported by the server's usage
     finish_reason: str | None = None
-    failure: str | None = None  # its kind, where the request was not answered in full
+    failure: str | None = None  # the kind of failure, if the request was not answered in full
 
 
 class HttpError(Exception):
-    """An answer other than 200, with the start of its body."""
+    """A response with a status other than 200, with the start of its body."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"HTTP {status}: {body[:200].decode('utf-8', 'replace')}")
@@ -75,9 +75,9 @@ class Client:
     """A pool of keep-alive connections to one server.
 
     Args:
-        url: its address, with or without ``/v1``.
-        api_key: sent as a bearer token where given.
-        timeout_s: seconds that one request may take.
+        url: the server's address, with or without ``/v1``.
+        api_key: sent as a bearer token if given.
+        timeout_s: the time limit of one request, in seconds.
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
@@ -96,11 +96,11 @@ class Client:
         self._headers = "\r\n".join(lines)
 
     async def fetch(self, method: str, path: str, body: Any = None) -> bytes:
-        """One whole response body.
+        """Send a request and return the whole response body.
 
         Raises:
             HttpError: the status is not 200.
-            OSError, TimeoutError: the server cannot be reached, or does not answer in time.
+            OSError, TimeoutError: the server is unreachable, or does not answer in time.
         """
         received = bytearray()
         async with asyncio.timeout(self._timeout_s):
@@ -114,8 +114,9 @@ class Client:
     async def stream(
         self, path: str, body: dict[str, Any], *, due_s: float | None = None
     ) -> StreamRecord:
-        """Post ``body``, read the stream to its end, and tell what came when. Never raises for
-        what a server can do: failures are in the record.
+        """Post ``body``, read the stream to its end and record the arrival times.
+
+        Never raises for anything a server can do: failures are in the record.
         """
         record = StreamRecord(due_s=time.perf_counter() if due_s is None else due_s)
         reader = _EventReader(record)
@@ -150,8 +151,10 @@ class Client:
     async def _exchange(
         self, payload: bytes, on_data: Any, on_sent: Callable[[], None] = lambda: None
     ) -> int:
-        """The status of one exchange. A kept connection that the server gives up before it has said
-        a word is no failure of the request (RFC 9112, section 9.3.1): another one is taken.
+        """Run one exchange and return its status.
+
+        If the server closes a kept-alive connection before sending any of the response, the request
+        has not failed (RFC 9112, section 9.3.1): it is retried on another connection.
         """
         while True:
             connection = await self._take()
@@ -159,8 +162,8 @@ class Client:
             try:
                 return await connection.exchange(payload, on_data)
             except _GivenUp:
-                continue  # ends: one that is new cannot be given up
-            finally:  # one that did not end well, or was cancelled, leaves bytes behind
+                continue  # terminates: a new connection is never retried
+            finally:  # after a failure or cancellation, unread bytes may remain
                 if connection.ended:
                     self._give_back(connection)
                 else:
@@ -186,17 +189,17 @@ class Client:
 
 
 class _GivenUp(ConnectionResetError):
-    """The server closed a connection that had served before, and answered nothing."""
+    """The server closed a reused connection without sending any response."""
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, one exchange at a time; httptools calls the ``on_*`` methods."""
+    """One connection with one exchange at a time; httptools calls the ``on_*`` methods."""
 
     def __init__(self) -> None:
         self.usable = True
-        self.ended = False  # the last exchange, with a whole response
+        self.ended = False  # whether the last exchange ended with a whole response
         self._num_exchanges = 0
-        self._heard = False  # anything of the response under way
+        self._heard = False  # whether any byte of the current response has arrived
         self._transport: asyncio.Transport | None = None
         self._done: asyncio.Future[int] | None = None
         self._parser: Any = None
@@ -204,7 +207,7 @@ class _Connection(asyncio.Protocol):
         self._now_s = 0.0
 
     async def exchange(self, request: bytes, on_data: Any) -> int:
-        """Send ``request`` and feed ``on_data(bytes, arrival_s)``; the status once it has ended."""
+        """Send ``request``, feed ``on_data(bytes, arrival_s)``, and return the status."""
         assert self._transport is not None
         self._done = asyncio.get_running_loop().create_future()
         self.ended = self._heard = False
@@ -220,7 +223,7 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's derive from nothing
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's have no base class
 
     def data_received(self, data: bytes) -> None:
         self._now_s = time.perf_counter()
@@ -228,7 +231,7 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except Exception as error:
-            # The parser wraps what our own callback raised; the cause says what was wrong.
+            # The parser wraps exceptions of our own callbacks; the context holds the original one.
             self._fail(error.__context__ if error.__context__ is not None else error)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -252,7 +255,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _EventReader:
-    """Server-sent events of one stream, counted into a record."""
+    """Parses the server-sent events of one stream and counts them into a record."""
 
     def __init__(self, record: StreamRecord) -> None:
         self._record = record
@@ -262,7 +265,7 @@ class _EventReader:
         self._decode = msgspec.json.Decoder(_Event).decode
 
     def feed(self, data: bytes, arrival_s: float) -> None:
-        """The next bytes of the body, which arrived at ``arrival_s``."""
+        """Parse the next bytes of the body, which arrived at ``arrival_s``."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if not line.startswith(b"data:"):
@@ -274,7 +277,7 @@ class _EventReader:
                 self._event(self._decode(payload), arrival_s)
 
     def verdict(self) -> str | None:
-        """What kept the stream from being whole, or None."""
+        """Why the stream is not a complete answer, or None if it is."""
         record = self._record
         if self._failed:
             return "error_event"
@@ -283,7 +286,7 @@ class _EventReader:
         if record.finish_reason is None:
             return "no_finish_reason"
         if record.output_tokens < len(record.token_times_s):
-            return "usage_too_low"  # more events with output than tokens: one of them is wrong
+            return "usage_too_low"  # more events with output than tokens: one count is wrong
         return None
 
     def _event(self, event: _Event, arrival_s: float) -> None:
@@ -304,7 +307,7 @@ class _EventReader:
 
 
 def raw_json(body: bytes) -> Any:
-    """Decode a JSON response; ValueError where it is none."""
+    """Decode a JSON response. Raises ValueError if the body is not JSON."""
     with contextlib.suppress(msgspec.DecodeError):
         return msgspec.json.decode(body)
     raise ValueError("the server did not answer with JSON")

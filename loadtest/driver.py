@@ -1,9 +1,9 @@
-"""Sending a list of requests, in a closed loop or an open one, and watching the server meanwhile.
+"""Sends a list of requests in a closed or an open loop, and samples the server's gauges meanwhile.
 
-A closed loop keeps a number of requests in flight: the next one is sent when one has ended, so
-a slow server is also asked less. An open loop sends at the times of a Poisson process whatever
-the server does, and latencies count from those times, so that waiting for a busy client is not
-left out (the omission that Gil Tene calls coordinated).
+A closed loop keeps a fixed number of requests in flight and sends the next when one ends, so a slow
+server gets less load. An open loop sends at the times of a Poisson process regardless of the
+server, and latencies count from those times, so that delays in sending are not left out (the
+"coordinated omission" of Gil Tene).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"
 
 @dataclass(frozen=True)
 class Load:
-    """How requests are sent: ``concurrency`` in flight, or ``rate`` a second."""
+    """How requests are sent: ``concurrency`` in flight, or ``rate`` per second."""
 
     concurrency: int | None = None
     rate: float | None = None
 
     def describe(self) -> str:
-        """In a few words, for a table."""
+        """A short description for a table."""
         if self.rate is not None:
             return f"{self.rate:g} requests/s"
         return f"concurrency {self.concurrency}"
@@ -39,7 +39,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Which route is asked, and all of the body but the prompt and its length."""
+    """The route, and the parts of the request body that do not depend on the prompt."""
 
     chat: bool
     model: str
@@ -47,11 +47,11 @@ class Endpoint:
 
     @property
     def path(self) -> str:
-        """The route."""
+        """The route's path."""
         return "/v1/chat/completions" if self.chat else "/v1/completions"
 
     def body(self, ask: Ask) -> dict[str, Any]:
-        """The request for one prompt, streamed and with usage."""
+        """The request body for one prompt, streamed and with usage."""
         prompt: dict[str, Any] = (
             {"messages": [{"role": "user", "content": ask.prompt}]}
             if self.chat
@@ -75,7 +75,7 @@ async def send_all(
     rng: random.Random,
     on_done: Callable[[StreamRecord], None] = lambda _: None,
 ) -> list[StreamRecord]:
-    """Send every request and return what was seen of each, in the order of ``asks``."""
+    """Send every request and return its record, in the order of ``asks``."""
     records: list[StreamRecord] = [StreamRecord() for _ in asks]
 
     async def send(index: int, due_s: float | None = None) -> None:
@@ -94,7 +94,7 @@ async def _closed_loop(send: Any, count: int, concurrency: int) -> None:
     indices = iter(range(count))
 
     async def worker() -> None:
-        for index in indices:  # shared by all workers: each takes the next one
+        for index in indices:  # shared by all workers: each takes the next index
             await send(index)
 
     async with asyncio.TaskGroup() as group:
@@ -112,7 +112,7 @@ async def _open_loop(send: Any, count: int, rate: float, rng: random.Random) -> 
 
 
 class GaugeWatch:
-    """The server's gauges, read about once a second while a run lasts."""
+    """Samples the server's gauges about once a second during a run."""
 
     def __init__(self, client: Client, period_s: float = 1.0) -> None:
         self.samples: list[dict[str, float]] = []  # "t" (perf_counter seconds) and the gauges

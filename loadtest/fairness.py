@@ -1,13 +1,13 @@
-"""What a noisy key costs a quiet one: ``python -m loadtest.fairness``.
+"""What a noisy API key costs a quiet one: ``python -m loadtest.fairness``.
 
-A server with two keys of equal weight. How many requests a second it can finish is measured first,
-with one key that always has enough in flight; half of that is a key's share. Then, round by round
-and in turn, the quiet key sends a part of its share at random moments while the noisy key sends
-nothing, its share, and many times its share. The time to the quiet key's first token counts from
-the moment at which a request was due, and a refused one counts as a failure. Rounds are pooled; the
-ratio told is that of the p99 under the greatest noise to that under a noisy key at its share.
+The server has two keys of equal weight. Its capacity in requests per second is measured first, with
+one key that always keeps enough in flight; half of that is a key's share. Then, in alternating
+rounds, the quiet key sends part of its share at random times while the noisy key sends nothing, its
+share, and many times its share. The quiet key's time to first token counts from the time a request
+was due, and a rejected request counts as a failure. Rounds are pooled. The reported ratio is the
+p99 under the greatest noise over the p99 with the noisy key at its share.
 
-With several policies, each has a server of its own, one after the other.
+With several policies, each gets its own server, one after the other.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from loadtest.process import running_server
 from loadtest.summary import latencies, spread
 from loadtest.workloads import Shape, draw_lengths, make_asks
 
-_VOCABULARY = range(300, 1300)  # ids to make prompts of: in every vocabulary, and no special ones
+_VOCABULARY = range(300, 1300)  # prompt ids: in every vocabulary, and none of them special
 _KEYS = {name: f"sk-load-{name}" for name in ("quiet", "noisy")}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print a table and a line of JSON, and write the result where asked."""
+    """Measure, print a table and a line of JSON, and write the result to ``--out`` if given."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.fairness", description=__doc__)
     add = parser.add_argument
     add("serve", nargs="*", help="after --: MODEL and flags of quire serve")
@@ -54,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--output-len", type=int, default=32)
     add("--out", type=Path)
     options = parser.parse_args(argv)
-    # A look at all that waits to be sent and to come takes this process up to a tenth of a second,
-    # in which no answer's first token is seen: the server would be charged with it.
+    # A full collection with this many live objects takes up to a tenth of a second. First tokens
+    # that arrive meanwhile would be seen late, and the delay charged to the server.
     gc.disable()
     policies = {}
     for policy in options.policies.split(","):
@@ -92,7 +92,7 @@ def _entry(name: str) -> dict[str, str]:
 
 
 async def _measure(url: str, options: argparse.Namespace) -> dict[str, Any]:
-    """All rounds with one server."""
+    """Run all rounds against one server."""
     bench = _Bench(url, options)
     await bench.open()
     capacity = await bench.capacity()
@@ -103,7 +103,7 @@ async def _measure(url: str, options: argparse.Namespace) -> dict[str, Any]:
         for level in levels:
             rounds[level].append(await bench.round(share, level, f"{index} {level}"))
     bench.close()
-    await asyncio.sleep(0.1)  # for the connections to be gone before their loop is
+    await asyncio.sleep(0.1)  # let the connections close before their event loop does
     noise = [_summary(level, records) for level, records in rounds.items()]
     most, fair = max(levels), 1.0 if 1.0 in levels else min(levels)
     p99 = {level: told["ttft_ms"]["p99"] for level, told in zip(levels, noise, strict=True)}
@@ -123,7 +123,7 @@ class _Bench:
         self._endpoint: Endpoint | None = None
 
     async def open(self) -> None:
-        """Ask for the model's name, and let the server warm up."""
+        """Look up the model's name and let the server warm up."""
         models = raw_json(await self._clients["quiet"].fetch("GET", "/v1/models"))
         model = models["data"][0]["id"]
         self._endpoint = Endpoint(False, model, {"temperature": 0, "ignore_eos": True})
@@ -134,7 +134,7 @@ class _Bench:
             client.close()
 
     async def capacity(self) -> float:
-        """Requests a second that the server finishes when it never lacks any."""
+        """Requests per second that the server finishes when it always has enough of them."""
         concurrency = self._options.in_flight
         first = await self._send("noisy", concurrency, Load(concurrency=concurrency), "probe")
         rate = _rate(first)
@@ -142,21 +142,21 @@ class _Bench:
         return _rate(await self._send("noisy", count, Load(concurrency=concurrency), "capacity"))
 
     async def round(self, share: float, level: float, seed: str) -> list[StreamRecord]:
-        """What became of the quiet key's requests while the noisy one sent ``level`` shares."""
+        """Run one round with the noisy key sending ``level`` shares; return the quiet records."""
         length_s, noise = self._options.round_s, None
         if level:
             count = int(share * level * (length_s + 2.0))
             noise = asyncio.create_task(
                 self._send("noisy", count, Load(rate=share * level), f"noise {seed}")
             )
-            await asyncio.sleep(1.0)  # until it has filled what it can
+            await asyncio.sleep(1.0)  # let the noisy key fill the server first
         rate = share * self._options.quiet_share
         records = await self._send("quiet", int(rate * length_s), Load(rate=rate), seed)
         if noise is not None:
             noise.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await noise
-            await asyncio.sleep(0.5)  # for the server to see that its clients have gone
+            await asyncio.sleep(0.5)  # let the server notice the disconnected clients
         return records
 
     async def _send(self, who: str, count: int, load: Load, seed: str) -> list[StreamRecord]:
@@ -168,7 +168,7 @@ class _Bench:
 
 
 def _rate(records: Sequence[StreamRecord]) -> float:
-    """Requests a second over the middle of a run: its beginning and end are not full."""
+    """Requests per second over the middle half of a run, leaving out ramp-up and drain."""
     ends = sorted(record.end_s for record in records if record.failure is None)
     quarter = len(ends) // 4
     return (len(ends) - 2 * quarter - 1) / (ends[-quarter - 1] - ends[quarter])

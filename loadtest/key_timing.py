@@ -1,12 +1,12 @@
-"""Whether the time of a refusal tells anything about a key: ``python -m loadtest.key_timing``.
+"""Whether the timing of a rejection leaks anything about a key: ``python -m loadtest.key_timing``.
 
 Two kinds of wrong keys are sent in random order: some share all but the last character with the
-right one, others nothing. If keys were compared character by character, the former would be
-refused later. The two samples of times are compared by Welch's t-test after the slowest tenth of
-both is cut off, as there the machine speaks and not the code (Reparaz, Balasch, Verbauwhede,
-"Dude, is my code constant time?", DATE 2017, whose bound of 4.5 is taken, too).
+right one, others share nothing. If keys were compared character by character, the former would be
+rejected later. The two samples are compared by Welch's t-test after the slowest tenth of both is
+cut off as noise of the machine (Reparaz, Balasch, Verbauwhede, "Dude, is my code constant time?",
+DATE 2017, from which the bound of 4.5 is taken as well).
 
-Requests go one after the other, each kind on a connection of its own.
+Requests are sequential, each kind on a connection of its own.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from loadtest.machine import describe_machine
 from loadtest.process import running_server
 
 _BOUND = 4.5
-_CUT = 0.1  # the slowest of both samples together
+_CUT = 0.1  # share of the slowest times, of both samples together
 _KEY_CHARS = 48
 _CHARS = string.ascii_letters + string.digits
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run it; print a line of JSON. 0 where the two kinds cannot be told apart."""
+    """Run the test and print a line of JSON. Returns 0 if the two kinds are indistinguishable."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.key_timing", description=__doc__)
     add = parser.add_argument
     add("--trials", metavar="N", type=int, default=50_000)
@@ -84,7 +84,7 @@ def _without_the_slowest(*samples: Sequence[float]) -> list[list[float]]:
 async def _time_refusals(
     url: str, key: str, trials: int, rng: random.Random
 ) -> tuple[list[float], list[float]]:
-    """Seconds that each refusal took: of keys that nearly are the right one, and of others."""
+    """Seconds that each rejection took: for keys close to the right one, and for the others."""
     last = rng.choice([char for char in _CHARS if char != key[-1]])
     clients = {
         kind: Client(url, api_key=wrong)

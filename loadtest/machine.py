@@ -1,6 +1,6 @@
-"""The machine a figure was measured on, and the CPU time and memory that processes took.
+"""Describes the machine of a measurement, and reads the CPU time and memory of processes.
 
-Names the hardware and the versions; no host name, user or path.
+Names the hardware and the versions, but no host name, user or path.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LIBRARIES = ("torch", "transformers", "msgspec", "fastapi", "uvicorn", "uvloop"
 
 
 def describe_machine() -> dict[str, Any]:
-    """CPU model, cores that may be used, memory, system and library versions."""
+    """The CPU model, usable cores, memory, and system and library versions."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
@@ -27,13 +27,13 @@ def describe_machine() -> dict[str, Any]:
 
 
 def tree_cpu_s(pid: int) -> float | None:
-    """CPU seconds that a process and its living descendants have used; None where unknown."""
+    """CPU seconds used by a process and its live descendants; None if unknown."""
     tree = process_tree(pid)
     return sum(map(cpu_s, tree)) if tree else None
 
 
 def process_tree(pid: int) -> list[int]:
-    """A process and its living descendants; empty where it is gone or cannot be told."""
+    """A process and its live descendants; empty if it has exited or cannot be inspected."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         fields = _stat(int(entry.name))
@@ -46,7 +46,7 @@ def process_tree(pid: int) -> list[int]:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds that one process has used, of which a tick is 10 ms; 0 once it has ended."""
+    """CPU seconds used by one process, in ticks of 10 ms; 0 once it has exited."""
     fields = _stat(pid)
     if fields is None:
         return 0.0
@@ -54,24 +54,22 @@ def cpu_s(pid: int) -> float:
 
 
 def tree_peak_bytes(pid: int) -> int:
-    """The most resident memory that each process of a tree has had, summed.
+    """The sum of the peak resident memory of each process of a tree.
 
-    Pages that several of them share count several times: the sum is never too low.
+    Shared pages count once for each process, so the sum is never too low.
     """
     return sum(map(_peak_bytes, process_tree(pid)))
 
 
 def busy_cpu_s() -> float:
-    """CPU seconds that this machine's cores have not been idle since it started, those included
-    that a hypervisor took away.
-    """
+    """CPU seconds that this machine has been busy since boot, including hypervisor steal time."""
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     user, nice, system, _idle, _iowait, irq, softirq, steal = (int(field) for field in fields[:8])
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the third (state) on; None where there is none."""
+    """The fields of /proc/PID/stat from the third (state) on; None if the process is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -82,7 +80,7 @@ def _peak_bytes(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
-        return 0  # it has ended
+        return 0  # it has exited
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 

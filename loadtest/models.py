@@ -1,7 +1,7 @@
-"""Models of chosen sizes with random weights, in Hugging Face format, made on the spot.
+"""Creates models of chosen sizes with random weights, in Hugging Face format.
 
-Speed does not depend on what the weights say, so a benchmark needs no download: a byte-level BPE
-tokenizer is trained on generated words, and the weights are drawn from N(0, 0.02).
+Speed does not depend on the values of the weights, so a benchmark needs no download: a byte-level
+BPE tokenizer is trained on generated words, and the weights are drawn from N(0, 0.02).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a decoder; ``family`` is the Hugging Face ``model_type``."""
+    """The dimensions of a decoder; ``family`` is the Hugging Face ``model_type``."""
 
     family: str
     layers: int
@@ -46,13 +46,13 @@ SHAPES = {
 def ensure_model(
     shape: ModelShape, directory: Path, *, dtype: str = "bfloat16", seed: int = 0
 ) -> Path:
-    """The model in ``directory``, made there unless a whole one is there already.
+    """Return the model in ``directory``, creating it unless a complete one is there already.
 
     Args:
         shape: its sizes.
-        directory: where it lies; made with its parents.
-        dtype: torch's name of the number format of the weights.
-        seed: of the weights and of the tokenizer's training text.
+        directory: its location, created with its parents.
+        dtype: torch's name of the weights' dtype.
+        seed: the seed of the weights and of the tokenizer's training text.
     """
     done = directory / "made.json"
     recipe = json.dumps({"shape": vars(shape), "dtype": dtype, "seed": seed})
@@ -61,7 +61,7 @@ def ensure_model(
     directory.mkdir(parents=True, exist_ok=True)
     _write_tokenizer(directory, shape.vocab, seed)
     _write_weights(directory, shape, dtype, seed)
-    done.write_text(recipe)  # last: its presence says that all the rest is whole
+    done.write_text(recipe)  # last: its presence marks the model as complete
     return directory
 
 
@@ -80,8 +80,8 @@ def _write_tokenizer(directory: Path, vocab: int, seed: int) -> None:
     )
     texts = (make_text(200, rng) for _ in range(max(20, vocab // 32)))
     tokenizer.train_from_iterator(texts, trainer)
-    # A small alphabet of syllables may hold fewer merges than asked for: fill up, so that every
-    # id that the model can choose has a text of its own.
+    # A small alphabet of syllables may yield fewer merges than requested. Fill up, so that every id
+    # that the model can choose has a text of its own.
     missing = vocab - tokenizer.get_vocab_size()
     tokenizer.add_tokens([f" filler{index}" for index in range(missing)])
     tokenizer.save(str(directory / "tokenizer.json"))
@@ -119,7 +119,7 @@ def _write_weights(directory: Path, shape: ModelShape, dtype: str, seed: int) ->
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make one model and tell where it lies."""
+    """Create one model and print its directory."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.models", description=__doc__)
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("directory", type=Path)

@@ -1,14 +1,14 @@
-"""What a streamed token costs when the model costs nothing: ``python -m loadtest.overhead``.
+"""The server's own cost per streamed token: ``python -m loadtest.overhead``.
 
-A server whose model emits chosen tokens (``--load-format stub``) is loaded at several
-concurrencies, and the CPU time of its processes is divided by the tokens that came: what is left
-is HTTP, boundary, scheduler, detokeniser and SSE. The client's own time is told beside it. On a
-machine of few cores client and server share them, so tokens/s is a lower bound; CPU time per token
-hardly depends on that.
+A server whose model emits predetermined tokens (``--load-format stub``) is loaded at several
+concurrencies, and the CPU time of its processes is divided by the tokens received. What remains is
+HTTP, the process boundary, the scheduler, the detokeniser and SSE. The client's own CPU time is
+reported separately. On a machine with few cores, client and server share them, so tokens/s is a
+lower bound; CPU time per token hardly depends on that.
 
-Two loads: *paced*, where each step takes ``--step-ms`` asleep, as a model's would, and every token
-is an event of its own; and *flat out*, where the engine is ahead of its clients and streams merge
-tokens into events (``tokens_per_event`` says how far).
+There are two loads. *Paced*: each step sleeps for ``--step-ms``, as a model would compute, and
+every token is an event of its own. *Flat out*: the engine runs ahead of its clients, and streams
+merge tokens into events (``tokens_per_event`` says how many).
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from loadtest.summary import summarize
 from loadtest.workloads import Shape, draw_lengths, make_asks
 
 _INPUT_LEN, _OUTPUT_LEN = 64, 128  # tokens; the overhead load
-_VOCABULARY = range(300, 1300)  # ids to make prompts of: in every vocabulary, and no special ones
+_VOCABULARY = range(300, 1300)  # prompt ids: in every vocabulary, and none of them special
 
 
 class _Pace(NamedTuple):
     step_ms: float
-    least_requests: int  # of one round
-    requests_each: int  # for each one in flight
+    least_requests: int  # in one round
+    requests_each: int  # per request in flight
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print a table and a line of JSON, and write the result where asked."""
+    """Measure, print a table and a line of JSON, and write the result to ``--out`` if given."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.overhead", description=__doc__)
     add = parser.add_argument
     add("serve", nargs="*", help="after --: MODEL and flags of quire serve")
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _measure(
     server: RunningServer, pace: _Pace, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """The runs at one pace, one for each concurrency."""
+    """The runs at one pace, one per concurrency."""
     client = Client(server.url)
     model = raw_json(await client.fetch("GET", "/v1/models"))["data"][0]["id"]
     endpoint = Endpoint(options.endpoint == "chat", model, {"temperature": 0, "ignore_eos": True})
@@ -108,7 +108,7 @@ async def _measure(
 async def _round(
     client: Client, endpoint: Endpoint, pid: int, concurrency: int, pace: _Pace, seed: str
 ) -> dict[str, Any]:
-    """One load, and what each of the server's processes spent on it."""
+    """Run one load and return the CPU time that each of the server's processes spent on it."""
     count = max(pace.least_requests, pace.requests_each * concurrency)
     rng = random.Random(seed)
     lengths = draw_lengths(Shape("fixed", _INPUT_LEN, _OUTPUT_LEN), count, rng)
@@ -142,7 +142,7 @@ async def _round(
 
 
 def _role(pid: int) -> str:
-    """What a process of the server does, by the module that it runs."""
+    """The role of a server process, judged by the module that it runs."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""A server started for a measurement, and ended after it."""
+"""Starts a server for a measurement and stops it afterwards."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RunningServer:
-    """Its address, the process at the head of its tree, and how long it took to be ready."""
+    """A server's address, the root of its process tree, and its startup time."""
 
     url: str
     pid: int
-    ready_s: float  # from its start until it told that it was ready
+    ready_s: float  # from start until ready
 
     def pause(self) -> None:
-        """Stop the whole group: a server that spins while idle must not slow another one down."""
+        """Stop the process group, so that a server that spins while idle slows no other down."""
         os.killpg(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it run again."""
+        """Continue after :meth:`pause`."""
         os.killpg(self.pid, signal.SIGCONT)
 
 
@@ -41,13 +41,12 @@ def running_server(
     ready_s: float = 300.0,
     api_key: str | None = None,
 ) -> Iterator[RunningServer]:
-    """Quire's server, ready, on a free port of this machine.
+    """Run Quire's server, ready, on a free port of this machine.
 
     Args:
         arguments: put after ``serve``, such as the model; the port is added.
-        command: what runs Quire's command line; this interpreter's where empty.
-        ready_s: as of :func:`running_command`, whose errors are raised too.
-        api_key: as there.
+        command: the command that runs Quire; this interpreter's if empty.
+        ready_s, api_key: as in :func:`running_command`, whose errors are raised too.
     """
     start = [*(command or (sys.executable, "-m", "server")), "serve", *arguments]
     with running_command(start, ready_path="/ready", ready_s=ready_s, api_key=api_key) as server:
@@ -62,21 +61,21 @@ def running_command(
     ready_s: float = 300.0,
     api_key: str | None = None,
 ) -> Iterator[RunningServer]:
-    """Any server that takes ``--port``, ready, on a free port of this machine.
+    """Run any server that takes ``--port``, ready, on a free port of this machine.
 
     Args:
-        command: starts it; the port is added.
-        ready_path: answers 200 once it can serve.
-        ready_s: seconds it is given until then.
-        api_key: what it wants to be asked with.
+        command: the command that starts it; the port is added.
+        ready_path: the path that answers 200 once the server is ready.
+        ready_s: the time limit for that, in seconds.
+        api_key: the key to send with the readiness probe.
 
     Raises:
-        RuntimeError: it ended, or was not ready in time; holds the end of its output.
+        RuntimeError: it exited, or was not ready in time; the message holds the end of its output.
         OSError: the command cannot be run.
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    # A measurement that is told to end must not leave its server running.
+    # A terminated measurement must not leave its server running.
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryFile() as log:
         begun_s = time.monotonic()
@@ -99,7 +98,7 @@ def running_command(
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
+    """A port that is free at the moment."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]
@@ -123,9 +122,9 @@ def _wait_until_ready(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask it to stop; then end the whole group that it leads."""
+    """Ask the server to stop, then kill its whole process group."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGCONT)  # one that is paused hears nothing
+        os.killpg(process.pid, signal.SIGCONT)  # a paused process does not handle signals
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(10)

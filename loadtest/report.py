@@ -1,4 +1,4 @@
-"""The results for people: a table in the terminal, and one HTML file that needs nothing else."""
+"""Reports for people: a table for the terminal, and one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLUMNS = ("mean", "p50", "p95", "p99", "min", "max")
 
 
 class Run(NamedTuple):
-    """One load and what came of it."""
+    """One load and its results."""
 
     load: Load
     records: list[StreamRecord]
@@ -31,7 +31,7 @@ class Run(NamedTuple):
 
 
 def format_table(runs: Sequence[Run]) -> str:
-    """One block a run, in plain text."""
+    """One block of plain text for each run."""
     return "\n\n".join("\n".join(_block(run)) for run in runs)
 
 
@@ -54,7 +54,7 @@ def _block(run: Run) -> list[str]:
 
 
 def _remarks(summary: dict[str, Any]) -> list[str]:
-    """What else is worth a line."""
+    """Additional lines for whatever is unusual."""
     lines = []
     if summary["failures"]:
         kinds = ", ".join(f"{count} {kind}" for kind, count in summary["failures"].items())
@@ -79,7 +79,7 @@ def _remarks(summary: dict[str, Any]) -> list[str]:
 
 
 def render_html(result: dict[str, Any], runs: Sequence[Run]) -> str:
-    """The report as one HTML document with inline plots."""
+    """Render the report as one HTML document with inline plots."""
     shape = ", ".join(f"{k} {v}" for k, v in result["shape"].items() if v is not None)
     machine = result["machine"]
     libraries = ", ".join(f"{name} {version}" for name, version in machine["libraries"].items())

@@ -1,6 +1,6 @@
-"""The server's own figures, from ``/metrics``, where it has them.
+"""Reads the server's own metrics from ``/metrics``, if it has that page.
 
-Understands the names ``quire:*`` and ``vllm:*``; other servers simply tell nothing.
+Understands the names ``quire:*`` and ``vllm:*``; for other servers there are no figures.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _PREFIXES = ("quire", "vllm")
 
 
 async def scrape(client: Client) -> dict[str, float]:
-    """Every sample by name (prefix and ``_total`` taken off), summed over labels.
+    """Read every sample by name (without prefix and ``_total``), summed over labels.
 
-    Empty where the server has no metrics page, or none that is understood.
+    Empty if the server has no metrics page or none that is understood.
     """
     try:
         text = (await client.fetch("GET", "/metrics")).decode("utf-8", "replace")
@@ -27,7 +27,7 @@ async def scrape(client: Client) -> dict[str, float]:
 
 
 def parse_samples(text: str) -> dict[str, float]:
-    """The samples of a Prometheus text page, as :func:`scrape` gives them."""
+    """Parse a Prometheus text page into the samples that :func:`scrape` returns."""
     samples: dict[str, float] = {}
     for line in text.splitlines():
         match = _SAMPLE.match(line)
@@ -38,11 +38,11 @@ def parse_samples(text: str) -> dict[str, float]:
 
 
 def differences(before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
-    """What the run did inside the server, as far as it tells.
+    """What the server did during a run, as far as its metrics show.
 
     ``prefix_hit_rate``, ``acceptance`` (of drafts) and ``kv_waste`` are shares from 0 to 1; the
-    last is the mean over all steps of the slots in held KV blocks that held no token.
-    ``accepted_length`` is the mean number of drafts kept where there were some.
+    last is the mean share, over all steps, of slots in held KV blocks that held no token.
+    ``accepted_length`` is the mean number of accepted draft tokens over the steps that had drafts.
     """
     if not after:
         return {}

@@ -1,8 +1,8 @@
-"""From starting the process to the first streamed token: ``python -m loadtest.startup``.
+"""Time from starting the process to the first streamed token: ``python -m loadtest.startup``.
 
-The clock starts right before the operating system is asked to run the server, and stops when the
-first event with text has come through a streamed chat request, sent as soon as the port takes
-connections. "Cold" means a new process each time; the file cache of the system is as it is.
+The clock starts right before the server process is spawned. It stops at the first event with text
+of a streamed chat request, sent as soon as the port accepts connections. Each start is a new
+process; the system's file cache is left as it is.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def first_token_s(command: Sequence[str], *, limit_s: float = 60.0) -> float:
     """Seconds from exec to the first streamed token of one start.
 
     Raises:
-        RuntimeError: the server ended, or sent no token within ``limit_s``.
+        RuntimeError: the server exited, or sent no token within ``limit_s``.
     """
     port = free_port()
     begun_s = time.perf_counter()
@@ -76,11 +76,11 @@ def first_token_s(command: Sequence[str], *, limit_s: float = 60.0) -> float:
 
 
 def _await_token(port: int, timeout_s: float) -> None:
-    """Ask for a streamed answer and return at its first text.
+    """Request a streamed answer and return at its first text.
 
     Raises:
-        OSError: no server yet.
-        RuntimeError: it answered, but with no token.
+        OSError: the server is not listening yet.
+        RuntimeError: the answer contained no token.
     """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     body = {"messages": [{"role": "user", "content": _MESSAGE}], "stream": True, "max_tokens": 8}

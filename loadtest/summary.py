@@ -1,14 +1,14 @@
-"""From records to figures.
+"""Turns records into figures.
 
-Of a request that was sent (or meant to be sent) at t0, whose events with output arrived at
-t1 ... tn, and whose usage tells k output tokens:
+For a request sent (or due to be sent) at t0, whose events with output arrived at t1 ... tn, and
+whose usage reports k output tokens:
 
     TTFT  t1 - t0                time to first token
     TPOT  (tn - t1) / (k - 1)    time per output token after the first
-    ITL   t[i+1] - t[i]          every gap between events with output; one may hold several tokens
-    E2E   end - t0               until the stream had ended
+    ITL   t[i+1] - t[i]          each gap between events with output; one may hold several tokens
+    E2E   end - t0               until the stream has ended
 
-Failed requests are counted by kind and enter no other figure.
+Failed requests are counted by kind and left out of all other figures.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def summarize(records: Sequence[StreamRecord]) -> dict[str, Any]:
 
 
 def latencies(records: Sequence[StreamRecord]) -> dict[str, list[float]]:
-    """All single values, in milliseconds, by the names of :data:`LATENCIES`."""
+    """All individual values, in milliseconds, by the names of :data:`LATENCIES`."""
     values: dict[str, list[float]] = {name: [] for name in LATENCIES}
     for record in records:
         times = record.token_times_s
@@ -65,7 +65,7 @@ def latencies(records: Sequence[StreamRecord]) -> dict[str, list[float]]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float] | None:
-    """Mean, percentiles and extremes; None where there is no value."""
+    """The mean, percentiles and extremes; None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -80,7 +80,7 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Of sorted values, by linear interpolation between the nearest two."""
+    """The percentile of sorted values, by linear interpolation between the nearest two."""
     rank = (len(ordered) - 1) * percent / 100
     low = math.floor(rank)
     high = min(low + 1, len(ordered) - 1)

@@ -1,4 +1,4 @@
-"""Small line charts as inline SVG: no script, no style sheet, nothing fetched."""
+"""Small line charts as inline SVG, without scripts, style sheets or external resources."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _WIDTH, _HEIGHT = 460, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 30, 40
 _COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d")
 
-Series = tuple[str, Sequence[tuple[float, float]]]  # a name and its points, x rising
+Series = tuple[str, Sequence[tuple[float, float]]]  # a name and its points, by rising x
 
 
 def line_chart(title: str, x_label: str, series: Sequence[Series], *, steps: bool = False) -> str:
-    """One chart of all series over common axes that start at 0.
+    """Draw all series in one chart over common axes that start at 0.
 
     Args:
-        title: above the chart.
-        x_label: below the x axis.
-        series: what is drawn; those without points are left out.
-        steps: hold each value until the next point, instead of joining them by straight lines.
+        title: shown above the chart.
+        x_label: shown below the x axis.
+        series: the series to draw; those without points are left out.
+        steps: hold each value until the next point, instead of joining points by straight lines.
     """
     series = [(name, points) for name, points in series if points]
     x_max = _round_up(max((x for _, points in series for x, _ in points), default=1.0))
@@ -61,7 +61,7 @@ def line_chart(title: str, x_label: str, series: Sequence[Series], *, steps: boo
 
 
 def standalone(chart: str) -> str:
-    """``chart`` as a file of its own, which a viewer takes for SVG by its namespace alone."""
+    """``chart`` as a standalone file, which viewers recognise as SVG only by its namespace."""
     return chart.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
 
 
@@ -84,7 +84,7 @@ def _stepped(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def _round_up(value: float) -> float:
-    """The next of 1, 2, 4, 8 times a power of ten, so that quarters of it are short numbers."""
+    """Round up to 1, 2, 4 or 8 times a power of ten, so that quarters of it are short numbers."""
     if value < 1e-9:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))

@@ -1,8 +1,8 @@
-"""KV memory held but unused, on conversations: ``python -m loadtest.waste``.
+"""The share of allocated KV memory that is unused, on conversations: ``python -m loadtest.waste``.
 
 A paged cache wastes at most the unfilled end of each sequence's last block. The server sums, over
-its steps, the token slots in held blocks and those of them that hold no token; the ratio over a
-run of the chat-like workload is the share of KV memory that was wasted.
+its steps, the token slots in held blocks and those of them that hold no token. The ratio of the two
+over a run of the chat-like workload is the wasted share of KV memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from loadtest.process import running_server
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve a model, load it, and fail where the waste is not below the limit."""
+    """Serve a model, load it, and fail unless the waste is below the limit."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.waste", description=__doc__)
     parser.add_argument("serve", nargs="*", help="after --: MODEL and flags of quire serve")
     parser.add_argument("--limit", type=float, default=0.04, help="share that may be wasted")

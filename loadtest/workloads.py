@@ -1,11 +1,11 @@
-"""What is asked of the server: seeded lists of prompts and output lengths.
+"""Workloads: seeded lists of prompts and output lengths.
 
-    fixed           every prompt and every output of one length
+    fixed           all prompts of one length, and all outputs
     random          lengths drawn uniformly around the given ones
-    shared-prefix   one long beginning for all, then a part of its own for each
-    chat            lengths as conversations have them: most short, a few long (log-normal)
+    shared-prefix   one long prefix shared by all prompts, followed by a part of their own
+    chat            lengths as in conversations: most short, a few long (log-normal)
 
-The same seed gives the same requests, whatever server they are sent to.
+The same seed gives the same requests on every server.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Literal
 WorkloadName = Literal["fixed", "random", "shared-prefix", "chat"]
 WORKLOADS: tuple[WorkloadName, ...] = ("fixed", "random", "shared-prefix", "chat")
 
-# Sigma of the natural logarithm of lengths. Public logs of assistant conversations have heavy
-# tails of about this width: the 95th percentile is some five times the median.
+# Sigma of the natural logarithm of lengths. Public logs of assistant conversations have heavy tails
+# of about this width: the 95th percentile is some five times the median.
 _CHAT_SIGMA = 1.0
 
 
@@ -33,20 +33,20 @@ class Shape:
     output_len: int = 64  # of an output; the mean, for chat
     range_ratio: float = 0.5  # random: lengths within [len * (1 - ratio), len * (1 + ratio)]
     prefix_len: int = 0  # shared-prefix: how much of input_len all prompts share
-    max_total: int | None = None  # longest prompt and output together
+    max_total: int | None = None  # largest sum of prompt and output
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """One request's share of the shape, in tokens."""
+    """The lengths of one request, in tokens."""
 
-    shared: int  # the beginning that all prompts have in common
+    shared: int  # the prefix that all prompts share
     own: int
     output: int
 
 
 def draw_lengths(shape: Shape, count: int, rng: random.Random) -> list[Lengths]:
-    """``count`` requests of ``shape``."""
+    """Draw the lengths of ``count`` requests of ``shape``."""
     return [_fit(_draw(shape, rng), shape.max_total) for _ in range(count)]
 
 
@@ -76,7 +76,7 @@ def _log_normal(mean: int, rng: random.Random) -> int:
 
 
 def _fit(lengths: Lengths, max_total: int | None) -> Lengths:
-    """``lengths`` cut to the context, the prompt first."""
+    """Shorten ``lengths`` to fit the context, the prompt first."""
     if max_total is None or lengths.shared + lengths.own + lengths.output <= max_total:
         return lengths
     output = min(lengths.output, max_total // 2)
@@ -92,12 +92,12 @@ _CODAS = ("", "", "n", "r", "s", "t", "l", "nd", "ck")
 
 
 def make_words(count: int, rng: random.Random) -> list[str]:
-    """``count`` pronounceable words of one to three syllables; nobody's text is copied."""
+    """``count`` pronounceable words of one to three syllables; no existing text is copied."""
     return ["".join(_syllable(rng) for _ in range(rng.choice((1, 2, 2, 3)))) for _ in range(count)]
 
 
 def make_text(count: int, rng: random.Random) -> str:
-    """``count`` words as sentences of about ten."""
+    """``count`` words, as sentences of about ten."""
     words = make_words(count, rng)
     for start in range(0, count, 10):
         words[start] = words[start].capitalize()
@@ -116,7 +116,7 @@ Prompt = str | list[int]
 
 @dataclass(frozen=True)
 class Ask:
-    """One request: what is sent, and how long its answer may get in tokens."""
+    """One request: its prompt, and the largest number of output tokens."""
 
     prompt: Prompt
     max_tokens: int
@@ -129,14 +129,14 @@ def make_asks(
     token_pool: Sequence[int] | None = None,
     tokens_per_word: float = 1.0,
 ) -> list[Ask]:
-    """The requests of the given lengths.
+    """Build the requests of the given lengths.
 
     Args:
-        lengths: what each request asks for.
+        lengths: the lengths of each request.
         rng: the source of their contents.
-        token_pool: ids to draw prompts from, so that lengths are exact; text is made of words
-            where there is none.
-        tokens_per_word: of the server's tokenizer, for text.
+        token_pool: ids to draw prompts from, so that lengths are exact; without it, prompts are
+            text made of words.
+        tokens_per_word: the ratio for the server's tokenizer, used for text.
     """
     longest = max((item.shared for item in lengths), default=0)
 

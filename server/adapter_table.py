@@ -1,13 +1,14 @@
-"""Which adapters are served, the same for all API workers.
+"""The table of served adapters, shared by all API workers.
 
-The table is a JSON file that is replaced as a whole, beside a counter that all workers map: whoever
-looks an adapter up compares the counter, and reads the file again where it has moved. The counter
-moves before a change is answered, so no worker can answer a later request by an older table; and
-there is nobody to be told, so a worker that hangs, dies or has only just begun is no special case.
+The table is a JSON file that is replaced as a whole, next to a counter that all workers map into
+memory. A worker compares the counter on every lookup and rereads the file if the counter has moved.
+The counter moves before a change is answered, so no worker can serve a later request from an older
+table. Nobody has to be notified, so a worker that hangs, dies or has just started is not a special
+case.
 
-The counter is read without a lock. It is one aligned word, and what orders it, on processors that
-reorder stores as well, are the sockets: a change's answer is sent after the counter was stored, and
-a request that follows from it is received before the counter is loaded.
+The counter is read without a lock. It is one aligned word. On processors that reorder stores, the
+sockets provide the ordering: the response to a change is sent after the counter is stored, and a
+request that follows from it is received before the counter is loaded.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ _COUNTER = struct.Struct("<Q")
 
 
 class Served(msgspec.Struct, frozen=True):
-    """An adapter under its name."""
+    """An adapter and its name."""
 
     adapter: Adapter
     created: int  # Unix time at which it was loaded
 
 
 class _Content(msgspec.Struct, frozen=True):
-    version: int  # of the counter; 0: nobody has written yet
+    version: int  # of the counter; 0: nothing has been written yet
     served: dict[str, Served]
 
 
 class AdapterTable:
-    """Adapters by name. Every look sees all changes that were answered before it.
+    """Adapters by name. Every read sees all changes that were answered before it.
 
     Args:
-        path: of the file that the workers share; None where there is only this process.
+        path: the file that the workers share; None if this is the only process.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -52,30 +53,30 @@ class AdapterTable:
 
     @property
     def served(self) -> Mapping[str, Served]:
-        """What is served now; not to be changed."""
+        """The adapters served now, by name. Read-only."""
         if self._file is not None and self._content.version < self._file.version:
             self._content = self._file.read()
         return self._content.served
 
     def put(self, served: Mapping[str, Served], *, first: bool = False) -> None:
-        """Serve these under their names, in place of those that are served so.
+        """Serve these adapters, replacing any of the same name.
 
         Args:
             served: by name.
-            first: what a server begins with, to be passed over once anything was ever changed.
+            first: the initial set of a server; ignored if the table was ever written.
         """
         with self._change() as table:
             if not first or self._content.version == 0:
                 table.update(served)
 
     def remove(self, name: str) -> None:
-        """Serve a name no longer. Raises KeyError where it is not served."""
+        """Stop serving a name. Raises KeyError if it is not served."""
         with self._change() as table:
             del table[name]
 
     @contextmanager
     def _change(self) -> Iterator[dict[str, Served]]:
-        """A copy of the newest table, which it replaces where the block ends well."""
+        """Yield a copy of the newest table, and store it if the block exits normally."""
         with nullcontext() if self._file is None else self._file.lock():
             if self._file is not None:
                 self._content = self._file.read()
@@ -88,8 +89,11 @@ class AdapterTable:
 
 
 class _SharedFile:
-    """The file and its counter. A worker that is killed between the two has answered nobody, and
-    whoever locks next moves the counter for it."""
+    """The file and its counter.
+
+    If a worker is killed between writing the two, it has answered no request, and the next holder
+    of the lock moves the counter for it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -100,7 +104,7 @@ class _SharedFile:
 
     @property
     def version(self) -> int:
-        """Of the newest table, without reading it."""
+        """The newest table's version, without reading the table."""
         return _COUNTER.unpack_from(self._counter)[0]
 
     def read(self) -> _Content:
@@ -111,8 +115,9 @@ class _SharedFile:
             return _Content(0, {})
 
     def write(self, content: _Content) -> None:
-        """Replace the table, under the lock."""
-        # The file before the counter: who sees the counter move finds what it counts.
+        """Replace the table. The lock must be held."""
+        # Write the file before the counter: a reader that sees the counter move must find the new
+        # table.
         fresh = self._path.with_suffix(".new")
         fresh.write_bytes(msgspec.json.encode(content))
         fresh.replace(self._path)
@@ -120,7 +125,7 @@ class _SharedFile:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other writers out while the block runs: it must not wait."""
+        """Exclude other writers for the duration of the block, which must not await."""
         fcntl.flock(self._locked, fcntl.LOCK_EX)
         try:
             self._count(self.read().version)

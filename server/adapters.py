@@ -1,4 +1,4 @@
-"""The LoRA adapters that are served: by name, each as a model of its own."""
+"""The LoRA adapters that are served, each under a model name of its own."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from server.named_paths import find_within
 
 
 class Adapters:
-    """What ``--lora`` named and what was loaded since. Belongs to one event loop.
+    """The adapters given with ``--lora`` and those loaded since. Belongs to one event loop.
 
     Args:
-        reserved: names of the model itself.
-        directory: where adapters may be loaded from at run time; None: nowhere.
-        table: of those that are served, which several API workers may share.
+        reserved: names of the base model.
+        directory: where adapters may be loaded from at run time; None disables loading.
+        table: the served adapters; several API workers may share it.
     """
 
     def __init__(self, reserved: list[str], directory: Path | None, table: AdapterTable) -> None:
@@ -43,20 +43,22 @@ class Adapters:
         return None if served is None else served.adapter
 
     async def begin(self, engine: EngineClient, paths: Mapping[str, str]) -> None:
-        """Serve what a server starts with, unless another worker has done so before: what was
-        unloaded since does not come back with a worker that is replaced.
+        """Serve the adapters given at startup, unless another worker has already done so.
+
+        An adapter that was unloaded since does not come back when a worker is replaced.
 
         Args:
-            engine: reads them.
-            paths: of their directories, by name.
+            engine: reads the adapters.
+            paths: their directories, by name.
 
         Raises:
-            ModelLoadError: one cannot be used with this model; its name comes first.
+            ModelLoadError: an adapter cannot be used with this model; the message starts with its
+                name.
             EngineDead: the engine is gone.
         """
         found: dict[str, Served] = {}
         for name, path in paths.items():
-            # Workers give it the same id, so that the engine keeps it once.
+            # All workers derive the same id, so the engine keeps one copy.
             id_ = hashlib.blake2b(f"{name}={path}".encode(), digest_size=16).hexdigest()
             try:
                 found[name] = await self._read(engine, Adapter(id=id_, name=name, path=path))
@@ -66,21 +68,21 @@ class Adapters:
             self._table.put(found, first=True)
 
     async def load(self, engine: EngineClient, name: str, path: str) -> None:
-        """Serve the adapter in the directory ``path`` as ``name``, once the engine has read it; the
-        engine's process has this one's working directory.
+        """Serve the adapter in the directory ``path`` as ``name``, once the engine has read it.
 
-        One of the same name makes way; requests that have begun with it end with it.
+        A relative path works because the engine's process has this one's working directory. An
+        adapter of the same name is replaced; requests already started with it finish with it.
 
         Raises:
-            InvalidParameter: it cannot be used with this model.
-            ApiError: 400, the name is the model's own.
+            InvalidParameter: the adapter cannot be used with this model.
+            ApiError: 400, the name belongs to the base model.
             EngineDead: the engine is gone.
         """
         adapter = Adapter(id=secrets.token_hex(16), name=name, path=path)
         self._table.put({name: await self._read(engine, adapter)})
 
     def unload(self, name: str) -> None:
-        """Serve ``name`` no longer; requests that have begun go on. Raises ApiError (404)."""
+        """Stop serving ``name``; requests already started go on. Raises ApiError (404)."""
         try:
             self._table.remove(name)
         except KeyError:
@@ -93,10 +95,10 @@ class Adapters:
         return Served(adapter, int(time.time()))
 
     def find(self, path: str) -> Path:
-        """A directory that may be loaded at run time, by its path in the adapters' directory.
+        """Resolve a path within the adapters' directory to a directory that may be loaded.
 
         Raises:
-            ApiError: 404 where loading is off, or it is no directory within that one.
+            ApiError: 404 if loading is disabled or there is no such directory within it.
         """
         if self._directory is None:
             raise ApiError(404)
@@ -107,18 +109,19 @@ class Adapters:
 
 
 def unknown_adapter(name: str) -> ApiError:
-    """The 404 for an adapter that is not there."""
+    """The 404 for an unknown adapter."""
     message = f"There is no adapter '{name[:200]}'."
     return ApiError(404, message, param="model", code="model_not_found")
 
 
 async def _probe_all(engine: EngineClient, adapter: Adapter) -> None:
-    """Have every engine that is there read the adapter; one that is not reads it with its first
-    request. Raises what any of them says, and then it is served by none.
+    """Have every live engine read the adapter; others read it with their first request for it.
+
+    Raises the first engine's error, in which case no engine serves the adapter.
     """
     present = [member for member in engine.members if member.alive]
     if not present:
-        await _probe(engine, adapter)  # which says why not
+        await _probe(engine, adapter)  # raises the reason
         return
     waits = [asyncio.create_task(_probe(member, adapter)) for member in present]
     try:
@@ -132,7 +135,7 @@ async def _probe_all(engine: EngineClient, adapter: Adapter) -> None:
 async def _probe(engine: EngineClient, adapter: Adapter) -> None:
     """Have the engine read the adapter and compute a token with it."""
     request = Request(
-        id=f"adapter-{secrets.token_hex(16)}",  # workers may ask for the same one at once
+        id=f"adapter-{secrets.token_hex(16)}",  # several workers may ask for it at once
         prompt_token_ids=(0,),
         sampling=SamplingParams(temperature=0, max_tokens=1, seed=0),
         adapter=adapter,

@@ -1,4 +1,4 @@
-"""The application: routes, what surrounds them, and the life of the engine behind them.
+"""The application: its routes, the middleware around them, and the engine's lifespan.
 
 connection ─► RequestContext ─► KeyGuard ─► BodyGuard ─► route ─► engine
               id, headers,       401         413 415 408
@@ -46,17 +46,17 @@ from server.validation import reason
 def create_app(settings: Settings, engine: EngineClient, shared: Shared | None = None) -> FastAPI:
     """The application that serves ``engine``.
 
-    The engine is started by the application's lifespan, in the background: liveness is answered
-    at once, and requests that arrive while the model loads wait for it. The lifespan's end
-    closes the engine. ``app.state.server`` holds the shared :class:`ServerState`.
+    The application's lifespan starts the engine in the background: liveness is answered at once,
+    and requests that arrive while the model loads wait for it. The end of the lifespan closes the
+    engine. ``app.state.server`` holds the shared :class:`ServerState`.
 
     Args:
-        settings: of the server.
+        settings: the server's settings.
         engine: not started yet.
-        shared: what several API workers have in common; None where there is only this process.
+        shared: what several API workers have in common; None if this is the only process.
 
     Raises:
-        InvalidSettings: the key file cannot be used, or there are no packages for tracing.
+        InvalidSettings: the key file cannot be used, or the packages for tracing are missing.
     """
     metrics = Metrics(
         engine,
@@ -103,7 +103,7 @@ def create_app(settings: Settings, engine: EngineClient, shared: Shared | None =
         *(message_batches, embeddings, scoring, files, batches, models, tokens),
         *(system, dashboard, profile, resting, lora, usage_route),
     )
-    # What settings have switched off answers that it is, and is not described.
+    # A route that a setting disables answers with an error that says so, and is not in the schema.
     is_on = {
         dashboard: settings.shows_dashboard,
         profile: settings.profile is not None,
@@ -119,7 +119,7 @@ def create_app(settings: Settings, engine: EngineClient, shared: Shared | None =
     app.state.described = [route for room in described for route in room.router.routes]
     asks_for_keys = state.access.keys.asks_for_keys
     schema.install(app, [room.router for room in described], with_keys=asks_for_keys)
-    # The last one added is the outermost.
+    # The middleware added last is the outermost.
     app.add_middleware(
         BodyGuard,
         max_body_bytes=settings.max_body_bytes,
@@ -134,7 +134,7 @@ def create_app(settings: Settings, engine: EngineClient, shared: Shared | None =
 
 
 async def _on_http_exception(request: Request, error: Exception) -> NoReturn:
-    """What the framework refuses by itself: unknown routes and methods."""
+    """Convert the framework's own errors: unknown routes and methods."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405 and (methods := _methods(request)):
         message = f"This route takes {' and '.join(methods)}, not {cut(request.method)}."
@@ -144,14 +144,14 @@ async def _on_http_exception(request: Request, error: Exception) -> NoReturn:
 
 
 def _methods(request: Request) -> list[str]:
-    """The methods that the path of a request takes; the framework tells those of one route."""
+    """The methods that any route accepts for the path; the framework reports only one route's."""
     routes = request.app.state.described
     takes = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
     return sorted({method for route in takes for method in route.methods or ()})
 
 
 def _no_route(request: Request) -> str:
-    """What to ask instead: a base URL has ``/v1`` too much or too little, or a slash."""
+    """Suggest the right URL: a base URL often has a superfluous or missing ``/v1`` or slash."""
     parts = [part for part in request.url.path.split("/") if part]
     end = "/".join(itertools.dropwhile(lambda part: part == "v1", parts))
     for path in (f"/v1/{end}", f"/{end}"):
@@ -161,7 +161,7 @@ def _no_route(request: Request) -> str:
 
 
 async def _on_invalid_parameter(request: Request, error: Exception) -> NoReturn:
-    """What the framework finds wrong with a parameter of the path or the query."""
+    """Convert the framework's validation errors for path and query parameters."""
     assert isinstance(error, RequestValidationError)
     problem = error.errors()[0]
     name = str(problem["loc"][-1])

@@ -1,4 +1,4 @@
-"""The settings of the KV cache, which ``server/settings.py`` has among its own."""
+"""The part of ``server/settings.py`` for the KV cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CACHE = "KV cache"
 
 
 class CacheSettings(SettingsPart):
-    """How much the cache holds, in which format, and for how long; see docs/kv-cache.md."""
+    """The cache's capacity, format and lifetime; see docs/kv-cache.md."""
 
     block_size: int | None = setting(
         None,

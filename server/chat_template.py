@@ -1,4 +1,4 @@
-"""The file that replaces a model's own chat template."""
+"""The file that overrides a model's own chat template."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from server.setting_sources import InvalidSettings
 
 
 def read_chat_template(path: Path | None) -> str | None:
-    """The template's source; None where the model's own is to be used.
+    """The template's source; None to use the model's own.
 
     Raises:
-        InvalidSettings: the file cannot be read as text, or is no template.
+        InvalidSettings: the file cannot be read as text, or is not a valid template.
     """
     if path is None:
         return None
@@ -22,7 +22,7 @@ def read_chat_template(path: Path | None) -> str | None:
     except UnicodeDecodeError:
         reason = "it is not UTF-8"
     else:
-        # Imported where a template is given: all others start without jinja2.
+        # Imported only if a template is given, so that other servers start without jinja2.
         from engine.text.template_worker import syntax_error
 
         problem = syntax_error(source)

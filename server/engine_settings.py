@@ -1,4 +1,4 @@
-"""From the settings of a server to the config of its engine."""
+"""The conversion of a server's settings into the engine's config."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def engine_config(settings: Settings) -> EngineConfig:
-    """What the engine process is told of ``settings``."""
+    """The engine process's part of ``settings``."""
     return EngineConfig(
         model=settings.model_dir,
         tokenizer=settings.tokenizer,

@@ -1,8 +1,8 @@
-"""One table from what went wrong to what the client is told.
+"""The one mapping from errors to the responses that clients get.
 
-Every error on every route, also below the application (a malformed request line), has OpenAI's
-shape: ``{"error": {"message", "type", "param", "code"}}``. Messages of 4xx errors are written
-for the client; a fault of our own tells an id to quote and nothing of the exception.
+Every error on every route, including those below the application (a malformed request line), has
+OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``. Messages of 4xx errors are
+written for the client. A server fault gives an id to quote and reveals nothing of the exception.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from engine.errors import (
 MAX_ECHO = 200  # characters of a client's value that a message may repeat
 _MAX_MESSAGE = 1000
 _RETRY_AFTER_S = "1"
-_ASLEEP_RETRY_S = "30"  # nobody knows: it ends when somebody says so
+_ASLEEP_RETRY_S = "30"  # a guess: sleep ends when an operator ends it
 
-# HTTP statuses that the framework or the connection raises by themselves: (type, code, message).
+# HTTP statuses that the framework or the connection raises itself: (type, code, message).
 _BY_STATUS: dict[int, tuple[str, str | None, str]] = {
     400: ("invalid_request_error", None, "The request is malformed."),
     401: ("authentication_error", "invalid_api_key", "A valid API key is required."),
@@ -76,7 +76,7 @@ ERROR_SCHEMA: dict[str, Any] = {  # every error's JSON schema
 
 
 class ApiError(Exception):
-    """An answer with an error status, raised anywhere between the door and the engine."""
+    """An error response, which any code that handles a request may raise."""
 
     def __init__(
         self,
@@ -113,12 +113,12 @@ class ApiError(Exception):
 
 
 def meaning_of(status: int) -> str:
-    """What an error status says where nothing more is known."""
+    """The generic message of an error status."""
     return _BY_STATUS[status][2]
 
 
 def bad_field(param: str, problem: str, *, code: str | None = None) -> ApiError:
-    """A 400 that names the field at fault; ``problem`` continues the field's name."""
+    """A 400 that names the invalid field; ``problem`` continues the sentence after its name."""
     return ApiError(400, f"'{param}' {problem}", param=param, code=code)
 
 
@@ -132,18 +132,18 @@ def overloaded(limit: str) -> ApiError:
 
 
 def unavailable(message: str = "The engine is not available; try again shortly.") -> ApiError:
-    """A 503 for everybody: the engine is gone, or the server is ending."""
+    """A 503 for every request: the engine is gone, or the server is shutting down."""
     return ApiError(503, message, code="engine_unavailable")
 
 
 def asleep(message: str = "The server is asleep; it must be woken first.") -> ApiError:
-    """A 503 for everybody, until an operator wakes the server."""
+    """A 503 for every request until an operator wakes the server."""
     headers = {"retry-after": _ASLEEP_RETRY_S}
     return ApiError(503, message, code="engine_asleep", headers=headers)
 
 
 def to_api_error(error: BaseException, request_id: str) -> ApiError:
-    """What a client is told of ``error``; foreign exceptions become a 500 that tells nothing."""
+    """The response for ``error``; an unknown exception becomes a 500 that reveals nothing of it."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, (ProfileRefused, RestRefused)):
@@ -167,5 +167,5 @@ def to_api_error(error: BaseException, request_id: str) -> ApiError:
 
 
 def cut(text: str, limit: int = MAX_ECHO) -> str:
-    """``text`` with at most ``limit`` characters, for messages that repeat a client's value."""
+    """Truncate ``text`` to ``limit`` characters, for messages that echo a client's value."""
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,4 +1,4 @@
-"""Grammars of requests, judged before an answer begins."""
+"""Validation of requests' grammars before a response begins."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from server.errors import bad_field, cut
 
 
 class Grammars:
-    """What the endpoints know of grammars. Belongs to one event loop."""
+    """The endpoints' access to the grammar checker. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._checker: GrammarChecker | None = None  # with the first grammar: its processes start
+        self._checker: GrammarChecker | None = None  # made, with its processes, when first needed
 
     async def check(self, grammar: Grammar, *, param: str) -> None:
-        """Refuse a grammar that could not be held.
+        """Reject a grammar that cannot be enforced.
 
         Raises:
-            ApiError: 400 that names ``param``; code ``grammar_timeout`` where the grammar is well
-                formed, and takes too much time or memory.
+            ApiError: 400 that names ``param``; code ``grammar_timeout`` if the grammar is well
+                formed but takes too much time or memory.
         """
         if self._checker is None:
             self._checker = GrammarChecker()
@@ -29,7 +29,7 @@ class Grammars:
             )
 
     def close(self) -> None:
-        """End the processes. Idempotent."""
+        """Stop the checker's processes. Idempotent."""
         if self._checker is not None:
             self._checker.close()
             self._checker = None

@@ -1,4 +1,4 @@
-"""Images of requests, decoded on threads of their own: a few at a time, and none of them twice."""
+"""Decoding of requests' images on a small thread pool, with a cache of recent ones."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ _Key = tuple[bytes, ImageRules]
 
 
 class ImageReader:
-    """Reads images, and keeps the newest: a conversation sends its own again with each turn.
+    """Decodes images and caches the newest: a conversation resends its images with every turn.
 
     Args:
-        kept_bytes: of pixels that are kept.
-        most_held_bytes: of pixels in the hands of requests.
+        kept_bytes: limit of the cache, in bytes of pixels.
+        most_held_bytes: limit of the pixels that requests in flight hold.
     """
 
     def __init__(
         self, *, kept_bytes: int = _KEPT_BYTES, most_held_bytes: int = _MOST_HELD_BYTES
     ) -> None:
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="images")
-        self._kept: OrderedDict[_Key, Picture] = OrderedDict()  # the one used longest ago first
+        self._kept: OrderedDict[_Key, Picture] = OrderedDict()  # least recently used first
         self._room = kept_bytes
-        self._lock = threading.Lock()  # of the two above
+        self._lock = threading.Lock()  # guards the two above
         self.most_held_bytes = most_held_bytes
         self._held_bytes = 0
 
     async def read(self, base64: str, rules: ImageRules) -> Picture:
-        """The picture in a file that comes in base64.
+        """Decode a base64-encoded image file.
 
         Raises:
-            InvalidParameter: it is no base64, or no image that can be shown to the model.
+            InvalidParameter: not base64, or not an image that the model can be shown.
         """
         return await asyncio.get_running_loop().run_in_executor(
             self._executor, self._read, base64, rules
         )
 
     def hold(self, num_bytes: int) -> None:
-        """Pixels are in a request's hands from now on, until ``let_go`` is called for them."""
+        """Count pixels as held by a request, until ``let_go`` is called for them."""
         self._held_bytes += num_bytes
 
     def let_go(self, num_bytes: int) -> None:
@@ -56,11 +56,11 @@ class ImageReader:
         self._held_bytes -= num_bytes
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether so many more may be held."""
+        """Whether ``num_bytes`` more may be held."""
         return not num_bytes or self._held_bytes + num_bytes <= self.most_held_bytes
 
     def close(self) -> None:
-        """End the threads. Idempotent."""
+        """Stop the threads. Idempotent."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, base64: str, rules: ImageRules) -> Picture:

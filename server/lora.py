@@ -34,7 +34,7 @@ class UnloadAdapterRequest(Shape):
 
 
 class AdapterStatus(Struct):
-    """The answer of both."""
+    """The response of both routes."""
 
     lora_name: str
     loaded: bool
@@ -46,7 +46,7 @@ class AdapterStatus(Struct):
     openapi_extra=describe(LoadAdapterRequest, AdapterStatus, errors=(404,)),
 )
 async def load_adapter(request: Request) -> Response:
-    """Read an adapter and serve it under a name, as a model of its own."""
+    """Load an adapter and serve it as a model under the given name."""
     adapters = _adapters(request)
     body, headers = await read_request(request, LoadAdapterRequest)
     state = state_of(request)
@@ -62,7 +62,7 @@ async def load_adapter(request: Request) -> Response:
     openapi_extra=describe(UnloadAdapterRequest, AdapterStatus, errors=(404,)),
 )
 async def unload_adapter(request: Request) -> Response:
-    """Forget a name; requests that have begun with it go on."""
+    """Stop serving a name; requests already started with it go on."""
     adapters = _adapters(request)
     body, headers = await read_request(request, UnloadAdapterRequest)
     adapters.unload(body.lora_name)
@@ -70,7 +70,7 @@ async def unload_adapter(request: Request) -> Response:
 
 
 def _adapters(request: Request) -> Adapters:
-    """Raise ApiError (404) where adapters are what they were at start."""
+    """The adapters. Raises ApiError (404) if they cannot be changed at run time."""
     state = state_of(request)
     if state.settings.lora_dir is None:
         raise ApiError(404, "Adapters are loaded at run time only by a server with --lora-dir.")

@@ -1,4 +1,4 @@
-"""From what a person calls a model to the directory or file that holds it.
+"""Resolution of a model's name to the directory or file that holds it.
 
     ./directory              in Hugging Face format, or with one GGUF model in it
     ./model.gguf             a GGUF file
@@ -6,9 +6,9 @@
     org/name@revision        a branch, tag or commit
     org/name:Q4_K_M          the GGUF file there that has this in its name
 
-The Hub's own variables hold here too: ``HF_TOKEN`` for models that are not open to all,
-``HF_HUB_OFFLINE=1`` to ask nobody and take what was fetched before, ``HF_HOME`` for where that is
-kept, ``HF_ENDPOINT`` for a mirror.
+The Hub's own variables apply: ``HF_TOKEN`` for gated and private models, ``HF_HUB_OFFLINE=1`` to
+use only what was downloaded before, ``HF_HOME`` for the cache's location, ``HF_ENDPOINT`` for a
+mirror.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from engine.gguf.file import find_gguf, is_gguf
 _PART = r"[A-Za-z0-9][\w.-]*"
 _HUB_NAME = re.compile(rf"({_PART}/{_PART})(?:@([\w./-]+))?(?::([\w.-]+))?")
 _WANTED = ("*.json", "*.jinja", "*.model", "*.txt")
-# What models of other libraries are that lie beside those wanted.
+# Copies of the model in the formats of other libraries.
 _UNWANTED = ("original/*", "onnx/*", "openvino/*", "*consolidated*", "flax_*", "tf_*")
 
 
 def resolve_model(name: str, load_format: LoadFormat = "auto") -> str:
-    """Where ``name`` lies: itself where there is such a thing, else fetched from the Hub.
+    """The local path of ``name``: itself if it exists, otherwise downloaded from the Hub.
 
     Args:
         name: see above.
-        load_format: "bin" fetches PyTorch's own files in place of safetensors.
+        load_format: "bin" downloads PyTorch's own files instead of safetensors.
 
     Raises:
-        ModelLoadError: there is no such thing, or the Hub does not give it; one line.
+        ModelLoadError: there is no such model, or the Hub denies it; one line.
     """
     if os.path.isdir(name) or is_gguf(name):
         return name
@@ -57,7 +57,7 @@ def resolve_model(name: str, load_format: LoadFormat = "auto") -> str:
 
 
 def _fetch(name: str, repository: str, revision: str | None, wanted: list[str]) -> str:
-    from huggingface_hub import errors, snapshot_download  # slow to import; only needed here
+    from huggingface_hub import errors, snapshot_download  # slow to import; needed only here
 
     try:
         return snapshot_download(
@@ -73,14 +73,14 @@ def _fetch(name: str, repository: str, revision: str | None, wanted: list[str]) 
         reason = "the Hub cannot be reached, and the model is not in the cache"
         if os.environ.get("HF_HUB_OFFLINE"):
             reason = "HF_HUB_OFFLINE is set, and the model is not in the cache"
-    except Exception as error:  # the rest of its tree spans several libraries and versions
+    except Exception as error:  # its other errors come from several libraries and vary by version
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = f"the Hub refused the download: {lines[0][:200]}"
     raise ModelLoadError(f"there is no directory {name}, and no model of the Hub: {reason}")
 
 
 def _only_gguf(name: str, snapshot: Path) -> Path:
-    """The file that has been fetched; the first of those that one model is split into."""
+    """The downloaded file; the first one if the model is split into several."""
     quantised = name.rpartition(":")[2].lower()
     found = {
         path

@@ -1,4 +1,4 @@
-"""Paths that requests name, within a directory that the operator has named."""
+"""Resolution of paths named by requests within a directory named by the operator."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from pathlib import Path
 
 
 def find_within(directory: Path, path: str) -> Path | None:
-    """What lies at ``path`` in ``directory``, links followed; None: nothing does, or it lies
-    elsewhere."""
+    """Resolve ``path`` within ``directory``, following links; None if absent or outside it."""
     root = directory.resolve()
     try:
         found = (root / path).resolve(strict=True)
-    except (OSError, RuntimeError, ValueError):  # too long, links in a circle, a NUL
+    except (OSError, RuntimeError, ValueError):  # too long, a cycle of links, a NUL
         return None
     return found if found.is_relative_to(root) else None

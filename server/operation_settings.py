@@ -1,4 +1,4 @@
-"""The settings of what operators do with a running server, which ``server/settings.py`` has."""
+"""The part of ``server/settings.py`` for operating a running server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OPERATION = "Operation"
 
 
 class OperationSettings(SettingsPart):
-    """Which routes there are for operators; see docs/sleep.md."""
+    """Which operators' routes are enabled; see docs/sleep.md."""
 
     enable_sleep_mode: bool = setting(
         False,

@@ -1,4 +1,4 @@
-"""The settings of several processes, GPUs or cores, which ``server/settings.py`` has."""
+"""The part of ``server/settings.py`` for running on several processes, GPUs or cores."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ PARALLEL = "Parallelism"
 
 
 class ParallelSettings(BaseSettings):
-    """How a model and its requests are shared out, on this machine or several; see
-    docs/parallel.md."""
+    """How a model and its requests are distributed over one or more machines.
+
+    See docs/parallel.md.
+    """
 
     tensor_parallel_size: int = setting(
         1,
@@ -90,7 +92,7 @@ class ParallelSettings(BaseSettings):
     )
 
     def nodes_config(self) -> NodesConfig | None:
-        """What the engine is told of the machines; None: there is this one."""
+        """The engine's config of the machines; None if there is only this one."""
         if self.nnodes == 1:
             return None
         return NodesConfig(

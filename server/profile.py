@@ -27,17 +27,17 @@ class ProfileRequest(Shape):
 
 
 class ProfileStarted(Struct):
-    """The answer of /start_profile."""
+    """The response of /start_profile."""
 
     num_steps: int
 
 
 class ProfileWritten(Struct, omit_defaults=True):
-    """The answer of /stop_profile."""
+    """The response of /stop_profile."""
 
-    file: str  # its name in the directory of --profile
+    file: str  # its name in the directory given by --profile
     num_steps: int
-    other_files: list[str] | UnsetType = UNSET  # of other engines, where there are several
+    other_files: list[str] | UnsetType = UNSET  # of the other engines, if there are several
 
 
 @router.post(
@@ -46,7 +46,7 @@ class ProfileWritten(Struct, omit_defaults=True):
     openapi_extra=describe(ProfileRequest, ProfileStarted, body_required=False, errors=(409,)),
 )
 async def start_profile(request: Request) -> Response:
-    """Record the next ``num_steps`` steps, whoever's requests they serve, into one trace."""
+    """Record the next ``num_steps`` steps into one trace, whatever requests they serve."""
     settings = _settings_with_profile(request)
     body, headers = await read_request(request, ProfileRequest, optional=True)
     num_steps = settings.profile_steps if body.num_steps is None else body.num_steps
@@ -60,7 +60,7 @@ async def start_profile(request: Request) -> Response:
     openapi_extra=describe(None, ProfileWritten, errors=(409,)),
 )
 async def stop_profile(request: Request) -> Response:
-    """End the recording, unless all its steps are done already, and name the trace's file."""
+    """Stop recording, unless all steps are already recorded, and return the trace file's name."""
     _settings_with_profile(request)
     trace = await state_of(request).engine.stop_profile()
     others = [Path(path).name for path in trace.others] or UNSET
@@ -68,7 +68,7 @@ async def stop_profile(request: Request) -> Response:
 
 
 def _settings_with_profile(request: Request) -> Settings:
-    """Raise ApiError (404) where profiling is off."""
+    """The settings. Raises ApiError (404) if profiling is disabled."""
     settings = state_of(request).settings
     if settings.profile is None:
         raise ApiError(404, "Profiling is off; the server would have to be started with --profile.")

@@ -41,33 +41,33 @@ _Tags = Annotated[
 
 
 class SleepState(Struct):
-    """The answer of /sleep, /wake_up and /is_sleeping."""
+    """The response of /sleep, /wake_up and /is_sleeping."""
 
     is_sleeping: bool
     activity: str  # serving, falling_asleep, asleep, waking, reloading
 
 
 class _NoFields(Shape):
-    """A body in which nothing is expected: what it holds is told as ignored."""
+    """A body without fields: any that are sent are reported as ignored."""
 
 
 class ReloadRequest(Shape):
     """POST /reload_weights; the body may be left out."""
 
-    # Within --weights-dir; the directory that was read last when left out.
+    # Within --weights-dir; by default the directory that was read last.
     model_path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     mode: Mode = "wait"
     timeout_s: Annotated[float, Field(ge=0, le=_MAX_WAIT_S)] = _WAIT_S
 
 
 class WeightsReloaded(Struct):
-    """The answer of /reload_weights."""
+    """The response of /reload_weights."""
 
     success: bool
     message: str
-    generation: int  # how many times the weights have been exchanged
-    load_s: float  # seconds that reading them took
-    weights_bytes: int  # in memory; old and new ones lay there side by side
+    generation: int  # how many times the weights have been replaced
+    load_s: float  # seconds spent reading them
+    weights_bytes: int  # in memory; the old and the new weights were both resident meanwhile
     system_fingerprint: str
 
 
@@ -79,7 +79,7 @@ class WeightsReloaded(Struct):
 async def sleep(
     request: Request, level: _Level = 1, mode: _Mode = "wait", timeout_s: _Wait = _WAIT_S
 ) -> Response:
-    """Answered once the memory is given back; without effect on a server that sleeps."""
+    """Respond once the memory is released; no effect if the server is already asleep."""
     state = await _state_with_sleep(request)
     headers = await _ignored(state, request, "level", "mode", "timeout_s")
     await state.engine.sleep(level, 0.0 if mode == "abort" else timeout_s)
@@ -92,7 +92,7 @@ async def sleep(
     openapi_extra=describe(None, SleepState, errors=(409,)),
 )
 async def wake_up(request: Request, tags: _Tags = None) -> Response:
-    """Answered once requests are served; without effect on a server that does not sleep."""
+    """Respond once requests are served; no effect if the server is not asleep."""
     state = await _state_with_sleep(request)
     if tags and len(set(tags)) == 1:
         raise bad_field("tags", "must name both or be left out: all of the memory is taken at once")
@@ -100,7 +100,7 @@ async def wake_up(request: Request, tags: _Tags = None) -> Response:
     model = state.engine.info.model
     try:
         await state.engine.wake()
-    except EngineAsleep as error:  # as when weights are exchanged, its path is not told
+    except EngineAsleep as error:  # as for replaced weights, the path is not revealed
         raise asleep(str(error).replace(model, state.settings.model_names[0])) from None
     return _told(state, headers)
 
@@ -111,7 +111,7 @@ async def wake_up(request: Request, tags: _Tags = None) -> Response:
     openapi_extra=describe(None, SleepState),
 )
 async def is_sleeping(request: Request) -> Response:
-    """Told by what the engine has last said of itself."""
+    """The engine's most recently reported state."""
     return _told(await _state_with_sleep(request))
 
 
@@ -123,9 +123,9 @@ _RELOAD = describe(ReloadRequest, WeightsReloaded, body_required=False, errors=(
     "/update_weights_from_disk", summary="The same, by SGLang's name", openapi_extra=_RELOAD
 )
 async def reload_weights(request: Request) -> Response:
-    """Read weights of the same architecture and serve them from then on.
+    """Load weights of the same architecture and serve them from then on.
 
-    Requests that come meanwhile wait. Weights that cannot be used change nothing.
+    Requests that arrive meanwhile wait. If the weights cannot be used, nothing changes.
     """
     state = await _state_with_sleep(request)
     body, headers = await read_request(request, ReloadRequest, optional=True)
@@ -134,7 +134,7 @@ async def reload_weights(request: Request) -> Response:
     timeout_s = 0.0 if body.mode == "abort" else body.timeout_s
     try:
         info = await state.engine.reload(path, timeout_s)
-    except InvalidParameter as error:  # what lies around the directory is not told
+    except InvalidParameter as error:  # the surroundings of the directory are not revealed
         shown = body.model_path or state.settings.model_names[0]
         told = error.message.replace(path or last, shown)
         raise ApiError(400, told, param="model_path", code="weights_not_usable") from None
@@ -150,7 +150,7 @@ async def reload_weights(request: Request) -> Response:
 
 
 async def _state_with_sleep(request: Request) -> ServerState:
-    """The state, once a model is loaded. Raises ApiError (404) where sleep mode is off."""
+    """The state, once a model is loaded. Raises ApiError (404) if sleep mode is disabled."""
     state = state_of(request)
     if not state.settings.enable_sleep_mode:
         message = "Sleep mode is off; the server would have to be started with --enable-sleep-mode."
@@ -160,10 +160,10 @@ async def _state_with_sleep(request: Request) -> ServerState:
 
 
 async def _ignored(state: ServerState, request: Request, *known: str) -> dict[str, str]:
-    """The header that names the query's other parameters and all fields of a body.
+    """The header that names unknown query parameters and all fields of a body.
 
     Raises:
-        ApiError: there is one under --strict, or the body cannot be read.
+        ApiError: there are any and --strict is set, or the body cannot be read.
     """
     names = sorted(set(request.query_params) - set(known))
     of_query = report_ignored(names, strict=state.settings.strict)
@@ -178,7 +178,7 @@ def _told(state: ServerState, headers: dict[str, str] | None = None) -> Response
 
 
 def _find(state: ServerState, path: str) -> Path:
-    """A directory or GGUF file within that of the weights. Raises ApiError (400)."""
+    """Resolve a directory or GGUF file within --weights-dir. Raises ApiError (400)."""
     if state.settings.weights_dir is None:
         raise bad_field("model_path", "is taken only by a server with --weights-dir")
     found = find_within(state.settings.weights_dir, path)

@@ -1,4 +1,4 @@
-"""The settings of the scheduler: how many run at once, in which order, in which steps."""
+"""The part of ``server/settings.py`` for the scheduler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SCHEDULING = "Scheduling and batching"
 
 
 class SchedulingSettings(SettingsPart):
-    """Who runs, and when; ``server/settings.py`` has them among its own."""
+    """How many sequences run at once, in which order and in which steps."""
 
     max_num_seqs: int = setting(
         256, SCHEDULING, "Most sequences that run at once in an engine.", ge=1

@@ -1,4 +1,4 @@
-"""One setting: what a person may write for it, and its row of the table."""
+"""One setting: the values it accepts, and its row of the table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_INT = 2**63 - 1
 
 
 def setting(default: Any, group: str, help: str, *, name: str = "", **limits: Any) -> Any:
-    """A field of the table. ``name`` is what people call it where that is not the field's."""
+    """A field of the table. ``name`` is its public name if that differs from the field's."""
     return Field(
         default,
         description=help,
@@ -24,8 +24,10 @@ def setting(default: Any, group: str, help: str, *, name: str = "", **limits: An
 
 
 class SettingsPart(BaseSettings):
-    """A part of the table. What no number here may be: infinite, or wider than the 64 bits in which
-    the engine is told of it."""
+    """A part of the table.
+
+    Rejects numbers that are infinite or do not fit in the 64 bits of the engine's messages.
+    """
 
     @field_validator("*")
     @classmethod
@@ -38,10 +40,10 @@ class SettingsPart(BaseSettings):
 
 
 class Setting(NamedTuple):
-    """One row of the table, as flags, environment, YAML and documentation see it."""
+    """One row of the table, as used by flags, environment, YAML and documentation."""
 
     field: str
-    name: str  # what people call it: the YAML key, and the stem of the flag and the variable
+    name: str  # the public name: the YAML key, and the stem of the flag and the variable
     group: str
     help: str
     default: Any
@@ -50,17 +52,17 @@ class Setting(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """Its spelling on the command line."""
+        """The command-line flag."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """Its spelling in the environment."""
+        """The environment variable."""
         return _ENV_PREFIX + self.name.upper()
 
 
 def table_of(model: type[BaseModel]) -> list[Setting]:
-    """A row for each field that was made by ``setting``, in order."""
+    """One row for each field made by ``setting``, in order."""
     rows = []
     for field, info in model.model_fields.items():
         extra = info.json_schema_extra

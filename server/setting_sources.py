@@ -1,4 +1,4 @@
-"""Where settings are written down: the environment and YAML, and what is told when one is wrong."""
+"""The sources of settings, environment and YAML, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from server.validation import reason
 
 
 class InvalidSettings(ValueError):
-    """A setting that cannot be used, told in one line that names where it was given."""
+    """An invalid setting; the message is one line that names where it was given."""
 
 
 def read_environment(rows: Sequence[Setting], environ: Mapping[str, str]) -> dict[str, str]:
-    """The QUIRE_* variables that are settings and not empty, by field name.
+    """The non-empty QUIRE_* variables that are settings, by field name.
 
-    Kubernetes gives every container QUIRE_PORT=tcp://... where a service is called quire: that is
-    not meant for us.
+    Kubernetes sets QUIRE_PORT=tcp://... in every container if a service is named quire; that value
+    is skipped.
     """
     given = ((row.field, environ.get(row.variable, "")) for row in rows)
     return {
@@ -34,9 +34,9 @@ def read_environment(rows: Sequence[Setting], environ: Mapping[str, str]) -> dic
 
 
 def misspelt_variables(rows: Sequence[Setting], environ: Mapping[str, str]) -> list[str]:
-    """A line for each QUIRE_* variable that is no setting and nearly one.
+    """A line for each QUIRE_* variable that is not a setting but nearly spells one.
 
-    Others with that beginning may be anybody's: only these are told.
+    Other variables with the prefix may belong to other programs and are not reported.
     """
     known = {row.variable for row in rows}
     told = []
@@ -51,7 +51,7 @@ def read_yaml(rows: Sequence[Setting], path: Path) -> dict[str, Any]:
     """The mapping in a YAML file, by field name.
 
     Raises:
-        InvalidSettings: it cannot be read, or holds a key that is no setting.
+        InvalidSettings: the file cannot be read, or has a key that is not a setting.
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))

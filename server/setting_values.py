@@ -1,4 +1,4 @@
-"""Spellings of values that people may use in flags, environment and YAML alike."""
+"""Parsing of values, the same for flags, environment and YAML."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _read_list(value: Any) -> Any:
 
 
 def _check_adapters(rows: list[str]) -> list[str]:
-    """Rows of ``NAME=DIRECTORY``, each name once."""
+    """Validate rows of ``NAME=DIRECTORY``; names must be unique."""
     names = [row.partition("=")[0] for row in rows]
     for row, name in zip(rows, names, strict=True):
         if not name or row == name or row.endswith("="):
@@ -99,11 +99,11 @@ def _check_prefix(prefix: str) -> str:
 
 
 def _check_endpoint(url: str) -> str:
-    """A URL that can be connected to."""
+    """Validate a URL to connect to."""
     try:
         parts = urlsplit(url)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of the port, or of brackets
+    except ValueError:  # from the port, or from brackets
         is_url = False
     if not is_url or re.search(r"[\s?#]", url):
         raise ValueError("must be a URL such as http://localhost:4318")

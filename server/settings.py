@@ -1,11 +1,11 @@
-"""Every setting of a served engine, and the only reader of flags, environment and YAML.
+"""All settings of a server, and the only code that reads flags, environment and YAML.
 
     flags  >  environment (QUIRE_*)  >  YAML (--config)  >  defaults
 
-One table serves all of them: the fields of :class:`Settings`. A field named ``max_num_seqs`` is
-the flag ``--max-num-seqs``, the variable ``QUIRE_MAX_NUM_SEQS`` and the YAML key
-``max_num_seqs`` (or ``max-num-seqs``), and its row in ``docs/cli.md`` is written from it. Names
-that other servers of this kind also have mean the same here.
+All sources share one table, the fields of :class:`Settings`. A field named ``max_num_seqs`` is the
+flag ``--max-num-seqs``, the variable ``QUIRE_MAX_NUM_SEQS`` and the YAML key ``max_num_seqs`` (or
+``max-num-seqs``), and its row in ``docs/cli.md`` is generated from it. Names shared with other
+inference servers have the same meaning here.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ _GROUPS = (_MODEL, PARALLEL, SPECULATION, _SERVER, SCHEDULING, CACHE, _LIMITS, O
 class Settings(
     SchedulingSettings, CacheSettings, SpeculationSettings, OperationSettings, ParallelSettings
 ):
-    """The settings of one server, valid once made, and frozen.
+    """The settings of one server: validated on construction, and frozen.
 
-    Use :meth:`load` where problems are to be told to a person; the constructor takes the same
-    values as keywords and raises pydantic's ``ValidationError``.
+    Use :meth:`load` to report problems to a person; the constructor takes the same values as
+    keywords and raises pydantic's ``ValidationError``.
     """
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=True)
@@ -350,7 +350,7 @@ class Settings(
 
     @classmethod
     def load(cls, flags: Mapping[str, Any]) -> Self:
-        """The settings from ``flags`` (by field name), the environment and the YAML they name.
+        """Read the settings from ``flags`` (by field name), the environment and the YAML they name.
 
         Raises:
             InvalidSettings: a value, a key or the YAML file cannot be used; one line.
@@ -362,7 +362,7 @@ class Settings(
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """What ``model_dump_json`` has written, in another process; no other source is asked."""
+        """Restore what ``model_dump_json`` wrote in another process, ignoring all other sources."""
         settings = cls.__new__(cls)
         BaseModel.__init__(settings, **json.loads(text))
         return settings
@@ -376,7 +376,7 @@ class Settings(
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, then our own reading of the environment and of YAML, strongest first."""
+        """Flags, then our own readers of the environment and YAML, in order of precedence."""
         environment = read_environment(settings_table(), os.environ)
         config = init_settings().get("config") or environment.get("config")
         in_file = read_yaml(settings_table(), Path(config)) if config else {}
@@ -393,7 +393,7 @@ class Settings(
 
     @property
     def model_names(self) -> list[str]:
-        """The names clients may ask for, the one that answers carry first. Never empty."""
+        """The names clients may request, never empty; responses carry the first."""
         if self.served_model_names:
             return list(self.served_model_names)
         if self.model is None:
@@ -408,16 +408,16 @@ class Settings(
 
     @property
     def shows_dashboard(self) -> bool:
-        """Whether the live page is there."""
+        """Whether the dashboard is served."""
         if self.dashboard is not None:
             return self.dashboard
         return bool(self.api_keys or self.api_key_file) or is_loopback(self.host)
 
     def engine_config(self) -> EngineConfig:
-        """What the engine process is told of all this."""
+        """The engine process's part of these settings."""
         return engine_config(self)
 
 
 def settings_table() -> list[Setting]:
-    """All settings in the order in which they are told to people."""
+    """All settings, in the order in which they are documented."""
     return sorted(table_of(Settings), key=lambda row: _GROUPS.index(row.group))

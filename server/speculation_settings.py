@@ -1,4 +1,4 @@
-"""The settings of speculation, which ``server/settings.py`` has among its own."""
+"""The part of ``server/settings.py`` for speculative decoding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SPECULATION = "Speculation"
 
 
 class SpeculationSettings(SettingsPart):
-    """How tokens are guessed ahead; see docs/speculation.md."""
+    """How draft tokens are proposed; see docs/speculation.md."""
 
     speculation: Speculation | None = setting(
         None,
@@ -49,7 +49,7 @@ class SpeculationSettings(SettingsPart):
     )
 
     def speculation_config(self, *, is_embedded: bool) -> SpeculationConfig | None:
-        """What the engine is told of speculation; None: there is none."""
+        """The engine's config of speculation; None disables it."""
         return speculation_config(
             self.speculation,
             self.draft_model,

@@ -1,7 +1,7 @@
-"""What the endpoints of one application share: settings, engine, model, metrics, admission.
+"""The state shared by one application's endpoints: settings, engine, model, metrics, admission.
 
-Belongs to one event loop and is written by it alone. It hangs on ``app.state.server`` and is
-made by ``create_app``; nothing here is module-level.
+It belongs to one event loop, which alone writes it. ``create_app`` makes it and stores it as
+``app.state.server``; nothing here is module-level.
 """
 
 from __future__ import annotations
@@ -50,30 +50,30 @@ _RESTS: dict[Activity, str] = {
 
 @dataclass(frozen=True)
 class Model:
-    """The served model, as the API needs to know it."""
+    """The served model, as seen by the API."""
 
     info: EngineInfo
     tokenizer: Tokenizer
     template: ChatTemplate
     answers: AnswerFormat
-    names: tuple[str, ...]  # the first is the one that answers carry
-    sampling_defaults: dict[str, Any]  # for what requests leave out
+    names: tuple[str, ...]  # responses carry the first
+    sampling_defaults: dict[str, Any]  # for fields that requests leave out
     created: int  # Unix time at which it was loaded
-    adapter: Adapter | None = None  # what it is asked with; its name is then the first of names
+    adapter: Adapter | None = None  # applied to its requests; its name is then the first
 
     @property
     def name(self) -> str:
-        """The name that answers carry."""
+        """The name that responses carry."""
         return self.names[0]
 
     def check_generates(self) -> None:
-        """Raise ApiError (400) where the model makes vectors only."""
+        """Raise ApiError (400) if the model only makes embeddings."""
         if not self.info.generates:
             message = "This model does not generate text; see /v1/embeddings and /v1/score."
             raise ApiError(400, message, param="model")
 
     def check_name(self, name: str) -> None:
-        """Raise ApiError (404) unless ``name`` is one under which the model is served."""
+        """Raise ApiError (404) unless the model is served as ``name``."""
         if name not in self.names:
             message = f"The model '{name[:200]}' does not exist here; see /v1/models."
             raise ApiError(404, message, param="model", code="model_not_found")
@@ -81,9 +81,9 @@ class Model:
 
 @dataclass(frozen=True)
 class Shared:
-    """What the API workers of one server have in common; a process that is alone has its own."""
+    """What a server's API workers have in common; a single process has its own."""
 
-    ledger: Ledger | None = None  # of limits; None: this process opens one where it needs it
+    ledger: Ledger | None = None  # of limits; None: this process opens one when needed
     adapters: AdapterTable = field(default_factory=AdapterTable)
 
 
@@ -95,14 +95,14 @@ class ServerState:
     engine: EngineClient
     metrics: Metrics
     shared: Shared = field(default_factory=Shared)
-    requests_in_flight: int = 0  # HTTP requests that a graceful end waits for
-    draining: bool = False  # told to end: unready, and no new work
-    # Asks all API workers for their numbers; None where there is only this process.
+    requests_in_flight: int = 0  # HTTP requests that a graceful shutdown waits for
+    draining: bool = False  # shutting down: not ready, and no new work
+    # Collects the metrics of all API workers; None if this is the only process.
     gather: Callable[[], Awaitable[Numbers]] | None = None
     grammars: Grammars = field(default_factory=Grammars)
     images: ImageReader = field(default_factory=ImageReader)
-    tracing: Tracing | None = None  # where requests that have ended are told of
-    database: Database = field(init=False)  # opened when something is first kept or looked up
+    tracing: Tracing | None = None  # receives finished requests
+    database: Database = field(init=False)  # opened when something is first stored or looked up
     adapters: Adapters = field(init=False)
     access: Access = field(init=False)  # keys, limits, usage
     admission: Admission = field(init=False)
@@ -119,12 +119,12 @@ class ServerState:
         self.batches = BatchStore(self.database)
         self.adapters = Adapters(settings.model_names, settings.lora_dir, self.shared.adapters)
         self.access = Access(settings, self.database, self.metrics, self.shared.ledger)
-        # This process's share of what may run and wait.
+        # This process's share of the running and waiting sequences.
         most = settings.max_num_seqs * settings.data_parallel_size + settings.max_queued_requests
         self.admission = Admission(-(-most // settings.api_workers))
 
     async def load(self) -> None:
-        """Start the engine and read tokenizer and template meanwhile; the failure is kept."""
+        """Start the engine, and read tokenizer and template meanwhile; a failure is recorded."""
         settings = self.settings
         text = asyncio.create_task(_read_text(settings))
         try:
@@ -138,7 +138,7 @@ class ServerState:
             _log.exception("the model could not be loaded")
             self.fail(ModelLoadError("the model could not be loaded"))
             return
-        finally:  # one failure is enough: the text's own is not told beside the engine's
+        finally:  # one failure is enough: the engine's hides the tokenizer's
             text.cancel()
             await asyncio.gather(text, return_exceptions=True)
         self._model = Model(
@@ -159,12 +159,12 @@ class ServerState:
         self._loaded.set()
 
     def fail(self, error: EngineError) -> None:
-        """Nothing can be served any more: those who wait are told, and health turns red."""
+        """Record that nothing can be served any more: waiters get the error, health turns red."""
         self._failure = error
         self._loaded.set()
 
     async def close(self) -> None:
-        """End the engine, the processes of template and grammars, threads, and the database."""
+        """Close the engine, the template and grammar processes, the threads and the database."""
         await self.engine.close()
         self.grammars.close()
         self.images.close()
@@ -176,20 +176,22 @@ class ServerState:
 
     @property
     def failure(self) -> EngineError | None:
-        """Why nothing can ever be served again; None while there is hope."""
+        """Why nothing can ever be served again; None while recovery is possible."""
         if self._failure is None and self.engine.dead:
             self._failure = EngineDead("the engine was given up")
         return self._failure
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the model has been loaded, whatever became of the engine since."""
+        """Whether the model has been loaded, even if the engine has failed since."""
         return self._model is not None
 
     @property
     def ready(self) -> bool:
-        """Whether a request that comes now would be served at once: not by an engine whose process
-        is stopped, either."""
+        """Whether a request that comes now would be served at once.
+
+        False as well if the engine's process is stopped.
+        """
         loaded = self._model is not None and self.failure is None
         engine = self.engine
         serves = engine.alive and engine.responds and engine.activity == "serving"
@@ -197,19 +199,18 @@ class ServerState:
 
     @property
     def resting(self) -> str | None:
-        """What the engine does instead of serving, as a sentence says it; None: it serves, or is
-        not there."""
+        """What the engine does instead of serving, for a message; None if it serves or is gone."""
         return _RESTS.get(self.engine.activity)
 
     async def loaded(self) -> None:
-        """Wait until the model is loaded, or never will be."""
+        """Wait until the model is loaded, or loading has failed."""
         await self._loaded.wait()
 
     async def model(self) -> Model:
         """The model, once it is loaded.
 
         Raises:
-            ApiError: 503 when it never will be, or too many wait for it already.
+            ApiError: 503 if loading failed, or if too many requests already wait for it.
         """
         if self._model is None and self.failure is None:
             if self.requests_in_flight > self.admission.most:
@@ -217,15 +218,15 @@ class ServerState:
             await self._loaded.wait()
         if self.failure is not None or self._model is None:
             raise unavailable()
-        if self._model.info is not self.engine.info:  # its weights have been exchanged
+        if self._model.info is not self.engine.info:  # its weights have been replaced
             self._model = replace(self._model, info=self.engine.info)
         return self._model
 
     async def model_named(self, name: str) -> Model:
-        """The model as it is served under a name: as it is, or with an adapter.
+        """The model served under ``name``: the base model, or one with an adapter.
 
         Raises:
-            ApiError: 404 where nothing is served so, 503 as ``model`` says.
+            ApiError: 404 if nothing is served under the name, 503 as for ``model``.
         """
         model = await self.model()
         adapter = self.adapters.get(name)
@@ -235,18 +236,18 @@ class ServerState:
         return replace(model, names=(name,), adapter=adapter)
 
     async def numbers(self) -> Numbers:
-        """What the whole server has counted."""
+        """The metrics of the whole server."""
         return self.metrics.numbers if self.gather is None else await self.gather()
 
     @property
     def live_sequences(self) -> int:
-        """Sequences in the engine's hands, running or waiting, but for those in the background."""
+        """Running and waiting sequences, without those of background requests."""
         return self.admission.live
 
     def admit(self, num_sequences: int, caller: Caller, image_bytes: int = 0) -> None:
-        """Take sequences on, and the pixels that they hold, which ``images.let_go`` gives back.
+        """Admit sequences, and the pixels they hold, which ``images.let_go`` releases.
 
-        Raises ApiError (503) when the queue is full, or nothing is served.
+        Raises ApiError (503) if the queue is full or nothing is served.
         """
         if self.failure is not None:
             raise unavailable()
@@ -265,11 +266,11 @@ class ServerState:
             self._refuse("queue_full", caller.tenant)
 
     def release(self, num_sequences: int, caller: Caller) -> None:
-        """Undo ``admit`` as sequences end."""
+        """Undo ``admit`` as sequences finish."""
         self.admission.give_back(num_sequences, caller)
 
     def _check_awake(self) -> None:
-        """Raise ApiError (503) while the engine sleeps, or falls asleep. It would refuse too."""
+        """Raise ApiError (503) while the engine sleeps or changes state: it would refuse too."""
         if self.engine.activity in ("falling_asleep", "asleep", "waking"):
             self.metrics.rejected("asleep")
             raise asleep()
@@ -280,8 +281,10 @@ class ServerState:
 
 
 async def _tell_of(template: ChatTemplate) -> None:
-    """Warn of a template that came with the model and cannot be used: nobody has asked for it, and
-    completions do without."""
+    """Warn about a model's own template that cannot be used.
+
+    Not an error: the operator did not ask for it, and completions work without.
+    """
     try:
         await template.check()
     except TemplateError as error:
@@ -289,8 +292,10 @@ async def _tell_of(template: ChatTemplate) -> None:
 
 
 async def _read_text(settings: Settings) -> tuple[Tokenizer, ChatTemplate, dict[str, Any]]:
-    """What turns requests into tokens; the template is compiled, in a process that stays warm,
-    while the engine still loads. Raises ModelLoadError."""
+    """Load tokenizer, template and sampling defaults. Raises ModelLoadError.
+
+    The template is compiled while the engine still loads, in a process that stays warm.
+    """
     tokenizer, template, sampling_defaults = await asyncio.to_thread(_load_text, settings)
     template.start()
     await _tell_of(template)

@@ -1,4 +1,4 @@
-"""What operators and orchestrators ask: /health, /ready, /version, /metrics."""
+"""Routes for operators and orchestrators: /health, /ready, /version, /metrics."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ router = APIRouter()
 
 
 class Engines(Struct):
-    """Of a server with several engines."""
+    """Counts for a server with several engines."""
 
-    serving: int  # that can be given requests now
+    serving: int  # able to take requests now
     total: int
 
 
 class Status(Struct, omit_defaults=True):
-    """The answer of /health and /ready."""
+    """The response of /health and /ready."""
 
     status: str
-    engines: Engines | UnsetType = UNSET  # where there are several
+    engines: Engines | UnsetType = UNSET  # if there are several
 
 
 class Version(Struct):
-    """The answer of /version."""
+    """The response of /version."""
 
     version: str
 
@@ -44,9 +44,9 @@ class Version(Struct):
     openapi_extra=describe(None, Status),
 )
 async def health(request: Request) -> Response:
-    """200 while the process can serve or will again; 503 once only a restart can help.
+    """200 while the process serves or can recover; 503 once only a restart can help.
 
-    Needs no key, and says nothing but this, and how many of several engines serve.
+    Needs no key, and reveals only this and how many of several engines serve.
     """
     if state_of(request).failure is not None:
         raise unavailable("The engine is gone for good.")
@@ -56,8 +56,10 @@ async def health(request: Request) -> Response:
 @router.head("/ready", include_in_schema=False)
 @router.get("/ready", summary="Whether to send requests here", openapi_extra=describe(None, Status))
 async def ready(request: Request) -> Response:
-    """200 when a request would be served at once, by one of several engines at least; 503 while
-    loading, draining, restarting, asleep or given other weights."""
+    """200 if a request would be served at once, by at least one of several engines.
+
+    503 while loading, draining, restarting, asleep or replacing weights.
+    """
     state = state_of(request)
     if not state.ready:
         if state.resting is not None:
@@ -74,7 +76,7 @@ async def version(request: Request) -> Response:
 
 @router.get("/metrics", summary="Prometheus metrics", openapi_extra=describe(None, "text/plain"))
 async def metrics(request: Request) -> Response:
-    """All metrics in Prometheus' text format, of all API workers together."""
+    """All metrics of all API workers, in Prometheus' text format."""
     state = state_of(request)
     text = generate_latest(state.metrics.exposition(await state.numbers()))
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
@@ -89,7 +91,7 @@ def _engines(state: ServerState) -> Engines | UnsetType:
 
 
 def quire_version() -> str:
-    """The installed version; a checkout that was never installed has none of its own."""
+    """The installed version, or a placeholder in a checkout that was never installed."""
     try:
         return importlib.metadata.version("quire")
     except importlib.metadata.PackageNotFoundError:

@@ -1,16 +1,16 @@
-"""OpenTelemetry: a span for each request that the engine took, under ``--otlp-traces-endpoint``.
+"""OpenTelemetry tracing: a span for each request served, under ``--otlp-traces-endpoint``.
 
     chat MODEL            SERVER, its parent the client's traceparent
     ├── queue             until the first step
     ├── prefill           to the first token
     └── decode            to the last; the three for each choice
 
-The spans are made when a request has ended, of times that are known by then: nothing is held open
-meanwhile, and a request pays once. They go to a thread that sends them in batches; when there is no
-collector they are dropped. Names and attributes are those of OpenTelemetry's conventions for
-generative AI, and vLLM's for what these do not name. Prompts and texts are never told.
+Spans are made when a request has finished, from times recorded by then, so nothing is kept open
+meanwhile and each request pays once. A thread sends them in batches; if there is no collector they
+are dropped. Names and attributes follow OpenTelemetry's conventions for generative AI, and vLLM's
+for what those leave open. Prompts and texts are never recorded.
 
-The packages (the extra ``otel``) are imported where tracing is on, and nowhere else.
+The packages (the extra ``otel``) are imported only if tracing is enabled.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ _QUEUED, _PREFILL, _DECODE = "queue", "prefill", "decode"
 
 
 class TracedRequest(NamedTuple):
-    """A request that has ended."""
+    """A finished request."""
 
     id: str
     operation: str  # chat, text_completion or embeddings
     model: str
     tenant: str
-    parent: Mapping[str, str] | None  # the client's headers that tell of its trace
-    sampling: SamplingParams  # of its first prompt
+    parent: Mapping[str, str] | None  # the client's trace-context headers
+    sampling: SamplingParams  # of the first prompt
     usage: Usage
     choices: Sequence[Choice]
-    error: str | None  # in one word; None: it ended well
+    error: str | None  # in one word; None: it succeeded
 
 
 class Tracing:
-    """Makes spans and hands them on. Never blocks, and never raises into a request.
+    """Makes and exports spans. Never blocks, and never raises into a request.
 
     Args:
-        endpoint: URL of an OTLP collector that takes spans over HTTP, in protobuf; without a path,
-            at ``/v1/traces``.
+        endpoint: URL of an OTLP collector that accepts spans over HTTP in protobuf; ``/v1/traces``
+            is appended to a URL without a path.
         version: of the server.
     """
 
@@ -76,7 +76,7 @@ class Tracing:
         attributes = {"service.version": version}
         if "OTEL_SERVICE_NAME" not in os.environ:
             attributes["service.name"] = "quire"
-        # What its libraries say of each batch that fails is told once, by us.
+        # The libraries log every batch that fails; we log it once.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self._provider = TracerProvider(
             resource=Resource.create(attributes), shutdown_on_exit=False
@@ -86,11 +86,11 @@ class Tracing:
 
     @classmethod
     def of(cls, settings: Settings, version: str) -> Self | None:
-        """What the settings ask for; None: no tracing.
+        """The tracing that the settings ask for; None if disabled.
 
         Raises:
-            InvalidSettings: the packages are not installed, or one of their own variables cannot be
-                used.
+            InvalidSettings: the packages are not installed, or one of their own variables is
+                invalid.
         """
         if settings.otlp_traces_endpoint is None:
             return None
@@ -101,15 +101,15 @@ class Tracing:
             raise InvalidSettings(f"OpenTelemetry, by the variables OTEL_*: {error}") from None
 
     def record(self, request: TracedRequest) -> None:
-        """Make the spans of a request that has just ended."""
+        """Make the spans of a request that has just finished."""
         try:
             self._record(request)
         except Exception:
             _log.exception("the spans of request %s could not be made", request.id)
 
     async def close(self) -> None:
-        """Send what is left, if a collector takes it within a moment."""
-        # Not the loop's own threads: the process would wait for them to the end.
+        """Send what is left, giving up if no collector takes it soon."""
+        # Not one of the loop's threads: the process would wait for those without limit.
         closing = threading.Thread(target=self.shut_down, name="otel-close", daemon=True)
         closing.start()
         await asyncio.to_thread(closing.join, _CLOSE_S)
@@ -123,7 +123,7 @@ class Tracing:
     def _record(self, request: TracedRequest) -> None:
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
-        clock_ns = time.time_ns() - time.monotonic_ns()  # what a time of ours lacks
+        clock_ns = time.time_ns() - time.monotonic_ns()  # monotonic to wall-clock time
         now_ns = time.time_ns()
         arrival_s = min(choice.request.arrival_s for choice in request.choices)
         span = self._tracer.start_span(
@@ -133,7 +133,7 @@ class Tracing:
             attributes=_attributes(request),
             start_time=_ns(arrival_s) + clock_ns,
         )
-        if not span.is_recording():  # the client's trace is not one that is kept
+        if not span.is_recording():  # the client's trace is not sampled
             return
         if request.error is not None:
             span.set_status(StatusCode.ERROR, request.error)
@@ -151,10 +151,10 @@ class Tracing:
 
 
 def check_tracing(settings: Settings) -> None:
-    """See that spans can be made as the settings ask, before anything heavy.
+    """Check that spans can be made as the settings ask, before anything expensive.
 
     Raises:
-        InvalidSettings: as ``Tracing.of`` says.
+        InvalidSettings: as for ``Tracing.of``.
     """
     tracing = Tracing.of(settings, "")
     if tracing is not None:
@@ -162,7 +162,7 @@ def check_tracing(settings: Settings) -> None:
 
 
 def _check_packages() -> None:
-    """Raise InvalidSettings where spans cannot be made, for want of the packages."""
+    """Raise InvalidSettings if the tracing packages are missing."""
     try:
         import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401
     except ImportError as error:
@@ -172,7 +172,7 @@ def _check_packages() -> None:
 
 
 def trace_headers(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str] | None:
-    """Those of a request's headers that tell of its client's trace; None: it has none."""
+    """The trace-context headers among a request's headers; None if there are none."""
     found = {
         name.decode(): value.decode("latin-1") for name, value in headers if name in TRACE_HEADERS
     }
@@ -189,7 +189,7 @@ def _context(parent: Mapping[str, str] | None) -> Context | None:
 
 
 def _attributes(request: TracedRequest) -> dict[str, Any]:
-    """What a span says of its request; what is not known is left out."""
+    """The attributes of a request's span; unknown ones are left out."""
     sampling, usage, choices = request.sampling, request.usage, request.choices
     told: dict[str, Any] = {
         "gen_ai.operation.name": request.operation,
@@ -225,7 +225,7 @@ def _attributes(request: TracedRequest) -> dict[str, Any]:
 
 
 def _latencies(choices: Sequence[Choice]) -> dict[str, float]:
-    """vLLM's, in seconds: of the first choice that has ended well."""
+    """vLLM's latency attributes in seconds, for the first choice that succeeded."""
     timings = next((choice.timings for choice in choices if choice.timings is not None), None)
     if timings is None:
         return {}
@@ -244,8 +244,10 @@ def _latencies(choices: Sequence[Choice]) -> dict[str, float]:
 
 
 def _phases(choice: Choice) -> list[tuple[str, float, float]]:
-    """What a choice went through, with the times of the monotonic clock in seconds; nothing where
-    its end was found outside the engine."""
+    """The phases of a choice: (name, start, end) in seconds of the monotonic clock.
+
+    Empty if the choice was ended outside the engine.
+    """
     timings = choice.timings
     if timings is None or timings.queue_ms is None:
         return []
@@ -278,7 +280,7 @@ def _with_path(endpoint: str) -> str:
 
 
 def _exporter(endpoint: str) -> SpanExporter:
-    """Sends spans, and says once that it cannot."""
+    """An exporter that logs once if it cannot send."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 

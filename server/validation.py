@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a value, in the words in which all else here refuses."""
+"""Conversion of pydantic's validation errors into this server's wording."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NEEDS = re.compile(r"^(?:Input|List|String|Tuple|Dictionary|Set|URL) should ")
 
 
 def reason(problem: Mapping[str, Any]) -> str:
-    """One of a ``ValidationError``'s ``errors()``, to be put behind the name of its field."""
+    """The message of one of a ``ValidationError``'s ``errors()``, to follow its field's name."""
     told = str(problem["msg"]).removeprefix("Value error, ")
     match problem["type"]:
         case "missing":

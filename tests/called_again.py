@@ -1,4 +1,4 @@
-"""What stands for a CUDA graph where there is none: a function that is called again."""
+"""A substitute for CUDA graphs without a GPU: the captured function is called again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.runner.graphs import Replay
 
 
 def called_again(function: Callable[[], Any]) -> tuple[Replay, Any]:
-    """See ``engine.runner.graphs.Capture``. What the function knows of the batch, a graph would."""
+    """See ``engine.runner.graphs.Capture``. The function knows as much of the batch as a graph."""
     left = function()
 
     def replay() -> None:

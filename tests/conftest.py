@@ -1,4 +1,4 @@
-"""Fixtures that all tests share: real servers on the demo model, started once a session."""
+"""Fixtures shared by all tests: real servers on the demo model, started once a session."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ import pytest
 
 from tests.servers import Server, running_server
 
-# Of minutes in one piece: begun last, they would leave all cores but one without work.
+# They take minutes in one piece: started last, they would leave all cores but one idle.
 _LONG = {"test_pretended_gpu.py", "test_triton_interpreter.py"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest, and go on with those of most tests: ``make test``
-    hands them out in this order."""
+    """Start the longest files first, then those with the most tests.
+
+    ``make test`` hands out files in this order.
+    """
     counts = Counter(item.path for item in items)
     items.sort(key=lambda item: (item.path.name not in _LONG, -counts[item.path]))
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """An open server with default limits, but 1,024 KV blocks."""
+    """An open server with default limits, except for 1,024 KV blocks."""
     log = tmp_path_factory.mktemp("server") / "server.log"
     with running_server(log) as running:
         yield running
@@ -30,13 +32,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def base_url(server: Server) -> str:
-    """The address of ``server`` as the openai SDK takes it."""
+    """The address of ``server`` for the openai SDK."""
     return f"{server.url}/v1"
 
 
 @pytest.fixture(scope="session")
 def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with keys, strictness and tight limits."""
+    """A server with API keys, strict mode and tight limits."""
     log = tmp_path_factory.mktemp("guarded") / "server.log"
     flags = (
         *("--strict", "--max-num-seqs", "2", "--max-queued-requests", "2"),
@@ -49,7 +51,7 @@ def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> object:
-    """Add the servers' logs to the report of a test that failed with one."""
+    """Add the servers' logs to the report of a failed test that used one."""
     report = yield
     if report.failed:
         for value in getattr(item, "funcargs", {}).values():

@@ -2,9 +2,9 @@
 
     write(path, tiny_models.build("llama"))
 
-Names come from the package's own table, and what the converter does to tensors is done here by its
-own words, so that none of it comes from the code under test. Several files of one model, to be
-measured:
+Names come from the package's own table, and the converter's changes to tensors are reimplemented
+here from its description, so that nothing comes from the code under test. To write several files of
+one model for measurements:
 
     python -m tests.gguf_files demo/model build/gguf --types Q8_0 Q4_0
 """
@@ -42,7 +42,7 @@ def as_float32(name: str, values: np.ndarray) -> tuple[np.ndarray, gguf.GGMLQuan
 
 
 def as_type(kind: gguf.GGMLQuantizationType) -> Encode:
-    """Matrices in a type that the package can quantise to, vectors in float32."""
+    """Convert matrices to a type that the package can quantise to, and vectors to float32."""
 
     def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
         if values.ndim < 2:
@@ -59,7 +59,7 @@ def write(
     tokenizer: Path | None = None,
     change: Callable[[gguf.GGUFWriter], None] | None = None,
 ) -> Path:
-    """``model`` as one file; with the tokenizer and template of a directory if one is named."""
+    """Write ``model`` as one file, with the tokenizer and template of a directory if given."""
     name = ARCHITECTURES.get(model.config.model_type, model.config.model_type)
     writer = gguf.GGUFWriter(path, name)
     _add_config(writer, model.config)
@@ -159,7 +159,7 @@ def _add_own(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, directory: Path, pre: str = "gpt-2") -> None:
-    """A byte-level tokenizer with its template, and with its tokenizer.json as it stands."""
+    """Add a byte-level tokenizer with its template and its unmodified tokenizer.json."""
     source = (directory / "tokenizer.json").read_text()
     add_byte_level(writer, json.loads(source), pre)
     writer.add_string("tokenizer.huggingface.json", source)
@@ -174,7 +174,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, directory: Path, pre: str = "gpt-2") 
 
 
 def add_byte_level(writer: gguf.GGUFWriter, source: dict[str, Any], pre: str) -> None:
-    """The vocabulary of a tokenizer.json, and what it is cut into words by."""
+    """Add the vocabulary of a tokenizer.json and its pre-tokenizer."""
     vocabulary = dict(source["model"]["vocab"])
     kinds = dict.fromkeys(vocabulary, gguf.TokenType.NORMAL)
     for token in source["added_tokens"]:
@@ -209,7 +209,7 @@ def _tensors(model: Any, name: str) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _taken_apart(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The model's tensors under the names that its checkpoints have, experts stacked."""
+    """The model's tensors under the names in its checkpoints, with experts stacked."""
     import tempfile
 
     from safetensors.torch import load_file
@@ -230,7 +230,7 @@ def _taken_apart(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _converted(config: Any, key: str, tensor: torch.Tensor) -> torch.Tensor:
-    """What llama.cpp's converter makes of a tensor."""
+    """A tensor as llama.cpp's converter writes it."""
     kind = config.model_type
     if kind in PERMUTED and ("q_proj" in key or "k_proj" in key):
         heads = config.num_attention_heads if "q_proj" in key else config.num_key_value_heads
@@ -257,7 +257,7 @@ def _rope_factors(config: Any) -> dict[str, np.ndarray]:
         }
     if rope.get("rope_type") != "llama3":
         return {}
-    # Llama 3.1: each frequency's divisor.
+    # Llama 3.1: the divisor of each frequency.
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     frequencies = 1.0 / rope["rope_theta"] ** (np.arange(0, dim, 2, dtype=np.float64) / dim)
     low = rope["original_max_position_embeddings"] / rope["low_freq_factor"]
@@ -277,7 +277,7 @@ def _rope_factors(config: Any) -> dict[str, np.ndarray]:
 
 
 def main() -> int:
-    """Write a model's directory as one file for each type."""
+    """Write a model directory as one file for each type."""
     import transformers
 
     parser = argparse.ArgumentParser(description="Write a model as GGUF files.")

@@ -13,12 +13,12 @@ from engine.images.read import Picture
 from engine.models.checkpoint import read_config
 from engine.types import Request, SamplingParams
 
-# Rows and columns of images in cells.
+# Rows and columns of images, in cells.
 SHAPES = ((2, 3), (1, 1), (3, 2))
 
 
 def rules_of(directory: Path) -> ImageRules:
-    """How the model in a directory takes images."""
+    """The image rules of the model in a directory."""
     vision = read_config(str(directory)).vision
     assert vision is not None
     return vision.rules
@@ -27,7 +27,7 @@ def rules_of(directory: Path) -> ImageRules:
 def allowed(
     rules: ImageRules, shapes: Sequence[tuple[int, int]] = SHAPES
 ) -> Sequence[tuple[int, int]]:
-    """The shapes, or as many of the one that all images of a model have."""
+    """The shapes that the model supports; repeated if all of its images have one shape."""
     if not isinstance(rules.scaling, FixedScaling):
         return shapes
     side = rules.scaling.side // rules.cell
@@ -41,8 +41,10 @@ def ask(
     sampling: SamplingParams | None = None,
     shapes: Sequence[tuple[int, int]] = SHAPES,
 ) -> Request:
-    """About images of these shapes, where the model sees such, with text between them; their pixels
-    depend on the seed."""
+    """A request with images of these shapes, where the model supports them, and text between them.
+
+    The pixels depend on the seed.
+    """
     rng = np.random.default_rng(seed)
     pictures, template = [], [3, 7]
     for number, (rows, columns) in enumerate(allowed(rules, shapes)):

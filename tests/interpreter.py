@@ -1,4 +1,4 @@
-"""Tests that need Triton's interpreter, which a process chooses once, before it imports Triton."""
+"""Runs tests that need Triton's interpreter, which must be chosen before Triton is imported."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ unless_interpreted = pytest.mark.skipif(IS_INTERPRETED, reason="this process run
 
 
 def run_interpreted(folder: str, which: str) -> None:
-    """Run the tests under ``folder`` in a process of their own; fail as they do.
+    """Run the tests under ``folder`` in a separate process, and fail as they do.
 
     Args:
-        folder: from the project's root.
-        which: an expression of markers.
+        folder: relative to the project's root.
+        which: a marker expression.
     """
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", "-m", which]
     done = subprocess.run(
@@ -37,11 +37,11 @@ def run_interpreted(folder: str, which: str) -> None:
 
 
 def patch_device_functions_once() -> None:
-    """Spare the interpreter a third of its time.
+    """Save the interpreter a third of its time.
 
-    It puts its own functions into ``triton.language`` when a kernel starts, and at each call of a
-    device function looks for what is left to be replaced. That is something at a function's first
-    call alone, in the module that it sees the language by, and stays.
+    It patches its own functions into ``triton.language`` when a kernel starts, and at each call of
+    a device function looks for more to patch. It finds something only at the first call of a
+    function, in the module through which that function sees the language, and the patch stays.
     """
     if not IS_INTERPRETED:
         return

@@ -1,4 +1,4 @@
-"""What stands in for a GPU's matrix units."""
+"""Emulates a GPU's matrix units in the interpreter."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 @pytest.fixture
 def matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of a ``tl.dot`` have the same bits wherever in a tile they lie, and however deep it is,
-    as on a matrix unit, which adds up 16 inputs at a time.
+    """Make rows of ``tl.dot`` independent of their place in a tile, and of its depth, bit for bit.
 
-    The interpreter multiplies by NumPy, whose library computes a row as its place among the others
-    and the processor suggest.
+    This holds on a matrix unit, which accumulates 16 inputs at a time. The interpreter multiplies
+    with NumPy, whose library computes a row differently depending on its place and on the
+    processor.
     """
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 

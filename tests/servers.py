@@ -1,4 +1,4 @@
-"""Real servers for tests: `python -m server serve` on a free port, and ways to speak to one."""
+"""Real servers for tests: runs `python -m server serve` on a free port and talks to it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _ENV = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"
 
 
 class RawAnswer(NamedTuple):
-    """An HTTP answer as it came over the socket."""
+    """An HTTP response as received from the socket."""
 
     status: int
     headers: dict[str, str]
     body: bytes
-    rest: bytes = b""  # of an answer behind it, where there is one
+    rest: bytes = b""  # of the next response, if there is one
 
     @property
     def error(self) -> dict[str, Any]:
@@ -81,15 +81,15 @@ class Server:
         return socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s)
 
     def raw(self, data: bytes, *, timeout_s: float = 60.0) -> RawAnswer:
-        """Send bytes, read until the server closes or the answer is complete."""
+        """Send bytes, and read until the server closes or the response is complete."""
         with self.connect(timeout_s) as sock:
-            # It may be refused before it is all read; the answer is there all the same.
+            # It may be rejected before it is fully read; there is a response all the same.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 sock.sendall(data)
             return read_answer(sock)
 
     def stream(self, path: str, body: dict[str, Any]) -> bytes:
-        """The raw body of a streamed answer."""
+        """The raw body of a streamed response."""
         answer = self.post(path, {**body, "stream": True})
         assert answer.status_code == 200, answer.text
         return answer.content
@@ -145,8 +145,10 @@ class Server:
 
 
 def read_answer(sock: socket.socket, begun: bytes = b"") -> RawAnswer:
-    """Read one answer; its body to the declared length, the last chunk, or the end. ``begun`` is
-    what was read of it with the one before."""
+    """Read one response, up to its declared length, the last chunk, or the end.
+
+    ``begun`` is the part of it that was already read with the previous response.
+    """
     data = begun
     while b"\r\n\r\n" not in data:
         received = sock.recv(65536)
@@ -171,7 +173,7 @@ def read_answer(sock: socket.socket, begun: bytes = b"") -> RawAnswer:
 def http_post(
     path: str, body: bytes, *headers: str, content_type: str = "application/json"
 ) -> bytes:
-    """A POST as bytes."""
+    """A POST request as bytes."""
     lines = [
         f"POST {path} HTTP/1.1",
         "Host: test",
@@ -190,12 +192,12 @@ def running_server(
     wait: bool = True,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """A server on the demo model; ended when the block is left, its log shown on failure."""
+    """Run a server on the demo model during the block; its log is shown on failure."""
     command = [sys.executable, "-m", "server", "serve", "--port", "0", "--num-threads", "1"]
     command += ["--num-gpu-blocks-override", "1024", *flags]
     if key is not None:
         command += ["--api-key", key]
-    # What a server keeps is its test's own; --data-dir in the flags comes first.
+    # Each test's server has its own data directory; --data-dir in the flags takes precedence.
     env = {**os.environ, **_ENV, "QUIRE_DATA_DIR": str(log.parent / "data")}
     env |= environment or {}
     with log.open("wb") as output:
@@ -214,7 +216,7 @@ def running_server(
 
 
 def _find_port(server: Server) -> int:
-    """The port the process listens on, from the kernel's table of its sockets."""
+    """The port that the process listens on, from the kernel's table of sockets."""
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline and server.process.poll() is None:
         for port in _listening_ports(server.process.pid):

@@ -1,4 +1,4 @@
-"""Links between the pages of the documentation lead to files and headings that are there."""
+"""Links between documentation pages lead to existing files and headings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pages() -> list[Path]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The names that GitHub gives a page's headings, and those that it keeps of older ones."""
+    """The anchors that GitHub gives a page's headings, and those it keeps for older ones."""
     text = _FENCE.sub("", page.read_text())
     names = set(_NAMED.findall(text))
     for heading in _HEADING.findall(text):
@@ -39,7 +39,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def broken(page: Path) -> list[str]:
-    """Links of a page that lead nowhere; those to other sites are not followed."""
+    """Links of a page that lead nowhere; external links are not followed."""
     wrong = []
     for link in _LINK.findall(_FENCE.sub("", page.read_text())):
         if re.match(r"[a-z]+:", link):

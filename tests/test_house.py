@@ -1,4 +1,4 @@
-"""The rules of the house: who may import whom, what is packaged, what the deployment files name."""
+"""House rules: import directions, packaging, and the contents of the deployment files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOMS = ("server", "engine", "kernels", "tools", "loadtest")
 
 
 def git_files(*patterns: str) -> list[Path]:
-    """Files of the repository, without what git ignores."""
+    """Files of the repository, without those that git ignores."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
@@ -68,7 +68,7 @@ def test_files_stay_short_enough_to_read():
 
 
 def test_kernels_is_an_empty_package():
-    """transformers probes for a package of that name; ours must not answer for it."""
+    """transformers probes for a package of that name; ours must not be found."""
     assert (ROOT / "kernels" / "__init__.py").read_text() == ""
 
 
@@ -119,7 +119,7 @@ def test_the_page_of_settings_is_current():
 
 
 class IdleEngine:
-    """What the metrics read of an engine."""
+    """The engine attributes that the metrics read."""
 
     stats = EngineStats()
     alive = True
@@ -179,7 +179,7 @@ def test_compose_names_what_exists():
 
 
 def dockerfile() -> list[tuple[str, str]]:
-    """(instruction, arguments) of the Dockerfile, lines joined."""
+    """(instruction, arguments) of the Dockerfile, with continued lines joined."""
     text = re.sub(r"\\\n", " ", (ROOT / "Dockerfile").read_text())
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     return [(line.split()[0], line.split(None, 1)[1]) for line in lines]
@@ -215,7 +215,7 @@ def test_the_image_is_safe_to_run():
 
 
 def test_the_image_can_link_kernels_to_a_driver():
-    """Triton calls a C compiler where it first runs."""
+    """Triton calls a C compiler on first use."""
     steps = dockerfile()
     last_stage = max(i for i, (name, _) in enumerate(steps) if name == "FROM")
     installed = " ".join(told for name, told in steps[last_stage:] if name == "RUN").split()

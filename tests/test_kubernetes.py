@@ -1,7 +1,7 @@
-"""The Kubernetes manifests agree with the settings, the image and the application they are for.
+"""The Kubernetes manifests agree with the settings, the image and the application.
 
-That they are valid by Kubernetes' own schemas was tried by hand, with kustomize and
-kubernetes-validate; here it is what those tools cannot know.
+Their validity under Kubernetes' own schemas was checked by hand with kustomize and
+kubernetes-validate; this file checks what those tools cannot know.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_pods_are_those_of_the_image(pods: dict[str, Any], container: dict[str, 
     (port,) = container["ports"]
     assert f"EXPOSE {port['containerPort']}" in DOCKERFILE
     mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
-    written = {"/data", "/models", "/home/quire", "/tmp"}  # all else is read-only
+    written = {"/data", "/models", "/home/quire", "/tmp"}  # everything else is read-only
     assert written <= mounted
     assert "HF_HOME=/models QUIRE_DATA_DIR=/data" in DOCKERFILE
     assert container["securityContext"]["readOnlyRootFilesystem"] is True

@@ -1,10 +1,10 @@
-"""Heads that draft, written from the papers in plain torch, and saved as they are published.
+"""Draft heads, written from the papers in plain torch and saved in their published formats.
 
     twin = tiny_draft_heads.build("eagle3", model)
     twin.save(directory)
 
-A twin reads whole texts: token t + 1 beside what the model made of the text up to t. Only its
-decoder layer is of Hugging Face.
+A twin reads whole texts: token t + 1 together with the model's features of the text up to t. Only
+its decoder layer comes from Hugging Face.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tests import tiny_models
 
 Kind = Literal["mtp", "qwen_mtp", "eagle", "eagle3"]
 
-NUM_LAYERS = 3  # of the models
+NUM_LAYERS = 3  # of the target models
 NUM_SCORED = 140  # tokens that the EAGLE-3 head scores
 
 
 class Norm(nn.Module):
-    """Root mean square."""
+    """RMSNorm."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -42,12 +42,12 @@ class Norm(nn.Module):
 
 
 class Twin(nn.Module):
-    """A head beside its model, which is not trained."""
+    """A head beside its target model, which is not trained."""
 
     def __init__(self, kind: Kind, model: Any) -> None:
         super().__init__()
         self.kind = kind
-        self._model = [model]  # not a part of it
+        self._model = [model]  # in a list, so that it is no submodule
         config = model.config
         hidden, vocab_size = config.hidden_size, config.vocab_size
         self.fc = nn.Linear((3 if kind == "eagle3" else 2) * hidden, hidden, bias=kind == "eagle")
@@ -66,7 +66,7 @@ class Twin(nn.Module):
             self.layer, self.rotary = LlamaDecoderLayer(own, 0), LlamaRotaryEmbedding(own)
             self.layer.input_layernorm = nn.Identity()
         if kind != "eagle":
-            # Of Qwen what is stored is how far a norm's weights are from one.
+            # Qwen stores a norm's weights as their difference from one.
             make = type(model.model.norm) if kind == "qwen_mtp" else Norm
             self.token_norm, self.state_norm, self.norm = (make(hidden) for _ in range(3))
         if kind == "eagle3":
@@ -78,26 +78,29 @@ class Twin(nn.Module):
             self.scored = torch.randperm(vocab_size)[:NUM_SCORED].sort().values
         for parameter in self.parameters():
             if parameter.ndim > 1:
-                parameter.data.normal_(0.0, 0.12)  # more of it makes rounding errors grow
+                parameter.data.normal_(0.0, 0.12)  # larger weights amplify rounding errors
 
     @torch.no_grad()
     def features(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """What it reads of the model, of a text [n]: [n, size]."""
+        """The features it reads from the target model for a text [n]: [n, size]."""
         model = self._model[0]
         if self.kind == "qwen_mtp":
             return model.model(token_ids[None]).last_hidden_state[0]
         states = model(token_ids[None], output_hidden_states=True).hidden_states
-        if self.kind == "eagle3":  # what enters the layers 2, 3 // 2 and 3 - 3
+        if self.kind == "eagle3":  # the inputs of layers 2, 3 // 2 and 3 - 3
             return torch.cat([states[layer][0] for layer in (0, 1, 2)], dim=-1)
-        if self.kind == "mtp":  # the layer behind the model's last is the head's
+        if self.kind == "mtp":  # the layer after the model's last belongs to the head
             return model.model.norm(states[NUM_LAYERS][0])
         return states[NUM_LAYERS][0]
 
     def forward(
         self, token_ids: torch.Tensor, features: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens [n], each with the features of the one before: what it made, [n, hidden_size],
-        and the scores of what follows [n, vocab_size]. Features may be what it made itself."""
+        """Run tokens [n], each with the features of the previous position.
+
+        Returns new features [n, hidden_size], which may serve as input features later, and the
+        scores of the next tokens [n, vocab_size].
+        """
         model = self._model[0]
         tokens = model.get_input_embeddings()(token_ids)
         count = token_ids.numel()
@@ -119,15 +122,17 @@ class Twin(nn.Module):
         x = self.fc(torch.cat((tokens, features), dim=-1))
         x = self.layer(x[None], position_ids=positions, **given)
         x = (x[0] if isinstance(x, tuple) else x)[0]
-        if self.kind == "qwen_mtp":  # which reads what its norm made
+        if self.kind == "qwen_mtp":  # its next input is the norm's output
             x = self.norm(x)
             return x, model.lm_head(x)
         return x, model.lm_head(self.norm(x) if self.kind == "mtp" else x)
 
     @torch.no_grad()
     def chain(self, token_ids: list[int], count: int) -> torch.Tensor:
-        """Scores of so many guesses behind a text, each read with what was made of the one before:
-        [count, vocab_size]."""
+        """The scores of ``count`` greedy drafts after a text: [count, vocab_size].
+
+        Each is computed from the features of the one before.
+        """
         tokens = torch.tensor(token_ids)
         features = self.features(tokens)[:-1]
         if self.kind == "eagle3":
@@ -143,8 +148,10 @@ class Twin(nn.Module):
     def learn(
         self, texts: Sequence[Sequence[int]], num_prompts: Sequence[int], steps: int
     ) -> float:
-        """Go over the texts so many times, to foresee what stands behind their prompts; returns the
-        last loss. Only the next guess is learnt."""
+        """Train for ``steps`` epochs to predict what follows the prompts; returns the last loss.
+
+        Only the first draft is learned.
+        """
         tokens = [torch.tensor(text) for text in texts]
         features = [self.features(text)[:-2] for text in tokens]
         own = [p for n, p in self.named_parameters() if n != "layer.mlp.gate.weight"]
@@ -166,7 +173,7 @@ class Twin(nn.Module):
         return total
 
     def save(self, directory: Path) -> Path:
-        """An EAGLE head in its own directory, an ``mtp`` head in that of its model."""
+        """Save an EAGLE head in its own directory, an ``mtp`` head in that of its model."""
         if self.kind == "mtp":
             return self._save_mtp(directory)
         if self.kind == "qwen_mtp":
@@ -220,7 +227,7 @@ class Twin(nn.Module):
             "mtp.norm.weight": self.norm.weight,
         }
         layer = self.layer.state_dict()
-        if model.config.model_type == "qwen3_next":  # published expert by expert
+        if model.config.model_type == "qwen3_next":  # published as separate experts
             gate_up, down = (layer.pop(f"mlp.experts.{name}_proj") for name in ("gate_up", "down"))
             for expert, (both, last) in enumerate(zip(gate_up, down, strict=True)):
                 parts = zip(("gate", "up", "down"), (*both.chunk(2), last), strict=True)
@@ -231,19 +238,19 @@ class Twin(nn.Module):
 
 
 def build_mtp(kind: str, seed: int = 0, **changes: Any) -> Any:
-    """A model whose last layer is for a head: ``tiny_models.build`` with one more."""
+    """A model whose last layer belongs to a head: ``tiny_models.build`` with one more layer."""
     return tiny_models.build(kind, seed, num_hidden_layers=NUM_LAYERS + 1, **changes)
 
 
 def build(kind: Kind, model: Any, seed: int = 1) -> Twin:
-    """A random head of a model; for ``mtp`` it is as ``build_mtp`` makes it."""
+    """A random head of a model; for ``mtp`` the model must come from ``build_mtp``."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return Twin(kind, model).eval()
 
 
 def _own_config(config: Any, kind: Kind) -> dict[str, Any]:
-    """Of the head: heads of its own number and size."""
+    """The head's config: attention heads of its own number and size."""
     return {
         **{"vocab_size": config.vocab_size, "hidden_size": config.hidden_size},
         **{"intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4},

@@ -1,4 +1,4 @@
-"""Tiny random encoders in Hugging Face format, one for each family.
+"""Tiny random encoders in Hugging Face format, one per family.
 
 directory = tiny_encoders.save("bert", tmp_path)
 """
@@ -26,7 +26,7 @@ _DISTIL = {
     "max_position_embeddings": 128,
 }
 
-_ROBERTA = {**_SHAPE, "max_position_embeddings": 130}  # the first two are nobody's
+_ROBERTA = {**_SHAPE, "max_position_embeddings": 130}  # the first two positions are unused
 
 # name -> (Hugging Face config class, its values)
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -40,7 +40,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def build(kind: str, *, num_labels: int = 0, seed: int = 0) -> Any:
-    """A Hugging Face model, with a classification head where labels are asked for."""
+    """A Hugging Face model, with a classification head if labels are requested."""
     import torch
     import transformers
 

@@ -1,4 +1,4 @@
-"""Tiny Gemma 4 models: layers with heads of their own, which ask ranks for tests of their own."""
+"""Tiny Gemma 4 models, whose layers differ in their heads, so that ranks need separate tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of the tiny random models of ``tests/tiny_models.py`` those with layers that keep a state."""
+"""The tiny random models of ``tests/tiny_models.py`` with stateful layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EXPERTS = {
     **{"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
     "shared_expert_intermediate_size": 40,
 }
-# Hugging Face saves three convolutions of as many channels each, so values are as wide as keys.
+# Hugging Face saves three convolutions of equal width, so values are as wide as keys.
 _OLMO = {
     **{"linear_num_key_heads": 3, "linear_num_value_heads": 3, "pad_token_id": 0},
     **{"linear_key_head_dim": 8, "linear_value_head_dim": 8, "layer_types": _LINEAR},
@@ -33,7 +33,7 @@ _GRANITE = {
     **{"residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0},
 }
 
-# Hugging Face clamps time steps to at least ``time_step_min``; as published, nothing does.
+# Hugging Face clamps time steps to at least ``time_step_min``; the published models do not.
 _NEMOTRON = {
     **dict.fromkeys(("num_hidden_layers", "rms_norm_eps"), ABSENT),
     **{"layer_norm_epsilon": 1e-4, "head_dim": 16, "pad_token_id": 0, "time_step_min": 1e-12},
@@ -42,7 +42,7 @@ _NEMOTRON = {
     "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"],
 }
 
-# name -> (Hugging Face config class, what differs from the shape of the others)
+# name -> (Hugging Face config class, differences from the shape of the others)
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1": (
         "FalconH1Config",
@@ -166,7 +166,7 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
         },
     ),
-    # Hugging Face keeps the limits in a prompt, and not where it decodes: logits alone.
+    # Hugging Face applies the limits in prefill but not in decode: compare only logits.
     "bamba_limited": (
         "BambaConfig",
         {**_MAMBA, "attn_layer_indices": [1], "time_step_limit": [0.3, 1.5]},

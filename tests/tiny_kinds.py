@@ -1,5 +1,4 @@
-"""Of the tiny random models of ``tests/tiny_models.py`` those without states: what their configs
-are."""
+"""The configs of the tiny random models of ``tests/tiny_models.py`` without stateful layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of the tiny random models of ``tests/tiny_models.py`` those with a mixture of experts."""
+"""The tiny random models of ``tests/tiny_models.py`` with a mixture of experts."""
 
 from __future__ import annotations
 

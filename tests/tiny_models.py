@@ -1,8 +1,8 @@
-"""Tiny random models in Hugging Face format, one for each family and rope kind.
+"""Tiny random models in Hugging Face format, one for each family and RoPE variant.
 
     directory = tiny_models.save("qwen3", tmp_path)
 
-They have no tokenizer. ``tests/engine/models`` holds them against Hugging Face's own code.
+They have no tokenizer. ``tests/engine/models`` compares them with Hugging Face's own code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS = tiny_kinds.KINDS | GEMMAS | HYBRIDS
 
 
 def build(kind: str, seed: int = 0, **changes: Any) -> Any:
-    """A Hugging Face model with random weights of a size that makes its parts matter."""
+    """A Hugging Face model with random weights, large enough for each of its parts to matter."""
     import torch
     import transformers
 
@@ -35,7 +35,7 @@ def build(kind: str, seed: int = 0, **changes: Any) -> Any:
         torch.manual_seed(seed)
         model = _new(config_class, config)
         for name, parameter in model.named_parameters():
-            # Norms away from one, biases away from zero, scores far enough apart to be chosen by.
+            # Norms differ from one, biases from zero, and scores are far enough apart to be ranked.
             is_norm = ("norm" in name or "ln_" in name) and name.endswith("weight")
             is_norm |= name.endswith(("router.scale", "per_expert_scale"))
             parameter.data.normal_(1.0 if is_norm else 0.0, 0.2 if is_norm else 0.25)
@@ -50,7 +50,7 @@ def build(kind: str, seed: int = 0, **changes: Any) -> Any:
 def _new(config_class: str, config: Any) -> Any:
     import transformers
 
-    if config_class == "Mistral4Config":  # known to the class of whole models with images alone
+    if config_class == "Mistral4Config":  # registered only for whole models with images
         from transformers.models.mistral4.modeling_mistral4 import Mistral4ForCausalLM
 
         return Mistral4ForCausalLM(config)
@@ -66,7 +66,7 @@ def save(kind: str, directory: Path, seed: int = 0, **changes: Any) -> Path:
 
 
 def edit_config(directory: Path, **changes: Any) -> None:
-    """Change keys of a saved config.json; None removes one."""
+    """Change keys of a saved config.json; None removes a key."""
     path = directory / "config.json"
     config = json.loads(path.read_text())
     for key, value in changes.items():
@@ -78,7 +78,7 @@ def edit_config(directory: Path, **changes: Any) -> None:
 
 
 def greedy_tokens(model: Any, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """How Hugging Face's own generate continues a prompt, always by the likeliest token."""
+    """A prompt's greedy continuation by Hugging Face's own generate."""
     import torch
 
     output = model.generate(

@@ -1,10 +1,10 @@
-"""The keys that the configs of the tiny random models of ``tests/tiny_models.py`` share."""
+"""The config keys shared by the tiny random models of ``tests/tiny_models.py``."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# name -> (Hugging Face config class, what differs from SHAPE)
+# name -> (Hugging Face config class, differences from SHAPE)
 Kinds = dict[str, tuple[str, dict[str, Any]]]
 
 SHAPE = {
@@ -20,9 +20,9 @@ SHAPE = {
     "eos_token_id": 2,
 }
 
-ABSENT = object()  # a key of the shape that a family does not have
+ABSENT = object()  # marks a key of the shape that a family does not have
 
 
 def rope(kind: str, **parameters: Any) -> dict[str, Any]:
-    """A config's key for rotary embeddings of a kind."""
+    """A config's entry for a RoPE variant."""
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **parameters}}

@@ -1,8 +1,8 @@
-"""Tiny random models that read images, in Hugging Face format, one for each kind of encoder.
+"""Tiny random vision-language models in Hugging Face format, one for each kind of encoder.
 
     model = tiny_vision.save("qwen2_vl", tmp_path)
 
-They have no tokenizer. What stands for an image are the tokens below, of a vocabulary of 160.
+They have no tokenizer. The tokens below stand for images, in a vocabulary of 160.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _GEMMA4_VISION = {
 _BOUNDS = {"input_min": -1.0, "input_max": 1.5, "output_min": -0.9, "output_max": 1.2}
 _GEMMA4_TOKENS = {"image_token_id": IMAGE, "boi_token_id": START, "eoi_token_id": END}
 
-# kind -> (Hugging Face class, the text model's kind, changes to it, part for images, whole model)
+# kind -> (Hugging Face class, text model's kind, changes to it, vision config, whole config)
 KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl": ("Qwen2VL", "qwen2", {"rope_parameters": _MROPE}, _QWEN2_VISION, _QWEN_TOKENS),
     "qwen2_5_vl": (
@@ -117,8 +117,10 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
 
 
 def build(kind: str, *, seed: int = 0, text: dict[str, Any] | None = None, **vision: Any) -> Any:
-    """A Hugging Face model with random weights of a size that makes its parts matter; ``vision``
-    changes its part for images, ``text`` its text model."""
+    """A Hugging Face model with random weights, large enough for each of its parts to matter.
+
+    ``vision`` changes its vision config, ``text`` its text config.
+    """
     import torch
     import transformers
 
@@ -141,7 +143,7 @@ def build(kind: str, *, seed: int = 0, text: dict[str, Any] | None = None, **vis
             is_norm &= parameter_name.endswith("weight")
             parameter.data.normal_(1.0 if is_norm else 0.0, 0.2 if is_norm else 0.25)
             if "vision_tower" in parameter_name and "q_norm" in parameter_name:
-                parameter.data *= 0.25  # scores have no scale but this
+                parameter.data *= 0.25  # scores are scaled only here
         for buffer_name, buffer in model.model.named_buffers():
             part = buffer_name.rpartition(".")[2]
             if part in _BOUNDS:
@@ -149,9 +151,9 @@ def build(kind: str, *, seed: int = 0, text: dict[str, Any] | None = None, **vis
             elif part in ("std_bias", "std_scale"):
                 buffer.normal_(float(part == "std_scale"), 0.2)
         if kind.startswith("gemma"):
-            # As heads they would else write again and again what has been read last.
+            # As tied heads they would otherwise repeat the last token forever.
             model.get_input_embeddings().weight.data *= 0.1
-        model.get_output_embeddings().weight.data[IMAGE] = 0.0  # none is written
+        model.get_output_embeddings().weight.data[IMAGE] = 0.0  # image tokens are never generated
     return model
 
 
@@ -160,20 +162,20 @@ def save(kind: str, directory: Path, **options: Any) -> Any:
     model = build(kind, **options)
     model.generation_config.pad_token_id = 0
     model.save_pretrained(directory)
-    if kind.startswith("gemma4"):  # whose images must fit into windows
+    if kind.startswith("gemma4"):  # its images must fit into windows
         preparing = {"max_soft_tokens": 9, "do_normalize": False}
         (directory / "preprocessor_config.json").write_text(json.dumps(preparing))
     return model
 
 
 def processor(kind: str) -> Any:
-    """Hugging Face's image processor for it, the one that needs no torchvision."""
+    """Hugging Face's image processor for it, in the variant without torchvision."""
     import transformers
 
     if kind == "llava_clip":
         square = {"height": 28, "width": 28}
         return transformers.CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=square)
-    if kind == "llava_siglip":  # which sees three cells of 14 pixels, and no more
+    if kind == "llava_siglip":  # exactly three cells of 14 pixels
         square = {"height": 44, "width": 44}
         return transformers.SiglipImageProcessorPil(size=square)
     if kind == "llava_pixtral":
@@ -193,8 +195,10 @@ def processor(kind: str) -> Any:
 
 
 def seen(processor: Any, images: Sequence[np.ndarray]) -> Any:
-    """What ``processor`` makes of images [height, width, 3] in the size in which a model sees
-    them; what it does not see of an image of its only size is black."""
+    """An image [height, width, 3] after ``processor``, at the size that the model sees.
+
+    If the model has a single image size, what it does not see is black.
+    """
     size = processor.size
     if size is None or size.height is None:
         return _prepared(processor, images)

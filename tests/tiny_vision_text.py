@@ -1,10 +1,10 @@
-"""What the models of ``tests/tiny_vision.py`` need to be talked to: a tokenizer and a template.
+"""A tokenizer and a chat template for the models of ``tests/tiny_vision.py``.
 
     save_text(directory, QWEN)
 
-A character is a token, so that prompts can be read; but two newlines are one, and so are three. The
-templates are of the kinds that checkpoints bring: for most a string is a content, too; LLaVA's
-knows parts alone, and shows all images before all texts.
+Each character is a token, so that prompts are readable; but two newlines are one token, and so are
+three. The templates are of the kinds found in checkpoints: most also accept a string as content;
+LLaVA's accepts only parts, and puts all images before all texts.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ def save_text(
     special: Mapping[int, str] = SPECIAL,
     **config: Any,
 ) -> None:
-    """Write them beside a model.
+    """Write the tokenizer and the template beside a model.
 
     Args:
-        directory: of the model.
-        template: for chats.
-        special: tokens by their ids.
-        config: of the tokenizer besides.
+        directory: the model's directory.
+        template: the chat template.
+        special: special tokens by their ids.
+        config: additional tokenizer config.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 

@@ -1,4 +1,4 @@
-"""What Hugging Face answers to a conversation about images, all of it done by its own code."""
+"""Hugging Face's reference answers to conversations with images, computed only by its own code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TEMPLATES = {"mistral3": MISTRAL, "llava": LLAVA, "gemma3": GEMMA3, "gemma4": G
 
 
 class Twin:
-    """A tiny model that reads images, saved with its tokenizer and template."""
+    """A tiny vision-language model, saved with its tokenizer and template."""
 
     def __init__(self, kind: str, directory: Path, seed: int = 0) -> None:
         from transformers import PreTrainedTokenizerFast
@@ -32,7 +32,7 @@ class Twin:
         self.directory = directory
         longer = {"max_position_embeddings": 512}
         if kind == "gemma4":
-            longer["sliding_window"] = 70  # no less than the fewest tokens that its processor knows
+            longer["sliding_window"] = 70  # the minimum that its processor accepts
         self._model = tiny_vision.save(kind, directory, seed=seed, text=longer)
         self._family = kind.split("_")[0]
         is_gemma = kind.startswith("gemma")
@@ -47,7 +47,7 @@ class Twin:
                 "boi_token": special[START],
                 "image_token": special[IMAGE],
                 "eoi_token": special[END],
-                # Of sound, without which Gemma 4's processor does nothing.
+                # The audio tokens, without which Gemma 4's processor does nothing.
                 **dict.fromkeys(("audio_token", "boa_token", "eoa_token"), special[VIDEO]),
             },
         )
@@ -56,11 +56,11 @@ class Twin:
         self._whole = _gemma_processor(kind, self._processor, self._tokenizer) if is_gemma else None
 
     def prompt(self, messages: Sequence[Any], images: Sequence[Any]) -> list[int]:
-        """The prompt's tokens; parts of type image in the messages stand for ``images``."""
+        """The prompt's tokens; image parts in the messages stand for ``images``."""
         return self._inputs(messages, images)["input_ids"][0].tolist()
 
     def answer(self, messages: Sequence[Any], images: Sequence[Any], num_tokens: int) -> list[int]:
-        """The likeliest tokens."""
+        """The greedy continuation."""
         inputs = self._inputs(messages, images)
         output = self._model.generate(
             **inputs, max_new_tokens=num_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
@@ -68,7 +68,7 @@ class Twin:
         return output[0, inputs["input_ids"].shape[1] :].tolist()
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """What tokens say, without special ones."""
+        """The text of tokens, without special tokens."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
 
     def _inputs(self, messages: Sequence[Any], images: Sequence[Any]) -> dict[str, Any]:
@@ -108,14 +108,14 @@ class Twin:
 
 
 def _gemma_processor(kind: str, images: Any, tokenizer: Any) -> Any:
-    """Of text and images together."""
+    """A processor for text and images together."""
     import transformers
 
     if kind == "gemma3":
         return transformers.Gemma3Processor(images, tokenizer, image_seq_length=9)
 
     class Processor(transformers.Gemma4Processor):
-        """Without those of sound and films, which need other libraries."""
+        """A processor without audio and video, which need other libraries."""
 
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> None:
             pass

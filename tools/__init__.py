@@ -1,1 +1,1 @@
-"""Offline jobs around the engine; no HTTP."""
+"""Offline tools around the engine; no HTTP."""

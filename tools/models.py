@@ -1,6 +1,6 @@
-"""The page of what models are served, from the code that reads them: ``python -m tools.models``.
+"""Generates the page of supported models from the code that reads them: ``python -m tools.models``.
 
-Writes ``docs/models.md``; a test holds the page to it.
+Writes ``docs/models.md``; a test checks that the page is up to date.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Models in one file, as llama.cpp has them: weights, config, tokenizer and chat template.
+"""Models in a single file, llama.cpp's format: weights, config, tokenizer and chat template.
 
-``file`` reads the tables and trusts nothing in them. ``config`` and ``tokenizer`` turn metadata
-into what a directory in Hugging Face format would hold, without torch. ``rules`` and ``blocks`` are
-what the loader (``weights``) knows of names and of quantised tensors.
+``file`` reads the tables without trusting them. ``config`` and ``tokenizer`` convert metadata to
+the contents of a Hugging Face directory, without torch. ``rules`` and ``blocks`` give the loader
+(``weights``) the tensor names and the quantised formats.
 """

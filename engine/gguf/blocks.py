@@ -1,9 +1,9 @@
-"""ggml's blocks of quantised weights, taken apart into codes and scales.
+"""Unpack ggml's blocks of quantised weights into codes and scales.
 
-A row is a run of blocks; a block begins or ends with its scale and holds its codes in ggml's own
-order of bits (``ggml-common.h``, ``ggml-quants.c``). Nothing is rounded: a code stands for the
-same number as ever, and only blocks that have a least value besides a scale have it divided by the
-scale, in float32.
+A row is a sequence of blocks; a block begins or ends with its scale, and holds its codes in ggml's
+bit order (``ggml-common.h``, ``ggml-quants.c``). Nothing is rounded: every code keeps its value.
+Only in blocks with a minimum in addition to a scale, the minimum is divided by the scale, in
+float32.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from kernels.packed import INT4_LEVELS, MXFP4_LEVELS, PackedWeight, pack_nibbles
 
-# What the codes of IQ4_NL and IQ4_XS stand for.
+# The values of IQ4_NL and IQ4_XS codes.
 _IQ4_LEVELS = (
     *(-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0),
     *(1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0),
@@ -25,15 +25,15 @@ _MIDDLE = 8  # INT4_LEVELS[_MIDDLE] is 0
 
 
 class _Codes(NamedTuple):
-    """Rows [n] taken apart; one code an element."""
+    """Unpacked rows [n], with one code per element."""
 
     codes: torch.Tensor  # [n, inputs] int8, or uint8 of 4 bits
     scales: torch.Tensor  # [n, groups]
-    least: torch.Tensor | None = None  # [n, groups] float32, what a code of 0 stands for
+    least: torch.Tensor | None = None  # [n, groups] float32, the value of code 0
 
 
 class BlockFormat(NamedTuple):
-    """How the blocks of one tensor type are taken apart, and what a PackedWeight makes of them."""
+    """How the blocks of a tensor type are unpacked, and how they map to a PackedWeight."""
 
     read: Callable[[torch.Tensor], _Codes]  # of [n, blocks, bytes of a block] uint8
     group: int
@@ -41,7 +41,7 @@ class BlockFormat(NamedTuple):
 
 
 def unpack_rows(kind: BlockFormat, raw: torch.Tensor, block_bytes: int) -> PackedWeight:
-    """Rows of blocks as a weight.
+    """Unpack rows of blocks into a weight.
 
     Args:
         kind: from :data:`FORMATS`.
@@ -51,9 +51,9 @@ def unpack_rows(kind: BlockFormat, raw: torch.Tensor, block_bytes: int) -> Packe
     codes, scales, least = kind.read(raw.view(raw.shape[0], -1, block_bytes))
     zeros = None
     if least is not None:
-        # A block of equal values has no scale: its least value takes the scale's place, and every
-        # code says one of it. So with steps that are lost beside that value: zeros stay below what
-        # float16 holds, in which kernels have them.
+        # A block of equal values has no scale: the scale becomes its minimum, and every code 1. The
+        # same applies if the steps vanish beside the minimum, which keeps zeros within float16's
+        # range, the kernels' dtype for them.
         flat = scales.abs() * _LEAST_STEPS < least.abs()
         codes = torch.where(flat.repeat_interleave(kind.group, 1), codes.new_ones(()), codes)
         scales = torch.where(flat, least, scales)
@@ -117,7 +117,7 @@ def _q3_k(blocks: torch.Tensor) -> _Codes:
     packed = blocks[:, :, 96:108]
     scales = torch.cat((packed[:, :, :8] & 15, packed[:, :, :8] >> 4), 2)
     scales |= (_by_bits(packed[:, :, 8:], 4, (0, 2, 4, 6)) & 3).flatten(2) << 4
-    # -4 to 3, told as codes of 4 bits whose 8 is zero.
+    # -4 to 3, as 4-bit codes whose zero is 8.
     codes = low.flatten(1) + (high.flatten(1) << 2) + 4
     d = _half(blocks, 108).float()[:, :, None]
     return _Codes(codes, (d * (scales.float() - 32)).flatten(1))
@@ -156,7 +156,7 @@ def _iq4_xs(blocks: torch.Tensor) -> _Codes:
 
 
 def _scales_of_eight(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and least values of a block's eight groups, of six bits each in 12 bytes."""
+    """Return the scales and minima of a block's eight groups, of six bits each in 12 bytes."""
     first, second, both = blocks[:, :, 4:16].unflatten(2, (3, 4)).unbind(2)
     scales = torch.cat((first & 63, both & 15 | first >> 2 & 48), 2)
     least = torch.cat((second & 63, both >> 4 | second >> 2 & 48), 2)
@@ -168,24 +168,26 @@ def _scales_of_eight(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """The float16 at a place of every block: [n, blocks]."""
+    """Read the float16 at an offset of every block: [n, blocks]."""
     return blocks[:, :, at : at + 2].contiguous().view(torch.float16).squeeze(2)
 
 
 def _nibbles(codes: torch.Tensor) -> torch.Tensor:
-    """[n, blocks, 16] -> [n, inputs]: the low halves of a block's bytes, then the high ones."""
+    """[n, blocks, 16] -> [n, inputs]: the low nibbles of a block's bytes, then the high ones."""
     return torch.cat((codes & 15, codes >> 4), 2).flatten(1)
 
 
 def _fifth_bits(codes: torch.Tensor) -> torch.Tensor:
-    """[n, blocks, 4] -> [n, inputs]: a bit for each of a block's 32 weights."""
+    """[n, blocks, 4] -> [n, inputs]: one bit for each of a block's 32 weights."""
     bits = codes[:, :, :, None] >> torch.arange(8, dtype=torch.uint8) & 1
     return bits.flatten(2).flatten(1)
 
 
 def _by_bits(codes: torch.Tensor, run: int, shifts: tuple[int, ...] | range) -> torch.Tensor:
-    """Runs of bytes, each shifted by every one of ``shifts`` in turn: [n, blocks, runs, shifts,
-    run]; the bits above those wanted are left to the caller."""
+    """Shift runs of bytes by each of ``shifts``: [n, blocks, runs, shifts, run].
+
+    The caller masks the remaining higher bits.
+    """
     by = torch.tensor(tuple(shifts), dtype=torch.uint8)[:, None]
     return codes.unflatten(2, (-1, 1, run)) >> by
 

@@ -1,8 +1,8 @@
-"""From a file's metadata to the config.json that its model had, by a table for each architecture.
+"""Convert a file's metadata to its model's config.json, with a table for each architecture.
 
-The family readers of ``engine/models/families`` judge the result as they judge any config. Keys
-are those of ggml's ``docs/gguf.md`` and of llama.cpp's converter, which also says what a config's
-values become; a key of the architecture that nothing here asks for is refused by name.
+The family readers of ``engine/models/families`` check the result like any config. The keys are
+those of ggml's ``docs/gguf.md`` and of llama.cpp's converter, which also defines how values are
+converted; an architecture's key that is not used here is refused by name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.errors import ModelLoadError
 from engine.gguf.file import GgufFile, GgufTensor
 from engine.models.config_reader import ConfigReader
 
-# Keys that say the same as others, or what the runtime decides.
+# Keys that duplicate others, or that the runtime decides.
 _HARMLESS = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "pooling_type")
 _COMMON = {
     "context_length": "max_position_embeddings",
@@ -38,24 +38,27 @@ _MAX_FACTORS = 4096
 
 @dataclass(frozen=True)
 class Architecture:
-    """How llama.cpp writes down the models of one Hugging Face model_type."""
+    """How llama.cpp stores the models of a Hugging Face model_type."""
 
     model_type: str
-    norm: Mapping[str, str]  # the key of the norms' epsilon
+    norm: Mapping[str, str]  # metadata key of the norms' epsilon
     keys: Mapping[str, str] = field(default_factory=dict[str, str])  # of numbers
     flags: Mapping[str, str] = field(default_factory=dict[str, str])
-    optional: Mapping[str, str] = field(default_factory=dict[str, str])  # 0 as good as absent
+    optional: Mapping[str, str] = field(default_factory=dict[str, str])  # 0 means absent
     fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
     common: Mapping[str, str] = field(default_factory=lambda: _COMMON)
     derive: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     has_rope: bool = True
-    rope_in_pairs: bool = False  # rows of queries and keys lie as neighbours that rotate
-    norms_hold_one: bool = False  # norms are stored as they are applied, not less one
+    rope_in_pairs: bool = False  # query and key rows are in adjacent rotary pairs
+    norms_hold_one: bool = False  # norms are stored as applied, not less one
 
 
 def _gemma_scale(larger: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """The scale of scores, which files do not tell: llama.cpp knows the one model, by its number
-    of layers, whose scale is not that of a head."""
+    """Return the attention scale, which files lack.
+
+    Like llama.cpp, this recognises by its number of layers the one model whose scale is not that of
+    the head width.
+    """
 
     def derive(config: dict[str, Any]) -> dict[str, Any]:
         if config["num_hidden_layers"] == larger:
@@ -151,7 +154,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def architecture_of(file: GgufFile) -> Architecture:
-    """What is known of the file's family. Raises ModelLoadError for one that is not known."""
+    """Return the architecture of a file. Raises ModelLoadError for an unknown one."""
     kind = file.text("general.type", "model")
     if kind != "model":
         raise ModelLoadError(f"{file.path}: holds a {kind[:40]!r}, not a model")
@@ -167,10 +170,10 @@ def architecture_of(file: GgufFile) -> Architecture:
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
-    """The keys of config.json as the family's reader knows them.
+    """Return the keys of config.json, as the family's reader expects them.
 
     Raises:
-        ModelLoadError: the architecture is not known, or a value is missing, out of range or not
+        ModelLoadError: the architecture is unknown, or a value is missing, out of range or not
             understood; one line that names the file and the key.
     """
     known, name = architecture_of(file), file.architecture
@@ -201,7 +204,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     reader.require(prefix + "attention.causal", True)
     for key in ("expert_count", "expert_used_count"):
         if not metadata.get(prefix + key):
-            reader.ignore(prefix + key)  # dense models of families that have others say 0
+            reader.ignore(prefix + key)  # zero in dense models of families with experts
     reader.finish()
     return config
 
@@ -218,13 +221,13 @@ def _read_heads(reader: ConfigReader, prefix: str, config: dict[str, Any]) -> No
 def _rope(
     file: GgufFile, reader: ConfigReader, prefix: str, config: dict[str, Any]
 ) -> dict[str, Any]:
-    """The keys about rotary positions."""
+    """Return the config keys about rotary positions."""
     found: dict[str, Any] = {"rope_theta": reader.number(prefix + "rope.freq_base", 10_000.0)}
     num_dims = reader.count(prefix + "rope.dimension_count", config["head_dim"])
     if num_dims != config["head_dim"]:
         found["partial_rotary_factor"] = num_dims / config["head_dim"]
     scaling = _scaling(reader, prefix + "rope.scaling.")
-    # Factors for each frequency come as tensors: Llama 3.1's, and LongRoPE's.
+    # Factors for each frequency are tensors: Llama 3.1's, and LongRoPE's.
     plain = _factors(file, "rope_freqs.weight")
     short, long = (_factors(file, f"rope_factors_{name}.weight") for name in ("short", "long"))
     if plain or short or long:
@@ -266,7 +269,7 @@ def _scaling(reader: ConfigReader, prefix: str) -> dict[str, Any]:
 
 
 def _factors(file: GgufFile, name: str) -> list[float] | None:
-    """The numbers of a small tensor in float32; None where the file has no such tensor."""
+    """Return the numbers of a small float32 tensor; None if the file lacks it."""
     tensor = file.tensors.get(name)
     if tensor is None:
         return None
@@ -292,6 +295,6 @@ def _vocab_size(file: GgufFile) -> int:
 
 
 def _number(reader: ConfigReader, key: str) -> float | int:
-    """Counts stay integers: a config is judged by its types."""
+    """Return a number; counts stay integers, because config readers check types."""
     value = reader.number(key)
     return int(value) if value.is_integer() and not key.endswith(("scale", "epsilon")) else value

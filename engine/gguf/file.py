@@ -1,10 +1,10 @@
-"""Reads the tables of GGUF files, trusting nothing in them. Standard library only.
+"""Read the tables of GGUF files without trusting their contents. Standard library only.
 
     "GGUF", version ── counts ── metadata: typed keys and values ── table of tensors ── their bytes
 
-The format is told in ggml's ``docs/gguf.md``. This is not the reader of the ``gguf`` package, which
-makes an array object for each token and merge: 22 s and 490 MB for a vocabulary of 150,000, and
-whatever numpy raises for a damaged file. Tests hold this one equal to it.
+The format is described in ggml's ``docs/gguf.md``. This replaces the reader of the ``gguf``
+package, which makes an array object for each token and merge: 22 s and 490 MB for a vocabulary of
+150,000, and arbitrary numpy errors for damaged files. Tests check that both return the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine.errors import ModelLoadError
 MAX_HEADER_BYTES = 512 * 2**20
 _MAX_TENSORS = 2**20
 _MAX_KEYS = 2**16
-_MAX_DIMS = 4  # as in ggml
+_MAX_DIMS = 4  # ggml's limit
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ALIGNMENT = 32
@@ -33,7 +33,7 @@ _CHUNK_BYTES = 4 * 2**20
 _SPLIT_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MAX_SPLITS = 1024
 
-# Number of a type of value -> its code in ``struct``.
+# Number of a value type -> its code in ``struct``.
 _SCALARS = {
     0: "B",
     1: "b",
@@ -52,14 +52,14 @@ _STRING, _ARRAY = 8, 9
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """How the numbers of a tensor lie: blocks of ``block`` weights in ``num_bytes``."""
+    """How a tensor's numbers are stored: blocks of ``block`` weights in ``num_bytes``."""
 
     name: str
     block: int
     num_bytes: int
 
 
-# As ggml numbers them. Those of integers hold no weights; those that ggml has dropped are missing.
+# ggml's numbering. Integer types hold no weights; types that ggml has dropped are missing.
 TENSOR_TYPES = {
     0: TensorType("F32", 1, 4),
     1: TensorType("F16", 1, 2),
@@ -92,7 +92,7 @@ TENSOR_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor; ``shape`` begins with the slowest dimension, as torch has it."""
+    """One tensor; ``shape`` begins with the slowest dimension, as in torch."""
 
     name: str
     type: TensorType
@@ -103,7 +103,7 @@ class GgufTensor:
 
 
 class Array:
-    """An array among the metadata, decoded when it is asked for."""
+    """A metadata array, decoded on access."""
 
     __slots__ = ("_begin", "_buffer", "_kind", "_length")
 
@@ -122,7 +122,7 @@ class Array:
         return self._kind == _STRING
 
     def values(self) -> list[Any]:
-        """The numbers or strings. Raises UnicodeDecodeError for strings that are not UTF-8."""
+        """Return the numbers or strings. Raises UnicodeDecodeError if a string is not UTF-8."""
         if self._kind != _STRING:
             code = f"<{self._length}{_SCALARS[self._kind]}"
             return list(struct.unpack_from(code, self._buffer, self._begin))
@@ -139,40 +139,40 @@ class Array:
 class GgufFile:
     """The tables of a model's file, or of all files that it is split into."""
 
-    path: Path  # the first
+    path: Path  # of the first file
     metadata: Mapping[str, Any]  # scalars, str and Array
     tensors: Mapping[str, GgufTensor]
-    raw: bytes  # the tables as they stand, and the sizes of the files: what a model is known by
+    raw: bytes  # tables and file sizes, for the fingerprint
 
     @property
     def architecture(self) -> str:
-        """What the file calls its family."""
+        """The file's name of its family."""
         return self.text("general.architecture", "")
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string. Raises ModelLoadError where it is missing or something else."""
+        """Return a string. Raises ModelLoadError if it is missing or of another type."""
         value = self.metadata.get(key, default)
         if not isinstance(value, str):
             raise self.error(key, "must be a string" if key in self.metadata else "is missing")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
-        """A boolean."""
+        """Return a boolean."""
         value = self.metadata.get(key, default)
         if type(value) is not bool:
             raise self.error(key, f"must be true or false, not {value!r:.80}")
         return value
 
     def texts(self, key: str) -> list[str]:
-        """A list of strings; empty where it is missing."""
+        """Return a list of strings; empty if it is missing."""
         return self._array(key, is_text=True)
 
     def numbers(self, key: str) -> list[Any]:
-        """A list of numbers; empty where it is missing."""
+        """Return a list of numbers; empty if it is missing."""
         return self._array(key, is_text=False)
 
     def error(self, key: str, problem: str) -> ModelLoadError:
-        """The one-line error about a key."""
+        """Make the one-line error about a key."""
         return ModelLoadError(f"{self.path}: '{key[:80]}' {problem}")
 
     def _array(self, key: str, *, is_text: bool) -> list[Any]:
@@ -188,21 +188,21 @@ class GgufFile:
 
 
 def is_gguf(model: str | Path) -> bool:
-    """Whether there is a file of that name which says that it is one; some have no suffix."""
+    """Return whether ``model`` is an existing file in this format; some have no suffix."""
     path = Path(model)
     try:
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # opening a pipe would block
             return False
         with path.open("rb") as file:
             return path.suffix == ".gguf" or file.read(4) == _MAGIC
     except OSError:
-        return path.suffix == ".gguf"  # it is told of where it is read
+        return path.suffix == ".gguf"  # reading it reports the error
 
 
 def find_gguf(model: str | Path) -> Path | None:
-    """The GGUF file that ``model`` names, or that lies in the directory; None for other models.
+    """Return the GGUF file that ``model`` names or that is in the directory; None for other models.
 
-    A directory with a ``config.json`` is one in Hugging Face format, whatever else lies in it.
+    A directory with a ``config.json`` is in Hugging Face format, whatever else it contains.
 
     Raises:
         ModelLoadError: the directory holds several models.
@@ -220,10 +220,10 @@ def find_gguf(model: str | Path) -> Path | None:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read and check the tables of a model, of all its files where it is split.
+    """Read and check the tables of a model, from all files if it is split.
 
     Raises:
-        ModelLoadError: a file cannot be read, is cut short or describes what cannot be; one line
+        ModelLoadError: a file cannot be read, is truncated or has impossible contents; one line
             that names the file.
     """
     first = _read_one(path)
@@ -254,7 +254,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 class _Header:
-    """The beginning of a file, read as far as it is asked for."""
+    """The beginning of a file, read incrementally."""
 
     def __init__(self, file: BufferedReader, path: Path, file_bytes: int) -> None:
         self.path, self.file_bytes = path, file_bytes
@@ -263,7 +263,7 @@ class _Header:
         self._file = file
 
     def need(self, size: int) -> int:
-        """Have ``size`` more bytes in the buffer, and step behind them; where they begin."""
+        """Buffer ``size`` more bytes and consume them; return their offset."""
         begin, end = self.at, self.at + size
         if end > min(self.file_bytes, MAX_HEADER_BYTES):
             word = "cut short" if end > self.file_bytes else "its tables are too large"
@@ -276,12 +276,12 @@ class _Header:
         return begin
 
     def number(self, code: str) -> Any:
-        """A number by its code in ``struct``."""
+        """Read a number by its code in ``struct``."""
         begin = self.need(struct.calcsize("<" + code))
         return struct.unpack_from("<" + code, self.buffer, begin)[0]
 
     def text(self, what: str) -> str:
-        """A string. Raises ModelLoadError where it is not UTF-8."""
+        """Read a string. Raises ModelLoadError if it is not UTF-8."""
         length = self.number("Q")
         begin = self.need(length)
         try:
@@ -290,7 +290,7 @@ class _Header:
             raise self.error(f"{what} is not UTF-8") from None
 
     def skip_texts(self, count: int) -> None:
-        """Step behind so many strings: there are hundreds of thousands of tokens and merges."""
+        """Skip ``count`` strings: there are hundreds of thousands of tokens and merges."""
         read_length = struct.Struct("<Q").unpack_from
         buffer, at, left = self.buffer, self.at, count
         while left:
@@ -301,12 +301,12 @@ class _Header:
                     break
                 at, left = behind, left - 1
             self.at = at
-            if left:  # the next one is not in the buffer
+            if left:  # the next one is not buffered
                 self.need(self.number("Q"))
                 at, left = self.at, left - 1
 
     def count(self, what: str, limit: int) -> int:
-        """A number of things to come. Each takes bytes, so the file bounds it too."""
+        """Read a number of items. Each takes bytes, so the file's size bounds it too."""
         value = self.number("Q")
         if value > min(limit, self.file_bytes):
             raise self.error(f"{what} is out of range: {value}")
@@ -318,7 +318,7 @@ class _Header:
 
 def _read_one(path: Path) -> GgufFile:
     try:
-        # Not to wait for ever where the name is that of a pipe.
+        # Non-blocking, because opening a pipe would wait for ever.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with os.fdopen(descriptor, "rb") as file:
             told = os.fstat(descriptor)
@@ -399,7 +399,7 @@ def _entry(header: _Header) -> _Entry:
 def _placed(
     header: _Header, entries: list[_Entry], start: int, alignment: int
 ) -> Iterator[GgufTensor]:
-    """The tensors, which lie one after the other, each aligned, within the file."""
+    """Yield the tensors, checking that they are consecutive, aligned and within the file."""
     end = start
     for name, shape, kind, offset in sorted(entries, key=lambda entry: entry[3]):
         begin = start + offset
@@ -414,7 +414,7 @@ def _placed(
 
 
 def _first_split(path: Path) -> Path:
-    """The file that the metadata is in, of those that ``path`` is one of."""
+    """Return the file with the metadata, given any file of a split model."""
     named = _SPLIT_NAME.fullmatch(path.name)
     return path if named is None else path.with_name(f"{named[1]}-00001-of-{named[3]}.gguf")
 

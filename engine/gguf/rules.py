@@ -1,4 +1,4 @@
-"""What GGUF files call the parameters of a decoder: one table for all architectures."""
+"""GGUF names of a decoder's parameters: one table for all architectures."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _EXPERTS = (
     Rule(_LAYER + "ffn_down_shexp.weight", "{i}.shared.down.weight"),
     Rule(_LAYER + "ffn_gate_inp_shexp.weight", "{i}.shared.gate"),
 )
-# Tensors that the config is made of.
+# Tensors that are part of the config.
 CONFIG_TENSORS = frozenset(
     ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 )
-# Tensors of all experts of a layer, and what files from before there were such called each one.
+# Tensors of all experts of a layer, and older files' names with one tensor per expert.
 STACKED = {f"ffn_{name}_exps.weight": f"ffn_{name}.{{e}}.weight" for name in ("gate", "up", "down")}
 
 
 def rules_of(spec: DecoderSpec, names: set[str]) -> tuple[Rule, ...]:
-    """The table for a model whose tensors have these names: projections may come fused."""
+    """Return the table for a model with these tensor names: projections may be fused."""
     qkv = (("attn_q", 0), ("attn_k", 1), ("attn_v", 2))
     if "blk.0.attn_qkv.weight" in names:
         qkv = (("attn_qkv", None),)

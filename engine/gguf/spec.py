@@ -16,12 +16,12 @@ _DENSE = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 
 
 def read_gguf_spec(file: GgufFile) -> DecoderSpec:
-    """The spec of the model.
+    """Return the spec of the model.
 
-    Which biases there are, and whether there is a head of its own, is read off the tensors.
+    The tensors show which biases there are, and whether the head is untied.
 
     Raises:
-        ModelLoadError: the architecture is not known, or a value is missing, out of range or not
+        ModelLoadError: the architecture is unknown, or a value is missing, out of range or not
             understood; one line that names the file.
     """
     try:
@@ -43,13 +43,13 @@ def read_gguf_spec(file: GgufFile) -> DecoderSpec:
 
 
 def stored_format(file: GgufFile) -> str | None:
-    """What most of the weights are quantised to; None where they are not."""
+    """Return the quantisation of most weights; None if they are not quantised."""
     kind = _main_type(file)
     return None if kind in _DENSE else kind
 
 
 def _main_type(file: GgufFile) -> str:
-    """Of the matrices, by their bytes."""
+    """Return the type with the most bytes among the matrices."""
     sizes: Counter[str] = Counter()
     for tensor in file.tensors.values():
         if len(tensor.shape) > 1:

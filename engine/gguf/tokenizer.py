@@ -1,8 +1,8 @@
-"""A file's tokenizer, chat template and sampling: what stands beside a model in its directory.
+"""A file's tokenizer, chat template and sampling defaults: what directories have in other files.
 
-Byte-level BPE comes with its merges and the name of a rule that cuts text into words, SentencePiece
-with a score for each piece. Both become a ``tokenizers.Tokenizer``; neither torch nor transformers
-is needed.
+Byte-level BPE is stored with its merges and the name of a pre-tokenisation rule, SentencePiece with
+a score for each piece. Both become a ``tokenizers.Tokenizer``; neither torch nor transformers is
+needed.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _TOKENS = "tokenizer.ggml.tokens"
-_SPACE = "▁"  # as SentencePiece spells it
+_SPACE = "▁"  # SentencePiece's spelling
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 _NAMED_IDS = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
     "unk_token": "tokenizer.ggml.unknown_token_id",
-    "sep_token": "tokenizer.ggml.seperator_token_id",  # spelled so in the format
+    "sep_token": "tokenizer.ggml.seperator_token_id",  # misspelled in the format
     "pad_token": "tokenizer.ggml.padding_token_id",
     "cls_token": "tokenizer.ggml.cls_token_id",
     "mask_token": "tokenizer.ggml.mask_token_id",
 }
-# Where the metadata has none: those of SentencePiece's own defaults.
+# SentencePiece's defaults, for files without them.
 _SENTENCEPIECE_IDS = {"unk_token": 0, "bos_token": 1, "eos_token": 2}
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-# Files have no generation_config.json. What ends a turn is known by its spelling, as in llama.cpp.
+# Files have no generation_config.json. End-of-turn tokens are recognised by their spelling, as in
+# llama.cpp.
 _END_SPELLINGS = frozenset(
     (
         *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>"),
@@ -44,7 +45,7 @@ _END_SPELLINGS = frozenset(
         "<｜end▁of▁sentence｜>",
     )
 )
-# Names of SamplingParams' fields, and under what a file asks for them.
+# Fields of SamplingParams, and their keys in files.
 _SAMPLING = {
     "temperature": "general.sampling.temp",
     "top_k": "general.sampling.top_k",
@@ -64,10 +65,10 @@ class TokenizerParts(NamedTuple):
 
 
 def read_tokenizer(file: GgufFile) -> TokenizerParts:
-    """The tokenizer that the metadata describe.
+    """Return the tokenizer that the metadata describe.
 
     Raises:
-        ModelLoadError: there is none, it is damaged, or of a kind that is not supported.
+        ModelLoadError: there is none, it is damaged, or its kind is not supported.
     """
     try:
         return _read_tokenizer(file)
@@ -79,13 +80,13 @@ def read_tokenizer(file: GgufFile) -> TokenizerParts:
 
 
 def end_token_ids(file: GgufFile) -> tuple[int, ...]:
-    """The tokens that end a text or a turn."""
+    """Return the tokens that end a text or a turn."""
     texts, kind = _texts(file), file.text("tokenizer.ggml.model", "none")
     return _end_ids(file, texts, _types(file), _named_ids(file, kind, len(texts)))
 
 
 def chat_templates(file: GgufFile) -> dict[str, str]:
-    """The sources of the file's chat templates by name; ``default`` is the one without a name."""
+    """Return the chat templates' sources by name; ``default`` is the unnamed one."""
     found: dict[str, str] = {}
     for name in file.texts("tokenizer.chat_templates"):
         if f"tokenizer.chat_template.{name}" in file.metadata:
@@ -96,7 +97,7 @@ def chat_templates(file: GgufFile) -> dict[str, str]:
 
 
 def sampling_defaults(file: GgufFile) -> dict[str, Any]:
-    """Values of ``SamplingParams`` fields that the file asks for."""
+    """Return the file's defaults for ``SamplingParams`` fields."""
     return {name: file.metadata[key] for name, key in _SAMPLING.items() if key in file.metadata}
 
 
@@ -113,7 +114,7 @@ def _read_tokenizer(file: GgufFile) -> TokenizerParts:
         raise file.error(_TOKENS, f"has {len(texts)} tokens of {len(types)} types")
     ids = _named_ids(file, kind, len(texts))
     named = {name: texts[id_] for name, id_ in ids.items()}
-    adds_bos: bool | None = None  # as the tokenizer itself does
+    adds_bos: bool | None = None  # the tokenizer's default
     if "tokenizer.huggingface.json" in file.metadata:
         backend = backend_of(file.text("tokenizer.huggingface.json"))
     else:
@@ -133,7 +134,7 @@ def _read_tokenizer(file: GgufFile) -> TokenizerParts:
 def _byte_level(
     file: GgufFile, texts: list[str], types: list[int], named: dict[str, str]
 ) -> Backend:
-    """GPT-2's: merges of bytes that are spelled as printable characters."""
+    """Make GPT-2's kind: merges of bytes that are spelled as printable characters."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     vocabulary = {text: id_ for id_, text in enumerate(texts)}
@@ -165,8 +166,11 @@ def _byte_level(
 def _sentencepiece_bpe(
     file: GgufFile, texts: list[str], types: list[int], named: dict[str, str]
 ) -> Backend:
-    """Llama 2's and Gemma's: two pieces become one where the vocabulary has it, the one of highest
-    score first; what has no piece is spelled in bytes."""
+    """Make Llama 2's and Gemma's kind of tokenizer.
+
+    Two pieces merge if the vocabulary has the result, in order of descending score; characters
+    without a piece are encoded as bytes.
+    """
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     scores = _scores(file, texts)
@@ -193,7 +197,7 @@ def _sentencepiece_bpe(
 
 
 def _unigram(file: GgufFile, texts: list[str], types: list[int], named: dict[str, str]) -> Backend:
-    """T5's: the pieces of highest sum of scores (Kudo 2018)."""
+    """Make T5's kind: the segmentation with the highest sum of scores (Kudo 2018)."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     pieces = list(zip(texts, _scores(file, texts), strict=True))
@@ -223,7 +227,7 @@ _KINDS = {"gpt2": _byte_level, "llama": _sentencepiece_bpe, "t5": _unigram}
 def _merges_by_score(
     pieces: Sequence[str], vocabulary: dict[str, int], scores: Sequence[float]
 ) -> list[tuple[str, str]]:
-    """Every way to put a piece together from two, in the order in which SentencePiece merges."""
+    """Return all pairs of pieces that form another piece, in SentencePiece's merge order."""
     ranked: list[tuple[float, int, tuple[str, str]]] = []
     for piece in pieces:
         id_ = vocabulary[piece]
@@ -236,14 +240,14 @@ def _merges_by_score(
 
 
 def _add_tokens(backend: Backend, texts: list[str], types: list[int]) -> None:
-    """Declare the tokens that are found as wholes, whatever stands around them."""
+    """Add the tokens that are matched as a whole in any context."""
     from tokenizers import AddedToken
 
     added, special = [], []
     for text, kind in zip(texts, types, strict=False):
         if kind in (_CONTROL, _UNKNOWN):
             special.append(AddedToken(text, normalized=False, special=True))
-        # A piece of spaces is found by its merges: as it is spelled, it stands in no text.
+        # Pieces of spaces are found by merges; their spelling does not occur in texts.
         elif kind == _USER_DEFINED and text and _SPACE not in text:
             added.append(AddedToken(text, normalized=False))
     backend.add_special_tokens(special)

@@ -1,7 +1,7 @@
-"""The parameters of a model out of a GGUF file, each read when it is asked for.
+"""The parameters of a model in a GGUF file, each read on access.
 
-Matrices in quantised types are handed on as codes where the linear method has a kernel for them;
-all else is widened while it is read, some MiB at a time.
+Quantised matrices stay codes if the linear method has a kernel for their type; everything else is
+widened while it is read, some MiB at a time.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class GgufWeights(Weights):
 
     Args:
         file: its tables.
-        spec: what they describe.
-        dtype: of what is dense.
-        device: of all.
-        on_progress: told after each parameter.
-        packed: tensor types whose matrices are handed on as codes.
-        cuts: what a rank has of each parameter; tensors are read whole all the same.
+        spec: of the model.
+        dtype: of dense parameters.
+        device: of all parameters.
+        on_progress: called after each parameter.
+        packed: tensor types whose matrices stay codes.
+        cuts: a rank's part of each parameter; tensors are read whole nevertheless.
 
     Raises:
         ModelLoadError: a tensor has no place, a place has no tensor, or a shape differs; nothing
@@ -120,7 +120,7 @@ class GgufWeights(Weights):
         return _told(places)
 
     def _read_own(self, name: str, place: _Place, into: torch.Tensor) -> None:
-        """Widen the tensor, or what the rank has of it, into rows of their own."""
+        """Widen the tensor, or the rank's part of it, into a new tensor."""
         cut, part = self._cuts.get(name), place.target.part
         if cut is None:
             self._read_dense(place, into)
@@ -147,7 +147,7 @@ class GgufWeights(Weights):
                 into[place.order[own].to(into.device)] = values.to(into.device, into.dtype)
 
     def _read_packed(self, name: str, place: _Place) -> PackedWeight:
-        """The tensor as codes, or what the rank has of it, on the device."""
+        """Read the tensor as codes, or the rank's part of it, on the device."""
         weight, cut = self._read_codes(place), self._cuts.get(name)
         if cut is not None:
             try:
@@ -160,8 +160,8 @@ class GgufWeights(Weights):
         return weight if self._device.type == "cpu" else weight.to(self._device)
 
     def _read_codes(self, place: _Place) -> PackedWeight:
-        """The tensor's rows as codes, on the CPU. What becomes of a piece is the size that it had
-        in the file, or little more."""
+        """Read the tensor's rows as codes, on the CPU. An unpacked piece is little larger than
+        in the file."""
         tensor = place.tensor
         kind, rows = FORMATS[tensor.type.name], tensor.shape[0]
         whole: PackedWeight | None = None
@@ -183,7 +183,7 @@ def _told(places: list[_Place]) -> str:
 
 
 def _empty_like(piece: PackedWeight, rows: int) -> PackedWeight:
-    """Room for a weight of ``rows`` outputs of the form of ``piece``."""
+    """Allocate a weight of ``rows`` outputs in the form of ``piece``."""
 
     def room(part: torch.Tensor) -> torch.Tensor:
         return own_pages((rows, *part.shape[1:]), part.dtype)
@@ -193,7 +193,7 @@ def _empty_like(piece: PackedWeight, rows: int) -> PackedWeight:
 
 
 def _pieces(tensor: GgufTensor, rows: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Some rows at a time, with the number of the first: [n, bytes of a row] uint8."""
+    """Yield some rows at a time, with the number of the first: [n, bytes of a row] uint8."""
     row_bytes = tensor.num_bytes // rows
     step = max(1, _STAGING_BYTES // max(row_bytes, 1))
     with tensor.path.open("rb") as file:
@@ -206,14 +206,14 @@ def _pieces(tensor: GgufTensor, rows: int) -> Iterator[tuple[int, torch.Tensor]]
 
 
 def _widen(tensor: GgufTensor, raw: torch.Tensor) -> torch.Tensor:
-    """[n, inputs] of a float dtype."""
+    """Widen rows: [n, inputs] in a float dtype."""
     dense = _DENSE.get(tensor.type.name)
     if dense is not None:
         return raw.view(dense)
     kind = FORMATS.get(tensor.type.name)
     if kind is not None:
         return unpack_rows(kind, raw, tensor.type.num_bytes).dequantise(torch.float32)
-    import gguf  # slow to import; only for types that are seldom met
+    import gguf  # slow to import; only for rare types
 
     number = gguf.GGMLQuantizationType[tensor.type.name]
     return torch.from_numpy(gguf.dequantize(raw.numpy(), number))
@@ -223,7 +223,7 @@ def _widen(tensor: GgufTensor, raw: torch.Tensor) -> torch.Tensor:
 
 
 def _assign(file: GgufFile, spec: DecoderSpec, wanted: dict[str, Parameter]) -> Iterator[_Place]:
-    """Every tensor with its place; a leftover or a gap is an error."""
+    """Yield every tensor with its place; leftovers and gaps are errors."""
     tensors = {tensor.name: tensor for tensor in _each_expert(file)}
     places = targets(spec, wanted, rules_of(spec, set(tensors)))
     in_pairs = architecture_of(file).rope_in_pairs
@@ -253,7 +253,7 @@ def _assign(file: GgufFile, spec: DecoderSpec, wanted: dict[str, Parameter]) -> 
 
 
 def _each_expert(file: GgufFile) -> Iterator[GgufTensor]:
-    """The tensors, those of all experts of a layer taken apart: they lie one after the other."""
+    """Yield the tensors, with stacked experts split into one tensor each."""
     for tensor in file.tensors.values():
         stem, _, rest = tensor.name.partition("ffn_")
         each = STACKED.get("ffn_" + rest)
@@ -273,8 +273,11 @@ def _each_expert(file: GgufFile) -> Iterator[GgufTensor]:
 
 
 def _order_of_pairs(rows: int, head_dim: int) -> torch.Tensor:
-    """Where each row of a query or key lies here: llama.cpp rotates neighbours against each other
-    in models of the first Llama's layout, and its files have their rows so."""
+    """Return the new place of each query or key row.
+
+    llama.cpp rotates adjacent dimensions in models with the first Llama's layout, and its files
+    have their rows in that order.
+    """
     halves = torch.arange(rows).unflatten(0, (-1, 2, head_dim // 2))
     return halves.transpose(1, 2).flatten()
 

@@ -1,23 +1,23 @@
-"""How byte-level tokenizers cut text into words, by the names that llama.cpp gives the rules.
+"""Pre-tokenisation rules of byte-level tokenizers, by llama.cpp's names.
 
-The patterns are those of the models' own ``tokenizer.json``; what one leaves over between its
-matches is a word too. Rules of models that are not served here are missing.
+The patterns are those of the models' own ``tokenizer.json``; the text between two matches is a word
+too. Rules of unsupported models are missing.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-DEFAULT_RULE = "default"  # of files from before the rules had names
+DEFAULT_RULE = "default"  # of files without a rule's name
 
 
 class WordRule(NamedTuple):
-    """Patterns, each applied to what the one before it has cut."""
+    """Patterns, each applied to the results of the previous one."""
 
     patterns: tuple[str, ...]
-    normalises: bool = False  # to Unicode's NFC, before all else
-    whole_words: bool = False  # a word of the vocabulary is one token, whatever the merges
-    adds_bos: bool = False  # where the file does not say
+    normalises: bool = False  # first, to Unicode's NFC
+    whole_words: bool = False  # a word in the vocabulary is one token, whatever the merges
+    adds_bos: bool = False  # if the file does not say
 
 
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -26,7 +26,7 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 
 
 def _cl100k(digits: str) -> str:
-    """GPT-4's, with a number of ``digits`` a word."""
+    """GPT-4's pattern; ``digits`` is the pattern of a number."""
     words = r"[^\r\n\p{L}\p{N}]?\p{L}+"
     return rf"{_ENDINGS}|{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*{_SPACES}"
 
@@ -36,7 +36,8 @@ _LEAD = r"[^\r\n\p{L}\p{N}]?"
 
 
 def _cased(digits: str, endings: str) -> str:
-    """GPT-4o's: words end where lower case turns to upper."""
+    """GPT-4o's pattern: words end where lower case turns to upper; ``digits`` and ``endings``
+    are patterns."""
     return (
         rf"{_LEAD}{_UPPER}*{_LOWER}+{endings}|{_LEAD}{_UPPER}+{_LOWER}*{endings}"
         rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*{_SPACES}"

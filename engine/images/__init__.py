@@ -1,4 +1,4 @@
-"""Images in prompts, up to the engine: read, scaled to what a model sees, given their tokens.
+"""Images in prompts, up to the engine: decoded, scaled for the model, and replaced by tokens.
 
     file ──read_image──► Picture ──place_images──► prompt ids with a token for each cell, Images
 

@@ -1,4 +1,4 @@
-"""Files that come as text."""
+"""Files encoded as text."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import re
 
 from engine.errors import InvalidParameter
 
-# RFC 2397, of an image and in base64.
+# RFC 2397, restricted to base64 images.
 _DATA_URL = re.compile(r"data:image/[\w.+-]+(;[\w.+-]+=[^;,]*)*;base64,", re.IGNORECASE)
 _MAX_HEAD = 256  # characters of a URL before its data
 _WHITESPACE = re.compile(r"[\t\n\f\r ]+")
 
 
 def is_data_url(url: str) -> bool:
-    """Whether a URL holds an image itself, in base64."""
+    """Return whether a URL contains an image, in base64."""
     return _DATA_URL.match(url[:_MAX_HEAD]) is not None
 
 
 def decode_base64(text: str) -> bytes:
-    """As browsers decode data: URLs: white space and what fills up the end may be left out.
+    """Decode base64 as browsers decode data: URLs: white space is ignored and padding is optional.
 
     Raises:
-        InvalidParameter: it holds something else than base64.
+        InvalidParameter: it is not base64.
     """
     compact = _WHITESPACE.sub("", text)
     padding = "=" * (-len(compact) % 4)
     try:
         return binascii.a2b_base64(compact + padding, strict_mode=True)
-    except ValueError:  # binascii's own is one; other characters than of ASCII give another
+    except ValueError:  # binascii.Error, or ValueError for non-ASCII text
         raise InvalidParameter("the image is not in base64") from None

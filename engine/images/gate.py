@@ -1,11 +1,11 @@
-"""Where requests wait for their images, outside the scheduler's queue and its steps.
+"""Requests wait here for their images, outside the scheduler's queue and its steps.
 
     arrive ──► held ──their images are read──► ahead ──their tokens are computed──► forgotten
          └────── they are kept already ────────┘
 
-On a CPU an image takes seconds. Read within a step it would hold up every text that runs, so it is
-read before, in pieces between steps. What has been read stays until its tokens are computed: no
-more is read ahead than there is room for.
+On a CPU, embedding an image takes seconds. Within a step it would stall every running sequence, so
+it is done before, in pieces between steps. The embeddings stay until the image's tokens are
+computed: no more is read ahead than there is room for.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from engine.types import Request
 
 logger = logging.getLogger(__name__)
 
-# Of reading between two steps, give or take a piece: who runs waits for so long for its next
-# token, and who comes meanwhile for its first.
+# Time to read between two steps, give or take a piece. It is added to the running sequences' next
+# token, and to the first token of new requests.
 _TURN_S = 0.1
 
 
 class Passed(NamedTuple):
-    """A request whose wait is over."""
+    """A request that has finished waiting."""
 
     request: Request
     failure: Failure | None = None
@@ -43,17 +43,17 @@ class _Reading(NamedTuple):
 
 
 class ImageGate:
-    """Holds requests until their images are read. Called by the engine's thread alone, between
+    """Holds requests until their images are read. Called only by the engine's thread, between
     steps.
 
-    Work in the background comes after all other. Apart from that images are read in the order in
-    which requests come, or by their priority or their tenants' shares, where that is the policy of
-    the queue. Nobody waits for images that only others show.
+    Background requests come last. Otherwise images are read in order of the requests' arrival, or
+    by priority or tenants' fair shares, as the queue's policy says. A request waits only for its
+    own images.
 
     Args:
         policy: of the scheduler.
-        find: how many tokens of a request's prompt are in the prefix cache now.
-        is_computed: whether a request that was let in needs its images no more.
+        find: the number of a request's prompt tokens in the prefix cache now.
+        is_computed: whether an admitted request no longer needs its images.
         clock: monotonic seconds.
     """
 
@@ -69,13 +69,13 @@ class ImageGate:
         self._is_computed = is_computed
         self._clock = clock
         self._reader: ImagesAhead | None = None
-        self._held: dict[str, Request] = {}  # in the order of their arrival
-        self._ahead: dict[str, Request] = {}  # let in, with tokens of images to be computed
-        self._head: Request | None = None  # whose images are read
+        self._held: dict[str, Request] = {}  # in arrival order
+        self._ahead: dict[str, Request] = {}  # admitted, with image tokens yet to be computed
+        self._head: Request | None = None  # the request whose images are being read
         self._reading: _Reading | None = None
         self._is_full = False
-        self._given: Counter[str] = Counter()  # cells read by tenant, while anybody waits
-        self._passed: list[Passed] = []  # by this turn
+        self._given: Counter[str] = Counter()  # cells read by tenant, while any request waits
+        self._passed: list[Passed] = []  # during this turn
 
     def __len__(self) -> int:
         return len(self._held)
@@ -85,7 +85,7 @@ class ImageGate:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is something to read."""
+        """Whether requests are held and there is room to read their images."""
         return bool(self._held) and not self._is_full
 
     @property
@@ -94,17 +94,19 @@ class ImageGate:
         return bool(self._held or self._ahead)
 
     def seat(self, reader: ImagesAhead | None) -> None:
-        """From now on ``reader`` reads; None: steps do, and nobody waits. Nobody is held."""
+        """Set the reader; None: steps read images and no request waits. No request may be held."""
         self._reader = reader
         self._ahead.clear()
 
     def requests(self) -> Iterable[Request]:
-        """Those that are held, the longest first."""
+        """The held requests, longest waiting first."""
         return self._held.values()
 
     def holds(self, request: Request) -> bool:
-        """Hold a request that comes, if it has images that must be read; whether that is so. Raises
-        what ``find`` raises."""
+        """Hold an arriving request if it has images to read first; return whether it is held.
+
+        Raises what ``find`` raises.
+        """
         reader = self._reader
         if reader is None or not request.images:
             return False
@@ -116,7 +118,7 @@ class ImageGate:
         return False
 
     def turn(self) -> list[Passed]:
-        """Read for a moment; those whose wait is over by then, in their order.
+        """Read for a short time; return the requests that have finished waiting, in order.
 
         Raises:
             EngineDead: the device is lost.
@@ -137,14 +139,14 @@ class ImageGate:
         return passed
 
     def discard(self, request_id: str) -> bool:
-        """Let a request go that is not wanted any more; whether it was held."""
+        """Drop a request that is no longer wanted; return whether it was held."""
         was_held = self._held.pop(request_id, None) is not None
         if was_held:
             self._drop_unwanted()
         return was_held
 
     def clear(self) -> list[str]:
-        """Let all go; their ids."""
+        """Drop all requests; return their ids."""
         ids = list(self._held)
         self._held.clear()
         self._drop_unwanted()
@@ -153,7 +155,7 @@ class ImageGate:
     # ------------------------------------------------------------ helpers
 
     def _begin(self, reader: ImagesAhead) -> bool:
-        """See to it that an image is being read; whether one is."""
+        """Begin reading an image if none is being read; return whether one is."""
         self._is_full = False
         while self._reading is None and self._held:
             head = min(self._held.values(), key=self._order)
@@ -171,7 +173,7 @@ class ImageGate:
         return self._reading is not None
 
     def _go_on(self, reader: ImagesAhead) -> None:
-        """Read a piece of the image that is being read."""
+        """Read the next piece of the current image."""
         assert self._reading is not None
         digest, pieces = self._reading
         try:
@@ -190,7 +192,7 @@ class ImageGate:
                     self._let_in(request)
 
     def _missing(self, reader: ImagesAhead, request: Request) -> list[Image]:
-        """Images of a request that steps would have to read."""
+        """Return the images of a request that are not read yet."""
         missing = [image for image in request.images if not reader.has(image)]
         if not missing:
             return []
@@ -198,8 +200,8 @@ class ImageGate:
         return [image for image in missing if image.start + image.num_tokens > num_found]
 
     def _order(self, request: Request) -> tuple[float, ...]:
-        """By which the first is the next whose images are read. Who has begun goes on, unless
-        somebody more urgent has come."""
+        """Return a sort key whose minimum is read next. A request that has begun continues
+        unless a more urgent one arrives."""
         given = 0.0
         if self._policy == "fair":
             given = self._given[request.tenant] / request.weight
@@ -209,8 +211,10 @@ class ImageGate:
         return (request.background, request.priority if self._policy == "priority" else 0)
 
     def _has_room(self, reader: ImagesAhead, head: Request) -> bool:
-        """Whether the images of ``head`` have room beside those that are read ahead for others.
-        Those of the less urgent are not counted: they may wait for the end of all others."""
+        """Return whether the images of ``head`` fit beside those read ahead for others.
+
+        Those of less urgent requests are not counted, because these may wait for all others.
+        """
         urgency = self._urgency(head)
         others = [each for each in self._ahead.values() if self._urgency(each) <= urgency]
         images = {image.digest: image for each in (*others, head) for image in each.images}
@@ -218,7 +222,7 @@ class ImageGate:
         return not others or num_cells <= reader.room
 
     def _keep(self, reader: ImagesAhead) -> None:
-        """Have what is read ahead kept until it is used."""
+        """Protect what is read ahead from eviction until it is used."""
         head = self._head
         wanted = [*self._ahead.values(), *([] if head is None else [head])]
         reader.keep({image.digest for each in wanted for image in each.images})
@@ -228,7 +232,7 @@ class ImageGate:
         self._end(request, None)
 
     def _fail(self, digest: bytes, failure: Failure) -> None:
-        """An image cannot be read: all that show it fail."""
+        """Fail all requests with an image that cannot be read."""
         for request in list(self._held.values()):
             if any(image.digest == digest for image in request.images):
                 self._end(request, failure)
@@ -239,13 +243,13 @@ class ImageGate:
                 self._end(request, Failure.of(DeadlineExceeded()))
 
     def _end(self, request: Request, failure: Failure | None) -> None:
-        """The wait of a request is over."""
+        """End the wait of a request."""
         del self._held[request.id]
         self._passed.append(Passed(request, failure))
         self._drop_unwanted()
 
     def _drop_unwanted(self) -> None:
-        """Somebody waits no more: what is read for nobody is read no further."""
+        """Stop reading an image that no request waits for."""
         if self._head is not None and self._head.id not in self._held:
             self._head = None
         reading = self._reading

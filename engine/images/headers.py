@@ -1,15 +1,15 @@
-"""What image files say of themselves, read before their decoders are let near them."""
+"""Check image file headers before a decoder reads them."""
 
 from __future__ import annotations
 
 import re
 
-_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # of JPEG, but for those within a scan
+_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # of JPEG, except for those within a scan
 _END, _SCAN = 0xD9, 0xDA
 
 
 def webp_size(data: bytes) -> tuple[int, int]:
-    """Width and height by the header (RFC 9649); small numbers where there is none."""
+    """Return width and height from a WebP header (RFC 9649); small numbers if there is none."""
     head = data[:30].ljust(30, b"\0")
     if head[12:16] == b"VP8X":
         return _number(head[24:27]) + 1, _number(head[27:30]) + 1
@@ -20,8 +20,10 @@ def webp_size(data: bytes) -> tuple[int, int]:
 
 
 def has_many_scans(data: bytes, most: int) -> bool:
-    """Whether a JPEG file (ITU-T T.81) has more scans than that: each is a pass over all pixels,
-    and may be as short as some bytes."""
+    """Return whether a JPEG file (ITU-T T.81) has more than ``most`` scans.
+
+    Each scan is a pass over all pixels, even if it is only a few bytes long.
+    """
     place, num_scans = 2, 0
     while num_scans <= most:
         marker = _MARKER.search(data, place)

@@ -1,4 +1,4 @@
-"""The nouns of images. See ``engine/types.py``."""
+"""Data types of images; see ``engine/types.py``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class AreaScaling(msgspec.Struct, frozen=True, tag="area"):
-    """Sides are rounded to whole cells; an image is scaled where its area lies outside of these
+    """Sides are rounded to whole cells, and the image is scaled if its area is outside these
     bounds (Qwen2-VL, Wang et al. 2024)."""
 
     min_pixels: int
@@ -16,24 +16,26 @@ class AreaScaling(msgspec.Struct, frozen=True, tag="area"):
 
 
 class EdgeScaling(msgspec.Struct, frozen=True, tag="edge"):
-    """An image is scaled down to the longest side, and its sides go up to whole cells (Pixtral,
-    Agrawal et al. 2024)."""
+    """The image is scaled down to the longest side, and its sides are rounded up to whole cells
+    (Pixtral, Agrawal et al. 2024)."""
 
     longest: int  # pixels
 
 
 class FixedScaling(msgspec.Struct, frozen=True, tag="fixed"):
-    """Every image is seen as a square of one size: its shorter side is scaled to that and the
-    middle cut out (CLIP), or without ``crop`` each side is scaled to it (SigLIP). What is left
-    below and to the right of whole cells is not seen."""
+    """Every image becomes a square of the same size.
+
+    With ``crop`` the shorter side is scaled to it and the centre cropped (CLIP); otherwise each
+    side is scaled to it (SigLIP). A remainder below or to the right of whole cells is dropped.
+    """
 
     side: int  # pixels, whole cells
     crop: bool
 
 
 class BudgetScaling(msgspec.Struct, frozen=True, tag="budget"):
-    """An image is scaled, up or down, to as many whole cells as this budget has room for, its
-    shape kept but for parts of cells (Gemma 4)."""
+    """The image is scaled, up or down, to as many whole cells as the budget allows, and keeps
+    its aspect ratio up to rounding to cells (Gemma 4)."""
 
     max_cells: int
 
@@ -43,23 +45,25 @@ Resampling = Literal["bicubic", "bilinear"]
 
 
 class Rewriting(msgspec.Struct, frozen=True):
-    """What a chat template writes for an image, and what a model reads in its place: it is put
-    there before the prompt is tokenised, as it may make other tokens of the text around."""
+    """Replaces what a chat template writes for an image by what the model reads.
+
+    It is applied before tokenisation, because it may change the tokens of the surrounding text.
+    """
 
     written: str
-    read: str  # with one spelling of ``ImageRules.token_id``
+    read: str  # contains ``ImageRules.token_id`` once, as text
 
     def apply(self, text: str) -> str:
-        """What a template has written, as the model reads it."""
+        """Rewrite a template's output."""
         return text.replace(self.written, self.read)
 
 
 class ImageRules(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model takes images: how large it sees them, and which tokens stand for them.
+    """How a model takes images: their sizes, and the tokens that represent them.
 
-    A chat template writes ``token_id`` once for each image, or what ``rewriting`` makes it of. In
-    the prompt that the model reads there is one for each cell, row by row; where it has them,
-    ``row_end_id`` ends each row but the last, and ``end_id`` that one.
+    A chat template writes ``token_id`` once for each image, possibly through ``rewriting``. The
+    model's prompt has one for each cell, row by row. If they are set, ``row_end_id`` ends each row
+    except the last, and ``end_id`` the last one.
     """
 
     token_id: int
@@ -69,27 +73,27 @@ class ImageRules(msgspec.Struct, frozen=True, kw_only=True):
     rewriting: Rewriting | None = None
     row_end_id: int | None = None
     end_id: int | None = None
-    max_images: int  # in one prompt
-    # Its tokens see each other, those behind them too: all of an image is computed in one step.
+    max_images: int  # per prompt
+    # Image tokens attend to each other in both directions: an image is computed within one step.
     sees_both_ways: bool = False
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):
-    """An image in a prompt, in the size in which the model sees it. Crosses the boundary."""
+    """An image in a prompt, in the model's size. Crosses the process boundary."""
 
     start: int  # index of its first token in the prompt
-    num_tokens: int  # from there on, those that end its rows included
+    num_tokens: int  # from there on, row ends included
     height: int  # pixels, whole cells
     width: int
     pixels: bytes  # height * width * 3, RGB
     digest: bytes  # of the size and the pixels
 
     def span(self, cell: int) -> tuple[int, int]:
-        """The places in the prompt of its first cell, of so many pixels a side, and behind its
-        last."""
+        """Return the range of prompt places from its first cell to one past its last; ``cell``
+        is a cell's side in pixels."""
         rows, columns = self.height // cell, self.width // cell
         return self.start, self.start + (rows - 1) * (self.num_tokens // rows) + columns
 
-    def __repr__(self) -> str:  # without the pixels: requests may find their way into a log
+    def __repr__(self) -> str:  # without the pixels, as requests may be logged
         shape = f"{self.width} x {self.height}"
         return f"Image({shape} pixels, {self.num_tokens} tokens from {self.start})"

@@ -1,4 +1,4 @@
-"""Where images stand in a prompt: one token of the template becomes the tokens of an image."""
+"""Expand a template's image token into the tokens of the image."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from engine.images.read import Picture
 def place_images(
     token_ids: Sequence[int], pictures: Sequence[Picture], rules: ImageRules
 ) -> tuple[list[int], tuple[Image, ...]]:
-    """The prompt that a model reads, and where the images are in it.
+    """Return the prompt for the model, and the images in it.
 
     Args:
-        token_ids: as a chat template wrote them, with one ``rules.token_id`` for each picture.
-        pictures: in the order in which they stand in the prompt.
+        token_ids: from a chat template, with one ``rules.token_id`` for each picture.
+        pictures: in prompt order.
         rules: of the model.
 
     Raises:
-        InvalidParameter: the template has shown more or fewer images than there are.
+        InvalidParameter: the template has a different number of images.
     """
     num_shown = sum(id_ == rules.token_id for id_ in token_ids)
     if num_shown != len(pictures):

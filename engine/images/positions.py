@@ -1,4 +1,4 @@
-"""Where the tokens of a prompt stand that holds images."""
+"""Three-dimensional token positions of prompts with images."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class PromptPositions(NamedTuple):
     """Positions in three dimensions."""
 
     of_prompt: np.ndarray  # [3, num_tokens] int32: time, row, column
-    ahead: int  # to be added to the place of each token behind the prompt; 0 or less
+    ahead: int  # added to the place of each token after the prompt; at most 0
 
 
 def cells(image: Image, cell: int) -> np.ndarray:
-    """The places in the prompt of an image's cells, row by row: [num_cells] int64.
+    """Return the prompt places of an image's cells, row by row: [num_cells] int64.
 
     Args:
-        image: with or without tokens that end its rows.
-        cell: pixels, its side.
+        image: with or without row end tokens.
+        cell: the side of a cell, in pixels.
     """
     rows, columns = image.height // cell, image.width // cell
     places = np.arange(image.num_tokens).reshape(rows, -1)[:, :columns]
@@ -30,13 +30,15 @@ def cells(image: Image, cell: int) -> np.ndarray:
 
 
 def prompt_positions(num_tokens: int, images: Sequence[Image], cell: int) -> PromptPositions:
-    """M-RoPE (Wang et al. 2024, Qwen2-VL): an image's cells stand at the time of its first one, at
-    rows and columns counted from there; text goes on behind the larger of its sides.
+    """Compute M-RoPE positions (Wang et al. 2024, Qwen2-VL).
+
+    All cells of an image have the time of its first cell, and rows and columns counted from there;
+    the following text starts after the larger of the image's sides.
 
     Args:
         num_tokens: of the prompt.
-        images: in it, in order, without tokens that end rows.
-        cell: pixels, the side of what is one token.
+        images: in it, in order, without row end tokens.
+        cell: the side of a cell, in pixels.
     """
     of_prompt = np.empty((3, num_tokens), np.int32)
     place = position = 0  # of the next token

@@ -1,8 +1,8 @@
 """From the bytes of an image file to the pixels that a model sees.
 
-What Hugging Face's image processors do before they normalise: the picture upright, in RGB over
-white, scaled by Pillow to a size that the model's rules give. Pillow is imported when the first
-image comes.
+This does what Hugging Face's image processors do before normalisation: orient the picture upright,
+convert it to RGB over white, and scale it with Pillow to a size given by the model's rules. Pillow
+is imported with the first image.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from engine.images.nouns import (
 if TYPE_CHECKING:
     from PIL.Image import Image, Resampling
 
-MAX_PIXELS = 2**25  # of a file as it was made, 8K pictures among them; 100 MB in RGB
-_MAX_ASPECT = 200  # Qwen2-VL's own bound
+MAX_PIXELS = 2**25  # before scaling; admits 8K pictures; 100 MB in RGB
+_MAX_ASPECT = 200  # Qwen2-VL's limit
 _ORIENTATION = 0x0112  # the EXIF tag
 _BAND_PIXELS = 2**19
-_MAX_SCANS = 128  # of a JPEG; encoders write 10 or so
+_MAX_SCANS = 128  # of a JPEG; encoders write about 10
 
 
 @dataclass(frozen=True)
@@ -44,26 +44,26 @@ class Picture:
 
 
 def read_image(data: bytes, rules: ImageRules) -> Picture:
-    """The picture in a PNG, JPEG, WebP or GIF file; of one that moves, its first frame.
+    """Decode a PNG, JPEG, WebP or GIF file; of an animation, its first frame.
 
     Raises:
-        InvalidParameter: it is none of these, damaged, cut off, too large or too narrow.
+        InvalidParameter: it is in another format, damaged, truncated, too large or too narrow.
     """
     return see_image(_open(data), rules)
 
 
 def see_image(image: Image, rules: ImageRules) -> Picture:
-    """What a model sees of an image of Pillow's.
+    """Convert a Pillow image to what a model sees.
 
     Raises:
-        InvalidParameter: it is damaged, cut off, too large or too narrow.
+        InvalidParameter: it is damaged, truncated, too large or too narrow.
     """
     from PIL.Image import Resampling
 
-    _check_pixels(*image.size)  # before its pixels are read
+    _check_pixels(*image.size)  # before the pixels are decoded
     try:
         image.load()
-    except Exception:  # the decoders raise whatever they meet in such files
+    except Exception:  # decoders raise anything on malformed files
         raise _damaged() from None
     image = _over_white(_upright(image))
     height, width = scaled_size(image.height, image.width, rules)
@@ -82,7 +82,7 @@ def see_image(image: Image, rules: ImageRules) -> Picture:
 
 
 def scaled_size(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
-    """The height and width, in whole cells, in which a model sees an image of this size.
+    """Return the height and width, in whole cells, to which a model scales an image.
 
     Raises:
         InvalidParameter: the image is too narrow.
@@ -99,7 +99,7 @@ def scaled_size(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
 
 
 def _within_area(height: int, width: int, scaling: AreaScaling, cell: int) -> tuple[int, int]:
-    """``smart_resize`` of Qwen2-VL."""
+    """Compute ``smart_resize`` of Qwen2-VL."""
     if max(height, width) > _MAX_ASPECT * min(height, width):
         raise _too_narrow(height, width)
     rows, columns = round(height / cell), round(width / cell)
@@ -115,7 +115,7 @@ def _within_area(height: int, width: int, scaling: AreaScaling, cell: int) -> tu
 
 
 def _within_edge(height: int, width: int, scaling: EdgeScaling, cell: int) -> tuple[int, int]:
-    """``get_resize_output_image_size`` of Pixtral."""
+    """Compute ``get_resize_output_image_size`` of Pixtral."""
     ratio = max(height / scaling.longest, width / scaling.longest)
     sides = height, width
     if ratio > 1:
@@ -126,7 +126,7 @@ def _within_edge(height: int, width: int, scaling: EdgeScaling, cell: int) -> tu
 
 
 def _square(image: Image, scaling: FixedScaling, resampling: Resampling) -> Image:
-    """The whole image scaled, or its shorter side and of the longer one the middle."""
+    """Scale the whole image to a square, or its shorter side and crop the centre."""
     side = scaling.side
     short, long = min(image.size), max(image.size)
     if not scaling.crop:
@@ -140,7 +140,7 @@ def _square(image: Image, scaling: FixedScaling, resampling: Resampling) -> Imag
 
 
 def _within_budget(height: int, width: int, scaling: BudgetScaling, cell: int) -> tuple[int, int]:
-    """``get_aspect_ratio_preserving_size`` of Gemma 4."""
+    """Compute ``get_aspect_ratio_preserving_size`` of Gemma 4."""
     most = scaling.max_cells
     scale = math.sqrt(most * cell**2 / (height * width))
     rows, columns = math.floor(scale * height / cell), math.floor(scale * width / cell)
@@ -152,7 +152,7 @@ def _within_budget(height: int, width: int, scaling: BudgetScaling, cell: int) -
 
 
 def _open(data: bytes) -> Image:
-    """The file, of which only the header is read, by the decoder that its first bytes name."""
+    """Open the file, reading only its header, with the decoder that its first bytes indicate."""
     from PIL.GifImagePlugin import GifImageFile
     from PIL.JpegImagePlugin import JpegImageFile
     from PIL.PngImagePlugin import PngImageFile
@@ -169,7 +169,7 @@ def _open(data: bytes) -> Image:
     elif data.startswith((b"GIF87a", b"GIF89a")):
         decoder = GifImageFile
     elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-        _check_pixels(*webp_size(data))  # the decoder takes the memory for them as it opens
+        _check_pixels(*webp_size(data))  # this decoder allocates the pixels on opening
         decoder = WebPImageFile
     else:
         raise InvalidParameter("the image is neither PNG, JPEG, WebP nor GIF")
@@ -185,13 +185,15 @@ def _upright(image: Image) -> Image:
     try:
         is_turned = image.getexif().get(_ORIENTATION, 1) != 1
         return ImageOps.exif_transpose(image) if is_turned else image
-    except Exception:  # EXIF that cannot be read says nothing of how the camera was held
+    except Exception:  # unreadable EXIF: assume no rotation
         return image
 
 
 def _over_white(image: Image) -> Image:
-    """In RGB. What is transparent is laid over white in bands: Pillow lets no other thread run
-    meanwhile."""
+    """Convert to RGB, blending transparency with white.
+
+    This is done in bands, because Pillow blocks all other threads during an operation.
+    """
     from PIL.Image import alpha_composite, new
 
     if "A" not in image.getbands() and image.info.get("transparency") is None:

@@ -1,4 +1,4 @@
-"""What the layers know of adapters: something that adds to their results (``engine/lora``)."""
+"""The layers' interface to LoRA adapters, which add to their outputs (``engine/lora``)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Change(NamedTuple):
 
 
 class Adapters(Protocol):
-    """The adapters of a step, to its linear layers."""
+    """The adapters of a step's tokens."""
 
     def add(self, out: torch.Tensor, x: torch.Tensor, parameter: str, /) -> torch.Tensor:
-        """``out``, what a layer gave for ``x``, with each token's delta added in place."""
+        """Add each token's delta to ``out``, the layer's output for ``x``, in place."""
         ...
 
     def changes(self, parameter: str, /) -> Iterator[Change]:
-        """What is added to a parameter, where it is not applied as one product."""
+        """Yield the deltas of a parameter that is not applied as a single product."""
         ...
 
 
@@ -34,6 +34,6 @@ def project(
     adapters: Adapters | None,
     parameter: str,
 ) -> torch.Tensor:
-    """What a linear layer and the tokens' adapters make of ``x``: [n, inputs] -> [n, outputs]."""
+    """Apply a linear layer and the tokens' adapters: [n, inputs] -> [n, outputs]."""
     out = linear(x)
     return out if adapters is None else adapters.add(out, x, parameter)

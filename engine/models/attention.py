@@ -1,4 +1,4 @@
-"""A layer's attention at work, through the paged cache."""
+"""A layer's attention over the paged KV cache."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Attention:
     """Stores keys and values, and attends; see ``engine.models.block.Mixer``.
 
     Args:
-        spec: of the model, or of this rank's share of it.
-        weights: its parameters.
-        kernels: what computes attention and all that is no matrix product.
-        index: which layer it is.
-        peers: the ranks that have the other shares; None: there are none.
+        spec: of the model, or of this rank's shard.
+        weights: the layer's.
+        kernels: compute the attention and everything that is not a matrix product.
+        index: the layer's number.
+        peers: the ranks with the other shards; None: there are none.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Attention:
         return self.attend(fused, state, cache)
 
     def attend(self, fused: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
-        """The same from the projection on, [num_tokens, outputs of ``qkv``], which may be
+        """Do the same from the output of ``qkv`` on, [num_tokens, outputs], which may be
         overwritten."""
         assert isinstance(cache, LayerCache)
         spec, weights = self._spec, self._weights
@@ -104,7 +104,7 @@ class Attention:
     def _attend_elsewhere(
         self, fused: torch.Tensor, state: StepState, cache: LayerCache
     ) -> torch.Tensor:
-        """Attend to the keys and values of another layer, stored already in this step."""
+        """Attend to the keys and values of another layer, which this step has already stored."""
         spec, weights = self._spec, self._weights
         query = self._operations.norm_rope(
             fused.view(-1, spec.num_heads, spec.head_dim),
@@ -133,7 +133,7 @@ class Attention:
 
 
 def other_heads(spec: DecoderSpec) -> tuple[OtherHeads, ...]:
-    """The heads that layers have in place of the model's, for an ``AttentionSpec``."""
+    """Return the layers' heads that differ from the model's, for an ``AttentionSpec``."""
     kinds = dict.fromkeys(layer.heads for layer in spec.layers if layer.heads is not None)
     return tuple(
         OtherHeads(heads.num_kv_heads, heads.head_dim, spec.windows_of(heads)) for heads in kinds
@@ -141,6 +141,6 @@ def other_heads(spec: DecoderSpec) -> tuple[OtherHeads, ...]:
 
 
 def _without_gate(fused: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gates of a fused projection, whose rows lie apart, and a copy of what is behind them."""
+    """Split a fused projection into its gates (strided) and a copy of the rest."""
     gate, rest = fused[:, :size], fused[:, size:]
     return gate, rest.new_empty(rest.shape).copy_(rest)

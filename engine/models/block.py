@@ -1,7 +1,7 @@
-"""One layer of a decoder at work, and the ways in which layers hang together.
+"""A decoder layer's computation, and the loops over all layers.
 
-A walk goes through all layers of a step. It carries the residual stream ``x`` and knows where
-norms stand; what mixes a layer's tokens, and what its MLP is, is the block's business.
+A walk runs all layers of a step. It holds the residual stream ``x`` and knows where the norms are;
+how tokens are mixed and what the MLP is belongs to the block.
 """
 
 from __future__ import annotations
@@ -27,30 +27,29 @@ from kernels.operations import Kernels
 
 
 class Mixer(Protocol):
-    """What of a layer looks at other tokens: attention, or what stands in its place."""
+    """The part of a layer that mixes tokens: attention, or a recurrence in its place."""
 
     @property
     def output(self) -> Linear:
-        """The projection behind it, to hidden_size."""
+        """Its output projection, to hidden_size."""
         ...
 
     @property
     def output_name(self) -> str:
-        """The parameter of that projection."""
+        """The parameter name of that projection."""
         ...
 
     def __call__(self, read: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
-        """[num_tokens, hidden_size] -> [num_tokens, inputs of ``output``]; ``cache`` is written in
-        place."""
+        """[num_tokens, hidden_size] -> [num_tokens, inputs of ``output``]; updates ``cache``."""
         ...
 
 
 class Hybrid:
-    """Attention and a recurrence that read the same norm, and whose projections are summed
-    (Falcon-H1, Zuo et al. 2025).
+    """Attention and a recurrence on the same norm, whose projections are summed (Falcon-H1, Zuo et
+    al. 2025).
 
     Args:
-        attention, recurrence: what mixes the tokens.
+        attention, recurrence: the two mixers.
         attended_size: inputs of attention's output projection.
     """
 
@@ -66,7 +65,7 @@ class Hybrid:
         return torch.cat((attended, recurred.view(len(read), -1)), dim=1)
 
     def project(self, mixed: torch.Tensor, adapters: Adapters | None) -> torch.Tensor:
-        """Both results of some tokens -> [n, hidden_size]."""
+        """Project and add both results for some tokens -> [n, hidden_size]."""
         first, second = self._attention, self._recurrence
         attended = mixed[:, : self._attended_size].contiguous()
         recurred = mixed[:, self._attended_size :].contiguous()
@@ -76,10 +75,10 @@ class Hybrid:
 
 
 class Taps:
-    """Copies of the residual stream as it enters some layers, side by side for each token.
+    """Copies of the residual stream as it enters some layers, concatenated for each token.
 
     Args:
-        layers: theirs, in order.
+        layers: their numbers, in order.
     """
 
     __slots__ = ("_places", "states")
@@ -89,7 +88,7 @@ class Taps:
         self.states: torch.Tensor | None = None  # [num_tokens, len(layers) * hidden_size]
 
     def note(self, layer: int, x: torch.Tensor) -> None:
-        """``x`` [num_tokens, hidden_size] is about to enter a layer."""
+        """Copy ``x`` [num_tokens, hidden_size] before it enters a layer, if that is tapped."""
         place = self._places.get(layer)
         if place is None:
             return
@@ -100,14 +99,14 @@ class Taps:
 
 
 class Block:
-    """A layer's attention and MLP, each from what it reads to what is added to ``x``.
+    """A layer's attention and MLP, each from its input to what is added to ``x``.
 
     Args:
-        spec: of the model, or of this rank's share of it.
+        spec: of the model, or of this rank's shard.
         layer: its parameters.
-        kernels: what computes attention and all that is no matrix product.
-        index: which layer it is.
-        peers: the ranks that have the other shares; None: there are none.
+        kernels: compute the attention and everything that is not a matrix product.
+        index: the layer's number.
+        peers: the ranks with the other shards; None: there are none.
     """
 
     def __init__(
@@ -137,7 +136,7 @@ class Block:
         if layer.part is not None:
             self._part = LayerPart(spec, layer.part, operations)
         self._stream_scale = layer.scale
-        # Whether the layer ends with what its MLP adds.
+        # Whether nothing follows the addition of the MLP's output.
         self.ends_with_mlp = self._part is None and layer.scale == 1.0
         self._scale = spec.residual_scale
 
@@ -149,18 +148,18 @@ class Block:
         self._attention_after = norm(layer.attention_after)
         self._mlp_after = norm(layer.mlp_after)
         self._peers = peers
-        # The layer for steps of few tokens, where it has such a form.
+        # The layer's form for steps of few tokens, if it has one.
         has_few = peers is None and self._hybrid is None
         self.few = FewTokens.of(spec, layer, self._mixer, operations) if has_few else None
 
     def attend(self, read: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
-        """What ``output`` projects, of all tokens; see ``Mixer``."""
+        """Return the input of ``output``, for all tokens; see ``Mixer``."""
         if self._hybrid is not None:
             return self._hybrid(read, state, cache)
         return self._mixer(read, state, cache)
 
     def output(self, attended: torch.Tensor, adapters: Adapters | None) -> torch.Tensor:
-        """What the mixer gave of some tokens -> [n, hidden_size], to be added."""
+        """Project the mixer's result for some tokens -> [n, hidden_size], to be added."""
         if self._hybrid is not None:
             out = self._hybrid.project(attended, adapters)
         else:
@@ -170,8 +169,7 @@ class Block:
     def mlp(
         self, read: torch.Tensor, adapters: Adapters | None, stream: torch.Tensor
     ) -> torch.Tensor:
-        """[n, hidden_size] -> [n, hidden_size], to be added; ``stream`` is what ``read`` is the
-        norm of."""
+        """[n, hidden_size] -> [n, hidden_size], to be added; ``read`` is the norm of ``stream``."""
         assert self._feed is not None, "a layer that ends with its mixer"
         out = self._feed(read, adapters)
         out = self._sum(out) if self._beside is None else self._beside(out, stream)
@@ -179,21 +177,23 @@ class Block:
 
     @property
     def mixture(self) -> Experts | None:
-        """Its experts, if it has any."""
+        """Its mixture of experts, if it has one."""
         if self._beside is not None:
             return self._beside.experts
         return self._feed if isinstance(self._feed, Experts) else None
 
     def end(self, x: torch.Tensor, part: torch.Tensor | None) -> torch.Tensor:
-        """What is done behind the MLP to the residual stream [n, hidden_size], in place; ``part``
-        [n, per_layer_size] is what was embedded for this layer."""
+        """Finish the layer after the MLP: update the residual stream [n, hidden_size] in place.
+
+        ``part`` [n, per_layer_size] is this layer's part of the per-layer embeddings.
+        """
         if self._part is not None:
             assert part is not None
             x += self._part(x, part)
         return x if self._stream_scale == 1.0 else x.mul_(self._stream_scale)
 
     def _sum(self, out: torch.Tensor) -> torch.Tensor:
-        """Over all ranks."""
+        """Sum over all ranks."""
         return out if self._peers is None else self._peers.all_reduce(out)
 
     def _finish(self, out: torch.Tensor, after: Norm | None) -> torch.Tensor:
@@ -203,25 +203,25 @@ class Block:
 
 
 class _Pass(NamedTuple):
-    """What a walk through the layers is given beside the residual stream."""
+    """The inputs of a walk beside the residual stream."""
 
     state: StepState
-    caches: Sequence[LayerMemory]  # one for each layer, written in place
+    caches: Sequence[LayerMemory]  # one for each layer, updated in place
     wanted: torch.Tensor | None  # [num_wanted] int64, the tokens whose result is read
     taps: Taps | None
 
 
 class Walk:
-    """All layers, one after the other.
+    """All layers in order.
 
     Args:
         spec: of the model.
         blocks: its layers.
-        last_norm: the norm behind them.
+        last_norm: the final norm.
     """
 
     def __init__(self, spec: DecoderSpec, blocks: Sequence[Block], last_norm: Norm) -> None:
-        # The norm behind each layer: the next layer's, and after the last the model's own.
+        # The norm after each layer: the next layer's, and after the last one the final norm.
         norms = (*(block.attention_norm for block in blocks[1:]), last_norm)
         self._blocks = tuple(zip(blocks, norms, strict=True))
         self._first_norm = blocks[0].attention_norm
@@ -238,29 +238,30 @@ class Walk:
         wanted: torch.Tensor | None,
         taps: Taps | None = None,
     ) -> torch.Tensor:
-        """The last norm of the residual stream, of the tokens ``wanted``, or of all.
+        """Run the layers and return the final norm of the residual stream, for ``wanted`` or all
+        tokens.
 
         Args:
             x: [num_tokens, hidden_size], overwritten.
             state: the step's.
-            caches: one for each layer, written in place.
-            wanted: [num_wanted] int64, or None.
-            taps: told of what enters the layers.
+            caches: one for each layer, updated in place.
+            wanted: [num_wanted] int64; None: all tokens.
+            taps: record the inputs of layers.
 
         Returns:
             [num_wanted or num_tokens, hidden_size].
         """
         if len(self._few) == len(self._blocks) and takes(x, state):
             return self._few_tokens(x, _Pass(state, caches, wanted, taps))
-        # Not bound once: a walk that refers to itself would keep its layers until it is collected.
+        # Not bound in __init__: a reference cycle would delay freeing the layers.
         go = self._side_by_side if self._is_parallel else self._in_turn
         return go(x, _Pass(state, caches, wanted, taps))
 
     def _in_turn(self, x: torch.Tensor, given: _Pass) -> torch.Tensor:
-        """Attention, then the MLP. Norms that a placement does not have change nothing."""
+        """Run attention, then the MLP. Norms that a placement lacks are identities."""
         state, caches, wanted, taps = given
         adapters, images = state.adapters, state.images
-        # The sum and the norm behind it are one operation, so a layer ends with the next one's.
+        # A sum and the norm after it are one operation: each layer ends with the next one's norm.
         normed = self._first_norm(x)
         for i, ((block, next_norm), cache) in enumerate(zip(self._blocks, caches, strict=True)):
             if taps is not None:
@@ -291,7 +292,7 @@ class Walk:
         return normed
 
     def _few_tokens(self, x: torch.Tensor, given: _Pass) -> torch.Tensor:
-        """Each layer adds to the stream by itself; see ``few_tokens.py``."""
+        """Run layers that add to the residual stream themselves; see ``few_tokens.py``."""
         state, caches, wanted, taps = given
         for i, (layer, cache) in enumerate(zip(self._few, caches, strict=True)):
             if taps is not None:
@@ -303,7 +304,7 @@ class Walk:
         return last_norm(x)
 
     def _side_by_side(self, x: torch.Tensor, given: _Pass) -> torch.Tensor:
-        """Attention and MLP of the same residual stream."""
+        """Run attention and MLP on the same residual stream."""
         state, caches, wanted, taps = given
         adapters = state.adapters
         normed = self._first_norm(x)
@@ -322,5 +323,5 @@ class Walk:
 
 
 def _select(wanted: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Once the last keys and values are stored, no token needs the others' results."""
+    """Keep the wanted tokens; after the last layer's attention no others are needed."""
     return [tensor.index_select(0, wanted) for tensor in tensors]

@@ -1,5 +1,4 @@
-"""A model as it lies on disk, a directory in Hugging Face format or a GGUF file: its config, its
-files, its fingerprint."""
+"""A model on disk, a directory or a GGUF file: its config, its files, its fingerprint."""
 
 from __future__ import annotations
 
@@ -30,28 +29,28 @@ _TORCH_SINGLE = "pytorch_model.bin"
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What config.json, generation_config.json and sentence-transformers' files say, or the
-    metadata of a GGUF file."""
+    """Contents of config.json, generation_config.json and sentence-transformers' files, or of
+    GGUF."""
 
     directory: Path
     spec: DecoderSpec | EncoderSpec
     sentence: SentenceConfig
-    raw: bytes  # config.json as it stands; the file's tables
-    gguf: GgufFile | None = None  # where the weights are, if they are not in the directory
-    quantization_config: dict[str, Any] | None = None  # its section of that name
-    vision: VisionModel | None = None  # None: images are not taken
-    images_refused: str | None = None  # why not, where there is a part for them of a known family
+    raw: bytes  # config.json as it is, or the GGUF tables
+    gguf: GgufFile | None = None  # holds the weights, instead of a directory
+    quantization_config: dict[str, Any] | None = None  # that section of config.json
+    vision: VisionModel | None = None  # None: the model takes no images
+    images_refused: str | None = None  # why not, if it has a known vision part
 
 
 def read_config(model: str) -> ModelConfig:
-    """Read the config of a model directory, or of a GGUF file.
+    """Read the config of a model directory or of a GGUF file.
 
     Raises:
         ModelLoadError: the directory or its config.json is missing, damaged or not supported.
     """
     path = find_gguf(model)
     if path is not None:
-        from engine.gguf.spec import read_gguf_spec  # imported for the few that are
+        from engine.gguf.spec import read_gguf_spec  # imported only for GGUF
 
         file = read_gguf(path)
         return ModelConfig(path.parent, read_gguf_spec(file), SentenceConfig(), file.raw, file)
@@ -83,7 +82,8 @@ def read_config(model: str) -> ModelConfig:
 
 
 def read_headers(directory: Path, load_format: LoadFormat = "auto") -> list[Header]:
-    """The checked headers of all weight files: of safetensors, or with "bin" of PyTorch's own.
+    """Read and check the headers of all weight files: safetensors, or with "bin" PyTorch's own
+    format.
 
     Raises:
         ModelLoadError: there are none, the index names a file that is missing or outside the
@@ -110,9 +110,9 @@ def read_headers(directory: Path, load_format: LoadFormat = "auto") -> list[Head
 
 
 def fingerprint(config: ModelConfig, headers: list[Header], *extra: str) -> str:
-    """A short hash of this build, the config, the weights' tables and ``extra`` settings.
+    """Return a short hash of this build, the config, the tensor tables and ``extra`` settings.
 
-    The weights' bytes are not read: their names, shapes, offsets and file sizes are.
+    The weights' bytes are not read; their names, shapes, offsets and file sizes are.
     """
     digest = hashlib.sha256(_version().encode())
     for part in (config.raw, *(text.encode() for text in extra)):
@@ -124,7 +124,7 @@ def fingerprint(config: ModelConfig, headers: list[Header], *extra: str) -> str:
 
 
 def _indexed_files(index: Path) -> list[str]:
-    """The shards an index names, each once, in order."""
+    """Return the shards that an index names, each once, in order."""
     mapping = parse_object(index, read_bytes(index)).get("weight_map")
     if not isinstance(mapping, dict) or not mapping:
         raise ModelLoadError(f"{index}: has no 'weight_map'")
@@ -138,7 +138,7 @@ def _indexed_files(index: Path) -> list[str]:
 
 
 def _check_index(index: Path, headers: list[Header]) -> None:
-    """Every tensor is in the file that the index says."""
+    """Check that every tensor is in the file that the index names."""
     mapping = parse_object(index, read_bytes(index))["weight_map"]
     held = {header.path.name: header.entries for header in headers}
     for tensor, name in mapping.items():
@@ -149,7 +149,7 @@ def _check_index(index: Path, headers: list[Header]) -> None:
 def _read_images(
     config: dict[str, Any], directory: Path, spec: DecoderSpec | EncoderSpec
 ) -> tuple[VisionModel | None, str | None]:
-    """The part for images, or why it is not served: text is, all the same."""
+    """Return the vision part, or why it is not served; text is served in either case."""
     if not isinstance(spec, DecoderSpec):
         return None, None
     try:
@@ -159,7 +159,7 @@ def _read_images(
 
 
 def _with_generation_eos(directory: Path, spec: DecoderSpec) -> DecoderSpec:
-    """The spec with the end tokens of generation_config.json besides its own."""
+    """Add the end tokens of generation_config.json to the spec's own."""
     path = directory / "generation_config.json"
     if not path.is_file():
         return spec
@@ -176,4 +176,4 @@ def _version() -> str:
     try:
         return metadata.version("quire")
     except metadata.PackageNotFoundError:
-        return "unreleased"  # run from a source tree
+        return "unreleased"  # running from a source tree

@@ -1,4 +1,4 @@
-"""Reads a config.json key by key, and knows at the end what nobody has understood."""
+"""Read a config.json key by key, and find the keys that no reader has used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.errors import ModelLoadError
 
-# Keys that change nothing about inference, or that are read elsewhere.
+# Keys that do not affect inference, or that are read elsewhere.
 _EXPORTED = """
     _attn_implementation_autoset _name_or_path architectures attention_dropout bos_token_id
     chunk_size_feed_forward embd_pdrop finetuning_task hidden_dropout id2label initializer_range
@@ -26,7 +26,7 @@ _GENERATION = """
     tf_legacy_loss top_k top_p typical_p
 """
 _HARMLESS = frozenset((_EXPORTED + _GENERATION).split())
-# What a decoder by itself does not have; a whole config, as one nested in another is, says so.
+# Keys of whole models that a decoder lacks; they appear when one config is nested in another.
 _FOREIGN = """
     add_cross_attention cross_attention_hidden_size is_encoder_decoder pruned_heads
     tie_encoder_decoder
@@ -38,7 +38,7 @@ _MAX_NUMBER = 1e12
 
 
 class ConfigReader:
-    """Typed access to a config; every key read is ticked off, and ``finish`` names the rest.
+    """Typed access to a config. Reads are recorded; ``finish`` reports the keys never read.
 
     Null counts as absent everywhere, as Hugging Face writes it for "not set".
     """
@@ -54,57 +54,59 @@ class ConfigReader:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All keys that are there."""
+        """All keys that are present."""
         return tuple(self._config)
 
     def assume(self, defaults: Mapping[str, Any]) -> None:
-        """What keys say that are not there, not even as null: for configs that were saved without
-        what is as in their class."""
+        """Set the values of absent keys; an explicit null stays absent.
+
+        This is for configs that were saved without the values that equal their class's defaults.
+        """
         absent = defaults.keys() - self._config.keys() - self._nulls
         self._config |= {key: defaults[key] for key in absent}
 
     def count(self, key: str, default: int | None = None, limit: int = _MAX_COUNT) -> int:
-        """A positive integer below ``limit``. Raises ModelLoadError for anything else."""
+        """Return a positive integer below ``limit``. Raises ModelLoadError for anything else."""
         value = self._take(key, default)
         if type(value) is not int or not 0 < value < limit:
             raise self.error(key, f"must be a positive integer below {limit}, not {value!r:.80}")
         return value
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """A number of things, or 0. Raises ModelLoadError for anything else."""
+        """Return an integer of at least 0. Raises ModelLoadError for anything else."""
         value = self._take(key, default)
         if type(value) is not int or not 0 <= value < _MAX_COUNT:
             raise self.error(key, f"must be a whole number, not {value!r:.80}")
         return value
 
     def integer(self, key: str, default: int) -> int:
-        """An integer of either sign."""
+        """Return an integer of either sign."""
         value = self._take(key, default)
         if type(value) is not int or abs(value) >= _MAX_COUNT:
             raise self.error(key, f"must be an integer, not {value!r:.80}")
         return value
 
     def optional_count(self, key: str) -> int | None:
-        """A positive integer, or None where the key is absent."""
+        """Return a positive integer, or None if the key is absent."""
         return self.count(key) if key in self else None
 
     def is_value(self, key: str, value: Any) -> bool:
-        """Whether the key is there and says ``value``."""
+        """Return whether the key is present with this value."""
         return self._take(key, None) == value
 
     def number(self, key: str, default: float | None = None, above: float = 0.0) -> float:
-        """A number above ``above`` and below 1e12, as every real one is."""
+        """Return a number above ``above`` and below 1e12, which all real ones are."""
         value = self._take(key, default)
         if type(value) not in (int, float) or not above < value < _MAX_NUMBER:
             raise self.error(key, f"must be a number above {above:g}, not {value!r:.80}")
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
-        """A positive number, or None where the key is absent."""
+        """Return a positive number, or None if the key is absent."""
         return self.number(key) if key in self else None
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        """A list of positive numbers."""
+        """Return a list of positive numbers."""
         value = self._take(key, None)
         if not isinstance(value, list) or not all(
             type(entry) in (int, float) and 0 < entry < _MAX_NUMBER for entry in value
@@ -113,49 +115,50 @@ class ConfigReader:
         return tuple(float(entry) for entry in value)
 
     def block(self, key: str) -> tuple[int, int]:
-        """Two positive integers: rows and columns."""
+        """Return two positive integers: rows and columns."""
         value = self._take(key, None)
         if not isinstance(value, list) or [type(n) for n in value] != [int, int] or min(value) < 1:
             raise self.error(key, f"must be two positive integers, not {value!r:.80}")
         return value[0], value[1]
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """A boolean."""
+        """Return a boolean."""
         value = self._take(key, default)
         if type(value) is not bool:
             raise self.error(key, f"must be true or false, not {value!r:.80}")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string."""
+        """Return a string."""
         value = self._take(key, default)
         if not isinstance(value, str):
             raise self.error(key, f"must be a string, not {value!r:.80}")
         return value
 
     def texts(self, key: str) -> list[str]:
-        """A list of strings; empty where absent."""
+        """Return a list of strings; empty if absent."""
         value = self._take(key, [])
         if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
             raise self.error(key, "must be a list of strings")
         return value
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """An object, taken as it is; empty where absent."""
+        """Return an object as it is; empty if absent."""
         value = self._take(key, {})
         if not isinstance(value, dict):
             raise self.error(key, "must be an object")
         return value
 
     def switch(self, key: str, default: bool = False) -> bool:
-        """A boolean, or as some exports write one, a number that is not 0."""
+        """Return a boolean, which some exports write as a number."""
         value = self._take(key, default)
         if type(value) not in (bool, int):
             raise self.error(key, f"must be true or false, not {value!r:.80}")
         return bool(value)
 
     def listed(self, key: str, length: int) -> list[Any] | None:
-        """A list with an entry for each layer (more are cut off), or None where absent or empty."""
+        """Return a list with at least one entry per layer, cut to these, or None if absent or
+        empty."""
         value = self._take(key, [])
         if value == []:
             return None
@@ -164,25 +167,25 @@ class ConfigReader:
         return value[:length]
 
     def is_list(self, key: str) -> bool:
-        """Whether the key is there and a list."""
+        """Return whether the key is present with a list."""
         return isinstance(self._config.get(key), list)
 
     def indices(self, key: str) -> frozenset[int]:
-        """A list of numbers of layers; empty where absent."""
+        """Return a set of layer numbers; empty if absent."""
         value = self._take(key, [])
         if not isinstance(value, list) or not all(type(entry) is int for entry in value):
             raise self.error(key, "must be a list of layers")
         return frozenset(value)
 
     def layers(self, key: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """A list of numbers of layers, in its order."""
+        """Return a list of layer numbers in its order."""
         value = self._take(key, list(default))
         if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
             raise self.error(key, "must be a list of layers")
         return tuple(value)
 
     def section(self, key: str) -> ConfigReader | None:
-        """A nested object, to be finished by itself, or None where absent."""
+        """Return a nested object, which needs a ``finish`` of its own, or None if absent."""
         value = self._take(key, ())
         if value == ():
             return None
@@ -191,7 +194,7 @@ class ConfigReader:
         return ConfigReader(value, f"{self._where}, '{key}'")
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """A token id or a list of them; none where absent."""
+        """Return a token id or a list of them as a tuple; empty if absent."""
         value = self._take(key, [])
         ids = value if isinstance(value, list) else [value]
         if not all(type(token) is int and token >= 0 for token in ids):
@@ -199,22 +202,22 @@ class ConfigReader:
         return tuple(dict.fromkeys(ids))
 
     def require(self, key: str, value: Any) -> None:
-        """The key, where present, has the one value that is supported."""
+        """Require that the key, if present, has the one supported value."""
         given = self._take(key, value)
         if given != value:
             raise self.error(key, f"is {given!r:.80}; only {value!r} is supported")
 
     def ignore(self, key: str) -> None:
-        """The key changes nothing about inference in this family, whatever it says."""
+        """Mark a key as read that does not affect inference in this family, whatever its value."""
         self._unread.discard(key)
 
     def refuse(self, key: str, why: str) -> None:
-        """The key must be absent, null, false or empty."""
+        """Require that the key is absent, null, false or empty."""
         if self._take(key, None):
             raise self.error(key, why)
 
     def finish(self) -> None:
-        """Raises ModelLoadError naming the keys that no reader has asked for."""
+        """Raise ModelLoadError naming the keys that were never read."""
         absent = {key for key in _ABSENT if not self._config.get(key)}
         unknown = sorted(self._unread - _HARMLESS - absent)
         if unknown:
@@ -222,7 +225,7 @@ class ConfigReader:
             raise ModelLoadError(f"{self._where}: unsupported keys: {names}")
 
     def error(self, key: str, problem: str) -> ModelLoadError:
-        """The one-line error about a key."""
+        """Make the one-line error about a key."""
         return ModelLoadError(f"{self._where}: '{key}' {problem}")
 
     def _take(self, key: str, default: Any) -> Any:

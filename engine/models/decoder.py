@@ -1,9 +1,9 @@
-"""The decoder: one for all families, made from a spec and its weights.
+"""The decoder: one implementation for all families, made from a spec and weights.
 
     embedding ─► [ attention ─ MLP ] x layers ─► norm ─► logits
 
-``block.py`` says what a layer does and how layers hang together. Nothing of a step is kept here:
-what a forward pass needs comes in its arguments.
+``block.py`` has the layers and the loops over them. Decoders are stateless: everything that a
+forward pass needs is in its arguments.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = ["Decoder", "StepState"]
 
 
 class Decoder:
-    """A loaded model, or a stage of one.
+    """A loaded model, or a pipeline stage of one.
 
     Args:
-        spec: what it is.
+        spec: of the model.
         modules: its parameters, all on one device.
-        kernels: what computes attention and all that is no matrix product.
+        kernels: compute the attention and everything that is not a matrix product.
         max_model_len: longest context served, in tokens.
-        peers: the ranks that have the other shares of the model; None: this is all of it.
+        peers: the ranks with the other shards of the model; None: it is not sharded.
     """
 
     def __init__(
@@ -63,16 +63,16 @@ class Decoder:
             for i, layer in enumerate(modules.layers, spec.first_layer)
         ]
         mixtures = (block.mixture for block in blocks)
-        # Layers of experts, one of each form.
+        # One mixture of experts of each form.
         self.mixtures = tuple({m.form: m for m in mixtures if m is not None}.values())
-        last_norm: Norm = Unnormed()  # of a stage before the last: the residual stream goes on
+        last_norm: Norm = Unnormed()  # in a stage before the last
         if modules.norm is not None:
             last_norm = bind_norm(spec.norm, modules.norm, kernels.operations)
         self._walk = Walk(spec, blocks, last_norm)
         self._rotations = Rotations(spec, max_model_len, kernels.operations, like.device)
 
     def rotations(self, positions: torch.Tensor) -> tuple[Rotation, ...]:
-        """Cosines and sines of a step's positions, for its ``StepState``."""
+        """Return the cosines and sines of a step's positions, for its ``StepState``."""
         return self._rotations(positions)
 
     def forward(
@@ -86,15 +86,15 @@ class Decoder:
         """Run the layers, and store the tokens' keys and values.
 
         Args:
-            input_ids: [num_tokens] int64, the rows of the step one after the other.
+            input_ids: [num_tokens] int64, the step's rows concatenated.
             state: the step's.
-            caches: one for each layer, written in place.
-            wanted: [num_wanted] int64, the tokens whose result is read; None for all of them.
-            taps: told of what enters the layers.
+            caches: one for each layer, updated in place.
+            wanted: [num_wanted] int64, the tokens whose result is read; None: all of them.
+            taps: record the inputs of layers.
 
         Returns:
-            [num_wanted or num_tokens, hidden_size], ready for ``logits``; of a stage what ``go_on``
-            takes.
+            [num_wanted or num_tokens, hidden_size], the input of ``logits``; in a stage before the
+                last, the input of ``go_on``.
         """
         assert self._embed is not None, "a stage behind the first was asked for embeddings"
         x = self._embed(input_ids, state.positions)
@@ -115,15 +115,15 @@ class Decoder:
         caches: Sequence[LayerMemory],
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run the layers of a stage behind the first, from where the one before it came to.
+        """Run the layers of a stage after the first, on the previous stage's result.
 
         Args:
-            x: [num_tokens, entering_size], the residual stream and what is embedded for each layer
-                from here on; overwritten.
+            x: [num_tokens, entering_size], the residual stream and the per-layer embeddings of the
+                layers from here on; overwritten.
             state, caches, wanted: see ``forward``.
 
         Returns:
-            The same for the next stage, or of the last stage what is ready for ``logits``.
+            The same for the next stage; in the last stage, the input of ``logits``.
         """
         spec = self.spec
         if spec.per_layer_size:
@@ -133,26 +133,30 @@ class Decoder:
         return self._with_parts(self._walk(x, state, caches, wanted), state)
 
     def _with_parts(self, x: torch.Tensor, state: StepState) -> torch.Tensor:
-        """The residual stream with what is embedded for the layers of the stages behind."""
+        """Append the per-layer embeddings of the later stages' layers to the residual stream."""
         if state.per_layer is None or self.spec.has_last_norm:
             return x
         behind = state.per_layer[:, self.spec.num_layers :].flatten(1)
         return torch.cat((x, behind), dim=1)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the head says, in float32: [rows, hidden_size] -> [rows, vocab_size], the scores of
-        the next token, or [rows, num_labels] where the head is a classifier's.
+        """Return the head's output in float32.
+
+        [rows, hidden_size] -> [rows, vocab_size], the scores of the next token, or [rows,
+        num_labels] for a classifier.
         """
         return self.raw_logits(hidden).float()
 
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The same, but in the model's dtype where they are rounded to it anyway."""
+        """Return the logits, but in the model's dtype if they are rounded to it anyway."""
         assert self._modules.head is not None, "a model without a head was asked for scores"
         return finish_logits(self.spec, self._modules.head.logits(hidden), self._operations)
 
     def likeliest(self, hidden: torch.Tensor) -> Sampled | None:
-        """The tokens with the largest logits, [rows, hidden_size] -> [rows], where that is less
-        work than making all of these; None where it is not."""
+        """Return the tokens with the largest logits, [rows, hidden_size] -> [rows].
+
+        None if this would be no less work than computing all logits.
+        """
         head, spec = self._modules.head, self.spec
         if not spec.generates or spec.logit_scale <= 0 or not isinstance(head, GreedyHead):
             return None

@@ -1,6 +1,6 @@
-"""What stands before a decoder's layers and behind them.
+"""What precedes and follows a decoder's layers.
 
-Each is apart from the layers, so that a model can also be walked through a layer at a time.
+Each piece is separate from the layers, so that a model can also be run layer by layer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Embeddings:
     Args:
         spec: of the model.
         embed: ids [n] -> [n, hidden_size].
-        positions: [max_position_embeddings, hidden_size], where they are learned.
+        positions: [max_position_embeddings, hidden_size], if they are learned.
         dtype: the model's.
     """
 
@@ -36,14 +36,14 @@ class Embeddings:
     ) -> None:
         self._embed = embed
         self._positions = positions
-        # As a tensor of the model's dtype would hold it: checkpoints were trained with that.
+        # Rounded to the model's dtype, as in the code that checkpoints were trained with.
         self._scale = torch.tensor(spec.embedding_scale, dtype=dtype).item()
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Ids and positions, both [n] int64 -> [n, hidden_size]."""
         x = self._embed(input_ids)
         if self._positions is not None:
-            # A row that pads a captured step stands at -1, which on a GPU would end the process.
+            # Padding rows of captured steps have position -1, an illegal index on a GPU.
             x = x + functional.embedding(positions.clamp(min=0), self._positions)
         return x if self._scale == 1.0 else x * self._scale
 
@@ -69,7 +69,7 @@ class Rotations:
         ]
 
     def __call__(self, positions: torch.Tensor) -> tuple[Rotation, ...]:
-        """Of positions [n], or [3, n] where they have three dimensions, for a ``StepState``."""
+        """Compute the tables of positions [n], or three-dimensional [3, n], for a ``StepState``."""
         if positions.dim() == 1:
             return tuple(self._rotation(positions, *rope) for rope in self._ropes)
         found = []
@@ -93,20 +93,22 @@ class Rotations:
 
 
 def _axes(planes: RopePlanes, frequencies: torch.Tensor) -> torch.Tensor:
-    """Which of three positions each frequency turns by: [dim / 2]."""
+    """[dim / 2], which of the three positions rotates each frequency."""
     axes = [planes.axis(i) for i in range(frequencies.numel())]
     return torch.tensor(axes, device=frequencies.device)
 
 
 def _by_axis(axes: torch.Tensor, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Of three tables [n, 1, dim / 2] one, each of its columns from that of its axis."""
+    """Merge three tables [n, 1, dim / 2] into one, taking each column from its axis's table."""
     first, second, third = parts
     return torch.where(axes == 0, first, torch.where(axes == 1, second, third))
 
 
 def finish_logits(spec: DecoderSpec, logits: torch.Tensor, operations: Operations) -> torch.Tensor:
-    """What the head says, [n, vocab_size], scaled and capped as the model has it: then in float32,
-    and in place where it was that."""
+    """Scale and cap the head's output [n, vocab_size].
+
+    The result is in float32 if the model scales or caps, in place if the output is float32 already.
+    """
     cap, scale = spec.logit_softcap, spec.logit_scale
     if not spec.generates or (scale == 1.0 and cap is None):
         return logits

@@ -1,4 +1,4 @@
-"""What is loaded of an MLP, and of a mixture of them."""
+"""The loaded weights of MLPs and of mixtures of experts."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from kernels.moe import ExpertTensors, RouterWeights
 class MlpWeights(NamedTuple):
     """Two projections with an activation between them."""
 
-    gate_up: Linear  # without its gate where the MLP has none
+    gate_up: Linear  # without a gate if the MLP has none
     down: Linear
 
     @property
     def num_bytes(self) -> int:
-        """What they take in memory."""
+        """Their size in memory."""
         return self.gate_up.num_bytes + self.down.num_bytes
 
 
 class LatentExperts(NamedTuple):
-    """What stands around experts that read a latent in place of the hidden state."""
+    """Projections around experts that read a latent instead of the hidden state."""
 
     enter: Linear
     leave: Linear
 
     @property
     def num_bytes(self) -> int:
-        """What they take in memory."""
+        """Their size in memory."""
         return self.enter.num_bytes + self.leave.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """A mixture of experts: as tensors of all of them, or each expert by itself."""
+    """A mixture of experts, either stacked into tensors of all experts or one by one."""
 
     router: RouterWeights
     stacked: ExpertTensors | None
-    experts: tuple[MlpWeights, ...]  # empty where they are stacked
+    experts: tuple[MlpWeights, ...]  # empty if they are stacked
     shared: MlpWeights | None
     shared_gate: torch.Tensor | None  # [1, hidden_size]
-    scale: torch.Tensor | None = None  # [num_experts] float32, of what each expert gives
+    scale: torch.Tensor | None = None  # [num_experts] float32, a factor of its output
     latent: LatentExperts | None = None  # None: experts read hidden states
 
     @property
     def num_bytes(self) -> int:
-        """What they take in memory."""
+        """Their size in memory."""
         tensors = (*self.router, self.shared_gate, self.scale, *(self.stacked or ()))
         mlps = (*self.experts, self.shared, self.latent)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None) + sum(
@@ -68,8 +68,10 @@ def make_experts(
     *,
     stacked: bool,
 ) -> ExpertWeights:
-    """The experts of layer ``i``, from parameters that may be changed and kept; with ``stacked``,
-    as tensors of all of them."""
+    """Make the experts of layer ``i``; ``stacked``: as tensors of all of them.
+
+    The layer takes ownership of the parameters.
+    """
 
     def biases(name: str) -> torch.Tensor | None:
         tensor = weights.get(f"{i}.experts.{name}.bias")

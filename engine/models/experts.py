@@ -1,4 +1,4 @@
-"""What a layer does with each token by itself: an MLP, or a mixture of them."""
+"""The per-token part of a layer: an MLP, or a mixture of experts."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from kernels.reference.moe import one_by_one
 from kernels.tiled import TiledWeight
 
 Feed = Callable[[torch.Tensor, Adapters | None], torch.Tensor]
-# From tokens [n, hidden_size], their experts, these ones' weights, and what the shared expert gave
-# or None, to [n, hidden_size].
+# (tokens [n, hidden_size], their expert ids, the experts' weights, the shared expert's output or
+# None) -> [n, hidden_size].
 Mix = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 def bind_mlp(
     spec: DecoderSpec, weights: MlpWeights | ExpertWeights, operations: Operations, index: int
 ) -> Feed:
-    """What layer ``index`` does: [n, hidden_size] -> [n, hidden_size], a tensor of its own."""
+    """Make the MLP of layer ``index``: [n, hidden_size] -> [n, hidden_size], in a new tensor."""
     activate = bind_activation(spec, operations)
     if isinstance(weights, MlpWeights):
         names = f"{index}.gate_up.weight", f"{index}.down.weight"
@@ -40,7 +40,7 @@ def bind_mlp(
 
 
 def routing_rule(spec: MoeSpec) -> RoutingRule:
-    """How a model's tokens find their experts."""
+    """Return how a model's tokens choose experts."""
     return RoutingRule(
         top_k=spec.top_k,
         scoring=spec.scoring,
@@ -53,11 +53,11 @@ def routing_rule(spec: MoeSpec) -> RoutingRule:
 
 
 class Experts:
-    """A mixture of experts (Shazeer et al. 2017), and beside it the one that all tokens see.
+    """A mixture of experts (Shazeer et al. 2017), and the shared expert that all tokens use.
 
-    All experts of a layer are computed at once where they can be: as tensors of all of them by a
-    grouped product that waits for nothing, or in the panels of a CPU's linear layers by one native
-    call. Else each expert that was chosen is an MLP of its own, on the tokens that chose it.
+    Where possible all experts of a layer are computed at once: stacked ones by a grouped product
+    that does not wait for the device, those in a CPU's panel format by one native call. Otherwise
+    each chosen expert is an MLP of its own, run on the tokens that chose it.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Experts:
         self._route = operations.route
         self._router = weights.router
         self._rule = routing_rule(spec)
-        # [num_experts, 1], a table of what each expert's result is multiplied by.
+        # [num_experts, 1], a factor for each expert's result.
         self._scales = None if weights.scale is None else weights.scale.unsqueeze(1)
         self._shared = None if weights.shared is None else Mlp(weights.shared, activate)
         self._shared_names = f"{index}.shared.gate_up.weight", f"{index}.shared.down.weight"
@@ -80,27 +80,30 @@ class Experts:
         if weights.latent is not None:
             self._mix = partial(_in_latent, self._mix, weights.latent)
         stacked = weights.stacked
-        # Of layers with the same, the kernels are the same.
+        # Layers with the same form use the same kernels.
         self.form = () if stacked is None else tuple(map(_form, stacked))
-        self.kernel_sizes: tuple[int, ...] = ()  # the fewest tokens that each of them takes
+        self.kernel_sizes: tuple[int, ...] = ()  # smallest number of tokens for each of them
         if stacked is not None:
             self.kernel_sizes = operations.expert_sizes(stacked.num_experts, spec.top_k)
 
     def rehearse(self, num_tokens: int) -> None:
-        """Run it once with so many tokens, for what is compiled or chosen meanwhile."""
+        """Run it once with ``num_tokens`` tokens, to compile and choose the kernels."""
         weight = self._router[0]
         self(weight.new_zeros((num_tokens, weight.shape[1])), None)
 
     def __call__(
         self, x: torch.Tensor, adapters: Adapters | None, routed: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """[n, hidden_size] -> [n, hidden_size]. Of the experts only the one that all tokens see has
-        adapters: none is read for others. Where a rank has some of the experts, what the others
-        give is left out. ``routed``: what the router reads in place of ``x``."""
+        """[n, hidden_size] -> [n, hidden_size].
+
+        Only the shared expert takes adapters; those of other experts are not loaded. On a rank with
+        some of the experts, the result excludes the others. ``routed`` is the router's input, if it
+        is not ``x``.
+        """
         ids, shares = self._route(x if routed is None else routed, *self._router, self._rule)
         if self._scales is not None:
             shares = shares.mul_(functional.embedding(ids, self._scales).squeeze(-1))
-        if self._held is not None:  # as the experts here are numbered; all others stand for nothing
+        if self._held is not None:  # renumbered as held here; others are masked
             ids = ids - self._held[0]
             ids = ids.masked_fill_((ids < 0) | (ids >= self._num_held), self._num_held)
         shared = None
@@ -110,8 +113,10 @@ class Experts:
 
 
 class ExpertsBeside:
-    """A mixture of experts beside a layer's MLP (Gemma 4): each reads the residual stream through
-    a norm of its own, and what they give is normed and added up."""
+    """A mixture of experts beside a layer's MLP (Gemma 4).
+
+    Each reads the residual stream through its own norm; their outputs are normed and added.
+    """
 
     def __init__(
         self,
@@ -132,8 +137,10 @@ class ExpertsBeside:
         self._peers = peers
 
     def __call__(self, out: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
-        """What the MLP gave here, not summed over ranks, and the residual stream, both
-        [n, hidden_size] -> [n, hidden_size], of all ranks."""
+        """Add the MLP's output (not yet summed over ranks) and the experts', over all ranks.
+
+        Both the output and the residual stream are [n, hidden_size]; returns [n, hidden_size].
+        """
         routed = self._rms_norm(stream, self._router_norm, self._eps)
         mixed = self.experts(self._norm(stream), None, routed)
         if self._peers is not None:
@@ -142,7 +149,7 @@ class ExpertsBeside:
 
 
 def _form(part: ExpertMatrices | None) -> object:
-    """What kernels are made for, of a layer's matrices or biases."""
+    """Return what the kernels depend on, of a layer's matrices or biases."""
     if isinstance(part, TiledWeight):
         return part.kind, part.group, part.codes.shape
     return None if part is None else (part.shape, part.stride())
@@ -211,7 +218,7 @@ def _in_latent(
     shares: torch.Tensor,
     shared: torch.Tensor | None,
 ) -> torch.Tensor:
-    """What experts make of a latent (Nemotron 3 Super); the shared one reads hidden states."""
+    """Apply experts to a latent (Nemotron 3 Super); the shared expert reads hidden states."""
     out = latent.leave(mix(latent.enter(x), ids, shares, None))
     return out if shared is None else out.add_(shared)
 
@@ -223,7 +230,7 @@ def _with_shared(
     x: torch.Tensor,
     operations: Operations,
 ) -> torch.Tensor:
-    """``out`` and, added to it, what the shared expert gave, both overwritten."""
+    """Add the shared expert's output to ``out``; both are overwritten."""
     if shared is None:
         return out
     return out.add_(shared) if gate is None else operations.add_gated(out, shared, x, gate)

@@ -1,12 +1,12 @@
-"""Steps of few tokens, through layers whose products take their norms and sums along.
+"""Steps of few tokens, through layers whose products fuse their norms and sums.
 
     x ─► [ norm ─ qkv ] ─► rope ─ store ─► attention ─► [ output ─ x += ]
       ─► [ norm ─ gate, up ─ gating ] ─► [ down ─ x += ]
 
-A step of a text or two is bound by the latency of its kernels, one after the other: a layer is
-seven of them here, and ten as ``block.py`` has it; of experts ten and fourteen. It takes the layers
-that most models are made of, attention and a gated MLP or experts with a norm before each; other
-models, and steps in which something else joins in, go through ``block.py``.
+A step of one or two sequences is bound by the latency of its kernels in sequence: a layer has seven
+of them here, against ten in ``block.py``; with experts ten against fourteen. This covers the layers
+of most models: attention and a gated MLP, or experts, with a norm before each. Other models, and
+steps with anything else to add, go through ``block.py``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kernels.tiled import TiledWeight
 
 
 class FewTokens(NamedTuple):
-    """A layer as it takes a step of few tokens."""
+    """A layer's form for steps of few tokens."""
 
     attention: Attention
     attention_norm: RowNorm
@@ -44,13 +44,13 @@ class FewTokens(NamedTuple):
     def of(
         cls, spec: DecoderSpec, layer: Layer, mixer: object, operations: Operations
     ) -> FewTokens | None:
-        """The layer, or None where it is none of these.
+        """Make this form of a layer; None if the layer does not allow it.
 
         Args:
-            spec: of the model; all of it is here.
+            spec: of the model, which is not sharded.
             layer: its parameters.
-            mixer: what mixes its tokens.
-            operations: for what stands between the MLP's products.
+            mixer: the part that mixes tokens.
+            operations: for what is between the MLP's products.
         """
         weights, gating = layer.mixer, bind_activation(spec, operations)
         attention_norm, mlp_norm = _rms(spec, layer.attention_norm), _rms(spec, layer.mlp_norm)
@@ -83,7 +83,7 @@ class FewTokens(NamedTuple):
         self.finish(x, self.attention.attend(fused, state, cache))
 
     def finish(self, x: torch.Tensor, attended: torch.Tensor) -> None:
-        """The same from what attention gave on."""
+        """Do the rest of the layer, from the attention's result on."""
         self.output.add_to(x, attended)
         self.feed(x)
 
@@ -98,23 +98,23 @@ class FewMlp(NamedTuple):
 
     @classmethod
     def of(cls, weights: MlpWeights, norm: RowNorm, gating: Gating) -> FewMlp | None:
-        """Of these weights, where their layers can take along what stands around them."""
+        """Make one of these weights; None if their layers cannot fuse their neighbours."""
         gate_up, down = weights.gate_up, weights.down
         if not isinstance(gate_up, FusedLinear) or not isinstance(down, FusedLinear):
             return None
         return cls(norm, gate_up, gating, down)
 
     def __call__(self, x: torch.Tensor) -> None:
-        """Add to the residual stream what it gives."""
+        """Add its output to the residual stream."""
         self.down.add_to(x, self.enter(x))
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
-        """From the residual stream to what goes down."""
+        """From the residual stream to the input of the down projection."""
         return self.gate_up.normed(x, self.norm, self.gating)
 
 
 class FewExperts(NamedTuple):
-    """Experts, the norm before them, and beside them the one that all tokens see."""
+    """Experts, the norm before them, and the shared expert."""
 
     norm: RowNorm
     router: RouterWeights
@@ -133,7 +133,8 @@ class FewExperts(NamedTuple):
         gating: Gating,
         operations: Operations,
     ) -> FewExperts | None:
-        """Of these weights, where they are stacked and nothing else weighs what they give."""
+        """Make one of these weights; None if they are not stacked, or outputs are scaled
+        elsewhere."""
         experts, moe = weights.stacked, spec.moe
         if experts is None or moe is None or moe.weighs_input or moe.held is not None:
             return None
@@ -151,7 +152,7 @@ class FewExperts(NamedTuple):
         return cls(norm, weights.router, routing_rule(moe), experts, gating, shared, operations)
 
     def __call__(self, x: torch.Tensor) -> None:
-        """Add to the residual stream what they give."""
+        """Add their output to the residual stream."""
         inner = None if self.shared is None else self.shared.enter(x)
         self.operations.add_experts(x, self.norm, self.router, self.rule, self.experts, self.gating)
         if self.shared is not None and inner is not None:
@@ -159,8 +160,7 @@ class FewExperts(NamedTuple):
 
 
 def takes(x: torch.Tensor, state: StepState) -> bool:
-    """Whether such layers can be given a step, whose residual stream is ``x``, or some tokens of
-    it that are left."""
+    """Return whether such layers can run a step with the residual stream ``x``, or finish one."""
     joins_in = (state.adapters, state.images, state.per_layer)
     return x.shape[0] <= MOST_ROWS and all(part is None for part in joins_in)
 

@@ -1,4 +1,4 @@
-"""Which head a checkpoint has: the one that scores tokens, one that scores texts, or none."""
+"""Which head a checkpoint has: a language model's, a classifier's, or none."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from engine.models.config_reader import ConfigReader
 from engine.models.spec import DecoderSpec
 
-_USUAL_LABELS = 2  # what Hugging Face takes where a config does not say
+_USUAL_LABELS = 2  # Hugging Face's default
 _SIGMOID, _IDENTITY = "Sigmoid", "Identity"
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """What the last hidden states are made into."""
+    """What the last hidden states become."""
 
     generates: bool = True
     num_labels: int = 0
@@ -21,10 +21,10 @@ class HeadSpec:
 
 
 def read_head(reader: ConfigReader) -> HeadSpec:
-    """The head that ``architectures`` names, by the end of its name.
+    """Determine the head from the suffix of the name in ``architectures``.
 
     Raises:
-        ModelLoadError: a key has a value that cannot be.
+        ModelLoadError: a key has an impossible value.
     """
     names = reader.texts("architectures")
     labels = reader.optional_count("num_labels")
@@ -37,7 +37,7 @@ def read_head(reader: ConfigReader) -> HeadSpec:
 
 
 def with_head(spec: DecoderSpec, reader: ConfigReader) -> DecoderSpec:
-    """A decoder with the head that its config names. Raises as ``read_head`` does."""
+    """Return the decoder with the head that its config names. Raises as ``read_head`` does."""
     head = read_head(reader)
     return replace(
         spec,
@@ -48,7 +48,7 @@ def with_head(spec: DecoderSpec, reader: ConfigReader) -> DecoderSpec:
 
 
 def _read_activation(reader: ConfigReader) -> bool:
-    """Whether sentence-transformers takes the sigmoid of a score: unless it is told otherwise."""
+    """Return whether sentence-transformers applies a sigmoid to scores, which is its default."""
     section = reader.section("sentence_transformers")
     newer = None if section is None else section.text("activation_fn", "") or None
     older = reader.text("sbert_ce_default_activation_function", "") or None

@@ -1,4 +1,4 @@
-"""What checkpoints call the parameters of models some of whose layers keep a state."""
+"""Checkpoints' parameter names for models with recurrent layers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DELTA_PARTS = (
     Rule(_DELTA + "norm.weight", "{i}.recurrent.norm"),
     Rule(_DELTA + "out_proj.weight", "{i}.recurrent.output.weight"),
 )
-# Queries beside their gates.
+# Queries and their gates in one tensor.
 _GATED_QWEN = tuple(
     rule._replace(layout=QueriesAndGates()) if ".q_proj." in rule.pattern else rule
     for rule in QWEN_MOE
@@ -48,7 +48,7 @@ QWEN3_5 = (
 )
 OLMO_HYBRID = (
     *OLMO2,
-    # So Hugging Face calls it in what it has saved.
+    # The name in files that Hugging Face saved.
     Rule(LAYER + "feedforward_layer_norm.weight", "{i}.attention_after"),
     Rule(LAYER + "attention_layer_norm.weight", "{i}.attention_norm"),
     Rule(LAYER + "feedforward_layer_norm.weight", "{i}.mlp_norm"),

@@ -1,4 +1,4 @@
-"""The JSON files of a model directory, read with bounds and told about in one line."""
+"""Read a model directory's JSON files with limits and one-line errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INFINITE = re.compile(rb"[,\[:]\s*Infinity\s*[,\]}]")
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's contents. Raises ModelLoadError."""
+    """Return a file's contents. Raises ModelLoadError."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise ModelLoadError(f"{path}: too large to be what it is named")
@@ -27,9 +27,9 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse_json(path: Path, raw: bytes) -> Any:
-    """What ``raw``, the contents of ``path``, holds. Raises ModelLoadError."""
+    """Parse ``raw``, the contents of ``path``. Raises ModelLoadError."""
     try:
-        # Python writes a number that JSON does not have, as in Nemotron-H's limits of time steps.
+        # Python writes Infinity, which JSON does not have, as in Nemotron-H's limits of time steps.
         if _INFINITE.search(raw):
             return json.loads(raw, parse_constant=_infinite)
         return msgspec.json.decode(raw)
@@ -38,7 +38,7 @@ def parse_json(path: Path, raw: bytes) -> Any:
 
 
 def parse_object(path: Path, raw: bytes) -> dict[str, Any]:
-    """The object that ``raw`` holds. Raises ModelLoadError."""
+    """Parse ``raw`` as an object. Raises ModelLoadError."""
     value = parse_json(path, raw)
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path}: not a JSON object")

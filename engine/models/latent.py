@@ -1,12 +1,12 @@
 """Multi-head latent attention, computed on the latents themselves (DeepSeek-V2, DeepSeek-AI 2024).
 
-A token's keys and values are linear in one latent c, the same for all heads: k_h = K_h c and
-v_h = V_h c, beside a rotated part r of the key that all heads share. So
+A token's keys and values are linear in one latent c, which all heads share: k_h = K_h c and v_h =
+V_h c. The key also has a rotated part r, shared by all heads. Therefore
 
     q_h . k_h + t_h . r  =  (K_h^T q_h) . c + t_h . r        sum_j w_j v_hj  =  V_h sum_j w_j c_j
 
-and attention has one KV head, whose key is [c, r] and whose value is c: that is all that is cached,
-and K_h and V_h are *absorbed* into what comes before and after.
+and attention has one KV head with key [c, r] and value c. Only these are cached; K_h and V_h are
+*absorbed* into what comes before and after.
 
     x ─► projection ─┬─► (norm ─► query_up) ─► q, t ─► K_h^T q, t rotated ─┐
                      └─► norm(c), r rotated ─► cache ──────────────────────┴─► attention ─► V_h
@@ -29,17 +29,17 @@ from kernels.operations import Kernels, Operations
 
 
 class LatentWeights(NamedTuple):
-    """What is loaded of a layer's attention, beside its first and last projections."""
+    """The loaded weights of a layer's attention, without its first and last projections."""
 
     norm: torch.Tensor  # [rank], of the latent
-    query_norm: torch.Tensor | None  # [query_rank], where queries are made from a latent too
+    query_norm: torch.Tensor | None  # [query_rank], if queries have a latent too
     query_up: Linear | None
     key_up: HeadProducts  # K_h^T, from plain_dim to rank
     value_up: HeadProducts  # V_h, from rank to value_dim
 
     @property
     def num_bytes(self) -> int:
-        """What they take in memory."""
+        """Their size in memory."""
         tensors = (self.norm, self.query_norm)
         products = (self.query_up, self.key_up, self.value_up)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None) + sum(
@@ -48,7 +48,7 @@ class LatentWeights(NamedTuple):
 
 
 class Step(Protocol):
-    """What attention needs of a step."""
+    """What attention needs to know of a step."""
 
     @property
     def attention(self) -> object:
@@ -57,17 +57,17 @@ class Step(Protocol):
 
     @property
     def slot_mapping(self) -> torch.Tensor:
-        """[num_tokens] int64: where each token's latent goes."""
+        """[num_tokens] int64: the cache slot of each token's latent."""
         ...
 
     @property
     def positions(self) -> torch.Tensor:
-        """[num_tokens] int64: of each token in its sequence."""
+        """[num_tokens] int64: each token's position in its sequence."""
         ...
 
     @property
     def adapters(self) -> Adapters | None:
-        """Of the tokens; None: no row has any."""
+        """Those of the tokens; None: no row has one."""
         ...
 
 
@@ -83,8 +83,10 @@ class _Absorbed(NamedTuple):
 def make_latent(
     spec: DecoderSpec, weights: Mapping[str, torch.Tensor], method: LinearMethod, i: int
 ) -> LatentWeights | None:
-    """That of layer ``i``, from parameters that may be changed and kept; None where the model's
-    attention is not of this kind."""
+    """Make the weights of layer ``i``; None if the model has no latent attention.
+
+    The layer takes ownership of the parameters.
+    """
     latent = spec.latent
     if latent is None:
         return None
@@ -105,8 +107,10 @@ def make_latent(
 
 
 def projection_order(spec: DecoderSpec, latent: LatentSpec) -> torch.Tensor | None:
-    """The order of the first projection's rows in which the kernels rotate them, as
-    ``rotary_order`` tells it of a head's; None: as they lie."""
+    """Return the order of the first projection's rows in which the kernels rotate them.
+
+    See ``rotary_order``; None: as they are.
+    """
     order = rotary_order(spec)
     if order is None:
         return None
@@ -120,14 +124,14 @@ def projection_order(spec: DecoderSpec, latent: LatentSpec) -> torch.Tensor | No
 
 
 class LatentAttention:
-    """One layer's attention between its first and its last projection.
+    """One layer's attention between its first and last projections.
 
     Args:
         spec, latent: of the model.
         weights: of the layer.
         attention: of the layer.
-        kernels: what computes it.
-        index: which layer it is.
+        kernels: compute it.
+        index: the layer's number.
     """
 
     def __init__(
@@ -157,10 +161,10 @@ class LatentAttention:
         """Store the tokens' latents, and attend.
 
         Args:
-            projected: [n, what queries are made from, and behind it rank + rope_dim].
+            projected: [n, the input of the queries, then rank + rope_dim].
             step: its plan, slots and positions.
             rotation: of the step's positions.
-            cache: the layer's blocks, written in place.
+            cache: the layer's blocks, updated in place.
 
         Returns:
             [n, num_heads * value_dim].
@@ -189,9 +193,12 @@ class LatentAttention:
         return values.flatten(1)
 
     def _changes(self, adapters: Adapters) -> Iterator[_Absorbed]:
-        """What adapters add to K and V of the tokens that have them. Those are absorbed, so what
-        would be added to each cached token's keys and values is added to the query and the result
-        of the token that reads them: ``(K + B A)^T q = K^T q + A^T (B^T q)``."""
+        """Yield the adapters' deltas to K and V, for the tokens that have them.
+
+        K and V are absorbed, so what would be added to each cached token's keys and values is
+        instead added to the reading token's query and result: ``(K + B A)^T q = K^T q + A^T (B^T
+        q)``.
+        """
         latent = self._latent
         for tokens, down, up in adapters.changes(self._up_name):
             heads = up.unflatten(1, (self._num_heads, -1))
@@ -201,12 +208,12 @@ class LatentAttention:
 def query_factors(
     operations: Operations, positions: torch.Tensor, spec: TemperatureSpec
 ) -> torch.Tensor:
-    """What queries at ``positions`` are multiplied by: [n] int64 -> [n, 1, 1] float32."""
+    """Return the factors of queries at ``positions``: [n] int64 -> [n, 1, 1] float32."""
     return operations.temperatures(positions, spec.first, spec.every, spec.scale).view(-1, 1, 1)
 
 
 def queries_order(spec: DecoderSpec, latent: LatentSpec) -> torch.Tensor | None:
-    """The order of the rows [num_heads * query_dim] that make queries."""
+    """Return the order of the query rows, [num_heads * query_dim]."""
     order = rotary_order(spec)
     if order is None:
         return None
@@ -215,5 +222,5 @@ def queries_order(spec: DecoderSpec, latent: LatentSpec) -> torch.Tensor | None:
 
 
 def _ordered(heads: torch.Tensor, latent: LatentSpec, order: torch.Tensor) -> torch.Tensor:
-    """[num_heads, query_dim] with each head's rotated dimensions in order."""
+    """Reorder each head's rotated dimensions in [num_heads, query_dim]."""
     return torch.cat((heads[:, : latent.plain_dim], heads[:, latent.plain_dim :][:, order]), dim=1)

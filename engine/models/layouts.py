@@ -1,4 +1,4 @@
-"""How a checkpoint may lay a tensor out other than the decoder does."""
+"""Checkpoint layouts of tensors that differ from the decoder's."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class Layout(Protocol):
     """A checkpoint's own order of a parameter's numbers."""
 
     def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape in the checkpoint of what has ``shape`` here."""
+        """Return the checkpoint's shape of a tensor that has ``shape`` here."""
         ...
 
     def arrange(self, spec: DecoderSpec, stored: torch.Tensor) -> torch.Tensor:
-        """The tensor as the decoder has it."""
+        """Return the tensor in the decoder's layout."""
         ...
 
 
 class Transposed:
-    """[inputs, outputs], as GPT-2's layers hold their weights."""
+    """[inputs, outputs], as in GPT-2's layers."""
 
     def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
         """See ``Layout``."""
@@ -35,8 +35,10 @@ class Transposed:
 
 
 class HeadByHead:
-    """The queries that share a key, that key and its value, and so on: as Falcon fuses them, and
-    GPT-NeoX, where no heads share."""
+    """The queries that share a key, that key and its value, then the next key's, and so on.
+
+    Falcon fuses them this way, and so does GPT-NeoX, in which no heads share a key.
+    """
 
     def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
         """See ``Layout``."""
@@ -51,13 +53,14 @@ class HeadByHead:
 
 
 class StackedExperts:
-    """All experts of a layer in one tensor: weights [experts, inputs, outputs], biases
-    [experts, outputs]. Llama 4 has an expert's gate before its up projection, GPT-OSS outputs of
-    both in turn.
+    """All experts of a layer in one tensor.
+
+    Weights are [experts, inputs, outputs], biases [experts, outputs]. Llama 4 has an expert's gate
+    before its up projection; GPT-OSS interleaves the outputs of both.
 
     Args:
         in_turn: even outputs are the gate's, odd ones the up projection's.
-        outputs_first: weights are [experts, outputs, inputs], as Granite has them.
+        outputs_first: weights are [experts, outputs, inputs], as in Granite.
     """
 
     def __init__(self, *, in_turn: bool = False, outputs_first: bool = False) -> None:
@@ -82,14 +85,16 @@ class StackedExperts:
 
 
 class EitherWay:
-    """Experts of a layer in one tensor, inputs first as they were published or outputs first as
-    they were saved again: its shape tells (Qwen3-VL with experts)."""
+    """All experts of a layer in one tensor, inputs or outputs first (Qwen3-VL with experts).
+
+    They were published with inputs first, and saved again with outputs first; the shape decides.
+    """
 
     _inputs_first = StackedExperts()
     _outputs_first = StackedExperts(outputs_first=True)
 
     def of(self, spec: DecoderSpec, shape: tuple[int, ...], stored: tuple[int, ...]) -> Layout:
-        """The layout of what has ``shape`` here and ``stored`` in the checkpoint."""
+        """Return the layout of a tensor with ``shape`` here and ``stored`` in the checkpoint."""
         is_saved = stored == self._outputs_first.stored_shape(spec, shape)
         return self._outputs_first if is_saved else self._inputs_first
 
@@ -103,8 +108,10 @@ class EitherWay:
 
 
 class QueriesAndGates:
-    """A head's query and its gate, then the next head's, as Qwen3-Next has them. Here all gates
-    come first, so that queries and keys are neighbours."""
+    """A head's query and its gate, then the next head's, as in Qwen3-Next.
+
+    The decoder has all gates first, so that queries and keys are adjacent.
+    """
 
     def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
         """See ``Layout``."""
@@ -117,8 +124,8 @@ class QueriesAndGates:
 
 
 class HeadGates:
-    """A gate for each head, [num_heads, inputs], as LFM3 has them. Here each number of a head has a
-    gate, all of them the same."""
+    """One gate per head, [num_heads, inputs], as in LFM3. The decoder has an equal gate for each
+    number of a head."""
 
     def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
         """See ``Layout``."""
@@ -130,10 +137,10 @@ class HeadGates:
 
 
 class ByKeyHead:
-    """What a key head has of several things, then what the next one has, as Qwen3-Next fuses them.
+    """Several projections grouped by key head, as Qwen3-Next fuses them.
 
     Args:
-        gates: of betas and alphas; else of queries, keys, values and the gates of the output.
+        gates: betas and alphas; else queries, keys, values and output gates.
     """
 
     def __init__(self, *, gates: bool = False) -> None:
@@ -155,10 +162,11 @@ class ByKeyHead:
 
 
 class Multiplied:
-    """A weight whose outputs are multiplied by factors of the config: here these are part of it.
+    """A weight whose outputs the model multiplies by factors of its config, which become part of it
+    here.
 
     Args:
-        name: of the factors among ``DecoderSpec.multipliers``: one for all outputs, or one for each
+        name: of the factors in ``DecoderSpec.multipliers``: one for all outputs, or one for each
             run of a state space's first projection (gates, values, keys, queries, time steps).
     """
 
@@ -182,10 +190,10 @@ class Multiplied:
 
 
 class BehindFirstRows:
-    """Positions that are counted from a later row, as OPT's are from its third.
+    """A position table that starts at a later row, as OPT's starts at its third.
 
     Args:
-        num_rows: those that stand for nothing.
+        num_rows: unused rows before it.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -201,7 +209,7 @@ class BehindFirstRows:
 
 
 class OneChannel:
-    """[channels, 1, width], as a convolution over each channel by itself holds its weight."""
+    """[channels, 1, width], the weight of a depthwise convolution."""
 
     def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
         """See ``Layout``."""
@@ -213,7 +221,7 @@ class OneChannel:
 
 
 class OneRow:
-    """[1, n], as ERNIE holds what corrects the choice of experts."""
+    """[1, n], as ERNIE stores the routing correction bias."""
 
     def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
         """See ``Layout``."""

@@ -1,4 +1,4 @@
-"""A linear layer behind a protocol, so that quantisation and adapters come as other methods."""
+"""Linear layers behind a protocol, so that quantisation and adapters are other implementations."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ Weight = torch.Tensor | PackedParts  # [outputs, inputs], dense or as a format h
 
 
 def in_order(weight: Weight, order: torch.Tensor) -> Weight:
-    """The weight with its outputs in another order: [outputs] int64, the one that comes to each
-    place; some may come to several. A tensor of as many outputs as before keeps its memory."""
+    """Return the weight with its outputs reordered.
+
+    ``order`` [outputs] int64 is the source of each output; a source may occur several times. A
+    tensor that keeps its number of outputs keeps its memory.
+    """
     if isinstance(weight, torch.Tensor):
         ordered = weight[order.to(weight.device)]
         return weight.copy_(ordered) if ordered.shape == weight.shape else ordered
@@ -31,52 +34,53 @@ class Linear(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """What the layer takes in memory."""
+        """The layer's size in memory."""
         ...
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply to a batch of rows."""
+        """Apply the layer to a batch of rows."""
         ...
 
 
 class Head(Linear, Protocol):
-    """The layer that makes logits; where embeddings are tied to it, it is their table too."""
+    """The layer that makes logits, and with tied embeddings also their table."""
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of the weight: ids [n] -> [n, inputs], in the model's dtype."""
+        """Return rows of the weight: ids [n] -> [n, inputs], in the model's dtype."""
         ...
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """The product: [n, inputs] -> [n, outputs]; unrounded in float32 where that is free, else
-        in x's dtype."""
+        """[n, inputs] -> [n, outputs], in float32 where that costs nothing, else in x's dtype."""
         ...
 
 
 @runtime_checkable
 class GreedyHead(Head, Protocol):
-    """One that can tell the likeliest token without making all logits."""
+    """A head that can find the likeliest token without computing all logits."""
 
     def likeliest(self, x: torch.Tensor, scale: float = 1.0, cap: float | None = None) -> Sampled:
-        """Of each row [n, inputs], as sampling at temperature 0 chooses from its ``logits``, times
-        ``scale`` above 0, and then capped where there is a cap."""
+        """Sample each row [n, inputs] at temperature 0.
+
+        Its ``logits`` are multiplied by ``scale`` above 0, and then capped if there is a cap.
+        """
         ...
 
 
 @runtime_checkable
 class GatedLinear(Linear, Protocol):
-    """One that can gate its outputs while it makes them."""
+    """A linear layer that can gate its outputs in the same kernel."""
 
     def gated(self, x: torch.Tensor, gating: Gating) -> torch.Tensor:
-        """``gating(self(x))``, to the last bit: [n, inputs] -> [n, outputs / 2]."""
+        """Return ``gating(self(x))``, bit for bit: [n, inputs] -> [n, outputs / 2]."""
         ...
 
 
 @runtime_checkable
 class FusedLinear(GatedLinear, Protocol):
-    """One that can take along what stands around it in a layer, for up to ``MOST_ROWS`` rows."""
+    """A linear layer that can fuse its neighbours in the model, for up to ``MOST_ROWS`` rows."""
 
     def normed(self, x: torch.Tensor, norm: RowNorm, gating: Gating | None = None) -> torch.Tensor:
-        """The layer of the norm of ``x``, and its gate: [n, inputs] -> [n, outputs (/ 2)]."""
+        """Apply the layer to the norm of ``x``, and gate it: [n, inputs] -> [n, outputs (/ 2)]."""
         ...
 
     def add_to(self, stream: torch.Tensor, x: torch.Tensor) -> None:
@@ -85,16 +89,16 @@ class FusedLinear(GatedLinear, Protocol):
 
 
 class HeadProducts(Protocol):
-    """A product of each head with a weight of its own."""
+    """A product for each head with its own weight."""
 
     @property
     def num_bytes(self) -> int:
-        """What the weights take in memory."""
+        """The weights' size in memory."""
         ...
 
     def __call__(self, x: torch.Tensor, keep: int = 0) -> torch.Tensor:
-        """[n, heads, inputs + keep] -> [n, heads, outputs + keep], the last ``keep`` values of a
-        head as they were."""
+        """[n, heads, inputs + keep] -> [n, heads, outputs + keep]; each head's last ``keep``
+        values are copied."""
         ...
 
 
@@ -102,35 +106,36 @@ class LinearMethod(Protocol):
     """How linear layers are held and computed; chosen once, at load."""
 
     def make(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
-        """A layer from a loaded weight [outputs, inputs], which it may repack and let go."""
+        """Make a layer from a loaded weight [outputs, inputs], which it may repack and free."""
         ...
 
     def make_plain(self, weight: torch.Tensor) -> Linear:
-        """A layer from a weight [outputs, inputs] that is not rounded, whatever others are."""
+        """Make a layer from a weight [outputs, inputs] that is never quantised."""
         ...
 
     def make_head(self, weight: Weight) -> Head:
-        """The head from its weight [vocab_size, hidden_size], or a table of embeddings."""
+        """Make the head from its weight [vocab_size, hidden_size], or an embedding table."""
         ...
 
     def make_heads(self, weight: torch.Tensor) -> HeadProducts:
-        """Layers of heads from their weights, [heads, outputs, inputs], that are not rounded."""
+        """Make per-head layers from weights [heads, outputs, inputs] that are never quantised."""
         ...
 
     def make_experts(self, weight: Weight, count: int) -> ExpertMatrices:
-        """The weights of ``count`` experts, [count * outputs, inputs], for one grouped product."""
+        """Make the weights of ``count`` experts, [count * outputs, inputs], for a grouped
+        product."""
         ...
 
 
 class DenseForm(Protocol):
-    """How linear layers that come as dense tensors are held and computed."""
+    """How linear layers with dense weights are held and computed."""
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """A layer from a weight [outputs, inputs], which it may repack and let go."""
+        """Make a layer from a weight [outputs, inputs], which it may repack and free."""
         ...
 
     def make_head(self, weight: torch.Tensor) -> Head:
-        """The head from its weight [vocab_size, hidden_size]."""
+        """Make the head from its weight [vocab_size, hidden_size]."""
         ...
 
 
@@ -196,7 +201,7 @@ class DenseHeads:
 
 
 class JoinedLinear:
-    """Layers that read the same inputs; their outputs lie one after the other."""
+    """Layers with the same input; their outputs are concatenated."""
 
     def __init__(self, layers: Sequence[Linear]) -> None:
         self._layers = tuple(layers)
@@ -215,7 +220,7 @@ Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tens
 
 
 class InvariantMethod:
-    """Unquantised weights, whose products have the same bits for a row in any batch.
+    """Unquantised weights with batch-invariant products: a row has the same bits in any batch.
 
     Args:
         product: of x [n, inputs], a weight [outputs, inputs] and a bias [outputs] or None.

@@ -1,4 +1,4 @@
-"""Fills a model's parameters: from safetensors, or with noise for measurements."""
+"""Fill a model's parameters from checkpoints, or with noise for benchmarks."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _DUMMY_STD = 0.02
 # A prime, so that no matrix has a period that divides its rows.
 _DUMMY_POOL = 1_048_573
 
-Cuts = Mapping[str, Cut]  # what a rank has of each parameter
+Cuts = Mapping[str, Cut]  # a rank's part of each parameter
 
 
 class Weights(Mapping[str, torch.Tensor]):
-    """The parameters of a model by name, each read when it is asked for and not kept."""
+    """The parameters of a model by name, each read on access and not kept."""
 
     def __init__(
         self,
@@ -56,8 +56,9 @@ class Weights(Mapping[str, torch.Tensor]):
         return tensor
 
     def stored(self, name: str) -> Weight:
-        """A matrix as it is to be made into a layer: packed where the checkpoint has codes, which
-        ``self[name]`` would widen.
+        """Return a matrix to make a layer from: packed if the checkpoint has codes.
+
+        ``self[name]`` would widen them.
         """
         return self[name]
 
@@ -69,7 +70,7 @@ class Weights(Mapping[str, torch.Tensor]):
 
     @abstractmethod
     def _fill(self, name: str, parameter: Parameter, tensor: torch.Tensor) -> str:
-        """Write a parameter's values; returns what progress is told of."""
+        """Write a parameter's values; return a label for progress reports."""
 
     def _tell(self, num_elements: int, told: str) -> None:
         self._done += num_elements
@@ -82,7 +83,7 @@ class Weights(Mapping[str, torch.Tensor]):
             if self._device.type == "cpu":
                 return own_pages(parameter.shape, dtype)
             return torch.empty(parameter.shape, dtype=dtype, device=self._device)
-        except (RuntimeError, OSError) as error:  # torch's allocators have no narrower in common
+        except (RuntimeError, OSError) as error:  # their only common base class
             size = self._total * self._dtype.itemsize
             reason = str(error).splitlines()[0]
             raise ModelLoadError(
@@ -129,7 +130,7 @@ class _CheckpointWeights(Weights):
             place.target.part or 0: self._read_packed(name, place).to(self._device)
             for place in packed
         }
-        if name in self._places:  # some parts are dense: a tensor of all, of which those are kept
+        if name in self._places:  # mixed: a dense tensor for all, of which the dense parts are kept
             whole = self._empty(parameter)
             self._fill_dense(name, parameter, whole)
             for _, _, target in self._places[name]:
@@ -152,7 +153,7 @@ class _CheckpointWeights(Weights):
         told, cut = "", self._cuts.get(name)
         self._ahead.of(name)
         for header, entry, target in self._places.get(name, ()):
-            part = tensor[parameter.rows(target.part)]  # contiguous: they lie along dimension 0
+            part = tensor[parameter.rows(target.part)]  # contiguous: parts are along dimension 0
             if cut is not None:
                 self._fill_cut(cut, header, entry, target, tensor)
             elif target.layout is None:
@@ -165,7 +166,7 @@ class _CheckpointWeights(Weights):
     def _fill_cut(
         self, cut: Cut, header: Header, entry: TensorEntry, target: Target, tensor: torch.Tensor
     ) -> None:
-        """What the rank has of a tensor of the file, into its rows of ``tensor``."""
+        """Read the rank's part of a tensor in the file into its rows of ``tensor``."""
         columns = cut.columns
         if target.layout is not None:
             whole = self._arranged(header, entry, target.layout, tensor.dtype)
@@ -183,13 +184,13 @@ class _CheckpointWeights(Weights):
     def _arranged(
         self, header: Header, entry: TensorEntry, layout: Layout, dtype: torch.dtype
     ) -> torch.Tensor:
-        """A whole tensor of the file as the decoder has it."""
+        """Read a whole tensor and arrange it as the decoder has it."""
         stored = torch.empty(entry.shape, dtype=dtype, device=self._device)
         self._readers.fill(header.path, entry.begin, entry.dtype, stored)
         return layout.arrange(laid_out_for(self._spec), stored)
 
     def _read_packed(self, name: str, place: PackedPlace) -> PackedWeight:
-        """A packed matrix, or what the rank has of it, on the CPU."""
+        """Read a packed matrix, or the rank's part of it, on the CPU."""
         weight, cut = place.read(self._spec), self._cuts.get(name)
         if cut is None:
             return weight
@@ -202,19 +203,19 @@ class _CheckpointWeights(Weights):
 
 
 class _Ahead:
-    """Tells the system which parts of the files come next, while a layer is made of those before.
+    """Asks the system to read the next parts of the files while a layer is made from earlier ones.
 
-    Parameters are asked for in about the order of the tables.
+    Parameters are accessed in about the order of the tables.
     """
 
     def __init__(self, places: Mapping[str, list[tuple[Header, TensorEntry, Target]]]) -> None:
         self._places = places
         self._names = list(places)
         self._index = {name: index for index, name in enumerate(self._names)}
-        self._told = 0  # names before it have been told of
+        self._told = 0  # names before it have been requested
 
     def of(self, name: str) -> None:
-        """``name`` is read now; it and what comes behind it is wanted, so many bytes."""
+        """Request ``name``, which is read now, and the following parameters up to a fixed size."""
         begin = self._index.get(name)
         if begin is None:
             return
@@ -257,7 +258,7 @@ class _DummyWeights(Weights):
 
 
 def is_held(cuts: Cuts, target: Target) -> bool:
-    """Whether a rank has anything of what fills ``target``; no cuts: it has everything."""
+    """Return whether a rank has a part of what fills ``target``; without cuts it has everything."""
     if not cuts:
         return True
     cut = cuts.get(target.parameter)
@@ -265,9 +266,7 @@ def is_held(cuts: Cuts, target: Target) -> bool:
 
 
 def stored(weights: Mapping[str, torch.Tensor], name: str) -> Weight:
-    """A matrix as it is to be made into a layer: see ``Weights.stored``; dense out of any other
-    mapping.
-    """
+    """See ``Weights.stored``; dense from any other mapping."""
     return weights.stored(name) if isinstance(weights, Weights) else weights[name]
 
 
@@ -280,11 +279,10 @@ def load_weights(
     stored_as: Format | None = None,
     cuts: Cuts | None = None,
 ) -> Weights:
-    """All parameters of the model from the files of a checkpoint, cast to ``dtype``; with ``cuts``,
-    one rank's share of each.
+    """Read all parameters of a model from a checkpoint's files, cast to ``dtype``.
 
-    Matrices that are quantised in the format ``stored_as`` stay so where they are asked for by
-    ``stored``.
+    With ``cuts``, only one rank's shard of each is read. Matrices quantised in the format
+    ``stored_as`` stay quantised when they are read through ``stored``.
 
     Raises:
         ModelLoadError: a tensor has no place, a place has no tensor, or a shape differs; nothing
@@ -301,29 +299,29 @@ def dummy_weights(
     on_progress: LoadProgress | None = None,
     cuts: Cuts | None = None,
 ) -> Weights:
-    """Parameters drawn from normal(0, 0.02), norms of one: from the config alone; with ``cuts``, of
-    the shapes of one rank's share.
+    """Make random parameters from the config alone: normal(0, 0.02), and ones for norms.
 
-    One pool of a million variates is laid end to end, from a place of its own for each
-    parameter: gigabytes at the speed of a copy, and the same for the same seed.
+    With ``cuts``, the shapes are those of one rank's shard. A pool of a million variates is tiled
+    over each parameter, starting at a different offset for each: gigabytes at the speed of a copy,
+    and deterministic in the seed.
     """
     return _DummyWeights(spec, dtype, device, seed, on_progress, cuts)
 
 
 def num_parameters(spec: Spec) -> int:
-    """How many numbers the model was trained to have."""
+    """Return the model's number of trained parameters."""
     return _num_elements(tables_of(spec).parameters)
 
 
 def weights_bytes(spec: Spec, dtype: torch.dtype) -> int:
-    """What the parameters take in memory when they are held in ``dtype``."""
+    """Return the parameters' size in memory when held in ``dtype``."""
     return num_parameters(spec) * dtype.itemsize
 
 
 def _assign(
     spec: Spec, headers: list[Header], tables: Tables, packed: PackedPlaces
 ) -> Iterator[tuple[Header, TensorEntry, Target]]:
-    """Every dense tensor with its place, in file order; a leftover or a gap is an error."""
+    """Yield every dense tensor with its place, in file order; leftovers and gaps are errors."""
     wanted, places = tables.parameters, packed.targets
     filled = {(target.parameter, target.part) for target in packed.filled}
     for header in headers:
@@ -347,7 +345,7 @@ def _assign(
                     layout = layout.of(decoder, shape, entry.shape)
                     target = target._replace(layout=layout)
                 shape = layout.stored_shape(decoder, shape)
-            if (entry.shape or (1,)) != shape:  # a number by itself has no dimensions
+            if (entry.shape or (1,)) != shape:  # scalars have no dimensions
                 raise ModelLoadError(
                     f"{header.path}: tensor '{entry.name}' has shape {list(entry.shape)}, "
                     f"config.json asks for {list(shape)}"
@@ -366,8 +364,10 @@ def _assign(
 
 
 def _is_filled(target: Target, filled: Collection[tuple[str, int | None]]) -> bool:
-    """Whether the tensor, or another with what it would hold, is there: of several names for the
-    same a checkpoint has one, and of experts one tensor for all or one for each."""
+    """Return whether the tensor, or another with the same contents, is present.
+
+    Of several names for one tensor a checkpoint has one; experts may be in one tensor or one each.
+    """
     parameter, part = target.parameter, target.part
     if part is not None:
         return (parameter, part) in filled or (parameter, None) in filled
@@ -379,7 +379,7 @@ def _num_elements(wanted: dict[str, Parameter]) -> int:
 
 
 def _tile(flat: torch.Tensor, pool: torch.Tensor, offset: int) -> None:
-    """Fill with the pool over and over, beginning at ``offset``."""
+    """Tile the pool over ``flat``, starting at ``offset``."""
     done = 0
     while done < flat.numel():
         piece = pool[offset : offset + flat.numel() - done]

@@ -1,4 +1,4 @@
-"""What checkpoints call the parameters of models with selective state spaces (Mamba-2)."""
+"""Checkpoints' parameter names for models with selective state spaces (Mamba-2)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from engine.models.rules import ATTENTION, GRANITE_MOE, LAYER, MODEL, Rule
 
 
 def _state_space(prefix: str) -> tuple[Rule, ...]:
-    """A layer's parts, whose names all begin with ``prefix``."""
+    """The parts of a layer, whose names all begin with ``prefix``."""
     return (
         Rule(prefix + "in_proj.weight", "{i}.recurrent.input.weight"),
         Rule(prefix + "in_proj.bias", "{i}.recurrent.input.bias"),
@@ -25,7 +25,7 @@ def _state_space(prefix: str) -> tuple[Rule, ...]:
 _MAMBA_PARTS = _state_space(LAYER + "mamba.")
 GRANITE_HYBRID = (
     *(*GRANITE_MOE, *_MAMBA_PARTS),
-    # Of models without experts, whose MLP is what others have beside them.
+    # In models without experts, the MLP has the name of the others' shared expert.
     Rule(LAYER + "shared_mlp.input_linear.weight", "{i}.gate_up.weight", None),
     Rule(LAYER + "shared_mlp.output_linear.weight", "{i}.down.weight"),
 )
@@ -46,7 +46,7 @@ BAMBA = (
 )
 
 
-# The multipliers of Falcon-H1's config that belong to each of its tensors.
+# The multipliers of Falcon-H1's config that apply to each of its tensors.
 _FALCON_H1_FACTORS = {
     "self_attn.q_proj.weight": "attention_in",
     "self_attn.k_proj.weight": "key",
@@ -74,7 +74,7 @@ FALCON_H1 = tuple(map(_multiplied, BAMBA))
 
 
 def _nemotron_h(base: str) -> tuple[Rule, ...]:
-    """Each layer has a norm and one thing behind it, its mixer, whatever that is."""
+    """Each layer has a norm and a single mixer of any kind after it."""
     mixer, mlp = f"{base}.layers.{{i}}.mixer.", f"{base}.layers.{{m}}.mixer."
     return (
         Rule(f"{base}.embeddings.weight", "embedding"),

@@ -1,4 +1,4 @@
-"""A layer's MLP, and what stands between its products."""
+"""A layer's MLP, and the activation between its products."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Mlp:
 
     Args:
         weights: its two projections.
-        activate: what stands between them.
+        activate: the function between them.
     """
 
     def __init__(self, weights: MlpWeights, activate: Activate) -> None:
@@ -31,17 +31,17 @@ class Mlp:
         self._enter = _bind_entry(weights.gate_up, activate)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply to a batch of rows."""
+        """Apply the MLP to a batch of rows."""
         return self._weights.down(self._enter(x))
 
     def adapted(self, x: torch.Tensor, adapters: Adapters, names: tuple[str, str]) -> torch.Tensor:
-        """The same, with what adapters add to its two weights of these ``names``."""
+        """Apply the MLP with adapters on its two weights, which have these ``names``."""
         inner = self._activate(project(self._weights.gate_up, x, adapters, names[0]))
         return project(self._weights.down, inner, adapters, names[1])
 
 
 def bind_activation(spec: DecoderSpec, operations: Operations) -> Activate:
-    """From the (gate and) up projection to what goes down."""
+    """Return the function from the (gate and) up projection to the input of the down projection."""
     kind = spec.activation
     if isinstance(kind, ClampedSwiglu):
         return Gating(
@@ -61,7 +61,7 @@ def bind_activation(spec: DecoderSpec, operations: Operations) -> Activate:
 
 
 def _bind_entry(gate_up: Linear, activate: Activate) -> Callable[[torch.Tensor], torch.Tensor]:
-    """From what an MLP reads to what goes down."""
+    """Return the function from the MLP's input to the input of the down projection."""
     if isinstance(activate, Gating) and isinstance(gate_up, GatedLinear):
         return partial(gate_up.gated, gating=activate)
     return lambda x: activate(gate_up(x))

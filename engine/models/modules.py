@@ -1,7 +1,7 @@
 """A decoder's parameters in the form it computes with: linear layers made, the rest as loaded.
 
-Parameters are read one by one in the order of the layers, and what a layer is made from is let go
-before the next is read: a model that is quantised at load never lies in memory as it was.
+Parameters are read in layer order, and the sources of a layer are freed before the next layer is
+read: a model that is quantised at load is never in memory unquantised.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ class BesideWeights(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """What they take in memory."""
+        """Their size in memory."""
         parts = (self.mlp_after, self.experts_norm, self.experts, self.experts_after)
         return sum(part.num_bytes for part in parts) + self.router_norm.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
-    """What a layer attends with."""
+    """The attention weights of a layer."""
 
     attention: LayerAttention
-    rope: int | None  # which of the model's rotary embeddings; None: no position embedding
-    qkv: Linear  # behind the gates of what attention gives, where there are any
-    # [num_heads + num_kv_heads, head_dim]; of a layer without keys [1, head_dim]
+    rope: int | None  # index of a rotary embedding; None: no position embedding
+    qkv: Linear  # any output gates come first
+    # [num_heads + num_kv_heads, head_dim]; [1, head_dim] in a layer without keys
     qk_norm: torch.Tensor | None
     wide_query_norm: NormWeights | None  # [query_size]
     wide_key_norm: NormWeights | None  # [kv_size]
     output: Linear
-    latent: LatentWeights | None = None  # then ``qkv`` is its first projection
-    query_scale: torch.Tensor | None = None  # [head_dim], of queries as they are scored
+    latent: LatentWeights | None = None  # if set, ``qkv`` is its first projection
+    query_scale: torch.Tensor | None = None  # [head_dim], a factor of rotated queries
     value_norm: torch.Tensor | None = None  # [head_dim], of each head's value
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in memory."""
+        """Their size in memory."""
         parts = (self.qkv, self.output, self.latent, self.wide_query_norm, self.wide_key_norm)
         num_bytes = sum(part.num_bytes for part in parts if part is not None)
         return num_bytes + (0 if self.qk_norm is None else self.qk_norm.nbytes)
@@ -73,7 +73,7 @@ class AttentionWeights:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer. Norms that the layer's placement does not have are None."""
+    """One layer. Norms that its placement lacks are None."""
 
     attention_norm: NormWeights | None
     mixer: AttentionWeights | RecurrentWeights
@@ -81,28 +81,28 @@ class Layer:
     mlp_norm: NormWeights | None
     mlp: MlpWeights | ExpertWeights | None  # None: the layer ends with its mixer
     mlp_after: NormWeights | None
-    scale: float = 1.0  # of the residual stream behind it
+    scale: float = 1.0  # of the residual stream after the layer
     beside: BesideWeights | None = None  # experts beside ``mlp``
-    part: LayerPartWeights | None = None  # for what is embedded for it
+    part: LayerPartWeights | None = None  # for its per-layer embedding
     recurrence: RecurrentWeights | None = None  # of a hybrid layer, whose ``mixer`` is attention
 
 
 @dataclass(frozen=True, slots=True)
 class Modules:
-    """All that is loaded of a model, or of a stage of one."""
+    """Everything loaded of a model, or of a pipeline stage."""
 
     # ids [n] -> [n, hidden_size]; None: in another stage
     embed: Callable[[torch.Tensor], torch.Tensor] | None
     positions: torch.Tensor | None  # [max_position_embeddings, hidden_size], where learned
     layers: tuple[Layer, ...]
     norm: NormWeights | None  # None: in another stage
-    head: Head | None  # scores tokens, or texts; None: the hidden states are all there is
+    head: Head | None  # scores tokens or texts; None: only hidden states
     num_bytes: int
-    per_layer: PerLayerWeights | None = None  # what is embedded for each layer
+    per_layer: PerLayerWeights | None = None  # per-layer embeddings
 
     @property
     def like(self) -> torch.Tensor:
-        """A parameter on the device of all and in the model's dtype."""
+        """A parameter with the device and dtype of the model."""
         first = self.layers[0]
         norm = self.norm or first.attention_norm or first.attention_after
         assert norm is not None, "a layer without any norm"
@@ -110,7 +110,7 @@ class Modules:
 
 
 class _Ends(NamedTuple):
-    """What stands before the layers, and what scores behind them."""
+    """What precedes the layers, and the head."""
 
     embed: Callable[[torch.Tensor], torch.Tensor]
     head: Head | None
@@ -120,11 +120,12 @@ class _Ends(NamedTuple):
 def make_modules(
     spec: DecoderSpec, weights: Weights, method: LinearMethod, *, stacked: bool = False
 ) -> Modules:
-    """Read the weights and make the layers, in order; with ``stacked``, a layer's experts as
-    tensors of all of them.
+    """Read the weights and make the layers, in order.
+
+    ``stacked``: a layer's experts become tensors of all of them.
 
     Raises:
-        ModelLoadError: they cannot be read, or the device has no room for them.
+        ModelLoadError: they cannot be read, or do not fit on the device.
     """
     numbers = range(spec.first_layer, spec.first_layer + spec.num_layers)
     layers = tuple(make_layer(spec, weights, method, i, stacked=stacked) for i in numbers)
@@ -166,7 +167,7 @@ def _make_ends(spec: DecoderSpec, weights: Weights, method: LinearMethod) -> _En
 def make_table(
     embedding: Weight, method: LinearMethod
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor], int]:
-    """How embeddings are looked up, and the bytes of their table."""
+    """Return the embedding look-up, and the table's bytes."""
     if isinstance(embedding, torch.Tensor):
         return partial(functional.embedding, weight=embedding), embedding.nbytes
     table = method.make_head(embedding)
@@ -181,8 +182,10 @@ def make_layer(
     *,
     stacked: bool = False,
 ) -> Layer:
-    """Layer ``i`` of the whole model by itself, of parameters that it may change and keep. Raises
-    as they do."""
+    """Make a single layer ``i`` of the whole model, which takes ownership of its parameters.
+
+    Raises as reading the parameters does.
+    """
 
     def linear(name: str) -> Linear:
         return method.make(stored(weights, f"{i}.{name}.weight"), weights.get(f"{i}.{name}.bias"))
@@ -268,8 +271,10 @@ def _beside(
 def _query_key_value(
     spec: DecoderSpec, weights: Mapping[str, torch.Tensor], i: int
 ) -> tuple[Weight, torch.Tensor | None]:
-    """The fused projection, its queries' and keys' dimensions in the order the kernels rotate. Of
-    values that are keys its rows are there twice."""
+    """Return the fused projection, with queries and keys in the order the kernels rotate.
+
+    If values are keys, their rows occur twice.
+    """
     weight, bias = stored(weights, f"{i}.qkv.weight"), weights.get(f"{i}.qkv.bias")
     order = projected_order(spec)
     if order is None:
@@ -278,7 +283,7 @@ def _query_key_value(
 
 
 def projected_order(spec: DecoderSpec) -> torch.Tensor | None:
-    """The order in which the rows of the fused projection are kept; None: as they were loaded."""
+    """Return the row order of the fused projection; None: as loaded."""
     if spec.latent is not None:
         return projection_order(spec, spec.latent)
     order = rotary_order(spec)
@@ -297,7 +302,7 @@ def projected_order(spec: DecoderSpec) -> torch.Tensor | None:
 def _head_norms(
     spec: DecoderSpec, weights: Mapping[str, torch.Tensor], i: int, like: NormWeights | None
 ) -> torch.Tensor | None:
-    """Of each head's query and key, [num_heads + num_kv_heads, head_dim]; None: not normed."""
+    """Head norms of queries and keys, [num_heads + num_kv_heads, head_dim]; None: not normed."""
     if spec.norms_turned or (spec.unit_qk_norm and spec.layers[i - spec.first_layer].rope):
         assert like is not None
         return like.weight.new_ones((spec.num_heads + spec.num_kv_heads, spec.head_dim))
@@ -318,8 +323,11 @@ def _head_norms(
 def _query_scale(
     spec: DecoderSpec, weights: Mapping[str, torch.Tensor], i: int
 ) -> torch.Tensor | None:
-    """What norms behind rope leave to be done. Rope keeps a head's length, so the norm itself may
-    come before it; the weights may not, but of a score only the product of both matters."""
+    """Return the factor that remains of norms after rope.
+
+    Rope preserves a head's length, so the normalisation may come before it. The weights may not,
+    but a score depends only on the product of both.
+    """
     if not spec.norms_turned:
         return None
     scale = weights[f"{i}.query_norm"] * weights[f"{i}.key_norm"]
@@ -337,7 +345,7 @@ def _value_norm(spec: DecoderSpec, like: NormWeights | None) -> torch.Tensor | N
 def _wide_norm(
     spec: DecoderSpec, weights: Mapping[str, torch.Tensor], name: str
 ) -> NormWeights | None:
-    """Over all heads of a query or key, whose dimensions lie in the order the kernels rotate."""
+    """A norm over all heads of a query or key, with dimensions in the order the kernels rotate."""
     wide, order = _norm(spec, weights, name) if spec.wide_qk_norm else None, rotary_order(spec)
     if wide is None or order is None:
         return wide
@@ -355,7 +363,7 @@ def _norm(spec: DecoderSpec, weights: Mapping[str, torch.Tensor], name: str) -> 
 
 
 def layer_bytes(layer: Layer) -> int:
-    """What a layer takes in memory."""
+    """Return a layer's size in memory."""
     norms = (layer.attention_norm, layer.mlp_norm, layer.attention_after, layer.mlp_after)
     num_bytes = sum(norm.num_bytes for norm in norms if norm is not None)
     parts = (layer.mlp, layer.beside, layer.part, layer.recurrence)

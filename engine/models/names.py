@@ -1,4 +1,4 @@
-"""What checkpoints call the parameters of a decoder: a table for each family."""
+"""Checkpoints' names for a decoder's parameters: one table per family."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ from engine.models.rules import (
 
 
 def rules_of(architecture: str) -> tuple[Rule, ...]:
-    """The names of a Hugging Face model_type (or of a ``DecoderSpec.naming``); Llama's where it
-    has none of its own."""
+    """Return the rules of a Hugging Face model_type or ``DecoderSpec.naming``; default: Llama's."""
     return _TABLES.get(architecture, LLAMA)
 
 
@@ -180,7 +179,7 @@ _GPT2 = (
 
 
 def _gpt_bigcode(qkv: Layout | None) -> tuple[Rule, ...]:
-    """GPT-2's names, whose weights are [outputs, inputs]; queries, keys and values in one."""
+    """GPT-2's names with [outputs, inputs] weights; queries, keys and values are fused."""
     return tuple(
         rule._replace(layout=qkv if rule.parameter.startswith("{i}.qkv.") else None)
         for rule in _GPT2
@@ -220,7 +219,7 @@ _MIXTRAL = (
 
 
 def _shared_rules(prefix: str) -> tuple[Rule, ...]:
-    """An expert that all tokens go to."""
+    """A shared expert, which all tokens use."""
     return (
         Rule(f"{prefix}gate_proj.weight", "{i}.shared.gate_up.weight", 0),
         Rule(f"{prefix}up_proj.weight", "{i}.shared.gate_up.weight", 1),
@@ -242,7 +241,7 @@ _ERNIE_MOE = (
         OneRow(),
     ),
 )
-# What corrects the choice of experts stands beside the router.
+# The routing correction bias is beside the router.
 _EXAONE_MOE = (
     *_GLM4_MOE,
     Rule(LAYER + "mlp.e_score_correction_bias", "{i}.router.correction"),
@@ -284,7 +283,7 @@ _HUNYUAN = (
 )
 _DEEPSEEK = (
     *(*MODEL, *MLP, *PRE_NORMS, *_CORRECTED),
-    # As Mistral Small 4 has them.
+    # As in Mistral Small 4.
     *stacked_rules(LAYER + "mlp.experts.", StackedExperts(outputs_first=True), outputs_first=True),
     Rule(LAYER + "self_attn.kv_a_proj_with_mqa.weight", "{i}.qkv.weight", 1),
     Rule(LAYER + "self_attn.kv_a_proj_with_mqa.bias", "{i}.qkv.bias", 1),
@@ -341,12 +340,12 @@ _QWEN3_VL_MOE = (
 
 
 def _in_language_model(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """A whole text model within one that reads images."""
+    """A whole text model nested in one that reads images."""
     return tuple(rule._replace(pattern="language_model." + rule.pattern) for rule in rules)
 
 
 def _beside_images(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """The same where the head is the whole model's own."""
+    """The same, but the head belongs to the outer model."""
     return tuple(
         rule._replace(pattern=re.sub(r"^model\.", "model.language_model.", rule.pattern))
         for rule in rules

@@ -18,14 +18,14 @@ LayerNormOperation = Callable[
 
 
 class NormWeights(NamedTuple):
-    """What is loaded of a norm."""
+    """The loaded weights of a norm."""
 
     weight: torch.Tensor  # [dim]
     bias: torch.Tensor | None = None
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in memory."""
+        """Their size in memory."""
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
@@ -33,11 +33,11 @@ class Norm(Protocol):
     """A norm over the last dimension; [n, dim] -> [n, dim] in the same dtype."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The norm of ``x``."""
+        """Return the norm of ``x``."""
         ...
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """``residual += x``, in place; returns the sum's norm."""
+        """``residual += x``, in place; return the norm of the sum."""
         ...
 
 
@@ -84,22 +84,22 @@ class LayerNorm:
 
 
 class Unnormed:
-    """In the place of a norm that a model does not have."""
+    """Stands in for a norm that a model lacks."""
 
     __slots__ = ()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` itself."""
+        """Return ``x`` itself."""
         return x
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """``residual``, to which ``x`` has been added."""
+        """Return ``residual`` after adding ``x`` to it."""
         residual += x
         return residual
 
 
 class SharedRmsNorm:
-    """An RMS norm over values that ranks have parts of, each of the same length.
+    """An RMS norm over values that are sharded over ranks in equal parts.
 
     Args:
         weight: [dim] of this rank.
@@ -113,8 +113,10 @@ class SharedRmsNorm:
         self._weight, self._eps, self._peers = weight, eps, peers
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, dim] -> [n, dim]. Parts that several ranks have count as often: where all do as
-        often, the mean is the same."""
+        """[n, dim] -> [n, dim].
+
+        Parts that several ranks hold are counted several times: if all are, the mean is the same.
+        """
         wide = x.float()
         squares = self._peers.all_reduce(wide.square().sum(-1, keepdim=True))
         inverse = squares.div_(x.shape[-1] * self._peers.size).add_(self._eps).rsqrt_()
@@ -122,7 +124,7 @@ class SharedRmsNorm:
 
 
 def bind_norm(spec: NormSpec, weights: NormWeights, operations: Operations) -> Norm:
-    """The norm that ``spec`` describes, computed by ``operations`` where they have it."""
+    """Make the norm that ``spec`` describes, computed by ``operations`` where they have it."""
     if spec.kind == "rms":
         return RmsNorm(weights.weight, spec.eps, operations)
     return LayerNorm(weights, spec.eps, operations.layer_norm)

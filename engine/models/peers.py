@@ -1,4 +1,4 @@
-"""What the layers know of other ranks that hold other shares of the same model."""
+"""The layers' interface to the ranks with the other shards of the model."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import torch
 
 
 class Peers(Protocol):
-    """The ranks of a tensor-parallel group (``engine/parallel``). All of them make the same calls
-    in the same order, with tensors of the same shape and dtype."""
+    """The ranks of a tensor-parallel group (``engine/parallel``).
+
+    All of them make the same calls in the same order, with tensors of the same shape and dtype.
+    """
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """Number of ranks."""
         ...
 
     def all_reduce(self, x: torch.Tensor, /) -> torch.Tensor:
-        """The sum over ranks, the same bits on each; ``x`` is overwritten."""
+        """Return the sum over ranks, with the same bits on each; ``x`` is overwritten."""
         ...

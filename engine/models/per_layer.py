@@ -1,10 +1,10 @@
-"""Embeddings of each layer (Gemma 4): every token has a few numbers of its own for every layer.
+"""Per-layer embeddings (Gemma 4): every token has a small embedding for each layer.
 
     token ─► table ───────────────────┬─► [n, layers, size], a part for each layer
     embedding ─► projection ─► norm ──┘
 
-Behind its MLP a layer scales its part by gates made of the residual stream, and adds what a
-projection and a norm make of that.
+After its MLP a layer multiplies its part by gates computed from the residual stream, projects and
+norms the product, and adds the result to the stream.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from kernels.operations import Operations
 
 
 class PerLayer:
-    """From a step's tokens to the parts of all layers."""
+    """Computes the parts of all layers from a step's tokens."""
 
     def __init__(self, spec: DecoderSpec, weights: PerLayerWeights, operations: Operations) -> None:
         self._weights = weights
         self._norm = bind_norm(spec.norm, weights.norm, operations)
         self._shape = spec.num_layers_ahead, spec.per_layer_size
-        # As a tensor of the model's dtype would hold it, which checkpoints were trained with.
+        # Rounded to the model's dtype, as in the code that checkpoints were trained with.
         dtype = weights.norm.weight.dtype
         self._scale = torch.tensor(spec.per_layer_size**0.5, dtype=dtype).item()
         self._projection_scale = spec.hidden_size**-0.5
@@ -41,7 +41,7 @@ class PerLayer:
 
 
 class LayerPart:
-    """What a layer adds to the residual stream of its part."""
+    """Computes what a layer adds to the residual stream from its part."""
 
     def __init__(
         self, spec: DecoderSpec, weights: LayerPartWeights, operations: Operations
@@ -51,7 +51,6 @@ class LayerPart:
         self._after = bind_norm(spec.norm, weights.after, operations)
 
     def __call__(self, x: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-        """The residual stream [n, hidden_size] and the part [n, per_layer_size] -> what is added,
-        [n, hidden_size]."""
+        """Stream [n, hidden_size] and part [n, per_layer_size] -> addend [n, hidden_size]."""
         gated = self._activate(self._weights.gate(x)) * part
         return self._after(self._weights.output(gated))

@@ -1,4 +1,4 @@
-"""What is loaded of embeddings of each layer; ``engine/models/per_layer.py`` says what they do."""
+"""The loaded weights of per-layer embeddings; see ``engine/models/per_layer.py``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.models.norms import NormWeights
 
 
 class LayerPartWeights(NamedTuple):
-    """What a layer makes of its part with."""
+    """The weights that a layer applies to its part."""
 
     gate: Linear  # hidden_size to per_layer_size
     output: Linear  # and back
@@ -21,28 +21,28 @@ class LayerPartWeights(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """What they take in memory."""
+        """Their size in memory."""
         return sum(part.num_bytes for part in self)
 
 
 class PerLayerWeights(NamedTuple):
-    """What the parts of all layers are made with."""
+    """The weights that make the parts of all layers."""
 
     embed: Callable[[torch.Tensor], torch.Tensor]  # ids [n] -> [n, layers * per_layer_size]
-    projection: Linear  # hidden_size to as many
+    projection: Linear  # hidden_size to layers * per_layer_size
     norm: NormWeights  # [per_layer_size]
     table_bytes: int
 
     @property
     def num_bytes(self) -> int:
-        """What they take in memory."""
+        """Their size in memory."""
         return self.table_bytes + self.projection.num_bytes + self.norm.num_bytes
 
 
 def make_layer_part(
     weights: Mapping[str, torch.Tensor], method: LinearMethod, i: int
 ) -> LayerPartWeights | None:
-    """That of layer ``i``; None where the model embeds nothing for it."""
+    """Make those of layer ``i``; None if the model has no per-layer embeddings."""
     after = weights.get(f"{i}.per_layer.after")
     if after is None:
         return None
@@ -59,6 +59,6 @@ def make_per_layer(
     embed: Callable[[torch.Tensor], torch.Tensor],
     table_bytes: int,
 ) -> PerLayerWeights:
-    """What makes the parts, beside the table that ``embed`` looks up."""
+    """Make the weights that compute the parts; ``embed`` looks up the table."""
     projection = method.make(stored(weights, "per_layer.projection.weight"), None)
     return PerLayerWeights(embed, projection, NormWeights(weights["per_layer.norm"]), table_bytes)

@@ -1,8 +1,8 @@
-"""Threads that read a tensor together, straight to where it belongs.
+"""Threads that read a tensor together, directly to its destination.
 
-One thread copies out of the system's cache more slowly than memory takes it, and a disk with deep
-queues answers several reads at once. What is in flight is a piece for each thread: bytes go to
-their place, or through a buffer of the thread's own where they are cast.
+One thread copies out of the page cache more slowly than memory allows, and a disk with deep queues
+serves several reads at once. Each thread has one piece in flight: the bytes go to their
+destination, or through the thread's own buffer if they are cast.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_THREADS = 4
 
 
 class _Run(NamedTuple):
-    """Bytes of a file: so many for each row, from ``begin`` on and every ``stride``."""
+    """Bytes of a file: a number per row, from ``begin`` on, with a row every ``stride`` bytes."""
 
     begin: int
     num_bytes: int
@@ -38,9 +38,9 @@ class _File(NamedTuple):
     path: Path
 
     def read_exactly(self, into: memoryview, begin: int) -> None:
-        """Raises ModelLoadError."""
+        """Fill ``into`` from offset ``begin``. Raises ModelLoadError."""
         done = 0
-        while done < len(into):  # a read may give less than was asked for
+        while done < len(into):  # a read may return fewer bytes
             try:
                 count = os.preadv(self.descriptor, [into[done:]], begin + done)
             except OSError as error:
@@ -51,7 +51,7 @@ class _File(NamedTuple):
 
 
 class Readers:
-    """The readers of one checkpoint. Their threads end when nothing refers to them any more."""
+    """The readers of one checkpoint. Their threads end when nothing references the object."""
 
     def __init__(self, num_threads: int | None = None) -> None:
         num_threads = num_threads or min(_MAX_THREADS, os.cpu_count() or 1)
@@ -59,28 +59,29 @@ class Readers:
         self._own = threading.local()
 
     def fill(self, path: Path, begin: int, dtype: torch.dtype, into: torch.Tensor) -> None:
-        """Fill a contiguous tensor with numbers that lie in a file one after the other.
+        """Fill a contiguous tensor with consecutive numbers of a file.
 
         Args:
             path: of the file.
-            begin: where the first number lies, in bytes.
-            dtype: of the file's numbers; they are cast where that of ``into`` is another.
+            begin: offset of the first number, in bytes.
+            dtype: of the file's numbers; they are cast if ``into`` has another.
             into: on any device.
 
         Raises:
-            ModelLoadError: the file cannot be read, or ends before they do.
+            ModelLoadError: the file cannot be read, or is too short.
         """
         self._fill(path, _Run(begin, into.numel() * dtype.itemsize, 0), dtype, into.view(1, -1))
 
     def fill_columns(
         self, path: Path, begin: int, stride: int, dtype: torch.dtype, into: torch.Tensor
     ) -> None:
-        """Fill a contiguous matrix with some columns of one that lies in a file row by row; no
-        others are read.
+        """Fill a contiguous matrix with some columns of a row-major matrix in a file.
+
+        Other columns are not read.
 
         Args:
             path: of the file.
-            begin: where the first number of the first row lies, in bytes.
+            begin: offset of the first number in the first row, in bytes.
             stride: bytes from one row of the file to the next.
             dtype, into: as for ``fill``; [rows, columns].
 
@@ -101,7 +102,7 @@ class Readers:
             if len(pieces) == 1:
                 self._read(file, *pieces[0], dtype)
                 return
-            # All of them are waited for, also when one fails: the file is closed behind them.
+            # Wait for all of them even if one fails, because the file is closed afterwards.
             reads = [self._pool.submit(self._read, file, *piece, dtype) for piece in pieces]
             errors = [error for read in reads if (error := read.exception()) is not None]
             if errors:
@@ -121,7 +122,7 @@ class Readers:
             flat.copy_(raw.view(dtype))
 
     def _buffer(self) -> torch.Tensor:
-        """The calling thread's own, in pages that go back to the system with it."""
+        """The calling thread's own buffer, in pages that return to the system with it."""
         if not hasattr(self._own, "buffer"):
             self._own.buffer = own_pages((PIECE_BYTES,), torch.uint8)
         return self._own.buffer
@@ -130,7 +131,7 @@ class Readers:
 def _pieces(
     run: _Run, dtype: torch.dtype, into: torch.Tensor
 ) -> Iterator[tuple[_Run, torch.Tensor]]:
-    """A read for each thread at a time: some rows, or of one long row a part."""
+    """Split the work into one read per thread at a time: some rows, or a part of one long row."""
     rows, columns = into.shape
     if rows == 1:
         step = PIECE_BYTES // dtype.itemsize
@@ -144,13 +145,13 @@ def _pieces(
 
 
 def read_ahead(path: Path, begin: int, num_bytes: int) -> None:
-    """Have the system fetch a part of a file into its cache; a hint, which costs no memory here."""
+    """Ask the system to read a part of a file into the page cache; a hint, without memory here."""
     if not hasattr(os, "posix_fadvise"):
         return
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
-        return  # it is told of when the part is read
+        return  # reported when the part is read
     try:
         os.posix_fadvise(descriptor, begin, num_bytes, os.POSIX_FADV_WILLNEED)
     finally:

@@ -1,7 +1,7 @@
-"""What stands in place of attention in some layers, apart from its weights. Standard library only.
+"""Recurrences that replace attention in some layers, without their weights. Standard library only.
 
-Each keeps a state for a sequence, of a fixed size however long the text: the last inputs of a short
-convolution, and sums over all tokens where there are any (``engine/models/recurrent.py``).
+Each keeps a state per sequence whose size does not depend on the text's length: the last inputs of
+a short convolution and, in most, sums over all tokens (``engine/models/recurrent.py``).
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GatedDeltaSpec:
-    """The gated delta rule behind a short convolution (Yang et al. 2024).
+    """The gated delta rule after a short convolution (Yang et al. 2024).
 
-    A key head serves ``num_value_heads / num_key_heads`` value heads.
+    Each key head serves ``num_value_heads / num_key_heads`` value heads.
     """
 
     num_key_heads: int
     num_value_heads: int
     key_dim: int  # of a head
     value_dim: int  # of a head
-    width: int  # of the convolution: a token and those before it that it sees
-    norm_eps: float  # of the norm behind it
-    allows_negative: bool = False  # eigenvalues of what a token does to the state
-    apart: bool = False  # the checkpoint has queries, keys, values and gates each by themselves
+    width: int  # of the convolution's window, the current token included
+    norm_eps: float  # of the norm after it
+    allows_negative: bool = False  # eigenvalues of the state transition
+    apart: bool = False  # queries, keys, values, gates are separate tensors
 
     @property
     def mixed_sizes(self) -> tuple[int, int, int]:
@@ -34,95 +34,96 @@ class GatedDeltaSpec:
 
     @property
     def value_size(self) -> int:
-        """Width of all value heads together."""
+        """Width of all value heads."""
         return self.num_value_heads * self.value_dim
 
     @property
     def channels(self) -> int:
-        """That the convolution goes over."""
+        """Number of channels of the convolution."""
         return sum(self.mixed_sizes)
 
     @property
     def sums_shape(self) -> tuple[int, ...] | None:
-        """Of a sequence's sums over all its tokens, in float32."""
+        """Shape of a sequence's sums over all its tokens, in float32."""
         return self.num_value_heads, self.key_dim, self.value_dim
 
     @property
     def fed_size(self) -> int:
-        """Numbers that a layer holds of a token on trial: what it is projected to."""
+        """Numbers that a layer holds per token on trial: its projection."""
         return self.channels + self.value_size + 2 * self.num_value_heads
 
 
 @dataclass(frozen=True)
 class ShortConvSpec:
-    """A gated convolution over the last few tokens, for each channel by itself (LFM2)."""
+    """A gated depthwise convolution over the last few tokens (LFM2)."""
 
     channels: int
-    width: int  # a token and those before it that it sees
-    bias: bool = False  # of the convolution and of both projections
+    width: int  # of the window, the current token included
+    bias: bool = False  # of the convolution and both projections
 
     @property
     def sums_shape(self) -> tuple[int, ...] | None:
-        """There are none."""
+        """None: there are no sums."""
         return None
 
     @property
     def fed_size(self) -> int:
-        """Numbers that a layer holds of a token on trial: what it is projected to."""
+        """Numbers that a layer holds per token on trial: its projection."""
         return 3 * self.channels
 
 
 @dataclass(frozen=True)
 class MambaSpec:
-    """The selective state space of Mamba-2 behind a short convolution (Dao & Gu 2024).
+    """The selective state space of Mamba-2 after a short convolution (Dao & Gu 2024).
 
-    Heads of a group, neighbours, share what writes to and reads from their states.
+    The heads of a group are adjacent and share the projections that write and read their states.
     """
 
     num_heads: int
     num_groups: int
     head_dim: int
-    state_size: int  # of each of a head's channels
-    width: int  # of the convolution: a token and those before it that it sees
-    norm_eps: float  # of the norm behind it, over a group's heads together
+    state_size: int  # per channel of a head
+    width: int  # of the convolution's window, the current token included
+    norm_eps: float  # of the norm after it, over each group's heads
     conv_bias: bool = True
     bias: bool = False  # of both projections
     time_step_limit: tuple[float, float] = (0.0, math.inf)
-    divides_group: bool = False  # of the only group's heads a rank has a part
-    has_norm: bool = True  # False: what comes out is gated and not normed
-    # What config.json calls both counts, for who is told that they do not do.
+    divides_group: bool = False  # the rank has a part of a single group's heads
+    has_norm: bool = True  # False: the output is gated without a norm
+    # The config.json names of both counts, for error messages.
     heads_key: str = "mamba_n_heads"
     groups_key: str = "mamba_n_groups"
 
     @property
     def inner_size(self) -> int:
-        """Width of all heads together."""
+        """Width of all heads."""
         return self.num_heads * self.head_dim
 
     @property
     def mixed_sizes(self) -> tuple[int, int, int]:
-        """Widths of what is written to states and, of all groups, of what writes and reads it."""
+        """Widths of the state's inputs and, over all groups, of the projections that write and
+        read it."""
         shared = self.num_groups * self.state_size
         return self.inner_size, shared, shared
 
     @property
     def channels(self) -> int:
-        """That the convolution goes over."""
+        """Number of channels of the convolution."""
         return sum(self.mixed_sizes)
 
     @property
     def projected_size(self) -> int:
-        """Width of what a token is projected to: gates, channels, and a time step for each head."""
+        """Width of a token's projection: gates, channels, and a time step for each head."""
         return self.inner_size + self.channels + self.num_heads
 
     @property
     def sums_shape(self) -> tuple[int, ...] | None:
-        """Of a sequence's sums over all its tokens, in float32."""
+        """Shape of a sequence's sums over all its tokens, in float32."""
         return self.num_heads, self.state_size, self.head_dim
 
     @property
     def fed_size(self) -> int:
-        """Numbers that a layer holds of a token on trial: what it is projected to."""
+        """Numbers that a layer holds per token on trial: its projection."""
         return self.projected_size
 
 
@@ -132,6 +133,7 @@ _SUM_BYTES = 4
 
 
 def layer_state_bytes(spec: RecurrenceSpec, itemsize: int) -> int:
-    """What a sequence's state takes in one layer; ``itemsize`` is of the model's dtype."""
+    """Return a sequence's state size in one layer, in bytes; ``itemsize`` is the model's
+    dtype's."""
     inputs = (spec.width - 1) * spec.channels * itemsize
     return inputs + (0 if spec.sums_shape is None else math.prod(spec.sums_shape) * _SUM_BYTES)

@@ -1,13 +1,14 @@
-"""Layers that keep a state for each sequence in place of keys and values.
+"""Layers with a recurrent state per sequence instead of keys and values.
 
     x ─► projection ─┬─► short convolution ─► gated delta rule ─► norm ─┬─► output
                      └──────────────────── gate ────────────────────────┘
 
-is Qwen3-Next's (gated delta networks, Yang et al. 2024). Granite 4 has a selective state space in
-place of the rule (Mamba-2, Dao & Gu 2024); LFM2 has a convolution between two gates alone. The
-state lies on the device, a line for each slot of the runner's ``RowTable``, and a step reads and
-overwrites it in place (``kernels/recurrent.py``): nobody can take a token back from it, so that
-drafts are fed to it once they are judged (``trial.py``).
+is Qwen3-Next's layer (gated delta networks, Yang et al. 2024). Granite 4 has a selective state
+space instead of the rule (Mamba-2, Dao & Gu 2024); LFM2 has only a convolution between two gates.
+
+The state is on the device, one line for each slot of the runner's ``RowTable``. A step reads and
+overwrites it in place (``kernels/recurrent.py``), so a token cannot be undone: drafts are fed to
+the state only after their verification (``trial.py``).
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ from kernels.recurrent import GatedDeltaShape, ScanShape
 
 
 class LayerState(NamedTuple):
-    """What one layer keeps, line by line."""
+    """The state of one layer, one line per slot."""
 
-    inputs: torch.Tensor  # [lines, width - 1, channels], of the convolution, the oldest first
+    inputs: torch.Tensor  # [lines, width - 1, channels], of the convolution, oldest first
     sums: torch.Tensor | None  # [lines, *RecurrenceSpec.sums_shape] float32
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Those that there are; each begins with the lines."""
+        """The tensors that exist; their first dimension is the lines."""
         return (self.inputs,) if self.sums is None else (self.inputs, self.sums)
 
 
 class HybridMemory(NamedTuple):
-    """What a layer keeps that has both attention and a recurrence."""
+    """What a layer with both attention and a recurrence keeps."""
 
     blocks: LayerCache
     state: LayerState
@@ -55,10 +56,10 @@ LayerMemory = LayerCache | LayerState | HybridMemory  # what a layer keeps betwe
 
 
 class GatedDeltaWeights(NamedTuple):
-    """What is loaded of a layer with the gated delta rule."""
+    """The loaded weights of a layer with the gated delta rule."""
 
-    input: Linear  # to queries, keys, values and the gates of what comes out
-    gates: Linear  # to a beta and an alpha for each value head
+    input: Linear  # to queries, keys, values and output gates
+    gates: Linear  # to a beta and an alpha per value head
     conv: torch.Tensor  # [width, channels]
     log_a: torch.Tensor  # [value heads] float32
     dt_bias: torch.Tensor  # [value heads] float32
@@ -67,28 +68,28 @@ class GatedDeltaWeights(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """What they take in memory."""
+        """Their size in memory."""
         return _num_bytes(self)
 
 
 class ShortConvWeights(NamedTuple):
-    """What is loaded of a layer with a gated convolution."""
+    """The loaded weights of a layer with a gated convolution."""
 
-    input: Linear  # to the gates before and behind it, and what it goes over
+    input: Linear  # to the gates around it, and its input
     conv: torch.Tensor  # [width, channels]
     bias: torch.Tensor | None  # [channels]
     output: Linear
 
     @property
     def num_bytes(self) -> int:
-        """What they take in memory."""
+        """Their size in memory."""
         return _num_bytes(self)
 
 
 class MambaWeights(NamedTuple):
-    """What is loaded of a layer with a selective state space."""
+    """The loaded weights of a layer with a selective state space."""
 
-    input: Linear  # to gates, what the convolution goes over, and time steps
+    input: Linear  # to gates, the convolution's input, and time steps
     conv: torch.Tensor  # [width, channels]
     conv_bias: torch.Tensor | None  # [channels]
     log_a: torch.Tensor  # [heads] float32
@@ -99,7 +100,7 @@ class MambaWeights(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """What they take in memory."""
+        """Their size in memory."""
         return _num_bytes(self)
 
 
@@ -109,7 +110,7 @@ RecurrentWeights = GatedDeltaWeights | ShortConvWeights | MambaWeights
 def make_recurrent(
     spec: RecurrenceSpec, weights: Mapping[str, torch.Tensor], method: LinearMethod, i: int
 ) -> RecurrentWeights:
-    """That of layer ``i``, from parameters that may be changed and kept."""
+    """Make the weights of layer ``i``, which take ownership of the parameters."""
     prefix = f"{i}.recurrent."
 
     def linear(name: str) -> Linear:
@@ -133,7 +134,7 @@ def make_recurrent(
         )
     return GatedDeltaWeights(
         input=linear("input"),
-        # As a router's are its weights few, and how long is remembered hangs on them.
+        # Few weights, like a router's, but they determine how long the state remembers.
         gates=method.make_plain(weights[f"{prefix}gates.weight"]),
         conv=conv,
         log_a=weights[f"{prefix}log_a"],
@@ -144,7 +145,7 @@ def make_recurrent(
 
 
 class GatedDelta:
-    """The gated delta rule at work; see ``engine.models.block.Mixer``."""
+    """The gated delta rule; see ``engine.models.block.Mixer``."""
 
     def __init__(
         self, spec: GatedDeltaSpec, weights: GatedDeltaWeights, operations: Operations, index: int
@@ -173,7 +174,7 @@ class GatedDelta:
     def _take(
         self, cache: LayerMemory, mixed: torch.Tensor, gates: torch.Tensor, rows: StepRows
     ) -> torch.Tensor:
-        """What the state gives for these tokens, [n, value heads, value_dim], as it takes them."""
+        """Feed tokens to the state; return its outputs for them, [n, value heads, value_dim]."""
         assert isinstance(cache, LayerState)
         assert cache.sums is not None
         w, do = self._weights, self._operations
@@ -182,7 +183,7 @@ class GatedDelta:
 
 
 class Mamba:
-    """A selective state space at work; see ``engine.models.block.Mixer``."""
+    """A selective state space; see ``engine.models.block.Mixer``."""
 
     def __init__(
         self,
@@ -228,7 +229,7 @@ class Mamba:
     def _take(
         self, cache: LayerMemory, mixed: torch.Tensor, steps: torch.Tensor, rows: StepRows
     ) -> torch.Tensor:
-        """What the state gives for these tokens, [n, heads, head_dim], as it takes them."""
+        """Feed tokens to the state; return its outputs for them, [n, heads, head_dim]."""
         assert isinstance(cache, LayerState)
         assert cache.sums is not None
         w, do = self._weights, self._operations
@@ -238,7 +239,7 @@ class Mamba:
 
 
 class ShortConv:
-    """A gated convolution at work; see ``engine.models.block.Mixer``."""
+    """A gated convolution; see ``engine.models.block.Mixer``."""
 
     def __init__(self, weights: ShortConvWeights, operations: Operations, index: int) -> None:
         self._weights = weights
@@ -252,7 +253,7 @@ class ShortConv:
         return _feed(state, partial(self._take, cache), fused)
 
     def _take(self, cache: LayerMemory, fused: torch.Tensor, rows: StepRows) -> torch.Tensor:
-        """What the convolution gives for these tokens, [n, channels], as it takes them."""
+        """Feed tokens to the state; return the convolution's outputs for them, [n, channels]."""
         assert isinstance(cache, LayerState)
         weights = self._weights
         return self._gated_conv(fused, weights.conv, weights.bias, cache.inputs, rows)
@@ -265,7 +266,7 @@ def bind_recurrent(
     index: int,
     peers: Peers | None,
 ) -> GatedDelta | Mamba | ShortConv:
-    """Layer ``index`` of the model, or of this rank's share of it, at work."""
+    """Make the recurrence of layer ``index`` of the model, or of this rank's shard."""
     if isinstance(weights, MambaWeights):
         assert isinstance(spec.recurrence, MambaSpec)
         return Mamba(spec.recurrence, weights, operations, index, peers)
@@ -281,7 +282,7 @@ def _group_norm(spec: MambaSpec, weight: torch.Tensor | None) -> torch.Tensor | 
 
 
 def _feed(state: StepState, take: Callable[..., torch.Tensor], *fed: torch.Tensor) -> torch.Tensor:
-    """What ``take`` makes of a step's tokens; they can be fed again where some are on trial."""
+    """Feed a step's tokens with ``take``; record them for replay if some are on trial."""
     assert state.rows is not None
     if state.trial is not None:
         state.trial.hold(take, *fed)

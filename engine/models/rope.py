@@ -22,20 +22,21 @@ from engine.models.spec import DecoderSpec
 def inverse_frequencies(
     rope: RopeSpec, head_dim: int, trained_context: int, max_model_len: int
 ) -> tuple[torch.Tensor, float]:
-    """The angle a position adds, for each pair of dimensions, and the factor on cos and sin.
+    """Return the angle per position of each pair of dimensions, and the factor on cos and sin.
 
-    In float32 and in the order of Hugging Face's operations: at position 100,000 a difference in
-    the last place is already visible, and checkpoints were trained with that code.
+    They are computed in float32 and in the order of Hugging Face's operations: at position 100,000
+    a difference in the last place is visible, and checkpoints were trained with that code.
 
     Args:
         rope: base and scaling.
         head_dim: of the heads.
         trained_context: ``max_position_embeddings``.
-        max_model_len: longest context served; it decides for the kinds that depend on length.
+        max_model_len: longest context served; it matters for scalings that depend on length.
 
     Returns:
         [head_dim / 2] float32 and the attention factor. Pairs of dimensions that are not rotated
-        come last, with a frequency of 0.
+            come
+        last, with a frequency of 0.
     """
     turned = rope.num_dims or head_dim
     frequencies, factor = _frequencies(rope, turned, trained_context, max_model_len)
@@ -43,14 +44,16 @@ def inverse_frequencies(
 
 
 def rotary_order(spec: DecoderSpec) -> torch.Tensor | None:
-    """The order of a head's dimensions in which the kernels rotate them: i against i + d / 2.
+    """Return the order of a head's dimensions in which the kernels rotate them: i against i + d /
+    2.
 
-    Scores are sums over the dimensions of queries and keys, so one order of both is as good as
-    another: the loaded rows are put into this one, and no kernel knows of other layouts.
+    Scores are sums over the dimensions of queries and keys, so any common order will do. The loaded
+    rows are permuted into this one, and the kernels need to support no other.
 
     Returns:
-        [rope_head_dim] int64, the dimension of the checkpoint that comes to each place; None where
-        they lie in this order already.
+        [rope_head_dim] int64, the checkpoint's dimension at each place; None if they are in this
+            order
+        already.
     """
     if spec.rope is None:
         return None
@@ -101,7 +104,7 @@ def _dynamic_base(
 
 
 def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
-    """Wavelengths longer than the low cut are divided, shorter than the high one kept."""
+    """Divide frequencies with wavelengths above the low cut, keep those below the high one."""
     original = scaling.original_max_position_embeddings
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     wavelength = 2 * math.pi / plain
@@ -113,7 +116,7 @@ def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
 
 
 def _yarn(theta: float, head_dim: int, scaling: YarnScaling) -> torch.Tensor:
-    """Dimensions that turn often keep their frequency, slow ones are interpolated."""
+    """Keep the frequencies of dimensions that turn often, interpolate slow ones."""
     original = scaling.original_max_position_embeddings
 
     def dimension_of(turns: float) -> float:

@@ -1,4 +1,4 @@
-"""What the rotary position embedding of a decoder is. Standard library only."""
+"""The rotary position embedding of a decoder, as data. Standard library only."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class LinearScaling:
 class DynamicScaling:
     """NTK-aware base for contexts beyond the trained one (bloc97, emozilla 2023).
 
-    The base is that of the longest context *served*: with the trained length or less the plain
-    frequencies. Hugging Face changes it as a sequence grows, which makes a token's logits depend
-    on when its predecessors were cached.
+    The base is computed for the longest context *served*; up to the trained length, frequencies are
+    unscaled. Hugging Face changes the base as a sequence grows, so that a token's logits depend on
+    when its predecessors were cached.
     """
 
     factor: float
@@ -48,10 +48,10 @@ class YarnScaling:
 
 @dataclass(frozen=True)
 class LongRopeScaling:
-    """A factor for each frequency, one set for short and one for long contexts (LongRoPE).
+    """A factor for each frequency, with one set for short and one for long contexts (LongRoPE).
 
-    The long set is taken when the longest context *served* exceeds the original one, for every
-    sequence: a token's logits must not depend on how long its neighbours are.
+    The long set is used for every sequence if the longest context *served* exceeds the original
+    one: a token's logits must not depend on the length of other sequences.
     """
 
     short_factor: tuple[float, ...]
@@ -62,8 +62,7 @@ class LongRopeScaling:
 
 @dataclass(frozen=True)
 class ProportionalScaling:
-    """The frequencies of the whole head, of which the first ``share`` turn; the other pairs keep
-    still (Gemma 4)."""
+    """The frequencies of the whole head, of which only the first ``share`` rotate (Gemma 4)."""
 
     share: float
 
@@ -80,18 +79,19 @@ RopeScaling = (
 
 @dataclass(frozen=True)
 class RopePlanes:
-    """Positions in three dimensions (M-RoPE, Wang et al. 2024): the tokens of an image stand at a
-    time, a row and a column, those of text at the same place in all three.
+    """Positions in three dimensions (M-RoPE, Wang et al. 2024).
 
-    ``sections`` are the numbers of frequencies that turn by each, one section after the other, or
-    ``interleaved``: every third by the row and every third by the column, up to so many of each.
+    An image token's position is a time, a row and a column; for text all three are equal.
+    ``sections`` are the numbers of frequencies that each dimension rotates, in consecutive sections
+    or, if ``interleaved``, every third by the row and every third by the column, up to these
+    numbers.
     """
 
     sections: tuple[int, int, int]
     interleaved: bool = False
 
     def axis(self, frequency: int) -> int:
-        """What a frequency turns by: 0 the time, 1 the row, 2 the column."""
+        """Return which dimension rotates a frequency: 0 the time, 1 the row, 2 the column."""
         if self.interleaved:
             axis = frequency % 3
             return axis if frequency < 3 * self.sections[axis] else 0
@@ -101,8 +101,11 @@ class RopePlanes:
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary position embedding. Halves of a head are rotated against each other, or with
-    ``interleaved`` neighbouring dimensions; with ``num_dims`` only a head's first ones."""
+    """Rotary position embedding.
+
+    Halves of a head are rotated against each other, or adjacent dimensions if ``interleaved``; with
+    ``num_dims``, only a head's first dimensions.
+    """
 
     theta: float
     scaling: RopeScaling | None = None

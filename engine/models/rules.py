@@ -1,4 +1,4 @@
-"""What a table of names is made of, and what many families share of one."""
+"""The entries of checkpoint name tables, and entries shared by many families."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from engine.models.layouts import Layout, StackedExperts
 class Rule(NamedTuple):
     """Checkpoint tensors whose names match ``pattern`` fill a part of a parameter.
 
-    ``{i}`` in the pattern stands for the layer's number, and in the parameter is replaced by it.
-    ``{m}`` stands for the number of its MLP, where a checkpoint counts that as a layer.
-    ``{e}`` stands for an expert's, whose parts lie ``parts_an_expert`` after the one's before.
-    Rules for the same part are other names of it, of which a checkpoint has one.
+    ``{i}`` is the layer's number, in the pattern and in the parameter. ``{m}`` is the number of its
+    MLP, in checkpoints that count it as a layer. ``{e}`` is an expert's number; an expert's parts
+    come ``parts_an_expert`` after the previous one's. Rules for the same part are alternative
+    names, of which a checkpoint has one.
     """
 
     pattern: str
@@ -24,7 +24,7 @@ class Rule(NamedTuple):
 
 
 def expert_rules(prefix: str, gate: str, up: str, down: str) -> tuple[Rule, ...]:
-    """Experts of a layer one by one."""
+    """The experts of a layer one by one."""
     return (
         Rule(f"{prefix}{gate}.weight", "{i}.experts.gate_up", 0, None, 2),
         Rule(f"{prefix}{up}.weight", "{i}.experts.gate_up", 1, None, 2),
@@ -33,7 +33,7 @@ def expert_rules(prefix: str, gate: str, up: str, down: str) -> tuple[Rule, ...]
 
 
 def stacked_rules(prefix: str, gate_up: Layout, *, outputs_first: bool = False) -> tuple[Rule, ...]:
-    """Experts of a layer in one tensor."""
+    """The experts of a layer in one tensor."""
     down = StackedExperts(outputs_first=outputs_first)
     return (
         Rule(f"{prefix}gate_up_proj", "{i}.experts.gate_up", None, gate_up),

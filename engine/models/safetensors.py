@@ -1,9 +1,9 @@
-"""Reads safetensors files, trusting nothing in them.
+"""Read safetensors files without trusting their contents.
 
     8 bytes: header length N, little-endian ── N bytes: JSON ── the tensors' bytes
 
-The header is judged before anything is allocated by what it says. Tensors are read through a
-buffer of a few MiB straight to where they belong, so the memory of a load is that of the weights.
+The header is validated before anything is allocated. Tensors are read through a buffer of a few MiB
+to their destination, so loading takes no more memory than the weights.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
     "F8_E8M0": torch.float8_e8m0fnu,
-    # Codes of quantised weights, or what is no weight at all.
+    # Codes of quantised weights, or tensors that are not weights.
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
@@ -46,7 +46,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of a file; ``begin`` counts from the start of the file, in bytes."""
+    """One tensor of a file; ``begin`` is a byte offset from the start of the file."""
 
     name: str
     dtype: torch.dtype
@@ -57,11 +57,11 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A file's valid table of contents."""
+    """A file's validated table of tensors."""
 
     path: Path
     entries: dict[str, TensorEntry]
-    raw: bytes  # as it stands in the file
+    raw: bytes  # as in the file
     file_bytes: int
 
 
@@ -69,10 +69,10 @@ def read_header(path: Path) -> Header:
     """Read and check a file's header.
 
     Raises:
-        ModelLoadError: the file cannot be opened, is cut short, or describes tensors that do not
-            lie in it one after the other; one line that names the file.
+        ModelLoadError: the file cannot be opened, is truncated, or its tensors do not cover it
+            without gaps; one line that names the file.
     """
-    if path.exists() and not path.is_file():  # a pipe would be waited for
+    if path.exists() and not path.is_file():  # opening a pipe would block
         raise _damaged(path, "is not a file")
     try:
         with path.open("rb") as file:
@@ -100,7 +100,7 @@ def read_into(file: BufferedReader, entry: TensorEntry, target: torch.Tensor) ->
     """Fill ``target``, a contiguous tensor with the entry's shape, casting to its dtype.
 
     Raises:
-        ModelLoadError: the file has become shorter than its header said.
+        ModelLoadError: the file has become shorter than its header says.
     """
     flat = target.view(-1)
     file.seek(entry.begin)
@@ -114,15 +114,15 @@ def read_into(file: BufferedReader, entry: TensorEntry, target: torch.Tensor) ->
 
 
 def read_tensor(file: BufferedReader, entry: TensorEntry) -> torch.Tensor:
-    """The tensor as it is in the file, on the CPU, in pages of its own. Raises as ``read_into``."""
+    """Read a tensor unchanged, on the CPU, in pages of its own. Raises as ``read_into``."""
     tensor = own_pages(entry.shape, entry.dtype)
     read_into(file, entry, tensor)
     return tensor
 
 
 def _pieces(file: BufferedReader, entry: TensorEntry) -> Iterator[torch.Tensor]:
-    """The tensor's values in file order, some MiB at a time; each piece reuses one buffer."""
-    # In pages of its own: between what stays of a model, it would leave holes in the heap.
+    """Yield the tensor's values in file order, some MiB at a time, all in the same buffer."""
+    # In pages of its own: among long-lived tensors it would fragment the heap.
     staging = own_pages((min(_STAGING_BYTES, entry.num_bytes),), torch.uint8)
     view = staging.numpy().data
     left = entry.num_bytes
@@ -139,7 +139,7 @@ def _read_exactly(file: BufferedReader, entry: TensorEntry, into: memoryview) ->
 
 
 def _entry(path: Path, name: str, value: Any, start: int) -> TensorEntry:
-    """One row of the table, with its types, shape and size checked."""
+    """Make one entry of the table, checking its types, shape and size."""
     shown = f"tensor '{name[:80]}'"
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise _damaged(path, f"{shown} is not described by dtype, shape and data_offsets")
@@ -158,7 +158,7 @@ def _entry(path: Path, name: str, value: Any, start: int) -> TensorEntry:
 
 
 def _check_layout(path: Path, entries: list[TensorEntry], start: int, file_bytes: int) -> None:
-    """The tensors lie one after the other, without gap or overlap, to the end of the file."""
+    """Check that the tensors cover the file to its end without gaps or overlaps."""
     end = start
     for entry in sorted(entries, key=lambda entry: (entry.begin, entry.num_bytes)):
         if entry.begin != end:

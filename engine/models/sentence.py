@@ -1,4 +1,4 @@
-"""What sentence-transformers writes beside a model: how its hidden states become one vector.
+"""Read sentence-transformers' files: how a model's hidden states become one vector.
 
 modules.json          the steps: the transformer, pooling, perhaps normalisation
 1_Pooling/config.json which hidden states are taken
@@ -27,18 +27,18 @@ _MODES: dict[str, PoolingKind] = {
 
 @dataclass(frozen=True, slots=True)
 class SentenceConfig:
-    """How a directory's model is to be pooled."""
+    """How a directory's model pools."""
 
-    kind: PoolingKind | None = None  # None: not told
+    kind: PoolingKind | None = None  # None: not specified
     normalize: bool = True
-    max_tokens: int | None = None  # of an input
+    max_tokens: int | None = None  # the longest input
 
 
 def read_sentence_config(directory: Path) -> SentenceConfig:
-    """The files above; what nothing is told of is as usual.
+    """Read the files above; missing information has the usual defaults.
 
     Raises:
-        ModelLoadError: a file is damaged, or asks for a step that is not supported.
+        ModelLoadError: a file is damaged, or contains a step that is not supported.
     """
     longest = _read_max_tokens(directory)
     path = directory / "modules.json"
@@ -65,7 +65,7 @@ def _read_pooling(directory: Path, name: str) -> PoolingKind:
         raise ModelLoadError(f"{directory / 'modules.json'}: {name!r:.80} is not a directory in it")
     path = directory / name / "config.json"
     config = parse_object(path, read_bytes(path))
-    named = config.get("pooling_mode")  # as newer versions write it: a name, or several
+    named = config.get("pooling_mode")  # newer versions: one or several names
     if named is None:
         prefix = "pooling_mode_"
         chosen = [key for key, on in config.items() if key.startswith(prefix) and on is True]

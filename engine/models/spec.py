@@ -1,6 +1,6 @@
-"""What a decoder-only model is, apart from its weights. Standard library only.
+"""A decoder-only model as data, without its weights. Standard library only.
 
-A family reader (``families.py``) makes a :class:`DecoderSpec` from a Hugging Face config; the
+A family reader (``families/``) makes a :class:`DecoderSpec` from a Hugging Face config; the
 decoder, the weight rules and the memory plan read nothing else.
 """
 
@@ -14,7 +14,7 @@ from engine.models.recurrence import RecurrenceSpec, layer_state_bytes
 from engine.models.rope_spec import DynamicScaling, LinearScaling, RopeSpec, YarnScaling
 from kernels.activations import ActivationKind
 
-# Where a layer's norms stand, x being the residual stream:
+# Where a layer's norms are, x being the residual stream:
 #   pre:      x += attention(norm(x));        x += mlp(norm(x))            Llama
 #   post:     x += norm(attention(x));        x += norm(mlp(x))            OLMo 2
 #   sandwich: x += norm(attention(norm(x)));  x += norm(mlp(norm(x)))      Gemma 2
@@ -24,33 +24,33 @@ Placement = Literal["pre", "post", "sandwich", "parallel"]
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """Heads that a layer has in place of the model's."""
+    """A layer's attention heads that differ from the model's."""
 
     num_kv_heads: int
     head_dim: int
-    keys_are_values: bool = False  # before norm and rope; there is no projection to values
+    keys_are_values: bool = False  # before norm and rope; no value projection
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """Where layers of one model may differ."""
+    """The ways in which layers of one model differ."""
 
-    window: int | None = None  # positions seen, the token's own included; None: all
+    window: int | None = None  # attention window in tokens, own included; None: all
     rope: bool = True  # False: no position embedding in this layer (NoPE)
-    local_rope: bool = False  # by the model's other frequencies, of its windowed layers
-    experts: bool = False  # a mixture of experts in place of the MLP
-    chunk: int | None = None  # a position sees none before its own chunk of so many; None: all
-    looks_ahead: bool = False  # the tokens of an image see all of it
-    recurrent: bool = False  # the model's recurrence in place of attention
-    hybrid: bool = False  # attention and the model's recurrence, both of the same norm, summed
-    placement: Placement | None = None  # of its norms; None: as in the model's other layers
+    local_rope: bool = False  # uses the windowed layers' frequencies
+    experts: bool = False  # a mixture of experts instead of an MLP
+    chunk: int | None = None  # attention stays within chunks of this size; None: no chunks
+    looks_ahead: bool = False  # an image's tokens attend to all of it
+    recurrent: bool = False  # the model's recurrence instead of attention
+    hybrid: bool = False  # attention and the model's recurrence on the same norm, summed
+    placement: Placement | None = None  # of its norms; None: the model's
     heads: HeadSpec | None = None  # of its own; None: the model's
-    # The number of the layer whose keys and values it reads in place of any of its own.
+    # The number of the layer whose keys and values it reads, instead of having its own.
     reads: int | None = None
     intermediate_size: int | None = None  # of its MLP; None: the model's
-    mlp: bool = True  # False: it ends with what mixes its tokens
-    # The numbers that a checkpoint has for what mixes its tokens and for its MLP, where these are
-    # layers of their own there (Nemotron-H); None: the layer's own.
+    mlp: bool = True  # False: it ends with its mixer
+    # The checkpoint's numbers of its mixer and its MLP, if they are separate layers there
+    # (Nemotron-H); None: the layer's own number.
     stored: tuple[int, int] | None = None
 
     @property
@@ -65,14 +65,16 @@ Scoring = Literal["softmax", "sigmoid"]
 
 @dataclass(frozen=True)
 class ClampedSwiglu:
-    """``(up + 1) * gate * sigmoid(alpha * gate)``; before, the gate is clamped to ``limit`` from
-    above and up to it on both sides (GPT-OSS)."""
+    """``(up + 1) * gate * sigmoid(alpha * gate)`` (GPT-OSS).
+
+    The gate is clamped to at most ``limit`` before, and ``up`` to between ``-limit`` and ``limit``.
+    """
 
     alpha: float
     limit: float
 
 
-# relu2 is the square of relu; it and relu are for MLPs without a gate.
+# relu2 is the square of relu; both are only for MLPs without a gate.
 Activation = ActivationKind | ClampedSwiglu
 
 
@@ -83,88 +85,93 @@ class NormSpec:
     eps: float
     kind: NormKind = "rms"
     bias: bool = False
-    offset: float = 0.0  # added to the weights as they are stored (Gemma: 1)
+    offset: float = 0.0  # added to the stored weights (Gemma: 1)
 
 
 @dataclass(frozen=True)
 class MoeSpec:
-    """A mixture of experts (Shazeer et al. 2017): each token goes to the ``top_k`` experts of the
-    highest scores, weighted by them.
+    """A mixture of experts (Shazeer et al. 2017).
 
-    Experts may be grouped (DeepSeek-AI 2024): a token then chooses among those of its
-    ``top_groups`` best groups, a group being as good as its ``group_best`` best experts together.
+    Each token goes to its ``top_k`` experts with the highest scores, which weight their outputs.
+    Experts may be grouped (DeepSeek-AI 2024): a token then chooses within its ``top_groups`` best
+    groups, where a group's score is the sum of its ``group_best`` best experts' scores.
     """
 
     num_experts: int
     top_k: int
     intermediate_size: int  # of an expert
     normalised: bool  # a token's weights sum to one
-    scoring: Scoring = "softmax"  # of what the router says; over all experts
+    scoring: Scoring = "softmax"  # of the router's output, over all experts
     scale: float = 1.0  # of a token's weights
     num_groups: int = 1
     top_groups: int = 1
     group_best: int = 1
-    corrected: bool = False  # a bias is added to the scores, for the choice alone
-    exact_router: bool = False  # it computes in float32 whatever the model's dtype
+    corrected: bool = False  # a bias is added to scores for the choice only
+    exact_router: bool = False  # always computed in float32
     biased: bool = False  # router and experts have biases
-    weighs_input: bool = False  # a weight multiplies what an expert reads, not what it gives
-    shared_intermediate_size: int = 0  # of an expert that all tokens go to; 0: there is none
-    latent_size: int = 0  # of what experts read and give in place of hidden states; 0: these
-    shared_gate: bool = False  # the shared expert's share is a sigmoid of the token
-    # The layer's MLP is there, too, each with norms of its own; the router reads the residual
-    # stream, normed by weights of its own, and each expert has a factor (Gemma 4).
+    weighs_input: bool = False  # weights multiply the experts' inputs, not outputs
+    shared_intermediate_size: int = 0  # of the shared expert; 0: there is none
+    latent_size: int = 0  # of the experts' input and output; 0: they use hidden states
+    shared_gate: bool = False  # a sigmoid of the token scales the shared expert
+    # The layer also has its MLP, and each has its own norms. The router reads the residual stream
+    # through a norm with its own weights, and each expert has a factor (Gemma 4).
     beside_mlp: bool = False
-    held: tuple[int, int] | None = None  # the run of experts, [begin, end), that a rank has; all
-    # What config.json calls both widths, for who is told that they do not do.
+    held: tuple[int, int] | None = None  # a rank's experts, [begin, end); None: all
+    # The config.json names of both widths, for error messages.
     width_key: str = "moe_intermediate_size"
     shared_width_key: str = "shared_expert_intermediate_size"
 
     @property
     def num_held(self) -> int:
-        """How many experts there are here; tokens choose among ``num_experts``."""
+        """Number of experts on this rank; tokens choose among ``num_experts``."""
         return self.num_experts if self.held is None else self.held[1] - self.held[0]
 
 
 @dataclass(frozen=True)
 class LatentSpec:
-    """Multi-head latent attention (``engine/models/latent.py``): what the widths are."""
+    """The widths of multi-head latent attention (``engine/models/latent.py``)."""
 
-    rank: int  # of the latent that stands for keys and values
-    query_rank: int | None  # of the one that queries are made from; None: from the hidden state
-    plain_dim: int  # of a head's query and key, without position
-    rope_dim: int  # of what is rotated; all heads share a key's
+    rank: int  # of the latent for keys and values
+    query_rank: int | None  # of the queries' latent; None: made from the hidden state
+    plain_dim: int  # of a head's query and key, without rotary dimensions
+    rope_dim: int  # of the rotated part; all heads share a key's
     value_dim: int  # of a head's value
     eps: float = 1e-6  # of the norms of latents
 
     @property
     def query_dim(self) -> int:
-        """Of a head's query."""
+        """Width of a head's query."""
         return self.plain_dim + self.rope_dim
 
     def projected(self, num_heads: int) -> tuple[int, int]:
-        """Widths of what a token is first projected to: what queries are made from, and the latent
-        with the rotated part of the key."""
+        """Widths of a token's first projection: the queries' input, and the latent with the
+        key's rotated part."""
         queries = self.query_rank or num_heads * self.query_dim
         return queries, self.rank + self.rope_dim
 
 
 @dataclass(frozen=True)
 class TemperatureSpec:
-    """The query at position p is multiplied by ``1 + scale * log(1 + floor((p + first) / every))``
-    (Nakanishi 2025), in layers without position embedding (Llama 4) or in all (Ministral 3)."""
+    """A query factor that grows with the position (Nakanishi 2025).
+
+    The query at position p is multiplied by ``1 + scale * log(1 + floor((p + first) / every))``, in
+    layers without position embedding (Llama 4) or in all (Ministral 3).
+    """
 
     scale: float
     every: int
     first: int = 1
-    with_rope: bool = False  # in layers with position embedding too
+    with_rope: bool = False  # also in layers with position embedding
 
 
 @dataclass(frozen=True)
 class StageSpec:
-    """Which run of a model's layers a stage of a pipeline has. The first stage has embeddings and
-    head, the last one the norm behind all layers."""
+    """The contiguous layers of one pipeline stage.
 
-    begin: int  # the number of its first layer
+    The first stage has the embeddings and the head, the last one the final norm.
+    """
+
+    begin: int  # number of its first layer
     num_layers: int  # of the whole model
     is_first: bool
     is_last: bool
@@ -180,63 +187,63 @@ class DecoderSpec:
     intermediate_size: int
     num_heads: int
     num_kv_heads: int
-    head_dim: int  # of keys as they are cached
+    head_dim: int  # of the cached keys
     max_position_embeddings: int
     norm: NormSpec
-    rope: RopeSpec | None  # None: positions are learned, and added to the embeddings
+    rope: RopeSpec | None  # None: learned positions, added to the embeddings
     layers: tuple[LayerSpec, ...]
     local_rope: RopeSpec | None = None
     placement: Placement = "pre"
-    shared_norm: bool = False  # parallel: attention and MLP read the same norm
+    shared_norm: bool = False  # parallel: attention and MLP share a norm
     activation: Activation = "silu"
-    gated: bool = True  # False: one projection and the activation, no gate
+    gated: bool = True  # False: no gate, only one projection before the activation
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     output_bias: bool = False  # of the attention's output projection
     mlp_bias: bool = False
-    moe: MoeSpec | None = None  # of the layers that have experts
-    latent: LatentSpec | None = None  # then there is one KV head, of the latent's width
-    recurrence: RecurrenceSpec | None = None  # of the layers that have one in place of attention
-    attention_gate: bool = False  # what attention gives is scaled by sigmoids of the token
-    gates_apart: bool = False  # checkpoints have the gates' weights in a tensor of their own
+    moe: MoeSpec | None = None  # of layers with experts
+    latent: LatentSpec | None = None  # if set, there is one KV head, of the latent's width
+    recurrence: RecurrenceSpec | None = None  # of layers without attention
+    attention_gate: bool = False  # sigmoids of the token scale attention's output
+    gates_apart: bool = False  # the gates' weights are a separate tensor
     keys_are_values: bool = False  # see HeadSpec
     qk_norm: bool = False  # RMS norm of each head's query and key before rope
     unit_value_norm: bool = False  # RMS norm of each head's value, without weights
     queries_alone: bool = False  # keys and values are another layer's
-    per_layer_size: int = 0  # of what is embedded for each layer by itself; 0: nothing is
-    per_layer_vocab_size: int = 0  # tokens that are
-    per_layer_pad_id: int = 0  # the one in whose place those of images are
-    layer_scales: bool = False  # behind each layer the residual stream has a factor, a parameter
-    norms_turned: bool = False  # with qk_norm: behind rope instead
-    unit_qk_norm: bool = False  # the same without weights, in layers with rope
+    per_layer_size: int = 0  # width of per-layer embeddings; 0: none
+    per_layer_vocab_size: int = 0  # their number of tokens
+    per_layer_pad_id: int = 0  # used for image tokens
+    layer_scales: bool = False  # a learned factor of the residual stream after each layer
+    norms_turned: bool = False  # with qk_norm: after rope
+    unit_qk_norm: bool = False  # without weights, in layers with rope
     temperature: TemperatureSpec | None = None
-    wide_qk_norm: bool = False  # RMS norm over all query heads together, and over all key heads
-    has_sinks: bool = False  # each query head has one more score in its softmax, without a value
+    wide_qk_norm: bool = False  # RMS norm over all query heads, and over all key heads
+    has_sinks: bool = False  # each query head's softmax has one more score, with no value
     attention_softcap: float | None = None
-    attention_scale: float | None = None  # of the scores; None: head_dim ** -0.5
+    attention_scale: float | None = None  # factor of scores; None: head_dim ** -0.5
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # of what attention and MLP add to the residual stream
+    residual_scale: float = 1.0  # factor of attention and MLP outputs
     logit_scale: float = 1.0
     logit_softcap: float | None = None  # c * tanh(x / c)
-    # Factors that are part of some tensors of a checkpoint here, by the names that
-    # ``layouts.Multiplied`` has for them.
+    # Factors that become part of some of a checkpoint's tensors, by their names in
+    # ``layouts.Multiplied``.
     multipliers: tuple[tuple[str, tuple[float, ...]], ...] = ()
-    generates: bool = True  # False: it has no head that scores tokens
-    num_labels: int = 0  # of the classification head in its place; 0: there is none
-    score_sigmoid: bool = True  # a score is the sigmoid of what that head says
+    generates: bool = True  # False: no language model head
+    num_labels: int = 0  # of a classification head; 0: there is none
+    score_sigmoid: bool = True  # a score is the sigmoid of the head's output
     eos_token_ids: tuple[int, ...] = ()
-    checkpoint_dtype: str | None = None  # as config.json tells it
-    naming: str = ""  # the table of its tensors' names, where its architecture has several
-    num_draft_layers: int = 0  # behind the last one, of which a checkpoint's tensors are not read
-    stage: StageSpec | None = None  # then ``layers`` are those of a stage; None: all
+    checkpoint_dtype: str | None = None  # from config.json
+    naming: str = ""  # name table, if the architecture has several
+    num_draft_layers: int = 0  # after the last layer; their tensors are not read
+    stage: StageSpec | None = None  # if set, ``layers`` are its own; None: the whole model
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
+        """Number of decoder layers here."""
         return len(self.layers)
 
     def of_layer(self, layer: LayerSpec) -> DecoderSpec:
-        """The model as one of its layers has it: with the heads and the width of that layer."""
+        """Return the model with one layer's heads and widths."""
         own = layer.heads or HeadSpec(self.num_kv_heads, self.head_dim, self.keys_are_values)
         return replace(
             self,
@@ -249,45 +256,45 @@ class DecoderSpec:
 
     @cached_property
     def cached_heads(self) -> tuple[tuple[int, int], ...]:
-        """Of each layer that keeps keys and values: how many KV heads, and how wide they are."""
+        """(number of KV heads, their width) of each layer that keeps keys and values."""
         paged = (layer for layer in self.layers if not layer.recurrent and layer.reads is None)
         specs = map(self.of_layer, paged)
         return tuple((own.num_kv_heads, own.head_dim) for own in specs)
 
     @property
     def has_unlike_layers(self) -> bool:
-        """Whether some layers have heads unlike the others', or read what others keep."""
+        """Whether layers differ in their heads, or some read another layer's keys and values."""
         return any(layer.heads is not None or layer.reads is not None for layer in self.layers)
 
     @cached_property
     def num_paged_layers(self) -> int:
-        """Those that keep keys and values of their own."""
+        """Number of layers with keys and values of their own."""
         return len(self.cached_heads)
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether a layer keeps a state, which no token can be taken back from."""
+        """Whether a layer keeps a recurrent state, from which no token can be removed."""
         return any(layer.keeps_state for layer in self.layers)
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether the tokens of an image see each other in some layer."""
+        """Whether image tokens see each other in some layer."""
         return any(layer.looks_ahead for layer in self.layers)
 
     @property
     def first_layer(self) -> int:
-        """The number of the first of its layers among all that the model has."""
+        """Number of its first layer in the whole model."""
         return 0 if self.stage is None else self.stage.begin
 
     @property
     def num_layers_ahead(self) -> int:
-        """How many layers of the whole model there are from its first one on."""
+        """Number of the whole model's layers from its first one on."""
         return self.num_layers if self.stage is None else self.stage.num_layers - self.stage.begin
 
     @property
     def entering_size(self) -> int:
-        """Width of what a stage is handed for a token: the residual stream, and what is embedded
-        for each layer that is ahead."""
+        """Width of a stage's input per token: the residual stream, and the per-layer embeddings
+        of the remaining layers."""
         return self.hidden_size + self.num_layers_ahead * self.per_layer_size
 
     @property
@@ -297,20 +304,20 @@ class DecoderSpec:
 
     @property
     def has_last_norm(self) -> bool:
-        """Whether the norm behind all layers is here."""
+        """Whether the final norm is here."""
         return self.stage is None or self.stage.is_last
 
     @property
     def score_scale(self) -> float:
-        """What attention scores are multiplied by."""
+        """Factor of attention scores."""
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
     def has_input_norms(self, layer: LayerSpec) -> bool:
-        """Whether a layer's attention and MLP read norms."""
+        """Return whether the inputs of a layer's attention and MLP are normed."""
         return (layer.placement or self.placement) != "post"
 
     def has_output_norms(self, layer: LayerSpec) -> bool:
-        """Whether what they give is normed before it is added."""
+        """Return whether their outputs are normed before the addition."""
         return (layer.placement or self.placement) in ("post", "sandwich")
 
     @property
@@ -320,12 +327,12 @@ class DecoderSpec:
 
     @property
     def query_size(self) -> int:
-        """Width of all query heads together."""
+        """Width of all query heads."""
         return self.num_heads * self.head_dim
 
     @property
     def rope_head_dims(self) -> tuple[int, ...]:
-        """Of the layers that each of ``ropes`` turns."""
+        """Head dimensions of the layers that use each of ``ropes``."""
         dims = [self.rope_head_dim] * len(self.ropes)
         for layer in self.layers:
             if layer.heads is not None and layer.rope:
@@ -334,17 +341,17 @@ class DecoderSpec:
 
     @property
     def rope_head_dim(self) -> int:
-        """Dimensions of a head that a rotary embedding may turn."""
+        """Dimensions of a head that a rotary embedding may rotate."""
         return self.latent.rope_dim if self.latent else self.head_dim
 
     @property
     def value_dim(self) -> int | None:
-        """How many of a key's first numbers are its value; None: values lie by themselves."""
+        """How many of a key's first numbers are its value; None: values are separate."""
         return self.latent.rank if self.latent else None
 
     @property
     def projected_sizes(self) -> tuple[int, ...]:
-        """Widths of what a token is first projected to, in attention."""
+        """Widths of a token's first projection in attention."""
         if self.latent:
             return self.latent.projected(self.num_heads)
         if self.queries_alone:
@@ -356,44 +363,44 @@ class DecoderSpec:
 
     @property
     def gate_size(self) -> int:
-        """Width of the gates of what attention gives, which are made with the queries."""
+        """Width of the attention gates, which are projected with the queries."""
         return self.query_size if self.attention_gate else 0
 
     @property
     def attended_size(self) -> int:
-        """Width of what attention hands to its last projection."""
+        """Width of the input of attention's output projection."""
         return self.num_heads * self.latent.value_dim if self.latent else self.query_size
 
     @property
     def kv_size(self) -> int:
-        """Width of all key (or value) heads together."""
+        """Width of all key (or value) heads."""
         return self.num_kv_heads * self.head_dim
 
     @cached_property
     def windows(self) -> tuple[int | None, ...]:
-        """The distinct windows of the layers that attend."""
+        """The distinct windows of the attention layers."""
         attending = (layer for layer in self.layers if not layer.recurrent)
         return tuple(dict.fromkeys(layer.window for layer in attending))
 
     def windows_of(self, heads: HeadSpec | None) -> tuple[int | None, ...]:
-        """Those of the layers that have these heads of their own; None: the model's."""
+        """Return the distinct windows of layers with these heads; None: the model's."""
         attending = (layer for layer in self.layers if not layer.recurrent)
         return tuple(dict.fromkeys(layer.window for layer in attending if layer.heads == heads))
 
     @property
     def widest_window(self) -> int | None:
-        """The positions that a token sees in any layer; None: all."""
+        """The longest window of any layer, in tokens; None: unlimited."""
         windows = [window for window in self.windows if window is not None]
         return max(windows) if len(windows) == len(self.windows) else None
 
     @property
     def chunk(self) -> int | None:
-        """The chunk of the layers that attend within chunks; None where there are none."""
+        """The chunk size of layers with chunked attention; None if there are none."""
         return next((layer.chunk for layer in self.layers if layer.chunk is not None), None)
 
     @property
     def default_context(self) -> int:
-        """Longest context that is served without being asked for, in tokens."""
+        """The default context length, in tokens."""
         scaling = self.rope.scaling if self.rope else None
         if isinstance(scaling, DynamicScaling):
             return self.max_position_embeddings
@@ -401,7 +408,7 @@ class DecoderSpec:
 
     @property
     def longest_context(self) -> int:
-        """Longest context the position embedding is made for, in tokens."""
+        """The longest context that the position embedding supports, in tokens."""
         scaling, trained = self.rope.scaling if self.rope else None, self.max_position_embeddings
         if isinstance(scaling, LinearScaling | DynamicScaling):
             return int(trained * scaling.factor)
@@ -410,19 +417,19 @@ class DecoderSpec:
         return trained
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
-        """``2 * kv_heads * head_dim * itemsize`` of each layer; once where values are parts of
-        keys."""
+        """Sum over layers of ``2 * kv_heads * head_dim * itemsize``; once where values are parts
+        of keys."""
         numbers = sum(heads * head_dim for heads, head_dim in self.cached_heads)
         return (1 if self.latent else 2) * numbers * itemsize
 
     def state_bytes(self, itemsize: int) -> int:
-        """What a sequence's states take, in all layers that keep one."""
+        """Return a sequence's state size over all recurrent layers, in bytes."""
         if self.recurrence is None:
             return 0
         return self._num_recurrent * layer_state_bytes(self.recurrence, itemsize)
 
     def trial_bytes(self, itemsize: int) -> int:
-        """What is held of a token on trial (``engine/models/trial.py``), in all of these layers."""
+        """Return what recurrent layers hold per token on trial (``engine/models/trial.py``)."""
         if self.recurrence is None:
             return 0
         return self._num_recurrent * self.recurrence.fed_size * itemsize

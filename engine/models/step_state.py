@@ -1,4 +1,4 @@
-"""What the layers of one step share."""
+"""State that the layers of one step share."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of a step's po
 
 
 class ImageTokens(NamedTuple):
-    """What stands in a step in place of the embeddings of an image's tokens."""
+    """Replacements for the embeddings of a step's image tokens."""
 
     places: torch.Tensor  # [n] int64, in the step
     embeddings: torch.Tensor  # [n, hidden_size]
-    # Each [n, hidden_size], added to the residual stream behind the first layers, one for each.
+    # Each [n, hidden_size], added to the residual stream after one of the first layers, in order.
     deep: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepState:
-    """What the layers of one step share."""
+    """State that the layers of one step share."""
 
     attention: Any  # the backend's plan
     slot_mapping: torch.Tensor  # [num_tokens] int64: where each token's keys and values go
     positions: torch.Tensor  # [num_tokens] int64
     rotations: tuple[Rotation, ...]  # of the positions, one for each of the model's ropes
-    adapters: Adapters | None = None  # of the tokens; None: no row has any
+    adapters: Adapters | None = None  # of the tokens; None: no row has one
     wanted_adapters: Adapters | None = None  # of the tokens whose result is read
-    # [num_tokens, hidden_size], what a head that drafts reads beside the tokens
+    # [num_tokens, hidden_size], what a draft head reads beside the tokens
     read_states: torch.Tensor | None = None
     per_layer: torch.Tensor | None = None  # [num_tokens, layers, per_layer_size], for each layer
-    images: ImageTokens | None = None  # None: no token of the step is one of an image
-    rows: StepRows | None = None  # whose tokens are which, for layers that keep a state
+    images: ImageTokens | None = None  # None: no token of the step is in an image
+    rows: StepRows | None = None  # which tokens belong to which row, for recurrent layers
     trial: Trial | None = None  # None: no token of the step is on trial

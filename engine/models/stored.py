@@ -1,8 +1,8 @@
-"""How a quantised checkpoint stores a matrix: which of its tensors make one up, and how.
+"""How a quantised checkpoint stores a matrix: which tensors make it up, and how.
 
 A dense checkpoint has one tensor for each place of the tables (``engine/models/tables.py``). In a
-quantised one several take the place of a matrix, such as ``X.qweight``, ``X.scales`` and
-``X.qzeros`` for ``X.weight``. A ``Format`` knows them; what it leaves alone is dense.
+quantised one several tensors replace a matrix, such as ``X.qweight``, ``X.scales`` and ``X.qzeros``
+for ``X.weight``. A ``Format`` knows them; matrices it does not claim are dense.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kernels.packed import PackedWeight
 
 
 class Expected(NamedTuple):
-    """A tensor that a recipe is made from."""
+    """A tensor that a recipe needs."""
 
     name: str  # in full, as in the checkpoint of a whole model
     shape: tuple[int, ...]
@@ -33,12 +33,12 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What one matrix is made from.
+    """How one matrix is made.
 
     Attributes:
-        tensors: by what they are to ``make``.
-        make: from these tensors, on the CPU, to the weight. Raises ValueError where their values
-            are not of the format.
+        tensors: by their role in ``make``.
+        make: makes the weight from these tensors, on the CPU. Raises ValueError if their values are
+            not valid in the format.
         unused: names of tensors that belong to the matrix and are not needed here.
     """
 
@@ -48,25 +48,25 @@ class Recipe:
 
 
 class Format(Protocol):
-    """A way of storing quantised matrices, as ``quantization_config`` describes it."""
+    """A way of storing quantised matrices, as described by ``quantization_config``."""
 
     @property
     def name(self) -> str:
-        """What users know it by."""
+        """Its name for users."""
         ...
 
     def recipe(
         self, name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]
     ) -> Recipe | None:
-        """How the matrix is stored that a dense checkpoint would call ``name``.
+        """Return how the matrix is stored that a dense checkpoint calls ``name``.
 
         Args:
             name: such as ``model.layers.0.mlp.up_proj.weight``.
-            shape: [outputs, inputs], experts that lie in one tensor one after the other.
+            shape: [outputs, inputs]; experts in one tensor are concatenated.
             present: all tensors of the checkpoint by their full names.
 
         Returns:
-            None where it is dense.
+            None if it is dense.
 
         Raises:
             ModelLoadError: it is stored in a way that is not supported.
@@ -76,7 +76,7 @@ class Format(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PackedPlace:
-    """A matrix of a checkpoint that is to be made by a recipe."""
+    """A matrix of a checkpoint that is made by a recipe."""
 
     name: str
     target: Target
@@ -87,8 +87,8 @@ class PackedPlace:
         """Read its tensors and make it, on the CPU.
 
         Raises:
-            ModelLoadError: the file has become shorter, or the values are not of the format; one
-                line that names file and tensor.
+            ModelLoadError: the file has become shorter, or the values are not valid in the format;
+                one line that names file and tensor.
         """
         tensors = {}
         for role, (header, entry) in self.sources.items():
@@ -104,18 +104,18 @@ class PackedPlace:
 
     @property
     def path(self) -> Path:
-        """The file that its first tensor is in."""
+        """The file with its first tensor."""
         return next(iter(self.sources.values()))[0].path
 
 
 @dataclass(frozen=True, slots=True)
 class PackedPlaces:
-    """The packed matrices of a checkpoint, and what that leaves to the dense ones.
+    """The packed matrices of a checkpoint, and the places that remain for dense ones.
 
     Attributes:
-        places: by the parameters that they fill, in the order of the tables.
-        targets: the places of the tables that are left.
-        taken: tensors of the checkpoint, by their own names, that are spoken for.
+        places: by the parameters that they fill, in table order.
+        targets: the remaining places of the tables.
+        taken: the checkpoint's tensors that are used, by their own names.
     """
 
     places: Mapping[str, tuple[PackedPlace, ...]]
@@ -134,8 +134,8 @@ def find_packed(
     """Ask the format for each matrix of the model.
 
     Raises:
-        ModelLoadError: a tensor is missing, or has another shape or dtype than the config says;
-            one line that names the tensor and the file.
+        ModelLoadError: a tensor is missing, or its shape or dtype contradicts the config; one line
+            that names the tensor and the file.
     """
     if stored_as is None:
         return PackedPlaces({}, tables.targets, frozenset())
@@ -146,7 +146,7 @@ def find_packed(
         for entry in header.entries.values()
     }
     present = {name: entry for name, (_, entry) in found.items()}
-    # Modules of which something is there: of several names for the same a checkpoint has one.
+    # Modules of which any tensor exists: of several names for one module a checkpoint has one.
     modules = {name.rpartition(mark)[0] for name in present for mark in "._"}.union(present)
     places: dict[str, tuple[PackedPlace, ...]] = {}
     left = dict(tables.targets)
@@ -200,7 +200,8 @@ def _checked(
 
 
 def _full_names(tables: Tables) -> Callable[[str], str]:
-    """``Tables.full_name`` for tensors whose names only begin as those of the tables do."""
+    """Return ``Tables.full_name`` for tensors whose names share only a prefix with those of the
+    tables."""
     modules = {name.removesuffix(".weight") for name in tables.targets}
 
     def full_name(name: str) -> str:
@@ -216,7 +217,7 @@ def _stems(name: str) -> Iterator[str]:
 
 
 def _output_order(spec: DecoderSpec, target: Target, outputs: int) -> torch.Tensor:
-    """Where the outputs of a matrix go under its layout: where those of its bias would."""
+    """Return where a matrix's outputs go under its layout, which is where its bias's would go."""
     assert target.layout is not None
     indices = torch.arange(outputs).view(target.layout.stored_shape(spec, (outputs,)))
     return target.layout.arrange(spec, indices)

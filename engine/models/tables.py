@@ -1,4 +1,4 @@
-"""Where every tensor of a checkpoint goes, for a model of any kind."""
+"""Where every tensor of a checkpoint goes, for any kind of model."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Spec = DecoderSpec | EncoderSpec | DraftHeadSpec | VisionSpec
 
 
 class Tables(NamedTuple):
-    """What the loader knows of a model."""
+    """The loader's knowledge of a model."""
 
     parameters: dict[str, Parameter]
     targets: Mapping[str, Target]  # by a tensor's name in a whole model
-    full_name: Callable[[str], str]  # of a tensor that may come from a part of one
-    is_redundant: Callable[[str], bool]  # of one without a place: whether it may be passed over
+    full_name: Callable[[str], str]  # of a tensor in a checkpoint of a part
+    is_redundant: Callable[[str], bool]  # whether a tensor without a place may be skipped
 
 
 def tables_of(spec: Spec) -> Tables:
-    """The tables of the model that ``spec`` describes."""
+    """Return the tables of the model that ``spec`` describes."""
     if isinstance(spec, EncoderSpec):
         wanted = encoder_parameters(spec)
         return Tables(wanted, encoder_targets(spec, wanted), own_name, is_unused)
@@ -52,7 +52,7 @@ def tables_of(spec: Spec) -> Tables:
 
 
 def laid_out_for(spec: Spec) -> DecoderSpec:
-    """Whose heads and experts the layouts of its tensors speak of; encoders have none of these."""
+    """Return the decoder whose heads and experts the layouts refer to; encoders have neither."""
     decoder = spec.layer if isinstance(spec, DraftHeadSpec) else spec
     assert isinstance(decoder, DecoderSpec)
     return decoder

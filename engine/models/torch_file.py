@@ -1,9 +1,9 @@
-"""The tables of PyTorch's own checkpoints (``pytorch_model.bin``): which tensors lie where.
+"""Read the tables of PyTorch's own checkpoints (``pytorch_model.bin``): which tensors are where.
 
-Such a file is an archive with a pickle in it. The pickle is read by torch's restricted reader,
-which makes tensors and nothing else, on the device "meta", which has no memory: what comes of it
-are shapes and places, and the numbers are then read as those of a safetensors file are. Holes have
-been found in such readers all the same, so these files are read only where that is asked for.
+Such a file is an archive with a pickle in it. The pickle is read by torch's restricted unpickler,
+which makes only tensors, on the device "meta", which has no memory. This yields shapes and offsets,
+and the numbers are then read like those of a safetensors file. Such unpicklers have had
+vulnerabilities, so these files are read only on request.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from engine.errors import ModelLoadError
 from engine.models.safetensors import Header, TensorEntry
 
 _MAX_PICKLE_BYTES = 8 * 2**20  # a table of 1,000 tensors takes about 150 kB
-_MAX_NESTING = 100  # of tuples; tables have about three
+_MAX_NESTING = 100  # of tuples; real tables nest about three
 
 
 def read_torch_header(path: Path) -> Header:
-    """The table of a file that ``torch.save`` has written, in its format of today, a zip archive.
+    """Read the table of a file written by ``torch.save`` in its current format, a zip archive.
 
     Raises:
-        ModelLoadError: the file cannot be read, holds anything besides tensors, or a tensor that
-            does not lie in it in one piece; one line that names the file.
+        ModelLoadError: the file cannot be read, holds anything besides tensors, or holds a tensor
+            that is not contiguous in it; one line that names the file.
     """
     try:
         if not path.is_file():
@@ -38,7 +38,7 @@ def read_torch_header(path: Path) -> Header:
         raise
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except Exception:  # of a pickle that is damaged, or says more than it should: whatever comes
+    except Exception:  # a damaged or hostile pickle may raise anything
         raise ModelLoadError(
             f"{path}: is damaged, or holds more than tensors, which is not read"
         ) from None
@@ -50,7 +50,7 @@ def read_torch_header(path: Path) -> Header:
 
 
 def _check_archive(path: Path) -> None:
-    """Raise ModelLoadError where it is no archive of today, or one that would grow in memory."""
+    """Raise ModelLoadError if it is not a current archive, or would grow in memory."""
     if not zipfile.is_zipfile(path):
         raise ModelLoadError(
             f"{path}: is not in PyTorch's format of 2020 and later; load it with torch and "
@@ -58,7 +58,7 @@ def _check_archive(path: Path) -> None:
         )
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
-    # torch compresses nothing, so that numbers can be read where they lie.
+    # torch does not compress, so numbers can be read in place.
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
         raise ModelLoadError(f"{path}: is compressed, as torch saves nothing")
     pickles = [member.file_size for member in members if member.filename.endswith(".pkl")]
@@ -73,10 +73,11 @@ def _check_archive(path: Path) -> None:
 
 
 def _is_too_deep(pickle: bytes) -> bool:
-    """Whether tuples lie in tuples so deep that the process may end where one is a key: the
-    interpreter hashes them by recursion, without a bound. Nothing of the pickle is carried out.
+    """Return whether tuples nest so deep that hashing one as a key would overflow the stack.
+
+    The interpreter hashes nested tuples by unbounded recursion. The pickle is not executed here.
     """
-    stack: list[int] = []  # of each value how deep its tuples are; -1: a mark
+    stack: list[int] = []  # tuple nesting of each value; -1: a mark
     memo: dict[int, int] = {}
     for opcode, argument, _ in pickletools.genops(pickle):
         name = opcode.name
@@ -94,7 +95,7 @@ def _is_too_deep(pickle: bytes) -> bool:
             if pickletools.stackslice in opcode.stack_before:
                 while (taken := stack.pop()) >= 0:
                     depth = max(depth, taken)
-                num_taken -= 2  # the mark and what lay on it
+                num_taken -= 2  # the mark and the value on it
             for _ in range(num_taken):
                 depth = max(depth, stack.pop())
             depth += name.startswith("TUPLE")

@@ -1,7 +1,7 @@
 """The parameters of a decoder, and where every tensor of a checkpoint goes.
 
-A *parameter* is a tensor of the decoder, named here; a *part* is the slice of its first
-dimension that one checkpoint tensor fills. Fused projections have several parts.
+A *parameter* is a tensor of the decoder, named here; a *part* is the slice of its first dimension
+that one checkpoint tensor fills. Fused projections have several parts.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from engine.models.recurrence import GatedDeltaSpec, MambaSpec, RecurrenceSpec, 
 from engine.models.rules import Rule
 from engine.models.spec import DecoderSpec, LatentSpec, LayerSpec, MoeSpec
 
-# Buffers that older checkpoints carry; they are computed here.
+# Buffers in older checkpoints, which are computed here.
 _COMPUTED = re.compile(
     r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
     r"|gpt_neox\.layers\.\d+\.attention\.(rotary_emb\.inv_freq|bias|masked_bias)"
     r"|(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"
 )
-# Scales of a quantised KV cache, found by a calibration. Ours are each row's own
-# (``kernels/reference/cache_codes.py``): they cut nothing off, and leave these nothing to say.
+# Calibrated scales of a quantised KV cache. Ours are per row
+# (``kernels/reference/cache_codes.py``): they never clip, which makes the calibrated ones
+# redundant.
 _CACHE_SCALES = re.compile(
     r"(?:model|backbone)\.layers\.\d+\.(?:self_attn|mixer)\.((attn\.)?[qkv]_scale|kv_scale|prob_scale"
     r"|k_proj\.(k_scale|kv_scale|output_scale)|v_proj\.(v_scale|kv_scale|output_scale))"
@@ -41,49 +42,51 @@ _KEYS_AND_VALUES = re.compile(
 class Parameter:
     """A tensor of the decoder: ``parts`` are the lengths along its first dimension.
 
-    Where checkpoints have several things in one tensor (queries, keys and values, say), a part has
-    several *runs*, of which ranks share out each by itself.
+    A part in which a checkpoint fuses several things (such as queries, keys and values) has several
+    *runs*, each of which is sharded over ranks by itself.
     """
 
     parts: tuple[int, ...]
     trailing: tuple[int, ...] = ()  # the other dimensions
-    is_norm: bool = False  # near one, rather than near zero
+    is_norm: bool = False  # initialised near one, not zero
     is_exact: bool = False  # float32 whatever the model's dtype
-    runs: tuple[tuple[int, ...], ...] = ()  # the lengths of each part's; empty: each part is one
+    runs: tuple[tuple[int, ...], ...] = ()  # run lengths of each part; empty: one run each
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The whole parameter's."""
+        """The whole parameter's shape."""
         return (sum(self.parts), *self.trailing)
 
     def rows(self, part: int | None) -> slice:
-        """Where a part lies along the first dimension; None is the whole parameter."""
+        """Return the rows of a part in the first dimension; None: the whole parameter."""
         if part is None:
             return slice(0, sum(self.parts))
         begin = sum(self.parts[:part])
         return slice(begin, begin + self.parts[part])
 
     def runs_of(self, part: int) -> tuple[int, ...]:
-        """The lengths of a part's runs."""
+        """Return the lengths of a part's runs."""
         return self.runs[part] if self.runs else (self.parts[part],)
 
     def part_shape(self, part: int | None) -> tuple[int, ...]:
-        """Of what fills a part."""
+        """Return the shape of what fills a part."""
         rows = self.rows(part)
         return (rows.stop - rows.start, *self.trailing)
 
 
 class Target(NamedTuple):
-    """Where a checkpoint tensor goes, and how it lies there."""
+    """Where a checkpoint tensor goes, and in which layout it is stored."""
 
     parameter: str
     part: int | None  # None: it fills all of them
-    layout: Layout | None = None  # None: as the parameter
+    layout: Layout | None = None  # None: as in the parameter
 
 
 def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
-    """All parameters of a decoder, or of a stage of one, by name. Layers have their numbers in the
-    whole model."""
+    """Return all parameters of a decoder or pipeline stage, by name.
+
+    Layers are numbered as in the whole model.
+    """
     found = _ends(spec) if spec.has_ends else {}
     if spec.has_last_norm:
         found |= _norm(spec, "norm", spec.hidden_size)
@@ -108,8 +111,10 @@ def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
 def targets(
     spec: DecoderSpec, wanted: Mapping[str, Parameter], rules: tuple[Rule, ...] | None = None
 ) -> dict[str, Target]:
-    """Checkpoint name -> place, for every part of every parameter; by the names of the family in
-    Hugging Face format, or by other ``rules``."""
+    """Return checkpoint name -> place, for every part of every parameter.
+
+    The names are the family's in Hugging Face format, or those of other ``rules``.
+    """
     places: dict[str, Target] = {}
     num_experts = spec.moe.num_experts if spec.moe else 0
     for rule in rules_of(spec.naming or spec.architecture) if rules is None else rules:
@@ -120,7 +125,7 @@ def targets(
             mixer, mlp = spec.layers[i].stored or (i, i)
             name = rule.pattern.replace("{i}", str(mixer)).replace("{m}", str(mlp))
             if "{e}" not in name:
-                if (rule.part or 0) < len(wanted[parameter].parts):  # keys may be values
+                if (rule.part or 0) < len(wanted[parameter].parts):  # values may be keys
                     places[name] = Target(parameter, rule.part, rule.layout)
                 continue
             for e in range(num_experts):
@@ -133,14 +138,14 @@ _GEMMA4_TOWERS = (
     *("model.vision_tower.", "model.embed_vision.", "model.vision_embedder."),
     *("model.audio_tower.", "model.embed_audio."),
 )
-# Whether the whole model's name comes first depends on what exported it.
+# Exporters differ in whether the outer model's name comes first.
 _VISUAL = ("visual.", "model.visual.")
 _PROJECTED = (
     *("vision_tower.", "multi_modal_projector."),
     *("model.vision_tower.", "model.multi_modal_projector."),
 )
-# What a checkpoint has beside the model that is served: parts for images, and layers for
-# multi-token prediction that are called otherwise than ``num_draft_layers`` more of its own.
+# Checkpoint parts that are not served: vision parts, and multi-token prediction layers that are not
+# named as ``num_draft_layers`` additional layers of the model.
 _UNREAD = {
     "ernie4_5_moe": ("model.mtp_",),
     "exaone_moe": ("mtp.",),
@@ -165,8 +170,11 @@ _UNREAD = {
 
 
 def is_redundant(spec: DecoderSpec, name: str) -> bool:
-    """Whether a tensor without a place may be passed over: computed here, a tied copy, a scale of
-    the KV cache, of a layer that drafts, or not of the text model."""
+    """Return whether a tensor without a place may be skipped.
+
+    It may be a computed buffer, a tied copy, a scale of the KV cache, part of a draft layer, or
+    outside the text model.
+    """
     tied_copy = spec.tie_word_embeddings and name.endswith("lm_head.weight")
     if name.startswith(_UNREAD.get(spec.architecture, ())):
         return True
@@ -176,21 +184,23 @@ def is_redundant(spec: DecoderSpec, name: str) -> bool:
 
 
 def has_qwen_mtp(spec: DecoderSpec) -> bool:
-    """Whether checkpoints have what predicts several tokens as Qwen3-Next and Qwen3.5 do: under
-    ``mtp.``, and not as one more layer."""
+    """Return whether checkpoints have multi-token prediction as Qwen3-Next and Qwen3.5 do.
+
+    Its tensors are under ``mtp.``, not in an additional layer.
+    """
     architecture = spec.architecture
     return architecture.startswith("qwen3") and "mtp." in _UNREAD.get(architecture, ())
 
 
 def base_prefix(spec: DecoderSpec) -> str:
-    """What names begin with in a whole model, and lack where it was exported without its head."""
+    """Return the prefix of names in a whole model, absent in exports without the head."""
     rules = rules_of(spec.naming or spec.architecture)
     embedding = next(rule for rule in rules if rule.parameter == "embedding")
     return embedding.pattern.partition(".")[0] + "."
 
 
 def _reads_others(spec: DecoderSpec, name: str) -> bool:
-    """Whether it would make keys or values in a layer that reads those of another."""
+    """Return whether it would make keys or values in a layer that reads another layer's."""
     found = _KEYS_AND_VALUES.match(name)
     if found is None or int(found[1]) >= spec.num_layers:
         return False
@@ -223,7 +233,7 @@ def _ends(spec: DecoderSpec) -> dict[str, Parameter]:
 def _attention(spec: DecoderSpec) -> dict[str, Parameter]:
     hidden, qkv = spec.hidden_size, spec.projected_sizes
     runs: tuple[tuple[int, ...], ...] = ()
-    if spec.gate_size and not spec.gates_apart:  # of the queries' part; its gates come first
+    if spec.gate_size and not spec.gates_apart:  # part of the queries, and first among them
         runs = ((spec.gate_size, spec.query_size), *((size,) for size in qkv[1:]))
     found = {
         "qkv.weight": Parameter(qkv, (hidden,), runs=runs),
@@ -265,8 +275,7 @@ def _mlp(spec: DecoderSpec) -> dict[str, Parameter]:
 
 
 def _experts(spec: DecoderSpec, moe: MoeSpec) -> dict[str, Parameter]:
-    """All experts of a layer one after the other in one tensor; without rows where a rank does
-    not have them."""
+    """All experts of a layer concatenated in one tensor; no rows for experts of other ranks."""
     hidden, inner, shared = spec.hidden_size, moe.intermediate_size, moe.shared_intermediate_size
     begin, end = moe.held or (0, moe.num_experts)
     is_held = [begin <= expert < end for expert in range(moe.num_experts)]
@@ -302,7 +311,7 @@ def _experts(spec: DecoderSpec, moe: MoeSpec) -> dict[str, Parameter]:
 
 
 def _per_layer(spec: DecoderSpec) -> dict[str, Parameter]:
-    """What a layer makes of its own embeddings with; see ``engine/models/per_layer.py``."""
+    """The parameters of a layer's own embeddings; see ``engine/models/per_layer.py``."""
     return {
         "per_layer.gate.weight": Parameter((spec.per_layer_size,), (spec.hidden_size,)),
         "per_layer.output.weight": Parameter((spec.hidden_size,), (spec.per_layer_size,)),
@@ -311,12 +320,12 @@ def _per_layer(spec: DecoderSpec) -> dict[str, Parameter]:
 
 
 def _is_beside(spec: DecoderSpec) -> bool:
-    """Whether layers with experts have an MLP, too."""
+    """Return whether layers with experts have an MLP too."""
     return spec.moe is not None and spec.moe.beside_mlp
 
 
 def _recurrent(spec: RecurrenceSpec, hidden: int) -> dict[str, Parameter]:
-    """What a layer has in place of attention; see ``engine/models/recurrent.py``."""
+    """The parameters of a recurrence; see ``engine/models/recurrent.py``."""
     if isinstance(spec, ShortConvSpec):
         own = _short_conv(spec, hidden)
     elif isinstance(spec, MambaSpec):

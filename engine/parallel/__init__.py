@@ -1,17 +1,17 @@
-"""One model on several devices, a process for each (docs/parallel.md).
+"""One model on several devices, with one process for each (docs/parallel.md).
 
     engine process, rank 0                       rank 1, 2, ... (follower.py)
-    scheduler ─ runner ─ leader.py ── frames ──►  the same layers over their own share,
+    scheduler ─ runner ─ leader.py ── frames ──►  the same layers over their own shard,
                   │                                │  or other layers
                   └──────── group.py: all-reduce, broadcast, gather; send, receive ──┘
 
-Ranks of other machines come by themselves: ``gathering.py`` takes them in, ``node.py`` is their
-side, ``handshake.py`` and ``agreement.py`` say who is taken, ``board.py`` how ranks then find each
-other.
+Ranks on other machines connect by themselves: ``gathering.py`` accepts them and ``node.py`` is
+their side; ``handshake.py`` and ``agreement.py`` decide who is accepted, and through ``board.py``
+the ranks then find each other.
 
-Tensor parallelism: ``shard.py`` says what a rank has of each parameter, ``layers.py`` what stands
-where ranks need one another. Pipeline parallelism: ``stages.py`` says which layers a stage has,
-``pipeline.py`` how a step goes through all of them. ``refusals.py`` says what cannot be shared out.
+Tensor parallelism: ``shard.py`` defines a rank's shard of each parameter, ``layers.py`` the layers
+that communicate. Pipeline parallelism: ``stages.py`` assigns layers to stages, ``pipeline.py``
+moves a step through them. ``refusals.py`` lists what cannot be sharded.
 
-Sleep and other weights: ``resting.py`` is rank 0's side, ``seat.py`` that of the others.
+Sleep and weight exchange: ``resting.py`` is rank 0's side, ``seat.py`` that of the others.
 """

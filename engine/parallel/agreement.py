@@ -1,7 +1,7 @@
-"""What machines that serve one model together must agree upon: the versions of the program, the
-settings that each was given, and the model's files, of which each machine reads its own.
+"""Check that the machines that serve one model agree on the program's versions, on the settings
+they were given, and on the model's files, of which each machine reads its own copy.
 
-Nothing here imports the tensor library.
+Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import msgspec
 from engine.config import EngineConfig
 from engine.gguf.file import find_gguf
 
-_SAMPLES = 64  # of each file; fine-tuning changes a tensor everywhere
+_SAMPLES = 64  # per file; fine-tuning changes tensors everywhere
 _SAMPLE_BYTES = 4096
-# What is each machine's own, and what rank 0 alone reads.
+# Settings that are each machine's own, or that only rank 0 reads.
 _OWN = (
     "model",
     "tokenizer",
@@ -36,16 +36,17 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     """What one machine would serve."""
 
     versions: dict[str, str]
-    settings: dict[str, str]  # by their names in ``EngineConfig``, as JSON
+    settings: dict[str, str]  # JSON by field name of ``EngineConfig``
     files: dict[str, str]  # digests by name
 
 
 def standing(config: EngineConfig, unless: EngineConfig | None = None) -> Standing:
-    """Where a machine stands.
+    """Describe what a machine would serve.
 
     Args:
         config: of its engine.
-        unless: settings that are as here were not given, and nobody need agree with them.
+        unless: defaults; settings equal to these were not given, and need not agree with the
+            others.
 
     Raises:
         ModelLoadError: the directory holds several models.
@@ -60,7 +61,8 @@ def standing(config: EngineConfig, unless: EngineConfig | None = None) -> Standi
 
 
 def difference(ours: Standing, theirs: Standing, node: int) -> str | None:
-    """The first thing that node 0 and another differ in, in a line for people; None: nothing.
+    """Return the first difference between node 0 and another node as one readable line; None if
+    none.
 
     Args:
         ours: of node 0, with all settings.
@@ -89,11 +91,11 @@ def _version(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return "unreleased"  # run from a source tree
+        return "unreleased"  # running from a source tree
 
 
 def _flat(config: EngineConfig) -> dict[str, str]:
-    """Settings that ranks share, as JSON, those of parts as ``part.name``."""
+    """Return the settings that ranks share as JSON; nested ones are named ``part.name``."""
     fields: dict[str, Any] = {
         name: value for name, value in msgspec.to_builtins(config).items() if name not in _OWN
     }
@@ -111,8 +113,7 @@ def _flat(config: EngineConfig) -> dict[str, str]:
 
 
 def _digests(config: EngineConfig) -> dict[str, str]:
-    """Of the files that ranks read: of the config all of it, of weights so much of each as tells
-    one model from another."""
+    """Return digests of the files that ranks read: the whole config, and samples of the weights."""
     gguf = find_gguf(config.model)
     if gguf is not None:
         return {"GGUF file": _digest(gguf)}
@@ -123,7 +124,7 @@ def _digests(config: EngineConfig) -> dict[str, str]:
 
 
 def _digest(path: Path) -> str:
-    """Of a file's size, and of samples from its beginning to its end."""
+    """Digest a file's size and samples from its beginning to its end."""
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:

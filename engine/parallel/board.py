@@ -1,11 +1,13 @@
-"""How ranks of several machines find each other: what each has to tell, its address and port above
-all, goes through rank 0 over the connections that are there already, and nothing else listens.
+"""How ranks on several machines find each other.
 
-    rank 2 ── Posted ──► rank 0 ── Posted ──► rank 1, 3        until everybody has met
+What each rank publishes, above all its address and port, goes through rank 0 over the existing
+connections, so nothing else listens.
+
+    rank 2 ── Posted ──► rank 0 ── Posted ──► rank 1, 3        until all have met
     all    ── Met ─────► rank 0 ── Met ─────► all              then passes follow
 
-A process group of torch takes this for one of its stores, in which it writes what it has to tell
-under a key and waits for what others write.
+To torch's process groups this is a store: they write values under keys, and wait for those of
+others.
 """
 
 from __future__ import annotations
@@ -23,16 +25,16 @@ from engine.framing import FrameError, encode
 from engine.parallel.frames import FromRank, Met, Posted, ToRank
 from engine.parallel.ranks import Rank
 
-_distributed: Any = distributed  # its stubs hide the class
+_distributed: Any = distributed  # the stubs hide this class
 _Store: Any = _distributed.Store
 _TIMEOUT_S = 60.0  # all have loaded by then
 
 
 class Board(_Store):
-    """A ``torch.distributed.Store`` of which every rank has a copy.
+    """A ``torch.distributed.Store`` with a copy on every rank.
 
     Args:
-        tell: tells the others of a new value.
+        tell: sends a new value to the other ranks.
     """
 
     def __init__(self, tell: Callable[[Posted], None]) -> None:
@@ -43,13 +45,13 @@ class Board(_Store):
         self._problem: str | None = None
 
     def put(self, posted: Posted) -> None:
-        """Another rank has something to tell."""
+        """Add a value from another rank."""
         with self._news:
             self._values[posted.key] = posted.value
             self._news.notify_all()
 
     def fail(self, problem: str) -> None:
-        """Nothing more will come: who waits is told so."""
+        """Make all waits fail with ``problem``, because no more values will come."""
         with self._news:
             self._problem = problem
             self._news.notify_all()
@@ -61,7 +63,7 @@ class Board(_Store):
         self._tell(posted)
 
     def get(self, key: str) -> bytes:
-        """See ``Store``; waits for it."""
+        """See ``Store``; waits for the value."""
         self.wait([key])
         return self._values[key]
 
@@ -71,7 +73,7 @@ class Board(_Store):
             return all(key in self._values for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """See ``Store``. Raises RuntimeError, as torch does, where a value does not come."""
+        """See ``Store``. Raises RuntimeError, as torch does, when a value does not come."""
         limit_s = _TIMEOUT_S if timeout is None else min(timeout.total_seconds(), _TIMEOUT_S)
 
         def is_decided() -> bool:
@@ -85,11 +87,11 @@ class Board(_Store):
 
 
 class Relay:
-    """Rank 0's board, and what hands everybody's values on until all have met.
+    """Rank 0's board, which relays all values until all ranks have met.
 
     Args:
         ranks: the others.
-        said: what each of them says; nobody else reads it meanwhile.
+        said: the messages of each; nothing else reads them meanwhile.
     """
 
     def __init__(self, ranks: Sequence[Rank], said: Sequence[Iterator[FromRank]]) -> None:
@@ -105,7 +107,7 @@ class Relay:
             thread.start()
 
     def finish(self) -> None:
-        """All have met, or are about to. Raises EngineDead where one is gone."""
+        """Wait until all have met. Raises EngineDead when a rank is gone."""
         for thread in self._threads:
             thread.join()
         if self._problem is not None:
@@ -122,7 +124,7 @@ class Relay:
         except FrameError as error:
             problem = f"{rank.name}: {error}"
         except OSError:
-            pass  # it was cut off, and has ended as well
+            pass  # its socket was shut down, and it has ended too
         self._problem = self._problem or problem
         self.board.fail(problem)
 
@@ -140,16 +142,16 @@ class Relay:
         with self._sending:
             for rank in self._ranks:
                 if rank is not source:
-                    with contextlib.suppress(OSError):  # who reads from it tells that it is gone
+                    with contextlib.suppress(OSError):  # its reader reports the loss
                         rank.socket.sendall(frame)
 
 
 class Attendance:
-    """Another rank's board, which is kept up to date until rank 0 says that all have met.
+    """Another rank's board, kept up to date until rank 0 reports that all have met.
 
     Args:
-        messages: what rank 0 says; nobody else reads them meanwhile.
-        send: tells rank 0.
+        messages: from rank 0; nothing else reads them meanwhile.
+        send: sends to rank 0.
     """
 
     def __init__(self, messages: Iterator[ToRank], send: Callable[[FromRank], None]) -> None:
@@ -160,7 +162,7 @@ class Attendance:
         self._thread.start()
 
     def finish(self) -> None:
-        """This rank has met the others; returns when all have, or rank 0 has gone."""
+        """Report that this rank has met the others; return when all have, or rank 0 is gone."""
         self._send(Met())
         self._thread.join()
 

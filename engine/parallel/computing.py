@@ -1,4 +1,4 @@
-"""What a rank behind the first computes, pass by pass, as rank 0 tells it to."""
+"""The computation of a follower rank: it executes what rank 0 sends, pass by pass."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ from kernels.inputs import StepRows
 
 
 class Room(NamedTuple):
-    """Memory for what sequences keep."""
+    """Memory for the state of sequences."""
 
     cache: KVCache  # keys and values
-    states: Sequence[LayerState]  # what other layers keep
-    host: HostStore | None  # blocks in the host's memory; None: none are there
+    states: Sequence[LayerState]  # of recurrent layers
+    host: HostStore | None  # blocks in host memory; None: there are none
 
 
 class Follower:
-    """Computes what rank 0 computes, on this rank's share.
+    """Computes what rank 0 computes, on this rank's shard.
 
     Args:
-        plan: what was decided at load.
-        shard: which rank this is.
-        model: this rank's, joined with the others.
-        room: for what sequences keep.
-        group: the ranks of its stage; None: it is the only one.
-        pipeline: the way to other stages; None: there are none.
+        plan: the decisions made at load.
+        shard: this rank's.
+        model: this rank's shard of the model, connected to the others.
+        room: for the state of sequences.
+        group: the ranks of its stage; None: it is alone there.
+        pipeline: connections to other stages; None: there are none.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Follower:
         self._uploads = Uploads(plan.attention.device)
 
     def obey(self, message: ToRank) -> None:
-        """Do what rank 0 does now. Raises EngineDead when another rank is gone."""
+        """Execute a message from rank 0. Raises EngineDead when another rank is gone."""
         if isinstance(message, Forward):
             self._forward(message)
         elif isinstance(message, Score):
@@ -133,7 +133,7 @@ class Follower:
         self._run(inputs.input_ids, state, wanted if is_trimmed else None)
 
     def _run(self, input_ids: torch.Tensor, state: StepState, wanted: torch.Tensor | None) -> None:
-        """The layers that are here; the ids are rank 0's to know."""
+        """Run this rank's layers; the token ids come from rank 0."""
         model, pipeline, caches = self._model, self._pipeline, self._cache.layers
         if pipeline is None:
             model.forward(input_ids, state, caches, wanted)
@@ -144,7 +144,7 @@ class Follower:
             pipeline.hand_on(model.go_on(x, state, caches, wanted))
 
     def _shown(self, places: torch.Tensor, num_told: int) -> ImageTokens | None:
-        """What stands in place of the tokens of images, as rank 0 has it."""
+        """Receive the embeddings of image tokens from rank 0."""
         if not places.numel() or self._shard.stage or self._group is None:
             return None
         attention = self._plan.attention
@@ -154,7 +154,7 @@ class Follower:
         return ImageTokens(places, embeddings, tuple(deep))
 
     def _adapted(self, state: StepState, message: Forward, batch: HostBatch) -> StepState:
-        """The state with the adapters of its rows, in this rank's own slots."""
+        """Add the rows' adapters to the state, in this rank's own slots."""
         found = self._adapters.slots(message.adapters)
         by_place = np.array([*(found[adapter.id] for adapter in message.adapters), -1], np.int64)
         slots = by_place[unpack(message.adapter_rows)]
@@ -167,7 +167,8 @@ class Follower:
 
 
 def _batch(message: Forward) -> HostBatch:
-    """The rows that rank 0 told of, each in the line of the table that it came in."""
+    """Make the batch of the rows that rank 0 sent, each in the table line of its place in the
+    message."""
     query_start, starts = unpack(message.query_start), unpack(message.starts)
     slots = np.arange(len(starts), dtype=np.int32)
     sampling_rows = slots if message.sampling_rows is None else unpack(message.sampling_rows)

@@ -1,4 +1,4 @@
-"""A rank's share of a matrix that has been read whole: some outputs, or some inputs."""
+"""Cut a rank's shard out of a matrix that was read whole, by outputs or by inputs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from kernels.packed import PackedWeight
 
 
 def cut_dense(whole: torch.Tensor, cut: Cut, part: int | None, into: torch.Tensor) -> None:
-    """Copy what a rank has of ``whole``, which fills ``part`` of a parameter or all parts, to its
-    place in ``into``, all that the rank has of the parameter."""
+    """Copy a rank's part of ``whole`` to its place in ``into``.
+
+    ``whole`` fills ``part`` of a parameter, or all parts (None); ``into`` is the rank's parameter.
+    """
     for rows, own in cut.pieces(part):
         kept = whole[rows]
         into[own].copy_(kept if cut.columns is None else kept[:, cut.columns])
 
 
 def cut_packed(weight: PackedWeight, cut: Cut, part: int | None) -> PackedWeight:
-    """What a rank has of a quantised matrix that fills ``part`` of a parameter, or all parts.
+    """Return a rank's part of a quantised matrix that fills ``part`` of a parameter, or all parts.
 
     Raises:
-        ValueError: its groups of inputs cannot be told apart there.
+        ValueError: the cut would split a group of inputs.
     """
     runs = [rows for rows, _ in cut.pieces(part)]
     kept = sum(rows.stop - rows.start for rows in runs)

@@ -1,7 +1,7 @@
-"""What a machine says to the first one, once both have shown that they know the secret, before the
-connection becomes that of a rank (``engine/parallel/frames.py``).
+"""Messages between a node and node 0, after both have proved that they know the secret and before
+the connection becomes a rank's (``engine/parallel/frames.py``).
 
-    node ──► Enlist ──► node 0          for each of its ranks, one after the other
+    node ──► Enlist ──► node 0          for each of its ranks, in order
     node ◄── Welcome or Refused ◄── node 0
 """
 
@@ -20,42 +20,42 @@ MessageT = TypeVar("MessageT")
 
 
 class Enlist(msgspec.Struct, frozen=True, tag="enlist", array_like=True):
-    """To node 0: here is a rank."""
+    """To node 0: a rank that wants to join."""
 
     node: int
-    place: int  # among the ranks of that node
-    model: str  # where it lies there
-    num_threads: int | None  # of each rank there; None: as many as there are cores for
+    place: int  # rank number on that node
+    model: str  # its path there
+    num_threads: int | None  # of each rank there; None: one per core
     standing: Standing
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", array_like=True):
-    """To a node: what follows on this connection is for its rank."""
+    """To a node: the rest of this connection is for its rank."""
 
     rank: int
-    num_ranks: int  # that each node has
+    num_ranks: int  # per node
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
-    """To a node, last of all."""
+    """To a node, as the last message."""
 
     reason: str
     is_final: bool  # trying again would not help
 
 
-_MAX_BYTES = 1 << 20  # of a message, which is small
+_MAX_BYTES = 1 << 20  # of a message; real ones are small
 _LENGTH = struct.Struct("<I")  # as in ``engine/framing.py``
 _enlist = msgspec.msgpack.Decoder(Enlist)
 _answer = msgspec.msgpack.Decoder(Welcome | Refused)
 
 
 def hear_rank(connection: socket.socket) -> Enlist:
-    """What a node says. Raises FrameError or OSError."""
+    """Read a node's message. Raises FrameError or OSError."""
     return _hear(connection, _enlist)
 
 
 def hear_answer(connection: socket.socket) -> Welcome | Refused:
-    """What node 0 answers, and nothing of what follows it. Raises FrameError or OSError."""
+    """Read node 0's answer, and no bytes after it. Raises FrameError or OSError."""
     return _hear(connection, _answer)
 
 

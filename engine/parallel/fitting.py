@@ -1,4 +1,4 @@
-"""What all ranks have room for."""
+"""The memory plan that fits on all ranks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from engine.types import MemoryPlan
 def fitting(
     memory: MemoryPlan, others: Sequence[Loaded], num_lines: Callable[[int, int], int]
 ) -> MemoryPlan:
-    """Rank 0's plan with no more blocks and states than every rank has room for. Those whose layers
-    keep no state have room for any number.
+    """Limit rank 0's plan to the blocks and states that every rank has room for.
+
+    Ranks whose layers are not recurrent have room for any number of states.
 
     Args:
-        memory: rank 0's.
+        memory: rank 0's plan.
         others: what the other ranks have room for.
-        num_lines: that so many sequences' states and so many snapshots take, in each layer.
+        num_lines: the lines per layer that a number of sequences and a number of snapshots take.
     """
     num_blocks = min(memory.num_blocks, *(told.num_blocks for told in others))
     num_host_blocks = min(memory.num_host_blocks, *(told.num_host_blocks for told in others))

@@ -1,10 +1,10 @@
-"""A rank behind the first: ``python -m engine.parallel.follower FD``, started by ``leader.py``.
+"""A follower rank: ``python -m engine.parallel.follower FD``, started by ``leader.py``.
 
-``FD`` is one end of a socket pair whose other end rank 0 holds. It says what to load and then, pass
-by pass, what to compute. End-of-file means that rank 0 has gone: this process then ends at once, in
-the middle of a collective if need be. On another machine than rank 0's it is started by
-``node.py``, which holds the other end then; rank 0 is at that of ``--leader``, and the end of
-either ends it.
+``FD`` is one end of a socket pair whose other end rank 0 holds. Rank 0 sends what to load and then,
+pass by pass, what to compute. End-of-file means that rank 0 is gone: this process then exits at
+once, if need be in the middle of a collective. On other machines it is started by ``node.py``,
+which holds the other end; ``--leader`` is then the connection to rank 0, and the end of either
+socket ends the process.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Send = Callable[[FromRank], None]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Be a rank for the process at the other end of the socket; returns the exit code."""
+    """Run a rank for the process at the other end of the socket; return the exit code."""
     parser = argparse.ArgumentParser(prog="engine.parallel.follower")
     parser.add_argument("fd", type=int, help="the rank's end of the socket pair")
     parser.add_argument("--leader", type=int, help="its connection to rank 0, if that is another")
@@ -87,12 +87,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def follow(connection: socket.socket, join: Join, messages: Iterator[ToRank]) -> None:
-    """Load a share of a model and compute it, until the other end is closed.
+    """Load a shard of a model and compute on it, until the other end is closed.
 
     Args:
         connection: to rank 0.
-        join: what it said first.
-        messages: what it says then.
+        join: its first message.
+        messages: its later messages.
 
     Raises:
         EngineDead: another rank is gone.
@@ -105,7 +105,7 @@ def follow(connection: socket.socket, join: Join, messages: Iterator[ToRank]) ->
     try:
         seat = _load(join, shard, messages, send)
     except ModelLoadError as error:
-        if join.config.nodes is not None:  # its log may be another one than rank 0's
+        if join.config.nodes is not None:  # the log may be separate from rank 0's
             logger.error("%s", error)
         send(Failed(f"rank {shard.number}: {error}"))
         return
@@ -118,10 +118,10 @@ def follow(connection: socket.socket, join: Join, messages: Iterator[ToRank]) ->
 
 
 def _load(join: Join, shard: Shard, messages: Iterator[ToRank], send: Send) -> Seat | None:
-    """Read this rank's weights and meet the others; None when rank 0 has gone meanwhile."""
+    """Read this rank's weights and meet the others; None if rank 0 is gone by then."""
     config = divide_machine(join.config)
     model = read_config(config.model)
-    assert isinstance(model.spec, DecoderSpec)  # rank 0 has seen to it
+    assert isinstance(model.spec, DecoderSpec)  # checked by rank 0
     plan = make_plan(config, model, model.spec, shard)
     loaded = read_weights(plan, None)
     memory = plan_cache(plan, loaded)
@@ -162,14 +162,14 @@ def _meet(
 
 
 def read_messages(connection: socket.socket) -> Iterator[ToRank]:
-    """All that rank 0 says, until it has gone."""
+    """Yield all messages of rank 0 until it is gone."""
     frames = RankFrames()
     while messages := receive(connection, frames):
         yield from messages
 
 
 def _end_with(*connections: socket.socket) -> None:
-    """End this process when the other end of a socket is closed, whatever it is doing."""
+    """Exit this process when the other end of a socket is closed, whatever it is doing."""
     poll = select.poll()
     for connection in connections:
         poll.register(connection, HANG_UP)

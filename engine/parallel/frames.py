@@ -1,9 +1,9 @@
-"""What rank 0 tells the other ranks, and they it; ``engine/framing.py`` says how it is sent.
+"""Messages between rank 0 and the other ranks; ``engine/framing.py`` defines the encoding.
 
-Nobody but rank 0 knows of requests. Other ranks are told what one forward pass needs, as arrays of
-int32 in little-endian order, and keep nothing from one step to the next but the KV cache and the
-states of sequences. Tokens are not among it: rank 0 may not know them yet, so they come from its
-device by a broadcast.
+Only rank 0 knows of requests. Other ranks receive what one forward pass needs, as little-endian
+int32 arrays, and keep nothing between steps except the KV cache and the sequences' recurrent
+states. Token ids are not in the messages: rank 0 may not have them on the host yet, so they are
+broadcast from its device.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ class Join(msgspec.Struct, frozen=True, tag="join", array_like=True):
 
     config: EngineConfig
     rank: int
-    meeting: str | None  # the file through which ranks find each other; None: they ask rank 0
+    meeting: str | None  # file through which ranks meet; None: through rank 0
     address: str  # of its machine, for the others
 
 
 class Serve(msgspec.Struct, frozen=True, tag="serve", array_like=True):
-    """To a rank that has loaded: the size of the cache that all have room for."""
+    """To a rank that has loaded: the cache size that fits on all ranks."""
 
     num_blocks: int
     max_model_len: int
-    num_host_blocks: int = 0  # slots that each rank has in the host's memory
-    num_states: int = 0  # sequences that may have one at once
-    num_snapshots: int = 0  # of states
+    num_host_blocks: int = 0  # slots of each rank in host memory
+    num_states: int = 0  # sequences with a recurrent state at once
+    num_snapshots: int = 0  # of recurrent states
 
 
 class Posted(msgspec.Struct, frozen=True, tag="posted", array_like=True):
-    """To and from a rank: what one has to tell the others, to find each other."""
+    """To and from a rank: a value that ranks publish in order to find each other."""
 
     key: str
     value: bytes
@@ -47,8 +47,7 @@ class Met(msgspec.Struct, frozen=True, tag="met", array_like=True):
 
 
 class Exchange(msgspec.Struct, frozen=True, tag="exchange", array_like=True):
-    """To a rank: copy blocks to slots of the host, and then from there, before anything is
-    written."""
+    """To a rank: copy blocks to host slots and then from them, before anything is written."""
 
     offloads: bytes  # [o, 2]: block, slot
     loads: bytes  # [l, 2]: slot, block
@@ -61,77 +60,76 @@ class CopyBlocks(msgspec.Struct, frozen=True, tag="copy", array_like=True):
 
 
 class CopyStates(msgspec.Struct, frozen=True, tag="copy_states", array_like=True):
-    """To a rank: copy states, before what comes next."""
+    """To a rank: copy recurrent states, before the next message."""
 
-    pairs: bytes  # [c, 2]: the lines they come from and go to
+    pairs: bytes  # [c, 2]: source line, target line
 
 
 class Forward(msgspec.Struct, frozen=True, tag="forward", array_like=True):
-    """To a rank: compute these rows; in a stage behind the first, from where the one before it came
-    to."""
+    """To a rank: compute these rows. Later stages start from the previous stage's result."""
 
     query_start: bytes  # [R + 1], where each row's tokens begin
     starts: bytes  # [R], positions of the first of them
     tables: bytes  # [R, blocks], as many blocks as the longest row has
-    sampling_rows: bytes | None  # [S], whose last tokens are wanted; None: all tokens
+    sampling_rows: bytes | None  # [S], rows whose last token is needed; None: all tokens
     adapters: tuple[Adapter, ...] = ()  # those of the rows
-    adapter_rows: bytes = b""  # [R], each row's place among them, -1 for none; where there are any
-    lines: bytes = b""  # [R], where each row's states lie; where the model keeps any
-    turns: bytes = b""  # [3, N], the positions that tokens turn by, where these are not their own
+    adapter_rows: bytes = b""  # [R], each row's adapter, an index; -1: none; empty if all are
+    lines: bytes = b""  # [R], each row's line of recurrent states, if there are any
+    turns: bytes = b""  # [3, N], rotary positions, if they are not the tokens' positions
     ends: bytes = b""  # [N], see ``BatchGeometry``; where some tokens look ahead
-    # [n], where images' tokens stand in the step, whose embeddings rank 0 broadcasts in its stage,
-    # and behind them as many numbers again for each of the first layers that are told of images.
+    # [n], the step's image tokens. Rank 0 broadcasts their embeddings in its stage, and as many
+    # numbers again for each of the ``num_told`` first layers with image features.
     image_places: bytes = b""
     num_told: int = 0
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter", array_like=True):
-    """To a rank: have an adapter ready, which rank 0 could read."""
+    """To a rank: load an adapter, which rank 0 was able to read."""
 
     adapter: Adapter
 
 
 class Score(msgspec.Struct, frozen=True, tag="score", array_like=True):
-    """To a rank of the first stage: logits of so many rows, which rank 0 broadcasts."""
+    """To a rank of the first stage: compute logits of rows that rank 0 broadcasts."""
 
     num_rows: int
 
 
 class Rest(msgspec.Struct, frozen=True, tag="rest", array_like=True):
-    """To a rank: give its cache back, and of its weights what a level says (``Runner.rest``)."""
+    """To a rank: free its cache, and weights according to the level (``Runner.rest``)."""
 
     level: int
 
 
 class Wake(msgspec.Struct, frozen=True, tag="wake", array_like=True):
-    """To a rank that rests: have a cache again, and its weights where they are to be computed."""
+    """To a resting rank: allocate a cache again, and bring its weights back to the device."""
 
 
 class Reread(msgspec.Struct, frozen=True, tag="reread", array_like=True):
-    """To a rank that rests: read its share of other weights of the model, beside those it has."""
+    """To a resting rank: read its shard of other weights, and keep the current ones as well."""
 
-    model: str  # their directory, or file
+    model: str  # their directory or file
     generation: int
 
 
 class Settle(msgspec.Struct, frozen=True, tag="settle", array_like=True):
-    """To a rank that has read weights beside those it had: which of them it keeps."""
+    """To a rank that has read other weights: which of the two it keeps."""
 
     adopts: bool  # the new ones
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded", array_like=True):
-    """From a rank: it has its weights."""
+    """From a rank: its weights are loaded."""
 
-    num_blocks: int  # of the KV cache that it would have room for
-    num_host_blocks: int  # that its part of the host's memory has room for
+    num_blocks: int  # KV blocks that fit in its memory
+    num_host_blocks: int  # blocks that fit in its part of host memory
     weights_bytes: int
-    num_states: int  # of sequences that it would have room for; 0: its layers keep none
-    num_snapshots: int  # of states that it would have room for
+    num_states: int  # sequences' states that fit; 0: not recurrent
+    num_snapshots: int  # snapshots of states that fit
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared", array_like=True):
-    """From a rank: it has its cache too, and comes to the meeting."""
+    """From a rank: its cache is allocated, and it is about to meet the others."""
 
 
 class Done(msgspec.Struct, frozen=True, tag="done", array_like=True):
@@ -139,7 +137,8 @@ class Done(msgspec.Struct, frozen=True, tag="done", array_like=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
-    """From a rank: why it could not load, last of all; or not wake or read, while it rests on."""
+    """From a rank: why it could not load, as the last message; or not wake or read, while it
+    keeps resting."""
 
     message: str
 
@@ -154,24 +153,24 @@ _from_rank = msgspec.msgpack.Decoder(FromRank)
 
 
 class RankFrames(Framing[ToRank]):
-    """Reads what rank 0 says."""
+    """Reads messages of rank 0."""
 
     def __init__(self) -> None:
         super().__init__(_to_rank)
 
 
 class LeaderFrames(Framing[FromRank]):
-    """Reads what a rank says."""
+    """Reads messages of a rank."""
 
     def __init__(self) -> None:
         super().__init__(_from_rank)
 
 
 def pack(array: np.ndarray) -> bytes:
-    """Of any shape and integer dtype."""
+    """Encode an array of any shape and integer dtype."""
     return np.ascontiguousarray(array, "<i4").tobytes()
 
 
 def unpack(data: bytes) -> np.ndarray:
-    """What ``pack`` was given, flat and writable, int32."""
+    """Return what ``pack`` was given, flat and writable, int32."""
     return np.frombuffer(bytearray(data), "<i4")

@@ -1,12 +1,13 @@
-"""Node 0's side: ranks of other machines come and are taken in, while rank 0 loads.
+"""Node 0's side of joining: it accepts ranks on other machines while rank 0 loads.
 
     machine 0                                          machine 1: engine/parallel/node.py
     rank 0 ── Gathering ◄── handshake, Enlist ──────── node
        │                 ─── Welcome, or Refused ────►   │ starts
        └──── Join, Forward, ... on the same connection ──► rank 2, rank 3
 
-It listens at the address that it is given, only until all are there, and nobody is heard who does
-not know the secret. A rank that goes again meanwhile is forgotten: its machine comes again.
+It listens at the configured address only until all ranks are there, and accepts no messages from
+peers that do not know the secret. A rank that disconnects in the meantime is forgotten: its
+machine connects again.
 """
 
 from __future__ import annotations
@@ -37,29 +38,29 @@ from engine.parallel.ranks import HANG_UP, all_said
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 64
-_MAX_STRANGERS = 64  # that are being heard at once
+_MAX_STRANGERS = 64  # unauthenticated connections at once
 _REMINDER_S = 30.0
 
 
 class RemoteRank:
-    """A :class:`engine.parallel.ranks.Rank` on another machine, which sees to its process."""
+    """A :class:`engine.parallel.ranks.Rank` on another machine, which manages its process."""
 
     def __init__(self, number: int, node: int, connection: socket.socket) -> None:
         self.socket = connection
-        self.address: str = connection.getpeername()[0]  # where its end of gloo's connections is
+        self.address: str = connection.getpeername()[0]  # its address for gloo connections
         self.name = f"rank {number} (node {node}, {self.address})"
 
     def end(self, grace_s: float) -> None:
-        """See ``Rank``: it ends with its connection."""
+        """See ``Rank``: it ends when its connection does."""
         self.socket.close()
 
 
 class Gathering:
-    """Ranks of other machines, which come by and by.
+    """Collects the ranks on other machines as they connect.
 
     Args:
         config: of the engine, with ``nodes``.
-        join: makes the frame that a rank is told first.
+        join: makes the first message to a rank.
 
     Raises:
         ModelLoadError: the secret or the address cannot be used.
@@ -87,19 +88,19 @@ class Gathering:
         self._thread.start()
 
     def wait(self) -> list[RemoteRank]:
-        """All ranks of other machines, in order.
+        """Return all ranks on other machines, in order.
 
         Raises:
-            ModelLoadError: one cannot load, or they have not come in time.
+            ModelLoadError: one cannot load, or they have not connected in time.
         """
         self._thread.join()
         if self._problem is not None:
             raise self._problem
-        found, self._found = self._found, {}  # the caller's from now on
+        found, self._found = self._found, {}  # now owned by the caller
         return [found[rank] for rank in sorted(found)]
 
     def close(self) -> None:
-        """Wait for nobody any more, and let go of who has come and was not asked for."""
+        """Stop listening, and close the connections that ``wait`` has not returned."""
         with self._lock:
             self._is_over = True
         with contextlib.suppress(OSError):
@@ -145,13 +146,13 @@ class Gathering:
                 return
 
     def _missing(self) -> list[int]:
-        """The nodes of which a rank is not there."""
+        """Return the nodes with missing ranks."""
         with self._lock:
             ranks = range(self._a_node, self._a_node * self._nodes.size)
             return sorted({rank // self._a_node for rank in ranks if rank not in self._found})
 
     def _await_news(self, timeout_s: float) -> None:
-        """Take in who knocks, and forget who is gone again."""
+        """Accept connections, and forget ranks that have disconnected."""
         with self._lock:
             found = {rank.socket.fileno(): number for number, rank in self._found.items()}
         poll = select.poll()
@@ -178,7 +179,7 @@ class Gathering:
             threading.Thread(target=self._hear, args=(stranger,), daemon=True).start()
 
     def _hear(self, stranger: socket.socket) -> None:
-        """Take one in, in a thread of its own: who says nothing holds nobody else up."""
+        """Handle one peer in a thread of its own, so that a silent one delays nobody else."""
         peer, keeps = "somebody", False
         try:
             peer = stranger.getpeername()[0]
@@ -216,7 +217,7 @@ class Gathering:
         return None if reason is None else Refused(reason, is_final=True)
 
     def _take(self, enlist: Enlist, connection: socket.socket) -> bool:
-        """Make a connection that of a rank; whether it is one now."""
+        """Register a connection as that of a rank; return whether it is one now."""
         number = enlist.node * self._a_node + enlist.place
         rank = RemoteRank(number, enlist.node, connection)
         with self._lock:
@@ -227,14 +228,14 @@ class Gathering:
             connection.sendall(encode(Welcome(number, self._a_node)))
             connection.sendall(self._join(number, enlist, rank))
             self._found[number] = rank
-            self._strangers.discard(connection)  # before anybody thinks that all are there
+            self._strangers.discard(connection)  # before ``wait`` can return
             with contextlib.suppress(OSError):
                 self._newsroom.send(b"!")
         logger.info("%s is there", rank.name)
         return True
 
     def _forget(self, number: int) -> None:
-        """A rank has gone before all were there. Raises ModelLoadError where it says why."""
+        """Forget a rank that left too early. Raises ModelLoadError if it could not load."""
         with self._lock:
             rank = self._found.pop(number)
         with rank.socket, contextlib.suppress(OSError, FrameError):

@@ -1,9 +1,10 @@
-"""How ranks exchange tensors: NCCL between GPUs, gloo between processes on CPUs.
+"""Tensor exchange between ranks: NCCL between GPUs, gloo between processes on CPUs.
 
-Ranks of one machine find each other through a file in a directory of rank 0's own and talk over the
-loopback interface, so nothing listens for other machines; those of several find each other through
-``board.py``, and talk over the addresses by which rank 0 knows them. Every call waits at most
-``TIMEOUT_S`` for the other ranks; what fails means that one of them is gone, and with it the model.
+Ranks on one machine find each other through a file in a directory of rank 0's, and communicate over
+the loopback interface, so nothing listens for other machines. Ranks on several machines find each
+other through ``board.py``, and communicate over the addresses by which rank 0 knows them. Every
+call waits at most ``TIMEOUT_S`` for the other ranks; a failure means that one of them is gone, and
+the model with it.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ LOOPBACK = "127.0.0.1"
 
 
 class Meeting(NamedTuple):
-    """What one rank must know to meet others."""
+    """What a rank needs in order to meet the others."""
 
-    shard: Shard  # which rank it is
-    device: torch.device  # where its tensors are
-    store: Any  # through which all ranks find each other, a ``torch.distributed.Store``
-    address: str = LOOPBACK  # of this machine, where this rank's ends of gloo's connections are
-    # Who is gone when a call has failed; a rank that cannot know says "another".
+    shard: Shard  # this rank's
+    device: torch.device  # of its tensors
+    store: Any  # a ``torch.distributed.Store`` shared by all ranks
+    address: str = LOOPBACK  # this machine's, for gloo connections
+    # Names the lost rank after a failed call; ranks that cannot know say "another".
     name_lost: Callable[[], str] = lambda: "another"
 
 
 class _Connected:
-    """Some ranks that have met, which all of them do at once.
+    """A set of ranks that have met, which all of them do at once.
 
     Args:
         meeting: of this rank.
-        name: of the ranks that are to meet, which no others have.
-        place: which of them this one is.
-        count: how many they are.
+        name: of the set, unique to it.
+        place: this rank's number in the set.
+        count: size of the set.
 
     Raises:
         EngineDead: here and by every method, when another rank is gone.
@@ -55,7 +56,7 @@ class _Connected:
         self._name_lost = meeting.name_lost
         self._place, self._count = place, count
         make = _nccl if meeting.device.type == "cuda" else _gloo
-        torch_distributed: Any = distributed  # its stubs hide the class
+        torch_distributed: Any = distributed  # the stubs hide this class
         store = torch_distributed.PrefixStore(name, meeting.store)
         self._group: Any = None
         self._group = self._translated(lambda: make(store, meeting.address, place, count))
@@ -69,17 +70,16 @@ class _Connected:
 
 
 class Group(_Connected):
-    """The ranks that have each layer together (see :class:`engine.models.peers.Peers`): all, or
-    those of one stage."""
+    """The ranks that share each layer (see :class:`engine.models.peers.Peers`), of one stage."""
 
     def __init__(self, meeting: Meeting) -> None:
         shard = meeting.shard
         super().__init__(meeting, f"stage-{shard.stage}", shard.rank, shard.size)
-        self.all_reduce(torch.zeros(1, device=meeting.device))  # NCCL meets with the first call
+        self.all_reduce(torch.zeros(1, device=meeting.device))  # NCCL connects in the first call
 
     @property
     def rank(self) -> int:
-        """Which of them this one is; the first one's logits are gathered there."""
+        """This rank's number in the group; logits are gathered on rank 0."""
         return self._place
 
     @property
@@ -94,13 +94,13 @@ class Group(_Connected):
         return x
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """What the first rank has in ``x``, which is overwritten on the others."""
+        """Return the first rank's ``x``; it is overwritten on the others."""
         x = x.contiguous()
         self._translated(lambda: self._group.broadcast(x, 0).wait())
         return x
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """On the first rank what each has in ``x``, all of one shape; nothing on the others."""
+        """Return every rank's ``x``, all of one shape, on the first rank; nothing on the others."""
         x = x.contiguous()
         found = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else []
         options = distributed.GatherOptions()
@@ -111,27 +111,27 @@ class Group(_Connected):
 
 
 class Link(_Connected):
-    """A way for tensors from one rank to another, in order.
+    """An ordered, one-way channel for tensors between two ranks.
 
     Args:
         meeting: of this rank.
-        name: of the way.
-        sends: this rank is the one they come from.
-        most_unread: tensors that may be on their way; who sends more waits.
+        name: of the channel.
+        sends: this rank is the sender.
+        most_unread: tensors in flight; the sender waits when there are more.
     """
 
     def __init__(self, meeting: Meeting, name: str, *, sends: bool, most_unread: int) -> None:
         super().__init__(meeting, name, 0 if sends else 1, 2)
         self._most_unread = most_unread
-        self._unread: deque[tuple[Any, torch.Tensor]] = deque()  # what is sent must be kept
-        hello = torch.zeros(1, device=meeting.device)  # NCCL meets with the first call
+        self._unread: deque[tuple[Any, torch.Tensor]] = deque()  # keeps sent tensors alive
+        hello = torch.zeros(1, device=meeting.device)  # NCCL connects in the first call
         if sends:
             self.send(hello)
         else:
             self.receive(hello)
 
     def send(self, x: torch.Tensor) -> None:
-        """Send ``x``, which nobody may write to from now on."""
+        """Send ``x``, which must not be written afterwards."""
         x = x.contiguous()
         self._unread.append((self._translated(lambda: self._group.send([x], 1, 0)), x))
         while len(self._unread) > self._most_unread:
@@ -139,21 +139,21 @@ class Link(_Connected):
             self._translated(oldest.wait)
 
     def receive(self, into: torch.Tensor) -> torch.Tensor:
-        """Wait for what is sent next, of the shape and dtype of ``into``."""
+        """Wait for the next tensor, with the shape and dtype of ``into``."""
         self._translated(lambda: self._group.recv([into], 0, 0).wait())
         return into
 
 
 def file_store(path: Path, num_ranks: int) -> Any:
-    """A store for ranks of one machine: a file that does not exist yet, the same for all."""
-    torch_distributed: Any = distributed  # its stubs hide the class
+    """Return a store for ranks on one machine: a file that does not exist yet, the same for all."""
+    torch_distributed: Any = distributed  # the stubs hide this class
     store = torch_distributed.FileStore(str(path), num_ranks)
     store.set_timeout(timedelta(seconds=MEETING_TIMEOUT_S))
     return store
 
 
 def _gloo(store: Any, address: str, place: int, count: int) -> Any:
-    group: Any = distributed.ProcessGroupGloo  # its stubs know no options
+    group: Any = distributed.ProcessGroupGloo  # the stubs lack its options
     options = group._Options()
     options._devices = [group.create_device(hostname=address)]
     options._timeout = timedelta(seconds=TIMEOUT_S)
@@ -161,7 +161,7 @@ def _gloo(store: Any, address: str, place: int, count: int) -> Any:
 
 
 def _nccl(store: Any, address: str, place: int, count: int) -> Any:
-    from torch.distributed import ProcessGroupNCCL  # not in builds of torch for CPUs
+    from torch.distributed import ProcessGroupNCCL  # not in CPU builds of torch
 
     if address == LOOPBACK:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # to meet; data goes over NVLink or PCIe

@@ -1,12 +1,13 @@
-"""Who comes from another machine shows that they know the secret, and is shown that we do.
+"""Mutual authentication of machines by a shared secret.
 
     listener ──► greeting, nonce A                      48 bytes
     dialer   ──► nonce B, HMAC(secret, "dialer" A B)    64 bytes
-    listener ──► HMAC(secret, "listener" A B)           32 bytes, zeros to who does not know it
+    listener ──► HMAC(secret, "listener" A B)           32 bytes, zeros if the dialer failed
 
-All three have a fixed length, so nothing is parsed before both sides know each other, and whoever
-merely connects is given no code to guess at. What follows on the connection is neither encrypted
-nor authenticated: it belongs on a network of one's own, as tensors between ranks do.
+All three messages have a fixed length, so nothing is parsed before both sides are authenticated,
+and a peer that merely connects receives no MAC to attack offline. What follows on the connection is
+neither encrypted nor authenticated: it belongs on a private network, as do the tensors between
+ranks.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from pathlib import Path
 from engine.errors import ModelLoadError
 
 MIN_SECRET_BYTES = 16
-HANDSHAKE_TIMEOUT_S = 10.0  # of all of it
+HANDSHAKE_TIMEOUT_S = 10.0  # in total
 _GREETING = b"quire node v1\n\0\0"
 _NONCE_BYTES = 32
 _CODE_BYTES = hashlib.sha256().digest_size
-# A machine that has lost its power or its cable says no goodbye.
+# A machine that loses power or its cable does not close its connections.
 _IDLE_S, _INTERVAL_S, _PROBES, _UNACKNOWLEDGED_MS = 10, 5, 4, 30_000
 
 
 class HandshakeError(Exception):
-    """The other side does not know the secret, or is none of ours; one line for people."""
+    """The peer does not know the secret or is not a node of ours; a one-line message."""
 
 
 class WrongSecret(HandshakeError):
-    """The other side knows another one."""
+    """The peer has a different secret."""
 
 
 def read_secret(path: str) -> bytes:
-    """What a file of a secret holds, without white space around it.
+    """Read a secret file, without surrounding white space.
 
     Raises:
         ModelLoadError: it cannot be read, or could be guessed; one line.
@@ -56,7 +57,7 @@ def read_secret(path: str) -> bytes:
 
 
 def admit(connection: socket.socket, secret: bytes) -> None:
-    """The listener's side. Raises HandshakeError or OSError."""
+    """Authenticate as the listener. Raises HandshakeError or OSError."""
     deadline_s = time.monotonic() + HANDSHAKE_TIMEOUT_S
     ours = secrets.token_bytes(_NONCE_BYTES)
     connection.settimeout(HANDSHAKE_TIMEOUT_S)
@@ -71,7 +72,7 @@ def admit(connection: socket.socket, secret: bytes) -> None:
 
 
 def introduce(connection: socket.socket, secret: bytes) -> None:
-    """The dialer's side. Raises HandshakeError or OSError."""
+    """Authenticate as the dialer. Raises HandshakeError or OSError."""
     deadline_s = time.monotonic() + HANDSHAKE_TIMEOUT_S
     connection.settimeout(HANDSHAKE_TIMEOUT_S)
     if _receive(connection, len(_GREETING), deadline_s) != _GREETING:
@@ -86,8 +87,11 @@ def introduce(connection: socket.socket, secret: bytes) -> None:
 
 
 def tune(connection: socket.socket) -> None:
-    """Have a TCP connection send small frames at once, and notice a machine that has gone silent
-    within half a minute, with or without something on its way there."""
+    """Make a TCP connection send small frames at once, and detect a silent peer within half a
+    minute.
+
+    The latter works with and without unacknowledged data.
+    """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
@@ -96,7 +100,7 @@ def tune(connection: socket.socket) -> None:
         ("TCP_KEEPCNT", _PROBES),
         ("TCP_USER_TIMEOUT", _UNACKNOWLEDGED_MS),
     ):
-        if hasattr(socket, name):  # some are Linux's
+        if hasattr(socket, name):  # some exist only on Linux
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
@@ -105,7 +109,7 @@ def _code(secret: bytes, role: bytes, listener_nonce: bytes, dialer_nonce: bytes
 
 
 def _receive(connection: socket.socket, size: int, deadline_s: float) -> bytes:
-    """So many bytes. Raises HandshakeError where they do not come."""
+    """Receive exactly ``size`` bytes. Raises HandshakeError if they do not come."""
     received = b""
     while len(received) < size:
         connection.settimeout(max(0.001, deadline_s - time.monotonic()))

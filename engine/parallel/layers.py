@@ -1,8 +1,8 @@
-"""What stands in a shared model where ranks need one another, beside the sums behind attention and
-MLP (``engine/models/block.py``): the embeddings before the layers, and the head behind them.
+"""The layers of a sharded model that communicate, besides the sums after attention and MLP
+(``engine/models/block.py``): the embeddings and the head.
 
-Both are cut by tokens. A token's embedding lies with one rank, and the others add zeros; each rank
-makes the logits of its own tokens, and rank 0 puts them together.
+Both are cut by tokens. Each token's embedding is on one rank, and the others add zeros; each rank
+computes the logits of its own tokens, and rank 0 concatenates them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from engine.models.spec import DecoderSpec
 from engine.parallel.group import Group
 from engine.parallel.shard import Shard
 
-Announce = Callable[[int], None]  # tells the other ranks that logits of so many rows are wanted
+Announce = Callable[[int], None]  # tells the other ranks to compute logits of so many rows
 
 
 class SharedEmbedding:
-    """Looks tokens up, of which each rank has its own.
+    """Looks up embeddings from a table that is sharded by tokens.
 
     Args:
         rows: of this rank's table: ids [n] -> [n, hidden_size].
@@ -39,7 +39,8 @@ class SharedEmbedding:
         self._group = group
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rank 0's ids [n] int64 -> [n, hidden_size]; the others' are overwritten with them."""
+        """Rank 0's ids [n] int64 -> [n, hidden_size]; the ids of other ranks are overwritten
+        with them."""
         own = self._group.broadcast(ids) - self._begin
         outside = (own < 0) | (own >= self._end - self._begin)
         x = self._rows(own.masked_fill_(outside, 0))
@@ -47,14 +48,14 @@ class SharedEmbedding:
 
 
 class SharedHead:
-    """Makes logits, of which each rank has its own tokens'.
+    """A head that is sharded by tokens.
 
     Args:
         head: of this rank.
         vocab_size: of the model.
-        shard: which rank this is.
+        shard: this rank's.
         group: the ranks.
-        announce: on rank 0; the others have been told when they are called.
+        announce: on rank 0; the other ranks are called after its announcement.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class SharedHead:
         return self._head.num_bytes
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Of this rank's table; see ``Head``."""
+        """Return rows of this rank's table; see ``Head``."""
         return self._head.rows(ids)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -84,8 +85,10 @@ class SharedHead:
         return self.logits(x).to(x.dtype)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """Of rank 0's rows [n, hidden_size]: [n, vocab_size] float32 there, and on the others only
-        this rank's part."""
+        """Compute the logits of rank 0's rows [n, hidden_size].
+
+        Returns [n, vocab_size] float32 on rank 0, and only this rank's part on the others.
+        """
         if self._announce is not None:
             self._announce(x.shape[0])
         own = self._head.logits(self._group.broadcast(x)).float()
@@ -104,8 +107,7 @@ def share_modules(
     group: Group,
     announce: Announce | None = None,
 ) -> Modules:
-    """The same parameters, their embeddings and head joined with those of the other ranks, where
-    they are here."""
+    """Connect the embeddings and the head, if they are here, with those of the other ranks."""
     if modules.embed is None:
         return modules
     embed = SharedEmbedding(modules.embed, shard.bounds(spec.vocab_size), group)

@@ -1,13 +1,13 @@
-"""Rank 0's side: starts the other ranks, tells them what to compute, and notices when one is gone.
+"""Rank 0's side: starts the other ranks, sends them their work, and notices when one is gone.
 
     start ─► Join ─► (all read their weights) ─► Loaded ─► Serve ─► Prepared ─► (all meet) ─► Met
-    (those of other machines come by themselves: ``gathering.py``; they meet through ``board.py``)
+    (those of other machines connect by themselves: ``gathering.py``; they meet via ``board.py``)
     then, for each pass: [Exchange] [CopyStates] [CopyBlocks] Forward [CopyStates]
     and Score for each piece of logits
     and between steps: Rest ─► Done, [Reread ─► Done or Failed ─► Settle], Wake ─► Done or Failed
 
-A rank that is gone is the end of the engine: a part of the model and of every text's cache went
-with it. Streams go on in the engine that replaces this one.
+The loss of a rank ends the engine, because a part of the model and of every sequence's cache is
+lost with it. Streams continue in the engine that replaces this one.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ _Expected = TypeVar("_Expected", Loaded, Prepared, Met, Done)
 
 
 class Team:
-    """The other ranks of a model whose rank 0 is here.
+    """The other ranks of a model whose rank 0 is this process.
 
     Args:
-        config: of the engine; the others are told the same, but of no speculation.
+        config: of the engine; the others get the same, except for speculation.
         spec: of the whole model.
 
     Raises:
-        ModelLoadError: the model cannot be shared out so; nothing has been started then.
+        ModelLoadError: the model cannot be sharded this way; nothing has been started then.
     """
 
     def __init__(self, config: EngineConfig, spec: DecoderSpec) -> None:
@@ -116,15 +116,15 @@ class Team:
         self._rests = False
 
     def meet(self, memory: MemoryPlan, device: torch.device, dtype: torch.dtype) -> MemoryPlan:
-        """Wait until all ranks have their weights, and join them.
+        """Wait until all ranks have their weights, and connect them.
 
         Args:
-            memory: what this rank has room for.
+            memory: this rank's plan.
             device: of this rank.
             dtype: of hidden states.
 
         Returns:
-            The plan that every rank has room for.
+            The plan that fits on every rank.
 
         Raises:
             ModelLoadError: a rank could not load.
@@ -149,7 +149,7 @@ class Team:
         self._expect_all(Prepared)
         self._fate.watch(self._ranks)
         self._connect(device, dtype)
-        if device.type == "cpu":  # NCCL looks at the file now and then
+        if device.type == "cpu":  # NCCL reads the file occasionally
             self._directory.close()
         weights = (memory.weights_bytes, *(told.weights_bytes for told in loaded))
         logger.info(
@@ -161,33 +161,35 @@ class Team:
         return memory
 
     def share(self, modules: Modules) -> Modules:
-        """Rank 0's parameters, joined with those of the others. Only after ``meet``."""
+        """Connect rank 0's modules with those of the others. Only after ``meet``."""
         if self.group is None:
             return modules
         return share_modules(modules, self._spec, self.shard, self.group, self._score)
 
     def on_loss(self, act: Callable[[str], None]) -> None:
-        """Have ``act`` called with the reason, in a thread of its own, when a rank is gone."""
+        """Call ``act`` with the reason, in a thread of its own, when a rank is gone."""
         self._fate.act = act
 
     def close(self) -> None:
-        """End the other ranks. Idempotent; done by itself when nothing refers to the team."""
+        """End the other ranks. Idempotent; also called when the team is garbage-collected."""
         self._end()
 
     # ------------------------------------------------------------ rests
 
     def rest(self, level: int) -> None:
-        """All ranks give their caches back, and of their weights what ``Runner.rest`` says of the
-        level. Raises EngineDead."""
+        """Make all ranks free their caches, and weights according to the level (``Runner.rest``).
+
+        Raises EngineDead.
+        """
         self._rests = True
         self._tell(Rest(level))
         self._all_done()
 
     def wake(self) -> None:
-        """All ranks have caches again, unless they have them.
+        """Make all ranks allocate their caches again, if they have none.
 
         Raises:
-            ModelLoadError: one has no memory for it; then they are to ``rest`` again.
+            ModelLoadError: one is out of memory; call ``rest`` again then.
             EngineDead: a rank is gone.
         """
         if self._rests:
@@ -197,8 +199,9 @@ class Team:
 
     @contextlib.contextmanager
     def reading(self, model: str, generation: int) -> Iterator[None]:
-        """The other ranks read their shares of the weights in ``model`` while the caller reads its
-        own; they keep them where all could read theirs, and those they had where not.
+        """Make the other ranks read their shards of ``model`` while the caller reads its own.
+
+        They keep the new weights if all ranks could read theirs, else the old ones.
 
         Raises:
             ModelLoadError: one could not.
@@ -221,36 +224,35 @@ class Team:
     # ------------------------------------------------------------ steps
 
     def exchange(self, offloads: Sequence[BlockCopy], loads: Sequence[BlockCopy]) -> None:
-        """All ranks exchange blocks with the host's memory. Raises EngineDead."""
+        """Make all ranks exchange blocks with host memory. Raises EngineDead."""
         self._tell(Exchange(*(pack(np.array(pairs, np.int32)) for pairs in (offloads, loads))))
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """All ranks copy blocks. Raises EngineDead."""
+        """Make all ranks copy blocks. Raises EngineDead."""
         self._tell(CopyBlocks(pack(np.array(copies, np.int32))))
 
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """All ranks copy states, from line to line. Raises EngineDead."""
+        """Make all ranks copy recurrent states between lines. Raises EngineDead."""
         self._tell(CopyStates(pack(np.array(pairs, np.int32))))
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """All ranks have an adapter ready. Raises EngineDead."""
+        """Make all ranks load an adapter. Raises EngineDead."""
         self._tell(LoadAdapter(adapter))
 
     @contextlib.contextmanager
     def forward(
         self, batch: HostBatch, table: RowTable, seen: StepView = NOTHING_SEEN, *, trims: bool
     ) -> Iterator[None]:
-        """The other ranks compute a pass while the caller computes it too.
+        """Have the other ranks compute a pass while the caller computes it too.
 
         Args:
             batch: the rows.
-            table: knows them.
-            seen: of images in them.
-            trims: only the last tokens of sampling rows are wanted.
+            table: holds them.
+            seen: the images in them.
+            trims: only the last tokens of sampling rows are needed.
 
         Raises:
-            EngineDead: a rank is gone, or this one failed in between: then the others cannot be
-                brought back to where it is.
+            EngineDead: a rank is gone, or the caller failed midway: the ranks are then out of step.
         """
         adapters, places = _adapters(batch, table)
         width = -(-int(batch.seq_lens.max()) // self._block_size)
@@ -285,7 +287,7 @@ class Team:
         self._said += map(all_said, ranks)
 
     def _connect(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Meet the others; all do at once."""
+        """Meet the others; all ranks do so at once."""
         shard, relay = self.shard, None
         if self._meeting is None:
             relay = Relay(self._ranks, self._said)
@@ -300,7 +302,7 @@ class Team:
             relay.finish()
 
     def _describe(self) -> str:
-        """How the model is shared out, for people."""
+        """Describe how the model is sharded, for users."""
         shard, parts = self.shard, ["tensor parallel"] if self.shard.size > 1 else []
         if shard.num_stages > 1:
             runs = stage_layers(self._spec, shard.num_stages)
@@ -309,7 +311,7 @@ class Team:
         return ", ".join(parts)
 
     def _tell(self, message: ToRank, end: int | None = None) -> None:
-        """Say something to all ranks, or to those before ``end``."""
+        """Send a message to all ranks, or to those before ``end``."""
         frame = encode(message)
         for rank in range(1, self.shard.num_ranks if end is None else end):
             self._send(rank, frame)
@@ -324,13 +326,12 @@ class Team:
     def _expect_all(
         self, kind: type[_Expected], ranks: Iterable[int] | None = None
     ) -> list[_Expected]:
-        """What all ranks say, or these."""
+        """Return the next message of all ranks, or of ``ranks``."""
         numbers = range(1, self.shard.num_ranks) if ranks is None else ranks
         return [self._expect(number, kind) for number in numbers]
 
     def _all_done(self) -> None:
-        """Wait until all have done what they were asked. Raises as the first one that could not,
-        once all have told."""
+        """Wait until all ranks have finished their task; then raise the first failure, if any."""
         problems: list[ModelLoadError] = []
         for rank in range(1, self.shard.num_ranks):
             try:
@@ -354,8 +355,8 @@ class Team:
 
 
 class _Fate:
-    """Whether the ranks are to live, and what happens when one does not. It knows no team, so that
-    a team can be let go of while it is watched."""
+    """Watches the ranks, and acts when one is lost. It does not reference the team, so that a
+    team can be garbage-collected while it is watched."""
 
     def __init__(self) -> None:
         self.act: Callable[[str], None] | None = None
@@ -365,24 +366,24 @@ class _Fate:
         self._thread: threading.Thread | None = None
 
     def watch(self, ranks: Sequence[Rank]) -> None:
-        """From now on, be there when the other end of a socket is closed."""
+        """Start watching for the other end of a socket being closed."""
         self._thread = threading.Thread(
             target=self._watch, args=(ranks,), name="ranks", daemon=True
         )
         self._thread.start()
 
     def end(self) -> None:
-        """The sockets are about to be shut down, and that is no loss."""
+        """Expect the sockets to be shut down, which is no loss from now on."""
         self._is_ending = True
 
     def name_lost(self) -> str:
-        """Who is gone. A collective can fail before the socket of that rank has told of it, so
-        this waits for a moment; "another" where all sockets are whole after it."""
+        """Return the name of the lost rank. A collective can fail before that rank's socket
+        shows it, so this waits for a moment; "another" if all sockets are still open after it."""
         self._has_seen.wait(_NAMING_S)
         return self._lost
 
     def join(self) -> None:
-        """Wait until nobody looks at the sockets any more."""
+        """Wait until the watching thread has ended."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_END_GRACE_S)
 
@@ -402,7 +403,7 @@ class _Fate:
 
 
 def _adapters(batch: HostBatch, table: RowTable) -> tuple[tuple[Adapter, ...], bytes]:
-    """The distinct adapters of the rows, and each row's place among them."""
+    """Return the distinct adapters of the rows, and each row's index among them."""
     of_rows = [table.requests[slot].adapter for slot in batch.slots.tolist()]
     if not any(of_rows):
         return (), b""
@@ -413,8 +414,8 @@ def _adapters(batch: HostBatch, table: RowTable) -> tuple[tuple[Adapter, ...], b
 
 
 def _of_others(config: EngineConfig, spec: DecoderSpec) -> EngineConfig:
-    """What ranks other than this one are told. On another machine they would not find the same
-    device and dtype by themselves, nor are they to know where the secret lies."""
+    """Return the config for the other ranks. On another machine these might choose another
+    device and dtype by themselves, and they need not know the path of the secret."""
     nodes = config.nodes
     if nodes is not None:
         nodes = msgspec.structs.replace(nodes, secret_file="")
@@ -425,7 +426,7 @@ def _of_others(config: EngineConfig, spec: DecoderSpec) -> EngineConfig:
 
 
 def _invite(theirs: EngineConfig, number: int, enlist: Enlist, rank: RemoteRank) -> bytes:
-    """What a rank of another machine is told first."""
+    """Return the first message to a rank on another machine."""
     own = {"model": enlist.model, "num_threads": enlist.num_threads}
     config = msgspec.structs.replace(theirs, **own)
     return encode(Join(config, number, None, rank.address))
@@ -434,7 +435,7 @@ def _invite(theirs: EngineConfig, number: int, enlist: Enlist, rank: RemoteRank)
 def _end(
     ranks: Sequence[Rank], gathering: Gathering | None, fate: _Fate, directory: Scratch
 ) -> None:
-    """End all ranks and wait for them; each ends at once when its socket is shut down."""
+    """End all ranks and wait for them; each exits when its socket is shut down."""
     fate.end()
     if gathering is not None:
         gathering.close()

@@ -1,10 +1,10 @@
-"""A machine that has ranks of an engine and nothing else of it: ``quire serve --node-rank 1``.
+"""A machine that runs only ranks of an engine: ``quire serve --node-rank 1``.
 
     wait for node 0 ─► enlist each rank ─► a process for each ─► one of them ends ─► end all, again
 
-Ranks are the processes of ``engine/parallel/follower.py``, as on node 0; each takes over the
-connection on which it was enlisted. They end with the engine, and with them goes all memory of the
-model, so what waits here for the next engine is this small process, without the tensor library.
+Ranks are processes of ``engine/parallel/follower.py``, as on node 0; each takes over the connection
+on which it was enlisted. They end with the engine, which frees all memory of the model: what waits
+for the next engine is this small process, which does not import torch.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _END_GRACE_S = 2.0
 
 
 def serve_node(config: EngineConfig, default: EngineConfig) -> None:
-    """Have ranks for node 0, one engine after the other, until SIGTERM or SIGINT.
+    """Run ranks for node 0, for one engine after another, until SIGTERM or SIGINT.
 
     Args:
         config: of this machine, with ``nodes``.
-        default: where nothing is set; node 0 must agree with what is set otherwise here.
+        default: the default settings; node 0 must agree with whatever differs from them here.
 
     Raises:
-        ModelLoadError: node 0 refuses this machine, or did not come in time; one line.
+        ModelLoadError: node 0 refuses this machine, or did not appear in time; one line.
     """
     with contextlib.suppress(_Stopped), _stoppable():
         node = _Node(config, default)
@@ -73,7 +73,7 @@ class _Node:
         self._place = config.nodes.place
 
     def serve_once(self) -> None:
-        """Have the ranks of one engine, from its start to its end."""
+        """Run the ranks of one engine, from its start to its end."""
         connections = self._join()
         ranks: list[Child] = []
         try:
@@ -82,7 +82,7 @@ class _Node:
                 arguments = "--leader", str(descriptor)
                 follower = "engine.parallel.follower"
                 ranks.append(Child(follower, *arguments, pass_fds=[descriptor]))
-                connection.close()  # the rank's alone from now on
+                connection.close()  # from now on only the rank's
             logger.info("the engine of %s has %d of its ranks here", self._place, len(ranks))
             _await_one(ranks)
             logger.warning("the engine of %s has ended, and the ranks here with it", self._place)
@@ -96,7 +96,7 @@ class _Node:
         time.sleep(_PAUSE_S)
 
     def _join(self) -> list[socket.socket]:
-        """The connections of all ranks here, once node 0 takes them. Raises ModelLoadError."""
+        """Return all ranks' connections once node 0 accepts them. Raises ModelLoadError."""
         nodes, began_s = self._nodes, time.monotonic()
         reminded_s = began_s - _REMINDER_S
         while True:
@@ -116,7 +116,7 @@ class _Node:
             time.sleep(_PAUSE_S)
 
     def _enlist_all(self) -> list[socket.socket]:
-        """Raises ModelLoadError where node 0 will never take them."""
+        """Enlist all ranks. Raises ModelLoadError if node 0 will never accept them."""
         with contextlib.ExitStack() as stack:
             connections: list[socket.socket] = []
             num_ranks = 1
@@ -136,7 +136,7 @@ class _Node:
             return connections
 
     def _dial(self) -> socket.socket:
-        """A connection to node 0, which knows the secret as we do."""
+        """Return an authenticated connection to node 0."""
         nodes = self._nodes
         connection = socket.create_connection(
             (nodes.master_addr, nodes.master_port), timeout=_DIAL_TIMEOUT_S
@@ -155,16 +155,16 @@ class _Node:
 
 
 class _NotNow(Exception):
-    """Node 0 may take us later."""
+    """Node 0 may accept this machine later."""
 
 
 class _Stopped(BaseException):
-    """Somebody wants this process to end."""
+    """This process was asked to end."""
 
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
-    """SIGTERM and SIGINT raise ``_Stopped``, once."""
+    """Make SIGTERM and SIGINT raise ``_Stopped``, once."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         for each in (signal.SIGTERM, signal.SIGINT):
@@ -180,8 +180,8 @@ def _stoppable() -> Iterator[None]:
 
 
 def _await_one(ranks: Sequence[Child]) -> None:
-    """Wait for the end of any of them."""
+    """Wait until one of the ranks has ended."""
     poll = select.poll()
     for rank in ranks:
-        poll.register(rank.socket, 0)  # a hang-up is always told
+        poll.register(rank.socket, 0)  # hang-ups are always reported
     poll.poll()

@@ -1,10 +1,10 @@
-"""The way of a step through the stages of a model, as one rank sees it.
+"""The path of a step through the stages of a model, as one rank sees it.
 
     (0, t) ── residual stream ──► (1, t) ── ... ──► (last, t)      rank t of each stage
     (last, 0) ── states of the rows that are wanted ──► (0, 0)
 
-What a rank hands on lies ready until the next one asks for it, so that it can begin with another
-step. Steps go through in the order in which they were launched.
+Sends are buffered, so a rank can begin another step before the next one has received its result.
+Steps pass through in launch order.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from engine.parallel.group import Group, Link, Meeting
 
 
 class Connections(NamedTuple):
-    """What a rank exchanges tensors through."""
+    """The connections of a rank."""
 
     group: Group | None  # of its stage; None: it is alone there
     pipeline: Pipeline | None  # to other stages; None: there are none
 
 
 def connect(meeting: Meeting, spec: DecoderSpec, dtype: torch.dtype) -> Connections:
-    """Meet the other ranks; all do at once.
+    """Meet the other ranks; all ranks do so at once.
 
     Args:
         meeting: of this rank.
-        spec: of the model, or of what the rank has of it.
+        spec: of the model, or of the rank's shard.
         dtype: of its hidden states.
 
     Raises:
@@ -42,11 +42,11 @@ def connect(meeting: Meeting, spec: DecoderSpec, dtype: torch.dtype) -> Connecti
 
 
 class Pipeline:
-    """This rank's ends of the way. Made by all ranks at once.
+    """This rank's connections to other stages. Made by all ranks at once.
 
     Args:
         meeting: of this rank.
-        spec: of the model, or of what the rank has of it.
+        spec: of the model, or of the rank's shard.
         dtype: of its hidden states.
 
     Raises:
@@ -64,7 +64,7 @@ class Pipeline:
         def link(name: str, *, sends: bool) -> Link:
             return Link(meeting, name, sends=sends, most_unread=shard.num_stages)
 
-        # In the order of the stages, so that nobody waits for one who waits for him.
+        # In stage order, to avoid a deadlock.
         if shard.stage:
             self._before = link(f"link-{shard.stage}-{shard.rank}", sends=False)
         if not shard.is_last_stage:
@@ -73,19 +73,21 @@ class Pipeline:
             self._back = link("back", sends=shard.is_last_stage)
 
     def take(self, num_tokens: int) -> torch.Tensor:
-        """What the stage before has made of the next step: [num_tokens, entering_size]."""
+        """Receive the previous stage's result for the next step: [num_tokens, entering_size]."""
         assert self._before is not None
         return self._before.receive(self._empty(num_tokens, self._entering_size))
 
     def hand_on(self, x: torch.Tensor) -> None:
-        """Give the next stage, or rank 0 where this is the last, what this one has made of a step;
-        ``x`` must not be written to any more."""
+        """Send a step's result to the next stage, or from the last stage to rank 0.
+
+        ``x`` must not be written afterwards.
+        """
         link = self._back if self._behind is None else self._behind
-        if link is not None and len(x):  # every rank of the last stage has it, the first one tells
+        if link is not None and len(x):  # all ranks of the last stage have it; the first sends
             link.send(x)
 
     def fetch(self, num_rows: int) -> torch.Tensor:
-        """On rank 0, wait for what the last stage has made of the oldest step that was not fetched:
+        """On rank 0, wait for the last stage's result of the oldest step not fetched yet:
         [num_rows, hidden_size]."""
         assert self._back is not None
         x = self._empty(num_rows, self._hidden_size)

@@ -1,4 +1,4 @@
-"""A rank behind the first, as rank 0 has it: a process of its own at the other end of a socket."""
+"""A follower rank as rank 0 sees it: a process at the other end of a socket."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from engine.child import Child
 from engine.framing import receive
 from engine.parallel.frames import FromRank, LeaderFrames
 
-# What to poll for to be told of the other end's: over TCP only those are told who ask.
+# The poll event of a closed peer; over TCP it is only reported on request.
 HANG_UP = getattr(select, "POLLRDHUP", 0)
 
 
 class Rank(Protocol):
-    """What rank 0 asks of another one, wherever that is."""
+    """Rank 0's interface to another rank, wherever that runs."""
 
     @property
     def socket(self) -> socket.socket:
-        """A blocking stream; its end is the end of the rank."""
+        """A blocking stream; the rank ends when it is closed."""
         ...
 
     @property
     def name(self) -> str:
-        """For people, such as ``rank 1 (process 123)``."""
+        """A readable name, such as ``rank 1 (process 123)``."""
         ...
 
     def end(self, grace_s: float) -> None:
-        """See it out, once its socket is shut down; where it can be, by force after a grace."""
+        """Wait for the rank's end, after its socket was shut down; kill it after a grace period
+        if possible."""
         ...
 
 
 class LocalRank:
-    """A :class:`Rank` on this machine. Starts it.
+    """A :class:`Rank` on this machine. The constructor starts it.
 
     Args:
         number: its number.
@@ -52,7 +53,7 @@ class LocalRank:
 
 
 def all_said(rank: Rank) -> Iterator[FromRank]:
-    """All that a rank says, until it has gone. Raises OSError or FrameError."""
+    """Yield all messages of a rank until it is gone. Raises OSError or FrameError."""
     frames = LeaderFrames()
     while messages := receive(rank.socket, frames):
         yield from messages

@@ -1,4 +1,4 @@
-"""What ranks of a model do not do, refused before a process starts or a weight is read."""
+"""Refuse what sharded models do not support, before a process starts or a weight is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.parallel.stages import most_stages
 
 
 def refuse_unshared(config: EngineConfig, spec: DecoderSpec) -> None:
-    """Check that the model can be shared out as ``config`` asks.
+    """Check that the model can be sharded as ``config`` asks.
 
     Raises:
         ModelLoadError: it cannot; one line that names the setting or what does not divide.
@@ -72,11 +72,11 @@ def _of_layers(config: EngineConfig, spec: DecoderSpec, size: int) -> Iterator[s
 
 
 def _kv_heads(spec: DecoderSpec) -> dict[int, str]:
-    """How many its layers have, and what config.json calls it; of several such numbers, each."""
+    """Return the layers' distinct numbers of KV heads, with their config.json names."""
     if spec.latent is not None:
         return {}
     others = [layer.heads.num_kv_heads for layer in spec.layers if layer.heads is not None]
-    # Where windowed layers have their own, the model's are those of layers that see everything.
+    # If windowed layers have their own number, the model's is that of full attention layers.
     name = "num_global_key_value_heads" if others else "num_key_value_heads"
     return {spec.num_kv_heads: name} | dict.fromkeys(others, "num_key_value_heads")
 
@@ -94,7 +94,7 @@ def _of_states(spec: DecoderSpec, size: int) -> Iterator[str]:
 
 
 def _divided(spec: DecoderSpec, *, whole_experts: bool) -> Iterator[tuple[str, int]]:
-    """What every rank has an equal part of, by the names of config.json."""
+    """Yield what is divided equally among ranks, with its config.json name."""
     yield "num_attention_heads", spec.num_heads
     is_beside = spec.moe is not None and spec.moe.beside_mlp
     if any(layer.mlp and (is_beside or not layer.experts) for layer in spec.layers):

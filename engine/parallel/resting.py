@@ -1,4 +1,4 @@
-"""A model that several ranks have, while it rests: all of them rest, and wake, together."""
+"""A sharded model at rest: all ranks rest and wake together."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class RestingTeam:
     """See ``engine.runner.protocol.Resting``.
 
     Args:
-        own: rank 0's part. To wake, it has the team wake; to read weights, it has the team read.
+        own: rank 0's part. On waking it wakes the team; on reading weights it has the team read.
         team: the other ranks.
-        level: how much of the model is kept; see ``Runner.rest``.
+        level: how much of the model is freed; see ``Runner.rest``.
     """
 
     def __init__(self, own: Resting, team: Team, level: int) -> None:
@@ -27,7 +27,7 @@ class RestingTeam:
         self._team.rest(self._level)
 
     def wake(self) -> Runner:
-        """See ``Resting.wake``. Where one rank cannot, all rest again. Raises EngineDead too."""
+        """See ``Resting.wake``. If one rank cannot, all rest again. Raises EngineDead too."""
         try:
             return self._own.wake()
         except EngineDead:

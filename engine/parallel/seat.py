@@ -1,12 +1,12 @@
-"""What a rank behind the first has of a model, and how it puts it away and takes it up again.
+"""A follower rank's part of a model, and how it rests and wakes.
 
     awake ──Rest──► resting ──Wake──► awake
                      │   ▲
-                     │   └─ Settle: the new share, or the one from before
-                     └─Reread──► two shares side by side
+                     │   └─ Settle: the new shard, or the old one
+                     └─Reread──► two shards side by side
 
-Its connections to the other ranks stay through all of this. A rank that cannot do what it is asked
-says so and rests on, so that rank 0 can have all of them be alike again.
+The connections to other ranks persist throughout. A rank that fails at a task reports it and keeps
+resting, so that rank 0 can bring all ranks back to the same state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class Share(NamedTuple):
-    """A rank's part of a model in memory, apart from its cache."""
+    """A rank's shard of a model in memory, without its cache."""
 
     plan: LoadPlan
     loaded: Loaded
@@ -49,11 +49,11 @@ class Seat:
     """A rank that has met the others, awake.
 
     Args:
-        shard: which rank it is.
+        shard: this rank's number.
         serve: the size of its cache.
         connections: to the others.
         share: of the model.
-        room: for what sequences keep.
+        room: for the state of sequences.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class Seat:
         self._shard = shard
         self._serve = serve
         self._connections = connections
-        self._plan = share.plan  # of the share that there is, or was last
+        self._plan = share.plan  # of the current or last share
         self._share: Share | None = share
-        self._fresh: Share | None = None  # read beside it
+        self._fresh: Share | None = None  # new weights, not adopted yet
         self._on_host: HostCopy | None = None
         self._follower: Follower | None = self._seated(share, room)
 
     def obey(self, message: ToRank) -> Done | Failed | None:
-        """Do what rank 0 asks for; what it is to be told, if anything. Raises EngineDead when
-        another rank is gone."""
+        """Execute rank 0's message; return the answer, if any. Raises EngineDead if a rank is
+        gone."""
         if isinstance(message, Rest):
             self._rest(message.level)
             return Done()
@@ -80,7 +80,7 @@ class Seat:
                     self._wake()
                 else:
                     self._reread(message)
-            except Exception as error:  # out of memory, too
+            except Exception as error:  # including out of memory
                 if not isinstance(error, ModelLoadError):
                     logger.exception("rank %d could not do what it was asked", self._shard.number)
                 told = str(error).partition("\n")[0] or type(error).__name__
@@ -112,13 +112,13 @@ class Seat:
         self._follower = self._seated(self._share, make_room(self._plan, self._serve))
 
     def _reread(self, message: Reread) -> None:
-        """As this rank's share was first read, by as many threads."""
+        """Read the new share as the first one was, with the same number of threads."""
         former = self._plan
         config = msgspec.structs.replace(
             former.config, model=message.model, generation=message.generation
         )
         model = read_config(config.model)
-        assert isinstance(model.spec, DecoderSpec)  # rank 0 has seen to it
+        assert isinstance(model.spec, DecoderSpec)  # checked by rank 0
         plan = make_plan(config, model, model.spec, self._shard, threads=former.threads)
         self._fresh = Share(plan, read_weights(plan, None))
 
@@ -142,7 +142,7 @@ class Seat:
 
 
 def make_room(plan: LoadPlan, serve: Serve) -> Room:
-    """A cache of the size that all ranks have. Raises ModelLoadError where that does not fit."""
+    """Allocate a cache of the common size. Raises ModelLoadError if it does not fit."""
     attention = plan.attention
     num_lines = num_state_lines(plan.config, serve.num_states, serve.num_snapshots)
     states = make_states(plan.spec, num_lines, attention.dtype, attention.device)

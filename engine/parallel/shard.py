@@ -1,20 +1,21 @@
-"""What one rank has of a model (Shoeybi et al. 2019, Megatron-LM).
+"""A rank's shard of a model (Shoeybi et al. 2019, Megatron-LM).
 
 A product ``y = x W^T`` is cut in one of two ways. By *outputs* (rows of W): every rank reads all of
-x and makes some of y. By *inputs* (columns of W): a rank reads its own part of x and makes all of
-y, of which what all ranks made is the sum. The first projection of attention or an MLP is cut by
-outputs, by whole heads, and the last one by inputs, so that what lies between needs nobody else:
+x and computes some of y. By *inputs* (columns of W): a rank reads its own part of x and computes a
+partial sum of all of y. The first projection of attention or an MLP is cut by outputs, by whole
+heads, and the last one by inputs, so that what lies between needs no communication:
 
     x ──► qkv [heads / N] ──► attention of these heads ──► output [inputs / N] ──► sum over ranks
     x ──► gate, up [inner / N] ──► activation ──► down [inputs / N] ──► sum over ranks
 
 A rank is therefore a smaller model of the same kind, with fewer heads and narrower MLPs:
-``share_of`` makes its spec, and comparing the two tables of parameters tells what it has of each.
+``share_of`` makes its spec, and the comparison of both parameter tables gives its part of each
+parameter.
 
-Experts of a mixture are narrow as it is. They may be shared out whole instead (Lepikhin et al.
-2020, GShard): a rank has a run of them, and what it makes is the sum over those of a token's
-experts that it has. All ranks have all tokens, and sum behind the MLP anyway: nothing else is
-exchanged.
+The experts of a mixture are narrow already. They may be distributed whole instead (Lepikhin et al.
+2020, GShard): a rank has a range of them, and its result is the sum over those of a token's experts
+that it has. All ranks have all tokens and sum after the MLP anyway, so there is no additional
+communication.
 """
 
 from __future__ import annotations
@@ -30,26 +31,25 @@ from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec
 from engine.models.weights import Parameter, parameters
 from engine.parallel.stages import stage_of
 
-# Cut by tokens; ranks may have one more than others.
+# Cut by tokens; some ranks may have one more than others.
 _TABLES = ("embedding", "head", "per_layer.embedding")
-# Added to what all ranks made together, so only the first rank has them and the others zeros.
+# Biases added to a sum over ranks: the first rank has them, the others have zeros.
 _ADDED_ONCE = (".output.bias", ".down.bias", ".experts.down.bias")
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One rank of so many that have each layer together, in one of so many stages, and how they
-    share."""
+    """One rank of a stage, and how the model is sharded."""
 
-    rank: int  # among those of its stage
+    rank: int  # number within its stage
     size: int  # ranks of a stage
-    whole_experts: bool = False  # in place of a part of each
+    whole_experts: bool = False  # experts are distributed whole
     stage: int = 0
     num_stages: int = 1
 
     @classmethod
     def of(cls, config: EngineConfig, number: int) -> Shard:
-        """Rank ``number`` of all, as the engine is to be shared out."""
+        """Return the shard of rank ``number`` of all, as the config specifies."""
         stage, rank = divmod(number, config.tensor_parallel_size)
         return cls(
             rank,
@@ -61,32 +61,32 @@ class Shard:
 
     @property
     def number(self) -> int:
-        """Which of all ranks it is; 0 has the scheduler."""
+        """Number among all ranks; rank 0 has the scheduler."""
         return self.stage * self.size + self.rank
 
     @property
     def num_ranks(self) -> int:
-        """Of all stages."""
+        """Ranks of all stages."""
         return self.num_stages * self.size
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether it has the norm behind all layers."""
+        """Whether it has the final norm."""
         return self.stage == self.num_stages - 1
 
     def __str__(self) -> str:
-        """How the model is shared out, by the names of the settings."""
+        """Describe the sharding, by the names of the settings."""
         experts = ", whole experts" if self.whole_experts else ""
         stages = f", pipeline_parallel_size {self.num_stages}" if self.num_stages > 1 else ""
         return f"tensor_parallel_size {self.size}{experts}{stages}"
 
     def bounds(self, total: int) -> tuple[int, int]:
-        """Its run of ``total`` things: [begin, end). Runs differ by one at most."""
+        """Return its range of ``total`` things, [begin, end); ranges differ by at most one."""
         return total * self.rank // self.size, total * (self.rank + 1) // self.size
 
 
 class Piece(NamedTuple):
-    """A run of rows: where they lie in a parameter, and where in what the rank has of it."""
+    """A range of rows: where it is in a parameter, and where in the rank's part of that."""
 
     whole: slice
     own: slice
@@ -94,14 +94,14 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a rank has of a parameter.
+    """A rank's part of a parameter.
 
     Attributes:
         whole: the parameter.
-        own: the rank's, of as many parts.
+        own: the rank's, with the same number of parts.
         begins: its first row of each run of each part.
-        columns: its run of the second dimension; None: all, or there is none.
-        is_zero: it holds zeros in place of the values.
+        columns: its range of the second dimension; None: all, or there is no such dimension.
+        is_zero: it holds zeros instead of the values.
     """
 
     whole: Parameter
@@ -111,11 +111,11 @@ class Cut:
     is_zero: bool = False
 
     def has(self, part: int | None) -> bool:
-        """Whether the rank has anything of a part, or of any."""
+        """Return whether the rank has anything of a part, or of any part."""
         return any(self.own.parts[slice(None) if part is None else slice(part, part + 1)])
 
     def of(self, part: int | None) -> Cut:
-        """What the rank has of a part by itself, as if that were the parameter."""
+        """Return the rank's part of one part, as if that were the parameter."""
         if part is None:
             return self
         at = slice(part, part + 1)
@@ -126,8 +126,8 @@ class Cut:
         return replace(self, whole=whole, own=own, begins=self.begins[at])
 
     def pieces(self, part: int | None) -> Iterator[Piece]:
-        """The runs of rows of a part, or of all parts: their places within what fills it, and
-        within the whole of what the rank has."""
+        """Yield the row ranges of a part, or of all parts: their places in what fills it, and in
+        the rank's parameter."""
         parts = range(len(self.begins)) if part is None else (part,)
         filled = self.whole.rows(part).start
         for at in parts:
@@ -141,11 +141,10 @@ class Cut:
 
 
 def share_of(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
-    """The model that a rank is: a stage of it, with fewer heads and narrower MLPs. It keeps the
-    whole vocabulary: ids and logits are everybody's.
+    """Return a rank's model: a stage of the whole, with fewer heads and narrower MLPs.
 
-    KV heads that are fewer than the ranks are had by several. What does not divide is refused by
-    ``engine.parallel.refusals`` before.
+    It keeps the whole vocabulary, which all ranks use. KV heads fewer than the ranks are
+    replicated. What does not divide has been refused by ``engine.parallel.refusals``.
     """
     size = shard.size
     if shard.num_stages > 1:
@@ -162,11 +161,11 @@ def share_of(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
 
 
 def cuts_of(spec: DecoderSpec, shard: Shard) -> dict[str, Cut]:
-    """What the rank has of each parameter of the whole model that lies in its stage."""
+    """Return the rank's part of each parameter of the whole model in its stage."""
     own = parameters(share_of(spec, shard))
 
     def is_zero(name: str) -> bool:
-        is_whole = shard.whole_experts and ".experts." in name  # then it is the rank's own
+        is_whole = shard.whole_experts and ".experts." in name  # then already distributed
         return shard.rank > 0 and name.endswith(_ADDED_ONCE) and not is_whole
 
     return {
@@ -179,12 +178,12 @@ def cuts_of(spec: DecoderSpec, shard: Shard) -> dict[str, Cut]:
 
 
 def own_parameters(cuts: Mapping[str, Cut]) -> dict[str, Parameter]:
-    """The rank's parameters by name."""
+    """Return the rank's parameters by name."""
     return {name: cut.own for name, cut in cuts.items()}
 
 
 def num_elements(cuts: Mapping[str, Cut]) -> int:
-    """How many numbers the rank has."""
+    """Return how many numbers the rank has."""
     return sum(math.prod(cut.own.shape) for cut in cuts.values())
 
 
@@ -198,7 +197,7 @@ def _share_of_experts(moe: MoeSpec, shard: Shard) -> MoeSpec:
 
 
 def _share_of_layer(layer: LayerSpec, size: int) -> LayerSpec:
-    """What it has in place of the model's heads and width."""
+    """Shard the heads and widths in which a layer differs from the model."""
     heads, inner = layer.heads, layer.intermediate_size
     if heads is not None:
         heads = replace(heads, num_kv_heads=max(1, heads.num_kv_heads // size))
@@ -206,8 +205,8 @@ def _share_of_layer(layer: LayerSpec, size: int) -> LayerSpec:
 
 
 def _share_of_states(spec: RecurrenceSpec, size: int) -> RecurrenceSpec:
-    """Fewer heads, or channels. Key heads that are fewer than the ranks are had by several, and
-    what a group's heads have together by all who have one of them."""
+    """Divide heads or channels. Key heads fewer than the ranks are replicated, as are the
+    projections that the heads of a group share."""
     if isinstance(spec, GatedDeltaSpec):
         return replace(
             spec,
@@ -225,7 +224,7 @@ def _share_of_states(spec: RecurrenceSpec, size: int) -> RecurrenceSpec:
 
 
 def _cut(whole: Parameter, own: Parameter, shard: Shard, *, is_zero: bool) -> Cut:
-    """A parameter by the lengths of the rank's: every dimension that is shorter is cut."""
+    """Cut a parameter to the rank's lengths, in every dimension where these are shorter."""
     begins = tuple(
         tuple(
             _begin(length, share, shard)
@@ -246,8 +245,8 @@ def _cut_table(whole: Parameter, shard: Shard) -> Cut:
 
 
 def _begin(length: int, share: int, shard: Shard) -> int:
-    """Where a rank's ``share`` of ``length`` begins. With fewer shares than ranks, neighbours have
-    the same one."""
+    """Return where a rank's ``share`` of ``length`` begins; with fewer shares than ranks,
+    neighbours have the same one."""
     if share in (0, length):
         return 0
     return share * (shard.rank * (length // share) // shard.size)

@@ -2,13 +2,13 @@
 
     stage 0: embeddings, layers 0 .. a ──► stage 1: layers a .. b ──► ... ──► last stage: norm
        ▲  head, sampling                                                             │
-       └────────────────────────── the states of rows that choose ───────────────────┘
+       └────────────────────── hidden states of the sampling rows ───────────────────┘
 
-Embeddings and head lie with the first stage alone: so a table that is both lies in memory once, and
-all that reads logits is rank 0's. To make up for it that stage has fewer layers.
+The first stage alone has the embeddings and the head: tied tables are then in memory once, and rank
+0 does everything that reads logits. In return that stage has fewer layers.
 
-Each stage has a part of every block of the KV cache, so it has a layer that keeps keys and values;
-and a layer that reads the keys and values of another lies in one stage with it.
+Each stage has a part of every block of the KV cache, so it needs a layer with keys and values, and
+a layer that reads another layer's keys and values is in the same stage as that layer.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from engine.models.weights import parameters
 
 
 def stage_of(spec: DecoderSpec, stage: int, num_stages: int) -> DecoderSpec:
-    """The model that one of so many stages is; no more than ``most_stages``."""
+    """Return the model of stage ``stage`` of ``num_stages``, which is at most ``most_stages``."""
     begin, end = stage_layers(spec, num_stages)[stage]
     own = StageSpec(begin, spec.num_layers, is_first=stage == 0, is_last=stage == num_stages - 1)
     return replace(spec, layers=spec.layers[begin:end], stage=own)
 
 
 def stage_layers(spec: DecoderSpec, num_stages: int) -> list[tuple[int, int]]:
-    """The run of layers, [begin, end), of each stage: as even in weights as can be."""
+    """Return the layers of each stage, [begin, end), with weights as even as possible."""
     sizes = [0] * spec.num_layers
     ends = 0
     for name, parameter in parameters(spec).items():
@@ -42,7 +42,7 @@ def stage_layers(spec: DecoderSpec, num_stages: int) -> list[tuple[int, int]]:
 
 
 def most_stages(spec: DecoderSpec) -> int:
-    """How many stages its layers could make."""
+    """Return the maximum number of stages."""
     cuts, count, begin = _Cuts(spec), 0, 0
     for end in range(1, spec.num_layers + 1):
         if cuts.may_be(begin, end) and (end == spec.num_layers or cuts.may_begin[end]):
@@ -54,36 +54,36 @@ class _Cuts:
     """Where a model's layers may be cut.
 
     Attributes:
-        may_begin: by the number of a layer, whether a stage may begin with it.
+        may_begin: whether a stage may begin with a layer, by its number.
     """
 
     def __init__(self, spec: DecoderSpec) -> None:
-        self._num_paged = [0]  # of the layers before each
+        self._num_paged = [0]  # in the layers before each
         for layer in spec.layers:
             is_paged = not layer.recurrent and layer.reads is None
             self._num_paged.append(self._num_paged[-1] + is_paged)
         self.may_begin = [True] * spec.num_layers
-        lowest = spec.num_layers  # that is read by those behind
+        lowest = spec.num_layers  # the lowest layer read by this one or later ones
         for number in reversed(range(spec.num_layers)):
             reads = spec.layers[number].reads
             lowest = lowest if reads is None else min(lowest, reads)
             self.may_begin[number] = lowest >= number
 
     def may_be(self, begin: int, end: int) -> bool:
-        """Whether layers [begin, end) may be a stage, as far as its beginning is concerned."""
+        """Return whether layers [begin, end) may be a stage, given that ``end`` is allowed."""
         return self.may_begin[begin] and self._num_paged[begin] < self._num_paged[end]
 
 
 def _even_runs(
     sizes: Sequence[int], num_runs: int, ends: int, cuts: _Cuts
 ) -> list[tuple[int, int]]:
-    """Runs that may be stages, the first of which also carries ``ends``; the sum of the squares of
-    what each carries is least."""
+    """Return the allowed runs with the least sum of squared sizes; the first one also carries
+    ``ends``."""
     count = len(sizes)
     until = [0]
     for size in sizes:
         until.append(until[-1] + size)
-    # By the number of sizes: the least sum, and where the last of the runs begins in each.
+    # By the number of sizes: the least sum, and the start of the last run for each number of runs.
     least = [
         (ends + until[end]) ** 2 if end and cuts.may_be(0, end) else math.inf
         for end in range(count + 1)

@@ -1,4 +1,4 @@
-"""How linear layers are held: as loaded, or rounded to int8 or int4 while they load."""
+"""How linear layers are held: as loaded, or quantised to int8 or int4 while they load."""
 
 from engine.quantization.choose import choose_method, refuse_codes
 

@@ -1,4 +1,4 @@
-"""Chooses the linear method, once, at load; the log says why not another."""
+"""Choose the linear method once, at load, and log why others were not chosen."""
 
 from __future__ import annotations
 
@@ -38,19 +38,18 @@ def choose_method(
     invariant: bool = False,
     stored: str | None = None,
 ) -> WeightMethod:
-    """The fastest method that serves; with ``invariant``, of those whose rows have the same bits
-    in any batch.
+    """Return the fastest supported method.
 
     Args:
-        quantization: to round dense weights to.
+        quantization: what to quantise dense weights to.
         dtype: of the model.
         device: of the model.
-        invariant: see above.
-        stored: the format of a checkpoint that is quantised already.
+        invariant: require that a row has the same bits in any batch.
+        stored: the format of an already quantised checkpoint.
 
     Raises:
-        ModelLoadError: there is none: no kernels for this quantisation on this device, or none
-            that are invariant; or a quantised checkpoint is to be rounded again.
+        ModelLoadError: there is none: no kernels for this quantisation on this device, or no
+            invariant ones; or a quantised checkpoint would be quantised again.
     """
     if stored is not None and quantization is not None:
         raise ModelLoadError(
@@ -74,8 +73,10 @@ def choose_method(
 def refuse_codes(
     dtype: torch.dtype, device: torch.device, *, invariant: bool = False
 ) -> str | None:
-    """Why no kernel multiplies by weights in codes as they lie, or None when one does; with
-    ``invariant``, one whose rows have the same bits in any batch."""
+    """Return why no kernel multiplies quantised codes directly, or None if one does.
+
+    With ``invariant``, only kernels count whose rows have the same bits in any batch.
+    """
     if device.type == "cpu":
         if invariant:
             return "--batch-invariant is set"
@@ -88,7 +89,7 @@ def refuse_codes(
 def _refuse_kernels(device: torch.device) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
-    # Not at the top: they take a second, and a start on a CPU has no use for them.
+    # Not at the top: importing them takes a second, and a CPU does not need them.
     from kernels.triton.launch import refuse_device
 
     return refuse_device(device)
@@ -110,7 +111,7 @@ def _refuse_triton(
 def _packed_form(
     dtype: torch.dtype, device: torch.device, what: str | None, *, invariant: bool = False
 ) -> PackedForm:
-    """How codes are held; ``what`` they are, if any are known to come, is told to users."""
+    """Return how codes are held; ``what`` names their format in the log, if any are expected."""
     if what is None and device.type != "cpu":
         return WidenedPackedForm(dtype)
     if invariant and device.type != "cpu":
@@ -167,9 +168,9 @@ def _stacked_form(
     *,
     invariant: bool,
 ) -> StackedForm:
-    """How experts are held where all of a layer are one product, which is Triton's."""
+    """Return how stacked experts are held, where one (Triton) product computes all of a layer's."""
     round_to = None if quantization is None else ROUNDINGS[quantization]
-    # Found out when there are experts, once.
+    # Evaluated once, when the first experts are made.
     refuse = functools.cache(functools.partial(_refuse_triton, dtype, device, invariant=invariant))
     return StackedForm(dtype, refuse, round_to)
 
@@ -177,7 +178,7 @@ def _stacked_form(
 def _heads_form(
     dtype: torch.dtype, device: torch.device, *, invariant: bool
 ) -> Callable[[torch.Tensor], HeadProducts]:
-    """How the weights of heads are held, which are not rounded."""
+    """Return how per-head weights are held; they are never quantised."""
     from kernels.reference import matmul as reference
 
     product = reference.invariant_heads
@@ -261,7 +262,10 @@ def _invariant_form(
 
 
 def _refuse_turned(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why few rows go as many do in batch-invariant products; those of float32 do anyway."""
+    """Return why batch-invariant products of few rows must run like those of many, or None.
+
+    In float32 they do so anyway.
+    """
     if dtype == torch.float32:
         return None
     reason = _refuse_kernels(device)
@@ -275,7 +279,7 @@ def _refuse_turned(dtype: torch.dtype, device: torch.device) -> str | None:
 def _cpu_form(quantization: Quantization | None, dtype: torch.dtype) -> tuple[DenseForm, str]:
     if quantization is None and dtype != torch.bfloat16:
         return DenseMethod(), "torch"
-    # Not at the top: a start on a GPU or in float32 has no use for them.
+    # Not at the top: a GPU, or float32, does not need them.
     from engine.quantization import cpu
     from kernels.cpu.linear import is_available
     from kernels.cpu.native import build
@@ -284,7 +288,7 @@ def _cpu_form(quantization: Quantization | None, dtype: torch.dtype) -> tuple[De
         told = f"native kernels for {build.target_name()}, {quantization or 'bfloat16'}"
         if quantization in (None, "int8", "int4"):
             return cpu.panel_method(quantization), told
-        # As that of int4, the head of nf4 is int8.
+        # The head of nf4 is int8, as that of int4 is.
         head = cpu.panel_method("int8") if quantization == "nf4" else None
         return RoundedForm(quantization, _packed_form(dtype, _CPU, None), head), told
     if quantization is not None:

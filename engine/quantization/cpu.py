@@ -1,4 +1,4 @@
-"""The linear methods of a CPU: native panels, and what serves where those cannot be had."""
+"""The linear methods of a CPU: native panels, and fallbacks where these are not available."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from engine.models.linear import DenseLinear, Head, Linear
 from kernels.cpu.linear import PanelDense, PanelInt4, PanelInt8
 from kernels.cpu.screened import ScreenedHead
 
-# The number of rows for which oneDNN lays out its weights: in the middle of what decoding asks for.
+# The number of rows for which oneDNN lays out its weights; typical for decoding.
 _PACKED_FOR_ROWS = 16
-_SCREENED_WEIGHTS = 2**19  # of a head; the codes of fewer would save next to nothing
+_SCREENED_WEIGHTS = 2**19  # minimum size of a head; a smaller one's codes save little
 
 
 @dataclass(frozen=True, slots=True)
 class PanelMethod:
-    """Weights in the native kernels' panels."""
+    """Weights in the native kernels' panel layout."""
 
     layer: Callable[[torch.Tensor, torch.Tensor | None], Linear]
     head: Callable[[torch.Tensor, torch.Tensor | None], Head]
@@ -34,8 +34,8 @@ class PanelMethod:
 
 
 def panel_method(quantization: Quantization | None) -> PanelMethod:
-    """The native method. The head of an int4 model is int8: it decides between tokens, and is the
-    table of embeddings where the two are tied."""
+    """Return the native method. The head of an int4 model is int8, because it decides between
+    tokens and is the embedding table if the two are tied."""
     if quantization is None:
         return PanelMethod(PanelDense, _dense_head)
     return PanelMethod(PanelInt8 if quantization == "int8" else PanelInt4, PanelInt8)
@@ -47,7 +47,7 @@ def _dense_head(weight: torch.Tensor, bias: torch.Tensor | None) -> Head:
 
 
 class OneDnnLinear:
-    """A bfloat16 weight in oneDNN's own layout, which it would else make for each product."""
+    """A bfloat16 weight in oneDNN's own layout, which would otherwise be made for each product."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.num_bytes = weight.nbytes
@@ -60,7 +60,7 @@ class OneDnnLinear:
 
 
 class OneDnnMethod:
-    """Unquantised bfloat16 weights; the head stays as it is, to be a table of embeddings too."""
+    """Unquantised bfloat16 weights; the head, maybe an embedding table too, is not repacked."""
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """See ``LinearMethod``."""

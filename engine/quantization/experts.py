@@ -1,4 +1,4 @@
-"""The experts of a layer as one: tensors, or codes, for a grouped product."""
+"""A layer's experts stacked into tensors or codes, for a grouped product."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StackedForm:
-    """How the weights of all experts of a layer are held.
+    """How the stacked experts of a layer are held.
 
     Attributes:
         dtype: of the model.
-        refuse: why no kernel multiplies by codes here, or None when one does.
-        round_to: what dense ones are rounded to; None: they stay.
+        refuse: returns why no kernel multiplies codes here, or None if one does.
+        round_to: what dense weights are quantised to; None: they stay dense.
     """
 
     dtype: torch.dtype
@@ -31,8 +31,10 @@ class StackedForm:
     round_to: Callable[[torch.Tensor], PackedWeight] | None = None
 
     def make(self, weight: Weight, count: int) -> ExpertMatrices:
-        """The weights of ``count`` experts, [count * outputs, inputs], one after the other. What
-        cannot stay in codes is widened once, and the log says why."""
+        """Make the weights of ``count`` experts, concatenated in [count * outputs, inputs].
+
+        Codes that no kernel takes are widened once, and the log says why.
+        """
         if isinstance(weight, torch.Tensor):
             return self._of_dense(weight, count)
         try:

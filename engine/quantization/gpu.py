@@ -13,16 +13,16 @@ from kernels.tiled import tile
 from kernels.triton.quantised import packed_linear
 from kernels.triton.skinny_packed import skinny_packed_linear
 
-# Up to so many rows, reading a weight takes longer than multiplying by it; and graphs of decoding
-# have no more.
+# Up to this many rows, reading a weight takes longer than multiplying by it; and captured decode
+# steps have no more.
 _MANY_ROWS = 256
 
 
 class TritonPacked(FewRows):
-    """A packed weight that is widened in registers as it is multiplied.
+    """A packed weight that is widened in registers during the product.
 
-    With ``in_float8``, many rows are rounded to float8 and multiplied as codes, where the format
-    means it and a scale for each output is all that its weight has.
+    With ``in_float8``, many rows are rounded to float8 and multiplied as codes, if the format
+    rounds activations and the weight has only a scale for each output.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class TritonPacked(FewRows):
 
 
 class InvariantPacked:
-    """The same, whose products have the same bits for a row in any batch."""
+    """The same with batch-invariant products: a row has the same bits in any batch."""
 
     def __init__(self, weight: PackedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
         self._weight = tile(weight)
@@ -87,7 +87,7 @@ class InvariantPacked:
 
 
 def _refuse_float8(weight: PackedWeight, dtype: torch.dtype) -> str | None:
-    """Why products with a weight are not made in float8, or None when they can be."""
+    """Return why products with a weight cannot be computed in float8, or None if they can."""
     if weight.codes.dtype != torch.float8_e4m3fn:
         return f"its codes are {weight.codes.dtype}"
     if weight.num_groups > 1 or weight.zeros is not None or weight.order is not None:

@@ -1,4 +1,4 @@
-"""The linear method of a model: dense tensors go one way, packed weights another."""
+"""The linear method of a model, which treats dense tensors and packed weights differently."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from kernels.packed import PackedWeight
 
 
 class PackedForm(Protocol):
-    """How a weight is held and computed that comes as codes."""
+    """How a packed weight is held and computed."""
 
     def make(self, weight: PackedWeight, bias: torch.Tensor | None) -> Head:
-        """A layer from its weight, which it may repack and let go."""
+        """Make a layer from its weight, which it may repack and free."""
         ...
 
 
@@ -29,11 +29,11 @@ class WeightMethod:
     dense: DenseForm
     packed: PackedForm
     stacked: StackedForm
-    plain: DenseForm  # of what is not rounded
+    plain: DenseForm  # of what is never quantised
     heads: Callable[[torch.Tensor], HeadProducts]
 
     def make(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
-        """See ``LinearMethod``. Parts that cannot be one weight become layers side by side."""
+        """See ``LinearMethod``. Parts that cannot be one weight become several layers."""
         if isinstance(weight, torch.Tensor):
             return self.dense.make(weight, bias)
         layers: list[Linear] = []
@@ -55,7 +55,7 @@ class WeightMethod:
         """See ``LinearMethod``."""
         if isinstance(weight, torch.Tensor):
             return self.dense.make_head(weight)
-        (part,) = weight.joined()  # no checkpoint has its head in parts
+        (part,) = weight.joined()  # no checkpoint has a head in parts
         if isinstance(part, PackedWeight):
             return self.packed.make(part, None)
         return self.dense.make_head(part)

@@ -11,16 +11,18 @@ from kernels.packed import PackedWeight
 
 
 def panel_layer(weight: PackedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> Head:
-    """A layer from a weight that ``kernels.cpu.grouped.refuse`` has nothing against; in integers
-    where its format rounds activations too."""
+    """Make a layer from a weight that ``kernels.cpu.grouped.refuse`` accepts.
+
+    It computes in integers if the format rounds activations too.
+    """
     if weight.rounds_inputs and _is_by_output(weight):
         return PanelInt8.of_codes(weight, bias, dtype)
     return PanelGrouped(weight, bias, dtype)
 
 
 def _is_by_output(weight: PackedWeight) -> bool:
-    """Whether a code times its output's scale is all that there is to it, and the integer product
-    takes all codes."""
+    """Return whether a weight is only a code times its output's scale, with codes that the
+    integer product takes."""
     is_plain = weight.zeros is None and weight.order is None and weight.num_groups == 1
     if not is_plain or weight.codes.dtype != torch.int8:
         return False

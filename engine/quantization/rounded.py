@@ -1,4 +1,4 @@
-"""Dense weights that are rounded while they load, and then held as those of a checkpoint are."""
+"""Dense weights that are quantised while they load, and then held like those of a checkpoint."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class RoundedForm:
     """See ``engine.models.linear.DenseForm``.
 
     Attributes:
-        quantization: what weights are rounded to.
+        quantization: what weights are quantised to.
         packed: how they are held.
-        head: how the head is, which decides between tokens and is the table of embeddings where
-            the two are tied; None: as the others.
+        head: how the head is held, which decides between tokens and is the embedding table if the
+            two are tied; None: like the others.
     """
 
     quantization: Quantization

@@ -1,4 +1,4 @@
-"""Linear layers of a GPU that give steps of few rows to a kernel of our own."""
+"""Linear layers of a GPU with a kernel of our own for steps of few rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernels.triton.skinny import skinny_linear
 
 
 class Along(TypedDict, total=False):
-    """What a product of few rows takes along; see ``kernels.reference.skinny``."""
+    """What a product of few rows fuses; see ``kernels.reference.skinny``."""
 
     norm: RowNorm | None
     gate: GateKind | None
@@ -24,7 +24,7 @@ class Along(TypedDict, total=False):
 
 
 class FewRows(ABC):
-    """See ``engine.models.linear.FusedLinear``; of one kind of weights."""
+    """A base of ``engine.models.linear.FusedLinear`` for one kind of weights."""
 
     @abstractmethod
     def few(self, x: torch.Tensor, **along: Unpack[Along]) -> torch.Tensor:
@@ -65,7 +65,7 @@ class FewRows(ABC):
 
 
 class SkinnyLinear(FewRows, DenseLinear):
-    """A dense weight, of which the library multiplies many rows."""
+    """A dense weight; many rows are multiplied by the library."""
 
     def few(self, x: torch.Tensor, **along: Unpack[Along]) -> torch.Tensor:
         """See ``FewRows``."""

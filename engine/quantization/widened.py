@@ -1,5 +1,4 @@
-"""Packed weights as a kernel holds them; where none reads them, held as they are and widened for
-each product."""
+"""Packed weights held by a kernel or, without one, as they are, and widened for each product."""
 
 from __future__ import annotations
 
@@ -17,8 +16,9 @@ logger = logging.getLogger(__name__)
 
 
 class WidenedPacked:
-    """A packed weight that is widened to the activations' dtype for each product: slow, and right
-    in any dtype on any device.
+    """A packed weight that is widened to the activations' dtype for each product.
+
+    This is slow, and works in any dtype on any device.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class WidenedPackedForm:
 
 @dataclass(frozen=True, slots=True)
 class KernelPackedForm:
-    """See ``engine.quantization.method.PackedForm``: by a kernel, or widened where it refuses.
+    """See ``engine.quantization.method.PackedForm``: by a kernel, or widened if it refuses.
 
     Attributes:
         dtype: of the model.
-        refuse: why the kernel cannot hold a weight, or None when it can.
-        layer: from a weight, its bias and the dtype.
-        product: with a weight that was widened.
+        refuse: returns why the kernel cannot hold a weight, or None if it can.
+        layer: makes a layer from a weight, its bias and the dtype.
+        product: multiplies by a widened weight.
     """
 
     dtype: torch.dtype

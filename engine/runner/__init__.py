@@ -1,4 +1,4 @@
-"""Plans become tensors, logits and tokens. Importing this package does not import torch."""
+"""Turn step plans into tensors, logits and tokens. Importing this package does not import torch."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 
 def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -> Runner:
-    """Load the model that ``config`` names, with its KV cache, ready to run plans.
+    """Load the model that ``config`` names and its KV cache, ready to run plans.
 
     Raises:
-        ModelLoadError: the model cannot be served as asked; one line that says why.
+        ModelLoadError: the model cannot be served as configured; a one-line reason.
     """
     return loader_of(config)(config, on_progress)
 
 
 def loader_of(config: EngineConfig) -> LoadRunner:
-    """What loads the model that ``config`` names, imported with all that it needs.
+    """Return the loader for the model that ``config`` names, with its dependencies imported.
 
     Raises:
-        ModelLoadError: the model cannot be served as asked; one line that says why.
+        ModelLoadError: the model cannot be served as configured; a one-line reason.
     """
     if config.load_format == "stub":
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):

@@ -1,4 +1,4 @@
-"""Where a loaded model, or one rank's share of it, keeps its adapters."""
+"""Create the LoRA adapter store of a loaded model, or of one rank's shard of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def make_adapters(plan: LoadPlan) -> AdapterStore:
-    """A store that has read none yet."""
+    """Create an empty adapter store."""
     config, attention = plan.config, plan.attention
     reason = _refuse_invariant(plan) if config.batch_invariant else None
     if reason is not None:
@@ -36,11 +36,11 @@ def make_adapters(plan: LoadPlan) -> AdapterStore:
 
 
 def _refuse_invariant(plan: LoadPlan) -> str | None:
-    """Why what adapters add is not the same bits in any batch, or None when it is."""
+    """Return why LoRA results would depend on the batch, or None if they are batch-invariant."""
     if plan.spec.latent is not None:
         return "what they add to latent attention is not batch-invariant"
     if plan.kernels.name != "triton":
         return None
-    from kernels.triton.check_products import check_experts  # whose kernels theirs are
+    from kernels.triton.check_products import check_experts  # same kernels
 
     return check_experts(plan.attention.dtype, plan.attention.device)

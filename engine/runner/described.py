@@ -1,4 +1,4 @@
-"""What is told of a model once it is loaded."""
+"""Describe a loaded model to the engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def describe(plan: LoadPlan, memory: MemoryPlan, started_s: float) -> EngineInfo:
-    """A model that has been read since ``started_s``, ``time.monotonic()``."""
+    """Describe a model that began loading at ``started_s``, in ``time.monotonic()`` seconds."""
     config, model, spec = plan.config, plan.model, plan.spec
     dtype, backend = dtype_name(plan.attention.dtype), plan.kernels.name
     source = source_name(config, plan.files.seed)
@@ -58,8 +58,8 @@ def describe(plan: LoadPlan, memory: MemoryPlan, started_s: float) -> EngineInfo
 
 
 def _remembered(config: EngineConfig, spec: DecoderSpec) -> int | None:
-    """How far back any token reads the blocks of its sequence; None: to the first."""
+    """Return how far back, in tokens, any token reads its sequence's blocks; None: no limit."""
     speculation = config.speculation
     if spec.chunk is not None or (speculation is not None and speculation.in_step):
-        return None  # a draft model reads blocks of the same numbers
+        return None  # a draft model shares the block ids
     return spec.widest_window

@@ -1,4 +1,4 @@
-"""Which device, in which dtype, on how many threads."""
+"""Choose the device, the dtype and the number of threads."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ _CACHE_CODES = {
     "fp8_e4m3": torch.float8_e4m3fn,
 }
 
-# Below this the weights stay in a core's share of the last-level cache.
+# Below this size the weights fit in a core's share of the last-level cache.
 _SMALL_MODEL_BYTES = 64 * 2**20
 
 
 def choose_device(name: str, rank: int = 0) -> torch.device:
-    """The device asked for; ``auto`` is a GPU where there is one: that of the process's rank, and
-    this thread's from now on.
+    """Return the device for ``name``; ``auto`` prefers a GPU.
+
+    A GPU is the one of this process's rank, and becomes the current device of this thread.
 
     Raises:
-        ModelLoadError: a GPU is asked for and there is none.
+        ModelLoadError: a GPU was requested and there is none.
     """
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
@@ -49,8 +50,9 @@ def choose_device(name: str, rank: int = 0) -> torch.device:
 
 
 def divide_machine(config: EngineConfig) -> EngineConfig:
-    """The config of a process among others that serve the same model on this machine, ranks of one
-    model or engines of their own: on a CPU they divide its cores.
+    """Return the config of one process among several that serve the model on this machine.
+
+    The processes are ranks of one model or separate engines. On a CPU they divide its cores.
 
     Raises:
         ModelLoadError: there are fewer GPUs than processes.
@@ -76,11 +78,13 @@ def divide_machine(config: EngineConfig) -> EngineConfig:
 
 
 def choose_dtype(name: str, checkpoint: str | None, device: torch.device) -> torch.dtype:
-    """The dtype asked for. ``auto`` is the checkpoint's on a GPU; on a CPU it is bfloat16, whatever
-    the checkpoint's, where weights in it are multiplied faster, and float32 elsewhere.
+    """Return the dtype for ``name``.
+
+    ``auto`` is the checkpoint's dtype on a GPU. On a CPU, whatever the checkpoint has, it is
+    bfloat16 where matrix products are faster with bfloat16 weights, and float32 elsewhere.
 
     Raises:
-        ModelLoadError: the checkpoint's dtype is none that can be computed in.
+        ModelLoadError: the checkpoint's dtype is not one to compute in.
     """
     if name == "auto":
         if device.type == "cuda":
@@ -94,25 +98,24 @@ def choose_dtype(name: str, checkpoint: str | None, device: torch.device) -> tor
 
 
 def cache_codes(name: str) -> torch.dtype | None:
-    """The codes in which a KV cache of this name holds keys and values; None: it has the model's
-    dtype."""
+    """Return the dtype of the KV cache's codes; None: keys and values keep the model's dtype."""
     return _CACHE_CODES.get(name)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``float32`` for ``torch.float32``."""
+    """Return ``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 def set_threads(num_threads: int | None, weights_bytes: int, *, shares_cores: bool = False) -> int:
-    """Set the threads of the tensor library, for the whole process; told in a log line.
+    """Set torch's number of threads for the whole process, and log it.
 
-    By default one for each physical core this process may run on, or fewer where torch was told
-    so (OMP_NUM_THREADS): hyper-threads that share a core slow matrix products down. A small model
-    leaves one core to the process that speaks HTTP: its operations take microseconds, and a
-    thread that must wait for a core at the end of each costs more than it computes. Not so where
-    nobody is waited for who has not begun: with ``shares_cores``, which is true of the native
-    kernels' team; see ``StepThreads``.
+    The default is one thread for each physical core this process may run on, or fewer if torch was
+    configured so (OMP_NUM_THREADS): hyper-threads that share a core slow matrix products down. For
+    a small model one core is left to the HTTP process: its operations take microseconds, and a
+    thread that has to wait for a core at the end of each operation costs more than it contributes.
+    With ``shares_cores`` all cores are used, because the native kernels' thread team does not wait
+    for a thread that has not begun; see ``StepThreads``.
     """
     most = usable_threads()
     count = num_threads or (most if shares_cores else default_threads(most, weights_bytes))
@@ -122,21 +125,21 @@ def set_threads(num_threads: int | None, weights_bytes: int, *, shares_cores: bo
 
 
 def usable_threads() -> int:
-    """Threads that find a core each, or fewer where torch was told so (OMP_NUM_THREADS)."""
+    """Return how many threads get a core each, at most torch's setting (OMP_NUM_THREADS)."""
     return min(torch.get_num_threads(), _physical_cores())
 
 
 class StepThreads:
-    """How many threads compute a step.
+    """The number of threads that compute a step, by its number of sequences.
 
-    The next token of a few sequences is worth all cores. The tokens of some tens keep the process
-    that speaks HTTP busy too: a small model then gains little by the last core, and loses much
-    whenever a thread is put off it in the middle of an operation. With more sequences than that the
-    step is what all wait for, and the last core is idle for most of it.
+    With a few sequences, latency counts and all cores are used. With some tens, the HTTP process is
+    busy too: a small model gains little from the last core, and loses much whenever a thread is
+    descheduled in the middle of an operation. With more sequences than that, the step itself is the
+    bottleneck and the last core is idle for most of it, so all cores are used again.
 
     Args:
-        most: threads of a step of few sequences, or of many; the number that is set now.
-        crowded: threads of a step in between.
+        most: threads for few or many sequences; the number that is set now.
+        crowded: threads for the range in between.
     """
 
     def __init__(self, most: int, crowded: int) -> None:
@@ -144,7 +147,7 @@ class StepThreads:
         self._now = most
 
     def use(self, num_rows: int) -> None:
-        """A step of so many sequences is about to be computed by this thread."""
+        """Set the number of threads for a step of ``num_rows`` rows, computed by this thread."""
         count = self._crowded if is_crowd(num_rows) else self._most
         if count != self._now:
             torch.set_num_threads(count)
@@ -152,25 +155,28 @@ class StepThreads:
 
 
 def default_threads(num_cores: int, weights_bytes: int) -> int:
-    """Threads for a model of this size that leaves a core to others if it is small."""
+    """Return the number of threads; a small model leaves one core free."""
     return max(1, num_cores - 1) if weights_bytes < _SMALL_MODEL_BYTES else num_cores
 
 
 def _multiplies_bfloat16() -> bool:
-    """Whether this processor has instructions for products in bfloat16, or there are native kernels
-    that widen such weights as they read them: half the bytes of float32."""
+    """Return whether bfloat16 weights are faster than float32 ones here.
+
+    They are if the processor has bfloat16 product instructions, or if native kernels widen the
+    weights as they read them, which halves the bytes read.
+    """
     if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
         return True
-    from kernels.cpu.linear import is_available  # it may compile them: for who has a use for them
+    from kernels.cpu.linear import is_available  # may compile them, so import only on use
 
     return is_available()
 
 
 def _physical_cores() -> int:
-    """Distinct cores among the CPUs this process may use."""
+    """Count the distinct cores among the CPUs this process may use."""
     try:
         cpus = os.sched_getaffinity(0)
         topology = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
         return len({Path(topology.format(cpu)).read_text() for cpu in cpus})
-    except (AttributeError, OSError):  # not Linux, or not told
+    except (AttributeError, OSError):  # not Linux, or no topology
         return os.cpu_count() or 1

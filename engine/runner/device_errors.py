@@ -1,4 +1,4 @@
-"""What the tensor library raises, in the runner's own terms."""
+"""Translate torch's errors into those of the runner's contract."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.errors import EngineDead, OutOfMemory
 
 @contextmanager
 def translated_errors() -> Iterator[None]:
-    """What the tensor library raises, as the runner's contract has it."""
+    """Re-raise torch's errors as the runner's contract specifies."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -20,6 +20,6 @@ def translated_errors() -> Iterator[None]:
     except torch.AcceleratorError as error:
         raise EngineDead(f"the GPU is lost: {str(error).splitlines()[0]}") from error
     except RuntimeError as error:
-        if "can't allocate memory" in str(error):  # torch's CPU allocator has no type for it
+        if "can't allocate memory" in str(error):  # torch's CPU allocator has no own error type
             raise OutOfMemory("the step ran out of memory") from error
         raise

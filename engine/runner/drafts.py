@@ -1,12 +1,12 @@
-"""Rows that verify drafts, as the tensors see them: single tokens, judged as a group.
+"""Rows with drafts, as the tensors see them: single tokens that are verified as a group.
 
     plan       row  (t, x, y, z)            one sequence, three drafts
-    batch      rows (t) (x) (y) (z)         the same slot, neighbouring positions
+    batch      rows (t) (x) (y) (z)         the same slot, consecutive positions
     logits     after each of them           what follows t, x, y and z
-    result     the drafts that were kept, and one more token
+    result     the accepted drafts, and one more token
 
-So a token has the same kernels whether it was guessed or not, and the same bits where those do not
-depend on the batch; a step that only decodes stays one, drafts or not.
+A token thus goes through the same kernels whether it was drafted or not, and gets the same bits
+where those do not depend on the batch. A decode step remains a decode step with drafts.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from kernels.sending import to_device
 
 
 class Guesses(NamedTuple):
-    """The drafts of a step, one after the other in the order of its rows."""
+    """The drafts of a step, concatenated in row order."""
 
-    # [drafts] int64, on a device that the host does not wait for; None: the rows tell them
+    # [drafts] int64, on the device, without synchronisation; None: the rows hold the drafts
     token_ids: torch.Tensor | None
-    # [drafts, vocab] float32, what each was drawn from; None: no chance was in it
+    # [drafts, vocab] float32, the distributions they were sampled from; None: they were not sampled
     proposed: torch.Tensor | None
 
 
@@ -37,21 +37,21 @@ _KNOWN = Guesses(None, None)
 
 @dataclass(frozen=True, slots=True)
 class StepDrafts:
-    """The drafts of a step that verifies some, on the host. S judged tokens of G sequences."""
+    """The drafts of a step, on the host: S verified tokens of G sampling sequences."""
 
-    sizes: np.ndarray  # [G] int32, judged tokens of each sequence that samples: its drafts and one
-    # [S] int32, the draft behind each judged token; NO_DRAFT: there is none, DRAFT_TOKEN: only
-    # ``guesses`` tell it
+    sizes: np.ndarray  # [G] int32, verified tokens of each sampling sequence: drafts + 1
+    # [S] int32, the draft that follows each verified token; NO_DRAFT: none follows; DRAFT_TOKEN:
+    # one follows, and only ``guesses`` holds it
     draft_ids: np.ndarray
     guesses: Guesses = _KNOWN
 
     @property
     def drafted(self) -> np.ndarray:
-        """[drafts] int64, judged tokens with a draft behind them."""
+        """[drafts] int64, the verified tokens that a draft follows."""
         return np.flatnonzero(self.draft_ids != NO_DRAFT)
 
     def known(self) -> np.ndarray:
-        """``draft_ids`` with what the guesses tell; waits for the device where these are there."""
+        """Return ``draft_ids`` with the guesses, which synchronises if these are on the device."""
         if self.guesses.token_ids is None:
             return self.draft_ids
         told = self.draft_ids.copy()
@@ -59,37 +59,41 @@ class StepDrafts:
         return told
 
     def fill(self, token_ids: torch.Tensor, places: np.ndarray) -> None:
-        """Write the guesses to these places [drafts] of a tensor, [n] int32; all of them are
-        written already where the rows tell them."""
+        """Write the guesses to ``places`` [drafts] of ``token_ids`` [n] int32.
+
+        Nothing is written if the rows hold the drafts: then they are in ``token_ids`` already.
+        """
         guessed = self.guesses.token_ids
         if guessed is not None:
             at = to_device(torch.from_numpy(places.astype(np.int64)), token_ids.device)
             token_ids.index_copy_(0, at, guessed.to(torch.int32))
 
     def fill_inputs(self, token_ids: torch.Tensor, batch: HostBatch) -> None:
-        """Write them to the inputs of their batch, [N] int32: a draft is the row behind the judged
-        token that it stands behind."""
+        """Write the guesses to the batch's inputs, ``token_ids`` [N] int32.
+
+        A draft's row is the one after the row of the verified token that it follows.
+        """
         rows = batch.sampling_rows[self.drafted + 1]
         self.fill(token_ids, batch.query_start[rows])
 
     @property
     def begins(self) -> np.ndarray:
-        """[G] int32, where each group begins among the judged tokens."""
+        """[G] int32, where each group begins among the verified tokens."""
         return (np.cumsum(self.sizes) - self.sizes).astype(np.int32)
 
     @property
     def groups(self) -> np.ndarray:
-        """[S] int32, whose each judged token is."""
+        """[S] int32, the group of each verified token."""
         return np.repeat(np.arange(self.sizes.size, dtype=np.int32), self.sizes)
 
     @property
     def places(self) -> np.ndarray:
-        """[S] int32, each judged token's place in its group."""
+        """[S] int32, each verified token's place in its group."""
         return np.arange(self.draft_ids.size, dtype=np.int32) - self.begins[self.groups]
 
 
 def spread(rows: PlanRows) -> PlanRows:
-    """The rows, with a row for each token of those that verify drafts. Their blocks are known."""
+    """Split each row with drafts into one row per token. Their blocks are already allocated."""
     spread_rows = PlanRows()
     for row in rows:
         if not row.num_drafts:
@@ -101,8 +105,7 @@ def spread(rows: PlanRows) -> PlanRows:
 
 
 def step_drafts(rows: PlanRows, guesses: Guesses | None = None) -> StepDrafts | None:
-    """The drafts of these rows, which tell them or leave that to ``guesses``; None where there are
-    none."""
+    """Return the drafts of these rows, held by them or by ``guesses``; None if there are none."""
     if not rows.num_drafts:
         return None
     sizes: list[int] = []

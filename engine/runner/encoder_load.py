@@ -1,4 +1,4 @@
-"""From a config to an encoder in memory."""
+"""Load an encoder: from a config to a model in memory."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ class LoadedEncoder:
 
     @property
     def recipe(self) -> Recipe:
-        """How it is read again."""
+        """How to read it again."""
         return Recipe(self.config, self.spec, self.info, load_encoder)
 
     def runner(self) -> EncoderRunner:
-        """See ``LoadedModel.runner``: nothing is kept between steps, so there is no cache."""
+        """See ``LoadedModel.runner``. There is no KV cache: nothing is kept between steps."""
         return EncoderRunner(self.info, self.encoder, partial(RestingModel, self))
 
 
 def load_encoder(
     config: EngineConfig, model: ModelConfig, on_progress: LoadProgress | None = None
 ) -> LoadedEncoder:
-    """Read an encoder; its config has been read.
+    """Load an encoder whose config has been read.
 
     Raises:
-        ModelLoadError: the model cannot be served as asked; one line that says why.
+        ModelLoadError: the model cannot be served as configured; a one-line reason.
     """
     started_s = time.monotonic()
     spec = model.spec
@@ -74,8 +74,8 @@ def load_encoder(
         weights = load_weights(spec, headers, dtype, device, on_progress)
     encoder = Encoder(spec, weights, method)
     kind = config.pooling_type or model.sentence.kind or "mean"
-    # A place in the engine is a block, and nothing lies behind it. The scheduler keeps one spare
-    # for each sequence that runs.
+    # Blocks have no memory behind them here: each stands for a place in the engine. The scheduler
+    # keeps one spare for each running sequence.
     memory = MemoryPlan(
         weights_bytes=encoder.num_bytes,
         kv_cache_bytes=0,
@@ -116,7 +116,7 @@ def load_encoder(
 
 
 def _longest(config: EngineConfig, model: ModelConfig, spec: EncoderSpec) -> int:
-    """The longest text: as asked for, as the model was trained for, or as its positions allow."""
+    """Return the maximum length: the configured one, the one trained for, or all positions."""
     longest = spec.longest_context
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ModelLoadError(

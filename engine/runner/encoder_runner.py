@@ -1,4 +1,4 @@
-"""Runs plans on an encoder: whole texts in, vectors out, nothing kept between steps."""
+"""Run plans on an encoder: whole texts in, vectors out, nothing kept between steps."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from engine.types import Adapter, EngineInfo, Request, StepPlan, StepResult
 
 
 class EncoderRunner:
-    """A model and the requests it has been told of. All calls from one thread.
+    """An encoder and the requests that have been added. All calls come from one thread.
 
-    Blocks of plans mean nothing here; each stands for a place in the engine.
+    The block ids of plans are ignored; a block stands for a place in the engine.
 
     Args:
         info: what was loaded.
         model: the encoder.
-        rest: what the runner leaves behind when it ends, by the level of rest.
+        rest: makes what the runner leaves behind at a level of rest.
     """
 
     def __init__(self, info: EngineInfo, model: Encoder, rest: Callable[[int], Resting]) -> None:
@@ -45,11 +45,11 @@ class EncoderRunner:
         self._spans = spans
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """An encoder takes none. Raises InvalidParameter."""
+        """Raise InvalidParameter: encoders take no adapters."""
         raise InvalidParameter("an encoder takes no adapters", param="model")
 
     def prepare(self) -> bool:
-        """There is nothing to prepare."""
+        """Return False: there is nothing to prepare."""
         return False
 
     def rest(self, level: int) -> Resting:
@@ -57,7 +57,7 @@ class EncoderRunner:
         return self._rest(level)
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Compute one step. Raises as ``Launched.result`` says."""
+        """Compute one step. Raises as ``Launched.result`` does."""
         for request_id in plan.removed:
             self._requests.pop(request_id, None)
         for added in plan.added:
@@ -91,7 +91,7 @@ class EncoderRunner:
 
 
 def _token_types(request: Request) -> torch.Tensor:
-    """[tokens] int64: 1 from where the second of two texts begins, else 0."""
+    """[tokens] int64: 0 for the first of two texts, 1 for the second."""
     types = torch.zeros(len(request.prompt_token_ids), dtype=torch.int64)
     second = request.pooling.second_from if request.pooling is not None else None
     if second is not None:

@@ -1,16 +1,16 @@
-"""Decode steps as CUDA graphs: one replay in place of hundreds of launches.
+"""Decode steps as CUDA graphs: one replay instead of hundreds of launches.
 
 A step in which every row has one token is captured for a ladder of batch sizes, in two pieces:
 
     packed rows ─► [ inputs ─ attention plan ─ layers ─ logits ] ─► [ sample ─ feed back ]
 
-The second is replayed where no row asks for more than the parameter table says; else the sampler
-runs by itself on the logits. A batch between two sizes is padded with rows of a spare slot that
-hold no token. Lengths, block tables and newest tokens lie on the device, so the graph of a size
-serves every batch that fits the bounds it was captured with.
+The second piece is replayed if no row needs more than the parameter table holds; otherwise the
+sampler runs on the logits without a graph. A batch between two sizes is padded with rows of a spare
+slot that hold no token. Lengths, block tables and newest tokens live on the device, so the graph of
+a size serves every batch within the bounds it was captured with.
 
 Prompt chunks are not captured: their kernels run for longer than they take to launch, and the
-overlapped loop launches them ahead.
+overlapped loop launches them ahead of time.
 """
 
 from __future__ import annotations
@@ -44,32 +44,32 @@ Replay = Callable[[], None]
 
 
 class Capture(Protocol):
-    """Records what functions launch."""
+    """Records the kernel launches of functions."""
 
     def __call__(self, function: Callable[[], _T]) -> tuple[Replay, _T]:
-        """What launches the same again, and where it leaves what ``function`` returned.
+        """Return a replay of what ``function`` launches, and the tensors it returned.
 
-        Another replay may write there too: what it leaves is read on the same stream, before the
-        next step's.
+        Other replays may overwrite these tensors: read them on the same stream, before the next
+        step's replay.
         """
         ...
 
 
-# Of one size; larger ones share the room for theirs.
+# Per size; the logits of larger sizes share one buffer.
 _OWN_LOGITS_BYTES = 16 << 20
-# Sequences may share blocks, so their lengths together may exceed the cache's slots.
+# Sequences may share blocks, so the sum of their lengths may exceed the cache's slots.
 _SHARING = 2
 
 
 class Greedy(NamedTuple):
-    """A whole step whose rows all take the likeliest token; it leaves no logits behind."""
+    """A whole step whose rows are all greedy; it does not write logits."""
 
     replay: Replay
     sampled: Sampled  # [size]
 
 
 class Kept(NamedTuple):
-    """What a step leaves for a head that drafts; written to its table behind the forward pass."""
+    """What a step leaves for a draft head; written to the head's table after the forward pass."""
 
     slots: torch.Tensor  # [size] int64
     features: torch.Tensor  # [size, hidden_size]
@@ -77,46 +77,46 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecodeGraph:
-    """One batch size, captured."""
+    """A captured batch size."""
 
-    packed: torch.Tensor  # [3 * size] int32: slots, starts, token ids; and ``turns`` on a GPU
+    packed: torch.Tensor  # [3 * size] int32: slots, starts, token ids; on a GPU also ``turns``
     bounds: BatchGeometry
-    logits: torch.Tensor  # [size, vocab] float32, or in the dtype that the head rounds to
-    positions: torch.Tensor  # [size] int64, of the tokens to be chosen
+    logits: torch.Tensor  # [size, vocab] float32, or the dtype that the head rounds to
+    positions: torch.Tensor  # [size] int64, of the tokens to be sampled
     sampled: Sampled  # [size]
-    kept: Kept | None  # for a head that drafts
+    kept: Kept | None  # for a draft head
     forward: Replay
     sample: Replay
-    greedy: Greedy | None = None  # in place of both
-    adapters: RecordedAdapters | None = None  # of its rows; None: they have none
-    turns: torch.Tensor | None = None  # [size], see ``Turns``; None: rows turn by their places
-    trial: RecordedTrial | None = None  # where it verifies drafts and the model keeps states
+    greedy: Greedy | None = None  # instead of both
+    adapters: RecordedAdapters | None = None  # of its rows; None: no adapters
+    turns: torch.Tensor | None = None  # [size], see ``Turns``; None: unused
+    trial: RecordedTrial | None = None  # if it verifies drafts and the model is recurrent
 
     @property
     def size(self) -> int:
-        """Rows, those that pad included."""
+        """Number of rows, padding included."""
         return self.bounds.num_rows
 
     @property
     def slots(self) -> torch.Tensor:
-        """[size] int32, of the rows loaded last."""
+        """[size] int32, of the last batch that was loaded."""
         return self.packed[: self.size]
 
     @property
     def token_ids(self) -> torch.Tensor:
-        """[size] int32, of the rows loaded last."""
+        """[size] int32, of the last batch that was loaded."""
         return self.packed[2 * self.size : 3 * self.size]
 
 
 class DecodeGraphs:
-    """The ladder: captured one by one when there is time, the largest first.
+    """The ladder of graphs, captured one at a time when the engine has time, the largest first.
 
     Args:
         model, cache, kernels, spec, rows: the runner's.
-        max_num_rows: of a step.
-        capture: of what a step launches.
-        features: of a head that drafts, if there is one.
-        feeds_back: what is sampled is the rows' newest token.
+        max_num_rows: the most rows of a step.
+        capture: records what a step launches.
+        features: those of the draft head, if there is one.
+        feeds_back: sampled tokens become the rows' newest tokens.
     """
 
     def __init__(
@@ -141,20 +141,23 @@ class DecodeGraphs:
         self._features = features
         self._feeds_back = feeds_back
         self._graphs: dict[int, DecodeGraph] = {}
-        self._to_capture = ladder(max_num_rows)  # the largest last
+        self._to_capture = ladder(max_num_rows)  # ascending; captured from the end
         self._sizes = tuple(self._to_capture)
-        self._logits: torch.Tensor | None = None  # of the larger sizes, never run at once
+        self._logits: torch.Tensor | None = None  # shared by the larger sizes
 
     def find(
         self, batch: HostBatch, *, verifies: bool = False, adapted: bool = False
     ) -> DecodeGraph | None:
-        """The smallest graph that holds the batch, whether or not it verifies drafts; None where
-        running it as it is costs less, or rows have adapters: what adds these is not captured."""
+        """Return the smallest graph that fits the batch, whether or not it verifies drafts.
+
+        None if running without a graph costs less, or if rows have adapters, whose kernels are not
+        captured.
+        """
         if adapted or not batch.is_decode or (verifies and self._model.spec.is_recurrent):
             return None
         num_rows = batch.slots.size
         for size in self._sizes:
-            # Twice the rows cost less than the launches, for all but the largest models.
+            # Padding to twice the rows costs less than the launches, except for the largest models.
             if num_rows <= size <= 2 * num_rows + 8 and (graph := self._graphs.get(size)):
                 actual = BatchGeometry(
                     batch.query_start,
@@ -168,9 +171,9 @@ class DecodeGraphs:
         return None
 
     def load(self, graph: DecodeGraph, batch: HostBatch, uploads: Uploads) -> None:
-        """Bring a batch to where the graph reads it, padded, and what has changed in the table."""
+        """Copy a batch, padded, and the changes of the row table to the graph's inputs."""
         changes = self._rows.changes()
-        if any(array.size for array in changes):  # a step in sixteen or so
+        if any(array.size for array in changes):  # in about one step of sixteen
             self._rows.write(*uploads.send(changes))
         padding = graph.size - batch.slots.size
         columns = [
@@ -184,10 +187,11 @@ class DecodeGraphs:
         uploads.fill(graph.packed, columns)
 
     def capture_next(self) -> bool:
-        """Capture one more size; whether there are more.
+        """Capture one more size; return whether more remain.
 
-        Where one cannot be captured, for want of memory say, its steps and those of the sizes that
-        are left stay as they are: slower, and right. A lost device shows with the next step.
+        If a capture fails, for want of memory for instance, the steps of this size and of the
+        remaining ones run without graphs: slower, with the same results. A lost device shows in the
+        next step.
         """
         if not self._to_capture:
             return False
@@ -208,7 +212,7 @@ class DecodeGraphs:
         packed, rows = spare_rows(size, table, device)
         turns = None if table.turns is None else packed[3 * size :]
         batch = spare_batch(size, self._longest(size), table)
-        # Read behind the next step's beginning, and so not where other replays may write.
+        # Read after the next step has begun, so it must not be where other replays write.
         sampled = Sampled.empty(size, device)
 
         def forward() -> tuple[BatchGeometry, torch.Tensor, torch.Tensor, Kept | None]:
@@ -244,8 +248,10 @@ class DecodeGraphs:
         return DecodeGraph(*given, turns=turns)
 
     def _hold(self, logits: torch.Tensor) -> torch.Tensor:
-        """Where a step's logits stay until its tokens are chosen: where they are, if each such size
-        can have its own."""
+        """Return where a step's logits stay until its tokens are sampled.
+
+        Logits small enough for a buffer of their own at each size stay in place.
+        """
         if logits.nbytes <= _OWN_LOGITS_BYTES:
             return logits
         held = self._logits
@@ -254,21 +260,23 @@ class DecodeGraphs:
         return held[: len(logits)].copy_(logits)
 
     def _longest(self, size: int) -> int:
-        """The bound of each row's length, so that all together hold what the cache can."""
+        """Return the longest row to capture for, so that all rows together fill the cache."""
         num_blocks, _, block_size, _ = self._cache.paged[0].keys.shape
         of_a_row = self._rows.host_tables.shape[1] * block_size
         return min(of_a_row, -(-_SHARING * num_blocks * block_size // size))
 
 
 def ladder(max_num_rows: int) -> list[int]:
-    """Sizes to capture: 1, 2, 4, then steps of 8 up to the most there can be."""
+    """Return the sizes to capture: 1, 2, 4, then multiples of 8 up to the maximum."""
     sizes = [1, 2, 4, *range(8, max_num_rows, 8)]
     return [size for size in sizes if size < max_num_rows] + [max_num_rows]
 
 
 def spare_rows(size: int, table: RowTable, device: torch.device) -> tuple[torch.Tensor, StepRows]:
-    """Where a captured step reads its rows, and those that pad in it: [3 * size] int32, as rows,
-    or on a GPU [4 * size] where the table has positions to turn by."""
+    """Return the packed rows that a captured step reads, filled with padding, and views of them.
+
+    [3 * size] int32, or [4 * size] on a GPU if the table has three-dimensional positions.
+    """
     steps = torch.arange(size + 1, dtype=torch.int32, device=device)
     num_columns = 3 if table.turns is None or device.type == "cpu" else 4
     packed = torch.zeros(num_columns * size, dtype=torch.int32, device=device)
@@ -279,7 +287,7 @@ def spare_rows(size: int, table: RowTable, device: torch.device) -> tuple[torch.
 
 
 def spare_batch(size: int, longest: int, table: RowTable) -> HostBatch:
-    """A decode batch on the host that bounds those which the captured step will serve."""
+    """Make a decode batch on the host that bounds the batches of a captured step."""
     return HostBatch(
         slots=np.full(size, table.spare_slot, np.int32),
         query_start=np.arange(size + 1, dtype=np.int32),
@@ -297,15 +305,14 @@ class CudaCapture:
         self._stream = torch.cuda.Stream()
 
     def __call__(self, function: Callable[[], _T]) -> tuple[Replay, _T]:
-        """See ``Capture``. ``function`` runs once as it is before, so that its kernels are
-        compiled."""
+        """See ``Capture``. ``function`` first runs once uncaptured, to compile its kernels."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             function()
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # What other threads ask of the driver meanwhile does not end the capture. And where it
-        # fails, the library may leave its stream the current one.
+        # Driver calls of other threads must not invalidate the capture. If a capture fails, torch
+        # may leave its stream as the current one.
         mode = "thread_local"
         try:
             with (
@@ -319,12 +326,12 @@ class CudaCapture:
         return graph.replay, left
 
     def _give_up(self) -> None:
-        """Tell the allocator that a capture which failed is over.
+        """Tell the allocator that a failed capture is over.
 
-        torch 2.11 does not where the driver ends it with an error (pytorch/pytorch#180395): then
-        all that was used on a second stream would be kept for good, as while a capture is under
-        way, and ``empty_cache`` would fail.
+        torch 2.11 does not do so if the driver ends the capture with an error
+        (pytorch/pytorch#180395): all memory used on a second stream would then be kept for good, as
+        during a capture, and ``empty_cache`` would fail.
         """
-        with contextlib.suppress(RuntimeError):  # it knows
+        with contextlib.suppress(RuntimeError):  # it knows already
             device = torch.cuda.current_device()
             torch._C._cuda_endAllocateToPool(device, self._pool)

@@ -1,4 +1,4 @@
-"""The exchange of blocks with the host's memory, by all who have a part in them."""
+"""Exchange KV blocks with host memory, in the model, its draft model and all ranks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ if TYPE_CHECKING:
 
 
 class HostBlocks:
-    """Does what plans say of the host.
+    """Carries out the offloads and loads of plans.
 
     Args:
-        cache: where blocks lie.
-        num_slots: of the host, each for a block.
-        draft: has blocks of the same numbers, which go along; None: there is none.
-        team: ranks that have the rest of each block; None: there are none.
+        cache: the blocks on the device.
+        num_slots: block-sized slots in host memory.
+        draft: the draft model, whose blocks have the same ids and are copied too; None: there is
+            none.
+        team: the ranks with the other shards of each block; None: there are none.
 
     Raises:
-        ModelLoadError: the host does not have so much memory.
+        ModelLoadError: the host does not have enough memory.
     """
 
     def __init__(
@@ -39,8 +40,10 @@ class HostBlocks:
         self._team = team
 
     def exchange(self, plan: StepPlan) -> None:
-        """Copy blocks to the host before the step writes to them, and then from there. Raises
-        EngineDead when a rank is gone."""
+        """Offload blocks to the host before the step overwrites them, then load others from it.
+
+        Raises EngineDead when a rank is gone.
+        """
         offloads, loads = plan.offloads, plan.loads
         if not offloads and not loads:
             return

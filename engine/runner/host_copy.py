@@ -1,8 +1,8 @@
-"""A GPU's tensors on the host, while their memory there belongs to others.
+"""Host copies of a GPU's tensors whose device memory has been freed.
 
-A tensor is a view of a storage, and a storage can be emptied and filled again without its views
-noticing. So what holds weights need not know: layers keep their tensors, which are not to be read
-until the storages are back.
+A tensor is a view of a storage, and a storage can be emptied and refilled without its views
+noticing. The objects that hold weights are therefore unaffected: layers keep their tensors, which
+must not be read until the storages are filled again.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import torch
 
 
 class HostCopy:
-    """The contents of storages that are empty meanwhile.
+    """The contents of storages whose device memory is freed.
 
     Args:
-        storages: whose memory is given up; each once.
+        storages: those to free; each once.
     """
 
     def __init__(self, storages: Iterable[torch.UntypedStorage]) -> None:
         self._copies: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
         for storage in storages:
-            # One after the other: what is copied is freed before the next is.
+            # One at a time: each storage is freed before the next is copied.
             copy = torch.UntypedStorage(storage.nbytes())
             copy.copy_(storage)
             self._copies.append((storage, copy))
@@ -33,20 +33,20 @@ class HostCopy:
 
     @classmethod
     def of(cls, root: object, device: torch.device) -> Self:
-        """Of all tensors on ``device`` that ``root`` refers to."""
+        """Copy and free all tensors on ``device`` that are reachable from ``root``."""
         return cls(dict(_storages(root, device)).values())
 
     @property
     def num_bytes(self) -> int:
-        """What the copies take."""
+        """The size of the copies."""
         return sum(copy.nbytes() for _, copy in self._copies)
 
     def bring_back(self) -> None:
-        """Fill the storages again, in memory taken anew; to be called once.
+        """Allocate the storages again and fill them; call once.
 
         Raises:
-            RuntimeError: the device has no room; what is there already stays, and the rest can be
-                brought later.
+            RuntimeError: the device is out of memory. What has been copied stays; a later call
+                copies the rest.
         """
         while self._copies:
             storage, copy = self._copies[-1]
@@ -56,7 +56,7 @@ class HostCopy:
 
 
 def _storages(root: object, device: torch.device) -> Iterator[tuple[int, torch.UntypedStorage]]:
-    """Storages on ``device`` below ``root``, by their address; some more than once."""
+    """Yield storages on ``device`` reachable from ``root``, with addresses; some repeatedly."""
     seen: set[int] = set()
     stack = [root]
     while stack:
@@ -73,7 +73,7 @@ def _storages(root: object, device: torch.device) -> Iterator[tuple[int, torch.U
 
 
 def _parts(thing: object) -> Iterable[object]:
-    """What a thing refers to, as far as models are made of it."""
+    """Return the objects a thing refers to, for the types that models are made of."""
     if isinstance(thing, (str, bytes, type, ModuleType)):
         return ()
     if isinstance(thing, Mapping):
@@ -82,7 +82,7 @@ def _parts(thing: object) -> Iterable[object]:
         return thing
     if isinstance(thing, functools.partial):
         return (thing.func, *thing.args, *thing.keywords.values())
-    parts = [getattr(thing, "__self__", None)]  # of a method
+    parts = [getattr(thing, "__self__", None)]  # of a bound method
     closure = getattr(thing, "__closure__", None) or ()
     parts += [cell.cell_contents for cell in closure]
     parts += vars(thing).values() if hasattr(thing, "__dict__") else ()

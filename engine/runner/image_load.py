@@ -1,4 +1,4 @@
-"""What is decided about images before weights load, and the tower that embeds them."""
+"""Image decisions that precede loading weights, and loading the vision tower."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from engine.runner.weight_files import WeightFiles
 
 logger = logging.getLogger(__name__)
 
-# Tokens of an image on a CPU where nobody asks for more: photographs as they come from a telephone
-# would be 16,000, and take minutes.
+# Default limit of an image's tokens on a CPU: full-size telephone photographs would have 16,000 and
+# take minutes.
 _MOST_ON_CPU = 1024
-# Cells whose embeddings are kept at least: as many as some images of usual size have together.
+# Lower bound of cells whose embeddings are cached: enough for several images of usual size.
 _LEAST_KEPT = 4096
 
 
@@ -42,11 +42,11 @@ class ImagePlan:
 
     vision: VisionModel
     rules: ImageRules
-    has_planes: bool  # the tokens of images have positions in three dimensions
+    has_planes: bool  # image tokens have three-dimensional positions
 
     @property
     def table_cell(self) -> int | None:
-        """For the ``RowTable``."""
+        """The ``image_cell`` of the ``RowTable``."""
         return self.rules.cell if self.has_planes else None
 
     @property
@@ -56,21 +56,21 @@ class ImagePlan:
 
     @property
     def num_kept(self) -> int:
-        """Cells whose embeddings are kept at once."""
+        """Cells whose embeddings are cached at once."""
         return max(_LEAST_KEPT, self.largest)
 
     def load(self, files: WeightFiles, dtype: torch.dtype, device: torch.device) -> VisionTower:
-        """Read the encoder. Raises ModelLoadError."""
+        """Load the vision tower. Raises ModelLoadError."""
         return load_tower(self.vision, files.headers, dtype, device, files.seed)
 
     def num_bytes(self, spec: DecoderSpec, tower: VisionTower, dtype: torch.dtype) -> int:
-        """What reading images takes besides the encoder itself."""
+        """The memory that reading images takes besides the vision tower's weights."""
         states = 1 + len(self.vision.spec.deep_layers)
         kept = self.num_kept * states * spec.hidden_size * dtype.itemsize
         return kept + tower.activation_bytes(self.largest)
 
     def reader(self, tower: VisionTower, rows: RowTable, device: torch.device) -> ImageReader:
-        """What a runner reads images with."""
+        """Make the runner's image reader."""
         return ImageReader(tower, self.rules, rows, device, self.num_kept)
 
 
@@ -81,7 +81,7 @@ def plan_images(
     spec: DecoderSpec,
     device: torch.device,
 ) -> ImagePlan | None:
-    """How the model takes images; None where it takes none, which the log explains."""
+    """Decide how the model takes images; None if it takes none, with the reason logged."""
     if not config.max_images or not spec.generates:
         return None
     vision, reason = model.vision, model.images_refused
@@ -103,7 +103,7 @@ def plan_images(
 
 
 def _largest(rules: ImageRules) -> int:
-    """Cells of the largest image."""
+    """Return the cells of the largest image."""
     scaling = rules.scaling
     if isinstance(scaling, AreaScaling):
         return scaling.max_pixels // rules.cell**2
@@ -114,7 +114,7 @@ def _largest(rules: ImageRules) -> int:
 
 
 def _within(rules: ImageRules, most: int) -> Scaling:
-    """The same scaling, to so many cells at most."""
+    """Return the same scaling, limited to ``most`` cells."""
     scaling = rules.scaling
     if isinstance(scaling, AreaScaling):
         most_pixels = most * rules.cell**2

@@ -1,4 +1,4 @@
-"""What a step's tokens of images are computed from: embeddings, made once an image."""
+"""Image embeddings for the tokens of a step; each image is embedded once."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ from kernels.sending import to_device
 
 
 class _Seen(NamedTuple):
-    """Cells of an image that a step computes."""
+    """The cells of an image that a step computes."""
 
     image: Image
     places: np.ndarray  # [n], in the step
-    begin: int  # of them, in the image
-    behind: int  # where the prompt goes on behind the last of its cells
+    begin: int  # first of these cells, in the image
+    behind: int  # the prompt position after the image's last cell
 
 
 class Turning(NamedTuple):
-    """The positions that a step's tokens turn by, see ``Turns``."""
+    """The rotary positions of a step's tokens; see ``Turns``."""
 
     host: np.ndarray  # [3, N] int32
     device: torch.Tensor  # int64
 
 
 class StepView(NamedTuple):
-    """What a step sees of images."""
+    """What a step needs to know of its images."""
 
-    tokens: ImageTokens | None = None  # None: none of its tokens is one of an image
+    tokens: ImageTokens | None = None  # None: no token of the step is in an image
     places: np.ndarray | None = None  # [n] int32, those of ``tokens``, on the host
-    ends: Ends | None = None  # how far tokens see; None: none looks ahead
-    turns: Turning | None = None  # None: the tokens' places
+    ends: Ends | None = None  # how far tokens attend; None: plain causal attention
+    turns: Turning | None = None  # None: the rotary positions are the tokens' positions
 
 
 NOTHING_SEEN = StepView()
 
 
 class ImageReader:
-    """Makes embeddings when the first token of an image is computed, and keeps them for its other
-    chunks and for texts that show the image again.
+    """Embeds an image when its first token is computed, and caches the embeddings.
 
-    An image is embedded alone, so its embeddings do not depend on what else the step does.
+    The cache serves the image's later chunks and other prompts with the same image. An image is
+    embedded by itself, so its embeddings do not depend on the rest of the step.
 
     Args:
-        tower: makes them.
-        rules: of the model's images.
+        tower: the vision tower.
+        rules: the model's image rules.
         rows: the runner's.
-        device: of the tower.
-        most_cells: kept, unless one step needs more.
+        device: the tower's.
+        most_cells: capacity of the cache; one step may exceed it.
     """
 
     def __init__(
@@ -78,15 +78,15 @@ class ImageReader:
         self._device = device
         self._most_cells = most_cells
         self._num_cells = 0
-        self._wanted: Set[bytes] = frozenset()  # digests of those that are not dropped
-        self._kept: OrderedDict[bytes, ImageStates] = OrderedDict()  # what was used last, last
+        self._wanted: Set[bytes] = frozenset()  # digests that must not be evicted
+        self._kept: OrderedDict[bytes, ImageStates] = OrderedDict()  # least recently used first
 
     def sees(self, batch: HostBatch) -> bool:
-        """Whether the step has a token of an image."""
+        """Return whether the step has a token of an image."""
         return next(self._seen(batch), None) is not None
 
     def read(self, batch: HostBatch, uploads: Uploads) -> StepView:
-        """What a step sees; images that are not kept are embedded."""
+        """Return what the step needs; embeds images that are not cached."""
         if not self._rows.pictured:
             return NOTHING_SEEN
         turns, turning = None if self._rows.turns is None else self._rows.turns.of(batch), None
@@ -102,7 +102,7 @@ class ImageReader:
         return StepView(self._tokens(seen, places), places.astype(np.int32), ends, turning)
 
     def _tokens(self, seen: list[_Seen], places: np.ndarray) -> ImageTokens:
-        """What stands in place of the step's tokens of images."""
+        """Return the embeddings that replace the step's image tokens."""
         parts = []
         for image, where, begin, _ in seen:
             states = self._states(image)
@@ -183,13 +183,15 @@ class ImageReader:
         return to_device(pixels, self._device)
 
     def _add(self, image: Image, states: ImageStates) -> None:
-        if image.digest not in self._kept:  # a step may have read what was being read ahead
+        if image.digest not in self._kept:  # a step may have embedded it during the read-ahead
             self._kept[image.digest] = states
             self._num_cells += states.embeddings.shape[0]
 
     def _drop(self) -> None:
-        """Forget what was used longest ago, but for what was used last and what is wanted, until
-        what is left fits."""
+        """Evict the least recently used images until the rest fits.
+
+        Wanted images and the most recently used one stay.
+        """
         if self._num_cells <= self._most_cells:
             return
         *earlier, _ = self._kept
@@ -201,7 +203,7 @@ class ImageReader:
 
 
 def _ends(batch: HostBatch, seen: list[_Seen]) -> np.ndarray:
-    """[N] int32, see ``Ends``: the tokens of an image see all of it."""
+    """[N] int32, see ``Ends``: the tokens of an image attend to all of it."""
     found = batch.positions + np.int32(1)
     for _, where, _, behind in seen:
         found[where] = behind

@@ -1,7 +1,7 @@
-"""A plan's rows become one ragged batch: all tokens one after the other, no padding.
+"""Turn a plan's rows into one ragged batch: all tokens concatenated, without padding.
 
-The host names slots and positions, in one transfer; what the rows hold lies on the device, and
-the inputs are built there.
+The host sends slots and positions in one transfer. What the rows hold (block tables, newest tokens)
+is on the device, and the inputs are built there.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _NO_COPIES = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class HostBatch:
-    """The rows of a step, on the host; all int32. N tokens of R rows."""
+    """The rows of a step on the host; all int32. N tokens in R rows."""
 
     slots: np.ndarray  # [R], in the RowTable
     query_start: np.ndarray  # [R + 1]
     starts: np.ndarray  # [R]
-    token_ids: np.ndarray  # [N], PENDING_TOKEN where the device knows
-    sampling_rows: np.ndarray  # [S], the rows that choose a token
+    token_ids: np.ndarray  # [N], PENDING_TOKEN if the id is on the device
+    sampling_rows: np.ndarray  # [S], the sampling rows
 
     @property
     def seq_lens(self) -> np.ndarray:
-        """[R], this step's tokens included."""
+        """[R], including this step's tokens."""
         return self.starts + np.diff(self.query_start)
 
     @property
@@ -49,13 +49,13 @@ class HostBatch:
 
     @property
     def is_decode(self) -> bool:
-        """Whether every row has one token and chooses the next."""
+        """Whether every row has one token and samples the next."""
         return self.token_ids.size == self.slots.size == self.sampling_rows.size
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
-    """The same on the device, and block copies to be made first."""
+    """The batch on the device, and the block copies to make first."""
 
     rows: StepRows
     sampling_rows: torch.Tensor  # [S] int32
@@ -64,16 +64,16 @@ class DeviceBatch:
 
     @property
     def last_tokens(self) -> torch.Tensor:
-        """[S] int32, where the last tokens of the sampling rows lie in the batch."""
+        """[S] int32, the indices of the sampling rows' last tokens in the batch."""
         return self.rows.query_start[1:].index_select(0, self.sampling_rows) - 1
 
 
 def host_batch(rows: PlanRows, table: RowTable) -> HostBatch:
-    """The batch of a step, in the order of its rows.
+    """Make the batch of a step, in row order.
 
     Args:
         rows: at least one, each with at least one token.
-        table: knows every row.
+        table: holds every row.
     """
     token_ids = list(chain.from_iterable(rows.token_ids))
     query_start = np.arange(len(rows) + 1, dtype=np.int32)
@@ -92,7 +92,7 @@ def host_batch(rows: PlanRows, table: RowTable) -> HostBatch:
 
 
 def extend_tables(rows: PlanRows, table: RowTable) -> None:
-    """Append the rows' new blocks to their tables."""
+    """Append the rows' new blocks to their block tables."""
     if rows.new_blocks:
         table.extend(
             table.slots(map(rows.ids.__getitem__, rows.new_blocks)), rows.new_blocks.values()
@@ -102,7 +102,7 @@ def extend_tables(rows: PlanRows, table: RowTable) -> None:
 def send(
     batch: HostBatch, copies: tuple[BlockCopy, ...], table: RowTable, uploads: Uploads
 ) -> DeviceBatch:
-    """Bring a step to the device in one transfer, with all that has changed in the table."""
+    """Send a step and all changes of the row table to the device in one transfer."""
     sent = uploads.send(
         (
             batch.slots,
@@ -119,7 +119,7 @@ def send(
 
 
 class Ends(NamedTuple):
-    """Of each token one past the last position that it sees where it may look ahead."""
+    """For each token, one past the last position that it attends to, where it may look ahead."""
 
     host: np.ndarray  # [N] int32
     device: torch.Tensor
@@ -132,7 +132,7 @@ def geometry(
     table: RowTable,
     ends: Ends | None = None,
 ) -> BatchGeometry:
-    """Where the rows lie, for the attention; ``seq_lens`` are the device's."""
+    """Describe the rows' layout for the attention; ``seq_lens`` are on the device."""
     seen, on_host = (None, None) if ends is None else (ends.device, ends.host)
     on_device = DeviceGeometry(rows.query_start, seq_lens, rows.slots, table.tables, seen)
     return BatchGeometry(
@@ -143,13 +143,13 @@ def geometry(
 def build(
     batch: HostBatch, rows: StepRows, table: RowTable, block_size: int, operations: Operations
 ) -> StepInputs:
-    """What the layers read, from what lies on the device."""
+    """Build the layers' inputs from what is on the device."""
     longest = int(np.diff(batch.query_start).max())
     return operations.build_inputs(rows, table.newest, table.tables, block_size, longest)
 
 
 def _int32(values: Sequence[int]) -> np.ndarray:
-    """As an array, in less time than numpy takes to find out what a list holds."""
+    """Convert to an array faster than numpy, which first inspects what a list holds."""
     return np.fromiter(values, np.int32, len(values))
 
 

@@ -1,4 +1,4 @@
-"""The kernels of a runner: chosen once, with the reasons told."""
+"""Choose the runner's kernels once, and report the reasons."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ logger = logging.getLogger(__name__)
 
 
 def choose_kernels(name: str, spec: AttentionSpec, *, invariant: bool = False) -> Kernels:
-    """The kernels called ``name``, or for ``auto`` the first kind that serves the model.
+    """Return the kernels called ``name``; for ``auto``, the first kind that supports the model.
 
-    With ``invariant``, of those whose results for a sequence have the same bits in any batch.
+    With ``invariant``, only kernels whose results for a sequence have the same bits in any batch.
 
     Raises:
-        ModelLoadError: there is none; says why for each.
+        ModelLoadError: none supports it; gives the reason for each.
     """
     try:
         kernels, refusals = select_kernels(name, spec, invariant=invariant)
     except NoKernelsError as error:
         raise ModelLoadError(str(error)) from None
     for loser, reason in refusals:
-        # On a GPU nothing else is nearly as fast, and something is amiss where it cannot be had.
+        # On a GPU nothing else is nearly as fast, so Triton's absence means a problem.
         is_costly = loser == "triton" and spec.device.type == "cuda"
         level = logging.WARNING if is_costly else logging.INFO
         logger.log(level, "attention backend %s: not used, %s", loser, reason)

@@ -1,4 +1,4 @@
-"""A step that has been launched, until its result is asked for."""
+"""Launched steps whose results have not been read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.types import StepResult
 
 
 class OnTheWay:
-    """A step whose results are being fetched."""
+    """A step whose results are being copied to the host."""
 
     __slots__ = ("_outcome",)
 
@@ -27,7 +27,7 @@ class OnTheWay:
 
 
 class Underway:
-    """A step that other stages are computing."""
+    """A step that later pipeline stages are computing."""
 
     __slots__ = ("_finish",)
 

@@ -1,4 +1,4 @@
-"""From a config to a runner: read, check, load, plan the memory, put together."""
+"""From a config to a runner: read, check, load, plan the memory, assemble."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -> Runner:
-    """See ``engine.runner.load_runner``. What can be refused is refused before weights load."""
+    """See ``engine.runner.load_runner``. Refusals come before weights load where possible."""
     config = divide_machine(config)
     model = read_config(config.model)
     if isinstance(model.spec, EncoderSpec):
@@ -69,12 +69,12 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
         return load_encoder(config, model, on_progress).runner()
     try:
         return _load_decoder(config, model, on_progress).runner()
-    except NoKernelsError as error:  # in a check of products: the GPU is lost to this process
+    except NoKernelsError as error:  # a check of products lost the GPU
         raise ModelLoadError(str(error)) from None
 
 
 class Loaded(NamedTuple):
-    """All parameters that this process has."""
+    """All parameters of this process."""
 
     modules: Modules
     draft: Modules | None
@@ -83,28 +83,28 @@ class Loaded(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """What they take in memory."""
+        """Their size in memory."""
         return sum(part.num_bytes for part in self if part is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedDecoder:
-    """A decoder in memory, apart from its KV cache; see ``engine.runner.resting.LoadedModel``."""
+    """A decoder in memory, without its KV cache; see ``engine.runner.resting.LoadedModel``."""
 
     plan: LoadPlan
     parts: Loaded
     info: EngineInfo
-    team: Team | None  # the ranks that have the rest of it
+    team: Team | None  # the ranks with the other shards
 
     @property
     def recipe(self) -> Recipe:
-        """How it is read again: in the same memory, by as many threads."""
+        """How to read it again: into the same memory, with the same number of threads."""
         plan, info = self.plan, self.info
         again = partial(_load_decoder, threads=plan.threads, memory=info.memory, team=self.team)
         return Recipe(plan.config, plan.whole, info, again)
 
     def runner(self) -> ModelRunner:
-        """See ``LoadedModel.runner``. Raises EngineDead where another rank is gone."""
+        """See ``LoadedModel.runner``. Raises EngineDead when another rank is gone."""
         plan, loaded, memory, team = self.plan, self.parts, self.info.memory, self.team
         if team is not None:
             team.wake()
@@ -173,7 +173,7 @@ class LoadedDecoder:
         own = RestingModel(self, level)
         if self.team is None:
             return own
-        from engine.parallel.resting import RestingTeam  # brings torch.distributed with it
+        from engine.parallel.resting import RestingTeam  # imports torch.distributed
 
         return RestingTeam(own, self.team, level)
 
@@ -187,8 +187,11 @@ def _load_decoder(
     memory: MemoryPlan | None = None,
     team: Team | None = None,
 ) -> LoadedDecoder:
-    """Read a decoder; with ``threads`` and ``memory`` as they were planned for it before, and by
-    the ``team`` that has it where that is several ranks."""
+    """Read a decoder.
+
+    ``threads`` and ``memory`` are what an earlier load planned for it; ``team`` is the ranks that
+    hold it, if there are several.
+    """
     assert isinstance(model.spec, DecoderSpec)
     refuse_unkept(config, model.spec)
     if config.enable_expert_parallel and config.tensor_parallel_size == 1:
@@ -200,7 +203,7 @@ def _load_decoder(
         plan = make_plan(config, model, model.spec, team.shard, threads=threads)
         with team.reading(config.model, config.generation):
             return _read_decoder(plan, on_progress, memory, team)
-    from engine.parallel.leader import Team  # torch.distributed is for those who need it
+    from engine.parallel.leader import Team  # imports torch.distributed
 
     team = Team(config, model.spec)
     try:
@@ -217,7 +220,7 @@ def _read_decoder(
     memory: MemoryPlan | None = None,
     team: Team | None = None,
 ) -> LoadedDecoder:
-    """Read what was planned; as rank 0 of a ``team`` where there is one."""
+    """Read what was planned, as rank 0 of ``team`` if there is one."""
     started_s = time.monotonic()
     loaded = read_weights(plan, on_progress)
     if memory is not None:
@@ -233,7 +236,7 @@ def _read_decoder(
 
 
 def read_weights(plan: LoadPlan, on_progress: LoadProgress | None) -> Loaded:
-    """Read the weights of the model and of what drafts for it."""
+    """Read the weights of the model and of its draft model or head."""
     config, method, attention = plan.config, plan.method, plan.attention
     cuts = None if plan.shard is None else cuts_of(plan.whole, plan.shard)
     weights = plan.files.open(plan.whole, attention.dtype, attention.device, on_progress, cuts)
@@ -247,8 +250,10 @@ def read_weights(plan: LoadPlan, on_progress: LoadProgress | None) -> Loaded:
 
 
 def plan_cache(plan: LoadPlan, loaded: Loaded) -> MemoryPlan:
-    """How large the KV cache is to be, where all ranks that share this machine's memory have as
-    large a one. Raises ModelLoadError."""
+    """Plan the KV cache's size, the same for all ranks that share this machine's memory.
+
+    Raises ModelLoadError.
+    """
     config, attention = plan.config, plan.attention
     guessers = (part for part in (plan.draft, plan.head) if part is not None)
     image_bytes = 0
@@ -281,17 +286,17 @@ def _graphs(
     adapters: AdapterStore,
     features: Features | None,
 ) -> DecodeGraphs | DecodePrograms | None:
-    """What runs decode steps in one go; None: nothing does."""
+    """Make the runner of captured decode steps; None: they are not captured."""
     config, kernels, attention = plan.config, plan.kernels, plan.attention
     if config.enforce_eager or not plan.spec.generates or not kernels.attention.is_capturable:
         return None
     if plan.shard is not None:
-        return None  # what ranks say to each other is not recorded
+        return None  # communication between ranks cannot be recorded
     if attention.device.type != "cuda":
         return DecodePrograms(
             decoder, cache, kernels, attention, rows, adapters=adapters, features=features
         )
-    most = rows.spare_slot  # those before it
+    most = rows.spare_slot  # the slots before the spare one
     return DecodeGraphs(decoder, cache, kernels, attention, rows, most, CudaCapture(), features)
 
 
@@ -307,7 +312,7 @@ def _draft_model(
 
 
 def _longest_made_for(model: ModelConfig, spec: DecoderSpec) -> int | None:
-    """The input that a model of embeddings was trained for, where that is told and shorter."""
+    """Return the input length an embedding model was trained for, if it is stated and shorter."""
     longest = model.sentence.max_tokens
     if spec.generates or longest is None:
         return None

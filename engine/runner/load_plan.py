@@ -1,4 +1,4 @@
-"""What is decided, and refused, before any weight of a decoder is read."""
+"""What is decided, and refused, before a decoder's weights are read."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from engine.speculation.load_head import HeadPlan, plan_head
 from kernels.attention import AttentionSpec
 from kernels.operations import Kernels
 
-# The keys of a block are one tile of a GPU's attention kernels; on a CPU, where caches are small,
-# what counts is how much of the last blocks is empty.
+# On a GPU a block of keys is one tile of the attention kernels. On a CPU caches are small, and the
+# unused part of each sequence's last block counts.
 _BLOCK_SIZES = {"cpu": 16, "cuda": 64}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What is decided, and refused, before any weight is read."""
+    """The decisions made before any weight is read."""
 
     config: EngineConfig
     model: ModelConfig
-    whole: DecoderSpec  # the model
-    shard: Shard | None  # the rank that this process is; None: it has all of the model
+    whole: DecoderSpec  # the whole model
+    shard: Shard | None  # this process's rank; None: it holds the whole model
     spec: DecoderSpec  # what this process computes
     attention: AttentionSpec
     kernels: Kernels
@@ -57,12 +57,12 @@ class LoadPlan:
 
     @property
     def has_panels(self) -> bool:
-        """Whether native kernels multiply dense weights."""
+        """Whether native kernels multiply the dense weights."""
         return self.kernels.name == "cpu" and isinstance(self.method.dense, PanelMethod)
 
     @property
     def stacks_experts(self) -> bool:
-        """Whether a layer's experts are held as tensors of all of them."""
+        """Whether a layer's experts are stacked into one tensor."""
         if self.kernels.name != "cpu":
             return self.kernels.name == "triton"
         return not (self.has_panels or self.config.quantization or self.files.codes)
@@ -76,14 +76,15 @@ def make_plan(
     *,
     threads: StepThreads | None = None,
 ) -> LoadPlan:
-    """Decide how the model is held and computed, or the share of it that one rank has; with
-    ``threads`` by as many as were decided upon before.
+    """Decide how the model, or one rank's shard of it, is held and computed.
+
+    ``threads`` repeats the decision of an earlier load.
 
     Raises:
-        ModelLoadError: it cannot be served as asked.
+        ModelLoadError: it cannot be served as configured.
     """
     spec = whole if shard is None else share_of(whole, shard)
-    place = shard.number % config.ranks_here if shard else 0  # among the ranks of this machine
+    place = shard.number % config.ranks_here if shard else 0  # rank on this machine
     device = choose_device(config.device, config.first_device + place)
     dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)
     files = find_weights(config, model, dtype, device, config.seed)
@@ -128,7 +129,7 @@ def _refuse_invariant_experts(
 
 
 def _step_threads(config: EngineConfig, size: int, *, shares: bool) -> StepThreads:
-    """The threads of steps of a model of ``size`` bytes; whether they share cores with others."""
+    """Return the step threads of a model of ``size`` bytes; ``shares`` cores with others."""
     most = set_threads(config.num_threads, size, shares_cores=shares)
     varies = shares and config.num_threads is None and not config.batch_invariant
     return StepThreads(most, default_threads(most, size) if varies else most)
@@ -141,7 +142,7 @@ def attention_spec(
     device: torch.device,
     codes: torch.dtype | None = None,
 ) -> AttentionSpec:
-    """What the model asks of its attention."""
+    """Describe the model's attention, to choose kernels by."""
     return AttentionSpec(
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,

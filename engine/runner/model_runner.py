@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 class _Inputs(NamedTuple):
-    """A step on the device."""
+    """A step's inputs on the device."""
 
     sent: DeviceBatch
     step: StepInputs
@@ -70,44 +70,44 @@ class _Inputs(NamedTuple):
 
 
 class _Ready(NamedTuple):
-    """A batch where it is computed: in a captured graph, or on the device."""
+    """A batch ready to compute: in a captured graph, or as inputs on the device."""
 
     graph: DecodeGraph | None
-    inputs: _Inputs | None  # where there is no graph
+    inputs: _Inputs | None  # if there is no graph
     drafts: StepDrafts | None
     masks: StepMasks | None
-    trial: StepTrial | None  # of a step with drafts, where the model keeps states
+    trial: StepTrial | None  # of a step with drafts, if the model is recurrent
 
 
 class _States(NamedTuple):
-    """What the layers have made of a batch."""
+    """The hidden states of a batch."""
 
     hidden: torch.Tensor  # [num_tokens or number of sampling rows, hidden_size]
-    is_of_all: bool  # tokens; else of the sampling rows' last ones
+    is_of_all: bool  # of all tokens; else of the sampling rows' last tokens
 
 
 class ModelRunner:
-    """A model, its KV cache and the rows it has been told of. All calls from one thread.
+    """A model, its KV cache and the rows that have been added. All calls come from one thread.
 
     Args:
         info: what was loaded.
         model: the decoder.
-        cache: its keys and values.
+        cache: its KV cache.
         kernels: those the decoder was made with.
         attention_spec: what the kernels were chosen for.
-        rows: empty.
-        adapters: empty too.
-        graphs: of decode steps, or programs of them; None where the kernels cannot be captured.
-        draft: guesses the tokens of rows that ask for it; None: no row does.
-        threads: how many compute a step; None: those that are set.
-        features: what it reads of the model, where it is a head.
-        rejects: judge drafts of sampled texts by rejection.
-        rehearsals: what is run behind the first answers.
-        team: the ranks that have the rest of the model; None: it is all here.
-        host: blocks in the host's memory; None: none are there.
-        snapshots: of rows' states; None: the model keeps none.
-        images: reads those in prompts; None: there are none.
-        rest: what the runner leaves behind when it ends, by the level of rest.
+        rows: an empty table.
+        adapters: an empty store.
+        graphs: captured decode steps, or programs of them; None: they cannot be captured.
+        draft: guesses the drafts of rows that ask for it; None: no row does.
+        threads: how many compute a step; None: the number that is set.
+        features: what the draft model reads of the model, if it is a head.
+        rejects: verify drafts of sampled texts by rejection sampling.
+        rehearsals: kernels to run once after the first answers.
+        team: the ranks with the other shards; None: the whole model is here.
+        host: KV blocks in host memory; None: there are none.
+        snapshots: of the rows' recurrent states; None: the model has none.
+        images: reads the images of prompts; None: the model takes none.
+        rest: makes what the runner leaves behind at a level of rest.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class ModelRunner:
         self._sampler = Sampler(kernels.operations, rows, uploads, rejects=rejects)
         self._uploads = Uploads(attention_spec.device)
         self._is_cpu = attention_spec.device.type == "cpu"
-        # On a GPU steps read images: how long it takes tells only a wait for the device.
+        # On a GPU, steps read images: timing a read-ahead would mean waiting for the device.
         self.images_ahead: ImagesAhead | None = images if self._is_cpu else None
         self._downloads = Downloads(attention_spec.device)
         self._spans = Spans()
@@ -165,7 +165,7 @@ class ModelRunner:
         return self._info
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Start one step. Raises as ``Launched.result`` says."""
+        """Start one step. Raises as ``Launched.result`` does."""
         with translated_errors(), torch.inference_mode():
             return self._launch(plan)
 
@@ -180,12 +180,12 @@ class ModelRunner:
             self._team.load_adapter(adapter)
 
     def on_loss(self, act: Callable[[str], None]) -> None:
-        """Have ``act`` called, in a thread of its own, when a part of the model is lost."""
+        """Call ``act`` in a thread of its own when a part of the model is lost."""
         if self._team is not None:
             self._team.on_loss(act)
 
     def prepare(self) -> bool:
-        """Capture a graph, if there is one to be captured; see ``Runner.prepare``."""
+        """Capture the next graph if one remains, or rehearse kernels; see ``Runner.prepare``."""
         with translated_errors(), torch.inference_mode():
             if self._graphs is not None and self._graphs.capture_next():
                 return True
@@ -237,7 +237,7 @@ class ModelRunner:
         copies: tuple[BlockCopy, ...] = (),
         drafts: StepDrafts | None = None,
     ) -> _Ready:
-        """Bring a batch to where it is computed."""
+        """Copy a batch to where it is computed."""
         adapted = adapter_slots(self._adapters, batch, self._rows)
         graph = self._load_graph(batch, copies, adapted, drafts)
         inputs = trial = None
@@ -269,7 +269,7 @@ class ModelRunner:
         return sampled, told
 
     def _guess(self, plan: StepPlan) -> tuple[PlanRows, Guesses | None]:
-        """The plan's rows, and guesses where they ask for them; see ``DraftModel.guess``."""
+        """Return the plan's rows, and guesses if they ask for any; see ``DraftModel.guess``."""
         if self._draft is None:
             return plan.rows, None
         with self._spans("draft"):
@@ -290,9 +290,9 @@ class ModelRunner:
         adapted: np.ndarray | None,
         drafts: StepDrafts | None,
     ) -> DecodeGraph | None:
-        """The captured graph that serves the step, with the batch in it; None: there is none.
+        """Return the step's captured graph, loaded with the batch; None if there is none.
 
-        ``adapted`` is what ``adapter_slots`` tells of the batch.
+        ``adapted`` is the batch's ``adapter_slots``.
         """
         if self._graphs is None or copies or judges(batch, self._rows):
             return None
@@ -326,7 +326,7 @@ class ModelRunner:
             self._keep(graph, batch)
         with self._spans("sample"):
             if is_plain:
-                self._downloads.guard()  # the last step's tokens lie where this one's will
+                self._downloads.guard()  # the graph overwrites the last step's tokens
                 graph.sample()
                 return SampledRows(graph.sampled)
             count = batch.slots.size
@@ -335,7 +335,7 @@ class ModelRunner:
             return self._sampler.sample(logits, batch, slots, positions, drafts, masks)
 
     def _keep(self, graph: DecodeGraph, batch: HostBatch) -> None:
-        """What a step has left for a head that drafts, without the rows that pad it."""
+        """Store what a step leaves for a draft head, without the padding rows."""
         if self._features is not None and graph.kept is not None:
             slots, features = graph.kept
             count = batch.slots.size
@@ -348,7 +348,7 @@ class ModelRunner:
         adapted: np.ndarray | None,
         drafts: StepDrafts | None,
     ) -> _Inputs:
-        """Bring the step to the device, and prepare there what the layers read."""
+        """Send the step to the device, and build the layers' inputs there."""
         operations, spec, table = self._kernels.operations, self._spec, self._rows
         sent = send(batch, copies, table, self._uploads)
         if drafts is not None:
@@ -379,8 +379,8 @@ class ModelRunner:
     def _begin(
         self, rows: PlanRows, batch: HostBatch, ready: _Ready, saves: tuple[StateCopy, ...]
     ) -> Launched:
-        """Compute the layers that are here, and leave the step to the stages behind. Its tokens
-        are chosen when its result is asked for; until then nobody else is given its rows' slots."""
+        """Compute the first stage's layers, and hand the step to the later stages. Its tokens are
+        sampled when its result is read; until then its rows' slots are not reused."""
         inputs, pipeline = ready.inputs, self._pipeline
         assert inputs is not None
         assert pipeline is not None
@@ -408,8 +408,8 @@ class ModelRunner:
         return Underway(finish)
 
     def _forward(self, batch: HostBatch, inputs: _Inputs) -> _States:
-        """The layers that are here: the states of all tokens, or of the sampling rows' last ones;
-        and whether those of all are wanted."""
+        """Compute this process's layers: the hidden states of all tokens if these are needed, else
+        of the sampling rows' last tokens."""
         is_of_all = self._features is not None or tells(batch, self._rows)
         trims = not is_of_all and not batch.is_decode
         wanted = inputs.sent.last_tokens if trims and self._pipeline is None else None
@@ -433,7 +433,7 @@ class ModelRunner:
         drafts: StepDrafts | None,
         masks: StepMasks | None,
     ) -> tuple[SampledRows | None, Told]:
-        """From hidden states, once they are there, to tokens and to what is told of prompts."""
+        """Sample tokens from the hidden states, once these exist, and judge prompt tokens."""
         sent = inputs.sent
         with self._spans("forward"):
             hidden, is_of_all = states()

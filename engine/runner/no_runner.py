@@ -1,4 +1,4 @@
-"""In the place of a runner while the engine is asleep."""
+"""Stands in for the runner while the engine sleeps."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from engine.types import Adapter, EngineInfo, StepPlan
 
 
 class NoRunner:
-    """Knows what was loaded, and computes nothing.
+    """Reports what was loaded, and computes nothing.
 
     Args:
-        info: of the runner that has ended.
+        info: of the runner that was ended.
     """
 
     def __init__(self, info: EngineInfo) -> None:
         self.info = info
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Raises EngineAsleep."""
+        """Raise EngineAsleep."""
         raise EngineAsleep("the engine is asleep")
 
     def mark(self, spans: Spans) -> None:
-        """There are no parts to be marked."""
+        """Do nothing: there are no steps to mark."""
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Raises EngineAsleep."""
+        """Raise EngineAsleep."""
         raise EngineAsleep("the engine is asleep")
 
     def prepare(self) -> bool:
-        """There is nothing to prepare."""
+        """Return False: there is nothing to prepare."""
         return False
 
     def rest(self, level: int) -> Resting:
-        """Raises EngineAsleep."""
+        """Raise EngineAsleep."""
         raise EngineAsleep("the engine is asleep")

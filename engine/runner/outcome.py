@@ -1,4 +1,4 @@
-"""What a step produced, from tensors on the device to a ``StepResult``."""
+"""What a step produced: from tensors on the device to a ``StepResult``."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ NOT_FINITE = Failure(
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """What became of the sampling rows, on the device."""
+    """Results of the sampling rows, on the device."""
 
     sampled: Sampled
-    telling: list[int] = field(default_factory=list)  # those of them that tell log-probabilities
-    num_top: list[int] = field(default_factory=list)  # alternatives that each of these asks for
+    telling: list[int] = field(default_factory=list)  # rows that return log-probabilities
+    num_top: list[int] = field(default_factory=list)  # alternatives that each of these returns
     columns: LogprobColumns | None = None
-    failures: dict[int, Failure] = field(default_factory=dict)  # of rows that can choose nothing
-    # [G] int64, where drafts were judged: how many of each sequence's were kept
+    failures: dict[int, Failure] = field(default_factory=dict)  # of rows that can sample nothing
+    # [G] int64, accepted drafts of each sequence, if drafts were verified
     num_accepted: torch.Tensor | None = None
 
 
@@ -50,12 +50,12 @@ class Outcome:
 
     Args:
         rows: of the batch.
-        sampling_rows: [S] those that choose a token.
-        sampled: what they chose; None when there are none.
-        judged: rows that tell of their prompt.
+        sampling_rows: [S] rows that sample a token.
+        sampled: the tokens sampled; None when there are none.
+        judged: rows that return log-probabilities of their prompt.
         pooled: rows that add to a vector.
         downloads: of the device.
-        drafts: that were judged; None: there are none.
+        drafts: those verified; None: there are none.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Outcome:
         self._fetched = downloads.fetch(tensors)
 
     def result(self) -> StepResult:
-        """Wait for the device, and tell; a row with an error is in ``errors`` alone."""
+        """Wait for the device and return the result; a failed row appears in ``errors`` alone."""
         fetched = self._fetched.wait()
         if len(fetched) == len(Sampled._fields) and self._sampled is not None:
             plain = self._plain_result(Sampled(*fetched), self._sampled.failures)
@@ -99,7 +99,7 @@ class Outcome:
         token_ids: list[int] = []
         is_finite: list[bool] = []
         logprobs: list[tuple[TokenLogprobs, ...] | None] = [None] * len(self._ids)
-        chosen = [(i, i + 1) for i in range(len(self._ids))]  # of each sequence, among the rows
+        chosen = [(i, i + 1) for i in range(len(self._ids))]  # each sequence's rows
         if self._sampled is not None:
             count = len(self._ids)
             token_ids = next(tensors)[:count].tolist()
@@ -138,7 +138,7 @@ class Outcome:
         )
 
     def _plain_result(self, sampled: Sampled, failures: dict[int, Failure]) -> StepResult | None:
-        """A step that tells nothing but tokens, one a row; None where a row has failed."""
+        """Return the result of a step of one token a row and nothing else; None if a row failed."""
         count = len(self._ids)
         if failures or not sampled.is_finite[:count].all():
             return None
@@ -149,7 +149,7 @@ class Outcome:
 def _joined(
     logprobs: list[tuple[TokenLogprobs, ...] | None],
 ) -> tuple[TokenLogprobs, ...] | None:
-    """Of one sequence's tokens: all of them tell, or none."""
+    """Join the log-probabilities of one sequence's tokens: all of them have some, or none."""
     if logprobs[0] is None or len(logprobs) == 1:
         return logprobs[0]
     return tuple(entry for each in logprobs if each is not None for entry in each)
@@ -158,7 +158,7 @@ def _joined(
 def tell_pooled(
     row_id: str, part: torch.Tensor, pooled: dict[str, bytes], errors: dict[str, Failure]
 ) -> None:
-    """Note a row's part of a vector, which is on the host, or that it is not finite."""
+    """Record a row's part of a vector, which is on the host, or a failure if it is not finite."""
     if part.isfinite().all():
         pooled[row_id] = part.numpy().astype("<f4", copy=False).tobytes()
     else:

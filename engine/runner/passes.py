@@ -1,4 +1,4 @@
-"""Several passes of one step: what each of them computes, and what all of them tell."""
+"""Several passes in one step: the batch of each pass, and the merged result."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from engine.types import PENDING_TOKEN, StepResult
 def later_passes(
     batch: HostBatch, num_passes: Mapping[int, int]
 ) -> Iterator[tuple[np.ndarray, HostBatch]]:
-    """The passes behind the first: the places of their rows in it, and their batches.
+    """Yield, for each pass after the first, its rows' places in the first one and its batch.
 
     Args:
-        batch: of the first pass, a token a row.
-        num_passes: of the rows that have several, by place.
+        batch: of the first pass, one token a row.
+        num_passes: of the rows with several passes, by place.
     """
     places = np.fromiter(num_passes.keys(), np.int32, len(num_passes))
     counts = np.fromiter(num_passes.values(), np.int32, len(num_passes))
@@ -39,11 +39,11 @@ def later_passes(
 
 
 class PassesOutcome:
-    """The results of a step's passes, each on its way to the host; the first one first.
+    """The results of a step's passes, in order, each on its way to the host.
 
     Args:
-        passes: what came of each.
-        keeps_states: the model has a state of each row, which has made all passes.
+        passes: the outcome of each.
+        keeps_states: the model is recurrent; each row's state has been through all passes.
     """
 
     def __init__(self, passes: Sequence[Outcome], *, keeps_states: bool = False) -> None:
@@ -51,10 +51,11 @@ class PassesOutcome:
         self._keeps_states = keeps_states
 
     def result(self) -> StepResult:
-        """Wait for all of them, and tell their tokens row by row.
+        """Wait for all passes, and merge their tokens row by row.
 
-        A row that fails in a later pass has had that many passes: what it does in the next step
-        tells the failure. A row whose state is past that pass fails now.
+        A row that fails in a later pass returns the tokens before it; the next step reports the
+        failure, since it computes the same position again. A row whose recurrent state is already
+        past that position fails now.
         """
         first, *later = [each.result() for each in self._passes]
         tokens = dict(zip(first.ids, first.token_ids, strict=True))
@@ -74,6 +75,6 @@ class PassesOutcome:
             first,
             ids=tuple(told),
             token_ids=tuple(told.values()),
-            logprobs=(None,) * len(told),  # rows with several passes are told without any
+            logprobs=(None,) * len(told),  # rows with several passes never return any
             errors=errors,
         )

@@ -1,4 +1,4 @@
-"""From hidden states to the parts of vectors that a step's rows add."""
+"""Pool hidden states into the parts of vectors that a step's rows contribute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.types import Request
 
 @dataclass(frozen=True, slots=True)
 class PooledRow:
-    """What one row adds to its request's vector, on the device."""
+    """One row's contribution to its request's vector, on the device."""
 
     id: str
     part: torch.Tensor  # [size] float32
@@ -28,15 +28,16 @@ def pool_rows(
     *,
     scores_first: bool = False,
 ) -> Iterator[PooledRow]:
-    """The parts of those rows whose requests ask for a vector; see the runner's row contract.
+    """Yield the contributions of rows whose requests ask for a vector; see the runner's row
+    contract.
 
     Args:
         rows: of the step.
-        requests: theirs.
-        query_start: where each row begins in the batch, and the end of the last one.
-        hidden: [num_tokens, hidden_size] of all the step's tokens, the last norm applied.
+        requests: of the rows.
+        query_start: each row's first token in the batch, and the end of the last row.
+        hidden: [num_tokens, hidden_size] of all the step's tokens, after the final norm.
         score: the classification head: [n, hidden_size] -> [n, num_labels] float32.
-        scores_first: it reads the first token's state, as encoders have it, and not the last one's.
+        scores_first: it reads the first token's state, as in encoders, instead of the last one's.
     """
     for index, (row, request) in enumerate(zip(rows, requests, strict=True)):
         params = request.pooling

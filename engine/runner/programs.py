@@ -1,16 +1,19 @@
-"""Decode steps as recorded programs: on a CPU, one native call in place of dozens from Python.
+"""Decode steps as recorded programs on a CPU: one native call instead of dozens from Python.
 
     rows ─► [ inputs ─ layers ─┬─ logits ] ─► [ sample ─ feed back ]
                                └─ likeliest ─ feed back ]
 
-As on a GPU (``engine/runner/graphs.py``) a step in which every row has one token is captured in two
-pieces, the second for rows that ask for no more than the parameter table says. Where all of them
-are greedy, one piece is the whole step: it finds the largest logits without writing all down.
+As on a GPU (``engine/runner/graphs.py``), a step in which every row has one token is captured in
+two pieces, the second for rows that need no more than the parameter table holds. If all rows are
+greedy, one program is the whole step: it finds the largest logits without storing all of them.
+
 Recording computes nothing and takes some milliseconds, so each number of rows is recorded when it
-first comes, and none is padded; of steps that verify drafts, whose numbers of rows are many, one
-that has come a few times. Steps in which rows have adapters are programs of their own, which are
-told before each run whose is which. What a step does beyond native calls, sums and products cannot
-be recorded, as matrix products in float32; such steps are then computed as all others are.
+first occurs, and none is padded. Steps that verify drafts have many different numbers of rows; one
+of these is recorded only after it has occurred a few times. Steps whose rows have adapters have
+programs of their own, which are given each row's adapter before a run.
+
+Only native calls, sums and products can be recorded; a step with anything else, such as matrix
+products in float32, is computed without a program.
 """
 
 from __future__ import annotations
@@ -41,20 +44,20 @@ from kernels.sampling import Sampled
 
 logger = logging.getLogger(__name__)
 
-# Times that a number of rows with drafts comes until recording it has paid for itself.
+# Occurrences of a number of rows with drafts after which recording it pays off.
 _WORTH = 8
 
 
 class _Kind(NamedTuple):
-    """What a program serves."""
+    """The steps that a program serves."""
 
-    size: int  # rows
-    adapted: bool  # whether some of them have adapters
-    on_trial: bool = False  # whether some verify drafts, where the model keeps states
+    size: int  # number of rows
+    adapted: bool  # whether any row has an adapter
+    on_trial: bool = False  # whether any row verifies drafts, in a recurrent model
 
 
 class ReadProgram(NamedTuple):
-    """Stores keys and values of so many tokens, and chooses nothing."""
+    """A program that stores the keys and values of a number of tokens and samples nothing."""
 
     packed: torch.Tensor  # [3 * size] int32: slots, positions, token ids
     bounds: BatchGeometry
@@ -62,13 +65,13 @@ class ReadProgram(NamedTuple):
 
 
 class DecodePrograms:
-    """A program for each number of rows that has come so far.
+    """The programs recorded so far, one for each kind of step.
 
     Args:
         model, cache, kernels, spec, rows: the runner's, on a CPU.
-        adapters: of rows; None: they have none.
-        feeds_back: what is sampled is the rows' newest token.
-        features: of a head that drafts, if there is one.
+        adapters: the store of the rows' adapters; None: they have none.
+        feeds_back: sampled tokens become the rows' newest tokens.
+        features: those of the draft head, if there is one.
     """
 
     def __init__(
@@ -89,21 +92,23 @@ class DecodePrograms:
         self._spec = spec
         self._rows = rows
         self._adapters = adapters
-        self._adapted_version = -1  # of the store, when steps with adapters were recorded
+        self._adapted_version = -1  # the store's version at recording time
         self._feeds_back = feeds_back
         self._features = features
         self._workspace = Workspace()
         self._programs: dict[_Kind, DecodeGraph] = {}
         self._readers: dict[int, ReadProgram] = {}
-        self._num_seen: Counter[_Kind] = Counter()  # steps with drafts that are not recorded
-        self._unrecordable: set[bool] = set()  # steps without adapters, or those with some
+        self._num_seen: Counter[_Kind] = Counter()  # unrecorded steps with drafts
+        self._unrecordable: set[bool] = set()  # steps without or with adapters
 
     def find(
         self, batch: HostBatch, *, verifies: bool = False, adapted: bool = False
     ) -> DecodeGraph | None:
-        """The program of the batch's number of rows, of which some are ``adapted`` or none, made if
-        need be; None where there is none, or where the batch verifies drafts and its number is a
-        rare one."""
+        """Return the program for the batch's number of rows, recorded if need be.
+
+        ``adapted``: some rows have adapters. None if the step cannot be recorded, or if it verifies
+        drafts and its number of rows is rare.
+        """
         if not batch.is_decode or adapted in self._unrecordable:
             return None
         if adapted:
@@ -116,7 +121,7 @@ class DecodePrograms:
         return self._of_kind(kind)
 
     def of_size(self, size: int) -> DecodeGraph | None:
-        """The program of so many rows without adapters, made if need be; None where there is
+        """Return the program for ``size`` rows without adapters, recorded if need be; None if
         none."""
         return self._of_kind(_Kind(size, adapted=False))
 
@@ -125,14 +130,14 @@ class DecodePrograms:
         if found is None and kind.adapted not in self._unrecordable:
             try:
                 found = self._programs[kind] = self._record(kind)
-            except (NotRecordableError, OSError) as error:  # the latter: no memory for it
+            except (NotRecordableError, OSError) as error:  # OSError: out of memory
                 self._unrecordable.add(kind.adapted)
                 which = "decode steps with adapters" if kind.adapted else "decode steps"
                 logger.info("%s are not recorded: %s", which, error)
         return found
 
     def _forget_moved(self) -> None:
-        """Drop the programs whose adapters lie elsewhere by now."""
+        """Drop the programs with adapters if the adapters have moved in memory."""
         assert self._adapters is not None
         if self._adapters.version != self._adapted_version:
             self._adapted_version = self._adapters.version
@@ -140,10 +145,10 @@ class DecodePrograms:
                 del self._programs[kind]
 
     def reader(self, size: int) -> ReadProgram:
-        """The program that reads so many tokens, made if need be; there is one where programs are.
+        """Return the program that prefills ``size`` tokens, recorded if need be.
 
-        A text's tokens may come in it and in any number, in order: all of a layer's keys and values
-        are stored before one is looked at.
+        It exists wherever decode programs do. Consecutive tokens of one sequence may be rows of the
+        same run: each layer stores all keys and values before it reads any.
         """
         found = self._readers.get(size)
         if found is None:
@@ -154,7 +159,7 @@ class DecodePrograms:
         return found
 
     def load(self, graph: DecodeGraph, batch: HostBatch, uploads: Uploads) -> None:
-        """Bring a batch to where the program reads it; the table is there already."""
+        """Copy a batch to where the program reads it; the row table is shared memory."""
         self._rows.changes()
         np.concatenate((batch.slots, batch.starts, batch.token_ids), out=graph.packed.numpy())
         np.add(batch.starts, 1, out=graph.positions.numpy())
@@ -163,7 +168,7 @@ class DecodePrograms:
             np.add(batch.starts, ahead, out=graph.turns.numpy())
 
     def capture_next(self) -> bool:
-        """Nothing is recorded before it is needed."""
+        """Return False: programs are recorded when they are needed."""
         return False
 
     def _record(self, kind: _Kind) -> DecodeGraph:
@@ -172,7 +177,7 @@ class DecodePrograms:
             assert self._adapters is not None
             adapters = RecordedAdapters(self._adapters, size, self._kernels.operations)
         packed, rows = spare_rows(size, self._rows, self._spec.device)
-        positions = torch.zeros(size, dtype=torch.int64)  # of the tokens to be chosen
+        positions = torch.zeros(size, dtype=torch.int64)  # of the tokens to be sampled
         turns = None if self._rows.turns is None else torch.zeros(size, dtype=torch.int64)
         record = Recorder(self._workspace)
         trial = RecordedTrial(size, self._spec.device) if kind.on_trial else None
@@ -194,7 +199,7 @@ class DecodePrograms:
         turns: torch.Tensor | None = None,
         trial: RecordedTrial | None = None,
     ) -> tuple[BatchGeometry, torch.Tensor, Kept | None]:
-        """Where the rows lie, their hidden states, and what is kept for a head that drafts."""
+        """Record the layers: the rows' layout, their hidden states, and what a draft head needs."""
         table, spec = self._rows, self._spec
         longest = table.host_tables.shape[1] * spec.block_size
         batch = spare_batch(size, longest, table)

@@ -1,4 +1,4 @@
-"""What a step tells of the prompts that it computes: their log-probabilities, and vectors."""
+"""Results for prompts: log-probabilities and vectors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from engine.runner.rows import RowTable
 from engine.sampling.logprobs import logprob_columns
 from kernels.sending import to_device
 
-# Prompt positions whose logits are made at once: a long chunk's would take gigabytes.
+# Prompt positions whose logits are computed at once: those of a long chunk would take gigabytes.
 _NUM_JUDGED_AT_ONCE = 128
 
 Score = Callable[[torch.Tensor], torch.Tensor]  # hidden states to logits, or to a head's scores
 
 
 class Told(NamedTuple):
-    """What a step tells of prompts."""
+    """A step's results for prompts."""
 
     judged: list[JudgedRow]
     pooled: list[PooledRow]
@@ -32,14 +32,14 @@ NOTHING_TOLD = Told([], [])
 
 
 def tells(batch: HostBatch, table: RowTable) -> bool:
-    """Whether a row tells of its prompt with this step, for which hidden states of all are read."""
+    """Return whether a row has prompt results, for which all tokens' hidden states are needed."""
     return judges(batch, table) or _pools(batch, table)
 
 
 def tell(
     rows: PlanRows, batch: HostBatch, table: RowTable, hidden: torch.Tensor, score: Score
 ) -> Told:
-    """What these rows tell, of the hidden states of all tokens: [num_tokens, hidden_size]."""
+    """Compute the rows' prompt results from all hidden states, [num_tokens, hidden_size]."""
     judged = _judge(rows, batch, table, hidden, score) if judges(batch, table) else []
     if not _pools(batch, table):
         return Told(judged, [])
@@ -49,7 +49,7 @@ def tell(
 
 
 def judges(batch: HostBatch, table: RowTable) -> bool:
-    """Whether a row tells the log-probabilities of prompt tokens with this step."""
+    """Return whether any row of the step returns log-probabilities of prompt tokens."""
     if not table.judged:
         return False
     starts = dict(zip(batch.slots.tolist(), batch.starts.tolist(), strict=True))
@@ -58,21 +58,21 @@ def judges(batch: HostBatch, table: RowTable) -> bool:
 
 
 def _pools(batch: HostBatch, table: RowTable) -> bool:
-    """Whether a row adds to a vector."""
+    """Return whether any row adds to a vector."""
     return bool(table.pooled) and not table.pooled.isdisjoint(batch.slots.tolist())
 
 
 def _judge(
     rows: PlanRows, batch: HostBatch, table: RowTable, hidden: torch.Tensor, score: Score
 ) -> list[JudgedRow]:
-    """Log-probabilities of prompt tokens, for the rows that asked."""
+    """Compute the log-probabilities of prompt tokens for the rows that ask for them."""
     judged: list[JudgedRow] = []
     for index, (row, slot) in enumerate(zip(rows, batch.slots.tolist(), strict=True)):
         request = table.requests[slot]
         num_top = request.sampling.prompt_logprobs
         if num_top is None or row.start >= len(request.prompt_token_ids) - 1:
             continue
-        # The logits at position p judge the prompt's token p + 1; the last has none.
+        # The logits at position p judge the prompt's token p + 1; the last position judges none.
         prompt = request.prompt_token_ids
         token_ids = prompt[row.start + 1 : row.start + len(row.token_ids) + 1]
         begin = int(batch.query_start[index])

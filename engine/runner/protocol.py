@@ -1,60 +1,60 @@
-"""What the engine loop knows of a runner: a plan goes in, a result comes out.
+"""The engine loop's interface to a runner: a plan goes in, a result comes out.
 
-The scheduler decides and the runner obeys. It keeps a *row* for each sequence it has been told
-of (block table, tokens so far, sampling state) and nothing else about requests: no queue, no
-order, no limit. It neither reorders nor drops rows.
+The scheduler decides and the runner obeys. The runner keeps a *row* for each sequence that was
+added (block table, tokens so far, sampling state) and knows nothing else about requests: no queue,
+no order, no limits. It neither reorders nor drops rows.
 
 **The row contract.** One plan is applied in this order:
 
-1. ``removed``: forget these rows. Ids that are not known are skipped. This comes first, because
-   a preempted sequence may be in ``removed`` and in ``added`` of the same plan.
-2. ``added``: make a row of the request and its output so far, with an empty block table. Every
+1. ``removed``: delete these rows. Unknown ids are skipped. This comes first because a preempted
+   sequence may be in both ``removed`` and ``added`` of one plan.
+2. ``added``: create a row from the request and its output so far, with an empty block table. Every
    added sequence has a row in the same plan.
-3. ``rows[i].new_block_ids``: appended to the row's block table. The token at position ``p`` lives
-   in slot ``table[p // block_size] * block_size + p % block_size``. Where ``EngineInfo.window`` is
-   told, blocks that lie wholly before a row's window may belong to others by now.
-4. ``offloads``: whole blocks, to slots of the host's memory, as they are before this step writes
-   anything; ``loads``: from slots that earlier offloads have filled, to blocks, after that.
-5. ``copies``: whole blocks, sources unchanged by anything before; all before the step's writes.
-6. ``restores``, where the model keeps a state of each row: rows that begin behind their first token
-   begin with the state that lies in a line of snapshots, which an earlier step has saved there. All
-   others go on from their own, or at position 0 from none.
-7. The rows' tokens, at positions ``[start, start + len(token_ids))``: their keys and values are
-   written, and each attends to positions ``0 .. p`` of its own sequence. A token sampled by an
-   earlier step comes back as (part of) a later row's ``token_ids``, or as ``PENDING_TOKEN``: the
-   token that this row sampled last, which the scheduler has not seen yet. No two rows write one
-   slot, and no row writes a block that another sequence references, unless with what it holds: a
-   row that is run again from its first token.
-8. Rows with ``samples``: the next token, a function of the row's logits, its sampling parameters,
-   its output so far, and its seed and position alone; never of the batch around it.
-9. Rows with ``num_passes`` above 1: the token that was chosen is computed at the next position and
-   the next one chosen, until the row has computed ``num_passes`` tokens. Its blocks have room for
-   them. A runner may do fewer, but the first; what it tells is as many tokens as it has done.
-10. ``saves``: what rows have come to goes to lines of snapshots.
+3. ``rows[i].new_block_ids``: append to the row's block table. The token at position ``p`` is in
+   slot ``table[p // block_size] * block_size + p % block_size``. If ``EngineInfo.window`` is set,
+   blocks that lie wholly before a row's window may have been reused by other sequences.
+4. ``offloads``: copy whole blocks to slots in host memory, before this step writes anything. Then
+   ``loads``: copy to blocks from slots that earlier offloads have filled.
+5. ``copies``: copy whole blocks, all of them before the step's writes. Nothing above has changed
+   the source blocks.
+6. ``restores``, for recurrent models: rows that begin after their first token start from the state
+   in a snapshot line that an earlier step saved. All other rows continue from their own state, or
+   from an empty one at position 0.
+7. The rows' tokens at positions ``[start, start + len(token_ids))``: write their keys and values;
+   each token attends to positions ``0 .. p`` of its own sequence. A token sampled by an earlier
+   step comes back as (part of) a later row's ``token_ids``, or as ``PENDING_TOKEN``: the token that
+   this row sampled last, which the scheduler has not seen yet. No two rows write the same slot. No
+   row writes to a block that another sequence references, except to rewrite the same contents when
+   a row is recomputed from its first token.
+8. Rows with ``samples``: sample the next token. It is a function of the row's logits, sampling
+   parameters, output so far, seed and position alone, never of the rest of the batch.
+9. Rows with ``num_passes`` above 1: compute the sampled token at the next position and sample
+   again, until the row has computed ``num_passes`` tokens. Its blocks have room for them. A runner
+   may do fewer passes, but at least the first; it returns one token per pass done.
+10. ``saves``: copy rows' states to snapshot lines.
 
-**Prompt log-probabilities.** A row over positions ``[s, e)`` of a request with
-``prompt_logprobs`` yields those of the prompt tokens at positions ``s + 1 .. min(e, P - 1)``,
-where ``P`` is the prompt's length: each is judged by the logits of the position before it.
+**Prompt log-probabilities.** A row over positions ``[s, e)`` of a request with ``prompt_logprobs``
+yields those of the prompt tokens at positions ``s + 1 .. min(e, P - 1)``, where ``P`` is the
+prompt's length: each is judged by the logits of the position before it.
 
-**Pooling.** A row of a request with ``pooling`` never samples. It yields what its tokens add to
-the request's vector: for ``mean`` the sum of their hidden states, for ``max`` the greatest values,
-for ``cls`` the state of position 0 and for ``last`` (and ``scores``) that of the prompt's last
-position, where the row holds it. Nothing of this is kept by the runner.
+**Pooling.** A row of a request with ``pooling`` never samples. It yields its tokens' contribution
+to the request's vector: for ``mean`` the sum of their hidden states, for ``max`` their elementwise
+maximum, for ``cls`` the state of position 0, and for ``last`` (and ``scores``) the state of the
+prompt's last position, if the row holds it. The runner keeps none of this.
 
-**Overlap.** ``launch`` may return before the step is computed; steps are computed in the order in
-which they were launched, each as if the ones before it were done. So the next step can be planned
-and launched while this one runs. A row may then turn out to be one too many, since the result that
-ends its sequence came later: it is computed like any other, and its token passed over.
+**Overlap.** ``launch`` may return before the step is computed. Steps are computed in launch order,
+each as if the steps before it were done, so the next step can be planned and launched while this
+one runs. A row may turn out to be superfluous, because the result that ends its sequence arrived
+after the launch: it is computed like any other, and its token is discarded.
 
 **Faults.** A row whose own numbers are at fault (logits that are not finite) is reported in
-``StepResult.errors`` and harms nobody else. When a step raises, at its launch or at its result,
-the caller cannot know how far it came; it runs parts of the same step again to find the rows to
-blame, and each such plan *reintroduces* its rows: they are in ``removed`` and in ``added``, with
-their whole block table. Where the model keeps states, plans before it compute each row's tokens
-from the first one on, the first of which reintroduces the row. Before all of these comes a plan
-with the step's loads alone; what the step was to offload or to save is never asked for. A runner
-therefore needs no undo: it must only accept such plans after it has raised, and give the result
-that the first run would have given.
+``StepResult.errors`` and affects no other row. When a step raises, at its launch or at its result,
+the caller cannot know how far it got. To find the faulty rows it runs parts of the same step again.
+Each such plan *reintroduces* its rows: they are in both ``removed`` and ``added``, with their whole
+block table. For recurrent models, earlier plans first recompute each row's tokens from its first
+one; the first of these plans reintroduces the row. Before all of these comes a plan with the step's
+loads alone; the step's offloads and saves are never repeated. A runner therefore needs no undo. It
+must only accept such plans after it has raised, and return what the first run would have returned.
 """
 
 from __future__ import annotations
@@ -70,24 +70,24 @@ from engine.types import Adapter, EngineInfo, StepPlan, StepResult
 
 
 class Launched(Protocol):
-    """A step on its way."""
+    """A step that has been launched."""
 
     def result(self) -> StepResult:
-        """What came of it; waits until it is computed. Called once.
+        """Wait until the step is computed and return its result. Called once.
 
-        Every row with ``samples`` is in the result, as an id with tokens, in the order of the
-        plan's rows, or as an error.
+        Every row with ``samples`` is in the result, either as an id with tokens, in the order of
+        the plan's rows, or as an error.
 
         Raises:
-            OutOfMemory: the step did not fit the device's memory (``MemoryError`` counts too).
-            EngineDead: the device is lost, and no later call can work; the engine ends.
-            Exception: anything else; the rows to blame are searched for as told above.
+            OutOfMemory: the step did not fit in the device's memory (``MemoryError`` counts too).
+            EngineDead: the device is lost and no later call can succeed; the engine ends.
+            Exception: anything else; the caller searches for the faulty rows as described above.
         """
         ...
 
 
 class LoadRunner(Protocol):
-    """Loads a model and puts a runner of it together."""
+    """Loads a model and makes a runner for it."""
 
     def __call__(self, config: EngineConfig, on_progress: LoadProgress | None = None) -> Runner:
         """See ``engine.runner.load_runner``. Raises ModelLoadError."""
@@ -95,110 +95,114 @@ class LoadRunner(Protocol):
 
 
 class Runner(Protocol):
-    """Turns plans into tokens. All calls come from one thread."""
+    """Executes plans. All calls come from one thread."""
 
     @property
     def info(self) -> EngineInfo:
-        """What was loaded; ``info.memory`` says how many KV blocks of what size there are."""
+        """What was loaded; ``info.memory`` has the number and size of KV blocks."""
         ...
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Start one step (see the row contract above). Raises what ``Launched.result`` may."""
+        """Start one step (see the row contract above). Raises what ``Launched.result`` raises."""
         ...
 
     def mark(self, spans: Spans) -> None:
-        """Mark ``inputs``, ``forward`` and ``sample`` of each step with ``spans`` from now on."""
+        """From now on, mark ``inputs``, ``forward`` and ``sample`` of each step with ``spans``."""
         ...
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Have an adapter ready for rows that name it; quick where it is already.
+        """Load an adapter before rows name it; quick if it is already loaded.
 
         Raises:
-            InvalidParameter: it cannot be used with this model, or the runner takes none.
+            InvalidParameter: it does not fit this model, or the runner takes no adapters.
         """
         ...
 
     def prepare(self) -> bool:
-        """Do a piece of work that makes later steps quicker, such as capturing a CUDA graph.
+        """Do a piece of work that speeds up later steps, such as capturing a CUDA graph.
 
-        Called now and then once the first answers are out, so that no start waits for it; returns
-        whether there is more to do.
+        Called now and then once the first answers are out, so that startup does not wait for it.
+        Returns whether there is more to do.
         """
         ...
 
     def rest(self, level: int) -> Resting:
-        """End this runner between two steps; it must not be used again.
+        """End this runner between two steps; it must not be used afterwards.
 
-        What it leaves behind can become a runner once more. At level 0 weights stay where they are,
-        at level 1 those of a GPU move to the host's memory, at level 2 none are kept.
+        What it leaves behind can become a runner again. Level 0 keeps the weights in place, level 1
+        moves those on a GPU to host memory, level 2 keeps none.
 
         Raises:
-            RestRefused: this runner cannot rest; it goes on.
+            RestRefused: this runner cannot rest; it stays usable.
         """
         ...
 
 
 class Resting(Protocol):
-    """What a runner has left behind. Every call raises EngineDead where a part of the model is
-    lost."""
+    """What a runner leaves behind. Every call raises EngineDead if a part of the model is lost."""
 
     def release(self) -> None:
-        """Give the memory back that is not kept; called once nobody holds the runner itself."""
+        """Free the memory that is not kept; called once nothing references the runner."""
         ...
 
     def wake(self) -> Runner:
-        """A runner with an empty KV cache; this is not used again.
+        """Return a runner with an empty KV cache; this object is not used afterwards.
 
         Raises:
-            ModelLoadError: there is no memory, or weights cannot be read; it may be tried again.
+            ModelLoadError: out of memory, or the weights cannot be read; it may be tried again.
         """
         ...
 
     def exchanged(self, model: str) -> Resting:
-        """The same model with the weights in the directory ``model``, read beside those that rest
-        here; both lie in memory until this is dropped.
+        """Return the same model with the weights in the directory ``model``.
+
+        They are read while the resting weights are kept; both are in memory until this object is
+        dropped.
 
         Raises:
-            ModelLoadError: they cannot be read, or are those of another model. This is as it was.
+            ModelLoadError: they cannot be read, or belong to another model. This object is
+                unchanged.
         """
         ...
 
 
 @runtime_checkable
 class Losable(Runner, Protocol):
-    """A runner parts of whose model may be lost between steps."""
+    """A runner that may lose parts of its model between steps."""
 
     def on_loss(self, act: Callable[[str], None]) -> None:
-        """Have ``act`` called with the reason, in a thread of its own, when that happens. Without
-        it the next step raises EngineDead."""
+        """Call ``act`` with the reason, in a thread of its own, when that happens.
+
+        Without it the next step raises EngineDead.
+        """
         ...
 
 
 class ImagesAhead(Protocol):
-    """Reads images before the steps that compute their tokens, so that these need not."""
+    """Reads images ahead of the steps that compute their tokens."""
 
     @property
     def room(self) -> int:
-        """Cells that are kept at once, unless more are to be kept."""
+        """How many cells are cached at once; images that must be kept may exceed it."""
         ...
 
     def num_cells(self, image: Image) -> int:
-        """Of an image."""
+        """Number of cells of an image."""
         ...
 
     def has(self, image: Image) -> bool:
-        """Whether it is kept."""
+        """Return whether the image's embeddings are cached."""
         ...
 
     def keep(self, digests: Set[bytes]) -> None:
-        """Keep these images, once they are read, until this is called again."""
+        """Keep these images, once they are read, until the next call."""
         ...
 
     def read_ahead(self, image: Image) -> Iterator[None]:
-        """Read an image, a piece with each step of the iterator; at its end it is kept.
+        """Read an image, one piece at each iteration; after the last one it is cached.
 
         Raises:
-            RequestFailed: the numbers that come of it are not finite.
+            RequestFailed: the embeddings are not finite.
             Exception: as ``Launched.result``.
         """
         ...
@@ -206,16 +210,16 @@ class ImagesAhead(Protocol):
 
 @runtime_checkable
 class ReadsAhead(Protocol):
-    """What a runner is, besides, that may read images between steps."""
+    """A runner that may read images between steps."""
 
     @property
     def images_ahead(self) -> ImagesAhead | None:
-        """What reads them; None: steps do."""
+        """The reader; None: steps read the images themselves."""
         ...
 
 
 class Computed:
-    """A step that was computed when it was launched."""
+    """A step that was computed at its launch."""
 
     __slots__ = ("_result",)
 

@@ -1,4 +1,4 @@
-"""What models that keep a state of each sequence do not do, refused before a weight is read."""
+"""Refuse what recurrent models do not support, before any weight is read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.models.spec import DecoderSpec
 
 
 def refuse_unkept(config: EngineConfig, spec: DecoderSpec) -> None:
-    """Check that the model can be served as ``config`` asks, as far as its states are concerned.
+    """Check that a recurrent model can be served as ``config`` asks.
 
     Raises:
         ModelLoadError: it cannot; one line that names the setting and the model.

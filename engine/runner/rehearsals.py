@@ -1,8 +1,8 @@
-"""Kernels that only some requests need, run once behind the first answers.
+"""Warm up kernels that only some requests need, after the first answers.
 
 A GPU's kernels are compiled when they first run, and no request should wait for that. What every
-step needs is compiled with the first ones, or where steps are captured (see ``graphs.py``); here is
-the rest: ways to sample and to judge drafts, and a mixture's products of ever more tokens.
+step needs is compiled by the first steps or by graph capture (see ``graphs.py``). The rest is here:
+kinds of sampling, draft verification, and a mixture of experts' products for growing batches.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 
 
 class Rehearsals:
-    """What is left to be rehearsed; nothing on a CPU, whose kernels are there.
+    """The warm-up runs that remain; none on a CPU, whose kernels are compiled ahead.
 
     Args:
         model: the decoder.
         operations: the kernels'.
-        rows: the table whose spare slot is used.
-        most_tokens: of a step.
-        rejects: drafts of sampled texts are judged by rejection.
+        rows: the table, for its spare slot.
+        most_tokens: the most tokens of a step.
+        rejects: drafts of sampled texts are verified by rejection sampling.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class Rehearsals:
         self._left = iter(()) if rows.tables.device.type == "cpu" else self._all()
 
     def run_next(self) -> bool:
-        """Run one more; whether there may be others."""
+        """Run one more; return whether there may be others."""
         run = next(self._left, None)
         if run is None:
             return False
         try:
             run()
-        except Exception as error:  # who asks for it will be told
+        except Exception as error:  # the request that needs it will raise it
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             logger.warning("a kernel cannot be rehearsed: %s", reason)
         return True
@@ -65,7 +65,7 @@ class Rehearsals:
         yield from self._mixtures()
 
     def _ways_to_sample(self) -> Iterator[Callable[[], object]]:
-        """For the spare slot."""
+        """Yield the kinds of sampling, for the spare slot."""
         do, rows = self._operations, self._rows
         table, device, vocab_size = (
             rows.sampling.table,
@@ -96,7 +96,7 @@ class Rehearsals:
                 yield lambda given=proposed: do.judge_drafts(shares, given, place, place, place)
 
     def _mixtures(self) -> Iterator[Callable[[], object]]:
-        """With as many tokens as each of their kernels takes."""
+        """Yield experts' products with as many tokens as each of their kernels takes."""
         for mixture in self._model.mixtures:
             for num_tokens in mixture.kernel_sizes:
                 if num_tokens <= self._most_tokens:

@@ -1,12 +1,12 @@
-"""Models that rest: their memory is given back, and they can serve again.
+"""Models at rest: their memory is freed, and they can serve again.
 
     runner ──rest──► resting model ──wake──► another runner
     KV cache, graphs      │                  KV cache and graphs made anew
     weights (level 2)     └─exchanged──► the same model with other weights
 
-A runner is put together of what is loaded and of what is made for it: the KV cache, tables of rows,
-captured steps, which hold the addresses of both. To rest it is let go as a whole, so nothing stays
-behind that could point at memory that is given back.
+A runner consists of what was loaded and of what is made for it: the KV cache, row tables and
+captured steps, which hold addresses of both. To rest, the runner is dropped as a whole, so that
+nothing that remains can point into freed memory.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from kernels.cpu.linear import arena
 logger = logging.getLogger(__name__)
 
 Spec = DecoderSpec | EncoderSpec
-# Of a spec, what says how a checkpoint was written and not what the model computes.
+# Fields of a spec that describe the checkpoint, not what the model computes.
 _MAY_DIFFER = frozenset({"checkpoint_dtype"})
 
 
 class LoadedModel(Protocol):
-    """A model in memory, apart from its KV cache."""
+    """A model in memory, without its KV cache."""
 
     @property
     def info(self) -> EngineInfo:
@@ -51,17 +51,17 @@ class LoadedModel(Protocol):
         ...
 
     def runner(self) -> Runner:
-        """Put together with an empty KV cache. Raises ModelLoadError where that does not fit."""
+        """Make a runner with an empty KV cache. Raises ModelLoadError if it does not fit."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What is needed to read a model again, as it was first read.
+    """What is needed to read a model again in the same way.
 
     Attributes:
         config: of the engine.
-        spec: what any checkpoint read by it must be.
+        spec: what every checkpoint read by it must match.
         info: of the model.
         load: reads a model by its config.
     """
@@ -72,14 +72,14 @@ class Recipe:
     load: Callable[[EngineConfig, ModelConfig], LoadedModel]
 
     def read(self, model: str, generation: int) -> LoadedModel:
-        """The model in the directory ``model``.
+        """Read the model in the directory ``model``.
 
         Raises:
-            ModelLoadError: it cannot be read, or is another one.
+            ModelLoadError: it cannot be read, or is a different model.
         """
         read = read_config(model)
         _check_same(model, self.spec, read.spec)
-        # The dtype was chosen by the first checkpoint, where none was asked for.
+        # Without a configured dtype, the first checkpoint determined it.
         dtype = cast(Dtype, self.info.dtype)
         config = msgspec.structs.replace(
             self.config, model=model, generation=generation, dtype=dtype
@@ -92,7 +92,7 @@ class RestingModel:
 
     Args:
         loaded: the model.
-        level: how much of it is kept; see ``Runner.rest``.
+        level: how much of it is freed; see ``Runner.rest``.
     """
 
     def __init__(self, loaded: LoadedModel, level: int) -> None:
@@ -126,7 +126,7 @@ class RestingModel:
 
 
 def give_back(device: torch.device) -> None:
-    """Memory that nobody refers to any more goes back to the system."""
+    """Return unreferenced memory to the system."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     arena.leave()
@@ -134,7 +134,7 @@ def give_back(device: torch.device) -> None:
 
 
 def bring_back(weights: HostCopy, device: torch.device) -> None:
-    """Weights that are on the host go back to ``device``.
+    """Move weights from the host back to ``device``.
 
     Raises:
         ModelLoadError: they do not fit; it may be tried again.
@@ -147,18 +147,19 @@ def bring_back(weights: HostCopy, device: torch.device) -> None:
 
 
 def source_name(config: EngineConfig, seed: int | None) -> str:
-    """Where weights come from, for a model's fingerprint: other weights, another fingerprint.
+    """Return the source of the weights for a model's fingerprint: other weights, another
+    fingerprint.
 
     Args:
         config: of the engine.
-        seed: of random weights; None: those of files.
+        seed: of random weights; None: they are read from files.
     """
     source = "checkpoint" if seed is None else f"dummy {seed}"
     return f"{source} {config.generation}" if config.generation else source
 
 
 def _check_same(model: str, ours: Spec, theirs: Spec) -> None:
-    """Raise ModelLoadError unless weights of the one are weights of the other."""
+    """Raise ModelLoadError unless both specs take the same weights."""
     if type(ours) is not type(theirs):
         raise ModelLoadError(f"{model}: is of another architecture than the model that is served")
     kept = {field.name: getattr(ours, field.name) for field in fields(ours)}

@@ -1,7 +1,7 @@
-"""What the runner knows of each sequence between steps: one slot a row, on host and device.
+"""The runner's persistent rows: one slot for each sequence, on host and device.
 
-A row is written once when its sequence is added and extended by what is new; a step names slots.
-On a CPU host and device are one memory. On a GPU the tables' new entries travel with the step.
+A row is written once when its sequence is added, and extended by what is new; steps refer to slots.
+On a CPU, host and device share the memory. On a GPU, new table entries travel with the step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NOTHING = np.empty(0, np.int32)
 
 
 class Changes(NamedTuple):
-    """What the device must be told before a step, all int32; empty on a CPU."""
+    """Changes to send to the device before a step, all int32; empty on a CPU."""
 
     table_places: np.ndarray  # [m], entries of the flat block tables
     table_blocks: np.ndarray  # [m]
@@ -31,17 +31,16 @@ class Changes(NamedTuple):
 
 
 class RowTable:
-    """Slots, block tables, newest tokens and sampling state of the sequences a runner knows.
+    """Slots, block tables, newest tokens and sampling state of the runner's sequences.
 
     Args:
-        max_num_rows: rows there can be at once, those that are held though they were removed
-            among them.
-        max_num_blocks: of one sequence.
+        max_num_rows: the most rows at once, including rows that were removed but are still held.
+        max_num_blocks: the most blocks of one sequence.
         vocab_size: of the model.
-        eos_token_ids: what ends a text.
+        eos_token_ids: the tokens that end a text.
         device: of the kernels.
-        image_cell: pixels, the side of what of an image becomes a token, where that has a position
-            in three dimensions; None: positions are places.
+        image_cell: pixels, the side of an image's part that becomes one token, if image tokens have
+            three-dimensional positions; None: positions are places in the sequence.
     """
 
     def __init__(
@@ -54,21 +53,21 @@ class RowTable:
         image_cell: int | None = None,
     ) -> None:
         lines = max_num_rows + 1
-        self.spare_slot = max_num_rows  # of rows that pad a captured batch
+        self.spare_slot = max_num_rows  # for the padding rows of captured batches
         self.host_tables = np.zeros((lines, max_num_blocks), np.int32)
         self.tables = torch.from_numpy(self.host_tables).to(device)
-        self.newest = torch.zeros(lines, dtype=torch.int64, device=device)  # tokens sampled last
+        self.newest = torch.zeros(lines, dtype=torch.int64, device=device)  # last sampled tokens
         self.sampling = SamplingState(lines, vocab_size, eos_token_ids, device)
         self.requests: dict[int, Request] = {}  # by slot
-        self.judged: set[int] = set()  # slots that ask for their prompt's log-probabilities
-        self.pooled: set[int] = set()  # slots that ask for a vector
+        self.judged: set[int] = set()  # slots that return prompt log-probabilities
+        self.pooled: set[int] = set()  # slots that return a vector
         self.pictured: set[int] = set()  # slots whose prompts hold images
         self.turns = None if image_cell is None else Turns(lines, image_cell)
         self._is_mirrored = device.type != "cpu"
         self._num_blocks = [0] * max_num_rows
         self._slots: dict[str, int] = {}
-        self._held: Counter[int] = Counter()  # slots, by how many steps hold them
-        self._removed: set[int] = set()  # of those held
+        self._held: Counter[int] = Counter()  # slots by number of steps holding them
+        self._removed: set[int] = set()  # removed slots that are still held
         self._free = list(range(max_num_rows - 1, -1, -1))
         self._places: list[int] = []
         self._blocks: list[int] = []
@@ -77,7 +76,7 @@ class RowTable:
         return len(self._slots)
 
     def remove(self, row_id: str) -> None:
-        """Forget a row; unknown ids are skipped."""
+        """Delete a row; unknown ids are skipped."""
         slot = self._slots.pop(row_id, None)
         if slot is None:
             return
@@ -87,11 +86,11 @@ class RowTable:
             self._clear(slot)
 
     def hold(self, slots: Iterable[int]) -> None:
-        """A step that has yet to choose tokens keeps these slots as they are, removed or not."""
+        """Keep these slots for a step that has yet to sample, even if their rows are removed."""
         self._held.update(slots)
 
     def let_go(self, slots: Iterable[int]) -> None:
-        """A step that held these slots is done."""
+        """Release the slots that a finished step held."""
         for slot in slots:
             self._held[slot] -= 1
             if self._held[slot]:
@@ -112,7 +111,7 @@ class RowTable:
         self._free.append(slot)
 
     def add(self, added: AddedRow) -> None:
-        """Make a row with an empty block table. Raises ValueError when there are too many."""
+        """Add a row with an empty block table. Raises ValueError when there are too many."""
         request = added.request
         self.remove(request.id)
         if not self._free:
@@ -132,17 +131,17 @@ class RowTable:
                 self.turns.add(slot, request)
 
     def slots(self, row_ids: Iterable[str]) -> list[int]:
-        """Where rows live. Raises KeyError for one that was never added."""
+        """Return the rows' slots. Raises KeyError for a row that was never added."""
         return list(map(self._slots.__getitem__, row_ids))
 
     def extend(self, slots: Iterable[int], block_ids: Iterable[tuple[int, ...]]) -> None:
-        """Append these blocks to the tables of these rows."""
+        """Append blocks to the rows' block tables."""
         for slot, added in zip(slots, block_ids, strict=True):
             if added:
                 self._append(slot, added)
 
     def changes(self) -> Changes:
-        """What has changed since the last call."""
+        """Return the changes since the last call."""
         places, blocks = _NOTHING, _NOTHING
         if self._places:
             places, blocks = np.array(self._places, np.int32), np.array(self._blocks, np.int32)
@@ -151,7 +150,7 @@ class RowTable:
         return Changes(places, blocks, *self.sampling.flush())
 
     def write(self, places: torch.Tensor, blocks: torch.Tensor, *sampling: torch.Tensor) -> None:
-        """Put changes, now on the device, in their place."""
+        """Apply changes, now on the device."""
         if places.numel():
             self.tables.view(-1).index_copy_(0, places.long(), blocks)
         self.sampling.write(*sampling)

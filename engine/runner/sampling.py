@@ -1,4 +1,4 @@
-"""The last part of a step: from logits to tokens, and the tokens back to where they are read."""
+"""The last part of a step: from logits to tokens, which are fed back to the rows."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from kernels.operations import Operations
 from kernels.sampling import LogitBias, Sampled, TokenCounts
 from kernels.sending import to_device
 
-# Tokens that a row whose mask has waited asks for. Where a fifth of the vocabulary is allowed, even
-# a model without a clue finds one among them, but for three times in a hundred.
+# Candidates of a row whose mask is computed late. If a fifth of the vocabulary is allowed, even
+# random candidates include an allowed token in all but 3 % of cases.
 _NUM_CANDIDATES = 16
 
 
 class StepMasks(NamedTuple):
-    """What some of a step's rows may choose."""
+    """The grammar masks of a step's rows."""
 
-    lines: torch.Tensor | None  # see ``MaskLines``; None: every row may choose every token
-    failures: dict[int, Failure]  # why rows cannot go on, by sampling row
-    waiting: dict[int, MaskedRow]  # rows whose line is yet to be written, by sampling row
+    lines: torch.Tensor | None  # see ``MaskLines``; None: no row is constrained
+    failures: dict[int, Failure]  # why rows cannot continue, by sampling row
+    waiting: dict[int, MaskedRow]  # rows whose line is not written yet, by sampling row
 
 
 class Sampler:
-    """Chooses tokens by the table's parameters; keeps nothing itself.
+    """Samples tokens by the row table's parameters; stateless.
 
     Args:
         operations: the kernels'.
         rows: those of the runner.
-        uploads: for masks and drafts alone; they are sent while the step's other inputs are in
+        uploads: for masks and drafts alone; these are sent while the step's other inputs are in
             use.
-        rejects: judge drafts of sampled texts by rejection (``engine/runner/verification.py``).
+        rejects: verify drafts by rejection sampling (``engine/runner/verification.py``).
     """
 
     def __init__(
@@ -53,8 +53,7 @@ class Sampler:
         self._verifier = Verifier(operations, rows, uploads, rejects=rejects)
 
     def is_plain(self, batch: HostBatch) -> bool:
-        """Whether no row asks for more than the table's columns say: no counts, biases, masks or
-        log-probabilities."""
+        """Whether no row has counts, biases, masks or log-probabilities: table columns suffice."""
         state, slots = self._rows.sampling, batch.slots
         tells = (state.num_logprobs[slots] >= 0).any()
         if tells or state.is_masked(slots).any():
@@ -62,7 +61,7 @@ class Sampler:
         return state.counts(slots) is None and state.bias(slots) is None
 
     def is_greedy(self, batch: HostBatch) -> bool:
-        """Whether all rows take the likeliest token."""
+        """Whether all rows are greedy."""
         return not self._rows.sampling.temperature(batch.slots).any()
 
     def sample(
@@ -74,15 +73,16 @@ class Sampler:
         drafts: StepDrafts | None = None,
         masks: StepMasks | None = None,
     ) -> SampledRows:
-        """A token for each sampling row, and which drafts are kept.
+        """Sample a token for each sampling row, and decide which drafts are accepted.
 
         Args:
             logits: [S, vocab] float32; overwritten.
             batch: of the step.
-            slots: [S] int32, the rows' places in the table.
-            positions: [S] int64, of the tokens to be chosen.
+            slots: [S] int32, the rows' slots in the table.
+            positions: [S] int64, of the tokens to be sampled.
             drafts: among the rows; None: there are none.
-            masks: of a step without drafts; None: they are made here, while the device computes.
+            masks: of a step without drafts; None: they are computed here, while the device
+                computes.
         """
         state = self._rows.sampling
         host_slots = batch.slots[batch.sampling_rows]
@@ -90,7 +90,7 @@ class Sampler:
         telling = np.flatnonzero(num_logprobs >= 0)
         at: torch.Tensor | None = None
         raw: torch.Tensor | None = None
-        if telling.size:  # a copy of the rows that tell of them: sampling writes in place
+        if telling.size:  # copied, as sampling overwrites the logits
             at = to_device(torch.from_numpy(telling), logits.device)
             raw = logits[at]
         accepted: torch.Tensor | None = None
@@ -114,7 +114,7 @@ class Sampler:
         positions: torch.Tensor,
         masks: StepMasks,
     ) -> tuple[Sampled, dict[int, Failure]]:
-        """The tokens of a step without drafts, and why some rows cannot go on."""
+        """Sample the tokens of a step without drafts; also return why some rows cannot continue."""
         state = self._rows.sampling
         host_slots = batch.slots[batch.sampling_rows]
         counts, bias = state.counts(host_slots), state.bias(host_slots)
@@ -137,7 +137,7 @@ class Sampler:
         counts: TokenCounts | None,
         bias: LogitBias | None,
     ) -> None:
-        """Write the lines that have waited, now that the rows' likeliest tokens can be told."""
+        """Write the deferred mask lines, now that the rows' likeliest tokens are known."""
         state, (at, rows) = self._rows.sampling, zip(*masks.waiting.items(), strict=True)
         where = torch.tensor(at)
         candidates = self._operations.candidates(
@@ -154,10 +154,10 @@ class Sampler:
         masks.failures.update((at[index], why) for index, why in failures.items())
 
     def masks(self, batch: HostBatch) -> StepMasks:
-        """The masks of a step without drafts, which follow its tokens; once a step.
+        """Compute the masks of a step without drafts and advance their constraints; once a step.
 
-        Where the layers compute on the host, it is called before them: what they read leaves none
-        of the planning's code and objects in a core's caches.
+        If the layers run on the host, this comes before them: the weights they read would evict the
+        planner's code and objects from the core's caches.
         """
         state = self._rows.sampling
         if not len(state.masks):
@@ -175,9 +175,9 @@ class Sampler:
 
 
 def _masked_rows(batch: HostBatch, at: np.ndarray) -> list[MaskedRow]:
-    """What these rows of a batch tell their constraints."""
+    """Collect slot, start and tokens of the batch's rows ``at``, for their constraints."""
     slots, starts = batch.slots[at].tolist(), batch.starts[at].tolist()
-    if batch.is_decode:  # a token each
+    if batch.is_decode:  # one token each
         return list(zip(slots, starts, batch.token_ids[at][:, None].tolist(), strict=True))
     begins, ends = batch.query_start[at].tolist(), batch.query_start[at + 1].tolist()
     all_ids = batch.token_ids.tolist()

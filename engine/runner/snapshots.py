@@ -1,4 +1,4 @@
-"""Copies of rows' states, which others begin with."""
+"""Snapshots of recurrent states, from which other rows can start."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 
 class Snapshots:
-    """Copies states between the lines of rows and those of snapshots, which lie behind them.
+    """Copies states between the lines of rows and those of snapshots, which follow them.
+
     Nothing waits for the device.
 
     Args:
-        states: of all layers that keep one and are here.
+        states: of all recurrent layers of this process.
         rows: whose slots are the lines of rows.
-        team: the ranks that have the rest of the model, in the same lines; None: it is all here.
+        team: the ranks with the other shards, in the same lines; None: the whole model is here.
     """
 
     def __init__(
@@ -33,11 +34,11 @@ class Snapshots:
         self._first = rows.spare_slot + 1
 
     def restore(self, copies: Iterable[StateCopy]) -> None:
-        """Rows begin with what snapshots hold."""
+        """Copy snapshots to the rows that start from them."""
         self._copy([(self._first + line, self._slot(row_id)) for row_id, line in copies])
 
     def save(self, copies: Iterable[StateCopy]) -> None:
-        """Snapshots hold what rows have come to."""
+        """Copy the rows' states to snapshots."""
         self._copy([(self._slot(row_id), self._first + line) for row_id, line in copies])
 
     def _slot(self, row_id: str) -> int:

@@ -1,11 +1,11 @@
-"""A runner without a model: it emits chosen tokens and computes nothing (``--load-format stub``).
+"""A runner without a model: it emits pseudo-random tokens at no cost (``--load-format stub``).
 
-What a server built on it spends is spent by everything around the model: HTTP, tokenizer,
-boundary, scheduler, detokeniser, SSE. A step may be told to take its time, asleep, so that tokens
-come as those of a real model and are not merged on the way. Of the directory of the model only
-the config is read, and the tokenizer by the API. The token at a position is a function of (seed,
-position), as a real one is, so streams resume and repeat as usual; end-of-text tokens never
-come, and no log-probabilities are told. An embedding is told as quickly.
+A server on it measures everything around the model: HTTP, tokenizer, process boundary, scheduler,
+detokeniser, SSE. A step may be configured to sleep, so that tokens arrive as those of a real model
+do and are not merged on the way. Of the model's directory only the config is read, and the
+tokenizer by the API. The token at a position is a function of (seed, position), as with a real
+model, so streams resume and repeat as usual. End-of-text tokens never occur, and there are no
+log-probabilities. Embeddings cost as little.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from engine.types import (
     StepResult,
 )
 
-_MAX_BLOCKS = 2**16  # the pool's books take memory, though the blocks do not
+_MAX_BLOCKS = 2**16  # the block pool's bookkeeping takes memory
 _BLOCK_SIZE = 16
-_STRIDE = 7919  # a prime, so that neighbouring positions get unrelated words
+_STRIDE = 7919  # a prime, so that consecutive positions get unrelated words
 
 
 class StubRunner:
-    """Obeys plans at the cost of a dictionary look-up a row.
+    """Obeys plans at the cost of one dictionary look-up a row.
 
     Args:
-        info: what is pretended to be loaded.
-        step_s: seconds that a step takes, asleep.
+        info: what it pretends to have loaded.
+        step_s: seconds that each step sleeps.
     """
 
     def __init__(self, info: EngineInfo, step_s: float = 0.0) -> None:
@@ -56,26 +56,26 @@ class StubRunner:
 
     @property
     def info(self) -> EngineInfo:
-        """What was loaded: sizes, and no weights."""
+        """The sizes of the model; no weights are loaded."""
         return self._info
 
     def mark(self, spans: Spans) -> None:
-        """There are no parts to be marked."""
+        """Do nothing: there are no parts to mark."""
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """There is no model to be adapted. Raises InvalidParameter."""
+        """Raise InvalidParameter: there is no model to adapt."""
         raise InvalidParameter("a stub takes no adapters", param="model")
 
     def prepare(self) -> bool:
-        """There is nothing to prepare."""
+        """Return False: there is nothing to prepare."""
         return False
 
     def rest(self, level: int) -> Resting:
-        """See ``Runner.rest``: it holds nothing to be given back."""
+        """See ``Runner.rest``: there is nothing to free."""
         return _RestingStub(self)
 
     def launch(self, plan: StepPlan) -> Launched:
-        """One step. Never raises."""
+        """Execute one step. Never raises."""
         for row_id in plan.removed:
             self._seeds.pop(row_id, None)
             self._vectors.forget(row_id)
@@ -105,7 +105,7 @@ class StubRunner:
 
 
 class _RestingStub:
-    """Wakes as the same stub."""
+    """A resting stub, which wakes as the same stub."""
 
     def __init__(self, runner: StubRunner) -> None:
         self._runner = runner
@@ -118,28 +118,28 @@ class _RestingStub:
         return self._runner
 
     def exchanged(self, model: str) -> Resting:
-        """A stub has no weights. Raises ModelLoadError."""
+        """Raise ModelLoadError: a stub has no weights."""
         raise ModelLoadError("a stub has no weights to be exchanged")
 
 
 class _Vectors:
-    """A vector is all zeros but for a one, at a place that the prompt's last token decides."""
+    """Makes one-hot vectors whose index depends on the prompt's last token."""
 
     def __init__(self, info: EngineInfo) -> None:
         self._size = 0 if info.pooling is None else info.pooling.size
-        self._lengths: dict[str, int] = {}  # of the prompts that are to become one
+        self._lengths: dict[str, int] = {}  # of the prompts to embed
 
     def expect(self, request: Request) -> None:
-        """Note a request, if it asks for a vector."""
+        """Record a request if it asks for a vector."""
         if request.pooling is not None:
             self._lengths[request.id] = len(request.prompt_token_ids)
 
     def forget(self, request_id: str) -> None:
-        """The request is no longer there."""
+        """Delete a request."""
         self._lengths.pop(request_id, None)
 
     def of(self, rows: Iterable[ScheduledRow]) -> dict[str, bytes]:
-        """The vectors of the prompts that end in these rows, as little-endian float32."""
+        """Return the vectors of prompts that end in these rows, as little-endian float32."""
         lengths = self._lengths
         if not lengths:
             return {}
@@ -155,11 +155,11 @@ class _Vectors:
 
 
 def load_stub_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -> StubRunner:
-    """A runner with the vocabulary and the context of the model that ``config`` names.
+    """Make a runner with the vocabulary and the context length of the model that ``config`` names.
 
     Raises:
         ModelLoadError: the directory or its config.json is missing, damaged or not supported, or
-            blocks are to be kept that there are not.
+            the config asks to keep blocks that do not exist.
     """
     started_s = time.monotonic()
     model = read_config(config.model)
@@ -187,7 +187,7 @@ def load_stub_runner(config: EngineConfig, on_progress: LoadProgress | None = No
 
 
 def _plan(spec: DecoderSpec | EncoderSpec, config: EngineConfig) -> MemoryPlan:
-    """Blocks for every sequence at full length, within reason; there are no bytes behind them."""
+    """Plan blocks for every sequence at full length, within reason; they take no memory."""
     longest = config.max_model_len or spec.default_context
     if longest > spec.longest_context:
         raise ModelLoadError(

@@ -1,4 +1,4 @@
-"""To the device and back without waiting: one packed copy a step each way."""
+"""Asynchronous transfers to the device and back: one packed copy a step each way."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-# Transfers under way at once, above which the host waits for the oldest. A step has a few, and of
-# two steps some may be.
+# Transfers in flight at once, above which the host waits for the oldest. A step has a few, and two
+# steps may overlap.
 _MOST_BUFFERS = 32
-_LEAST_NUMBERS = 1 << 16  # of a buffer
+_LEAST_NUMBERS = 1 << 16  # minimum size of a buffer
 
 
 class _Buffer(NamedTuple):
-    """Page-locked memory, and when it has been read."""
+    """Page-locked memory, and an event for when it has been read."""
 
     numbers: torch.Tensor  # int32
     is_read: torch.cuda.Event
 
 
 class Uploads:
-    """Brings a step's arrays to the device in one copy from page-locked memory.
+    """Sends a step's arrays to the device in one copy from page-locked memory.
 
-    On a CPU the arrays are what the tensors look at.
+    On a CPU the tensors share the arrays' memory.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._buffers: deque[_Buffer] = deque()  # the one that was filled first, first
+        self._buffers: deque[_Buffer] = deque()  # oldest first
 
     def send(self, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
-        """The arrays, all int32, as tensors on the device; slices of one buffer there."""
+        """Return the arrays, all int32, as tensors on the device: slices of one buffer on a GPU."""
         if self._device.type == "cpu":
             return [torch.from_numpy(array) for array in arrays]
         sizes = [array.size for array in arrays]
@@ -45,7 +45,7 @@ class Uploads:
         ]
 
     def fill(self, target: torch.Tensor, arrays: Sequence[np.ndarray]) -> None:
-        """Put the arrays, all int32, one after the other into a tensor of their size."""
+        """Concatenate the arrays, all int32, into a tensor of their total size."""
         packed = np.concatenate([array.ravel() for array in arrays])
         if self._device.type == "cpu":
             target.copy_(torch.from_numpy(packed))
@@ -57,7 +57,7 @@ class Uploads:
         self._buffers.append(buffer)
 
     def _next(self, size: int) -> _Buffer:
-        """A buffer that no copy is reading any more."""
+        """Return a buffer that no copy is reading."""
         buffers = self._buffers
         if not buffers or (len(buffers) < _MOST_BUFFERS and not buffers[0].is_read.query()):
             return _Buffer(_pinned(max(size, _LEAST_NUMBERS)), torch.cuda.Event())
@@ -69,17 +69,17 @@ class Uploads:
 
 
 class Downloads:
-    """Brings results to the host beside the stream that computes, so that it never waits.
+    """Copies results to the host on a stream of its own, so that the computing stream never waits.
 
-    On a CPU they are there already, and copied: the next step may be computed in the same place
-    before this one's results are read.
+    On a CPU the tensors are cloned, because the next step may overwrite them before this step's
+    results are read.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def fetch(self, tensors: Sequence[torch.Tensor]) -> Fetched:
-        """Start to copy what the current stream will have computed."""
+        """Start copying the results of the current stream's work."""
         if self._stream is None:
             return Fetched([tensor.clone() for tensor in tensors], None)
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -89,13 +89,13 @@ class Downloads:
                 tensor.record_stream(self._stream)
                 copies.append(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True))
                 copies[-1].copy_(tensor, non_blocking=True)
-            # Blocking: whoever waits sleeps, and leaves the core to the process that speaks HTTP.
+            # A blocking event: the waiting thread sleeps and leaves the core to the HTTP process.
             event = torch.cuda.Event(blocking=True)
             event.record()
         return Fetched(copies, event)
 
     def guard(self) -> None:
-        """Let the current stream wait until what was fetched may be overwritten."""
+        """Make the current stream wait until fetched tensors may be overwritten."""
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
 
@@ -110,12 +110,12 @@ class Fetched:
         self._event = event
 
     def wait(self) -> list[torch.Tensor]:
-        """The tensors, on the host."""
+        """Wait for the tensors and return them, on the host."""
         if self._event is not None:
             self._event.synchronize()
         return self._tensors
 
 
 def _pinned(size: int) -> torch.Tensor:
-    """Room for so many numbers, and for some more."""
+    """Allocate at least ``size`` page-locked numbers, rounded up to a power of two."""
     return torch.empty(1 << (size - 1).bit_length(), dtype=torch.int32, pin_memory=True)

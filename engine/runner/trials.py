@@ -1,11 +1,11 @@
-"""Rows that verify drafts, as the layers see them that keep a state: whole, and then settled.
+"""Rows with drafts as recurrent layers see them: run on trial, then settled.
 
     batch      rows (t) (x) (y) (z) (u)     single tokens (``engine/runner/drafts.py``), and another
-    on trial   rows (t x y z) (u)           a state takes tokens one after the other
-    settled    rows () (t x) (y z u)        x was kept, y was not: the second of three is fed
+    on trial   rows (t x y z) (u)           a state takes its tokens in order
+    settled    rows () (t x) (y z u)        x was accepted, y was not: only the second row is fed
 
-See ``engine.models.trial``. The rows of what settles cover all tokens that are held, as rows lie
-side by side: those between two sequences' kept tokens pad, and leave every state alone.
+See ``engine.models.trial``. Rows are contiguous, so the settling rows cover all tokens that are
+held: the rows between two sequences' accepted tokens are padding and change no state.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from engine.runner.transfer import Uploads
 from kernels.inputs import StepRows
 
 _NONE = np.empty(0, np.int32)
-_PADS = np.int32(-1)  # where rows start that leave every state alone
+_PADS = np.int32(-1)  # the start of a row that changes no state
 
 
 class _HostRows:
-    """The rows of a batch with those whole that verify drafts: R rows, T of them on trial."""
+    """A batch's rows with drafts merged into one per sequence: R rows, T of them on trial."""
 
     def __init__(self, batch: HostBatch) -> None:
-        # Sequences have one row each, but for those whose tokens are rows of their own.
+        # A sequence has one row, unless its tokens are rows of their own.
         firsts = np.flatnonzero(np.diff(batch.slots, prepend=np.int32(-1)))
         sizes = np.diff(firsts, append=batch.slots.size)
         self.tried = np.flatnonzero(sizes > 1)  # [T]
@@ -40,26 +40,29 @@ class _HostRows:
         self.starts = batch.starts[firsts]  # [R]
 
     def on_trial(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Slots, where each begins, and starts."""
+        """Return slots, query starts and starts of the rows."""
         starts = self.starts.copy()
         starts[self.tried] = ~starts[self.tried]
         return self.slots, self.query_start, starts
 
     def tokens(self) -> np.ndarray:
-        """[n] int32, those on trial."""
+        """[n] int32, the tokens on trial."""
         places = np.arange(self.sizes.sum()) - np.repeat(self.begins, self.sizes)
         return (np.repeat(self.query_start[self.tried], self.sizes) + places).astype(np.int32)
 
     @property
     def begins(self) -> np.ndarray:
-        """[T], where each begins among the tokens on trial."""
+        """[T], where each sequence begins among the tokens on trial."""
         return np.cumsum(self.sizes) - self.sizes
 
     def settled(
         self, begins: np.ndarray, num_held: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Slots, where each begins, and starts of the rows that settle, as if of each sequence the
-        newest token stayed alone. ``begins`` [T] are theirs among so many tokens that are held."""
+        """Return slots, query starts and starts of the settling rows, with one token kept per
+        sequence.
+
+        ``begins`` [T] is where the sequences begin among the ``num_held`` tokens that are held.
+        """
         num_rows = 2 * self.tried.size + 1
         num_rows += num_rows == num_held  # see ``StepRows``
         slots = np.zeros(num_rows, np.int32)
@@ -73,17 +76,17 @@ class _HostRows:
 
 @dataclass(frozen=True, slots=True)
 class StepTrial:
-    """What a step has on trial, and what settles it."""
+    """A step's tokens on trial, and the rows that settle them."""
 
     trial: Trial
-    rows: StepRows  # as if of each sequence the newest token stayed alone
-    groups: torch.Tensor  # [T] int32, which of the step's judged groups each sequence is
+    rows: StepRows  # with one token kept per sequence
+    groups: torch.Tensor  # [T] int32, the sequences' groups among the verified tokens
 
     def settle(self, num_accepted: torch.Tensor) -> None:
-        """Feed the states what stays; nothing waits for the device. Once.
+        """Feed the accepted tokens to the states, without waiting for the device. Called once.
 
         Args:
-            num_accepted: [G] int64, drafts kept of each judged group.
+            num_accepted: [G] int64, accepted drafts of each group.
         """
         kept = num_accepted.index_select(0, self.groups)
         self.rows.query_start[2 : 2 * self.groups.numel() + 1 : 2].add_(kept)
@@ -93,18 +96,18 @@ class StepTrial:
 def begin_trial(
     batch: HostBatch, drafts: StepDrafts, uploads: Uploads
 ) -> tuple[StepRows, StepTrial]:
-    """The rows of a step with drafts as the layers with a state read them, and what they hold.
+    """Return a step's rows as recurrent layers read them, and its trial.
 
     Args:
-        batch: of single tokens, where they verify drafts.
+        batch: with a row per token for sequences that verify drafts.
         drafts: of the step.
-        uploads: for what such a step needs more than others.
+        uploads: for what such a step needs beyond others.
     """
     rows = _HostRows(batch)
     if batch.is_decode:
         tokens = _NONE
         settled = rows.settled(rows.query_start[rows.tried], batch.token_ids.size)
-    else:  # the tokens of prompts are many, and not on trial
+    else:  # prompts' tokens are many, and not on trial
         tokens = rows.tokens()
         settled = rows.settled(rows.begins, tokens.size)
     sent = uploads.send((*rows.on_trial(), *settled, _groups(drafts), tokens))
@@ -113,15 +116,16 @@ def begin_trial(
 
 
 class RecordedTrial:
-    """What a recorded or captured step of single tokens has on trial, whatever it verifies.
+    """The trial of a recorded or captured step of single tokens, whatever drafts it verifies.
 
     Args:
-        size: its tokens.
+        size: number of tokens.
         device: of the kernels.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
-        # One row more than tokens: so many that they never have one each (``StepRows``).
+        # One row more than tokens, because as many rows as tokens would mean one token each
+        # (``StepRows``).
         self._num_rows = size + 1
         self._packed = torch.zeros(3 * self._num_rows + 1, dtype=torch.int32, device=device)
         slots, query_start, starts = self._packed.split(
@@ -132,7 +136,7 @@ class RecordedTrial:
         self.trial = Trial()
 
     def begin(self, batch: HostBatch, drafts: StepDrafts, uploads: Uploads) -> StepTrial:
-        """Bring a batch to where the step reads its rows; see ``begin_trial``."""
+        """Copy a batch to where the step reads its rows; see ``begin_trial``."""
         rows, num_tokens = _HostRows(batch), self._num_rows - 1
         slots, query_start, starts = rows.on_trial()
         spare = self._num_rows - slots.size
@@ -148,11 +152,11 @@ class RecordedTrial:
 
 
 def _rows(parts: Sequence[torch.Tensor]) -> StepRows:
-    """Rows of which no token is read."""
+    """Make rows whose token ids are never read."""
     slots, query_start, starts = parts
     return StepRows(slots, query_start, starts, slots[:0])
 
 
 def _groups(drafts: StepDrafts) -> np.ndarray:
-    """[T] int32, the judged groups with drafts."""
+    """[T] int32, the groups with drafts."""
     return np.flatnonzero(drafts.sizes > 1).astype(np.int32)

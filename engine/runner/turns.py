@@ -1,4 +1,4 @@
-"""The positions that rotary embeddings turn by, where these are not the tokens' places."""
+"""Rotary positions that differ from the tokens' places in the sequence."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ if TYPE_CHECKING:
 
 
 class Turns:
-    """Of the rows whose prompts hold images, for a model with positions in three dimensions.
+    """The rotary positions of rows with images, for models with three-dimensional positions.
 
-    The places of keys and values, and what sampling goes by, are those of the tokens as ever.
+    KV slots and sampling still use the tokens' places in the sequence.
 
     Args:
-        num_lines: slots there are.
-        cell: pixels, the side of what of an image becomes a token.
+        num_lines: number of slots.
+        cell: pixels, the side of an image's part that becomes one token.
     """
 
     def __init__(self, num_lines: int, cell: int) -> None:
-        # What is added to the places of tokens behind the prompt, by slot.
+        # Offset of positions after the prompt from the tokens' places, by slot.
         self.ahead = np.zeros(num_lines, np.int32)
         self._cell = cell
         self._of_prompts: dict[int, np.ndarray] = {}  # [3, num_tokens], by slot
 
     def add(self, slot: int, request: Request) -> None:
-        """A row with images has come."""
+        """Add a row with images."""
         found = prompt_positions(len(request.prompt_token_ids), request.images, self._cell)
         self._of_prompts[slot], self.ahead[slot] = found
 
     def clear(self, slot: int) -> None:
-        """Forget a row, if it is known."""
+        """Delete a row, if it is known."""
         if self._of_prompts.pop(slot, None) is not None:
             self.ahead[slot] = 0
 
     def of(self, batch: HostBatch) -> np.ndarray | None:
-        """[3, N] int32, of a step's tokens; None where all of them turn by their places."""
+        """[3, N] int32, of a step's tokens; None if all rotary positions are the tokens' places."""
         slots = batch.slots.tolist()
         if self._of_prompts.keys().isdisjoint(slots):
             return None

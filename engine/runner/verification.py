@@ -1,13 +1,14 @@
-"""Choosing among drafts: the sampler of steps that verify some.
+"""Verification of drafts: the sampler of steps that have some.
 
-Coupled, each token is the one that the ordinary sampler gives at its place, and a draft is kept
-while it is that token: the text is the same as without drafts, seed by seed. A draft model that
-draws with the same noise guesses right nearly as often as any scheme allows (Daliri, Musco and
-Suresh 2024, "Coupling without communication and drafter-invariant speculative decoding").
+Coupled, each token is the one that the ordinary sampler would pick at its position, and a draft is
+accepted while it equals that token: the text is the same as without drafts, seed by seed. A draft
+model that samples with the same noise guesses right nearly as often as any scheme allows (Daliri,
+Musco and Suresh 2024, "Coupling without communication and drafter-invariant speculative decoding").
 
-By rejection, drafts of sampled texts are judged as published (``kernels/reference/drafts.py``):
-the most are kept that can be without changing the distribution, but which tokens are drawn depends
-on where drafts stand, so a seed gives the same text only with the same drafts.
+With rejection sampling, drafts of sampled texts are verified as published
+(``kernels/reference/drafts.py``): this accepts as many as possible without changing the
+distribution. Which tokens are sampled then depends on the positions of drafts, so a seed gives the
+same text only with the same drafts.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from kernels.sending import to_device
 
 
 class Judged(NamedTuple):
-    """What became of a step's judged tokens."""
+    """Results of a step's verified tokens."""
 
     sampled: Sampled
-    num_accepted: torch.Tensor  # [G] int64, drafts kept of each sequence
-    failures: dict[int, Failure]  # by judged token
+    num_accepted: torch.Tensor  # [G] int64, accepted drafts of each sequence
+    failures: dict[int, Failure]  # by verified token
 
 
 class _Parameters(NamedTuple):
-    """What the sampler reads, with a line for each judged token where requests have one."""
+    """The sampler's parameters, with a line for each verified token where requests need one."""
 
     slots: torch.Tensor
     table: SamplingTable
@@ -48,13 +49,13 @@ class _Parameters(NamedTuple):
 
 
 class Verifier:
-    """Judges drafts; keeps nothing itself.
+    """Verifies drafts; stateless.
 
     Args:
         operations: the kernels'.
         rows: those of the runner.
-        uploads: for what a step with drafts needs more than others.
-        rejects: judge sampled texts by rejection.
+        uploads: for what a step with drafts needs beyond others.
+        rejects: verify sampled texts by rejection sampling.
     """
 
     def __init__(
@@ -73,14 +74,14 @@ class Verifier:
         slots: torch.Tensor,
         positions: torch.Tensor,
     ) -> Judged:
-        """The tokens of a step, and how many drafts each sequence keeps.
+        """Sample the tokens of a step, and decide how many drafts each sequence accepts.
 
         Args:
             logits: [S, vocab] float32; overwritten.
             batch: of the step.
             drafts: of the step.
-            slots: [S] int32, the rows' places in the table.
-            positions: [S] int64, of the tokens to be chosen.
+            slots: [S] int32, the rows' slots in the table.
+            positions: [S] int64, of the tokens to be sampled.
         """
         state = self._rows.sampling
         draft_ids, sizes = self._uploads.send((drafts.draft_ids, drafts.sizes))
@@ -110,7 +111,7 @@ class Verifier:
         return Judged(sampled, accepted, failures)
 
     def _warm(self, batch: HostBatch, drafts: StepDrafts) -> np.ndarray:
-        """Judged tokens with a draft behind them, in texts that are sampled: [w] int64."""
+        """[w] int64, the verified tokens followed by a draft, in texts that are not greedy."""
         temperature = self._rows.sampling.temperature(batch.slots[batch.sampling_rows])
         return np.flatnonzero((drafts.draft_ids != NO_DRAFT) & (temperature > 0))
 
@@ -134,7 +135,7 @@ class Verifier:
             (lines.clamp(min=0), token_ids), is_counted.to(counts.output.dtype), accumulate=True
         )
 
-    # ------------------------------------------------------------ parameters by judged token
+    # ------------------------------------------------------------ parameters by verified token
 
     def _parameters(
         self,
@@ -143,7 +144,7 @@ class Verifier:
         slots: torch.Tensor,
         draft_ids: torch.Tensor,
     ) -> tuple[_Parameters, dict[int, Failure]]:
-        """Penalties and masks depend on the drafts before a token, so each has its own."""
+        """Make each verified token's parameters, which depend on the drafts before it."""
         state = self._rows.sampling
         host_slots = batch.slots[batch.sampling_rows]
         counts, bias = state.counts(host_slots), state.bias(host_slots)
@@ -172,13 +173,13 @@ class Verifier:
         drafts: StepDrafts,
         draft_ids: torch.Tensor,
     ) -> tuple[TokenCounts, torch.Tensor]:
-        """A line for each judged token of a text with penalties: its own, and the drafts before."""
+        """Make each verified token's counts in texts with penalties, with the drafts before it."""
         lines = self._rows.sampling.count_lines(host_slots)
         counted = np.flatnonzero(lines >= 0)
         count_line = np.full(host_slots.size, -1, np.int32)
         count_line[counted] = np.arange(counted.size, dtype=np.int32)
         places, begins = drafts.places[counted], (counted - drafts.places[counted])
-        # For the token at place p of its group, the drafts behind the tokens at places 0 .. p - 1.
+        # The token at place p of its group counts the drafts that follow places 0 .. p - 1.
         of_line = np.repeat(np.arange(counted.size), places)
         nth = np.arange(of_line.size) - np.repeat(np.cumsum(places) - places, places)
         before = np.repeat(begins, places) + nth
@@ -194,7 +195,7 @@ class Verifier:
     def _masks(
         self, batch: HostBatch, drafts: StepDrafts, masked: np.ndarray
     ) -> tuple[np.ndarray, dict[int, Failure]]:
-        """A line for each judged token of a text that is masked, and failures by judged token."""
+        """Make each verified token's mask in constrained texts; also failures by verified token."""
         places, sizes = drafts.places, drafts.sizes[drafts.groups]
         firsts = masked[places[masked] == 0]
         rows: list[MaskedRow] = []
@@ -211,7 +212,7 @@ class Verifier:
 
 
 def _of_drafts(drafts: StepDrafts, judged: np.ndarray) -> torch.Tensor | None:
-    """What the drafts behind these judged tokens were drawn from."""
+    """Return the distributions from which the drafts after these verified tokens were sampled."""
     proposed = drafts.guesses.proposed
     if proposed is None:
         return None

@@ -1,6 +1,6 @@
 """Where a model's weights come from, and the form in which they are held.
 
-What reads one of the many forms is imported for a model that has it.
+Readers of the less common forms are imported only for models that need them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
-    """The weights of one model, not read yet.
+    """The weights of one model, before they are read.
 
     Attributes:
-        model: whose they are.
-        headers: the tables of its files; empty for a GGUF file and for random weights.
-        stored_as: how a quantised checkpoint has its matrices; None: dense.
-        gguf_codes: what a GGUF file is quantised to, for users; None: its weights are widened, or
-            it is none.
-        seed: of random weights; None: those of the files are read.
+        model: the model.
+        headers: the tensor tables of its files; empty for a GGUF file and for random weights.
+        stored_as: the format of a quantised checkpoint's matrices; None: dense.
+        gguf_codes: the quantisation of a GGUF file, for users; None: its weights are widened, or it
+            is not a GGUF file.
+        seed: of random weights; None: the files are read.
     """
 
     model: ModelConfig
@@ -44,7 +44,7 @@ class WeightFiles:
 
     @property
     def codes(self) -> str | None:
-        """The format that matrices are held in, for users; None: they are dense."""
+        """The format in which matrices are held, for users; None: dense."""
         return self.gguf_codes if self.stored_as is None else self.stored_as.name
 
     def open(
@@ -55,7 +55,7 @@ class WeightFiles:
         on_progress: LoadProgress | None = None,
         cuts: Cuts | None = None,
     ) -> Weights:
-        """The parameters, each read when it is asked for; with ``cuts``, one rank's share of each.
+        """Return the parameters, each read on access; with ``cuts``, one rank's shard of each.
 
         Raises:
             ModelLoadError: a tensor has no place, a place has no tensor, or a shape differs.
@@ -76,17 +76,17 @@ class WeightFiles:
 def find_weights(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int
 ) -> WeightFiles:
-    """Read the tables of a model's files, and how they are quantised.
+    """Read the tensor tables of a model's files, and how they are quantised.
 
     Args:
         config: of the engine.
-        model: the model itself, or one that drafts for it.
-        dtype: to be computed in.
-        device: to be computed on.
-        seed: of its weights, where ``config`` asks for random ones.
+        model: the model itself, or its draft model.
+        dtype: to compute in.
+        device: to compute on.
+        seed: of the weights, if ``config`` asks for random ones.
 
     Raises:
-        ModelLoadError: a file is missing or damaged, or quantised in a way that is not supported.
+        ModelLoadError: a file is missing or damaged, or its quantisation is not supported.
     """
     if config.load_format == "dummy":
         if model.quantization_config is not None:
@@ -108,10 +108,10 @@ def find_weights(
 def _gguf_codes(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> str | None:
-    """What a GGUF file is quantised to, where a kernel multiplies such codes as they lie.
+    """Return the quantisation of a GGUF file, if a kernel multiplies its codes directly.
 
-    Elsewhere, and where more than the kernel's precision is asked for, its weights are widened
-    while they load, and the log says so.
+    Otherwise, and if more than the kernel's precision is requested, the weights are widened while
+    they load, and the log says so.
     """
     from engine.gguf.spec import stored_format
 

@@ -1,4 +1,4 @@
-"""Runs the suite, prints a table, and writes JSON lines; the last line printed is JSON."""
+"""Run the suite, print a table, and write JSON lines; the last line printed is JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernels.bench.suite import MakeCase, full_suite
 
 
 def main() -> int:
-    """Returns the exit status: 0; 1 when a kernel is wrong; 2 where there is no GPU."""
+    """Return the exit status: 0; 1 if a kernel is wrong; 2 if there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m kernels.bench", description=__doc__)
     add = parser.add_argument
     add("--output", type=Path, help="folder for kernels.jsonl")
@@ -47,14 +47,14 @@ def report(
     output: Path | None,
     tell: Callable[[dict[str, Any]], str] | None = None,
 ) -> int:
-    """Take the cases one by one, and tell of each as it is done; returns ``main``'s status.
+    """Run the cases one by one, and report each when it is done; return ``main``'s status.
 
     Args:
         suite: the cases.
         device, dtype: of their tensors.
-        ceilings: what times are held against; None: nothing is timed.
+        ceilings: what times are compared with; None: nothing is timed.
         output: a folder for their results.
-        tell: a line from a result; a row of a table when left out.
+        tell: makes a line of a result; default: a row of a table.
     """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     if ceilings is not None:
@@ -84,13 +84,13 @@ def report(
 def _outcome(
     make: MakeCase, device: torch.device, dtype: torch.dtype, ceilings: Ceilings | None
 ) -> dict[str, Any]:
-    """The result of a case; one that cannot run is wrong, and the others still run."""
+    """Return the result of a case; one that cannot run counts as wrong."""
     try:
         case = make(device, dtype)
         if ceilings is None:
             return {"case": case.name, **_rightness(case)}
         return _measure(case, ceilings)
-    # Whatever the compiler or the driver raises.
+    # The compiler or the driver may raise anything.
     except Exception as error:
         traceback.print_exc()
         told = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -121,7 +121,7 @@ def _measure(case: Case, ceilings: Ceilings) -> dict[str, Any]:
 
 
 def table_row(result: dict[str, Any]) -> str:
-    """A result as a person reads it."""
+    """Format a result as a readable row."""
     wrong, name = "" if result["is_right"] else "  WRONG", result["case"]
     if "failed" in result:
         return f"{name:42} {result['failed']}{wrong}"

@@ -1,4 +1,4 @@
-"""Cases of paged attention, against torch's attention over contiguous keys and values."""
+"""Cases of paged attention, compared with torch's attention over contiguous keys and values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def attention_case(
     block_size: int,
     invariant: bool = False,
 ) -> Case:
-    """``rows`` sequences of ``past`` + ``queries`` tokens, their blocks scattered."""
+    """``rows`` sequences of ``past`` + ``queries`` tokens in scattered blocks."""
     seq_len = past + queries
     blocks = -(-seq_len // block_size)
     places = np.random.default_rng(0).permutation(rows * blocks).reshape(rows, blocks)
@@ -40,7 +40,7 @@ def attention_case(
     backend = TritonAttention(invariant=invariant)
     state = backend.plan(geometry, spec)
 
-    # The same keys and values as the peer wants them: [rows, kv_heads, seq_len, head_dim].
+    # The same keys and values in the peer's layout: [rows, kv_heads, seq_len, head_dim].
     table = torch.from_numpy(places).to(device)
     keys, values = (
         stored[table].transpose(1, 2).reshape(rows, kv_heads, -1, head_dim)[:, :, :seq_len]

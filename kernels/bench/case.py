@@ -1,4 +1,4 @@
-"""What a benchmark case is, and what it is measured by."""
+"""Benchmark cases, and the machine limits they are compared with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a machine reaches at its best, measured."""
+    """A machine's measured peak rates."""
 
     bytes_per_s: float  # device to device, bytes read and written
     flops_per_s: float  # a large bf16 matrix product on random data
@@ -19,23 +19,23 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel on one shape, and what else computes the same."""
+    """One kernel on one shape, and its peers, which compute the same."""
 
     name: str
     run: Callable[[], torch.Tensor]
     peers: dict[str, Callable[[], torch.Tensor]]
-    bytes_moved: float  # fewest: each input read once, each output written once
+    bytes_moved: float  # minimum: each input read once, each output written once
     flops: float = 0.0
-    tolerance: float = 2e-2  # of the relative error against a peer; 0: the same elements
-    is_latency_bound: bool = False  # too small to have a share of any ceiling
-    peers_wait: bool = False  # for the device in their midst: they cannot be captured
+    tolerance: float = 2e-2  # relative error against a peer; 0: identical elements
+    is_latency_bound: bool = False  # too small for a meaningful share of a limit
+    peers_wait: bool = False  # peers synchronise with the device and cannot be captured
 
     def floor_s(self, bytes_per_s: float, flops_per_s: float) -> float:
-        """The least time at these ceilings."""
+        """Return the least possible time at these rates."""
         return max(self.bytes_moved / bytes_per_s, self.flops / flops_per_s)
 
     def error(self) -> float:
-        """The largest relative error against a peer; nan never passes."""
+        """Return the largest relative error against a peer; nan never passes."""
         actual = self.run().double()
         worst = 0.0
         for peer in self.peers.values():
@@ -49,10 +49,10 @@ class Case:
 
 
 class TwinCase(NamedTuple):
-    """The same work by the CPU's kernels and by their twins."""
+    """The same work by the CPU's kernels and by the reference."""
 
     name: str
     run: Callable[[], torch.Tensor]
     twin: Callable[[], torch.Tensor]
-    bytes_moved: float  # fewest
+    bytes_moved: float  # minimum
     flops: float = 0.0

@@ -1,12 +1,12 @@
-"""Measures the CPU kernels besides linear layers against their twins, in turn, in one run.
+"""Compare the CPU kernels, except linear layers, with the reference, alternating in one run.
 
     python -m kernels.bench.cpu [--threads 2] [--dtype bfloat16] [--only WORD]
 
-Shapes are those of a 0.5 b model, but for layers that keep a state (``states.py``). A case is
-checked against its twin before it is timed. Calls alternate, and the least time of either counts,
-as what disturbs only ever adds. GB/s count each byte that must move once, FLOP/s what must be
-multiplied; the rates of the memory and of torch's matrix product are measured in the same run. The
-last line printed is JSON.
+Shapes are those of a 0.5 b model, except for recurrent layers (``states.py``). A case is checked
+against the reference before it is timed. Calls alternate, and the least time of each counts, as
+disturbances only ever add. GB/s count each byte that must move once, FLOP/s the necessary
+multiplications; the rates of the memory and of torch's matrix product are measured in the same run.
+The last line printed is JSON.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from kernels.sampling import SamplingTable
 _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 14, 2, 64, 16
 _HIDDEN, _INNER = 896, 4864
 _CPU = torch.device("cpu")
-_SECONDS = 1.0  # of calls for each case, ours and theirs together
+_SECONDS = 1.0  # of calls for each case, ours and the reference's together
 _FEWEST_ROUNDS = 5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0; 1 when a kernel is wrong; 2 where there are none."""
+    """Return the exit status: 0; 1 if a kernel is wrong; 2 if there are none."""
     parser = argparse.ArgumentParser(prog="python -m kernels.bench.cpu", description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
@@ -96,7 +96,7 @@ def _cases(dtype: torch.dtype) -> Iterator[TwinCase]:
     for rows, context in ((1, 320), (16, 320), (64, 1000), (1, 8192)):
         yield _attention(f"decode {rows} x {context}", dtype, rows, 1, context - 1)
     for name, codes in (("", None), (" int8", torch.int8), (" fp8", torch.float8_e4m3fn)):
-        # Of a whole model: no layer finds its keys in a processor's cache.
+        # As in a whole model: no layer finds its keys in a processor's cache.
         yield _attention(f"decode 8 x 4096, 24 layers{name}", dtype, 8, 1, 4095, codes, 24)
         yield _attention(f"prefill 1 x 512 after 7680{name}", dtype, 1, 512, 7680, codes)
     for rows, queries, past in ((4, 256, 0), (1, 512, 0), (1, 512, 3584)):
@@ -119,9 +119,10 @@ def _attention(
     codes: torch.dtype | None = None,
     layers: int = 1,
 ) -> TwinCase:
-    """``rows`` sequences of ``past`` + ``queries`` tokens, their blocks scattered; in ``codes``.
+    """``rows`` sequences of ``past`` + ``queries`` tokens in scattered blocks, as ``codes`` if
+    given.
 
-    Each call is the next of several ``layers``, with a cache of its own.
+    Successive calls use successive ones of ``layers`` caches.
     """
     seq_len = past + queries
     blocks = -(-seq_len // _BLOCK_SIZE)
@@ -156,10 +157,10 @@ def _cache(shape: tuple[int, ...], dtype: torch.dtype, codes: torch.dtype | None
 
 
 def _layer(dtype: torch.dtype, rows: int) -> Iterator[TwinCase]:
-    """What a layer does besides attention and products."""
+    """The parts of a layer besides attention and products."""
     x, weight = torch.randn(rows, _HIDDEN).to(dtype), torch.randn(_HIDDEN).to(dtype)
     residuals = [torch.zeros_like(x) for _ in range(2)]
-    # Nothing is added to the residuals, which stay what they are however often this runs.
+    # Nothing is added to the residuals, so they stay the same however often this runs.
     zeros = torch.zeros_like(x)
     for residual in residuals:
         residual += x
@@ -211,7 +212,7 @@ def _sampling(name: str, rows: int, vocab: int, temperature: float) -> TwinCase:
     slots, positions = torch.arange(rows, dtype=torch.int32), torch.arange(rows)
 
     def run(sample: Callable[..., Any]) -> torch.Tensor:
-        # Sampling overwrites its logits: the copy is part of both times.
+        # Sampling overwrites its logits, so both times include a copy.
         return sample(logits.clone(), slots, positions, table).token_ids
 
     return TwinCase(name, lambda: run(ours.sample), lambda: run(theirs.sample), 3.0 * logits.nbytes)

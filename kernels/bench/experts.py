@@ -1,14 +1,13 @@
-"""Measures a layer's experts on a CPU against the floor of the machine, and against one by one.
+"""Compare a layer's experts on a CPU with the machine's limits, and with experts run one by one.
 
     python -m kernels.bench.experts [--threads 2] [--rows 1,4,16,64] [--kinds bf16,int8,int4]
 
-The shape is that of a small Qwen3-MoE: 64 experts of 512 over 1,024, eight for a token, drawn at
-random. There are several layers, read in turn, so that no cache holds their weights. The floor is
-the larger of two times at rates measured in the same run: reading once the weights of the experts
-that were chosen, and (not in float32) multiplying by them as fast as a large bfloat16 product of
-torch. *One by one* are the same weights and kernels with a call for each product of each expert, in
-turn with ours. The least of the rounds counts, as what disturbs only ever adds. The last line
-printed is JSON.
+The shape is that of a small Qwen3-MoE: 64 experts of 512 over 1,024, eight per token, chosen at
+random. Several layers are read in turn, so that no cache holds their weights. The floor is the
+larger of two times at rates measured in the same run: reading the chosen experts' weights once, and
+(not in float32) multiplying by them as fast as a large bfloat16 product of torch. *One by one* uses
+the same weights and kernels with a call for each product of each expert, alternating with ours. The
+least time of the rounds counts, as disturbances only ever add. The last line printed is JSON.
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ _LAYERS = 3
 _ROUNDS = 12
 _GATING = Gating(operations.silu_mul, "silu")
 
-# Tokens, their experts and these ones' weights to what comes out.
+# From tokens, their expert ids and the experts' weights to the result.
 Mix = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class _Layer(NamedTuple):
-    """The same experts in one call and one by one."""
+    """The same experts in one call, and one by one."""
 
     together: Mix
     one_by_one: Mix
-    num_bytes: int  # of an expert
+    num_bytes: int  # per expert
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0; 1 when the two differ; 2 where there are no native kernels."""
+    """Return the exit status: 0; 1 if the two differ; 2 if there are no native kernels."""
     parser = argparse.ArgumentParser(prog="python -m kernels.bench.experts", description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rows", default="1,4,16,64")
@@ -135,7 +134,7 @@ def _measure(layers: Sequence[_Layer], rows: int, rounds: int) -> dict[str, Any]
     error = float((layers[0].together(x, ids, shares) - expected).norm() / expected.norm())
     least = {(side, i): float("inf") for side in (0, 1) for i in range(len(layers))}
     for _, i, side in itertools.product(range(rounds), range(len(layers)), (0, 1)):
-        # The sides do not read a layer one right after the other: it might still be in a cache.
+        # The two do not read the same layer in succession: it might still be in a cache.
         layer = layers[(i + side) % len(layers)]
         begin = time.perf_counter()
         (layer.one_by_one if side else layer.together)(x, ids, shares)

@@ -1,9 +1,9 @@
-"""Measures how a CPU's head finds the likeliest token: by its whole weight, or by codes first.
+"""Compare two ways for a CPU's head to find the likeliest token: whole weight, or codes first.
 
     python -m kernels.bench.head [--threads 2] [--rows 1,4,8,16,64] [--shapes 32000x256,151936x896]
 
-Each is measured in turn with the other, and the medians count. What the tokens are is compared on
-the way. The last line printed is JSON.
+The two alternate, and the medians count. Their tokens are compared as well. The last line printed
+is JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROUNDS = 40
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0; 1 where the two name different tokens, 2 without kernels."""
+    """Return the exit status: 0; 1 if the two find different tokens; 2 without kernels."""
     parser = argparse.ArgumentParser(prog="python -m kernels.bench.head", description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rows", default="1,4,8,16,64")
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(
     heads: tuple[PanelDense, ScreenedHead], rows: int, inputs: int
 ) -> tuple[tuple[float, ...], int]:
-    """Milliseconds of each, and how many tokens they disagree about."""
+    """Return the milliseconds of each, and the number of tokens on which they disagree."""
     taken: tuple[list[float], ...] = ([], [])
     different = 0
     for _ in range(_ROUNDS):

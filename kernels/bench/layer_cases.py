@@ -1,4 +1,4 @@
-"""Cases of the other kernels, against their twins."""
+"""Cases of the other kernels, compared with the reference."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _BEYOND_L2 = 2**28  # bytes
 def norm_case(
     name: str, device: torch.device, dtype: torch.dtype, *, rows: int, hidden: int
 ) -> Case:
-    """Add and norm: two tensors read, two written."""
+    """Addition and norm: two tensors read, two written."""
     x, kept = torch.randn(2, rows, hidden, dtype=dtype, device=device)
     weight = torch.randn(hidden, dtype=dtype, device=device)
-    # In place: each side has its own residual, which after many additions of x is mostly x.
+    # Updated in place: each side has its own residual, which after many additions is mostly x.
     ours, theirs = kept.clone(), kept.clone()
     return Case(
         name,
@@ -68,7 +68,7 @@ def silu_case(
 def matmul_case(
     name: str, device: torch.device, dtype: torch.dtype, *, rows: int, inputs: int, outputs: int
 ) -> Case:
-    """The batch-invariant product beside the library's; each tensor moved once."""
+    """The batch-invariant product and the library's; each tensor moved once."""
     x = torch.randn(rows, inputs, dtype=dtype, device=device)
     weight = torch.randn(outputs, inputs, dtype=dtype, device=device) * 0.02
     return Case(
@@ -91,8 +91,11 @@ def skinny_case(
     gate: GateKind | None = None,
     adds: bool = False,
 ) -> Case:
-    """Products of few rows with what they take along, one after the other, of as many weights as
-    the L2 cache does not hold; beside them the library's, with torch's own norms and sums."""
+    """Products of few rows with what they fuse, in sequence, with more weights than fit in the L2
+    cache.
+
+    The peer is the library's product with torch's own norms and sums.
+    """
     made = outputs if gate is None else 2 * outputs
     copies = max(1, _BEYOND_L2 // (made * inputs * dtype.itemsize)) if device.type == "cuda" else 2
     x = torch.randn(rows, inputs, dtype=dtype, device=device)
@@ -135,7 +138,7 @@ def store_case(
     head_dim: int,
     block_size: int,
 ) -> Case:
-    """QK norm, rotary embedding and the store into the cache."""
+    """Query and key norms, rotary embedding and the store into the cache."""
     projected = torch.randn(rows, heads + 2 * kv_heads, head_dim, dtype=dtype, device=device)
     weight = torch.randn(heads + kv_heads, head_dim, dtype=dtype, device=device)
     angles = torch.rand(rows, 1, head_dim // 2, device=device) * 1000
@@ -199,7 +202,7 @@ def sampling_case(
     top_k: int,
     top_p: float,
 ) -> Case:
-    """A step's tokens; the floor is one read of the logits."""
+    """A step's sampling; the floor is one read of the logits."""
     # Products of few rows leave them unrounded.
     rounded = dtype if rows > MOST_ROWS else torch.float32
     logits = (torch.randn(rows, vocab, device=device) * 4).to(rounded)
@@ -221,7 +224,7 @@ def sampling_case(
     )
     slots = torch.arange(rows, dtype=torch.int32, device=device)
     positions = torch.arange(rows, device=device)
-    # At temperature 0 or 1 the logits are overwritten with themselves, so a step can be repeated.
+    # At temperature 0 or 1 sampling overwrites the logits with themselves, so it can be repeated.
     return Case(
         name,
         run=lambda: triton_sampling.sample(logits, slots, positions, table).token_ids,
@@ -273,7 +276,7 @@ def packed_case(
     outputs: int,
     kind: str,
 ) -> Case:
-    """A product with a weight in codes beside that with the widened one; each tensor moved once."""
+    """A product with a quantised weight, and with the widened one; each tensor moved once."""
     x = torch.randn(rows, inputs, dtype=dtype, device=device)
     dense = torch.randn(outputs, inputs, dtype=dtype, device=device) * 0.02
     weight = tile(_ROUNDINGS[kind](dense))
@@ -299,7 +302,7 @@ def routing_case(
     top_k: int,
     hidden: int,
 ) -> Case:
-    """From tokens to their experts and to the experts' tokens."""
+    """From tokens to their experts, and to the experts' tokens."""
     x = torch.randn(tokens, hidden, dtype=dtype, device=device)
     router = torch.randn(experts, hidden, dtype=dtype, device=device) / hidden**0.5
     asked = x, router, None, None, RoutingRule(top_k)
@@ -330,7 +333,7 @@ def moe_case(
     inner: int,
     kind: str | None = None,
 ) -> Case:
-    """A layer's experts, dense or in codes; the floor reads each expert that has a token once."""
+    """A layer's experts, dense or quantised; the floor reads each expert with a token once."""
     x = torch.randn(tokens, hidden, dtype=dtype, device=device)
     shapes = (experts, 2 * inner, hidden), (experts, hidden, inner)
     dense = [torch.randn(shape, dtype=dtype, device=device) * 0.02 for shape in shapes]
@@ -362,12 +365,12 @@ def few_experts_case(
     hidden: int,
     inner: int,
 ) -> Case:
-    """The same in a step of few tokens, from the residual stream back to it."""
+    """A layer's experts in a step of few tokens, from the residual stream back to it."""
     shapes = (experts, 2 * inner, hidden), (experts, hidden, inner)
     tensors = ExpertTensors(
         *(torch.randn(shape, dtype=dtype, device=device) / shape[2] ** 0.5 for shape in shapes)
     )
-    # No two scores of a token so near that another rounding chooses other experts.
+    # A token's scores are far enough apart that other rounding does not choose other experts.
     weight = torch.zeros(experts, hidden, device=device)
     kept = torch.randn(tokens, hidden, dtype=dtype, device=device)
     for token in range(tokens):
@@ -395,7 +398,7 @@ def few_experts_case(
 
 
 def _bytes_read(experts: ExpertTensors, chosen: torch.Tensor) -> float:
-    """Of the weights, each expert that has a token once."""
+    """Return the bytes of the weights of each expert with a token, read once."""
     whole = experts.gate_up.nbytes + experts.down.nbytes
     return whole * chosen.unique().numel() / experts.num_experts
 
@@ -405,5 +408,5 @@ def _widened_experts(held: TiledWeight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _rounded_experts(dense: torch.Tensor, kind: str) -> TiledWeight:
-    """[experts, outputs, inputs] in codes."""
+    """Quantise [experts, outputs, inputs]."""
     return tile_experts(PackedParts((_ROUNDINGS[kind](dense.flatten(0, 1)),)), dense.shape[0])

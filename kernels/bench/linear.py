@@ -1,11 +1,11 @@
-"""Measures the native linear layers of a CPU against ceilings measured in the same run.
+"""Compare the native linear layers of a CPU with limits measured in the same run.
 
     python -m kernels.bench.linear [--threads 2] [--rows 1,4,16,64,256] [--weights bf16,int8]
 
-Weights in the shapes of a 0.5 b model's layers, more of them than the caches hold, each read once a
-round. Few rows are held against the memory's read rate, many against torch's product in bfloat16.
-In float32 torch is measured too: that serves where there are no native kernels. Of each product the
-least time of the rounds counts, as what disturbs only ever adds. The last line printed is JSON.
+Weights have the shapes of a 0.5 b model's layers, more of them than fit in the caches, each read
+once a round. Few rows are compared with the memory's read rate, many with torch's product in
+bfloat16. Torch is measured in float32 too, the fallback without native kernels. For each product
+the least time of the rounds counts, as disturbances only ever add. The last line printed is JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from kernels.cpu.linear import PanelDense, PanelInt4, PanelInt8, is_available
 
-_SHAPES = ((1152, 896), (896, 896), (9728, 896), (896, 4864))  # a layer's, outputs by inputs
+_SHAPES = ((1152, 896), (896, 896), (9728, 896), (896, 4864))  # of a layer: (outputs, inputs)
 _NUM_LAYERS = 24
 # None: torch's product.
 _KINDS = {"float32": None, "torch": None, "bf16": PanelDense, "int8": PanelInt8, "int4": PanelInt4}
@@ -33,7 +33,7 @@ _MATMUL_SIZE = 2048
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 2 where there are no native kernels."""
+    """Return the exit status: 0, or 2 if there are no native kernels."""
     parser = argparse.ArgumentParser(prog="python -m kernels.bench.linear", description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rows", default="1,2,4,8,16,32,64,256,512")
@@ -56,19 +56,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read_gb_s() -> float:
-    """The memory's read rate, by summing numbers that no cache holds."""
+    """Measure the memory's read rate, by summing numbers that no cache holds."""
     pieces = torch.ones(_READ_BYTES // 4).chunk(64)
     return _READ_BYTES / least_s([piece.sum for piece in pieces]) / 1e9
 
 
 def matmul_gflop_s() -> float:
-    """A square product in bfloat16 by torch."""
+    """Measure torch's square product in bfloat16."""
     a, b = (torch.randn(_MATMUL_SIZE, _MATMUL_SIZE).bfloat16() for _ in range(2))
     return 2 * _MATMUL_SIZE**3 / least_s([lambda: functional.linear(a, b)]) / 1e9
 
 
 def least_s(runs: Sequence[Callable[[], object]]) -> float:
-    """Seconds of all the runs one after the other: the sum of each one's quickest."""
+    """Return the seconds of all runs in sequence: the sum of each one's fastest."""
     least = [float("inf")] * len(runs)
     for _ in range(_ROUNDS):
         for i, run in enumerate(runs):
@@ -81,7 +81,7 @@ def least_s(runs: Sequence[Callable[[], object]]) -> float:
 def _measure(
     name: str, make: Callable[..., Any] | None, counts: list[int], num_layers: int
 ) -> list[dict[str, Any]]:
-    """All layers' products once a round, for each number of rows."""
+    """Measure all layers' products once a round, for each number of rows."""
     generator = torch.Generator().manual_seed(0)
     dtype = torch.float32 if name == "float32" else torch.bfloat16
     layers: list[tuple[Callable[[torch.Tensor], torch.Tensor], int]] = []

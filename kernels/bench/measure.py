@@ -1,4 +1,4 @@
-"""Times on a GPU, and its ceilings."""
+"""Measure times on a GPU, and its limits."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from triton import testing
 
 from kernels.bench.case import Ceilings
 
-_REPEATED_MS = 20  # of which the library measures ten in a row
+_REPEATED_MS = 20  # per measurement, of which the library takes ten
 _COPY_BYTES = 2**31
 _MATMUL_SIZE = 8192
 
 
 def measure_ceilings(device: torch.device) -> Ceilings:
-    """A copy of 2 GiB and a product of 8192 x 8192 x 8192."""
+    """Measure a copy of 2 GiB and a product of 8192 x 8192 x 8192."""
     source = torch.randint(0, 255, (_COPY_BYTES,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy_s = median_s(partial(target.copy_, source))
@@ -29,15 +29,15 @@ def measure_ceilings(device: torch.device) -> Ceilings:
 
 
 def median_s(run: Callable[[], object]) -> float:
-    """Seconds of one run: replays of a CUDA graph, so that launches cost what they do in one."""
+    """Return the seconds of a run as replays of a CUDA graph, launches included."""
     return _seconds(testing.do_bench_cudagraph(run, rep=_REPEATED_MS, return_mode="median"))
 
 
 def median_eager_s(run: Callable[[], object]) -> float:
-    """The same without a graph, for what waits for the device in its midst."""
+    """Return the seconds of one run without a graph, for runs that synchronise with the device."""
     return _seconds(testing.do_bench(run, warmup=10, rep=5 * _REPEATED_MS, return_mode="median"))
 
 
 def _seconds(milliseconds: object) -> float:
-    assert isinstance(milliseconds, float)  # a list where quantiles are asked for
+    assert isinstance(milliseconds, float)  # a list if quantiles are requested
     return milliseconds / 1e3

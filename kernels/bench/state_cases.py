@@ -1,4 +1,4 @@
-"""Cases of layers that keep a state of each sequence, against their twins."""
+"""Cases of recurrent layers, compared with the reference."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _case(
     other_bytes: float,
     flops: float = 0.0,
 ) -> Case:
-    """In place: each side has its own state, which as many tokens have changed by then."""
+    """In place: each side has its own state, which equally many tokens have changed."""
     own, twins, walked = (state.clone() for _ in range(3))
     return Case(
         name,

@@ -1,7 +1,7 @@
-"""Cases of layers that keep a state of each sequence, as large as Qwen3-Next's and Granite 4.0 H's.
+"""Cases of recurrent layers, as large as Qwen3-Next's and Granite 4.0 H's.
 
-A decode step reads and writes each row's state once, and that is what its bytes are; states of so
-many layers take turns that none lies in a processor's cache.
+A decode step reads and writes each row's state once, which is what its bytes count. The states of
+many layers take turns, so that none is in a processor's cache.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _SCAN = ScanShape(128, 1, 64, 128)
 _WIDTH = 4
 _STATES_BYTES = 256 * 2**20
 
-# Of a kind of kernels, the tokens' inputs and a state.
+# (kernels, a state) -> results for the tokens' inputs.
 _Run = Callable[[Operations, torch.Tensor], torch.Tensor]
 
 
 def state_cases(dtype: torch.dtype) -> Iterator[TwinCase]:
-    """Of one decoding row and of many, and of a chunk of a prompt."""
+    """Yield cases of one and many decoding rows, and of a prompt chunk."""
     for rows, queries in ((1, 1), (16, 1), (1, 256)):
         step = _step(rows, queries)
         name = f"decode {rows}" if queries == 1 else f"prefill {queries}"
@@ -53,7 +53,7 @@ def _delta(name: str, dtype: torch.dtype, step: StepRows) -> TwinCase:
     def run(kind: Operations, state: torch.Tensor) -> torch.Tensor:
         return kind.gated_delta(mixed, gates, log_a, dt_bias, state, step, _DELTA)
 
-    # S^T k, S^T q, the update's product and sum, and the decay.
+    # S^T k, S^T q, product and sum of the update, and the decay.
     flops = 8.0 * tokens * heads * shape[0] * shape[1]
     return _in_turn(name, run, torch.randn(rows, heads, *shape), mixed.nbytes, flops)
 
@@ -97,7 +97,7 @@ def _norm(name: str, dtype: torch.dtype, tokens: int) -> TwinCase:
 def _in_turn(
     name: str, run: _Run, state: torch.Tensor, other_bytes: float, flops: float = 0.0
 ) -> TwinCase:
-    """Each call is the next of several layers, with a state of its own."""
+    """Successive calls use successive layers, each with its own state."""
     layers = max(1, _STATES_BYTES // (2 * state.nbytes)) if state.nbytes > 2**20 else 1
     own, twins = ([state.clone() for _ in range(layers)] for _ in range(2))
     turns = itertools.cycle(own), itertools.cycle(twins)

@@ -1,4 +1,4 @@
-"""The cases of a full run, in the shapes of real models, and of a tiny one for tests."""
+"""The cases of a full run, with shapes of real models, and of a tiny run for tests."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from kernels.bench.layer_cases import (
 from kernels.bench.state_cases import conv_case, delta_case, scan_case
 from kernels.recurrent import GatedDeltaShape, ScanShape
 
-MakeCase = partial[Case]  # the name is bound; takes the device and the dtype
+MakeCase = partial[Case]  # takes the device and the dtype; all else is bound
 
 _LLAMA_8B = {"heads": 32, "kv_heads": 8, "head_dim": 128, "block_size": 64}
 _QWEN_0_6B = {"heads": 16, "kv_heads": 8, "head_dim": 128, "block_size": 64}
-# Where all is seen.
+# In full attention layers.
 _GEMMA4_31B = {"heads": 32, "kv_heads": 4, "head_dim": 512, "block_size": 64}
 _QWEN3_NEXT = GatedDeltaShape(16, 32, 128, 128)
 _GRANITE_4 = ScanShape(128, 1, 64, 128)
@@ -92,7 +92,7 @@ def _sampling(rows: int, vocab: int, temperature: float, top_k: int, top_p: floa
 def _states(
     name: str, rows: int, queries: int, delta: GatedDeltaShape, scan: ScanShape
 ) -> list[MakeCase]:
-    """Of layers that keep a state."""
+    """Recurrent layers."""
     name, step = f"{name} {rows} x {queries}", {"rows": rows, "queries": queries}
     return [
         partial(delta_case, f"delta rule {name}", shape=delta, **step),
@@ -102,7 +102,7 @@ def _states(
 
 
 def full_suite() -> list[MakeCase]:
-    """What ``python -m kernels.bench`` measures."""
+    """Return what ``python -m kernels.bench`` measures."""
     contexts = ((1, 4096), (8, 4096), (32, 4096), (64, 1024), (256, 1024), (1, 65536))
     return [
         *(_decode("8b", _LLAMA_8B, *shape) for shape in contexts),
@@ -191,7 +191,7 @@ def full_suite() -> list[MakeCase]:
 
 
 def tiny_suite() -> list[MakeCase]:
-    """Every kind of case, small enough for the interpreter."""
+    """Return every kind of case, small enough for the interpreter."""
     return [
         _decode("tiny", _TINY, 2, 40),
         _prefill("tiny", _TINY, 2, 20, 0),

@@ -1,4 +1,4 @@
-"""The attention backend ``cpu``: blocks are read where they lie, by ``native/attention*.cpp``."""
+"""The attention backend ``cpu``: blocks are read in place, by ``native/attention*.cpp``."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class _Batch(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class CpuState:
-    """A step's geometry as the kernels read it."""
+    """A step's geometry in the kernels' form."""
 
     batch: _Batch
     geometry: BatchGeometry  # owns the tensors that ``batch`` points into
 
 
 class CpuAttention:
-    """Paged attention in float32 sums; a row's result does not depend on the rest of the batch."""
+    """Paged attention with float32 sums; a row's result does not depend on the others."""
 
     name = "cpu"
     is_capturable = True
@@ -64,12 +64,12 @@ class CpuAttention:
         return None
 
     def fits(self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec) -> bool:
-        """Where there are as many rows: all else is read anew each time."""
+        """Return whether the numbers of rows are equal: everything else is read anew each time."""
         return captured.num_rows == actual.num_rows
 
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> CpuState:
-        """The addresses of the geometry; the kernel cuts the work itself, in microseconds."""
-        # Asked for the number of its threads, torch tells it to the thread that runs the step.
+        """Collect the geometry's addresses; the kernel divides the work itself, in microseconds."""
+        # This call makes torch apply its number of threads to the thread that runs the step.
         torch.get_num_threads()
         batch = _Batch(
             *(tensor.data_ptr() for tensor in geometry.device[:-1]),

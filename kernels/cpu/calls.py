@@ -1,6 +1,6 @@
-"""The functions of the native library, declared, and what their arguments are made of.
+"""Declarations of the native library's functions, and their argument types.
 
-While a program is recorded (``kernels/cpu/program.py``), a call is written down and not made.
+While a program is recorded (``kernels/cpu/program.py``), calls are noted instead of made.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ ACTIVATION_CODES: dict[ActivationKind, int] = {
 CODE_KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2}  # as in native/cache_codes.h
 
 _PRODUCT = (POINTER, COUNT, COUNT)  # activations, rows, inputs
-# Bias, y, outputs; y is float32, how it is gated or null, AMX may be used.
+# Bias, y, outputs, whether y is float32, gating or null, whether AMX may be used.
 _RESULT = (POINTER, POINTER, COUNT, FLAG, POINTER, FLAG)
 _ROWS = (COUNT, *[POINTER] * 3)  # of a step; see kernels/inputs.py
-# Bias, outputs, scale and cap of scores, AMX may be used, token ids, finite.
+# Bias, outputs, scale and cap of scores, whether AMX may be used, token ids, finite.
 _LIKELIEST = (POINTER, COUNT, REAL, REAL, FLAG, POINTER, POINTER)
 _NORM_ROPE_STORE = (
     *(CODE, POINTER, POINTER, REAL),
@@ -41,7 +41,7 @@ _NORM_ROPE_STORE = (
     *[COUNT] * 6,
     *[POINTER] * 3,
 )
-# A batch, scale, cap, window, chunk, sinks, ends, how blocks lie, queries, keys, values, results.
+# Batch, scale, cap, window, chunk, sinks, ends, block layout, queries, keys, values, results.
 _ATTENTION = (POINTER, REAL, REAL, COUNT, COUNT, POINTER, POINTER, COUNT, *[POINTER] * 4)
 
 SIGNATURES: dict[str, tuple[type, ...]] = {
@@ -124,17 +124,18 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     ),
 }
 
-Note = Callable[[str, tuple[Any, ...]], None]  # told a function's name and its arguments
+Note = Callable[[str, tuple[Any, ...]], None]  # receives a function's name and its arguments
 
-# What writes calls down instead of making them, where a program is being recorded.
+# Notes calls instead of making them while a program is recorded.
 recording: ContextVar[Note | None] = ContextVar("recording", default=None)
 
 
 def function(name: str) -> Callable[..., None]:
-    """A function of the library; tensors go in as ``data_ptr()``, all of them contiguous.
+    """Return a function of the library; tensors are passed as ``data_ptr()``, all of them
+    contiguous.
 
     Raises:
-        BuildError: there is no library; ``kernels.select`` finds that out before.
+        BuildError: there is no library; ``kernels.select`` checks this before.
     """
     note = recording.get()
     if note is None:
@@ -150,5 +151,5 @@ def _bound(name: str) -> Callable[..., None]:
 
 
 def pointer(tensor: torch.Tensor | None) -> int | None:
-    """Where a tensor's data begin; None is a null pointer."""
+    """Return the address of a tensor's data; a null pointer for None."""
     return None if tensor is None else tensor.data_ptr()

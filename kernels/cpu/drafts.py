@@ -1,4 +1,4 @@
-"""Guesses and what becomes of them, by ``native/drafts.cpp``."""
+"""Drafts: feeding guesses to the next pass, and accepting them, by ``native/drafts.cpp``."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def pass_on(
     target: torch.Tensor | None = None,
     positions: torch.Tensor | None = None,
 ) -> None:
-    """Keep what one pass of a draft model has chosen, and make it the input of the next.
+    """Store the tokens sampled by one pass of a draft model, and make them the next pass's input.
 
     Args:
         packed: [3 * n] int32, slots, starts and tokens of the pass.
-        token_ids: [n] int64, what it chose.
-        rows: [m] int32, those whose choice counts; where ``target`` is ``packed``, all in order.
-        guesses: [m] int64; their choices are written here.
-        target: [3 * k] int32, the next pass of the first k of them; written. None: there is none.
-        positions: [k] int64, of the tokens that it will choose; written.
+        token_ids: [n] int64, the tokens it sampled.
+        rows: [m] int32, the rows whose tokens are used; if ``target`` is ``packed``, all in order.
+        guesses: [m] int64; receives these tokens.
+        target: [3 * k] int32, receives the next pass of the first k of them. None: there is none.
+        positions: [k] int64, receives the positions of the tokens that it will sample.
     """
     function("quire_pass_on")(
         packed.data_ptr(),

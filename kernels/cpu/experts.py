@@ -1,7 +1,7 @@
 """Mixtures of experts by ``native/experts.h``: all experts of a layer in one native call.
 
-Weights lie row by row in one tensor (``fused_moe``, of any processor and in float32 too), or in the
-panels of linear layers, dense or as codes (``PanelExperts``); both are read where they lie.
+Weights are row-major in one tensor (``fused_moe``, for any processor and also in float32), or in
+the panels of linear layers, dense or quantised (``PanelExperts``); both are read in place.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kernels.moe import Activating, ExpertTensors, Gating, RoutingRule
 from kernels.reference import moe as reference
 from kernels.tiled import TiledWeight
 
-_PANEL_KINDS = {"dense": 0, "int8": 1, "nibbles": 2, "bytes": 3, "float8": 4}  # as Kind, there
+_PANEL_KINDS = {"dense": 0, "int8": 1, "nibbles": 2, "bytes": 3, "float8": 4}  # as Kind there
 
 
 class _Rule(ctypes.Structure):
@@ -85,7 +85,7 @@ def route(
     correction: torch.Tensor | None,
     rule: RoutingRule,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See ``kernels.reference.moe``. The experts of a token come in the order of their scores."""
+    """See ``kernels.reference.moe``. A token's experts are in descending order of score."""
     num_experts, hidden = weight.shape
     x, weight = x.contiguous(), weight.contiguous()
     ids = torch.empty((x.shape[0], rule.top_k), dtype=torch.int64)
@@ -152,14 +152,14 @@ def fused_moe(
 
 
 class PanelExperts:
-    """A layer's experts whose weights are held in panels.
+    """A layer's experts with weights in panels.
 
     Args:
-        gate_ups, downs: of each expert; ``join`` finds out whether they can be taken together.
-        gating: what stands between the two.
+        gate_ups, downs: of each expert; ``join`` checks whether they can be computed together.
+        gating: the function between the two.
         top_k: experts of a token.
         weighs_input: see ``kernels.reference.moe.fused_moe``.
-        shared_gate: [1, hidden] in the model's dtype: what the shared expert gives is multiplied by
+        shared_gate: [1, hidden] in the model's dtype: the shared expert's output is multiplied by
             the sigmoid of its product with the token. None: by 1.
     """
 
@@ -180,7 +180,7 @@ class PanelExperts:
         )
         (gate_up, first_owned), (down, second_owned) = projection_of(first), projection_of(second)
         self._projections = gate_up, down
-        self._owned = first_owned, second_owned, gate  # what the addresses point into
+        self._owned = first_owned, second_owned, gate  # keeps the memory behind the addresses alive
 
     @classmethod
     def join(
@@ -193,7 +193,7 @@ class PanelExperts:
         weighs_input: bool = False,
         shared_gate: torch.Tensor | None = None,
     ) -> PanelExperts | None:
-        """The layers as one operation, or None where some are not in panels of one kind."""
+        """Join the layers into one operation; None if some are not in panels of the same kind."""
         first, second = _alike(gate_ups), _alike(downs)
         if first is None or second is None:
             return None
@@ -212,9 +212,10 @@ class PanelExperts:
 
         Args:
             x: [n, hidden].
-            expert_ids: [n, top_k] int64, different ones for a token, or of none here.
+            expert_ids: [n, top_k] int64, distinct for each token, except for experts of other
+                ranks.
             expert_weights: [n, top_k] float32.
-            shared: [n, hidden], what an expert gave that all tokens go to; it is added.
+            shared: [n, hidden], the shared expert's output; it is added.
 
         Returns:
             [n, hidden] in x's dtype, summed in float32.
@@ -262,7 +263,7 @@ def _mixture(
 
 
 def _alike(layers: Sequence[object]) -> list[PanelLinear] | None:
-    """The layers, if one description fits the weights of all."""
+    """Return the layers if a single description fits all of their weights."""
     panels = [layer for layer in layers if isinstance(layer, PanelLinear)]
     forms = {_form(layer.panels()) for layer in panels}
     return panels if len(panels) == len(layers) and len(forms) == 1 else None
@@ -274,7 +275,7 @@ def _form(held: Panels) -> tuple[object, ...]:
 
 
 def projection_of(weights: Sequence[Panels]) -> tuple[_Projection, object]:
-    """Weights of one form as native code is told of them, and what must live as long as that."""
+    """Describe weights of one form for native code; also return what that points into."""
     held = (_Weight * len(weights))(
         *(
             _Weight(

@@ -1,4 +1,4 @@
-"""What a step leaves for the next, by ``native/feedback.cpp``."""
+"""Feedback of sampled tokens to the next step, by ``native/feedback.cpp``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Linear layers on a CPU whose weights come as codes: read as they are, in panels.
+"""Linear layers on a CPU with quantised weights, read as they are, in panels.
 
-The memory is that of the codes; see ``native/panels/groups.h`` for layout and arithmetic.
+Memory use is that of the codes; see ``native/panels/groups.h`` for layout and arithmetic.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from kernels.cpu.linear import (
 )
 from kernels.packed import PackedWeight
 
-_STEP = 32  # inputs are held in multiples of it
+_STEP = 32  # the number of inputs is padded to a multiple of it
 _WORD_INPUTS = {4: 8, 8: 4}  # by bits
 
 
 def refuse(weight: PackedWeight) -> str | None:
-    """Why the kernel cannot hold a weight, or None when it can."""
+    """Return why the kernel cannot hold a weight, or None if it can."""
     if weight.num_groups > 1 and weight.group % _WORD_INPUTS[weight.bits]:
         return f"groups of {weight.group} inputs"
     return None
 
 
 class PanelGrouped(PanelLinear):
-    """Codes of 4 or 8 bits with scales, and perhaps zeros, in groups; activations in bfloat16.
+    """Codes of 4 or 8 bits in groups with scales and optional zeros; activations in bfloat16.
 
-    Scales are held in float16, times a power of two for the whole weight, so that none is too large
-    and only those that are 2 ** 29 times smaller than the largest lose precision. Levels are held
-    in bfloat16.
+    Scales are stored in float16, relative to a power of two for the whole weight, so that none is
+    too large, and only those 2 ** 29 times smaller than the largest lose precision. Levels are
+    stored in bfloat16.
 
     Args:
-        weight: one that ``refuse`` has nothing against.
+        weight: one that ``refuse`` accepts.
         bias: [outputs] or None.
         dtype: of the model.
     """
@@ -80,7 +80,7 @@ class PanelGrouped(PanelLinear):
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in memory."""
+        """Its size in memory."""
         return num_bytes(self._packed, self._scales, self._zeros, self._order, self._bias)
 
     def panels(self) -> Panels:
@@ -100,7 +100,7 @@ class PanelGrouped(PanelLinear):
         )
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows [n] of the weight, as a table of embeddings is read: [n, inputs]."""
+        """Return rows [n] of the weight, as an embedding table: [n, inputs]."""
         dtype = self._dtype if self._dtype in DTYPE_CODES else torch.float32
         ids = ids.contiguous()
         found = torch.empty((len(ids), self._columns), dtype=dtype)
@@ -117,7 +117,7 @@ class PanelGrouped(PanelLinear):
         return pointers(self._packed, self._scales, self._zeros, self._levels, self._order)
 
     def _in_panels(self, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """[outputs, groups] -> [panels, groups, 32], zeros where there are no outputs or inputs."""
+        """[outputs, groups] -> [panels, groups, 32], padded with zeros."""
         outputs, groups = values.shape
         panels = self._packed.shape[0]
         padded = torch.zeros((panels * PANEL, self._inputs // self._group), dtype=dtype)
@@ -126,6 +126,6 @@ class PanelGrouped(PanelLinear):
 
 
 def _power_above(scales: torch.Tensor) -> float:
-    """The least power of two that is above all of them."""
+    """Return the least power of two above all scales."""
     largest = float(scales.float().abs().max())
     return 2.0 ** math.frexp(largest)[1] if largest > 0 else 1.0

@@ -1,7 +1,7 @@
-"""What a program holds of the tensor library's own operations: copies, and sums and products.
+"""Torch's own operations that a recorded program supports: copies, and sums and products.
 
-Those have the same bits whoever computes them: each value is computed in float32, or is exact, and
-rounded once. What is not of the form that is told here is not held.
+Their results have the same bits in any implementation: each value is computed in float32, or is
+exact, and rounded once. Other operations are not supported.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _MAX_DIMS = 3
 
 
 class Scribe(NamedTuple):
-    """Where operations are written down."""
+    """Where operations are recorded."""
 
-    empty: Callable[[Sequence[int], torch.dtype], torch.Tensor]  # makes a tensor of the program
+    empty: Callable[[Sequence[int], torch.dtype], torch.Tensor]  # allocates a tensor of the program
     note: Note
 
 
@@ -40,8 +40,8 @@ class _Operands(ctypes.Structure):
 def hold(
     scribe: Scribe, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]
 ) -> torch.Tensor | None:
-    """The tensor that will have the operation's result once the program has run; None where no
-    program can hold it."""
+    """Return the tensor that will have the operation's result once the program has run; None if
+    the operation is not supported."""
     holds = _HELD.get(operation)
     return None if holds is None else holds(scribe, *arguments, **options)
 
@@ -74,7 +74,7 @@ def _clone(scribe: Scribe, x: torch.Tensor, **_: Any) -> torch.Tensor | None:
 def _pad(
     scribe: Scribe, x: torch.Tensor, pad: Sequence[int], value: float = 0
 ) -> torch.Tensor | None:
-    """Zeros behind each row."""
+    """Pad each row with zeros."""
     if len(pad) != 2 or pad[0] or pad[1] < 0 or value or not _is_of_rows(x):
         return None
     width = x.shape[-1]
@@ -84,7 +84,7 @@ def _pad(
 
 
 def _cat(scribe: Scribe, parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor | None:
-    """Of matrices, side by side."""
+    """Concatenate matrices by columns."""
     first = parts[0]
     alike = all(part.ndim == 2 and part.dtype == first.dtype for part in parts)
     if dim not in (1, -1) or not alike or not all(map(_is_of_rows, parts)):
@@ -97,14 +97,15 @@ def _cat(scribe: Scribe, parts: Sequence[torch.Tensor], dim: int = 0) -> torch.T
 
 
 def _is_of_rows(x: torch.Tensor) -> bool:
-    """Whether what lies behind its first dimension lies together."""
+    """Return whether everything after the first dimension is contiguous."""
     return x.ndim > 0 and len(x) > 0 and x[0].is_contiguous()
 
 
 def _copied(
     scribe: Scribe, source: torch.Tensor, target: torch.Tensor, num_zeros: int = 0
 ) -> torch.Tensor:
-    """``target``, both of rows of one size, after each of which ``num_zeros`` zeros are written."""
+    """Copy rows to ``target``, whose rows have the same size, and write ``num_zeros`` zeros
+    after each."""
     size = source.itemsize
     read = source.data_ptr(), source.stride(0) * size, len(source), source[0].nbytes
     written = target.data_ptr(), target.stride(0) * size, num_zeros * size
@@ -135,7 +136,8 @@ def _add_to(
 
 
 def _is_sum(y: torch.Tensor | float, alpha: float) -> bool:
-    """Not of a number: one that is added is rounded before, one that multiplies is not."""
+    """Return whether ``y`` is a tensor: torch rounds a number before adding, but not before
+    multiplying."""
     return isinstance(y, torch.Tensor) and alpha == 1
 
 
@@ -158,7 +160,7 @@ def _new(
 def _combined(
     kind: int, scribe: Scribe, x: torch.Tensor, y: torch.Tensor | float, out: torch.Tensor
 ) -> torch.Tensor | None:
-    """``out``, to which ``x`` and ``y``, a number or broadcast to the shape of ``x``, come."""
+    """Combine ``x`` and ``y``, a number or broadcastable to the shape of ``x``, into ``out``."""
     other = y if isinstance(y, torch.Tensor) else None
     dtype = x.dtype if other is None else other.dtype
     if x.dtype not in DTYPE_CODES or dtype not in DTYPE_CODES or not 0 < x.ndim <= _MAX_DIMS:
@@ -184,7 +186,7 @@ def _combined(
 
 
 def _strides(x: torch.Tensor) -> tuple[int, ...]:
-    """Three, of as many dimensions; one of size 1 is walked along once, and so by any step."""
+    """Return three strides; a dimension of size 1 may have any."""
     own = [1 if size == 1 else step for size, step in zip(x.shape, x.stride(), strict=True)]
     return (1,) * (_MAX_DIMS - x.ndim) + tuple(own)
 

@@ -1,4 +1,4 @@
-"""A step's inputs by ``native/inputs.cpp``."""
+"""A step's inputs, by ``native/inputs.cpp``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def build_inputs(
     block_size: int,
     max_query: int,
 ) -> StepInputs:
-    """See ``kernels.reference.inputs``; ``max_query`` is for grids, of which there are none."""
+    """See ``kernels.reference.inputs``; ``max_query`` is for grids, which a CPU does not have."""
     num_rows, num_tokens = rows.slots.numel(), rows.token_ids.numel()
     input_ids, positions, slot_mapping = torch.empty((3, num_tokens), dtype=torch.int64)
     seq_lens = torch.empty(num_rows, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""The CPU kernels as one set, for results with the same bits in any batch; but for attention."""
+"""The CPU kernels as one set, except attention, for results with the same bits in any batch."""
 
 from kernels.cpu import lora
 from kernels.cpu.operations import *  # noqa: F403

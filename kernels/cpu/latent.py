@@ -1,4 +1,4 @@
-"""Latent attention besides attention itself: what goes into the cache, and products of heads."""
+"""Latent attention without attention itself: cache writes, and per-head products."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def latent_rope_store(
 
 
 class PanelHeads:
-    """A product of each head with a weight of its own, in bfloat16 panels.
+    """A product for each head with its own weight, in bfloat16 panels.
 
     Args:
         weight: [heads, outputs, inputs].
@@ -51,12 +51,14 @@ class PanelHeads:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in memory."""
+        """Its size in memory."""
         return sum(head.num_bytes for head in self._heads)
 
     def __call__(self, x: torch.Tensor, keep: int = 0) -> torch.Tensor:
-        """[n, heads, inputs + keep] bfloat16, in which a head's values lie together ->
-        [n, heads, outputs + keep], the last ``keep`` values of a head as they were."""
+        """[n, heads, inputs + keep] bfloat16 -> [n, heads, outputs + keep].
+
+        A head's values are contiguous, and its last ``keep`` ones are copied.
+        """
         num_tokens, num_heads, width = x.shape
         assert width == self._inputs + keep
         assert x.dtype is torch.bfloat16

@@ -1,5 +1,5 @@
-"""Norms, activations and rotations by ``native/layers.cpp``, ``activations.cpp`` and ``rope.cpp``;
-the contract is ``kernels.reference``'s."""
+"""Norms, activations and rotations by ``native/layers.cpp``, ``activations.cpp`` and
+``rope.cpp``; for the contract see ``kernels.reference``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernels.moe import GatingKind
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See ``kernels.reference.layers``."""
-    if x.dim() != 2 or x.stride(1) != 1:  # rows that lie apart are read where they are
+    if x.dim() != 2 or x.stride(1) != 1:  # strided rows are read in place
         x = x.contiguous()
     normed = x.new_empty(x.shape)
     dim = x.shape[-1]

@@ -1,10 +1,9 @@
-"""Linear layers on a CPU with AMX, AVX-512 or AVX2: weights held once, in panels, for any number of
-rows.
+"""Linear layers on a CPU with AMX, AVX-512 or AVX2: weights in panels, for any number of rows.
 
-Each class takes a weight [outputs, inputs] and a bias [outputs] or None, and computes
-``x W^T + b`` for [n, inputs]. Activations and results are in bfloat16; other dtypes are cast on the
-way in and out. Layouts and arithmetic are told in ``kernels/cpu/native``. A row of a dense or an
-int8 product has the same bits alone and in a crowd.
+Each class takes a weight [outputs, inputs] and a bias [outputs] or None, and computes ``x W^T + b``
+for [n, inputs]. Activations and results are in bfloat16; other dtypes are cast on the way in and
+out. Layouts and arithmetic are described in ``kernels/cpu/native``. In a dense or int8 product, a
+row has the same bits alone and in any batch.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ PanelKind = Literal["dense", "int8", "nibbles", "bytes", "float8"]
 
 
 class Panels(NamedTuple):
-    """A weight as its layer holds it, for other native code that multiplies by it."""
+    """A weight in its layer's format, for other native code that multiplies by it."""
 
     kind: PanelKind
     outputs: int
     columns: int
-    inputs: int  # columns, and zeros behind them
+    inputs: int  # columns, padded with zeros
     packed: torch.Tensor
     bias: torch.Tensor | None  # [outputs] float32
     scales: torch.Tensor | None = None
@@ -60,12 +59,12 @@ class _Gating(ctypes.Structure):
 
 
 class PanelLinear(ABC):
-    """What all have in common.
+    """The common base of all linear layers here.
 
     Args:
         shape: of the weight, [outputs, inputs].
         bias: [outputs] or None.
-        step: a multiple of it is how many inputs are held.
+        step: the number of inputs is padded to a multiple of it.
         dtype: of the model.
     """
 
@@ -79,14 +78,14 @@ class PanelLinear(ABC):
         self._bias = None if bias is None else bias.float()
         self._dtype = dtype
         self._library, self._amx = _library()
-        self._product: str  # of the native functions
+        self._product: str  # name of the native function
         self._held: tuple[
             int | float | None, ...
         ]  # addresses of the weight's parts, then of the bias
 
     @abstractmethod
     def panels(self) -> Panels:
-        """The weight as it is held."""
+        """Return the weight in its stored format."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[n, inputs] -> [n, outputs]."""
@@ -94,19 +93,21 @@ class PanelLinear(ABC):
         return y if x.dtype is torch.bfloat16 else y.to(x.dtype)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, inputs] -> [n, outputs] in float32, the sums as they are."""
+        """[n, inputs] -> [n, outputs] in float32, unrounded."""
         return self._compute(x, torch.float32)
 
     def gated(self, x: torch.Tensor, gating: Gating) -> torch.Tensor:
-        """What stands behind the first product of an MLP, ``gating(self(x))``, to the last bit:
-        [n, inputs] -> [n, outputs / 2]. In one pass, which writes less than half as much, where a
-        gate's outputs are whole panels."""
+        """Return ``gating(self(x))``, bit for bit: [n, inputs] -> [n, outputs / 2].
+
+        This is the first product of an MLP. If the gate's outputs are whole panels it takes a
+        single pass, which writes less than half as much.
+        """
         if self._outputs % (2 * PANEL) or x.dtype is not torch.bfloat16:
             return gating(self(x))
         return self._compute(x, torch.bfloat16, gating)
 
     def _read(self, x: torch.Tensor) -> torch.Tensor:
-        """As the native functions read it: [n, columns] -> [n, inputs]."""
+        """Convert to the native functions' input: [n, columns] -> [n, inputs]."""
         if x.dtype is not torch.bfloat16:
             x = x.to(torch.bfloat16)
         if self._padding:
@@ -134,7 +135,7 @@ class PanelLinear(ABC):
         return y
 
     def _rows(self, name: str, ids: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
-        """Rows of the weight in the model's dtype: ids [n] -> [n, columns]."""
+        """Return rows of the weight in the model's dtype: ids [n] -> [n, columns]."""
         dtype = self._dtype if self._dtype in DTYPE_CODES else torch.float32
         ids = ids.contiguous()
         found = torch.empty((len(ids), self._columns), dtype=dtype)
@@ -148,11 +149,15 @@ class PanelLinear(ABC):
 
 
 class PanelHead(PanelLinear):
-    """Those that find the likeliest of their outputs without writing all of them down."""
+    """A head that finds its likeliest outputs without storing all of them."""
 
     def likeliest(self, x: torch.Tensor, scale: float = 1.0, cap: float | None = None) -> Sampled:
-        """The largest of each row of ``logits(x)``, times ``scale`` above 0, and then capped as by
-        ``kernels.reference.layers.softcap``; not finite where it is infinite, or any nan."""
+        """Return the largest of each row of ``logits(x)``, scaled and capped.
+
+        They are multiplied by ``scale`` above 0, and then capped as by
+        ``kernels.reference.layers.softcap``. A row is not finite if its largest logit is infinite,
+        or any is nan.
+        """
         return self._choose(f"{self._product}_likeliest", self._held, x, scale, cap)
 
     def _choose(
@@ -186,7 +191,7 @@ class PanelDense(PanelHead):
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in memory."""
+        """Its size in memory."""
         return num_bytes(self._packed, self._bias)
 
     def panels(self) -> Panels:
@@ -194,12 +199,12 @@ class PanelDense(PanelHead):
         return Panels("dense", *self._sizes, self._packed, self._bias)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows [n] of the weight, as a table of embeddings is read: [n, inputs]."""
+        """Return rows [n] of the weight, as an embedding table: [n, inputs]."""
         return self._rows("quire_dense_rows", ids, self._packed)
 
 
 class PanelInt8(PanelHead):
-    """Weights rounded to int8, one scale an output; activations to eight bits, row by row."""
+    """Weights in int8 with one scale per output; activations in eight bits, row by row."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._hold((weight.shape[0], weight.shape[1]), bias, weight.dtype)
@@ -219,8 +224,8 @@ class PanelInt8(PanelHead):
     def of_codes(
         cls, weight: PackedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> PanelInt8:
-        """A weight that is rounded already: int8 from ``least_code()`` on, one scale an output, no
-        zeros, no order."""
+        """Make one of a quantised weight: int8 from ``least_code()`` on, one scale per output,
+        no zeros, no order."""
         layer = cls.__new__(cls)
         layer._hold(weight.shape, bias, dtype)
         codes = weight.codes.contiguous()
@@ -234,7 +239,7 @@ class PanelInt8(PanelHead):
         super().__init__(shape, bias, 64, dtype)
         outputs = shape[0]
         self._scales = torch.empty(outputs)
-        self._totals = torch.empty(outputs, dtype=torch.int32)  # of an output's codes
+        self._totals = torch.empty(outputs, dtype=torch.int32)  # sums of each output's codes
         self._packed = arena.empty(
             (round_up(outputs, PANEL) // PANEL, self._inputs // 4, PANEL, 4), torch.int8
         )
@@ -243,7 +248,7 @@ class PanelInt8(PanelHead):
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in memory."""
+        """Its size in memory."""
         return num_bytes(self._packed, self._scales, self._totals, self._bias)
 
     def panels(self) -> Panels:
@@ -258,12 +263,12 @@ class PanelInt8(PanelHead):
         )
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows [n] of the weight, as a table of embeddings is read: [n, inputs]."""
+        """Return rows [n] of the weight, as an embedding table: [n, inputs]."""
         return self._rows("quire_int8_rows", ids, self._packed, self._scales)
 
 
 class PanelInt4(PanelLinear):
-    """Weights rounded to sixteen levels, activations to eight bits, both in groups of 32 inputs."""
+    """Weights in sixteen levels, activations in eight bits, both in groups of 32 inputs."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__((weight.shape[0], weight.shape[1]), bias, 64, weight.dtype)
@@ -273,7 +278,7 @@ class PanelInt4(PanelLinear):
         # Zeros where the last panel has no outputs.
         self._scales = torch.zeros((panels, self._inputs // INT4_GROUP, PANEL), dtype=torch.float16)
         self._packed = arena.empty((panels, self._inputs // 8, PANEL), torch.int32)
-        # Of the codes of eight bits that products with many rows make of them.
+        # Of the eight-bit codes that products with many rows make of them.
         self._whole_scales = torch.empty((panels, PANEL))
         self._totals = torch.empty((panels, PANEL), dtype=torch.int32)
         self._library.quire_int4_pack(
@@ -294,7 +299,7 @@ class PanelInt4(PanelLinear):
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in memory."""
+        """Its size in memory."""
         parts = self._packed, self._scales, self._whole_scales, self._totals, self._bias
         return num_bytes(*parts)
 
@@ -312,7 +317,7 @@ class PanelInt4(PanelLinear):
 
 
 def is_available() -> bool:
-    """Whether these can be made here; if not, the log says why."""
+    """Return whether these layers are available; if not, the log says why."""
     library = build.load()
     if library is not None and not hasattr(library, "quire_dense"):
         logger.info("no native linear layers: none are written for this processor")
@@ -321,22 +326,24 @@ def is_available() -> bool:
 
 
 def least_code() -> int:
-    """The least weight that ``PanelInt8`` multiplies: -128, or -127 where a product of bytes would
-    not fit into what the processor has for two of them."""
+    """Return the least code that ``PanelInt8`` multiplies.
+
+    It is -128, or -127 if the sum of two byte products would overflow the processor's accumulator.
+    """
     return int(_library()[0].quire_least_code())
 
 
 def has_amx() -> bool:
-    """Whether these use AMX."""
+    """Return whether these layers use AMX."""
     return _library()[1]
 
 
 @functools.cache
 def _library() -> tuple[ctypes.CDLL, bool]:
-    """The library, the functions that pack weights declared, and whether it may use AMX.
+    """Return the library, with its packing functions declared, and whether it may use AMX.
 
     Raises:
-        RuntimeError: it is not to be had; ``is_available`` tells that before.
+        RuntimeError: it is not available; ``is_available`` checks this before.
     """
     library = build.load()
     if library is None:
@@ -358,20 +365,20 @@ def _library() -> tuple[ctypes.CDLL, bool]:
 
 @functools.cache
 def _gating(kind: GatingKind, alpha: float, limit: float) -> Any:
-    """What the native functions read of a gating."""
+    """Describe a gating for the native functions."""
     return ctypes.byref(_Gating(GATING_CODES[kind], alpha, limit))
 
 
 def num_bytes(*tensors: torch.Tensor | None) -> int:
-    """Of all that are there."""
+    """Return the total size of the tensors that are not None."""
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 def pointers(*tensors: torch.Tensor | None) -> tuple[int | None, ...]:
-    """Where they begin; null for those that are not there."""
+    """Return the tensors' addresses; None for those that are None."""
     return tuple(None if tensor is None else tensor.data_ptr() for tensor in tensors)
 
 
 def round_up(count: int, step: int) -> int:
-    """The next multiple of ``step``."""
+    """Return the next multiple of ``step``."""
     return -(-count // step) * step

@@ -1,4 +1,4 @@
-"""Adapters by ``native/lora.cpp``; the contract is ``kernels.reference.lora``'s."""
+"""Adapters by ``native/lora.cpp``; for the contract see ``kernels.reference.lora``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from kernels.cpu.calls import DTYPE_CODES, function
 from kernels.lora import AdapterRows, AdapterWeights
 from kernels.reference import lora as reference
 
-# Tokens of one adapter, of a prompt, from which on a library's product is quicker: it has the
-# processor's matrix unit.
+# Prompt tokens of one adapter from which a library's product is faster: it uses the processor's
+# matrix unit.
 _LONG_GROUP = 64
 
 
@@ -25,9 +25,10 @@ def add_adapters(
 def invariant_adapters(
     out: torch.Tensor, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows
 ) -> torch.Tensor:
-    """The same, a token's with the same bits in any batch. Between the products it keeps float32.
+    """``add_adapters`` whose results for a token have the same bits in any batch.
 
-    A group without tokens is passed over: a recorded step has room for as many as it has tokens.
+    Intermediate results stay in float32. A group without tokens is skipped: a recorded step has
+    room for as many groups as it has tokens.
     """
     num_groups = len(rows.groups)
     _, rank, inputs = weights.down.shape

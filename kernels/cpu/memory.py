@@ -1,7 +1,7 @@
-"""Memory for weights: in huge pages where the system grants them, apart from what comes and goes.
+"""Memory for weights: in huge pages if the system grants them, apart from short-lived tensors.
 
-A stream through gigabytes of small pages misses the TLB at every page. And weights that lie in one
-run leave no holes behind the temporaries of their making.
+Streaming through gigabytes of small pages misses the TLB at every page. Contiguous weights also
+avoid the holes that the temporaries of their making would leave.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _LINE_BYTES = 64
 
 
 class Arena:
-    """Hands out tensors that live as long as the program or as they are referred to.
+    """Allocates tensors that live as long as the program or as they are referenced.
 
-    A chunk goes back to the system when no tensor of it is left. Pages are taken when first
-    written, so what is not handed out of a chunk costs nothing.
+    A chunk returns to the system when its last tensor is freed. Pages are committed when first
+    written, so the unused part of a chunk costs nothing.
     """
 
     def __init__(self) -> None:
@@ -27,10 +27,10 @@ class Arena:
         self._used = 0
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor with undefined contents that begins on a cache line.
+        """Return a tensor with undefined contents that begins on a cache line.
 
         Raises:
-            OSError: the system has no such memory.
+            OSError: the system is out of memory.
         """
         size = math.prod(shape) * dtype.itemsize
         if self._used + size > len(self._chunk):
@@ -41,20 +41,20 @@ class Arena:
         return taken.view(dtype).view(shape)
 
     def leave(self) -> None:
-        """Begin a new chunk with the next tensor, so that what is left of this one does not outlive
-        its tensors."""
+        """Begin a new chunk with the next tensor; this one then lives as long as its tensors."""
         self._chunk = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
 
 def own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in pages of its own, zeros; they go back to the system as soon as it is dropped.
+    """Return a zeroed tensor in pages of its own, which return to the system as soon as it is
+    freed.
 
-    The allocator would keep them for later: read a model through it, and holes of hundreds of
-    megabytes stay behind.
+    The allocator would keep them for later: after loading a model, holes of hundreds of megabytes
+    would remain.
 
     Raises:
-        OSError: the system has no such memory.
+        OSError: the system is out of memory.
     """
     size = math.prod(shape) * dtype.itemsize
     return _map(size)[:size].view(dtype).view(shape)

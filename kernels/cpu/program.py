@@ -1,14 +1,13 @@
-"""Recorded programs: a step's native calls as one list that is run by one call.
+"""Recorded programs: a step's native calls as one list that a single call runs.
 
-A function that computes by native calls is *run dry*: each call is written down with the addresses
-of its operands, and nothing is computed. What the tensor library is asked for meanwhile may make or
-view tensors, in a workspace that the program keeps, and copy, add and multiply what is in them
-(``kernels/cpu/held.py``); anything else cannot be part of a program, and is refused by name. The
-same numbers as without a program come out when it is run, and no Python stands between two calls:
-the CPU's counterpart of a CUDA graph.
+A function that computes by native calls is *run dry*: each call is noted with the addresses of its
+operands, and nothing is computed. Torch operations of the function may create or view tensors, in a
+workspace that the program keeps, and copy, add and multiply them (``kernels/cpu/held.py``);
+anything else cannot be recorded, and is refused by name. A run gives the same numbers as the
+function, without any Python between two calls: it is the CPU's counterpart of a CUDA graph.
 
-Programs of one workspace overlap in it, so they are never run at once, and what one leaves there
-is read before another runs.
+Programs of the same workspace share its memory, so they never run at once, and what one leaves
+there is read before another runs.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ _ResultT = TypeVar("_ResultT")
 
 
 class NotRecordableError(Exception):
-    """The function does something that no program can hold; the message names it."""
+    """The function does something that cannot be recorded; the message names it."""
 
 
 class Program:
-    """Native calls, one after the other.
+    """A sequence of native calls.
 
     Args:
-        calls: of functions by name, with the arguments ``function`` takes.
+        calls: of functions by name, with the arguments that ``function`` takes.
     """
 
     def __init__(self, calls: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
@@ -61,38 +60,38 @@ class Program:
 
     @classmethod
     def joined(cls, programs: Sequence[Program]) -> Program:
-        """One program that does what these do, one after the other; at least one."""
+        """Join at least one program into one that runs them in order."""
         made = cls(())
         made._recorded = tuple(programs)
         made._calls = np.concatenate([each._calls for each in programs])
         return made
 
     def __len__(self) -> int:
-        """Calls."""
+        """Number of calls."""
         return len(self._calls)
 
     def __add__(self, other: Program) -> Program:
-        """Both, one after the other."""
+        """Return a program that runs both in order."""
         return Program.joined((self, other))
 
     def __call__(self) -> None:
-        """Compute what was recorded, from what the operands hold now."""
-        # Asked for the number of its threads, torch tells it to the thread that runs the step.
+        """Compute what was recorded, from the operands' current contents."""
+        # This call makes torch apply its number of threads to the thread that runs the step.
         torch.get_num_threads()
         self._run(self._calls.ctypes.data, len(self._calls))
 
 
 class Workspace:
-    """Memory for the tensors of programs; it grows, and pages are taken when first written."""
+    """Memory for the tensors of programs; it grows, and pages are committed when first written."""
 
     def __init__(self) -> None:
         self._chunks: list[np.ndarray] = []
 
     def chunk(self, index: int, least_bytes: int) -> np.ndarray:
-        """The chunk of that number, uint8, made if it is the first that is not there yet.
+        """Return chunk ``index``, uint8, allocating it if it is the next one.
 
         Raises:
-            OSError: the system has no such memory.
+            OSError: the system is out of memory.
         """
         if index == len(self._chunks):
             size = max(least_bytes, _CHUNK_BYTES)
@@ -101,10 +100,10 @@ class Workspace:
 
 
 class Recorder:
-    """Records functions whose programs are run in the order in which they were recorded.
+    """Records functions whose programs run in the order of their recording.
 
     Args:
-        workspace: where their tensors lie; those still referred to after one function are not
+        workspace: memory for their tensors; tensors still referenced after one function are not
             overwritten by the next.
     """
 
@@ -112,8 +111,10 @@ class Recorder:
         self._layout = _Layout(workspace)
 
     def __call__(self, function: Callable[[], _ResultT]) -> tuple[Program, _ResultT]:
-        """The program of what ``function`` computes, and what it returns: tensors that will hold
-        the results. Nothing is computed now.
+        """Return the program of ``function`` and what it returned: tensors that will hold the
+        results.
+
+        Nothing is computed now.
 
         Raises:
             NotRecordableError: it does more than native calls.
@@ -133,14 +134,14 @@ class Recorder:
 
 
 class _Layout:
-    """Which parts of a workspace are in use by the tensors of one recorder."""
+    """Tracks which parts of a workspace the tensors of one recorder use."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self._free: list[list[tuple[int, int]]] = []  # by chunk: (begin, end), in order
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor in the first place that is free; it is free again when nobody has it."""
+        """Return a tensor in the first free place, occupied as long as the tensor is referenced."""
         size = int(np.prod(shape)) * dtype.itemsize
         taken = max(_LINE_BYTES, -(-size // _LINE_BYTES) * _LINE_BYTES)
         index, begin = self._take(taken)
@@ -169,7 +170,7 @@ class _Layout:
 
 
 class _DryRun(TorchDispatchMode):
-    """Sees to it that tensors are made in the workspace, and that nothing is computed."""
+    """Makes tensors in the workspace, and prevents computation."""
 
     def __init__(self, layout: _Layout, note: Note) -> None:
         super().__init__()
@@ -178,7 +179,8 @@ class _DryRun(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Torch would import its compiler, seconds of work, to keep it out of the method below.
+        # Otherwise torch would import its compiler, which takes seconds, to exclude it from the
+        # method below.
         return False
 
     def __torch_dispatch__(
@@ -188,7 +190,7 @@ class _DryRun(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Called by torch with every operation of the function."""
+        """Handle an operation of the function; called by torch."""
         options = kwargs or {}
         if func is _aten.empty.memory_format:
             dtype = options.get("dtype") or torch.get_default_dtype()
@@ -197,7 +199,7 @@ class _DryRun(TorchDispatchMode):
             return self._layout.empty(args[1], options.get("dtype") or args[0].dtype)
         if func is _aten.empty_like.default and args[0].is_contiguous():
             return self._layout.empty(args[0].shape, options.get("dtype") or args[0].dtype)
-        with self:  # in inference mode what is made of other operations comes whole
+        with self:  # in inference mode, composite operations arrive whole
             made = func.decompose(*args, **options)
         if made is not NotImplemented:
             return made
@@ -210,7 +212,7 @@ class _DryRun(TorchDispatchMode):
 
 
 def _word(kind: type, argument: Any) -> int:
-    """An argument in eight bytes, as native/program.h reads it."""
+    """Encode an argument in eight bytes, as native/program.h reads it."""
     if argument is None:
         return 0
     if kind is ctypes.c_float:

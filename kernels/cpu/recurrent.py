@@ -1,6 +1,6 @@
-"""Layers that carry a state from token to token; the contract is ``kernels.reference.recurrent``'s.
+"""Recurrent layers, by ``native/recurrent.cpp``, ``short_conv.cpp`` and ``gates.cpp``.
 
-The kernels are ``native/recurrent.cpp``, ``short_conv.cpp`` and ``gates.cpp``.
+For the contract see ``kernels.reference.recurrent``.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def gated_conv(
     state: torch.Tensor,
     rows: StepRows,
 ) -> torch.Tensor:
-    """See ``kernels.reference.recurrent``; what is convolved is rounded to the state's dtype, and
-    the result once, behind its gate."""
+    """See ``kernels.reference.recurrent``; the convolution's input is rounded to the state's
+    dtype, and the result once, after its gate."""
     return _conv(_GATED, fused, weight, bias, state, rows)
 
 
@@ -165,11 +165,11 @@ def _conv(
 
 
 def _with_rows(x: torch.Tensor) -> torch.Tensor:
-    """With values side by side in each row; rows that lie apart are read where they are."""
+    """Return ``x`` with contiguous rows; strided rows are read in place."""
     return x if x.stride(1) == 1 else x.contiguous()
 
 
 def _pointers(rows: StepRows) -> tuple[int, int, int, int]:
-    """The number of rows and where what is read of them lies."""
+    """Return the number of rows, and the addresses of the fields that are read."""
     slots, query_start, starts, _ = rows
     return slots.numel(), slots.data_ptr(), query_start.data_ptr(), starts.data_ptr()

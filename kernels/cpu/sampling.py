@@ -11,7 +11,7 @@ from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
 
 
 class _Sampling(ctypes.Structure):
-    """``Sampling`` of native/sampling.cpp: the tensors of the nouns, one after the other."""
+    """``Sampling`` of native/sampling.cpp: the addresses of all tensors."""
 
     _fields_ = (
         *((name, POINTER) for name in SamplingTable._fields),

@@ -1,13 +1,13 @@
-"""A head in bfloat16 that finds the likeliest token by reading half of what it holds.
+"""A bfloat16 head that finds the likeliest token by reading half of its memory.
 
-With one sequence a step takes as long as its weights take from memory, and of a small model most
-weights are the head's: 8 of 13 million parameters of one with 32,000 tokens. So the weight is held
-a second time, rounded to eight bits. The codes tell all scores to within a slack; only the few
-panels in which the largest can be are then read in bfloat16. The token is the one that the whole
-product would give, to the last bit; ``kernels/cpu/native/panels/screened.cpp`` has the inequality.
+With one sequence, a step takes as long as loading its weights, and most weights of a small model
+are the head's: 8 of 13 million parameters in a model with 32,000 tokens. The weight is therefore
+also held in eight bits. The codes bound all scores, and only the few panels that may contain the
+largest one are then read in bfloat16. The token is the same as from the whole product, bit for bit;
+``kernels/cpu/native/panels/screened.cpp`` has the inequality.
 
-With many sequences a product takes as long as its multiplications, and a processor that multiplies
-bytes twice as fast as bfloat16 gains by the codes as well.
+With many sequences, a product is bound by its multiplications, and a processor that multiplies
+bytes twice as fast as bfloat16 benefits from the codes as well.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kernels.cpu.native.build import target_name
 from kernels.sampling import Sampled
 
 _LANES = 16
-# Products with more rows wait for their sums, not for the weight.
+# Products with more rows are bound by arithmetic, not by reading the weight.
 _MAX_ROWS = 8
 _MULTIPLIES_BYTES = "avx512"  # and those twice as fast as bfloat16; of the others none was measured
 
@@ -39,7 +39,7 @@ class ScreenedHead(PanelDense):
         self._totals = torch.empty(outputs, dtype=torch.int32)
         self._slacks, self._norms = torch.empty(2, round_up(panels, _LANES))
         self._max_rows = sys.maxsize if target_name() == _MULTIPLIES_BYTES else _MAX_ROWS
-        # Calls still to go without screening, and how many the next failure costs.
+        # Remaining calls without screening, and the number for the next failure.
         self._patience = torch.tensor((0, 1), dtype=torch.int32)
         given, scales = weight.data_ptr(), self._scales.data_ptr()
         self._library.quire_int8_pack(
@@ -57,7 +57,7 @@ class ScreenedHead(PanelDense):
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in memory."""
+        """Its size in memory."""
         return super().num_bytes + num_bytes(*self._parts)
 
     def likeliest(self, x: torch.Tensor, scale: float = 1.0, cap: float | None = None) -> Sampled:

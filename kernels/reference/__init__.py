@@ -1,1 +1,1 @@
-"""Every tensor function in plain torch: the truth that the faster kernels are tested against."""
+"""All tensor functions in plain torch: the reference that the faster kernels are tested against."""

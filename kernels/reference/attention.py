@@ -1,9 +1,9 @@
-"""Paged attention in plain torch, for any device: exact, and not wastefully slow.
+"""Paged attention in plain torch, for any device: exact, and reasonably fast.
 
-Rows with one query token (decode) are taken together: sorted by length, cut into buckets of
-similar length, each bucket a gather of its blocks and two batched products. Rows with several
-(prompt chunks) go one by one through ``scaled_dot_product_attention``. There is no padding in
-a chunk, and the padding of a bucket is masked.
+Rows with one query token (decode) are batched: sorted by length, cut into buckets of similar
+length, each of which is a gather of its blocks and two batched products. Rows with several (prompt
+chunks) go one by one through ``scaled_dot_product_attention``. Chunks have no padding, and the
+padding of a bucket is masked.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from torch.nn import functional
 from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
 from kernels.reference.cache_codes import as_bytes, decode
 
-# Padded token slots a bucket may waste before another bucket's extra calls are cheaper.
+# Padded token slots in a bucket above which the calls for another bucket are cheaper.
 _BUCKET_WASTE_SLOTS = 4096
-# What a bucket gathers of keys (and of values): on a CPU it is to be still in the cache when the
-# product reads it; on a GPU it is the number of calls that counts.
+# Size of a bucket's gathered keys (and of its values). On a CPU these should still be in the cache
+# when the product reads them; on a GPU the number of calls dominates.
 _BUCKET_BYTES = {"cpu": 2 * 2**20, "cuda": 128 * 2**20}
 
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """Decode rows of similar length; L is the padded number of slots, a multiple of a block."""
+    """Decode rows of similar length; L is the padded number of slots, in whole blocks."""
 
-    tokens: torch.Tensor | None  # [rows] their places in the batch; None: all of it, in order
+    tokens: torch.Tensor | None  # [rows] their indices in the batch; None: the whole batch in order
     block_rows: torch.Tensor  # [rows * kv_heads * L / block_size] rows of the cache to gather
     masked: torch.Tensor | None  # [rows, 1, 1, L] bool, or None when nothing is masked
     empty_slots: torch.Tensor | None  # gathered slots past a sequence's end
@@ -37,14 +37,14 @@ class _Bucket:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """One row's prompt chunk: queries [begin, end) of the batch over L gathered slots."""
+    """The prompt chunk of one row: queries [begin, end) of the batch over L gathered slots."""
 
     begin: int
     end: int
     block_rows: torch.Tensor  # [kv_heads * blocks]
-    first: int  # the first used slot among the gathered ones
+    first: int  # the first used slot among those gathered
     last: int  # one past the last
-    mask: torch.Tensor | None  # [queries, last - first] bool, True where seen; None: causal
+    mask: torch.Tensor | None  # [queries, last - first] bool, True if seen; None: causal
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,36 +55,35 @@ class _WindowPlan:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceState:
-    """A step's plans by window, and two buffers for what its layers gather.
+    """A step's plans by window, and two buffers for the keys and values its layers gather.
 
-    The buffers are taken anew each step, but not for each layer: fresh pages cost more than
-    filling them.
+    The buffers are allocated once per step, not per layer: fresh pages cost more than filling them.
     """
 
-    plans: dict[tuple[int | None, bool], _WindowPlan]  # of a window; and where queries look ahead
+    plans: dict[tuple[int | None, bool], _WindowPlan]  # by window, and whether queries look ahead
     keys: torch.Tensor  # [rows of the largest gather, block_size * head_dim] in the cache's dtype
-    values: torch.Tensor  # the same, or the keys' own where values are parts of them
+    values: torch.Tensor  # the same; the keys' own if values are parts of keys
 
 
 class ReferenceAttention:
-    """The backend that works everywhere and that the others are measured by."""
+    """The backend that works everywhere, and that the others are tested against."""
 
     name = "reference"
     is_capturable = False
 
     def refuse(self, spec: AttentionSpec) -> str | None:
-        """Refuses nothing but head counts that do not divide."""
+        """Refuse only head counts that do not divide."""
         if spec.num_heads % spec.num_kv_heads:
             return f"{spec.num_heads} heads do not share {spec.num_kv_heads} KV heads evenly"
         return None
 
     def fits(self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec) -> bool:
-        """Never: the plan is made on the host."""
+        """Return False: the plan is made on the host."""
         return False
 
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> ReferenceState:
-        """Index tensors and masks of the step, one set for each distinct window, and another one
-        where queries may look ahead."""
+        """Make the step's index tensors and masks, one set for each distinct window, and another
+        one for queries that may look ahead."""
         batch = _Batch(
             geometry.query_start.astype(np.int64),
             geometry.seq_lens.astype(np.int64),
@@ -118,7 +117,7 @@ class ReferenceAttention:
         query: torch.Tensor,
         cache: LayerCache,
     ) -> torch.Tensor:
-        """See ``AttentionBackend.forward``. Computes in float32 whatever the dtype."""
+        """See ``AttentionBackend.forward``. Computes in float32 for any dtype."""
         plan = state.plans[layer.window, False]
         if layer.looks_ahead:
             plan = state.plans.get((layer.window, True), plan)
@@ -147,11 +146,11 @@ def _decode(
     values: torch.Tensor,
     kv_heads: int,
 ) -> torch.Tensor:
-    """Single queries [rows, heads, head_dim] over gathered [rows * kv_heads * L, ...]."""
+    """Attend single queries [rows, heads, head_dim] to gathered [rows * kv_heads * L, ...]."""
     num_rows, num_heads, head_dim = query.shape
     group = num_heads // kv_heads
     if bucket.empty_slots is not None:
-        # What lies past the end belongs to nobody and may be anything: 0 * nan is nan.
+        # Slots past the end are unowned and may hold anything: 0 * nan is nan.
         values.index_fill_(0, bucket.empty_slots, 0.0)
     keys = keys.view(num_rows * kv_heads, -1, head_dim)
     values = values.unflatten(0, (num_rows * kv_heads, -1))
@@ -175,7 +174,7 @@ def _attend_chunk(
     values: torch.Tensor,
     kv_heads: int,
 ) -> torch.Tensor:
-    """One sequence's queries [n, heads, head_dim] over gathered [kv_heads * L, ...]."""
+    """Attend one sequence's queries [n, heads, head_dim] to gathered [kv_heads * L, ...]."""
     num_heads = query.shape[1]
     used = slice(chunk.first, chunk.last)
     keys = keys.unflatten(0, (kv_heads, -1))[:, used]
@@ -206,7 +205,7 @@ def _attend_chunk(
 
 
 def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
-    """Over the last dimension; a sink is one more score there, whose weight is dropped."""
+    """Softmax over the last dimension; a sink is one more score, whose weight is dropped."""
     if sinks is None:
         return torch.softmax(scores, dim=-1)
     with_sink = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
@@ -216,9 +215,9 @@ def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
 def _gather(
     state: ReferenceState, cache: LayerCache, block_rows: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of single heads of blocks, in float32: [slots, head_dim] of each.
+    """Gather keys and values of single heads of blocks, in float32: [slots, head_dim] of each.
 
-    Valid until the next call; the order is that of ``block_rows``.
+    The order is that of ``block_rows``; the result is valid until the next call.
     """
     num_blocks, kv_heads, block_size, head_dim = cache.keys.shape
     gathered = []
@@ -245,7 +244,7 @@ def _gather(
 
 
 class _Batch(NamedTuple):
-    """The host's side of a geometry."""
+    """The host's part of a geometry."""
 
     query_start: np.ndarray  # [rows + 1] int64
     seq_lens: np.ndarray  # [rows] int64
@@ -255,7 +254,7 @@ class _Batch(NamedTuple):
 def _plan_buckets(
     batch: _Batch, spec: AttentionSpec, rows: np.ndarray, window: int | None
 ) -> tuple[_Bucket, ...]:
-    """Cut the decode rows, longest first, wherever a bucket would waste too many slots."""
+    """Divide the decode rows, longest first, so that no bucket wastes too many slots."""
     if rows.size == 0:
         return ()
     first_block, num_blocks = _blocks_seen(batch.seq_lens[rows], 1, window, spec.block_size)
@@ -271,7 +270,7 @@ def _plan_buckets(
         chosen = order[begin:end]
         whole = all_rows and chosen.size == order.size
         if whole:
-            chosen = np.sort(chosen)  # the batch as it lies: no gather of queries
+            chosen = np.sort(chosen)  # batch order: no gather of queries
         bucket = _make_bucket(
             batch, spec, rows[chosen], first_block[chosen], int(longest), window, whole
         )
@@ -295,7 +294,7 @@ def _make_bucket(
     whole: bool,
 ) -> _Bucket:
     size, device = spec.block_size, spec.device
-    # Past a row's end the table holds 0, and the columns run on to the table's last: any block.
+    # Past a row's end the table holds 0, and columns are limited to the table: any block will do.
     columns = first_block[:, None] + np.arange(num_blocks)
     columns = np.minimum(columns, batch.block_tables.shape[1] - 1)
     blocks = np.take_along_axis(batch.block_tables[rows], columns, axis=1)
@@ -313,7 +312,7 @@ def _make_bucket(
 
 
 def _empty_slots(past_end: np.ndarray, kv_heads: int, device: torch.device) -> torch.Tensor | None:
-    """Rows of the gathered [rows * kv_heads * L, head_dim] that lie past a sequence's end."""
+    """Return the rows of the gathered [rows * kv_heads * L, head_dim] past a sequence's end."""
     row, slot = np.nonzero(past_end)
     if row.size == 0:
         return None
@@ -355,7 +354,7 @@ def _plan_chunk(
 def _blocks_seen(
     seq_lens: np.ndarray, num_queries: int, window: int | None, block_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """First block that the last ``num_queries`` tokens of each sequence see, and how many."""
+    """Return the first block that each sequence's last queries attend to, and how many."""
     ends = -(-seq_lens // block_size)
     if window is None:
         return np.zeros_like(seq_lens), ends
@@ -364,9 +363,10 @@ def _blocks_seen(
 
 
 def _head_rows(blocks: np.ndarray, kv_heads: int) -> torch.Tensor:
-    """Rows of a cache seen as [num_blocks * kv_heads, ...], heads before blocks: [r, b] -> flat.
+    """Return rows of a cache viewed as [num_blocks * kv_heads, ...], heads before blocks: [r, b] ->
+    flat.
 
-    Gathered in this order the slots of one head lie together, as the batched products want them.
+    In this order the gathered slots of a head are contiguous, as the batched products need them.
     """
     heads = np.arange(kv_heads)[None, :, None]
     return torch.from_numpy((blocks[:, None, :] * kv_heads + heads).ravel())

@@ -1,4 +1,4 @@
-"""What a step leaves on the device for the next, in plain torch."""
+"""Feedback of sampled tokens to the next step on the device, in plain torch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ def feed_back(
     count_line: torch.Tensor,
     counts: TokenCounts | None = None,
 ) -> None:
-    """Keep the chosen tokens where the next step's inputs and penalties look for them.
+    """Store the sampled tokens for the next step's inputs and penalties.
 
     Args:
-        newest: [slots] int64, the last token chosen for each request; written.
-        slots: [n] int32, the rows' places, all different; padding rows may share one that no
-            request has.
+        newest: [slots] int64, the last sampled token of each request; updated.
+        slots: [n] int32, the rows' slots, all distinct; padding rows may share an unused one.
         token_ids: [n] int64, as sampled.
         count_line: [slots] int32, each request's line of the counts; -1: it has none.
-        counts: whose ``output`` is added to; None: no request has a line.
+        counts: its ``output`` is updated; None: no request has a line.
     """
     slots = slots.long()
     newest[slots] = token_ids

@@ -1,4 +1,4 @@
-"""Steps of a decoder layer taken together, as one kernel does them: the twins of those kernels."""
+"""Parts of a decoder layer that fused kernels compute in one: the reference for those kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels.reference.layers import rms_norm, rope
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """``residual += x``, in place; returns the sum's RMS norm (Zhang & Sennrich 2019).
+    """``residual += x``, in place; returns the RMS norm of the sum (Zhang & Sennrich 2019).
 
     Args:
         x, residual: [n, dim].
@@ -30,7 +30,7 @@ def norm_rope(
     eps: float,
     rotation: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
-    """Queries ready to attend, of a layer that stores no keys.
+    """Norm and rotate the queries of a layer that stores no keys.
 
     Args:
         query: [n, num_heads, head_dim].
@@ -52,16 +52,16 @@ def norm_rope_store(
     cache: LayerCache,
     slot_mapping: torch.Tensor,
 ) -> torch.Tensor:
-    """From the fused projection to queries ready to attend; keys and values go to their slots.
+    """Norm and rotate queries and keys of a fused projection; store keys and values in their slots.
 
     Args:
         fused: [n, num_heads + 2 * num_kv_heads, head_dim]: queries, keys, values.
-        norm_weight: [num_heads + num_kv_heads, head_dim] of the RMS norm of each head's query
-            and key (Qwen3), or None for a model without.
+        norm_weight: [num_heads + num_kv_heads, head_dim] of the RMS norm of each head's query and
+            key (Qwen3), or None for a model without.
         eps: of that norm.
-        rotation: cosines and sines, [n, 1, head_dim / 2] float32 each, of the rotary embedding
-            (Su et al. 2021), or None for a layer without.
-        cache: the layer's blocks, written in place.
+        rotation: cosines and sines, [n, 1, head_dim / 2] float32 each, of the rotary embedding (Su
+            et al. 2021), or None for a layer without.
+        cache: the layer's blocks, updated in place.
         slot_mapping: [n] int64, ``block * block_size + offset``; -1: a padding token, not stored.
 
     Returns:
@@ -88,15 +88,15 @@ def latent_rope_store(
     cache: LayerCache,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Queries of latent attention (DeepSeek-AI 2024) made ready to attend; latents to their slots.
+    """Rotate the queries of latent attention (DeepSeek-AI 2024); store latents in their slots.
 
     Args:
         query: [n, num_heads, rank + rope_dim], the last rope_dim of each head rotated in place.
-        latent: [n, rank + rope_dim]: what is normed, and the part of the key that is rotated.
+        latent: [n, rank + rope_dim]: the part to norm, and the part of the key to rotate.
         norm_weight: [rank] of the RMS norm.
         eps: of that norm.
         rotation: cosines and sines, [n, 1, rope_dim / 2] float32 each.
-        cache: the layer's blocks, written in place; one KV head.
+        cache: the layer's blocks, updated in place; one KV head.
         slot_mapping: [n] int64, ``block * block_size + offset``; -1: a padding token, not stored.
     """
     rank = norm_weight.shape[0]
@@ -109,12 +109,12 @@ def latent_rope_store(
 
 
 def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """``gelu(gate) * up``, GELU by its tanh form (Gemma): [n, 2 d] -> [n, d]."""
+    """``gelu(gate) * up`` with tanh GELU (Gemma): [n, 2 d] -> [n, d]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.gelu(gate, approximate="tanh").mul_(up)
 
 
 def erf_gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """``gelu(gate) * up``, GELU by the error function: [n, 2 d] -> [n, d]."""
+    """``gelu(gate) * up`` with exact (erf) GELU: [n, 2 d] -> [n, d]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.gelu(gate).mul_(up)

@@ -1,4 +1,4 @@
-"""A step's inputs in plain torch: the twin of the kernel that builds them on the device."""
+"""A step's inputs in plain torch: the reference of the kernel that builds them on the device."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def build_inputs(
     block_size: int,
     max_query: int,
 ) -> StepInputs:
-    """Gather each row's state by its slot.
+    """Build the inputs of a step from each row's slot.
 
     Args:
         rows: the step's.
-        newest: [slots] int64, the last token chosen for each request.
+        newest: [slots] int64, the last sampled token of each request.
         tables: [slots, width] int32, the blocks of each request.
-        block_size: tokens a block.
-        max_query: at least the most tokens of one row; known to the host, for the grid.
+        block_size: tokens per block.
+        max_query: an upper bound of one row's tokens; known to the host, for the grid.
     """
     lengths = rows.query_start.diff().long()
     row_of = torch.arange(lengths.numel(), device=lengths.device).repeat_interleave(lengths)

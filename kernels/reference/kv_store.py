@@ -1,4 +1,4 @@
-"""Writes into the paged KV cache."""
+"""Writes to the paged KV cache."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from kernels.reference.cache_codes import as_bytes, encode
 
 
 def cache_rows(slot_mapping: torch.Tensor, num_kv_heads: int, block_size: int) -> torch.Tensor:
-    """Where each token's heads lie in a cache seen as rows of head_dim: [n] -> [n * heads].
+    """Return each token's heads as rows of a cache viewed as [rows, head_dim]: [n] -> [n * heads].
 
     Args:
         slot_mapping: [n] int64, ``block * block_size + offset`` of each token.
         num_kv_heads: of the cache.
-        block_size: tokens a block.
+        block_size: tokens per block.
     """
     block, offset = slot_mapping // block_size, slot_mapping % block_size
     heads = torch.arange(num_kv_heads, device=slot_mapping.device)
@@ -25,13 +25,14 @@ def cache_rows(slot_mapping: torch.Tensor, num_kv_heads: int, block_size: int) -
 def store_kv(
     keys: torch.Tensor, values: torch.Tensor, cache: LayerCache, rows: torch.Tensor
 ) -> None:
-    """Put a step's keys and values, [n, kv_heads, head_dim], in their slots, as codes with their
-    scales where that is what the cache holds.
+    """Store a step's keys and values, [n, kv_heads, head_dim], in their slots.
+
+    They are encoded, with scales, if the cache holds codes.
 
     Args:
-        keys, values: of the step's tokens; keys with their positions applied.
-        cache: the layer's blocks, written in place.
-        rows: what ``cache_rows`` gave for the step.
+        keys, values: of the step's tokens; keys are rotated already.
+        cache: the layer's blocks, updated in place.
+        rows: the result of ``cache_rows`` for the step.
     """
     head_dim = keys.shape[-1]
     for new, stored, scales in (

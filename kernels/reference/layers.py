@@ -26,11 +26,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
     Args:
         x: [..., dim].
-        weight: [dim], or [heads, dim] where x is [..., heads, dim].
+        weight: [dim], or [heads, dim] if x is [..., heads, dim].
         eps: added to the mean square.
     """
     wide = x.float()
-    # One pass for the sum of squares: torch's own rms_norm makes several on a CPU.
+    # A single pass for the sum of squares: torch's own rms_norm makes several on a CPU.
     norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     inverse = norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
     return (wide * inverse).mul_(weight).to(x.dtype)
@@ -45,7 +45,7 @@ def layer_norm(
 
 
 def activate(x: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
-    """Each value by itself: [n, d] -> [n, d]."""
+    """Apply an activation to each value: [n, d] -> [n, d]."""
     return _ACTIVATIONS[kind](x)
 
 
@@ -63,10 +63,11 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 def rope_tables(
     positions: torch.Tensor, inverse_frequencies: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of a step's positions, times ``scale``: [n] -> two of [n, 1, dim / 2].
+    """Return cosines and sines of a step's positions, times ``scale``: [n] -> two of [n, 1, dim /
+    2].
 
-    Computed anew each step and shared by the layers: a table of all positions of a long context
-    would cost more memory and a slower start than these few thousand values cost time.
+    They are computed in each step and shared by its layers: a table for all positions of a long
+    context would cost more in memory and startup than these few thousand values cost in time.
     """
     angles = torch.outer(positions.to(torch.float32), inverse_frequencies).unsqueeze(1)
     cos, sin = angles.cos(), angles.sin()
@@ -74,14 +75,14 @@ def rope_tables(
 
 
 def temperatures(positions: torch.Tensor, first: int, every: int, scale: float) -> torch.Tensor:
-    """``1 + scale * log(1 + floor((p + first) / every))`` (Nakanishi 2025), what the queries at
-    positions [n] int64 are multiplied by: [n] float32."""
+    """``1 + scale * log(1 + floor((p + first) / every))`` (Nakanishi 2025), the factor of
+    queries at positions [n] int64: [n] float32."""
     periods = ((positions + first) // every).float()
     return 1.0 + scale * torch.log1p(periods)
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary position embedding (Su et al. 2021), halves rotated as Hugging Face lays them out.
+    """Rotary position embedding (Su et al. 2021), with halves rotated in Hugging Face's layout.
 
     Args:
         x: [n, heads, head_dim].

@@ -1,4 +1,4 @@
-"""Adapters of several rows in plain torch: the twin of the grouped products."""
+"""Adapters of several rows in plain torch: the reference of the grouped products."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from kernels.lora import AdapterRows, AdapterWeights
 
-# Tokens of one adapter from which on a product of their own is worth its calls.
+# Tokens of one adapter from which a separate product is worth its calls.
 _LONG_GROUP = 16
 
 
@@ -16,10 +16,10 @@ def add_adapters(
 ) -> torch.Tensor:
     """``out[t] += up[s]^T @ down[s] @ x[t]`` for each token t with an adapter in slot s, in place.
 
-    Returns ``out``. Few tokens of many adapters go through all slots at once, and what is not their
-    own is struck out between the two products: ranks are so small that this costs less than the
-    calls of a product for each adapter. Else each adapter's tokens are a segment, as in Punica
-    (Chen et al. 2023), by index instead of sorted.
+    Returns ``out``. A few tokens of many adapters go through all slots at once, with other slots
+    masked between the two products: ranks are so small that this costs less than a product's calls
+    for each adapter. Otherwise each adapter's tokens are a segment, as in Punica (Chen et al.
+    2023), by index instead of sorted.
 
     Args:
         out: [n, outputs], contiguous.

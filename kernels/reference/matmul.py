@@ -11,7 +11,7 @@ from torch.nn import functional
 def invariant_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``x W^T + b``, each row's result being the same bits in any batch where a kernel does it.
+    """``x W^T + b``; kernels give each row the same bits in any batch.
 
     Args:
         x: [n, inputs].
@@ -26,13 +26,12 @@ def invariant_linear(
 
 
 def invariant_heads(x: torch.Tensor, weight: torch.Tensor, keep: int = 0) -> torch.Tensor:
-    """Products of each head with a weight of its own, each token's the same bits in any batch where
-    a kernel does it.
+    """Multiply each head by its own weight; kernels give each token the same bits in any batch.
 
     Args:
         x: [n, heads, inputs + keep].
         weight: [heads, outputs, inputs].
-        keep: the last values of a head that stay as they are.
+        keep: the last values of a head, which are copied.
 
     Returns:
         [n, heads, outputs + keep] in the dtype of x.
@@ -48,15 +47,15 @@ _ROWS = 16
 def fixed_rows_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``invariant_linear`` by a library that picks its kernel by the number of rows.
+    """``invariant_linear`` through a library that chooses its kernel by the number of rows.
 
-    Rows are taken 16 at a time and the last ones padded, so that it always sees one shape.
+    Rows are processed 16 at a time, with padding, so that the library always sees one shape.
     """
     return _by_fixed_rows(x, lambda rows: functional.linear(rows, weight, bias))
 
 
 def fixed_rows_heads(x: torch.Tensor, weight: torch.Tensor, keep: int = 0) -> torch.Tensor:
-    """``invariant_heads`` likewise."""
+    """``invariant_heads`` in the same way."""
     return _by_fixed_rows(x, lambda rows: invariant_heads(rows, weight, keep))
 
 

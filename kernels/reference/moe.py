@@ -1,4 +1,4 @@
-"""A mixture of experts in plain torch: the twin of the grouped matrix product."""
+"""A mixture of experts in plain torch: the reference of the grouped matrix product."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def route(
     correction: torch.Tensor | None,
     rule: RoutingRule,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ``top_k`` experts of the highest scores, and how much each of them counts.
+    """Return the ``top_k`` experts with the highest scores, and their weights.
 
-    With groups (DeepSeek-AI 2024) they are those of the ``top_groups`` best groups alone, a group
-    being as good as its ``group_best`` best experts together.
+    With groups (DeepSeek-AI 2024) only the ``top_groups`` best groups count; a group's score is the
+    sum of its ``group_best`` best experts' scores.
 
     Args:
         x: [n, hidden].
-        weight, bias: of the router's product, [experts, hidden] and [experts]; it computes in their
-            dtype.
-        correction: [experts] float32, added to the scores for the choice alone.
-        rule: how they are scored, grouped and weighed.
+        weight, bias: of the router's product, [experts, hidden] and [experts]; it is computed in
+            their dtype.
+        correction: [experts] float32, added to the scores for the choice only.
+        rule: how experts are scored, grouped and weighted.
 
     Returns:
-        Experts [n, top_k] int64, in no order, and their weights [n, top_k] float32.
+        Experts [n, top_k] int64, in no particular order, and their weights [n, top_k] float32.
     """
     said = functional.linear(x.to(weight.dtype), weight, bias).float()
     scores = said.softmax(dim=-1) if rule.scoring == "softmax" else said.sigmoid()
@@ -55,7 +55,7 @@ def route(
 
 
 def _within_groups(scores: torch.Tensor, rule: RoutingRule) -> torch.Tensor:
-    """The scores, those outside a token's best groups at -inf."""
+    """Set the scores outside a token's best groups to -inf."""
     grouped = scores.unflatten(-1, (rule.num_groups, -1))
     of_groups = grouped.topk(rule.group_best, dim=-1).values.sum(dim=-1)
     best = of_groups.topk(rule.top_groups, dim=-1).indices
@@ -77,13 +77,13 @@ def fused_moe(
     Args:
         x: [n, hidden].
         experts: MLPs.
-        expert_ids: [n, top_k] int64, different ones for a token. The number of experts itself
-            stands for any that is elsewhere, on another rank: nothing is added for it.
+        expert_ids: [n, top_k] int64, distinct for each token. The number of experts itself stands
+            for any expert on another rank: nothing is added for it.
         expert_weights: [n, top_k] float32.
         activate: from [rows, 2 * inner] to [rows, inner], or without a gate from [rows, inner];
             None: SiLU of the gate, times up.
         weighs_input: ``sum_j expert_j(w_j * x)`` instead; only for experts without biases.
-        some_elsewhere: there may be such ids. Kernels that write pair by pair have zeros to write.
+        some_elsewhere: there may be such ids, for which kernels that write every pair write zeros.
 
     Returns:
         [n, hidden] in x's dtype, summed in float32.
@@ -111,14 +111,15 @@ def add_experts(
     experts: ExpertTensors,
     gating: Gating,
 ) -> None:
-    """``stream += fused_moe(norm(stream))``, of up to ``MOST_ROWS`` tokens, rounded once if may be.
+    """``stream += fused_moe(norm(stream))`` for up to ``MOST_ROWS`` tokens, rounded once if
+    possible.
 
     Args:
-        stream: [n, hidden] contiguous, added to in place.
-        norm: of what the router and the experts read.
+        stream: [n, hidden] contiguous, updated in place.
+        norm: of the input of the router and the experts.
         router, rule: see ``route``.
-        experts: of which one that is a tensor is contiguous.
-        gating: what stands between their products.
+        experts: dense ones are contiguous.
+        gating: the function between their products.
     """
     read = rms_norm(stream, norm.weight, norm.eps)
     ids, shares = route(read, *router, rule)
@@ -128,8 +129,7 @@ def add_experts(
 def add_gated(
     out: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
-    """``out + sigmoid(x weight^T) * shared``: what the expert gives that all tokens see, as much of
-    it as each token asks for.
+    """``out + sigmoid(x weight^T) * shared``: add the shared expert's output, gated per token.
 
     Args:
         out: [n, hidden], overwritten.
@@ -150,8 +150,9 @@ def one_by_one(
     expert_weights: torch.Tensor,
     weighs_input: bool = False,
 ) -> torch.Tensor:
-    """As ``fused_moe`` of experts that are functions, each called at most once, with the tokens
-    that chose it: [rows, hidden] -> [rows, hidden]. It waits for the device.
+    """``fused_moe`` for experts that are functions: [rows, hidden] -> [rows, hidden].
+
+    Each is called at most once, with the tokens that chose it. This waits for the device.
     """
     top_k = expert_ids.shape[1]
     chosen = expert_ids.flatten()
@@ -175,7 +176,7 @@ def one_by_one(
 def clamped_swiglu(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
     """``(up + 1) * gate * sigmoid(alpha * gate)`` (GPT-OSS): [n, 2 d] -> [n, d].
 
-    The gate is clamped from above and up on both sides, to ``limit``.
+    Before, the gate is clamped from above and up on both sides, to ``limit``.
     """
     gate, up = gate_up.float().chunk(2, dim=-1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
@@ -183,11 +184,14 @@ def clamped_swiglu(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.T
 
 
 def _matrix(part: ExpertMatrices, expert: int, dtype: torch.dtype) -> torch.Tensor:
-    """[outputs, inputs] of one expert; codes are widened."""
+    """Return [outputs, inputs] of one expert; codes are widened."""
     return part.matrix(expert, dtype) if isinstance(part, TiledWeight) else part[expert]
 
 
 def expert_sizes(num_experts: int, top_k: int) -> tuple[int, ...]:
-    """The fewest tokens for which ``fused_moe`` takes each of the kernels that it has for so many
-    experts, ``top_k`` of them a token; rising. Here there is but one."""
+    """Return the smallest number of tokens for each of ``fused_moe``'s kernels, in ascending order.
+
+    They depend on the number of experts, and on ``top_k``, those of a token. Here there is one
+    kernel.
+    """
     return (1,)

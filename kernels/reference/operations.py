@@ -1,4 +1,4 @@
-"""The reference kernels as one set (``kernels.operations.Operations``)."""
+"""The reference kernels as one module (``kernels.operations.Operations``)."""
 
 from kernels.reference.drafts import accept_drafts, draw, judge_drafts
 from kernels.reference.feedback import feed_back

@@ -1,6 +1,6 @@
-"""Rounding dense weights to the nearest codes, and products with codes, in torch.
+"""Quantisation of dense weights, and products with codes, in torch.
 
-The truth that kernels are held to, and what serves where they cannot run.
+This is the reference that kernels are tested against, and the fallback where they cannot run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PIECE_ELEMENTS = 2**20
 
 
 def quantise_int8(weight: torch.Tensor) -> PackedWeight:
-    """[outputs, inputs] of any float dtype to integers, one scale for each output.
+    """Quantise [outputs, inputs] of any float dtype to integers, with one scale per output.
 
     The value of largest magnitude becomes 127 or -127.
     """
@@ -36,9 +36,9 @@ def quantise_int8(weight: torch.Tensor) -> PackedWeight:
 
 
 def quantise_fp8(weight: torch.Tensor) -> PackedWeight:
-    """[outputs, inputs] of any float dtype to float8_e4m3fn, one scale for each output.
+    """Quantise [outputs, inputs] of any float dtype to float8_e4m3fn, with one scale per output.
 
-    The value of largest magnitude becomes 448 or -448, the largest there are.
+    The value of largest magnitude becomes 448 or -448, the limits of the format.
     """
     outputs, inputs = weight.shape
     codes = torch.empty((outputs, inputs), dtype=torch.float8_e4m3fn, device=weight.device)
@@ -52,10 +52,11 @@ def quantise_fp8(weight: torch.Tensor) -> PackedWeight:
 
 
 def quantise_int4(weight: torch.Tensor, group: int = INT4_GROUP) -> PackedWeight:
-    """[outputs, inputs] of any float dtype to sixteen levels, one scale for ``group`` inputs.
+    """Quantise [outputs, inputs] of any float dtype to sixteen levels, with one scale per ``group``
+    inputs.
 
-    The value of largest magnitude becomes level -8, so that all sixteen levels are in use; the
-    scale takes its sign from that.
+    The value of largest magnitude becomes level -8, so that all sixteen levels are used; the
+    scale's sign is chosen accordingly.
     """
     outputs, inputs = weight.shape
     groups = -(-inputs // group)
@@ -71,8 +72,9 @@ def quantise_int4(weight: torch.Tensor, group: int = INT4_GROUP) -> PackedWeight
 
 
 def quantise_nf4(weight: torch.Tensor, group: int = NF4_GROUP) -> PackedWeight:
-    """[outputs, inputs] of any float dtype to the levels of NormalFloat (Dettmers et al. 2023),
-    one scale for ``group`` inputs: their largest magnitude.
+    """Quantise [outputs, inputs] of any float dtype to NormalFloat's levels (Dettmers et al. 2023).
+
+    There is one scale per ``group`` inputs: their largest magnitude.
     """
     outputs, inputs = weight.shape
     groups = -(-inputs // group)
@@ -89,9 +91,10 @@ def quantise_nf4(weight: torch.Tensor, group: int = NF4_GROUP) -> PackedWeight:
 
 
 def quantise_mxfp4(weight: torch.Tensor) -> PackedWeight:
-    """[outputs, inputs] of any float dtype to MXFP4: the nearest floats E2M1, a power of two for 32
-    inputs that brings their largest magnitude to between 4 and 8 (OCP Microscaling Formats 1.0,
-    6.3).
+    """Quantise [outputs, inputs] of any float dtype to MXFP4: the nearest E2M1 floats.
+
+    The scale of 32 inputs is the power of two that brings their largest magnitude to between 4 and
+    8 (OCP Microscaling Formats 1.0, 6.3).
     """
     outputs, inputs = weight.shape
     groups = -(-inputs // _MX_GROUP)
@@ -101,7 +104,7 @@ def quantise_mxfp4(weight: torch.Tensor) -> PackedWeight:
     middles = (levels[1:] + levels[:-1]) / 2
     for rows in _pieces(weight):
         values = _in_groups(weight[rows], _MX_GROUP)
-        _, exponents = torch.frexp(_steps(values.abs().amax(2)))  # a power more than the logarithm
+        _, exponents = torch.frexp(_steps(values.abs().amax(2)))  # one more than the logarithm
         scales[rows] = torch.ldexp(torch.ones_like(values[:, :, 0]), exponents - 3)
         nearest = torch.bucketize(values.abs() / scales[rows][:, :, None], middles)
         nearest += 8 * (values < 0)
@@ -112,23 +115,23 @@ def quantise_mxfp4(weight: torch.Tensor) -> PackedWeight:
 def linear_packed(
     x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """[n, inputs] -> [n, outputs] in the dtype of x; the weight is widened to it for each call."""
+    """[n, inputs] -> [n, outputs] in x's dtype, to which the weight is widened in each call."""
     return functional.linear(x, weight.dequantise(x.dtype), bias)
 
 
 def _in_groups(values: torch.Tensor, group: int) -> torch.Tensor:
-    """[n, inputs] -> [n, groups, group] float32, zeros behind the last input."""
+    """[n, inputs] -> [n, groups, group] float32, padded with zeros."""
     padded = functional.pad(values.float(), (0, -values.shape[1] % group))
     return padded.unflatten(1, (-1, group))
 
 
 def _steps(scales: torch.Tensor) -> torch.Tensor:
-    """What to divide by: 1 where all values are 0."""
+    """Return the divisors: scales, or 1 where all values are 0."""
     return torch.where(scales == 0, 1.0, scales)
 
 
 def _pieces(weight: torch.Tensor) -> Iterator[slice]:
-    """Runs of rows whose float32 copies are small: a head has hundreds of megabytes of them."""
+    """Yield ranges of rows with small float32 copies: a head's would be hundreds of megabytes."""
     step = max(1, _PIECE_ELEMENTS // weight.shape[1])
     for begin in range(0, weight.shape[0], step):
         yield slice(begin, begin + step)

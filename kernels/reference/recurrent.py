@@ -1,7 +1,7 @@
-"""Layers that carry a state from token to token, one token at a time.
+"""Recurrent layers, computed one token at a time.
 
-Rows and states are as ``kernels.recurrent`` tells. All sums are float32, and a token's result does
-not depend on how its text was cut into steps.
+``kernels.recurrent`` describes rows and states. All sums are float32, and a token's result does not
+depend on how its text was cut into steps.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def short_conv(
     rows: StepRows,
     activates: bool,
 ) -> torch.Tensor:
-    """Causal depthwise convolution over each row's tokens, and SiLU behind it if it ``activates``.
+    """Causal depthwise convolution over each row's tokens, followed by SiLU if it ``activates``.
 
     Args:
-        x: [n, channels]; its rows may lie apart.
+        x: [n, channels]; rows may be strided.
         weight: [width, channels], the newest token's last: Hugging Face's, transposed.
         bias: [channels] or None.
-        state: [lines, width - 1, channels] of x's dtype: a row's last inputs, oldest first;
-            updated in place.
+        state: [lines, width - 1, channels] of x's dtype: a row's last inputs, oldest first; updated
+            in place.
         rows: the step's; ``token_ids`` is not read.
 
     Returns:
@@ -60,12 +60,12 @@ def gated_conv(
     state: torch.Tensor,
     rows: StepRows,
 ) -> torch.Tensor:
-    """``c * short_conv(b * x)``: the short convolution between two gates (LFM2).
+    """``c * short_conv(b * x)``: a short convolution between two gates (LFM2).
 
     Args:
-        fused: [n, 3 * channels]: b, c, x side by side. ``b * x`` is rounded to their dtype, which
-            is what the state holds.
-        weight, bias, state, rows: as of ``short_conv``.
+        fused: [n, 3 * channels]: b, c, x concatenated. ``b * x`` is rounded to their dtype, which
+            the state holds.
+        weight, bias, state, rows: as for ``short_conv``.
 
     Returns:
         [n, channels].
@@ -85,15 +85,15 @@ def gated_delta(
 ) -> torch.Tensor:
     """The gated delta rule (Yang et al. 2024, Gated Delta Networks), token by token.
 
-    With q and k normalised to length 1 (eps 1e-6 beside the sum of squares), q scaled by
+    With q and k normalised to length 1 (eps 1e-6 added to the sum of squares), q scaled by
     ``key_dim ** -0.5``, ``g = -exp(log_a) * softplus(alpha + dt_bias)`` and ``beta`` a sigmoid,
-    twice that where ``shape.allows_negative``, for each value head::
+    doubled if ``shape.allows_negative``, for each value head::
 
         S <- exp(g) S;  S <- S + k (beta (v - S^T k))^T;  y = S^T q
 
     Args:
         mixed: [n, shape.channels]: queries, keys, values, each head by head.
-        gates: [n, 2 * value_heads]: beta before its sigmoid, then alpha; its rows may lie apart.
+        gates: [n, 2 * value_heads]: beta before its sigmoid, then alpha; rows may be strided.
         log_a, dt_bias: [value_heads] float32.
         state: [lines, value_heads, key_dim, value_dim] float32, updated in place.
         rows: the step's; ``token_ids`` is not read.
@@ -139,13 +139,14 @@ def selective_scan(
 ) -> torch.Tensor:
     """The selective state space of Mamba-2 (Dao & Gu 2024), token by token.
 
-    With ``dt = softplus(time_step + dt_bias)`` within ``shape.time_step_limit``, for each head::
+    With ``dt = softplus(time_step + dt_bias)``, clamped to ``shape.time_step_limit``, each head
+    computes::
 
         S <- exp(-exp(log_a) dt) S + B (dt x)^T;  y = S^T C + skip x
 
     Args:
         mixed: [n, shape.channels]: x head by head, then B and C group by group.
-        time_steps: [n, heads]; its rows may lie apart.
+        time_steps: [n, heads]; rows may be strided.
         log_a, dt_bias, skip: [heads] float32.
         state: [lines, heads, state_size, head_dim] float32, updated in place.
         rows: the step's; ``token_ids`` is not read.
@@ -184,14 +185,15 @@ def gated_rms_norm(
     eps: float,
     gates_first: bool,
 ) -> torch.Tensor:
-    """RMS norm of each head and SiLU of a gate, computed in float32.
+    """RMS norm of each head, gated by SiLU, computed in float32.
 
     Args:
         x: [n, heads, dim] contiguous.
-        gate: [n, heads * dim]; its rows may lie apart.
-        weight: [dim], or [heads, dim]. eps: added to the mean square.
+        gate: [n, heads * dim]; rows may be strided.
+        weight: [dim], or [heads, dim].
+        eps: added to the mean square.
         gates_first: ``norm(x * silu(gate))`` (Mamba-2), or else ``norm(x) * silu(gate)``
-            (Qwen3-Next); with the weight in either.
+            (Qwen3-Next); both norms include the weight.
 
     Returns:
         [n, heads * dim] of x's dtype.
@@ -207,7 +209,7 @@ def apply_gate(x: torch.Tensor, gate: torch.Tensor, is_sigmoid: bool) -> torch.T
 
     Args:
         x: [n, dim].
-        gate: [n, dim], or [n, 1] for all of a token's values; its rows may lie apart.
+        gate: [n, dim], or [n, 1] for all of a token's values; rows may be strided.
 
     Returns:
         [n, dim] of x's dtype.
@@ -218,13 +220,13 @@ def apply_gate(x: torch.Tensor, gate: torch.Tensor, is_sigmoid: bool) -> torch.T
 
 
 def _spans(rows: StepRows) -> Iterator[tuple[int, int, int, int]]:
-    """Of each row its line, its first token, that behind its last, and where it starts."""
+    """Yield each row's line, first token, end of its tokens, and start position."""
     bounds = rows.query_start.tolist()
     yield from zip(rows.slots.tolist(), bounds, bounds[1:], rows.starts.tolist(), strict=False)
 
 
 def _begin(state: torch.Tensor, line: int, start: int) -> torch.Tensor:
-    """What a row that starts there begins with."""
+    """Return the state that a row with this start begins with."""
     return state[line].clone() if start > 0 or start < -1 else torch.zeros_like(state[line])
 
 

@@ -1,19 +1,19 @@
-"""Choosing from logits: arg-max, counter-based randomness, truncation by a threshold."""
+"""Sampling from logits: arg-max, counter-based randomness, truncation by a threshold."""
 
 from __future__ import annotations
 
 import torch
 
 _ARGMAX_CHUNK = 64
-# Candidates looked at before a full sort: almost every nucleus is smaller than this.
+# Candidates examined before a full sort: almost every nucleus is smaller than this.
 _NUM_CANDIDATES = 128
 
 
 def argmax(scores: torch.Tensor) -> torch.Tensor:
-    """First index of the largest entry of each row: [n, vocab] -> [n] int64.
+    """Return the first index of each row's largest entry: [n, vocab] -> [n] int64.
 
-    Two levels where the width allows it: torch finds a maximum (``amax``) with SIMD but searches
-    for its place one by one. A row that holds nan yields the place of a nan.
+    The search has two levels if the width allows it: torch finds a maximum (``amax``) with SIMD,
+    but its index one by one. A row with nan yields the index of a nan.
     """
     num_rows, width = scores.shape
     if width % _ARGMAX_CHUNK or num_rows == 0:
@@ -25,11 +25,12 @@ def argmax(scores: torch.Tensor) -> torch.Tensor:
 
 
 def exponential_noise(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Standard exponential variates, a pure function of each row's key and the token id.
+    """Return standard exponential variates, a pure function of each row's key and the token id.
 
-    Two keyed rounds of MurmurHash3's 32-bit finaliser (Appleby) over the token id, then inversion
-    ``-log(1 - u)``; 31 bits of ``u`` near 0 keep tokens of probability 1e-9 at their share. Only
-    integer operations that wrap alike on every device come before the logarithm.
+    They are two keyed rounds of MurmurHash3's 32-bit finaliser (Appleby) over the token id,
+    followed by inversion ``-log(1 - u)``. With 31 bits, ``u`` near 0 preserves the share of tokens
+    of probability 1e-9. Only integer operations, which wrap alike on every device, come before the
+    logarithm.
 
     Args:
         keys: [n, 2] int32, from (seed, position).
@@ -46,35 +47,35 @@ def exponential_noise(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 
 def sample_gumbel(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Draw a token of each row from softmax(logits): the Gumbel-max trick (Gumbel 1954).
+    """Sample a token for each row from softmax(logits): the Gumbel-max trick (Gumbel 1954).
 
-    ``argmax(logits - log(e))`` with e standard exponential; entries of -inf are never drawn.
+    ``argmax(logits - log(e))`` with e standard exponential; entries of -inf are never sampled.
 
     Args:
-        logits: [n, vocab] float32, at least one finite entry a row.
+        logits: [n, vocab] float32, at least one finite entry per row.
         keys: [n, 2] int32.
     """
     return argmax(noisy(logits, keys))
 
 
 def noisy(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Logits with Gumbel noise, [n, vocab]: in each row the largest is a draw from its softmax."""
+    """Add Gumbel noise to logits, [n, vocab]: each row's largest is a sample from its softmax."""
     return logits - exponential_noise(keys, logits.shape[-1]).log_()
 
 
 def truncation_threshold(
     logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> torch.Tensor:
-    """The smallest logit each row keeps under min_p, then top_k, then top_p.
+    """Return the smallest logit that each row keeps under min_p, then top_k, then top_p.
 
-    All three keep the entries at or above some value, so the three together do too; equal
-    entries are kept or dropped together. Nucleus: the fewest entries, likeliest first, whose
-    share of what min_p and top_k left reaches top_p (Holtzman et al. 2019). min_p: entries at
-    least min_p times as likely as the likeliest (Nguyen et al. 2024).
+    Each of the three keeps the entries at or above some value, so all of them together do too;
+    equal entries are kept or dropped together. top_p: the fewest entries, likeliest first, whose
+    share of what min_p and top_k left reaches top_p (Holtzman et al. 2019). min_p: entries at least
+    min_p times as likely as the likeliest (Nguyen et al. 2024).
 
     Args:
         logits: [n, vocab] float32, after temperature.
-        top_k: [n] int64; vocab or more is off.
+        top_k: [n] int64; at least vocab is off.
         top_p: [n] float32; 1 is off.
         min_p: [n] float32; 0 is off.
 
@@ -83,12 +84,12 @@ def truncation_threshold(
     """
     vocab = logits.shape[1]
     width = min(vocab, _NUM_CANDIDATES)
-    candidates = logits.topk(width, dim=-1).values  # sorted, falling
+    candidates = logits.topk(width, dim=-1).values  # sorted, descending
     floor = candidates[:, :1] + min_p.unsqueeze(1).log()  # log 0 = -inf: off
     in_k = torch.where(top_k < vocab, top_k, vocab).clamp_(min=1)
     threshold, found = _nucleus(candidates, logits, floor, in_k, top_p)
     if width < vocab and not bool(found.all()):
-        # A flat distribution or a large k: these rows alone are sorted whole.
+        # Only rows with a flat distribution or a large k are sorted completely.
         rows = torch.nonzero(~found).squeeze(1)
         ordered = logits[rows].sort(dim=-1, descending=True).values
         threshold[rows], _ = _nucleus(ordered, logits[rows], floor[rows], in_k[rows], top_p[rows])
@@ -102,7 +103,7 @@ def _nucleus(
     top_k: torch.Tensor,
     top_p: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Threshold [n, 1] from the largest entries of each row, and whether they sufficed [n]."""
+    """Return the threshold [n, 1] by each row's largest entries, and if these sufficed [n]."""
     width, vocab = ordered.shape[1], logits.shape[1]
     kth = ordered.gather(1, (top_k.clamp(max=width) - 1).unsqueeze(1))
     has_kth = top_k <= width
@@ -114,7 +115,7 @@ def _nucleus(
     mass = weights.cumsum(dim=-1)
     everything = torch.where(logits >= floor, (logits - best).exp(), 0.0).sum(-1, keepdim=True)
     wanted = top_p.unsqueeze(1) * everything
-    # Entry i is needed when what comes before it has not reached the share yet.
+    # Entry i is needed if the entries before it have not reached the share yet.
     needed = (mass - weights < wanted) & kept
     needed[:, 0] = True
     count = needed.sum(dim=-1, keepdim=True)
@@ -125,7 +126,7 @@ def _nucleus(
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    """MurmurHash3's fmix32, in place, on int32 that wraps; shifts are made logical by a mask."""
+    """MurmurHash3's fmix32, in place, on int32 that wraps; masks make the shifts logical."""
     x ^= (x >> 16) & 0xFFFF
     x *= -2048144789  # 0x85EBCA6B
     x ^= (x >> 13) & 0x7FFFF

@@ -1,4 +1,5 @@
-"""A whole sampling step in plain torch, from tables by slot: the twin of the Triton kernels.
+"""A whole sampling step in plain torch, with parameters by slot: the reference of the Triton
+kernels.
 
 raw logits ─► bias, bans ─► penalties ─► grammar ─► arg-max
                                               └───► temperature ─► truncation ─► draw
@@ -11,7 +12,7 @@ import torch
 from kernels.reference.sampling import argmax, noisy, sample_gumbel, truncation_threshold
 from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
 
-_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as int64, which wraps like the unsigned
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as int64, which wraps like uint64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
 
@@ -26,19 +27,18 @@ def sample(
     masks: torch.Tensor | None = None,
     out: Sampled | None = None,
 ) -> Sampled:
-    """Choose a token for each row; a row's result depends on that row alone.
+    """Sample a token for each row; a row's result depends on that row alone.
 
     Args:
-        logits: [n, vocab] contiguous; overwritten where they are float32, and not where they are
-            of fewer bits.
-        slots: [n] int32, the rows' places in the table.
-        positions: [n] int64, of the tokens to be chosen.
+        logits: [n, vocab] contiguous; overwritten if they are float32, but not if narrower.
+        slots: [n] int32, the rows' slots in the table.
+        positions: [n] int64, of the tokens to be sampled.
         table: the requests' parameters.
         counts: for the requests with penalties; None: there are none.
         bias: for the requests with bias or bans; None: there are none.
-        masks: [lines, ceil(vocab / 32)] int32, bit ``i % 32`` of word ``i // 32`` set where
-            token i is allowed; None: there are none.
-        out: where the result goes; None: into new memory.
+        masks: [lines, ceil(vocab / 32)] int32, bit ``i % 32`` of word ``i // 32`` set if token i is
+            allowed; None: there are none.
+        out: memory for the result; None: it is allocated.
     """
     logits, slots = logits.float(), slots.long()
     token_ids, is_finite = _adjust(logits, slots, positions, table, counts, bias, masks)
@@ -64,20 +64,20 @@ def candidates(
     counts: TokenCounts | None = None,
     bias: LogitBias | None = None,
 ) -> torch.Tensor:
-    """What some rows would choose under no mask, what if that were forbidden, and so on.
+    """Return what some rows would sample without a mask, then with that token forbidden, and so on.
 
-    Noise belongs to tokens, so the first of these that a mask allows is what ``sample`` chooses
-    under it. That holds where nothing is cut off by top_k, top_p or min_p, which depend on the
-    mask; they are not looked at.
+    Noise depends only on the token, so the first candidate that a mask allows is what ``sample``
+    would sample under it. This does not hold with top_k, top_p or min_p, which depend on the mask;
+    they are ignored here.
 
     Args:
-        logits: [n, vocab] float32 contiguous; they stay as they are.
-        at: [m] int64, the rows asked about.
+        logits: [n, vocab] float32 contiguous; not modified.
+        at: [m] int64, the rows in question.
         slots, positions: [m] of these rows; see ``sample``, also for the other arguments.
-        count: of tokens for each.
+        count: candidates per row.
 
     Returns:
-        [m, count] int64; -1 where no more are left, and throughout where logits are broken.
+        [m, count] int64; -1 if no more are left, and throughout for broken logits.
     """
     slots = slots.long()
     rows = logits[at]
@@ -104,9 +104,10 @@ def distribution(
     bias: LogitBias | None = None,
     masks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What ``sample`` draws from: [n, vocab] float32; of a greedy row all on one token.
+    """Return the distribution that ``sample`` samples from: [n, vocab] float32; one-hot for greedy
+    rows.
 
-    Takes what ``sample`` takes. Rows without a finite entry mean nothing.
+    Takes the same arguments as ``sample``. Rows without a finite entry are meaningless.
     """
     slots = slots.long()
     token_ids, _ = _adjust(logits, slots, positions, table, counts, bias, masks)
@@ -127,7 +128,8 @@ def _adjust(
     bias: LogitBias | None,
     masks: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bias, penalties and masks, in place; the likeliest tokens, and whether these are finite."""
+    """Apply bias, penalties and masks in place; return the likeliest tokens, and whether rows
+    are finite."""
     if bias is not None:
         _add_bias(logits, slots, positions, table, bias)
     if counts is not None:
@@ -139,7 +141,7 @@ def _adjust(
 
 
 def _truncate(logits: torch.Tensor, slots: torch.Tensor, table: SamplingTable) -> torch.Tensor:
-    """Logits over temperature, -inf where min_p, top_k or top_p leave nothing."""
+    """Return logits over temperature, with -inf where min_p, top_k or top_p drop the token."""
     rows = logits / table.temperature[slots].unsqueeze(1)
     top_k = table.top_k[slots].long()
     top_k = torch.where(top_k > 0, top_k, logits.shape[1])
@@ -148,22 +150,22 @@ def _truncate(logits: torch.Tensor, slots: torch.Tensor, table: SamplingTable) -
 
 
 def position_keys(seeds: torch.Tensor, positions: torch.Tensor, stream: int = 0) -> torch.Tensor:
-    """Two 32-bit keys of each (seed, position), by splitmix64 (Steele et al. 2014).
+    """Return two 32-bit keys for each (seed, position), by splitmix64 (Steele et al. 2014).
 
     Args:
         seeds, positions: [n] int64.
-        stream: 0 for the draw of a token; others are independent of it, and of each other.
+        stream: 0 for sampling tokens; all streams are independent of each other.
 
     Returns:
         [n, 2] int32.
     """
-    # Streams lie where no position is.
+    # Streams are offset beyond all positions.
     mixed = _mix(seeds + _GOLDEN) + (positions + (stream << 40)) * _GOLDEN
     return _mix(mixed).view(torch.int32).view(-1, 2)
 
 
 def _mix(z: torch.Tensor) -> torch.Tensor:
-    """splitmix64's finaliser; a mask makes the shifts logical."""
+    """splitmix64's finaliser; masks make the shifts logical."""
     z = (z ^ (z >> 30 & 2**34 - 1)) * _MIX_1
     z = (z ^ (z >> 27 & 2**37 - 1)) * _MIX_2
     return z ^ (z >> 31 & 2**33 - 1)

@@ -1,4 +1,4 @@
-"""Products of few rows, with what stands around them in a decoder layer: the twin of a kernel."""
+"""Products of few rows fused with their neighbours in a layer: the reference of a kernel."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ def skinny_linear(
     dtype: torch.dtype | None = None,
     experts: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``gate(norm(x) W^T + b)``, or what it adds to a residual stream; in float32, rounded once,
-    but for what is gated, which is rounded before as well.
+    """``gate(norm(x) W^T + b)``, or its addition to a residual stream.
+
+    Computed in float32 and rounded once, except that the gate's inputs are rounded as well.
 
     Args:
         x: [n, inputs].
-        weight: [outputs, inputs]; of a gated product the gate's outputs first, then as many.
+        weight: [outputs, inputs]; for a gated product the gate's outputs first, then as many
+            others.
         bias: [outputs] or None.
-        norm: of ``x``, before it is multiplied.
+        norm: of ``x``, before the product.
         gate: from [n, outputs] to [n, outputs / 2].
-        stream: [n, outputs] in the dtype of x, added to in place; not beside a gate.
-        dtype: of the result, which is the one of x if None.
-        experts: [n, choices] int64, for each token those that make a row of the result each, of a
-            ``weight`` [experts, outputs, inputs] and a ``bias`` [experts, outputs]; without
+        stream: [n, outputs] in the dtype of x, updated in place; not together with a gate.
+        dtype: of the result; None: that of x.
+        experts: [n, choices] int64, each token's experts, each of which gives a row of the result,
+            of a ``weight`` [experts, outputs, inputs] and a ``bias`` [experts, outputs]; without
             ``stream``.
 
     Returns:

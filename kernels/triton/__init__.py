@@ -1,7 +1,7 @@
-"""Triton kernels: each has a twin of the same signature in ``kernels.reference``.
+"""Triton kernels: each has a reference with the same signature in ``kernels.reference``.
 
-They run on a CUDA device, and anywhere, slowly, under ``TRITON_INTERPRET=1``.
+They run on a CUDA device and, slowly, anywhere under ``TRITON_INTERPRET=1``.
 
-Triton's own types say that calling a device function never returns, as it raises on the host. What
-takes results of one apart, or loops over them, is therefore kept from the type checker.
+Triton's type stubs say that device functions never return, because calling one on the host raises.
+Code that unpacks their results, or loops over them, is therefore hidden from the type checker.
 """

@@ -1,4 +1,4 @@
-"""The attention backend ``triton``: single queries to one kernel, the rest to another."""
+"""The attention backend ``triton``: one kernel for single queries, another for the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernels.triton.plan import TILE_ROWS, AttentionPlan, WorkBounds, plan_atten
 from kernels.triton.prefill import prefill_attention
 
 _MAX_HEAD_DIM = 512
-_MAX_HEAD_DIM_FLOAT32 = 256  # a tile of wider queries would not fit the shared memory
+_MAX_HEAD_DIM_FLOAT32 = 256  # a tile of wider queries would not fit in shared memory
 
 
 class TritonAttention:
@@ -24,9 +24,10 @@ class TritonAttention:
     is_capturable = True
 
     def __init__(self, *, invariant: bool = False) -> None:
-        """``invariant``: a query's result is the same bits in a chunk of any size, a single one
-        included, by ``runs.py``; over latents those go to the kernel for chunks too. (That it does
-        not depend on the other rows of a batch is so in any case.)
+        """``invariant``: a query's result has the same bits in a chunk of any size, including one.
+
+        That takes ``runs.py``, and for latents the chunk kernel for all queries. (Results never
+        depend on the other rows of a batch.)
         """
         self._invariant = invariant
 
@@ -55,15 +56,15 @@ class TritonAttention:
         return None
 
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> AttentionPlan:
-        """One launch, nothing sent to the device: it can be part of a captured CUDA graph."""
+        """Make the plan in one launch without transfers, so that a CUDA graph can capture it."""
         bounds = self._bounds(geometry, spec)
         return plan_attention(bounds, geometry.device, spec.windows, _group(spec))
 
     def fits(self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec) -> bool:
-        """Whether a batch can be replayed in a CUDA graph captured with these bounds.
+        """Return whether a batch can be replayed in a CUDA graph captured with these bounds.
 
-        The rows that it is short of are padding: one query each, of length 0. No row's own length
-        counts, but the sums of the splits and of the query tiles.
+        Missing rows are filled with padding: one query each, of length 0. Rows are not bounded one
+        by one, only the sums of their splits and query tiles.
         """
         return self._bounds(captured, spec).hold(self._bounds(actual, spec))
 
@@ -74,9 +75,9 @@ class TritonAttention:
         query: torch.Tensor,
         cache: LayerCache,
     ) -> torch.Tensor:
-        """See ``AttentionBackend.forward``. Scores and sums are float32 whatever the dtype.
+        """See ``AttentionBackend.forward``. Scores and sums are float32 for any dtype.
 
-        The output of a row of length 0, which pads a captured batch, is 0.
+        The output of a row of length 0 (padding of a captured batch) is 0.
         """
         shape = (*query.shape[:-1], cache.values.shape[-1])
         output = torch.empty(shape, dtype=query.dtype, device=query.device)

@@ -1,7 +1,7 @@
-"""Whether kernels of products are right on this very device, and those that promise it bit by bit.
+"""Check on the actual device that product kernels are correct, and bit for bit if they promise it.
 
-They are those of weights and not of a step: a loader asks before it takes one (see ``selfcheck.py``
-for the rest).
+These kernels depend on weights, not on a step: a loader checks them before it uses them (see
+``selfcheck.py`` for the others).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from kernels.triton.trial import CPU, TOLERANCES, Pairs, copy_to, doubt, new_ran
 
 
 def check_packed(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why products with weights in codes are not to be trusted on ``device``, or None."""
+    """Return why products with quantised weights are incorrect on ``device``, or None."""
     random = new_random()
     pairs = partial(_packed_products, dtype, device, random)
     return doubt("products of codes", pairs, TOLERANCES[dtype])
 
 
 def check_packed_bits(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why products with weights in codes may have other bits in a larger batch on ``device``."""
+    """Return why quantised products may not be batch-invariant on ``device``, or None."""
     if dtype.itemsize > 2:
         return f"no matrix units multiply {dtype}"
     random = new_random()
@@ -51,20 +51,20 @@ def check_packed_bits(dtype: torch.dtype, device: torch.device) -> str | None:
 
 
 def check_skinny(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why products of few rows are not to be trusted on ``device``, or None."""
+    """Return why products of few rows are incorrect on ``device``, or None."""
     random = new_random()
     pairs = partial(_skinny_products, dtype, device, random)
     return doubt("products of few rows", pairs, TOLERANCES[dtype])
 
 
 def check_turned(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why products of few rows may not have the bits of many on ``device``, or None."""
+    """Return why few rows' products may differ in bits from many's on ``device``, or None."""
     random = new_random()
     return doubt("products of few rows", partial(_turned_products, dtype, device, random), 0.0)
 
 
 def check_experts(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why a token's experts may give other bits in a larger batch on ``device``, or None."""
+    """Return why a token's experts may not be batch-invariant on ``device``, or None."""
     if dtype.itemsize > 2:
         return f"no matrix units multiply {dtype}"
     random = new_random()
@@ -72,15 +72,18 @@ def check_experts(dtype: torch.dtype, device: torch.device) -> str | None:
 
 
 def check_scaled(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why products in float8 are not to be trusted on ``device``, or None."""
+    """Return why products in float8 are incorrect on ``device``, or None."""
     random = new_random()
     pairs = partial(_scaled_products, dtype, device, random)
     return doubt("products in float8", pairs, TOLERANCES[dtype])
 
 
 def _packed_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> Pairs:
-    """A matrix in codes of each kind, for few rows and for more, one of them in each of the
-    kernel's tiles; and two experts'. Each pair is a kernel to compile, which a start waits for."""
+    """Yield products with each kind of codes, for few rows and more, and with two experts' weights.
+
+    Each of the kernel's tiles occurs once: every pair is a kernel to compile, which delays the
+    start.
+    """
     x = normal(random, dtype, 130, 256)
     kinds = (quantise_int4, quantise_int8, quantise_fp8, quantise_nf4, quantise_mxfp4)
     for round_to in kinds:
@@ -102,7 +105,7 @@ def _packed_products(dtype: torch.dtype, device: torch.device, random: torch.Gen
 
 
 def _packed_by_size(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> Pairs:
-    """By each height of a tile, as bits: a matrix, and experts."""
+    """Yield a matrix and experts, as bits, for each height of a tile."""
     x = normal(random, dtype, 200, 256).to(device)
     gate_up, down = (
         quantise_int4(normal(random, torch.float32, *shape) / 16).to(device)
@@ -124,9 +127,11 @@ def _packed_by_size(dtype: torch.dtype, device: torch.device, random: torch.Gene
 
 
 def _skinny_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> Pairs:
-    """A layer's four with what they take along, and the head's, one after the other: nothing but
-    their turns keeps them apart. The kernels are those of most models, for a start waits for each;
-    nothing is compiled for the interpreter, which would take a minute."""
+    """Yield a layer's four products with what they fuse, and the head's, in sequence.
+
+    Only their turns (``await_turn``) order them. The kernels are those of most models, since each
+    one delays the start; the interpreter gets none, where it would take a minute.
+    """
     hidden, inner = (24, 40) if INTERPRETED else (1040, 2304)
     x, norm = normal(random, dtype, 3, hidden), RowNorm(normal(random, dtype, hidden), 1e-6)
     enter, gate_up = (normal(random, dtype, n, hidden) / 32 for n in (inner, 2 * inner))
@@ -144,7 +149,8 @@ def _skinny_products(dtype: torch.dtype, device: torch.device, random: torch.Gen
 
 
 def _turned_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> Pairs:
-    """By each height of a tile, as bits. Numbers of many sizes, so that another order shows."""
+    """Yield products, as bits, for each height of a tile. Magnitudes vary, so that another order
+    of summation shows."""
     inputs, outputs = (48, 20) if INTERPRETED else (1040, 2304)
     sizes = torch.logspace(-3, 1, inputs)[torch.randperm(inputs, generator=random)]
     x = (normal(random, torch.float32, 200, inputs) * sizes).to(dtype).to(device)
@@ -155,7 +161,7 @@ def _turned_products(dtype: torch.dtype, device: torch.device, random: torch.Gen
 
 
 def _experts_by_size(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> Pairs:
-    """By each height of a tile, as bits."""
+    """Yield experts, as bits, for each height of a tile."""
     hidden, inner, count = (48, 24, 300) if INTERPRETED else (528, 264, 300)
     x = normal(random, dtype, count, hidden).to(device)
     gate_up, down = (
@@ -172,7 +178,7 @@ def _experts_by_size(dtype: torch.dtype, device: torch.device, random: torch.Gen
 
 
 def _scaled_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> Pairs:
-    """One of some rows; the weight of the twin is widened."""
+    """Yield a product of some rows; the reference's weight is widened."""
     x, bias = normal(random, dtype, 40, 64), normal(random, dtype, 48)
     weight = quantise_fp8(normal(random, torch.float32, 48, 64))
     codes, steps = round_rows(x)

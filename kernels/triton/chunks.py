@@ -1,9 +1,9 @@
-"""Device functions of layers with a state that take a prompt's tokens a chunk at a time.
+"""Device functions of recurrent layers that process a prompt's tokens in chunks.
 
     row 0: | chunk 0 | chunk 1 | 2 |    row 1: too short    row 2: | chunk 3 | chunk 4 |
 
-A row's chunks begin at its first token of the step. Rows of few tokens have none: they are walked
-through token by token (``recurrent.py``), as every decode step is.
+A row's chunks begin at its first token of the step. Rows of few tokens have no chunks: they are
+processed token by token (``recurrent.py``), like every decode step.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import triton.language as tl
 from kernels.recurrent import CHUNK
 from kernels.triton.launch import INTERPRETED
 
-LEAST = 16  # tokens of a row that is cut into chunks
+LEAST = 16  # minimum tokens of a row that is cut into chunks
 _ROWS: tl.constexpr = tl.constexpr(256)
 _UPCAST: tl.constexpr = tl.constexpr(INTERPRETED)
 
 
 def most_chunks(num_tokens: int, num_rows: int) -> int:
-    """A bound on the chunks of so many tokens in so many rows; 0 where each has a single one.
+    """Return an upper bound of the number of chunks; 0 if each row has a single token.
 
-    Else there is one at least: the kernels are compiled with the first prompt, however short.
+    Otherwise it is at least one, so that the first prompt compiles the kernels, however short it
+    is.
     """
     if num_tokens == num_rows:
         return 0
@@ -38,7 +39,7 @@ def _chunks_of(query_start, rows, is_row, CHUNK: tl.constexpr, LEAST: tl.constex
 
 @triton.jit
 def row_of_chunk(chunk, query_start, num_rows, CHUNK: tl.constexpr, LEAST: tl.constexpr):
-    """The row of a chunk, ``num_rows`` where there are fewer, and which of the row's it is."""
+    """Return the row of a chunk, and the chunk's number in it; ``num_rows`` past the last chunk."""
     row, first, before = chunk * 0, chunk * 0, chunk * 0
     for begin in range(0, num_rows, _ROWS):
         rows = begin + tl.arange(0, _ROWS)
@@ -53,7 +54,7 @@ def row_of_chunk(chunk, query_start, num_rows, CHUNK: tl.constexpr, LEAST: tl.co
 
 @triton.jit
 def chunks_before(row, query_start, CHUNK: tl.constexpr, LEAST: tl.constexpr):
-    """How many chunks the rows before one have."""
+    """Return the number of chunks in the rows before ``row``."""
     counts = tl.zeros([_ROWS], tl.int32)
     for begin in range(0, row, _ROWS):
         rows = begin + tl.arange(0, _ROWS)
@@ -63,36 +64,36 @@ def chunks_before(row, query_start, CHUNK: tl.constexpr, LEAST: tl.constexpr):
 
 @triton.jit
 def summed(logs, CHUNK: tl.constexpr):
-    """Logarithms of a chunk's decays [CHUNK], 0 behind its last token, summed up to each token, and
-    the sum of all.
+    """Return the prefix sums of a chunk's log decays [CHUNK], which are 0 after its last token, and
+    the total.
 
-    What is left of something after a decay of e^-50 is beneath all rounding. So sums stay small, of
+    What remains after a decay of e^-50 is below all rounding. The clamp keeps the sums small, of
     which only differences count.
     """
     since = tl.cumsum(tl.maximum(logs, -50.0), axis=0)
-    # Not summed by itself, in another order: the last token has to lose nothing of its own.
+    # Not a separate sum, in another order: the last token must not decay its own contribution.
     return since, tl.sum(tl.where(tl.arange(0, CHUNK) == CHUNK - 1, since, 0.0), axis=0)
 
 
 @triton.jit
 def decays(since, CHUNK: tl.constexpr):
-    """What is left at a chunk's token t of what token i wrote: [t, i], 0 where i is later.
+    """Return the decay at a chunk's token t of what token i wrote: [t, i], 0 if i is later.
 
-    ``since`` [CHUNK] is the logarithm of what is left then of the state before the chunk.
+    ``since`` [CHUNK] is the log decay of the state before the chunk.
     """
     places = tl.arange(0, CHUNK)
     is_seen = places[:, None] >= places[None, :]
-    # Of later tokens the exponential could overflow.
+    # For later tokens the exponential could overflow.
     return tl.where(is_seen, tl.exp(tl.where(is_seen, since[:, None] - since[None, :], 0.0)), 0.0)
 
 
 @triton.jit
 def product(a, b, DTYPE: tl.constexpr):
-    """``a @ b`` in float32, each of which is of the model's ``DTYPE`` or float32.
+    """``a @ b`` in float32; each operand is in the model's ``DTYPE`` or float32.
 
-    Where that is bfloat16, float32 is cut for the matrix units into what it holds of a number and
-    what it holds of the rest, 16 bits together; a number of the model's is exact. What the rests of
-    two numbers make together is left away.
+    If that is bfloat16, float32 operands are split for the matrix units into a bfloat16 and the
+    remainder, 16 bits together; numbers in the model's dtype are exact. The product of two
+    remainders is omitted.
     """
     if _UPCAST:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")

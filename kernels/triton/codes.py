@@ -1,11 +1,11 @@
-"""What codes stand for, in registers.
+"""Decode quantised weights in registers.
 
-Reading weights in codes takes a fraction of what dense ones take, so what is done with each code
-is soon what a product waits for. A compiler takes a byte out of its word, clears its other half,
-puts it where a float has its digits and subtracts what came along: five instructions. Here four
-bytes are worked on in one word, and a permutation of bytes (``prmt``) takes one out and makes it a
-float at once. The interpreter knows no such instructions and has the same values by arithmetic;
-that both are the same is told by ``test_triton_codes.py``, which reads the instructions.
+Reading codes takes a fraction of the time of dense weights, so the work per code soon limits a
+product. A compiler extracts a byte from its word, masks its other half, shifts it to a float's
+mantissa and subtracts an offset: five instructions. Here four bytes are processed within a word,
+and a byte permutation (``prmt``) extracts one and makes it a float at once. The interpreter does
+not support such instructions and computes the same values by arithmetic; ``test_triton_codes.py``,
+which parses the instructions, checks that both agree.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import triton.language as tl
 from kernels.triton.launch import INTERPRETED
 
 _COMPILED: tl.constexpr = tl.constexpr(not INTERPRETED)
-# What the float16 of a code's bits, moved to where float16 has exponent and mantissa, is short of.
+# The missing factor of a code's bits when they are moved to float16's exponent and mantissa.
 LIFTS = {"e2m1": 2.0**14, "e4m3": 2.0**8}
-# What ``widen`` of a code is above its level, for whoever would rather take it off a sum.
+# How much ``widen`` of a code exceeds its level, for callers that subtract it from a sum instead.
 OFFSETS = {"int4": 136.0}
 _INT4_OFFSET: tl.constexpr = tl.constexpr(OFFSETS["int4"])
 
-# Of four codes c: 128 + c, which has c in its third byte.
+# Four codes c to 128 + c, with c in the third byte.
 _INT4_ENDS = """
     and.b32 t, t, 0x0F0F0F0F;
     prmt.b32 $0, t, 0x43000000, 0x7044;
@@ -32,7 +32,7 @@ _INT4_ENDS = """
 }"""
 _LOW = "{\n    .reg .b32 t;\n    mov.b32 t, $INPUT;"
 _HIGH = "{\n    .reg .b32 t;\n    shr.u32 t, $INPUT, 4;"
-# Of four codes c: 2 ** 23 + 128 + c, which has 128 + c in its first byte.
+# Four codes c to 2 ** 23 + 128 + c, with 128 + c in the first byte.
 _INT8 = """{
     .reg .b32 t;
     xor.b32 t, $4, 0x80808080;
@@ -41,8 +41,8 @@ _INT8 = """{
     prmt.b32 $2, t, 0x4B000000, 0x7442;
     prmt.b32 $3, t, 0x4B000000, 0x7443;
 }"""
-# Two codes to a word, each in the upper byte of its half: the sign is in place, or four bits below
-# it, and the rest one bit above where it belongs, or one below.
+# Two codes to a word, each in the upper byte of its half. The sign is in place, or four bits below;
+# the rest is one bit above its place, or one below.
 _E4M3 = """{
     .reg .b32 t, u;
     prmt.b32 t, $2, 0, 0x1404;
@@ -73,12 +73,12 @@ _E2M1_ENDS = """
 
 
 def _of_half(begin: str, ends: str, num_outputs: int) -> str:
-    """Of the lower or the upper halves of four bytes."""
+    """Return instructions for the lower or upper halves of four bytes."""
     more = "t, u, v" if num_outputs == 2 else "t"
     return begin.replace("$INPUT", f"${num_outputs}").replace(".b32 t;", f".b32 {more};") + ends
 
 
-# By kind and half of a byte: from four bytes to as many float32, or float16 two to a word.
+# By kind and half of a byte: from four bytes to four float32, or to float16, two to a word.
 INSTRUCTIONS: dict[tuple[str, int], str] = {
     ("int4", 0): _of_half(_LOW, _INT4_ENDS, 4),
     ("int4", 1): _of_half(_HIGH, _INT4_ENDS, 4),
@@ -97,10 +97,10 @@ _E2M1_HIGH: tl.constexpr = tl.constexpr(INSTRUCTIONS["e2m1", 1])
 
 @triton.jit
 def level_of(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
-    """What codes stand for, in float32; floats are short of a factor that is the same for all.
+    """Return codes' levels in float32; floats lack a constant factor (``LIFTS``).
 
     Args:
-        held: uint8, one code each or two.
+        held: uint8, with one or two codes each.
         levels: [16] float32, of a table.
         HALF: which of two codes in a byte.
         KIND: see ``kernels.tiled.TiledWeight``.
@@ -111,7 +111,7 @@ def level_of(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def widen(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
-    """The same and what ``OFFSETS`` says, exactly."""
+    """Return the levels plus ``OFFSETS``, exactly."""
     if KIND == "int4":
         if _COMPILED:
             return _floats(held, _INT4_HIGH if HALF else _INT4_LOW)
@@ -142,7 +142,7 @@ def widen(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def load_scales(places):
-    """In float32; bytes are exponents."""
+    """Load scales in float32; bytes are exponents."""
     held = tl.load(places)
     if places.dtype.element_ty == tl.uint8:
         return (held.to(tl.int32) << 23).to(tl.float32, bitcast=True)
@@ -152,7 +152,7 @@ def load_scales(places):
 
 @triton.jit
 def _floats(held, CODE: tl.constexpr):
-    """[...] uint8 -> [...] float32, four at a time."""
+    """Decode [...] uint8 to [...] float32, four at a time."""
     return tl.inline_asm_elementwise(
         CODE,  # pyright: ignore[reportArgumentType]
         "=r,=r,=r,=r,r",
@@ -165,7 +165,7 @@ def _floats(held, CODE: tl.constexpr):
 
 @triton.jit
 def _halves(held, CODE: tl.constexpr):
-    """The same by way of float16."""
+    """Decode [...] uint8 through float16."""
     half = tl.inline_asm_elementwise(
         CODE,  # pyright: ignore[reportArgumentType]
         "=r,=r,r",

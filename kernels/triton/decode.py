@@ -1,14 +1,15 @@
-"""Paged attention of single queries: split over the keys, heads of a group packed together.
+"""Paged attention of single queries: split over the keys, with the heads of a group packed
+together.
 
-    seq_lens ─► plan ─► which part of which row each work item is
+    seq_lens ─► plan ─► row and part of the row for each work item
                               │
     query, cache ─► split kernel: one item = one KV head x one run of SPLIT_SIZE slots
-                              │  output, where a row has one run; else partial results
+                              │  output, if a row has one run; else partial results
                         merge kernel ─► output
 
-PagedAttention (Kwon et al. 2023) with the split of Flash-Decoding (Dao et al. 2023) and the
-online softmax of FlashAttention-2 (Dao 2023). The heads that share a KV head are the rows of
-one matrix product, so keys and values are read once for the group.
+This is PagedAttention (Kwon et al. 2023) with the split of Flash-Decoding (Dao et al. 2023) and the
+online softmax of FlashAttention-2 (Dao 2023). The heads that share a KV head are the rows of one
+matrix product, so keys and values are read once for the group.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kernels.triton.plan import SPLIT_SIZE, AttentionPlan, WorkList, first_split
 from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, rows_of_tile, tanh, weigh
 
 _TILE = 64
-_PROGRAMS = 3  # that fit a multiprocessor together; of heads over 256 one less
+_PROGRAMS = 3  # per multiprocessor; one less for heads over 256
 _MERGE_TILE = 16
 
 
@@ -34,15 +35,15 @@ def decode_attention(
     cache: LayerCache,
     output: torch.Tensor,
 ) -> None:
-    """Attend for the rows with a single query, and write them into ``output``.
+    """Attend for the rows with a single query, and write their results to ``output``.
 
     Args:
         plan: with splits for ``layer.window``.
         layer: scale, window, cap and sinks.
         query: [num_tokens, num_heads, head_dim], heads contiguous.
         cache: the layer's blocks.
-        output: [num_tokens, num_heads, head_dim] contiguous; a row of length 0 is 0, and rows
-            with several queries stay as they are.
+        output: [num_tokens, num_heads, head_dim] contiguous; a row of length 0 is 0, and rows with
+            several queries are left unchanged.
     """
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = cache.keys.shape[1:3]
@@ -84,12 +85,12 @@ def decode_attention(
         DIM=dim,
         BLOCK_SIZE=block_size,
         SPLIT_SIZE=SPLIT_SIZE,
-        # A tile of the widest heads would not fit the registers, nor one of wide heads' codes.
+        # A tile of the widest heads would not fit in registers, nor one of wide heads' codes.
         TILE=_TILE // 2 if dim > (256 if cache.key_scales is None else 128) else _TILE,
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
         num_warps=4,
-        num_stages=5 if dim <= 128 else 4,  # half of them for the numbers of the blocks
+        num_stages=5 if dim <= 128 else 4,  # half of them for the block numbers
     )
     if plan.merges:
         merge_splits(plan, splits, layer, partial, partial_lse, output)
@@ -103,8 +104,11 @@ def merge_splits(
     partial_lse: torch.Tensor,
     output: torch.Tensor,
 ) -> None:
-    """Put the rows together that have several splits, [num_tokens, num_heads, head_dim]: from means
-    [capacity, num_heads, head_dim] and the logarithms of their weights, both float32."""
+    """Merge rows with several splits, [num_tokens, num_heads, head_dim].
+
+    The inputs are means [capacity, num_heads, head_dim] and the logarithms of their weights, both
+    float32.
+    """
     num_heads, head_dim = output.shape[1:]
     launch(
         _merge_kernel,
@@ -140,7 +144,7 @@ def _split_kernel(
     query,
     keys,
     values,
-    key_scales,  # of codes, else None
+    key_scales,  # None unless the cache is quantised
     value_scales,
     query_start,
     seq_lens,
@@ -166,7 +170,7 @@ def _split_kernel(
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    """Takes work items until none is left; the grid is as large as the machine."""
+    """Process work items until none is left; the grid is as large as the machine."""
     await_turn()
     num_items = tl.load(split_starts + num_rows) * NUM_KV_HEADS
     group = tl.arange(0, GROUP_ROWS)
@@ -250,7 +254,7 @@ def _attend_run(
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    """Mean of the values of slots [begin, begin + SPLIT_SIZE), and log2 of its weight."""
+    """Return the mean value of slots [begin, begin + SPLIT_SIZE), and log2 of its weight."""
     dims = tl.arange(0, DIM)
     top = tl.full([GROUP_ROWS], -float("inf"), tl.float32)
     total = tl.zeros([GROUP_ROWS], tl.float32)
@@ -267,7 +271,7 @@ def _attend_run(
             table, tile, is_seen, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE
         )
         offsets = rows[:, None] * HEAD_DIM + dims[None, :]
-        # What lies past the end belongs to nobody and may be anything: it is not read.
+        # Slots past the end are unowned and may hold anything: they are not read.
         is_read = is_seen[:, None] & (dims < HEAD_DIM)[None, :]
         k = load_rows(keys + first_row * HEAD_DIM + offsets, is_read, q.dtype)
         scores = dot(q, tl.trans(k))
@@ -300,7 +304,7 @@ def _merge_kernel(
     DIM: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One head of one row: the means of its splits, weighted; done already where there is one."""
+    """Merge one head of one row: the weighted mean of its splits, if there are several."""
     await_turn()
     row, head = tl.program_id(0), tl.program_id(1)
     num_heads = tl.num_programs(1)

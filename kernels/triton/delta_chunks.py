@@ -1,19 +1,19 @@
 """The gated delta rule over prompts, a chunk of tokens at a time (Yang et al. 2024, Parallelizing
 Linear Transformers with the Delta Rule; Gated Delta Networks).
 
-With G_t the logarithms of a chunk's decays summed up to its token t, and S the state before it::
+With G_t the log decays of a chunk summed up to its token t, and S the state before it::
 
     u_t = beta_t (v_t - e^G_t S^T k_t - sum over i < t of e^(G_t - G_i) (k_t k_i) u_i)
     y_t = e^G_t S^T q_t + sum over i <= t of e^(G_t - G_i) (q_t k_i) u_i
     S  <- e^G_C S + sum over i of e^(G_C - G_i) k_i u_i^T
 
-The first line is a triangular system, ``(1 + A) U = beta (V - e^G K S)``, whose inverse needs no
-state. So one kernel makes all that does not for all chunks at once: the inverses, by elimination,
-so that keys which are nearly the same cost no digits, and the factors of the second line. Another
-walks along the chunks with the state in registers.
+The first line is a triangular system, ``(1 + A) U = beta (V - e^G K S)``, whose inverse does not
+depend on the state. One kernel therefore computes everything independent of the state for all
+chunks at once: the inverses, by elimination, so that nearly equal keys lose no precision, and the
+factors of the second line. Another one iterates over the chunks with the state in registers.
 
 Which tokens are summed together depends on where a row's step begins, so the last bits of a result
-depend on how its prompt was cut.
+depend on how its prompt was split.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kernels.triton.recurrent import begins_with_state, softplus
 from kernels.triton.recurrent import gated_delta as walk
 from kernels.triton.tiles import sigmoid
 
-_STRIP = 32  # of a state's columns in one program
+_STRIP = 32  # columns of a state per program
 
 
 def gated_delta(
@@ -113,8 +113,8 @@ def gated_delta(
 )
 def _prepare_kernel(
     inverses,  # [chunks, heads, CHUNK, CHUNK] out: (1 + A)^-1, its columns times beta
-    seen,  # [chunks, heads, CHUNK, CHUNK] out: what each token's query finds of each correction
-    factors,  # [chunks, heads, 4, CHUNK] out: of k S, q S, k u, and S itself all along
+    seen,  # [chunks, heads, CHUNK, CHUNK] out: what each query reads of each correction
+    factors,  # [chunks, heads, 4, CHUNK] out: of k S, q S, k u, and S over the chunk
     mixed,
     gates,
     log_a,
@@ -138,7 +138,7 @@ def _prepare_kernel(
     row, index = row_of_chunk(  # pyright: ignore[reportGeneralTypeIssues]
         chunk, query_start, num_rows, CHUNK, LEAST
     )
-    # The grid is as large as a bound.
+    # The grid has an upper bound of the rows.
     if row >= num_rows:
         return
     places, keys = tl.arange(0, CHUNK), tl.arange(0, WIDE)
@@ -179,11 +179,11 @@ def _prepare_kernel(
 
 @triton.jit
 def _inverse(a, CHUNK: tl.constexpr, DTYPE: tl.constexpr):
-    """``(1 + a)^-1`` of a strictly lower triangle [CHUNK, CHUNK].
+    """Return ``(1 + a)^-1`` of a strictly lower triangle [CHUNK, CHUNK].
 
-    Squares of 16 along the diagonal are inverted by elimination, all at once. With T of these and L
-    what lies below them, ``(1 + a)^-1 = (1 + T L)^-1 T``; and T L, of four squares by four, is
-    nothing in its fourth power.
+    Blocks of 16 along the diagonal are inverted by elimination, all at once. With T these inverses
+    and L the blocks below them, ``(1 + a)^-1 = (1 + T L)^-1 T``; with four by four blocks, the
+    fourth power of T L is zero.
     """
     SIDE: tl.constexpr = CHUNK // 4
     square, place = tl.arange(0, 4), tl.arange(0, SIDE)
@@ -204,7 +204,7 @@ def _inverse(a, CHUNK: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def _over_length(x):
-    """One over the lengths of some queries or keys [CHUNK, WIDE]."""
+    """Return the inverse lengths of queries or keys [CHUNK, WIDE]."""
     wide = x.to(tl.float32)
     return tl.rsqrt(tl.sum(wide * wide, axis=1) + 1e-6)
 
@@ -229,7 +229,7 @@ def _delta_chunks_kernel(
     LEAST: tl.constexpr,
     STRIP: tl.constexpr,
 ):
-    """A strip of columns of one head's state, through one row's chunks."""
+    """Process a strip of columns of one head's state through one row's chunks."""
     await_turn()
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
     row, head = tl.program_id(0), tl.program_id(1)

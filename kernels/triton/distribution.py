@@ -1,9 +1,9 @@
-"""What a sampling step draws from, whole: the shares of all tokens, for drafts that are judged.
+"""The full distribution that a sampling step samples from, to verify drafts.
 
     bias kernel ─► adjust kernel [rows x pieces of the vocabulary] ─► shares kernel [rows]
 
-A draw needs no threshold (``kernels/triton/sampling.py``), a distribution does: where top-p cuts is
-found by the search that finds the k-th logit, with masses in place of numbers.
+Sampling needs no threshold (``kernels/triton/sampling.py``), but a distribution does: top-p's
+cutoff is found by the same search as the k-th logit, by mass instead of count.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _shares_kernel(
     PIECES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One row: its softmax over what truncation keeps, or all on its likeliest token."""
+    """One row: the softmax over what truncation keeps, or one-hot on its likeliest token."""
     await_turn()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)

@@ -1,4 +1,4 @@
-"""Judging drafts on the device: a launch each for what is kept, and for what comes in its place."""
+"""Verification of drafts on the device: one launch accepts drafts, one replaces rejected ones."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def draw(
     return token_ids
 
 
-# Sizes are a slice of a transfer, which begins anywhere.
+# Sizes are a slice of a transfer, with any alignment.
 @triton.jit(do_not_specialize_on_alignment=["sizes"])
 def _accept_kernel(newest, accepted, slots, token_ids, is_kept, sizes, TILE: tl.constexpr):
-    """A text's tokens."""
+    """One group of verified tokens."""
     await_turn()
     group = tl.program_id(0)
     begins = tl.zeros([TILE], tl.int32)
@@ -98,7 +98,7 @@ def _accept_kernel(newest, accepted, slots, token_ids, is_kept, sizes, TILE: tl.
         at = first + tl.arange(0, TILE)
         begins += tl.load(sizes + at, mask=at < group, other=0)
     begin = tl.sum(begins, axis=0)
-    last = tl.load(sizes + group) - 1  # no draft stands behind it
+    last = tl.load(sizes + group) - 1  # no draft follows it
     refused = tl.full([TILE], 2**31 - 1, tl.int32)
     for first in range(0, last, TILE):
         at = first + tl.arange(0, TILE)
@@ -124,7 +124,7 @@ def _judge_kernel(
     RESIDUAL: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One draft: kept, or a draw from what it leaves of the wanted distribution."""
+    """One draft: accepted, or replaced by a sample from the residual distribution."""
     await_turn()
     row = tl.program_id(0).to(tl.int64)
     draft, seed = tl.load(draft_ids + row), tl.load(seeds + row)
@@ -142,7 +142,7 @@ def _judge_kernel(
     at = position + RESIDUAL
     key_0, key_1 = position_keys(seed, at)  # pyright: ignore[reportGeneralTypeIssues]
     best, best_at = tl.full([TILE], -float("inf"), tl.float32), tl.zeros([TILE], tl.int32)
-    # Where nothing is left, q is p up to rounding, and nothing is refused but by rounding.
+    # If nothing is left, q equals p up to rounding, and only rounding can cause a rejection.
     best_of_all, of_all_at = best, best_at
     for begin in range(0, vocab, TILE):
         tokens = begin + tl.arange(0, TILE)
@@ -184,7 +184,7 @@ def _draw_kernel(
 
 @triton.jit
 def _log(share):
-    """Of a share; -inf where there is none."""
+    """Return the logarithm of a probability; -inf for 0."""
     return tl.where(share > 0.0, tl.log(tl.where(share > 0.0, share, 1.0)), -float("inf"))
 
 

@@ -1,4 +1,4 @@
-"""What a step leaves on the device for the next: one launch at the end of a captured step."""
+"""Feedback of sampled tokens to the next step: one launch at the end of a captured step."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _feed_back_kernel(
     tl.store(newest + slot, token, mask=is_row)
     if counts is not None:
         line = tl.load(count_line + slot, mask=is_row, other=-1).to(tl.int64)
-        # Not atomic: a line is one request's, and a request has one row.
+        # Not atomic: a line belongs to one request, and a request has one row.
         place = counts + line * vocab + token
         is_counted = line >= 0
         count = tl.load(place, mask=is_counted, other=0)

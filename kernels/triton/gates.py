@@ -1,5 +1,5 @@
-"""Gates that multiply what a layer makes; the contracts are ``kernels.reference.recurrent``'s and
-``kernels.reference.moe``'s."""
+"""Gates on layers' outputs; contracts: ``kernels.reference.recurrent``,
+``kernels.reference.moe``."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _gated_norm_kernel(
     GATES_FIRST: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """One head of one row a program."""
+    """One head of one row per program."""
     await_turn()
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -122,7 +122,7 @@ def _apply_gate_kernel(
 
 @triton.jit
 def _add_gated_kernel(out, shared, x, weight, dim, TILE: tl.constexpr):
-    """One row: all of it for its gate, and then all of what is added."""
+    """One row: first its gate from all of x, then the gated addition."""
     await_turn()
     begin = tl.program_id(0).to(tl.int64) * dim
     parts = tl.zeros([TILE], tl.float32)

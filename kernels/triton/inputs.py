@@ -1,7 +1,7 @@
-"""A step's inputs, built on the device from what lies there since earlier steps.
+"""Build a step's inputs on the device, from what earlier steps left there.
 
-The host sends one packed transfer a step (``StepRows``); tokens that the step before chose are
-taken where it left them, so the host need not have seen them yet.
+The host sends one packed transfer a step (``StepRows``). Tokens sampled by the previous step are
+read on the device, so the host need not have seen them yet.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def build_inputs(
     return StepInputs(input_ids, positions, slot_mapping, seq_lens, next_positions)
 
 
-# Slices of one buffer begin anywhere; compiling anew for each alignment would cost a stall.
+# Slices of one buffer have any alignment; compiling for each one would cause stalls.
 @triton.jit(
     do_not_specialize=["width"],
     do_not_specialize_on_alignment=["slots", "query_start", "starts", "token_ids", "tables"],
@@ -71,7 +71,7 @@ def _build_inputs_kernel(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """A tile of one row's tokens."""
+    """One tile of one row's tokens."""
     await_turn()
     row, tile = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)

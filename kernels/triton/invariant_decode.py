@@ -1,4 +1,4 @@
-"""Batch-invariant attention of single queries: runs side by side, then joined (``runs.py``)."""
+"""Batch-invariant attention of single queries: parallel runs that are then merged (``runs.py``)."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def invariant_decode(
     cache: LayerCache,
     output: torch.Tensor,
 ) -> None:
-    """Attend for the rows with a single query, and write them into ``output``.
+    """Attend for the rows with a single query, and write their results to ``output``.
 
     Args:
         plan: of the step.
-        layer: scale, window, cap and sinks; no query of it sees what is behind it.
+        layer: scale, window, cap and sinks; its queries do not look ahead.
         query: [num_tokens, num_heads, head_dim], heads contiguous.
         cache: the layer's blocks.
         output: [num_tokens, num_heads, head_dim] contiguous; a row of length 0 is 0.
@@ -103,7 +103,7 @@ def invariant_decode(
         )
 
 
-# What changes from step to step is not specialised on: see decode.py.
+# Arguments that change from step to step are not specialised on: see plan.py.
 @triton.jit(
     do_not_specialize=["num_rows", "table_stride"],
     do_not_specialize_on_alignment=[
@@ -117,13 +117,13 @@ def invariant_decode(
 )
 def _run_kernel(
     output,
-    sums,  # [capacity, heads, head_dim] float32, weighted values of a run
-    tops,  # [capacity, heads] float32, log2 of what its weights are shares of
+    sums,  # [capacity, heads, head_dim] float32, weighted sums of values of a run
+    tops,  # [capacity, heads] float32, log2 of the unit of a run's weights
     totals,  # [capacity, heads] float32, of its weights
     query,
     keys,
     values,
-    key_scales,  # of codes, else None
+    key_scales,  # None unless the cache is quantised
     value_scales,
     query_start,
     seq_lens,
@@ -151,7 +151,7 @@ def _run_kernel(
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    """Takes work items until none is left: a run of a single query, for one KV head."""
+    """Process work items until none is left: a run of a single query, for one KV head."""
     await_turn()
     OF_A_SPLIT: tl.constexpr = NUM_KV_HEADS * HEAD_TILES
     num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
@@ -212,7 +212,7 @@ def _merge_runs_kernel(
     DIM: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """One head of one row: its runs, one after the other; done already where there is one."""
+    """Merge one head of one row: its runs in order; a single run is final already."""
     await_turn()
     row, head = tl.program_id(0), tl.program_id(1)
     num_heads = tl.num_programs(1)
@@ -225,7 +225,7 @@ def _merge_runs_kernel(
     whole_top = tl.full([], -float("inf"), tl.float32)
     whole_total = tl.full([], 0.0, tl.float32)
     at = first.to(tl.int64) * num_heads + head
-    # Unrolled, so that the sums of several runs are on their way together.
+    # Unrolled, so that the loads of several runs overlap.
     for _ in tl.range(first, end, loop_unroll_factor=AT_ONCE):
         acc = tl.load(sums + at * HEAD_DIM + dims, mask=in_head, other=0.0)
         top, total = tl.load(tops + at), tl.load(totals + at)

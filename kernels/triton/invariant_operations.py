@@ -1,4 +1,4 @@
-"""The triton kernels as one set, for results with the same bits however a text is cut."""
+"""The Triton kernels as one set, for results with the same bits however a text is cut."""
 
 from kernels.triton import moe, recurrent, routing
 from kernels.triton.operations import *  # noqa: F403

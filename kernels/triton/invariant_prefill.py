@@ -1,4 +1,4 @@
-"""Batch-invariant attention of chunks: a tile of queries walks through its runs (``runs.py``)."""
+"""Batch-invariant attention of chunks: each query tile iterates over its runs (``runs.py``)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def invariant_prefill(
     cache: LayerCache,
     output: torch.Tensor,
 ) -> None:
-    """Attend for the rows with several queries, and write them into ``output``.
+    """Attend for the rows with several queries, and write their results to ``output``.
 
     Args:
         plan: of the step.
-        layer: scale, window, cap and sinks; no query of it sees what is behind it.
+        layer: scale, window, cap and sinks; its queries do not look ahead.
         query: [num_tokens, num_heads, head_dim], heads contiguous.
         cache: the layer's blocks.
         output: [num_tokens, num_heads, head_dim] contiguous; a row of length 0 is 0.
@@ -92,7 +92,7 @@ def _runs_of_tile_kernel(
     query,
     keys,
     values,
-    key_scales,  # of codes, else None
+    key_scales,  # None unless the cache is quantised
     value_scales,
     query_start,
     seq_lens,
@@ -120,17 +120,17 @@ def _runs_of_tile_kernel(
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    """``ROWS`` rows of a query tile of one KV head, and ``SUMS`` numbers of each value."""
+    """``ROWS`` rows of a query tile of one KV head, and ``SUMS`` elements of each value."""
     await_turn()
     tile, kv_head = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
-    # The grid is as large as a bound.
+    # The grid has an upper bound of the tiles.
     if tile >= tl.load(tile_starts + num_rows):
         return
     row = tl.load(tile_rows + tile)
     begin, seq_len = tl.load(query_start + row), tl.load(seq_lens + row)
     num_queries = tl.load(query_start + row + 1) - begin
     past = seq_len - num_queries
-    # A row's last tile has most keys: it is the first to start, or it would end alone.
+    # A row's last tile has the most keys: it starts first, so that it does not finish alone.
     first_of_tile = (tl.load(tile_starts + row + 1) - 1 - tile) * QUERIES
     first_place = tl.program_id(1) * ROWS
     first_query = first_of_tile + first_place // GROUP
@@ -144,7 +144,7 @@ def _runs_of_tile_kernel(
     is_query = (place < QUERIES * GROUP) & (local < num_queries)
     tokens = (begin + local).to(tl.int64)
     q = load_queries(query + (tokens * query_stride)[:, None], heads, is_query, HEAD_DIM, DIM)
-    # Rows that are no query look where the last one does: their softmax stays finite.
+    # Rows without a query use the last one's position, which keeps their softmax finite.
     last_query = tl.minimum(first_of_tile + (first_place + ROWS - 1) // GROUP + 1, num_queries) - 1
     positions = past + tl.minimum(local, last_query)
     end = past + last_query + 1
@@ -157,12 +157,12 @@ def _runs_of_tile_kernel(
 
     table = tables + tl.load(lines + row).to(tl.int64) * table_stride
     value_dims = tl.program_id(2) * SUMS + tl.arange(0, SUMS)
-    # Of a run, and of those before.
+    # Of the current run, and of those before.
     acc = tl.zeros([ROWS, SUMS], tl.float32)
     top = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     whole, whole_top, whole_total = acc, top, total
-    # With more than one loop the products of the widest heads would wait for each other (ptxas).
+    # With several loops the products of the widest heads would be serialised (ptxas).
     FIRST_PART: tl.constexpr = 2 if SUMS < DIM else 0 if WINDOW > 0 else 1
     for part in tl.static_range(FIRST_PART, 3):
         if SUMS < DIM:

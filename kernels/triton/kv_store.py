@@ -1,4 +1,4 @@
-"""Writes into the paged KV cache: a step's keys and values, and copies of whole blocks."""
+"""Writes to the paged KV cache: a step's keys and values, and copies of whole blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernels.triton.launch import await_turn, launch, power_of_2
 
 _SMALLEST: tl.constexpr = tl.constexpr(SMALLEST)
 _INT8_PEAK: tl.constexpr = tl.constexpr(PEAKS[torch.int8])
-_HEADS = 8  # of one token that a program takes
+_HEADS = 8  # of one token, per program
 _COPY_TILE = 4096
 
 
@@ -24,9 +24,10 @@ def norm_rope_store(
     cache: LayerCache,
     slot_mapping: torch.Tensor,
 ) -> torch.Tensor:
-    """One launch from the projection to the cache; see ``kernels.reference.fused``.
+    """Do everything from the projection to the cache in one launch; see
+    ``kernels.reference.fused``.
 
-    Computes in float32 between the projection and what is stored, and rounds once.
+    Computes in float32 throughout, and rounds once when storing.
     """
     num_tokens, all_heads, head_dim = fused.shape
     num_kv_heads, block_size = cache.keys.shape[1:3]
@@ -56,7 +57,7 @@ def norm_rope_store(
         HEADS=_HEADS,
         PEAK=0.0 if cache.key_scales is None else PEAKS[cache.keys.dtype],
         num_warps=2,
-        # A code is the rounding of a rounded product, as the reference has it.
+        # Codes are rounded from rounded products, as in the reference.
         enable_fp_fusion=cache.key_scales is None,
     )
     return query
@@ -65,15 +66,15 @@ def norm_rope_store(
 def copy_blocks(cache: LayerCache, sources: torch.Tensor, targets: torch.Tensor) -> None:
     """Copy whole blocks, keys and values in one launch; see ``kernels.reference.kv_store``.
 
-    Scales, where there are any, are a launch of their own.
+    Scales, if there are any, take another launch.
 
     Args:
-        cache: the layer's blocks, written in place.
+        cache: the layer's blocks, updated in place.
         sources, targets: [m] int64; a block is never both.
     """
     tensors = [as_bytes(stored) for stored in cache.tensors()]
     for first in range(0, len(tensors), 2):
-        pair = tensors[first : first + 2]  # latents have no values of their own
+        pair = tensors[first : first + 2]  # latents have no separate values
         size = pair[0][0].numel()
         launch(
             _copy_blocks_kernel,
@@ -110,9 +111,9 @@ def _norm_rope_store_kernel(
     HEADS: tl.constexpr,
     PEAK: tl.constexpr,
 ):
-    """Some heads of one token, as two halves [HEADS, HALF] of what rotates together.
+    """Some heads of one token, as two halves [HEADS, HALF] that are rotated against each other.
 
-    ``PEAK``: the largest code of the cache's dtype, where it holds codes.
+    ``PEAK``: the largest code of the cache's dtype, if it holds codes.
     """
     await_turn()
     token = tl.program_id(0).to(tl.int64)
@@ -174,16 +175,18 @@ def _norm_rope_store_kernel(
 
 @triton.jit
 def _encode(first, second, PEAK: tl.constexpr):
-    """Rows [HEADS, HALF] twice as the bytes of their codes, and scales [HEADS]; see
-    ``kernels.reference.cache_codes``."""
+    """Encode rows in two halves [HEADS, HALF] as bytes; also return the scales [HEADS].
+
+    See ``kernels.reference.cache_codes``.
+    """
     sizes = tl.maximum(tl.abs(first), tl.abs(second))
     largest = tl.max(tl.where(sizes == sizes, sizes, 0.0), axis=1)
-    # Rounded as the reference's: a GPU's own quotients may be off in the last place.
+    # Rounded as in the reference: a GPU's own division may be off in the last place.
     peak = tl.full(largest.shape, PEAK, tl.float32)
     inverse = tl.div_rn(peak, tl.maximum(largest, _SMALLEST))
     inverse = tl.where(largest > _SMALLEST, inverse, 0.0)
     inverse = inverse[:, None]
-    broken = tl.sum(first * 0.0 + second * 0.0, axis=1)  # nan where anything is none or infinite
+    broken = tl.sum(first * 0.0 + second * 0.0, axis=1)  # nan if anything is nan or infinite
     return (
         _code(first * inverse, PEAK),
         _code(second * inverse, PEAK),
@@ -193,19 +196,19 @@ def _encode(first, second, PEAK: tl.constexpr):
 
 @triton.jit
 def _code(x, PEAK: tl.constexpr):
-    """The byte of each value's code, rounded to nearest, ties to even.
+    """Return the byte of each value's code, rounded to nearest, ties to even.
 
-    By arithmetic on bits: casts to e4m3 differ between devices and the interpreter.
+    This is done by bit arithmetic: casts to e4m3 differ between devices and the interpreter.
     """
-    # A broken row has a scale that is no number; its codes may be anything that is one.
+    # A broken row has a nan scale; its codes may be any valid ones.
     x = tl.where(x == x, x, 0.0)
     if PEAK == _INT8_PEAK:
-        # Above 2^23 neighbours are one apart, so the sum's last bits hold the nearest integer.
+        # Above 2^23 adjacent floats are one apart, so the sum's last bits are the nearest integer.
         return ((x + 12582912.0).to(tl.int32, bitcast=True) & 255).to(tl.uint8)
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
-    # Below 2^-6 codes are 2^-9 apart, as neighbours are above 2^14.
+    # Below 2^-6 codes are 2^-9 apart, as adjacent floats are above 2^14.
     small = (tl.abs(x) + 24576.0).to(tl.int32, bitcast=True) & 15
     code = tl.where(size < (121 << 23), small, normal) | ((bits >> 24) & 0x80)
     return code.to(tl.uint8)

@@ -3,10 +3,10 @@
     key of a slot:  [ latent (RANK) | rotated (ROPE) ]        its value: the latent
 
 One KV head serves all query heads, so a tile of slots is read once for as many (query, head) pairs
-as a product has rows, and the part of it that is the value is not read again. Work is cut as for
-other heads (``plan.py``): single queries into splits of their slots, each for 16 heads at a time;
-chunks into tiles of up to 128 pairs, of which a program takes 64, whose sums are all that fit the
-registers. The softmax is that of ``decode.py`` and ``prefill.py``.
+as a product has rows, and its value part is not read again. Work is divided as for other heads
+(``plan.py``): single queries into splits of their slots, for 16 heads at a time; chunks into tiles
+of up to 128 pairs, 64 per program, whose sums are all that fits in registers. The softmax is that
+of ``decode.py`` and ``prefill.py``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from kernels.triton.plan import SPLIT_SIZE, TILE_ROWS, AttentionPlan, place_of
 from kernels.triton.tiles import LOG2_E, dot, dot_add, rows_of_tile, weigh
 
 MAX_RANK = 512
-_HEADS = 16  # of a single query in one program: the fewest rows of a product
+_HEADS = 16  # of a single query per program: the minimum rows of a product
 _PAIRS = 64  # of a chunk
 _TILE = 32
-_PROGRAMS = 2  # of single queries, whose sums fit a multiprocessor together
+_PROGRAMS = 2  # of single queries, whose sums fit in a multiprocessor
 
 
 def latent_decode(
@@ -35,15 +35,15 @@ def latent_decode(
     cache: LayerCache,
     output: torch.Tensor,
 ) -> None:
-    """Attend for the rows with a single query, and write them into ``output``.
+    """Attend for the rows with a single query, and write their results to ``output``.
 
     Args:
         plan: with splits for no window.
-        layer: its scale counts.
+        layer: only its scale is used.
         query: [num_tokens, num_heads, rank + rope_dim] contiguous.
         cache: the layer's blocks, of one KV head.
         output: [num_tokens, num_heads, rank] contiguous; a row of length 0 is 0, and rows with
-            several queries stay as they are.
+            several queries are left unchanged.
     """
     num_heads, width = query.shape[1:]
     rank, block_size = cache.values.shape[-1], cache.keys.shape[2]
@@ -80,7 +80,7 @@ def latent_decode(
         SPLIT_SIZE=SPLIT_SIZE,
         TILE=_TILE,
         num_warps=4,
-        num_stages=4,  # half of them for the numbers of the blocks
+        num_stages=4,  # half of them for the block numbers
     )
     if plan.merges:
         merge_splits(plan, splits, layer, partial, partial_lse, output)
@@ -93,7 +93,7 @@ def latent_prefill(
     cache: LayerCache,
     output: torch.Tensor,
 ) -> None:
-    """Attend for the rows that the plan has cut into tiles; the arguments are as above."""
+    """Attend for the rows that the plan divides into tiles; arguments as in ``latent_decode``."""
     assert plan.tiles is not None
     num_heads, width = query.shape[1:]
     rank, block_size = cache.values.shape[-1], cache.keys.shape[2]
@@ -127,7 +127,7 @@ def latent_prefill(
     )
 
 
-# What changes from step to step is not specialised on: see decode.py.
+# Arguments that change from step to step are not specialised on: see plan.py.
 @triton.jit(
     do_not_specialize=["num_rows", "table_stride"],
     do_not_specialize_on_alignment=[
@@ -165,7 +165,7 @@ def _latent_split_kernel(
     SPLIT_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Takes work items until none is left: a split, for some heads."""
+    """Process work items until none is left: a split, for some heads."""
     await_turn()
     num_items = tl.load(split_starts + num_rows) * HEAD_TILES
     ranks = tl.arange(0, RANK)
@@ -242,22 +242,22 @@ def _latent_prefill_kernel(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Some pairs of a query tile."""
+    """Some (query, head) pairs of a query tile."""
     await_turn()
     tile = tl.program_id(0)
-    # The grid is as large as a bound.
+    # The grid has an upper bound of the tiles.
     if tile >= tl.load(tile_starts + num_rows):
         return
     row = tl.load(tile_rows + tile)
     begin, seq_len = tl.load(query_start + row), tl.load(seq_lens + row)
     num_queries = tl.load(query_start + row + 1) - begin
-    # A row's last tile has most keys: it is the first to start, or it would end alone.
+    # A row's last tile has the most keys: it starts first, so that it does not finish alone.
     first_query = (tl.load(tile_starts + row + 1) - 1 - tile) * QUERIES
     place = tl.program_id(1) * PAIRS + tl.arange(0, PAIRS)
     local = first_query + place // NUM_HEADS
     is_pair = (place < QUERIES * NUM_HEADS) & (local < num_queries)
     pairs = (begin + local).to(tl.int64) * NUM_HEADS + place % NUM_HEADS
-    # Rows that are no pair look where the last one does: their softmax stays finite.
+    # Rows without a pair use the last one's position, which keeps their softmax finite.
     last_query = tl.minimum(first_query + QUERIES, num_queries) - 1
     positions = seq_len - num_queries + tl.minimum(local, last_query)
     mean, _ = _attend_latents(  # pyright: ignore[reportGeneralTypeIssues]
@@ -289,7 +289,7 @@ def _attend_latents(
     query,
     keys,
     table,
-    pairs,  # [ROWS] rows of the queries seen as [tokens * heads, width]
+    pairs,  # [ROWS] rows of the queries viewed as [tokens * heads, width]
     is_pair,
     positions,  # [ROWS]
     begin,  # a multiple of TILE
@@ -303,7 +303,8 @@ def _attend_latents(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Mean of the latents of slots [begin, end) that each pair sees, and log2 of its weight."""
+    """Return the mean latent of slots [begin, end) that each pair attends to, and log2 of its
+    weight."""
     WIDTH: tl.constexpr = RANK_DIM + ROPE_DIM
     ranks, ropes = tl.arange(0, RANK), tl.arange(0, ROPE)
     in_rank, in_rope = (ranks < RANK_DIM)[None, :], (ropes < ROPE_DIM)[None, :]
@@ -316,7 +317,7 @@ def _attend_latents(
     acc = tl.zeros([ROWS, RANK], tl.float32)
     for tile in range(begin, end, TILE):
         slots = tile + tl.arange(0, TILE)
-        # What lies past the end belongs to nobody and may be anything: it is not read.
+        # Slots past the end are unowned and may hold anything: they are not read.
         is_used = slots < end
         first_row, rows = rows_of_tile(table, tile, is_used, 0, 1, BLOCK_SIZE, TILE)
         base = keys + first_row * WIDTH + rows[:, None] * WIDTH
@@ -342,8 +343,7 @@ def latent_rope_store(
     cache: LayerCache,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """One launch; see ``kernels.reference.fused``. Queries are contiguous, a latent's numbers lie
-    side by side."""
+    """One launch; see ``kernels.reference.fused``. Queries and latents are contiguous."""
     num_tokens, num_heads, width = query.shape
     rank = norm_weight.shape[0]
     half = (width - rank) // 2
@@ -386,7 +386,7 @@ def _latent_rope_store_kernel(
     HALF_DIM: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """One token: the rotated part of its queries and of its key, as two halves, and its latent."""
+    """One token: the rotated part of its queries and its key, as two halves, and its latent."""
     await_turn()
     token = tl.program_id(0).to(tl.int64)
     width: tl.constexpr = RANK_DIM + 2 * HALF_DIM

@@ -1,17 +1,17 @@
-"""How the kernels are started; the only place that starts one.
+"""Launching kernels; this is the only place that does.
 
-On Hopper and later, kernels of one stream overlap at their ends (CUDA C++ Programming Guide,
+On Hopper and later, consecutive kernels of a stream overlap (CUDA C++ Programming Guide,
 "Programmatic Dependent Launch and Synchronization"):
 
     kernel A   ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓
-    kernel B         ░░░░░░░░░▓▓▓▓▓▓▓▓▓▓     ░ in its place, reading what no kernel writes
+    kernel B         ░░░░░░░░░▓▓▓▓▓▓▓▓▓▓     ░ resident, reading only what no kernel writes
     kernel C                  ░░░░░░░░░░▓▓▓▓▓▓▓▓
 
-The programs of one take their places as soon as all of the one before have theirs, and not when
-that has ended and its memory is flushed: a decode step is hundreds of kernels of a few
-microseconds. So every kernel calls ``await_turn``, in all its programs, before it touches what
-another may write. It has then ended only when all before it have, and to wait for the last is to
-wait for all of them. Kernels of libraries are started as ever.
+A kernel's programs become resident as soon as all programs of the previous kernel are, without
+waiting for its end and the flush of its memory: a decode step is hundreds of kernels of a few
+microseconds. Every kernel therefore calls ``await_turn``, in all its programs, before it touches
+memory that another may write. A kernel then ends only after all kernels before it, so waiting for
+the last one is waiting for all. Library kernels are launched as usual.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from triton import knobs
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.language.target_info import cuda_capability_geq
 
-# Triton decides this once, when a kernel is defined; it cannot change afterwards.
+# Triton decides this once, when a kernel is defined.
 INTERPRETED: bool = knobs.runtime.interpret
 _COMPILED: tl.constexpr = tl.constexpr(not INTERPRETED)
 _FIRST_TO_OVERLAP = (9, 0)
@@ -36,10 +36,10 @@ _LEAST_DOT = 16
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
-    """Start ``kernel`` on a grid; an empty grid starts nothing.
+    """Launch ``kernel`` on a grid; an empty grid launches nothing.
 
-    Every launch goes through here, so that a test can compile for a device that is not there
-    (``tests/kernels/triton_kernels/aot``) what would have been launched.
+    Every launch goes through here, so that a test can compile what would have been launched for a
+    device that is not present (``tests/kernels/triton_kernels/aot``).
     """
     if not all(grid):
         return
@@ -50,7 +50,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
 
 @triton.jit
 def await_turn():
-    """Let the programs of the next kernel take their places, and wait for the kernels before."""
+    """Let the next kernel's programs become resident, and wait for the kernels before."""
     if _COMPILED and cuda_capability_geq(9, 0):
         gdc_launch_dependents()
         gdc_wait()
@@ -58,12 +58,12 @@ def await_turn():
 
 @functools.cache
 def _overlaps(device: int) -> bool:
-    """Whether kernels of a CUDA device may take their places early."""
+    """Return whether kernels of a CUDA device may become resident early."""
     return torch.cuda.get_device_capability(device) >= _FIRST_TO_OVERLAP
 
 
 def refuse_device(device: torch.device) -> str | None:
-    """Why kernels cannot run on tensors of this device, or None when they can."""
+    """Return why kernels cannot run on tensors of this device, or None if they can."""
     if INTERPRETED:
         return None if device.type == "cpu" else "TRITON_INTERPRET=1 runs on the CPU only"
     if device.type != "cuda":
@@ -74,10 +74,10 @@ def refuse_device(device: torch.device) -> str | None:
 
 
 def persistent_programs(device: torch.device, programs_a_processor: int) -> int:
-    """Size of a grid whose programs take work until none is left.
+    """Return the grid size for programs that take work until none is left.
 
-    ``programs_a_processor``: no more than fit a multiprocessor together. One that has to wait for
-    its place would begin its share when the others have done theirs.
+    ``programs_a_processor``: at most what fits in a multiprocessor together. A program that has to
+    wait for others to end would begin its share when theirs is done.
     """
     if device.type != "cuda":
         return _INTERPRETED_PROGRAMS
@@ -85,13 +85,14 @@ def persistent_programs(device: torch.device, programs_a_processor: int) -> int:
 
 
 def power_of_2(number: int) -> int:
-    """The smallest power of two that is not less."""
+    """Return the smallest power of two that is at least ``number``."""
     return 1 << max(number - 1, 0).bit_length()
 
 
 def dot_width(number: int) -> int:
-    """The same of what a matrix product has along one side, which is at least 16 for its units.
+    """Return the same for one side of a matrix product, which matrix units require to be at least
+    16.
 
-    The interpreter multiplies less, a GPU's compiler refuses it.
+    The interpreter accepts less; a GPU's compiler does not.
     """
     return max(_LEAST_DOT, power_of_2(number))

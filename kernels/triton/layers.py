@@ -1,7 +1,7 @@
-"""The element-wise parts of a decoder layer, each one pass over its tensors.
+"""The element-wise parts of a decoder layer, each a single pass over its tensors.
 
-All are bound by memory: their time is the bytes they read and write, and fusing them saves the
-bytes of what would lie between.
+All are memory-bound: their time is the bytes they read and write, and fusing them saves the bytes
+of intermediate results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _TILE = 1024
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """``residual += x`` in place, and its norm; see ``kernels.reference.fused.add_rms_norm``."""
+    """``residual += x`` in place, and the sum's norm; see
+    ``kernels.reference.fused.add_rms_norm``."""
     num_rows, dim = residual.shape
     output = torch.empty_like(residual)
     width = power_of_2(dim)
@@ -43,7 +44,7 @@ def add_rms_norm(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The norm alone, of [n, dim]; see ``kernels.reference.layers.rms_norm``."""
+    """The norm of [n, dim]; see ``kernels.reference.layers.rms_norm``."""
     num_rows, dim = x.shape
     output = torch.empty((num_rows, dim), dtype=x.dtype, device=x.device)
     width = power_of_2(dim)
@@ -71,7 +72,7 @@ def norm_rope(
     eps: float,
     rotation: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
-    """See ``kernels.reference.fused.norm_rope``; one weight for all heads, and torch rotates."""
+    """See ``kernels.reference.fused.norm_rope``; all heads share a weight, and torch rotates."""
     if norm_weight is not None:
         query = rms_norm(query.view(-1, query.shape[-1]), norm_weight[0], eps).view(query.shape)
     return query if rotation is None else rope(query, *rotation)
@@ -80,7 +81,7 @@ def norm_rope(
 def rope_tables(
     positions: torch.Tensor, inverse_frequencies: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See ``kernels.reference.layers.rope_tables``; both in one launch."""
+    """See ``kernels.reference.layers.rope_tables``; both tables in one launch."""
     num_tokens, half = positions.shape[0], inverse_frequencies.shape[0]
     tables = torch.empty((2, num_tokens, 1, half), dtype=torch.float32, device=positions.device)
     cos, sin = tables.unbind()
@@ -144,7 +145,7 @@ def _activate_mul(gate_up: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
 
 
 def _row_warps(width: int) -> int:
-    """Warps for one row: 16 bytes a thread and load, two or so of them."""
+    """Return the warps for one row: about two loads of 16 bytes for each thread."""
     return min(16, max(1, width // 512))
 
 
@@ -161,7 +162,7 @@ def _add_rms_norm_kernel(
     WIDTH: tl.constexpr,
     HAS_X: tl.constexpr,
 ):
-    """One row a program, held in registers between the sum and the scaling."""
+    """One row per program, held in registers between the sum and the scaling."""
     await_turn()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDTH)
@@ -170,7 +171,7 @@ def _add_rms_norm_kernel(
     total = tl.load(place, mask=is_used, other=0.0).to(tl.float32)
     if HAS_X:
         total += tl.load(x + row * x_stride + columns, mask=is_used, other=0.0).to(tl.float32)
-        # The norm is of the sum as it is kept, rounded.
+        # The norm is of the sum as stored, rounded.
         rounded = total.to(residual.dtype.element_ty)
         tl.store(place, rounded, mask=is_used)
         total = rounded.to(tl.float32)
@@ -180,12 +181,12 @@ def _add_rms_norm_kernel(
     tl.store(output + row * DIM + columns, normed, mask=is_used)
 
 
-# Positions may be a column of others, wherever it begins.
+# Positions may be a column of several, with any alignment.
 @triton.jit(do_not_specialize_on_alignment=["sin", "positions"])
 def _rope_tables_kernel(
     cos, sin, positions, frequencies, scale, HALF_DIM: tl.constexpr, HALF: tl.constexpr
 ):
-    """One token. The angle is rounded to float32, as the reference has it."""
+    """One token. The angle is rounded to float32, as in the reference."""
     await_turn()
     token = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, HALF)

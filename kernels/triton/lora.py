@@ -1,4 +1,4 @@
-"""Adapters of several rows as two grouped products."""
+"""LoRA adapters as two grouped matrix products."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def add_adapters(
     out: torch.Tensor, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows
 ) -> torch.Tensor:
     """See ``kernels.reference.lora.add_adapters``. A token without an adapter goes through the
-    first slot, and is multiplied by nothing."""
+    first slot with factor 0."""
     slots = rows.slots.clamp(min=0).unsqueeze(1)
     routing = sort_pairs(slots, weights.down.shape[0])
     inner = grouped_matmul(x, weights.down, routing, 1, None)

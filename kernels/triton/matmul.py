@@ -1,16 +1,16 @@
-"""Matrix products whose rows have the same bits in any batch.
+"""Batch-invariant matrix products: a row has the same bits in any batch.
 
-A library picks its kernel by the number of rows, and with it the order of summation. Here every
+A library chooses its kernel, and with it the order of summation, by the number of rows. Here every
 element is one accumulator that takes its inputs in the same order, 16 at a time, by matrix
-instructions of one depth (64 x 128 x 16 and 64 x 16 to 64 x 16 on Hopper): never split over the
-inputs. So tiles may follow the number of rows:
+instructions of the same depth (64 x 128 x 16 and 64 x 16 to 64 x 16 on Hopper): inputs are never
+split. The shape of tiles may therefore depend on the number of rows:
 
 - many rows are the instruction's 64 rows, in tiles of 128 rows x 128 outputs;
-- of few, outputs are: 64 to a program, and the rows, 16 at the least, are its columns. A weight is
-  read by twice as many programs, and no multiprocessor multiplies by rows that there are not.
+- with few rows, the outputs are: 64 per program, and the rows, at least 16, are its columns. A
+  weight is read by twice as many programs, and no work is spent on rows that do not exist.
 
-That both sum the 16 alike is the unit's business, and no manual promises it: it is tried at start
-(``check_products.py``), and where it does not hold, few rows go as many do.
+That both sum the 16 inputs alike depends on the matrix unit, and no manual guarantees it: it is
+tested at start (``check_products.py``), and if it does not hold, few rows are treated like many.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from kernels.triton.tiles import dot_add
 _DEPTH = 64
 _COLUMNS = 128
 _LOW_TILE, _HIGH_TILE = 64, 128
-# Few rows are bound by reading weights: as many bytes on their way as let two programs share a
-# multiprocessor.
+# Few rows are bound by reading weights: these stages keep as many bytes in flight as let two
+# programs share a multiprocessor.
 _STAGES = {_LOW_TILE: 5, _HIGH_TILE: 4}
-# Row tiles that neighbouring programs share the columns of, while those are in the L2 cache.
+# Row tiles of adjacent programs that share columns, which then stay in the L2 cache.
 _SWATH = 8
 _FEW_ROWS = 64
-_OUTPUTS = 64  # of a program, where rows are few
-_FEW_STAGES = 8  # then 64 KB of weights and more are on their way to a program
-# Fewer programs than this leave multiprocessors idle: each has all the memory of one, and twice the
-# bytes on their way.
+_OUTPUTS = 64  # per program, with few rows
+_FEW_STAGES = 8  # with these, 64 KB of weights and more are in flight
+# With fewer programs than this some multiprocessors are idle: each program has a whole one's
+# memory, and keeps twice the bytes in flight.
 _FEW_PROGRAMS = 132
 _DEEP_STAGES = {16: 8, 32: 8, 64: 6}
 
@@ -48,7 +48,7 @@ def invariant_linear(
 ) -> torch.Tensor:
     """See ``kernels.reference.matmul.invariant_linear``; rows are contiguous.
 
-    ``turns``: where rows are few, outputs take their place in the instruction.
+    ``turns``: with few rows, swap the roles of rows and outputs in the instruction.
     """
     output = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
     _multiply(output.unsqueeze(1), x.unsqueeze(1), weight.unsqueeze(0), bias, turns=turns)
@@ -58,7 +58,7 @@ def invariant_linear(
 def invariant_heads(
     x: torch.Tensor, weight: torch.Tensor, keep: int = 0, *, turns: bool = True
 ) -> torch.Tensor:
-    """See ``kernels.reference.matmul.invariant_heads``; a head's values and a weight's rows are
+    """See ``kernels.reference.matmul.invariant_heads``; heads' values and weights' rows are
     contiguous."""
     inputs, outputs = weight.shape[2], weight.shape[1]
     made = torch.empty((*x.shape[:2], outputs + keep), dtype=x.dtype, device=x.device)
@@ -76,12 +76,12 @@ def _multiply(
     *,
     turns: bool,
 ) -> None:
-    """Products of heads: [n, heads, outputs] of [n, heads, inputs] and [heads, outputs, inputs]."""
+    """Multiply heads: [n, heads, outputs] of [n, heads, inputs] and [heads, outputs, inputs]."""
     num_rows, heads, inputs = x.shape
     outputs = weight.shape[1]
     places = (x.stride(0), weight.stride(1), output.stride(0))
     apart = (x.stride(1), weight.stride(0), output.stride(1)) if heads > 1 else (0, 0, 0)
-    # Of float32 there are no matrix units, and the compiler's own sums are as it likes.
+    # float32 has no matrix units, and the compiler sums in an order of its own.
     if turns and num_rows <= _FEW_ROWS and x.dtype.itemsize == 2:
         tiles, width = -(-outputs // _OUTPUTS) if num_rows else 0, dot_width(num_rows)
         is_deep = tiles * heads <= _FEW_PROGRAMS
@@ -144,7 +144,7 @@ def _matmul_kernel(
     rows = (swath * SWATH + within % height) * ROWS + tl.arange(0, ROWS)
     columns = within // height * COLUMNS + tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)
-    # Past the end the last row and column are taken again, which needs no mask.
+    # Past the end the last row and column are repeated, which needs no mask.
     x_rows = tl.minimum(rows, num_rows - 1).to(tl.int64)
     weight_rows = tl.minimum(columns, outputs - 1).to(tl.int64)
     a_place = x + (x_rows * x_stride)[:, None] + depth[None, :]
@@ -176,14 +176,14 @@ def _turned_matmul_kernel(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Some outputs of all rows: [COLUMNS, ROWS], which is W x^T."""
+    """Some outputs of all rows, as W x^T: [COLUMNS, ROWS]."""
     await_turn()
     head = tl.program_id(1).to(tl.int64)
     x, weight, output = x + head * x_head, weight + head * weight_head, output + head * output_head
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     rows = tl.arange(0, ROWS)
     depth = tl.arange(0, DEPTH)
-    # Past the end the last row and column are taken again, which needs no mask.
+    # Past the end the last row and column are repeated, which needs no mask.
     x_rows = tl.minimum(rows, num_rows - 1).to(tl.int64)
     weight_rows = tl.minimum(columns, outputs - 1).to(tl.int64)
     a_place = weight + (weight_rows * weight_stride)[:, None] + depth[None, :]
@@ -206,7 +206,7 @@ def _sum(
     INPUTS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """[HIGH, WIDE] float32: the one order of summation, whoever asks."""
+    """[HIGH, WIDE] float32, in the same order of summation for all callers."""
     acc = tl.zeros([HIGH, WIDE], tl.float32)
     for begin in range(0, INPUTS, DEPTH):
         if INPUTS % DEPTH == 0:

@@ -1,15 +1,15 @@
-"""A mixture of experts: two grouped matrix products over rows sorted by expert.
+"""Mixture of experts: two grouped matrix products over rows sorted by expert.
 
-    (token, choice) pairs ─► sorted by expert, each expert's run cut into tiles
+    (token, choice) pairs ─► sorted by expert, each expert's run divided into tiles
                                  │
     x rows gathered ─► x W_gate_up^T ─► activate ─► x W_down^T * weight ─► sum over choices
 
-Sorted tiles as in MegaBlocks (Gale et al. 2022): the number of tiles is bounded by what the
-host knows, where each tile lies is worked out on the device, and programs past the last tile
-leave at once. So nothing waits for the routing, and a captured graph serves any of it.
+Tiles are sorted as in MegaBlocks (Gale et al. 2022). The host knows an upper bound of the number of
+tiles, the device computes where each tile is, and programs past the last tile exit at once. Nothing
+waits for the routing, and a captured graph serves any routing.
 
-A step of few tokens sorts nothing: each pair is a row of a product of few rows (``skinny.py``),
-which takes the norm before it and the gate behind it along; the sum goes to the residual stream.
+A step of few tokens does not sort: each pair is a row of a product of few rows (``skinny.py``),
+which fuses the norm before it and the gate after it; the sum is added to the residual stream.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from kernels.triton.skinny_packed import skinny_packed_linear
 from kernels.triton.tiles import dot_add
 
 _DEPTH = 64
-# Outputs and stages of a tile. Where rows are few, outputs take their place in the instruction, as
-# in ``matmul.py``: so a row's result has the same bits whatever the tile's height.
+# Outputs and stages of a tile. With few rows, outputs and rows swap roles in the instruction, as in
+# ``matmul.py``, so that a row's result has the same bits for any height of a tile.
 _FEW_ROWS, _FEW_SHAPE, _SHAPE = 64, (64, 8), (128, 4)
-_SUMMED = 512  # outputs that a program sums
+_SUMMED = 512  # outputs per program of the sum
 
 
 def fused_moe(
@@ -61,8 +61,11 @@ def invariant_moe(
     weighs_input: bool = False,
     some_elsewhere: bool = False,
 ) -> torch.Tensor:
-    """The same, of which a token's result has the same bits in any batch. So has ``fused_moe``'s of
-    dense weights; of codes a tile's height counts, and their sums may not be fused."""
+    """``fused_moe`` whose results for a token have the same bits in any batch.
+
+    With dense weights ``fused_moe`` has this property anyway; with codes the height of a tile
+    matters, and products must not be fused with sums.
+    """
     is_coded = any(isinstance(part, TiledWeight) for part in experts[:2])
     least = INVARIANT_ROWS if is_coded else 0
     count = experts.num_experts
@@ -84,7 +87,7 @@ def _mix(
 ) -> torch.Tensor:
     num_tokens, top_k = expert_weights.shape
     gate_up, down, gate_up_bias, down_bias = experts
-    # Without a bias, what an expert reads may as well be weighed behind its first product.
+    # Without a bias, an expert's input can be weighted after its first product.
     before, after = (expert_weights, None) if weighs_input else (None, expert_weights)
     projected = grouped_matmul(x, gate_up, routing, top_k, before, gate_up_bias, fuses=fuses)
     inner = (activate or silu_mul)(projected)
@@ -101,8 +104,8 @@ def add_experts(
     experts: ExpertTensors,
     gating: Gating,
 ) -> None:
-    """See ``kernels.reference.moe.add_experts``; five launches, and one for a gate that is not
-    built in."""
+    """See ``kernels.reference.moe.add_experts``; five launches, and one more for a gate that is
+    not built in."""
     said = skinny_linear(stream, *router[:2], norm=norm, dtype=router.weight.dtype)
     ids, shares = choose(said, router.correction, rule, experts.num_experts)
     gate = built_in(gating)
@@ -122,7 +125,7 @@ def _few(
     norm: RowNorm | None = None,
     gate: GateKind | None = None,
 ) -> torch.Tensor:
-    """Products of few tokens' experts, pair by pair."""
+    """Compute the products of few tokens' experts, pair by pair."""
     if isinstance(weights, TiledWeight):
         return skinny_packed_linear(x, weights, bias, norm=norm, gate=gate, experts=ids)
     return skinny_linear(x, weights, bias, norm=norm, gate=gate, experts=ids)
@@ -131,13 +134,13 @@ def _few(
 def _sum_choices(
     made: torch.Tensor, out: torch.Tensor, shares: torch.Tensor | None, *, adds: bool = False
 ) -> torch.Tensor:
-    """What a token's choices give together, summed in float32.
+    """Sum the results of each token's choices in float32.
 
     Args:
-        made: [n * top_k, outputs], of each token one after the other.
-        out: [n, outputs], written, or added to in place.
-        shares: [n, top_k] float32, how much each counts; None: all do as they are.
-        adds: see ``out``.
+        made: [n * top_k, outputs], token by token.
+        out: [n, outputs], overwritten, or updated in place.
+        shares: [n, top_k] float32, their weights; None: all 1.
+        adds: whether ``out`` is updated.
 
     Returns:
         ``out``.
@@ -172,12 +175,12 @@ def grouped_matmul(
 
     Args:
         x: [rows, inputs].
-        weights: [experts, outputs, inputs], in any order in memory, or in codes.
-        routing: which pair goes to which expert.
+        weights: [experts, outputs, inputs], with any strides, or in codes.
+        routing: the assignment of pairs to experts.
         pairs_a_row: pairs that share a row of x.
-        factors: of each pair, float32, or None.
+        factors: one per pair, float32, or None.
         biases: [experts, outputs] contiguous, or None.
-        fuses: the compiler may round a product and the sum behind it together.
+        fuses: the compiler may fuse a product with the following sum, without rounding between.
     """
     if isinstance(weights, TiledWeight):
         return _grouped_packed(x, weights, routing, pairs_a_row, factors, biases, fuses=fuses)
@@ -267,9 +270,9 @@ def _rows_of_tile(
     EXPERTS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """The expert of this program's tile, its pairs, and which of them there are."""
+    """Return the expert of this program's tile, its pairs, and a mask of those that exist."""
     tile = tl.program_id(0)
-    # The tile's expert is the last one that does not begin after it and has tiles.
+    # The tile's expert is the last one with tiles that begins no later than the tile.
     experts = tl.arange(0, EXPERTS)
     ends = tl.load(tile_starts + 1 + experts, mask=experts < NUM_EXPERTS, other=2**31 - 1)
     expert = tl.sum((ends <= tile).to(tl.int32), axis=0)
@@ -282,7 +285,7 @@ def _rows_of_tile(
 
 @triton.jit
 def _store_pairs(output, acc, pair, is_row, columns, expert, factors, biases, outputs):
-    """``(acc + bias) * factor``, where the pairs are: pair [ROWS], columns [COLUMNS]."""
+    """Store ``(acc + bias) * factor`` for valid pairs: pair [ROWS], columns [COLUMNS]."""
     is_column = columns < outputs
     if biases is not None:
         bias = tl.load(biases + expert * outputs + columns, mask=is_column, other=0.0)
@@ -317,7 +320,7 @@ def _grouped_matmul_kernel(
     DEPTH: tl.constexpr,
     IS_TURNED: tl.constexpr,
 ):
-    """One tile of an expert's rows, of dense weights."""
+    """One tile of an expert's rows, with dense weights."""
     await_turn()
     if tl.program_id(0) >= tl.load(tile_starts + NUM_EXPERTS):
         return
@@ -381,7 +384,7 @@ def _grouped_packed_kernel(
     BLOCK: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """One tile of an expert's rows, of weights in codes."""
+    """One tile of an expert's rows, with weights in codes."""
     await_turn()
     if tl.program_id(0) >= tl.load(tile_starts + NUM_EXPERTS):
         return
@@ -393,7 +396,7 @@ def _grouped_packed_kernel(
     if orders is not None:
         order = orders + expert * INPUTS
     acc = packed_product(
-        # Rows that are no pair take the first one's, which needs no mask.
+        # Rows without a pair use the first one, which needs no mask.
         x + (pair // PAIRS_A_ROW * INPUTS)[:, None],
         expert * outputs + tl.minimum(columns, outputs - 1),
         codes,

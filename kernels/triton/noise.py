@@ -1,4 +1,4 @@
-"""Counter-based randomness on the device, the same bits as ``kernels.reference.sampling``."""
+"""Counter-based randomness on the device, with the same bits as ``kernels.reference.sampling``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def position_keys(seed, position):
-    """Two uint32 keys of (seed, position), by splitmix64 (Steele et al. 2014)."""
+    """Return two uint32 keys of (seed, position), by splitmix64 (Steele et al. 2014)."""
     golden = tl.full([], 0x9E3779B97F4A7C15, tl.uint64)
     mixed = _mix64(seed.to(tl.uint64, bitcast=True) + golden)
     mixed = _mix64(mixed + position.to(tl.uint64, bitcast=True) * golden)
@@ -17,11 +17,11 @@ def position_keys(seed, position):
 
 @triton.jit
 def gumbel(tokens, key_0, key_1):
-    """``-log(e)``, e standard exponential, for token ids (int32): Gumbel variates.
+    """Return Gumbel variates for token ids (int32): ``-log(e)`` with e standard exponential.
 
-    Two rounds of MurmurHash3's finaliser (Appleby), then inversion. ``log(1 - u)`` is made
-    exact for small u by the correction of Kahan: what ``1 - u`` rounded away comes back as the
-    factor ``u / (1 - w)``.
+    Two rounds of MurmurHash3's finaliser (Appleby), then inversion. Kahan's correction makes
+    ``log(1 - u)`` accurate for small u: the factor ``u / (1 - w)`` compensates for the rounding of
+    ``1 - u``.
     """
     hashed = _mix32(tokens.to(tl.uint32) * 0x9E3779B9 ^ key_0)
     hashed = _mix32(hashed + key_1) & 0x7FFFFFFF

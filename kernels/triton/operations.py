@@ -1,4 +1,4 @@
-"""The triton kernels as one set (``kernels.operations.Operations``)."""
+"""The Triton kernels as one set (``kernels.operations.Operations``)."""
 
 from kernels.reference.fused import erf_gelu_mul
 from kernels.reference.layers import activate, layer_norm, softcap, temperatures

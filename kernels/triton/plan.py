@@ -1,11 +1,11 @@
-"""How a step's attention is cut into work items: on the device, from lengths that lie there.
+"""Divide a step's attention into work items, on the device, from the lengths there.
 
     a row with one query     ─► splits: runs of SPLIT_SIZE slots   ─► decode.py
-    a row with several       ─► tiles: runs of neighbouring queries ─► prefill.py
+    a row with several       ─► tiles: runs of adjacent queries    ─► prefill.py
 
-Splits have a fixed *size*, not a fixed count: which keys are summed together depends on a row's
-own length alone, so its result is the same bits whatever else is in the batch. The host knows
-bounds only, which shape grids and buffers: one captured CUDA graph serves all batches within.
+Splits have a fixed *size*, not a fixed count: which keys are summed together depends only on a
+row's own length, so its result has the same bits in any batch. The host knows only bounds, which
+determine grids and buffers: one captured CUDA graph serves all batches within them.
 """
 
 from __future__ import annotations
@@ -20,54 +20,54 @@ import triton.language as tl
 from kernels.attention import BatchGeometry, DeviceGeometry
 from kernels.triton.launch import await_turn, launch
 
-# Slots. One sequence of 4k and 8 KV heads then makes 128 work items, about one for each
-# multiprocessor; and the partial results of a group of 4 heads weigh 3 % of the keys and values
-# that they come from, and are read again while they are still in the L2 cache.
+# In slots. One sequence of 4k tokens with 8 KV heads makes 128 work items, about one for each
+# multiprocessor. The partial results of a group of 4 heads take 3 % of the bytes of their keys and
+# values, and are read again while they are still in the L2 cache.
 SPLIT_SIZE = 256
-TILE_ROWS = 128  # of a query tile, times the heads that share a KV head: two warp groups' products
+TILE_ROWS = 128  # queries times heads per KV head: products of two warp groups
 _PLAN_ROWS = 512
 _FILL = 128
-_TILES = -1  # in the place of a window: not splits, but tiles
+_TILES = -1  # stands for tiles where a window stands for splits
 
 
 @dataclass(frozen=True, slots=True)
 class WorkList:
-    """Work items, numbered row by row; those past the last are not there."""
+    """Work items, numbered row by row; entries after the last item are unused."""
 
     starts: torch.Tensor  # [rows + 1] int32, first item of each row
     rows: torch.Tensor  # [capacity] int32, row of each item
 
     @property
     def capacity(self) -> int:
-        """A bound on the number of items."""
+        """An upper bound of the number of items."""
         return self.rows.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What the layers of one step share; all of it lies on the device."""
+    """What the layers of one step share; all of it is on the device."""
 
     geometry: DeviceGeometry
-    splits: dict[int | None, WorkList]  # by window; empty where no row may have a single query
-    tiles: WorkList | None  # None where no row may have several
+    splits: dict[int | None, WorkList]  # by window; empty if no row may have a single query
+    tiles: WorkList | None  # None if no row may have several
     merges: bool  # False: no row has more than one split
 
 
 @dataclass(frozen=True, slots=True)
 class WorkBounds:
-    """How many work items a batch may have, or the one that a CUDA graph was captured with."""
+    """Upper bounds of a batch's work items, or those that a CUDA graph was captured with."""
 
     num_rows: int
-    num_splits: int  # without a window; with one there are no more
+    num_splits: int  # without a window, which never adds any
     num_tiles: int
-    tiles_only: bool  # single queries make tiles as well
+    tiles_only: bool  # single queries are tiles as well
 
     @classmethod
     def of(cls, geometry: BatchGeometry, group: int, *, tiles_only: bool) -> WorkBounds:
-        """Count from the host arrays; ``group`` is the query heads to a KV head."""
+        """Count the items from the host arrays; ``group`` is the query heads per KV head."""
         lengths = np.diff(geometry.query_start)
         is_split = (lengths == 1) & (not tiles_only)
-        # A row of length 0 has an output as well, which is 0.
+        # A row of length 0 has an output too, which is 0.
         splits = np.maximum(-(-geometry.seq_lens[is_split] // SPLIT_SIZE), 1)
         tiles = -(-lengths[~is_split] // queries_a_tile(group))
         return cls(lengths.size, int(splits.sum()), int(tiles.sum()), tiles_only)
@@ -75,17 +75,17 @@ class WorkBounds:
     @property
     def merges(self) -> bool:
         """Whether a row may have several splits."""
-        # Where all rows have single queries and there are no more splits, each has one.
+        # If all rows have single queries, and there are no more splits than rows, each has one.
         return self.num_splits > self.num_rows or (self.num_splits > 0 and self.num_tiles > 0)
 
     def splits_within(self, window: int | None) -> int:
-        """The bound for layers with this window, which may touch one split more than it fills."""
+        """Return the bound for this window, which may touch one split more than it fills."""
         if window is None:
             return self.num_splits
         return min(self.num_splits, self.num_rows * (-(-window // SPLIT_SIZE) + 1))
 
     def hold(self, actual: WorkBounds) -> bool:
-        """Whether a batch can be replayed in these, filled up with rows of length 0."""
+        """Return whether a batch, padded with rows of length 0, fits within these bounds."""
         padding = self.num_rows - actual.num_rows
         split_padding, tile_padding = (0, padding) if self.tiles_only else (padding, 0)
         return (
@@ -96,7 +96,7 @@ class WorkBounds:
 
 
 def queries_a_tile(group: int) -> int:
-    """Neighbouring queries in one tile; with a group of 7, say, 18 of 126 rows."""
+    """Return the adjacent queries of a tile; with a group of 7, 18 queries make 126 rows."""
     return TILE_ROWS // group
 
 
@@ -112,12 +112,12 @@ def plan_attention(
         bounds: of the batch.
         geometry: the batch on the device.
         windows: the distinct windows of the layers.
-        group: the one that the bounds were counted with.
+        group: as for ``WorkBounds.of``.
     """
     num_rows, device = bounds.num_rows, geometry.seq_lens.device
-    # All kinds, also where a batch has no item of one: the kernel is compiled once.
+    # All kinds, even those without items in this batch: the kernel is compiled once.
     kinds = (_TILES, *(window or 0 for window in windows))
-    # Lists lie one after another, each as long as the longest may be.
+    # The lists are concatenated, each with room for the longest.
     capacity = max(bounds.num_tiles, bounds.num_splits)
     starts = torch.empty((len(kinds), num_rows + 1), dtype=torch.int32, device=device)
     rows = torch.empty((len(kinds), capacity), dtype=torch.int32, device=device)
@@ -149,13 +149,13 @@ def plan_attention(
 
 @triton.jit
 def first_split_of(seq_len, window, SPLIT_SIZE: tl.constexpr):
-    """The first run of slots, counted from the sequence's start, that a single query sees."""
+    """Return the number of the first split that a single query attends to."""
     return tl.where(window > 0, tl.maximum(seq_len - window, 0) // SPLIT_SIZE, 0)
 
 
 @triton.jit
 def place_of(item, starts, rows):
-    """Of a split: its row, which of the row's it is, and how many the row has."""
+    """Return a split's row, its number in the row, and the row's number of splits."""
     row = tl.load(rows + item)
     first = tl.load(starts + row)
     return row, item - first, tl.load(starts + row + 1) - first
@@ -172,7 +172,7 @@ def _num_items(
     QUERIES: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
 ):
-    """Tiles of some rows, where the window is ``_TILES``; else splits."""
+    """Return the number of tiles of some rows, if the window is ``_TILES``; else of splits."""
     begin = tl.load(query_start + rows, mask=is_row, other=0)
     num_queries = tl.load(query_start + rows + 1, mask=is_row, other=0) - begin
     seq_len = tl.load(seq_lens + rows, mask=is_row, other=0)
@@ -186,8 +186,8 @@ def _num_items(
     )
 
 
-# The arguments of a kernel that change from step to step are not specialised on: a new
-# combination would compile while requests wait.
+# Arguments that change from step to step are not specialised on: a new combination would compile
+# while requests wait.
 @triton.jit(
     do_not_specialize=["num_rows", "capacity"],
     do_not_specialize_on_alignment=["starts", "items", "query_start", "seq_lens"],
@@ -207,7 +207,7 @@ def _plan_kernel(
     ROWS: tl.constexpr,
     FILL: tl.constexpr,
 ):
-    """One program a row and kind; each sums the items before its row by itself, so none waits."""
+    """One program per row and kind; each counts the items before its row itself, so none waits."""
     await_turn()
     row, kind = tl.program_id(0), tl.program_id(1)
     window = kind * 0

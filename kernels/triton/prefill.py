@@ -1,25 +1,26 @@
-"""Paged attention of prompt chunks: many queries a row, ragged, nothing padded but tile ends.
+"""Paged attention of prompt chunks: many queries per row, ragged, with padding only at tile ends.
 
-FlashAttention-2 (Dao 2023) over the blocks of PagedAttention (Kwon et al. 2023). A tile is a run
-of neighbouring queries of one row with all the heads that share a KV head, ``query * group +
-head`` its rows, so a short chunk of a model with large groups still fills the matrix units.
+This is FlashAttention-2 (Dao 2023) over the blocks of PagedAttention (Kwon et al. 2023). A tile has
+adjacent queries of one row with all the heads that share a KV head; its rows are ``query * group +
+head``, so a short chunk of a model with large groups still fills the matrix units.
 
     keys:   | outside the window | window's edge |   seen by all   | diagonal | future |
             |      skipped       |    masked     | no mask at all  |  masked  | skipped|
 
-Heads of up to 128: a tile's weights are multiplied with its values one tile later, behind the
-products of the next tile's scores. So the matrix units have work while other units make the next
-weights, which takes those longer (pipelining within a warp group in FlashAttention-3, Shah et al.
+For heads of up to 128, a tile's weights are multiplied by its values one tile later, after the
+products of the next tile's scores. The matrix units then have work while other units compute the
+next weights, which takes longer (pipelining within a warp group in FlashAttention-3, Shah et al.
 2024). The compiler leaves a product in flight only if its sum is not touched before the next wait
-and its operand in registers is made in the loop: ``shrink`` too is laid on a tile later, and
-weights are rounded where they are multiplied. It is the same arithmetic in the same order. Wider
-heads have no registers left for it, and codes are widened in shared memory that each tile needs at
+and its register operand is made in the loop: therefore ``shrink`` is also applied one tile later,
+and weights are rounded where they are multiplied. The arithmetic and its order are the same. Wider
+heads lack the registers for this, and codes are widened in shared memory that every tile needs at
 once.
 
-Sums of 128 rows of 256 numbers are all that the registers hold. A tile of wider heads, up to 512
-(Gemma 4's where all is seen), is taken by two programs, each of which makes all scores and sums
-half of each value: keys are read and multiplied twice. With half of the rows each, values would be
-too, and the products with a tile would be too few to hide how long it takes to come.
+Sums of 128 rows of 256 numbers are all that fits in registers. A tile of wider heads, up to 512
+(those of Gemma 4's full attention), is processed by two programs, each of which computes all scores
+and sums half of each value: keys are read and multiplied twice. If each had half of the rows
+instead, the same would apply to values too, and a tile's products would be too few to hide its
+loading time.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from kernels.triton.plan import TILE_ROWS, AttentionPlan
 from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, rows_of_tile, tanh, weigh
 
 _TILE = 64
-_MOST_SUMS = 256  # of a value's numbers in one program
+_MOST_SUMS = 256  # of a value's numbers per program
 
 
 def prefill_attention(
@@ -44,19 +45,19 @@ def prefill_attention(
     cache: LayerCache,
     output: torch.Tensor,
 ) -> None:
-    """Attend for the rows that the plan has cut into tiles, and write them into ``output``.
+    """Attend for the rows that the plan has cut into tiles, and write their results to ``output``.
 
-    The arguments are ``decode_attention``'s; any window goes with any plan.
+    The arguments are those of ``decode_attention``; a plan serves any window.
     """
     assert plan.tiles is not None
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = cache.keys.shape[1:3]
     tiles, (query_start, seq_lens, lines, tables, ends) = plan.tiles, plan.geometry
     dim, is_coded = dot_width(head_dim), cache.key_scales is not None
-    # Float32 takes twice the bytes, of which nobody expects speed: it has to fit.
+    # float32 takes twice the bytes; it need not be fast, but it has to fit.
     is_wide = query.dtype.itemsize > 2
     sums = min(dim, _MOST_SUMS)
-    # Widened, wide heads' tile would not fit the registers, nor that of the widest shared memory.
+    # Widened tiles of wide heads would not fit in registers, the widest not in shared memory.
     is_half = is_wide or dim > sums or (dim > 128 and is_coded)
     is_late = dim <= 128 and not is_wide and not is_coded
     launch(
@@ -98,7 +99,7 @@ def prefill_attention(
     )
 
 
-# What changes from step to step is not specialised on: see decode.py.
+# Arguments that change from step to step are not specialised on: see plan.py.
 @triton.jit(
     do_not_specialize=["num_rows", "table_stride"],
     do_not_specialize_on_alignment=[
@@ -116,7 +117,7 @@ def _prefill_kernel(
     query,
     keys,
     values,
-    key_scales,  # of codes, else None
+    key_scales,  # None unless the cache is quantised
     value_scales,
     query_start,
     seq_lens,
@@ -124,7 +125,7 @@ def _prefill_kernel(
     tables,
     tile_starts,
     tile_rows,
-    ends,  # None: a query sees up to itself
+    ends,  # None: queries attend up to themselves
     sinks,
     num_rows,
     query_stride,
@@ -144,10 +145,10 @@ def _prefill_kernel(
     HAS_SOFTCAP: tl.constexpr,
     IS_LATE: tl.constexpr,
 ):
-    """One query tile of one KV head, and ``SUMS`` numbers of each value."""
+    """One query tile of one KV head, and ``SUMS`` elements of each value."""
     await_turn()
     tile, kv_head = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
-    # The grid is as large as a bound.
+    # The grid has an upper bound of the tiles.
     if tile >= tl.load(tile_starts + num_rows):
         return
     QUERIES: tl.constexpr = ROWS // GROUP
@@ -155,7 +156,7 @@ def _prefill_kernel(
     begin, seq_len = tl.load(query_start + row), tl.load(seq_lens + row)
     num_queries = tl.load(query_start + row + 1) - begin
     past = seq_len - num_queries
-    # A row's last tile has most keys: it is the first to start, or it would end alone.
+    # A row's last tile has the most keys: it starts first, so that it does not finish alone.
     first_query = (tl.load(tile_starts + row + 1) - 1 - tile) * QUERIES
     num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
 
@@ -171,7 +172,7 @@ def _prefill_kernel(
         mask=in_tile,
         other=0.0,
     )
-    # Rows that are no query look where the last one does: their softmax stays finite.
+    # Rows without a query use the last one's position, which keeps their softmax finite.
     last_query = tl.minimum(first_query + QUERIES, num_queries) - 1
     positions = past + tl.minimum(local, last_query)
 
@@ -199,13 +200,13 @@ def _prefill_kernel(
     top = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, SUMS], tl.float32)
-    if IS_LATE:  # of the tile before; before the first there is none
+    if IS_LATE:  # of the previous tile, if there is one
         weights = tl.zeros([ROWS, TILE], tl.float32)
         shrink = tl.full([ROWS], 1.0, tl.float32)
     value_dims = dims
     if SUMS < DIM:
         value_dims = tl.program_id(1) * SUMS + tl.arange(0, SUMS)
-    # With more than one loop the products of the widest heads would wait for each other (ptxas).
+    # With several loops the products of the widest heads would be serialised (ptxas).
     FIRST_PART: tl.constexpr = 2 if SUMS < DIM else 0 if WINDOW > 0 else 1
     for part in tl.static_range(FIRST_PART, 3):
         if SUMS < DIM:

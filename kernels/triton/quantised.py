@@ -1,10 +1,10 @@
-"""Matrix products with weights in codes of 4 or 8 bits, widened in registers.
+"""Matrix products with 4-bit or 8-bit weights, dequantised in registers.
 
-A program widens a tile of the weight as it comes from memory and multiplies it as a dense one: the
-bytes that are read are those of the codes. Few rows are bound by these bytes, so the inputs of a
-product may be split over several programs, by the weight's shape alone; their sums are added in one
-order, so a row's result does not change from run to run. The products of experts (``moe.py``) are
-made of the same tiles.
+A program widens a tile of the weight as it is loaded and multiplies it like a dense one, so only
+the codes' bytes are read. Products of few rows are bound by these bytes, so the inputs may be split
+over several programs, depending only on the weight's shape. Their sums are added in a fixed order,
+so a row's result does not change from run to run. The products of experts (``moe.py``) consist of
+the same tiles.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from kernels.triton.launch import await_turn, launch
 from kernels.triton.tiles import dot_add
 
 _DEPTH = 128  # inputs of a tile
-# Rows up to which a tile is this high, its columns, its warps.
+# Maximum rows for a height, that height, and the tile's columns and warps.
 _TILES = ((16, 16, 64, 4), (64, 64, 64, 4), (2**31, 128, 128, 8))
 _FEW_ROWS = 16
 INVARIANT_ROWS = 64
-_WANTED_PROGRAMS = 264  # two for each multiprocessor of an H100
+_WANTED_PROGRAMS = 264  # two per multiprocessor of an H100
 
 
 def packed_linear(
@@ -41,8 +41,8 @@ def packed_linear(
         x: [n, inputs]; rows are contiguous.
         weight: of one matrix.
         bias: [outputs] or None.
-        invariant: a row has the same bits in any batch, as in ``matmul.py``: no inputs are split,
-            and products are of 64 rows at the least.
+        invariant: a row has the same bits in any batch, as in ``matmul.py``: inputs are not split,
+            and products have at least 64 rows.
 
     Returns:
         [n, outputs] in the dtype of x.
@@ -87,8 +87,7 @@ def packed_linear(
 
 
 def form_of(weight: TiledWeight) -> dict[str, Any]:
-    """What a weight is to a kernel that is compiled for it: the last arguments of
-    ``packed_product``."""
+    """Return a weight's compile-time parameters: the last arguments of ``packed_product``."""
     return {
         "INPUTS": weight.inputs,
         "GROUP": weight.group,
@@ -102,7 +101,7 @@ def form_of(weight: TiledWeight) -> dict[str, Any]:
 
 
 def tile_shape(num_rows: int) -> tuple[int, int, int]:
-    """Rows, columns and warps of a tile of the output."""
+    """Return rows, columns and warps of a tile of the output."""
     for most, rows, columns, warps in _TILES:
         if num_rows <= most:
             return rows, columns, warps
@@ -110,7 +109,7 @@ def tile_shape(num_rows: int) -> tuple[int, int, int]:
 
 
 def _num_splits(tiles: int, inputs: int) -> int:
-    """Of the inputs: as many as fill the device, none shorter than four tiles."""
+    """Return the splits of the inputs: enough to fill the device, none shorter than four tiles."""
     longest = max(1, inputs // (4 * _DEPTH))
     return max(1, min(_WANTED_PROGRAMS // max(tiles, 1), longest, 8))
 
@@ -118,12 +117,12 @@ def _num_splits(tiles: int, inputs: int) -> int:
 @triton.jit
 def packed_product(
     x_rows,  # [ROWS, 1] pointers
-    outs,  # [COLUMNS] int64, rows of the codes
+    outs,  # [COLUMNS] int64, rows of ``codes``
     codes,
     scales,
     zeros,
     levels,
-    order,  # [INPUTS], of the inputs; None: their own
+    order,  # [INPUTS], input of each column of the codes; None: in order
     factor,
     first,
     last,
@@ -138,8 +137,10 @@ def packed_product(
     BLOCK: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Products of rows of x and of the weight over tiles [first, last) of their inputs: [ROWS,
-    COLUMNS] float32."""
+    """Multiply rows of x and of the weight over tiles [first, last) of their inputs.
+
+    Returns [ROWS, COLUMNS] float32.
+    """
     WIDTH: tl.constexpr = DEPTH // CODES_A_BYTE  # bytes of a tile
     BLOCKS: tl.constexpr = WIDTH // BLOCK
     HELD: tl.constexpr = (INPUTS + BLOCK * CODES_A_BYTE - 1) // (BLOCK * CODES_A_BYTE)
@@ -157,7 +158,7 @@ def packed_product(
             begin = (block * CODES_A_BYTE + half) * BLOCK
             level = level_of(held, levels, half, KIND)
             if zeros is not None or GROUPS > 1:
-                # Of the block's half; of the whole tile where that lies in one group.
+                # Of the block's half, or of the whole tile if that is in one group.
                 if GROUP % DEPTH == 0:
                     group = (tile * DEPTH // GROUP) + tl.zeros([1], tl.int32)
                 else:
@@ -215,13 +216,13 @@ def _packed_kernel(
     BLOCK: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """One tile of the output, over one split of the inputs."""
+    """One tile of the output over one split of the inputs."""
     await_turn()
     row_tiles = tl.cdiv(num_rows, ROWS)
     split = tl.program_id(1)
     rows = tl.program_id(0) % row_tiles * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
-    # Past the end the last row and column are taken again, which needs no mask.
+    # Past the end the last row and column are repeated, which needs no mask.
     x_rows = x + tl.minimum(rows, num_rows - 1).to(tl.int64)[:, None] * x_stride
     outs = tl.minimum(columns, outputs - 1).to(tl.int64)
     first = split * TILES_A_SPLIT

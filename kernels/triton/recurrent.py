@@ -1,8 +1,8 @@
-"""Layers that carry a state from token to token; the contract is ``kernels.reference.recurrent``'s.
+"""Recurrent layers; for the contract see ``kernels.reference.recurrent``.
 
-A program walks along one row's tokens with a strip of a head's state in registers: decoding reads
+A program iterates over one row's tokens with a strip of a head's state in registers: decoding reads
 and writes each state once. A token's result has the same bits however its text was cut into steps.
-Prompts go faster a chunk at a time, without that promise (``delta_chunks.py``, ``scan_chunks.py``).
+For prompts, chunks are faster, without that guarantee (``delta_chunks.py``, ``scan_chunks.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.triton.launch import await_turn, launch, power_of_2
 from kernels.triton.tiles import sigmoid
 
-# A state's columns of one program, in the registers of one warp: its sums need no other.
+# Columns of a state per program, in the registers of one warp, whose sums need no other.
 _STRIP = 16
 
 
@@ -33,7 +33,8 @@ def gated_delta(
 ) -> torch.Tensor:
     """See ``kernels.reference.recurrent.gated_delta``; mixed is contiguous.
 
-    Rows of more than ``most`` tokens are left out: their states stay, their results are anything.
+    Rows of more than ``most`` tokens are skipped: their states are unchanged, their results
+    undefined.
     """
     heads, value_dim = shape.value_heads, shape.value_dim
     y = torch.empty((mixed.shape[0], heads, value_dim), dtype=mixed.dtype, device=mixed.device)
@@ -77,7 +78,7 @@ def selective_scan(
 ) -> torch.Tensor:
     """See ``kernels.reference.recurrent.selective_scan``; mixed is contiguous.
 
-    ``most``: as above.
+    ``most``: as in ``gated_delta``.
     """
     heads, head_dim = shape.heads, shape.head_dim
     y = torch.empty((mixed.shape[0], heads, head_dim), dtype=mixed.dtype, device=mixed.device)
@@ -110,13 +111,13 @@ def selective_scan(
 
 @triton.jit
 def begins_with_state(start):
-    """Whether a row with this start begins with the state that lies there, or with zeros."""
+    """Return whether a row with this start begins with the stored state, or with zeros."""
     return (start > 0) | (start < -1)
 
 
 @triton.jit
 def softplus(x):
-    """``log(1 + e^x)``, by its series where e^x is small: a sum with 1 would round it away."""
+    """``log(1 + e^x)``, by its series where e^x is so small that adding 1 would round it away."""
     u = tl.exp(tl.minimum(x, 20.0))
     series = u * (1.0 - u * (0.5 - u * (1.0 / 3.0 - u * 0.25)))
     small = tl.where(u < 0.03, series, tl.log(1.0 + u))
@@ -147,7 +148,7 @@ def _gated_delta_kernel(
     STRIP: tl.constexpr,
     MOST: tl.constexpr,  # tokens of a row; 0: any number
 ):
-    """A strip of columns of one head's state, through one row's tokens."""
+    """Process a strip of columns of one head's state through one row's tokens."""
     await_turn()
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
     row = tl.program_id(0)
@@ -214,7 +215,7 @@ def _selective_scan_kernel(
     STRIP: tl.constexpr,
     MOST: tl.constexpr,  # tokens of a row; 0: any number
 ):
-    """A strip of columns of one head's state, through one row's tokens."""
+    """Process a strip of columns of one head's state through one row's tokens."""
     await_turn()
     CHANNELS: tl.constexpr = HEADS * HEAD_DIM + 2 * GROUPS * SIZE
     row = tl.program_id(0)

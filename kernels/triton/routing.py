@@ -1,10 +1,10 @@
-"""Which experts a token goes to, and which tokens an expert gets: two launches a layer.
+"""Assign experts to tokens, and tokens to experts: two launches a layer.
 
-    router's logits ─► scores ─► the best k ─► (token, choice) pairs ─► by expert, cut in tiles
+    router's logits ─► scores ─► top k ─► (token, choice) pairs ─► by expert, divided into tiles
 
-A decode step does this in every layer for few tokens, and every launch of it costs more than its
-arithmetic. So a program of the first does all of a token's choosing, and a program of the second
-counts all pairs for itself and then lists those of its expert: none waits for another.
+A decode step does this in every layer for few tokens, and each launch costs more than its
+arithmetic. So one program of the first kernel makes all of a token's choices, and one program of
+the second counts all pairs for itself and lists those of its expert: none waits for another.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from kernels.triton.launch import await_turn, launch, power_of_2
 from kernels.triton.matmul import invariant_linear
 from kernels.triton.skinny import skinny_linear
 
-_HEIGHTS = (16, 32, 64, 128)  # rows of a tile; each is a kernel of its own
-_CHUNKS = 1024, 4096  # pairs that a program looks at together, of few and of many
+_HEIGHTS = (16, 32, 64, 128)  # rows of a tile; each height is a separate kernel
+_CHUNKS = 1024, 4096  # pairs per iteration, for few and for many
 
 
 class Routing(NamedTuple):
-    """Pairs of token and choice, numbered ``token * top_k + choice``, by expert."""
+    """(token, choice) pairs, numbered ``token * top_k + choice``, sorted by expert."""
 
-    pairs: torch.Tensor  # [n * top_k] int32, sorted by expert, in order within one
+    pairs: torch.Tensor  # [n * top_k] int32, sorted by expert, then by number
     starts: torch.Tensor  # [experts + 1] int32, first of each expert's pairs
     tile_starts: torch.Tensor  # [experts + 1] int32, first of each expert's tiles
-    num_tiles: int  # at most so many
-    rows: int  # of a tile
-    some_elsewhere: bool  # pairs from the last start on are in no tile, and not listed
+    num_tiles: int  # an upper bound
+    rows: int  # per tile
+    some_elsewhere: bool  # pairs from the last start on are in no tile
 
     def output(self, x: torch.Tensor, outputs: int) -> torch.Tensor:
-        """Room for what is made of the pairs, zero for those that nothing is made of."""
+        """Allocate the pairs' results, zeroed if some pairs are not computed."""
         make = torch.zeros if self.some_elsewhere else torch.empty
         return make((self.pairs.shape[0], outputs), dtype=x.dtype, device=x.device)
 
@@ -49,8 +49,11 @@ def route(
     correction: torch.Tensor | None,
     rule: RoutingRule,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See ``kernels.reference.moe``; all contiguous. A token's experts come in the order of their
-    scores. Where these are not numbers its experts are any, and so are not its weights."""
+    """See ``kernels.reference.moe``; all contiguous. A token's experts are in descending order of
+    score.
+
+    If the scores are nan, its experts and weights are arbitrary.
+    """
     if x.shape[0] <= MOST_ROWS:
         said = skinny_linear(x, weight, bias, dtype=weight.dtype)
     else:
@@ -65,7 +68,7 @@ def invariant_route(
     correction: torch.Tensor | None,
     rule: RoutingRule,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, of what has the same bits in any batch."""
+    """``route`` with the same bits in any batch."""
     said = invariant_linear(x.to(weight.dtype), weight, bias)
     return choose(said, correction, rule, weight.shape[0])
 
@@ -73,7 +76,7 @@ def invariant_route(
 def choose(
     said: torch.Tensor, correction: torch.Tensor | None, rule: RoutingRule, num_experts: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same from what the router has said, [n, experts]."""
+    """Choose experts by the router's outputs, [n, experts]."""
     shape, device = (said.shape[0], rule.top_k), said.device
     ids = torch.empty(shape, dtype=torch.int64, device=device)
     shares = torch.empty(shape, dtype=torch.float32, device=device)
@@ -102,7 +105,7 @@ def choose(
 
 def expert_sizes(num_experts: int, top_k: int) -> tuple[int, ...]:
     """See ``kernels.reference.moe.expert_sizes``."""
-    fewest = (height // 2 + 1 for height in _HEIGHTS[1:])  # rows of an expert, in the mean
+    fewest = (height // 2 + 1 for height in _HEIGHTS[1:])  # rows of an expert, on average
     return (1, *(-(-rows * num_experts // top_k) for rows in fewest))
 
 
@@ -113,10 +116,13 @@ def sort_pairs(
     some_elsewhere: bool = False,
     least_rows: int = 0,
 ) -> Routing:
-    """Which pairs each expert works on: expert_ids [n, top_k], whole numbers below num_experts, or
-    that: such pairs are nobody's. A tile has ``least_rows`` at the least."""
+    """List the pairs of each expert.
+
+    ``expert_ids`` [n, top_k] are integers up to ``num_experts``, which itself stands for no expert
+    here. A tile has at least ``least_rows`` rows.
+    """
     expert_ids, num_pairs, device = expert_ids.contiguous(), expert_ids.numel(), expert_ids.device
-    # Small tiles where an expert sees few rows: a tile reads all of its expert's weights.
+    # Small tiles if experts have few rows: a tile reads all of its expert's weights.
     rows = max(_HEIGHTS[0], least_rows, power_of_2(num_pairs // num_experts))
     rows = min(_HEIGHTS[-1], rows)
     num_tiles = min(num_pairs, num_pairs // rows + num_experts)
@@ -197,7 +203,7 @@ def _choose_kernel(
 
 @triton.jit
 def _best(scores, places, COUNT: tl.constexpr):
-    """The first of the highest scores: its place, and it; the last place where none is a number."""
+    """Return place and value of the first of the highest scores; the last place if all are nan."""
     best = tl.max(scores, axis=0)
     return tl.min(tl.where(scores == best, places, COUNT - 1), axis=0), best
 
@@ -212,10 +218,10 @@ def _in_best_groups(
     TOP_GROUPS: tl.constexpr,
     GROUP_BEST: tl.constexpr,
 ):
-    """The scores, those outside a token's best groups at -inf."""
+    """Set the scores outside a token's best groups to -inf."""
     own = experts // (NUM_EXPERTS // NUM_GROUPS)
     is_in = tl.zeros([EXPERTS], tl.int1)
-    # No more groups than experts.
+    # There are no more groups than experts.
     groups = experts
     of_groups = tl.full([EXPERTS], -float("inf"), tl.float32)
     for group in tl.static_range(NUM_GROUPS):  # pyright: ignore[reportGeneralTypeIssues]
@@ -247,7 +253,7 @@ def _sort_kernel(
     ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """The pairs of one expert, and where they begin behind those of the experts before."""
+    """The pairs of one expert, and where they begin after those of the experts before."""
     await_turn()
     expert = tl.program_id(0)
     counts = tl.zeros([BINS], tl.int32)

@@ -2,24 +2,24 @@
 
     slots of a sequence:  | run 0 | run 1 | run 2 | ...      SPLIT_SIZE slots each
 
-    several queries: a program walks through the runs, joins each to those before
-    a single query:  a program for a run; another kernel joins them in that order
+    several queries: a program iterates over the runs, merges each with those before
+    a single query:  a program for each run; another kernel merges them in that order
 
-The first are in ``invariant_prefill.py``, the second in ``invariant_decode.py``; here is what both
-do alike.
+The former is in ``invariant_prefill.py``, the latter in ``invariant_decode.py``; what both share is
+here.
 
-So what a query's result is made of is the same whichever way it goes, and cut by its own position
-alone: the weights and sums of each run by themselves, from products of one shape each row of which
-is summed by itself, and those of the runs joined one after the other. A run that holds nothing for
-a query, before its window or after its position, has its maximum at -inf: joining it multiplies by
-2^0 and adds 0. Tiles of keys within a run are passed over or masked, which is the same. What is
-left are the compiler's liberties: it may fuse a product into the sum behind it, which rounds once
-less, in one kernel and not in another, and so it is forbidden to (``enable_fp_fusion``).
+A query's result is therefore computed in the same way in both cases, and split by its own
+position only: the weights and sums of each run, from products of one shape whose rows are summed
+independently, and then the runs merged in order. A run without anything for a query, before its
+window or after its position, has its maximum at -inf: merging it multiplies by 2^0 and adds 0. It
+makes no difference whether tiles of keys within a run are skipped or masked. What remains is the
+compiler's freedom to fuse a product with the following sum, which rounds once less, in one kernel
+and not in another; it is disabled (``enable_fp_fusion``).
 
-A decode step is as parallel as ``decode.py`` makes it, by splits of a fixed size and not of a fixed
-count (Flash-Decoding, Dao et al. 2023). It costs rows: the 64 of the matrix units' products, where
-the heads that share a KV head would fill 16; and where one program walks through all runs,
-registers for those before.
+A decode step is as parallel as in ``decode.py``, by splits of a fixed size instead of a fixed count
+(Flash-Decoding, Dao et al. 2023). The cost is rows: the matrix units' products have 64, where the
+heads that share a KV head would fill 16; and where one program iterates over all runs, it needs
+registers for the previous ones.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from kernels.triton.launch import dot_width
 from kernels.triton.plan import TILE_ROWS
 from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, rows_of_tile, tanh, weigh
 
-GROUP_ROWS = 64  # of a product: one warp group's
-_MOST_SUMS = 256  # of a value's numbers in one program
+GROUP_ROWS = 64  # of a product of one warp group
+_MOST_SUMS = 256  # of a value's numbers per program
 
 
 class HeadShape(NamedTuple):
-    """How heads of a kind are computed, so that all kernels sum alike."""
+    """Tile parameters for one kind of heads, shared so that all kernels sum alike."""
 
     dim: int
-    sums: int  # a value's numbers in one program
+    sums: int  # a value's numbers per program
     tile: int
     rows: int  # of a chunk's tile
-    num_warps: int  # for each 64 rows
+    num_warps: int  # per 64 rows
     num_stages: int
 
 
 def head_shape(query: torch.Tensor, cache: LayerCache) -> HeadShape:
-    """Of query [num_tokens, num_heads, head_dim] and its layer's blocks."""
+    """Return the shape for query [num_tokens, num_heads, head_dim] and its layer's blocks."""
     dim, is_coded = dot_width(query.shape[2]), cache.key_scales is not None
     sums = min(dim, _MOST_SUMS)
-    if query.dtype.itemsize > 2:  # of which nobody expects speed: it has to fit
+    if query.dtype.itemsize > 2:  # need not be fast, but has to fit
         return HeadShape(dim, sums, 32, GROUP_ROWS, 8, 2)
-    if dim > sums and is_coded:  # which are widened in registers
+    if dim > sums and is_coded:  # codes are widened in registers
         return HeadShape(dim, sums, 16, GROUP_ROWS, 8, 2)
     if dim <= 128:
         return HeadShape(dim, sums, 64, TILE_ROWS, 4, 5)
@@ -64,14 +64,14 @@ def head_shape(query: torch.Tensor, cache: LayerCache) -> HeadShape:
 
 
 def score_scales(layer: LayerAttention) -> tuple[float, float, float]:
-    """Of scores, a cap, and scores below the cap; the first two times log2 e."""
+    """Return the factors of scores, cap and scores below the cap; the first two times log2 e."""
     cap = layer.softcap or 0.0
     return layer.scale * LOG2_E.value, cap * LOG2_E.value, layer.scale / (cap or 1.0)
 
 
 @triton.jit
 def load_queries(rows, heads, is_query, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
-    """[ROWS, DIM]; ``rows`` points to their tokens."""
+    """Load queries [ROWS, DIM]; ``rows`` points to their tokens."""
     dims = tl.arange(0, DIM)
     mask = is_query[:, None] & (dims < HEAD_DIM)[None, :]
     return tl.load(rows + heads[:, None] * HEAD_DIM + dims[None, :], mask=mask, other=0.0)
@@ -96,7 +96,7 @@ def attend_tile(
     acc,  # [ROWS, SUMS]
     top,  # [ROWS]
     total,  # [ROWS]
-    IS_MASKED: tl.constexpr,  # or each query sees all of the tile
+    IS_MASKED: tl.constexpr,  # else each query attends to all of the tile
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
@@ -105,9 +105,9 @@ def attend_tile(
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    """A run's sums with one more tile of keys."""
+    """Add one more tile of keys to a run's sums."""
     slots = begin + tl.arange(0, TILE)
-    # What lies past the end belongs to nobody and may be anything: it is not read.
+    # Slots past the end are unowned and may hold anything: they are not read.
     is_used = slots < seq_len
     if IS_MASKED and WINDOW > 0 and BLOCK_SIZE % TILE != 0:
         # Nor are blocks wholly behind the window, which are somebody else's.
@@ -131,7 +131,7 @@ def attend_tile(
         if WINDOW > 0:
             is_seen = is_seen & (slots[None, :] > positions[:, None] - WINDOW)
         scores = tl.where(is_seen, scores, -float("inf"))
-    # A query may see nothing of a run's first tiles.
+    # A query may attend to nothing in a run's first tiles.
     weights, shrink, top, total = weigh(
         scores, softcap if HAS_SOFTCAP else scale, top, total, IS_MASKED
     )
@@ -144,7 +144,7 @@ def attend_tile(
 
 @triton.jit
 def shares_of_runs(whole_top, top):
-    """What the runs so far and one more are multiplied by to be joined, and their maximum."""
+    """Return the factors that merge the runs so far with another, and the common maximum."""
     new_top = tl.maximum(whole_top, top)
     base = tl.where(new_top == -float("inf"), 0.0, new_top)
     return tl.exp2(whole_top - base), tl.exp2(top - base), new_top
@@ -152,5 +152,5 @@ def shares_of_runs(whole_top, top):
 
 @triton.jit
 def weight_of_sink(sinks, heads, is_head, top):
-    """Of each query's sink, as a share of what its weights are shares of."""
+    """Return the weight of each query's sink, in the unit of its other weights."""
     return tl.exp2(tl.load(sinks + heads, mask=is_head, other=0.0) * LOG2_E - top)

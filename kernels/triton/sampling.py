@@ -1,17 +1,16 @@
-"""A sampling step without a sort and without a word from the host.
+"""A sampling step without a sort and without synchronising with the host.
 
     bias kernel ─► adjust kernel [rows x pieces of the vocabulary] ─► choose kernel [rows]
                    penalties, grammar, temperature, noise;             the best piece;
                    the best of each piece                              truncated rows: search
 
-Gumbel-max (Gumbel 1954): the token with the largest ``logit + noise`` is a draw from the
-softmax, and among the tokens that truncation keeps it is a draw from the truncated one. So no
-threshold is needed: the best token of all is kept or it is not, which the number and the mass of
-the likelier tokens tell; if not, the truncation lies above it and the next candidate is the
-best among the likelier ones. Each look is one pass over the row; the noise is the same each
-time, so the answer is exactly the one of sorting. (The rejection of FlashInfer's sampler draws
-anew instead.) Only where top-p follows top-k must the k-th logit itself be found, by a search
-with several pivots a pass.
+Gumbel-max (Gumbel 1954): the token with the largest ``logit + noise`` is a sample from the softmax,
+and among the tokens that truncation keeps it is a sample from the truncated one. So no threshold is
+needed: the best token of all is kept or not, which depends on the number and the mass of likelier
+tokens; if not, the cutoff is above it, and the next candidate is the best among the likelier ones.
+Each attempt is one pass over the row. The noise is the same each time, so the result is exactly
+that of sorting. (The rejection sampling in FlashInfer draws new noise instead.) Only if top-p
+follows top-k must the k-th logit itself be found, by a search with several pivots per pass.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from kernels.triton.launch import await_turn, launch, power_of_2
 from kernels.triton.noise import gumbel, position_keys
 from kernels.triton.truncation import draw_truncated
 
-_PIECE = 4096  # of the vocabulary, for one program
+_PIECE = 4096  # of the vocabulary, per program
 SEARCH_TILE = 4096
 _BIAS_TILE = 128
 _ALIGNED = 4  # floats
@@ -43,10 +42,10 @@ def sample(
     masks: torch.Tensor | None = None,
     out: Sampled | None = None,
 ) -> Sampled:
-    """Choose a token for each row; see ``kernels.reference.sampling_step.sample``."""
+    """Sample a token for each row; see ``kernels.reference.sampling_step.sample``."""
     num_rows, vocab = logits.shape
-    raw = logits if bias is None else logits.float()  # it is added in place
-    # Written for truncated rows alone.
+    raw = logits if bias is None else logits.float()  # a bias is added in place
+    # Only written for truncated rows.
     scores = torch.empty_like(raw, dtype=torch.float32)
     logits = raw if raw.dtype == torch.float32 else torch.empty_like(scores)
     pieces = adjust(raw, logits, scores, slots, positions, table, counts, bias, masks)
@@ -76,16 +75,16 @@ def sample(
 
 
 class Pieces(NamedTuple):
-    """What is known of each piece of each row once its logits are adjusted."""
+    """Summaries of each piece of each row, after its logits are adjusted."""
 
-    # [3, rows * pieces and more] float32: the best score, the highest and the lowest logit
+    # [3, at least rows * pieces] float32: the best score, the highest and the lowest logit
     summaries: torch.Tensor
-    best_ids: torch.Tensor  # [rows, pieces] int32, whose the best score is
+    best_ids: torch.Tensor  # [rows, pieces] int32, the token with the best score
     is_broken: torch.Tensor  # [rows, pieces] int8
 
     @property
     def num_pieces(self) -> int:
-        """Of a row."""
+        """Pieces per row."""
         return self.best_ids.shape[1]
 
 
@@ -100,16 +99,16 @@ def adjust(
     bias: LogitBias | None,
     masks: torch.Tensor | None,
 ) -> Pieces:
-    """Bias, penalties, masks and temperature, and noise where there is room for ``scores``.
+    """Apply bias, penalties, masks and temperature; add noise if there is room for ``scores``.
 
-    Of ``raw`` logits, to which a bias is added in place. ``logits``, which may be the same, are
-    those over temperature where a row is truncated; without ``scores`` there is no noise, and they
-    are so in every row that is drawn. Elsewhere they are left in any state.
+    A bias is added to the ``raw`` logits in place. ``logits``, which may be the same tensor,
+    receives logits over temperature for truncated rows. Without ``scores`` there is no noise, and
+    it receives them for all rows that are not greedy. Other rows are undefined.
     """
     num_rows, vocab = raw.shape
     device = raw.device
     num_pieces = -(-vocab // _PIECE)
-    # Each begins at 16 bytes whatever the number of rows: another alignment is another kernel.
+    # Each begins at a multiple of 16 bytes for any number of rows: other alignments compile again.
     num_summaries = -(-num_rows * num_pieces // _ALIGNED) * _ALIGNED
     pieces = Pieces(
         torch.empty((3, num_summaries), dtype=torch.float32, device=device),
@@ -186,25 +185,25 @@ def _bias_kernel(
         is_added = in_row & (position < tl.load(until + entries, mask=in_row, other=0))
         token = tl.load(token_ids + entries, mask=is_added, other=0)
         value = tl.load(values + entries, mask=is_added, other=0.0)
-        # Atomic, for a token that is both biased and banned; in either order it ends at -inf.
+        # Atomic, because a token may be both biased and banned; in either order it ends at -inf.
         tl.atomic_add(logits + row * vocab + token, value, mask=is_added, sem="relaxed")
 
 
 @triton.jit
 def is_truncated(slot, top_k, top_p, min_p, vocab):
-    """Whether a request's draws are from less than all tokens."""
+    """Return whether a request samples from a truncated distribution."""
     k = tl.load(top_k + slot)
     has_k = (k > 0) & (k < vocab)
     return has_k | (tl.load(top_p + slot) < 1.0) | (tl.load(min_p + slot) > 0.0)
 
 
-# With drafts both are slices of one transfer, which begin anywhere.
+# With drafts, both are slices of one transfer, with any alignment.
 @triton.jit(do_not_specialize_on_alignment=["mask_line", "masks"])
 def _adjust_kernel(
     raw,
     logits,
     scores,
-    best_scores,  # [rows, pieces] flat, and so the next four
+    best_scores,  # [rows, pieces] flat, like the next four
     highest,
     lowest,  # of the finite ones
     best_ids,
@@ -228,7 +227,7 @@ def _adjust_kernel(
     vocab,
     PIECE: tl.constexpr,
 ):
-    """One piece of one row; its logits are written where a search will read them again."""
+    """One piece of one row; its logits are written if a search will read them again."""
     await_turn()
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row)
@@ -289,8 +288,7 @@ def best_of_pieces(
     num_pieces,
     PIECES: tl.constexpr,
 ):
-    """Of one row: whose the best score is, the lowest and highest finite logit, and whether there
-    is one and nothing is broken."""
+    """Summarise one row: place of the best score, range of finite logits, validity."""
     pieces = tl.arange(0, PIECES)
     in_row = pieces < num_pieces
     at = row * num_pieces + pieces
@@ -324,7 +322,7 @@ def _choose_kernel(
     PIECES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One row: the best of its pieces, and for a truncated row the best of what is kept."""
+    """One row: the best of its pieces, and for a truncated row the best of the kept tokens."""
     await_turn()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)

@@ -1,13 +1,13 @@
 """Selective state spaces over prompts, a chunk of tokens at a time (Mamba-2, Dao & Gu 2024: the
 state space dual).
 
-With G_t the logarithms of a chunk's decays summed up to its token t, and S the state before it::
+With G_t the log decays of a chunk summed up to its token t, and S the state before it::
 
     y_t = e^G_t S^T C_t + sum over i <= t of e^(G_t - G_i) (C_t B_i) dt_i x_i + skip x_t
     S  <- e^G_C S + sum over i of e^(G_C - G_i) B_i (dt_i x_i)^T
 
 Which tokens are summed together depends on where a row's step begins, so the last bits of a result
-depend on how its prompt was cut.
+depend on how its prompt was split.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kernels.triton.launch import await_turn, dot_width, launch
 from kernels.triton.recurrent import begins_with_state, softplus
 from kernels.triton.recurrent import selective_scan as walk
 
-_MOST_SUMS = 128 * 32  # of a state in one program
+_MOST_SUMS = 128 * 32  # of a state per program
 
 
 def selective_scan(
@@ -96,7 +96,7 @@ def _scan_chunks_kernel(
     LEAST: tl.constexpr,
     STRIP: tl.constexpr,
 ):
-    """A strip of columns of one head's state, through one row's chunks."""
+    """Process a strip of columns of one head's state through one row's chunks."""
     await_turn()
     CHANNELS: tl.constexpr = HEADS * HEAD_DIM + 2 * GROUPS * SIZE
     row, head = tl.program_id(0), tl.program_id(1)

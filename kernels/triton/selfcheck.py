@@ -1,8 +1,9 @@
-"""Whether the kernels are right on this very device: each runs once, small, against its twin.
+"""Check on the actual device that the kernels are correct: each runs once, small, with its
+reference.
 
-What the interpreter and a compiler cannot tell is told here, at start, where the model will run:
-a driver that miscompiles, a device with too little shared memory, a bug that only parallel threads
-show. What is compiled on the way are the model's own kernels, which it is about to need.
+This finds at start, where the model will run, what the interpreter and a compiler cannot: a driver
+that miscompiles, too little shared memory, a bug that shows only in parallel threads. The kernels
+that it compiles are those the model is about to need.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from kernels.skinny import RowNorm
 from kernels.triton.plan import queries_a_tile
 from kernels.triton.trial import CPU, TOLERANCES, Pairs, copy_to, doubt, new_random, normal
 
-# What differs in the last bits before it is rounded to a code may become the next one.
+# Differences in the last bits may lead to an adjacent code.
 _OF_CODES = 5e-2
 _ROWS = 6
 _VOCAB = 4500
 
 
 def self_check(kernels: Kernels, spec: AttentionSpec) -> str | None:
-    """Why the kernels are not to be trusted on ``spec.device``, or None when they are right."""
+    """Return why the kernels are incorrect on ``spec.device``, or None if they are correct."""
     random = new_random()
     tolerance = TOLERANCES[spec.dtype] if spec.cache_dtype is None else _OF_CODES
     for what, check in _CHECKS.items():
@@ -48,14 +49,17 @@ def self_check(kernels: Kernels, spec: AttentionSpec) -> str | None:
 
 
 def check_same_bits(kernels: Kernels, spec: AttentionSpec) -> str | None:
-    """Why a query's attention may have other bits alone than in a chunk on ``spec.device``, of
-    kernels that promise the same; or None."""
+    """Return why a query's attention may differ in bits alone and in a chunk on ``spec.device``, or
+    None.
+
+    This is for kernels that promise they are the same.
+    """
     random = new_random()
     return doubt("batch-invariant attention", partial(_cut_chunks, kernels, spec, random), 0.0)
 
 
 def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
-    """Single queries in one split and in several, chunks with and without a past."""
+    """Yield single queries in one split and several, and chunks with and without a past."""
     two_tiles = queries_a_tile(spec.num_heads // spec.num_kv_heads) + 3
     queries, past = np.array([1, 1, 7, two_tiles, 1]), np.array([0, 600, 70, 0, 33])
     seq_lens = queries + past
@@ -68,7 +72,7 @@ def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -
         slots = np.arange(seq_lens[row])
         is_used[tables[row, slots // spec.block_size], slots % spec.block_size] = True
     cache = _cache(spec, len(places), random)
-    # Poison goes where every kind of cache takes it: codes of integers have none, their scales do.
+    # Poison goes where every kind of cache can hold it: integer codes cannot, their scales can.
     poisoned = cache[:2] if spec.cache_dtype is None else cache[2:]
     for stored in poisoned:
         assert stored is not None
@@ -77,7 +81,7 @@ def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -
     sinks = normal(random, torch.float32, spec.num_heads) if spec.has_sinks else None
     starts = np.concatenate(([0], np.cumsum(queries)))
     sides = ((kernels.attention, spec), (ReferenceAttention(), replace(spec, device=CPU)))
-    # As where a prompt ends with an image whose tokens see each other.
+    # As if a prompt ended with an image whose tokens attend to each other.
     ahead = [None] if not spec.looks_ahead else [None, np.repeat(seq_lens, queries)]
     for window, ends in itertools.product(spec.windows, ahead):
         outputs = []
@@ -87,14 +91,14 @@ def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -
             geometry = BatchGeometry.of(starts, seq_lens, tables, side.device, ends)
             state = backend.plan(geometry, side)
             moved, *inputs = copy_to((layer, query, cache), side.device)
-            # Freed at once, and likely what the output is made of: what is not written shows.
+            # Freed at once, and likely reused for the output: unwritten parts show.
             torch.full_like(inputs[0], float("nan"))
             outputs.append(backend.forward(state, moved, *inputs))
         yield outputs[0], outputs[1]
 
 
 def _cut_chunks(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
-    """A chunk behind a past, and some of its queries by themselves, as bits."""
+    """Yield a chunk after a past, and some of its queries alone, as bits."""
     past, queries = 600, queries_a_tile(spec.num_heads // spec.num_kv_heads) + 3
     seq_len, alone = past + queries, np.array([0, queries // 2, queries - 1])
     tables = torch.randperm(-(-seq_len // spec.block_size), generator=random).int().numpy()[None]
@@ -167,7 +171,7 @@ def _experts(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> 
 def _decided(
     x: torch.Tensor, num_experts: int, random: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens like x, and a router whose scores of each are so far apart that none rounds away."""
+    """Return tokens like x, and a router with scores too far apart for rounding to reorder."""
     count = x.shape[0]
     x, weight = x.clone(), torch.zeros(num_experts, x.shape[1])
     x[:, :count] = 4 * torch.eye(count)
@@ -177,7 +181,7 @@ def _decided(
 
 
 def _cache_writes(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
-    """With norms of queries and keys and without; a padding token; a copy of a block."""
+    """Yield stores with and without query and key norms, a padding token, and a copy of a block."""
     if spec.value_dim is not None:
         yield from _latent_writes(kernels, spec, spec.value_dim, random)
         return
@@ -198,7 +202,7 @@ def _cache_writes(kernels: Kernels, spec: AttentionSpec, random: torch.Generator
 def _latent_writes(
     kernels: Kernels, spec: AttentionSpec, rank: int, random: torch.Generator
 ) -> Pairs:
-    """A latent normed, queries and key rotated; a padding token."""
+    """Yield a normed latent, rotated queries and key, and a padding token."""
     query = normal(random, spec.dtype, 5, spec.num_heads, spec.head_dim)
     latent, weight = normal(random, spec.dtype, 5, spec.head_dim), normal(random, spec.dtype, rank)
     frequencies = torch.logspace(0, -4, (spec.head_dim - rank) // 2)
@@ -216,7 +220,7 @@ def _latent_writes(
 
 
 def _inputs(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
-    """A chunk, newest tokens and a padding row; then tokens fed back."""
+    """Yield a chunk, newest tokens and a padding row; then tokens fed back."""
     slots = torch.tensor([4, 0, 2], dtype=torch.int32)
     rows = StepRows(
         slots,
@@ -234,7 +238,8 @@ def _inputs(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> P
 
 
 def _sampling(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
-    """Likeliest, drawn and truncated, with all that may change the logits and with nothing."""
+    """Yield greedy, sampled and truncated rows, with everything that may change logits, and
+    bare."""
     ones, ints = torch.ones(_ROWS), torch.zeros(_ROWS, dtype=torch.int32)
     table = SamplingTable(
         temperature=torch.tensor([0.0, 1.0, 0.7, 1.0, 1.3, 0.0]),
@@ -257,18 +262,20 @@ def _sampling(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) ->
     bias = LogitBias(torch.tensor([1, 8]).int(), torch.tensor([5.0, -5.0]), torch.full((2,), 99))
     masks = torch.randint(-(2**31), 2**31, (2, -(-_VOCAB // 32)), generator=random).int()
     slots = torch.randperm(_ROWS, generator=random).int()
-    # Heads round them to the model's dtype.
+    # Heads round logits to the model's dtype.
     ways = [(dtype, (None, None, None)) for dtype in {torch.float32, spec.dtype}]
     for dtype, extras in ((torch.float32, (counts, bias, masks)), *ways):
         logits = normal(random, dtype, _ROWS, _VOCAB) * 4
         arguments = (logits, slots, torch.arange(_ROWS), table, *extras)
         actual, expected = _both(kernels, spec, "sample", *arguments)
-        yield actual[0], expected[0]  # the logits are left in any state
+        yield actual[0], expected[0]  # the final logits are undefined
 
 
 def _states(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
-    """Layers that keep a state, for models that have some: rows of several tokens, cut into chunks
-    and not, and of one each; one that begins, and one that pads."""
+    """Yield recurrent layers, for models with some.
+
+    The rows have several tokens, in chunks or not, or one each; one begins, and one is padding.
+    """
     for lengths in ((3, 70, 20, 1), (1, 1, 1, 1)) if spec.has_states else ():
         ends = torch.tensor((0, *lengths)).cumsum(0).int()
         tokens = int(ends[-1])
@@ -305,7 +312,7 @@ _CHECKS: dict[str, Callable[[Kernels, AttentionSpec, torch.Generator], Pairs]] =
 
 
 def _both(kernels: Kernels, spec: AttentionSpec, name: str, *arguments: Any) -> tuple[Any, Any]:
-    """What either twin returns, and what it made of its arguments; each has its own."""
+    """Call kernel and reference separately; return their results and modified arguments."""
     sides = []
     for operations, device in ((kernels.operations, spec.device), (reference, CPU)):
         moved = copy_to(arguments, device)

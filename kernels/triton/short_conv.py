@@ -1,7 +1,8 @@
-"""Short causal convolutions; the contract is ``kernels.reference.recurrent``'s.
+"""Short causal convolutions; for the contract see ``kernels.reference.recurrent``.
 
-A program has one token, a tile of its channels, and reads what the taps before it see. Where each
-row has one token it also moves the state on; else a second launch does, as others still read it.
+A program has one token and a tile of its channels, and reads the taps' inputs. If each row has one
+token it also updates the state; otherwise a second launch does, because other programs still read
+it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kernels.triton.recurrent import begins_with_state
 from kernels.triton.tiles import sigmoid
 
 _TILE = 512
-_ROWS = 128  # among which a token looks for its own at a time
+_ROWS = 128  # searched at a time for a token's own
 
 
 def short_conv(
@@ -79,7 +80,7 @@ def _conv(
 def _load_input(
     x, token, x_stride, columns, is_used, CHANNELS: tl.constexpr, IS_GATED: tl.constexpr
 ):
-    """What is convolved of a token, in x's dtype."""
+    """Load a token's convolution input, in x's dtype."""
     place = x + token * x_stride + columns
     value = tl.load(place, mask=is_used, other=0.0)
     if IS_GATED:
@@ -119,7 +120,7 @@ def _conv_kernel(
         row = token
         within = 0
     else:
-        row = token * 0  # the number of rows that end at it or before
+        row = token * 0  # the number of rows that end at or before it
         for first in range(0, num_rows, ROWS):
             some = first + tl.arange(0, ROWS)
             ends = tl.load(query_start + 1 + some, mask=some < num_rows, other=2**31 - 1)
@@ -132,7 +133,7 @@ def _conv_kernel(
     total = newest.to(tl.float32) * by.to(tl.float32)
     for tap in tl.static_range(KEPT):
         before = KEPT - tap
-        # Before this step's first token: from the state, of which the last line is the newest.
+        # Before this step's first token: from the state, whose last line is the newest.
         is_old = is_used & begins_with_state(start) & (within < before)
         value = tl.load(lines + (tap + within) * CHANNELS, mask=is_old, other=0.0)
         if not ONE_EACH:
@@ -170,7 +171,7 @@ def _keep_kernel(
     IS_GATED: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The state becomes a row's last inputs, which may be some of its own, moved on."""
+    """Set the state to a row's last inputs, some of which may come from the old state."""
     await_turn()
     row = tl.program_id(0)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -179,7 +180,7 @@ def _keep_kernel(
     end = tl.load(query_start + row + 1).to(tl.int64)
     count = end - tl.load(query_start + row)
     lines = state + tl.load(slots + row).to(tl.int64) * KEPT * CHANNELS + columns
-    # Upwards: what is read lies above what is written.
+    # Ascending: each line is read before it is overwritten.
     for line in tl.static_range(KEPT):  # pyright: ignore[reportGeneralTypeIssues]
         before = KEPT - line
         is_old = is_used & (start > 0) & (count < before)

@@ -1,16 +1,18 @@
-"""Products of few rows, with what stands around them in a decoder layer.
+"""Products of few rows, fused with their neighbours in a decoder layer.
 
-A step of a text or two reads every weight once and multiplies it a time or two: bound by memory,
-and where weights are small by the latency of what lies between the reads. So
+A step of one or two sequences reads every weight once and multiplies it once or twice: it is bound
+by memory and, for small weights, by the latency between the reads. Therefore
 
-- each program asks for its rows of the weight before it waits for its turn (``launch.py``): the
-  memory is busy while the kernels before finish. Weights are never written beside a step;
-- the norm before a product and the sum behind it are part of it. ``norm(x) W^T`` is
-  ``(x * n) W^T / rms(x)``: the mean square is summed while the product is, and waits for nothing;
-- no matrix units, whose tiles are 16 rows at the least: a thread multiplies what it has read.
+- each program requests its rows of the weight before it waits for its turn (``launch.py``), which
+  keeps the memory busy while the previous kernels finish. Weights are never written during a step;
+- the norm before a product and the sum after it are part of it. ``norm(x) W^T`` is
+  ``(x * n) W^T / rms(x)``: the mean square is summed along with the product, and nothing waits for
+  it;
+- matrix units, whose tiles have at least 16 rows, are not used: a thread multiplies what it has
+  read.
 
-Of experts, whose tokens the kernel before tells, nothing can be read ahead. Each pair of token and
-choice is a row by itself: few tokens seldom meet at an expert.
+Experts are chosen by the previous kernel, so their weights cannot be read ahead. Each pair of token
+and choice is a separate row: few tokens seldom share an expert.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from kernels.skinny import MOST_ROWS, GateKind, RowNorm
 from kernels.triton.launch import await_turn, launch, power_of_2
 from kernels.triton.tiles import gelu_tanh, silu
 
-_TILE = 8192  # weights that a program has in registers, and as many on their way
-_PROGRAMS = 256  # at the least, where a weight is small: two to a multiprocessor
+_TILE = 8192  # weights of a program in registers; as many in flight
+_PROGRAMS = 256  # at least, for small weights: two per multiprocessor
 _LEAST_OUTPUTS = 4
-_DEPTH = 1024  # inputs a tile, where outputs are many: 16 bytes of each for every thread
-_TERMS: tl.constexpr = tl.constexpr(8)  # neighbouring inputs that a thread sums by itself
+_DEPTH = 1024  # inputs per tile, with many outputs: 16 bytes of each per thread
+_TERMS: tl.constexpr = tl.constexpr(8)  # adjacent inputs that a thread sums first
 
 
 def skinny_linear(
@@ -43,8 +45,8 @@ def skinny_linear(
     dtype: torch.dtype | None = None,
     experts: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See ``kernels.reference.skinny``; up to ``MOST_ROWS`` rows, or any with ``experts``; all
-    contiguous."""
+    """See ``kernels.reference.skinny``; up to ``MOST_ROWS`` rows, or any number with
+    ``experts``; all contiguous."""
     inputs, parts = x.shape[1], 1 if gate is None else 2
     outputs = weight.shape[-2] // parts
     rows = rows_of(x, experts)
@@ -81,16 +83,16 @@ def skinny_linear(
 
 
 class Rows(NamedTuple):
-    """Of a product of few rows, and who takes them."""
+    """The rows of a product, and how they are distributed."""
 
     results: int
-    programs: int  # that share an output between them
+    programs: int  # that share an output
     of_program: int
-    pairs_a_row: int  # of token and choice that read the same
+    pairs_a_row: int  # pairs of token and choice with the same row
 
 
 def rows_of(x: torch.Tensor, experts: torch.Tensor | None) -> Rows:
-    """All of x [n, inputs] together; or of experts [n, choices] each by itself."""
+    """Return all rows of x [n, inputs] together; or experts [n, choices] one by one."""
     num_rows = x.shape[0]
     if experts is None:
         assert num_rows <= MOST_ROWS, num_rows
@@ -100,25 +102,25 @@ def rows_of(x: torch.Tensor, experts: torch.Tensor | None) -> Rows:
 
 
 def row_stride(x: torch.Tensor) -> int:
-    """Between rows of [n, inputs]; that of a single row is what it likes, and none that a kernel
-    should be compiled for."""
+    """Return the stride of [n, inputs]; that of a single row is arbitrary and must not
+    recompile."""
     return x.stride(0) if x.shape[0] > 1 else x.shape[1]
 
 
 def outputs_made(outputs: int, most: int) -> int:
-    """By each program: fewer where there are few, so that all multiprocessors read."""
+    """Return the outputs per program: fewer if there are few, so that all multiprocessors read."""
     wanted = power_of_2(outputs // _PROGRAMS + 1) // 2
     return min(max(wanted, _LEAST_OUTPUTS), most)
 
 
-# Steps of two, three and four rows run one kernel.
+# Steps of two, three and four rows share a kernel.
 @triton.jit(do_not_specialize=["num_rows"])
 def _skinny_kernel(
     output,
     x,
     weight,
     bias,
-    experts,  # of each pair of token and choice; None: there is one weight
+    experts,  # of each pair of token and choice; None: one weight
     norm_weight,
     eps,
     num_rows,
@@ -130,11 +132,11 @@ def _skinny_kernel(
     ROWS: tl.constexpr,
     MADE: tl.constexpr,
     DEPTH: tl.constexpr,
-    PARTS: tl.constexpr,  # of an output: where there is a gate, it and what it gates
+    PARTS: tl.constexpr,  # of an output: with a gate, both halves
     GATE: tl.constexpr,
     ADDS: tl.constexpr,
 ):
-    """Some outputs of all rows; a thread keeps its inputs' part of each, summed at the end."""
+    """Some outputs of all rows; each thread sums its inputs' part, and all parts are added last."""
     begin = tl.program_id(0) * MADE
     lines = lines_of(begin, outputs, MADE, PARTS)
     depth = tl.arange(0, DEPTH)
@@ -161,7 +163,7 @@ def _skinny_kernel(
         wide = tile.to(tl.float32)
         new_sums, new_squares = (), ()
         for row in tl.static_range(ROWS):  # pyright: ignore[reportGeneralTypeIssues]
-            # Rows past the end are the last one again.
+            # Rows past the end repeat the last one.
             place = x + tl.minimum(row, num_rows - 1) * x_stride + here
             read = tl.load(place, mask=here < inputs, other=0.0).to(tl.float32)
             new_squares += (squares[row] + read * read,)
@@ -195,8 +197,10 @@ def _skinny_kernel(
 
 @triton.jit
 def lines_of(begin, outputs, MADE: tl.constexpr, PARTS: tl.constexpr):
-    """Rows of the weight for outputs from ``begin`` on, [MADE * PARTS]: of each gated one two, side
-    by side. Past the end the last is made again."""
+    """Return the weight's rows for outputs from ``begin`` on, [MADE * PARTS].
+
+    Each gated output has two, adjacent. Past the end the last one is repeated.
+    """
     places = tl.arange(0, MADE * PARTS)
     return tl.minimum(begin + places // PARTS, outputs - 1) + places % PARTS * outputs
 
@@ -204,7 +208,7 @@ def lines_of(begin, outputs, MADE: tl.constexpr, PARTS: tl.constexpr):
 @triton.jit
 def store_outputs(
     output,
-    result,  # [MADE * PARTS] float32, what the weight's rows ``lines`` give
+    result,  # [MADE * PARTS] float32, of the weight's rows ``lines``
     bias,
     lines,
     begin,
@@ -217,11 +221,11 @@ def store_outputs(
     GATE: tl.constexpr,
     ADDS: tl.constexpr,
 ):
-    """One row's outputs from ``begin`` on, with bias and gate, stored or added."""
+    """Store or add one row's outputs from ``begin`` on, with bias and gate."""
     if bias is not None:
         result += tl.load(bias + lines).to(tl.float32)
     if GATE is not None:
-        # As they would be read from memory.
+        # Rounded as if read from memory.
         rounded = result.to(DTYPE).to(tl.float32)
         opened, gated = tl.split(tl.reshape(rounded, [MADE, PARTS]))
         result = (silu(opened) if GATE == "silu" else gelu_tanh(opened)) * gated

@@ -1,9 +1,9 @@
-"""Products of few rows with weights in codes: ``skinny.py`` for ``quantised.py``'s weights.
+"""Products of few rows with quantised weights: ``skinny.py`` for the weights of ``quantised.py``.
 
-A thread has 16 bytes of an output's codes at a time, whose inputs are neighbours: one run of inputs
-for each half of a byte, and within a run one scale and one zero. So a run's codes are widened and
-multiplied as they are; what belongs to all of them is taken once, behind their sum:
-``sum((level - zero) * scale * x) = scale * (sum(level * x) - zero * sum(x))``.
+A thread has 16 bytes of an output's codes at a time. Each half of these bytes is a run of adjacent
+inputs that share one scale and one zero. The codes of a run are widened and multiplied as they are,
+and what is common to them is applied once, to their sum: ``sum((level - zero) * scale * x) = scale
+* (sum(level * x) - zero * sum(x))``.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from kernels.triton.codes import LIFTS, OFFSETS, load_scales, widen
 from kernels.triton.launch import await_turn, launch, power_of_2
 from kernels.triton.skinny import lines_of, outputs_made, row_stride, rows_of, store_outputs
 
-# Bytes of codes that a program has in registers, and as many on their way; by the rows it takes,
-# whose sums want registers too.
+# Bytes of codes that a program has in registers, and as many in flight; by its number of rows,
+# whose sums need registers too.
 _TILES = {1: 8192, MOST_ROWS: 2048}
-_WIDTH = 1024  # bytes of an output, where outputs are many
+_WIDTH = 1024  # bytes of an output, with many outputs
 _UNROLLED = 4  # tiles
 
 
@@ -36,8 +36,8 @@ def skinny_packed_linear(
     dtype: torch.dtype | None = None,
     experts: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See ``kernels.reference.skinny``, of a matrix in codes or of experts' matrices; up to
-    ``MOST_ROWS`` rows, or any with ``experts``."""
+    """See ``kernels.reference.skinny``, with one quantised matrix or those of experts; up to
+    ``MOST_ROWS`` rows, or any number with ``experts``."""
     held, parts = weight.codes.shape[1], 1 if gate is None else 2
     outputs = weight.outputs // parts
     taken = rows_of(x, experts)
@@ -46,7 +46,7 @@ def skinny_packed_linear(
         output = torch.empty((taken.results, outputs), dtype=dtype or x.dtype, device=x.device)
     rows = 1 if taken.of_program == 1 else MOST_ROWS
     widest = power_of_2(held)
-    # Levels that are read from a table want their addresses besides, and inputs in another order.
+    # A table of levels needs registers for addresses, as do reordered inputs.
     has_addresses = weight.kind == "table" or weight.orders is not None
     tile = _TILES[rows] // (2 if has_addresses else 1)
     made = outputs_made(outputs * taken.programs, max(1, tile // min(widest, _WIDTH) // parts))
@@ -91,7 +91,7 @@ def skinny_packed_linear(
     return output
 
 
-# Steps of two, three and four rows run one kernel.
+# Steps of two, three and four rows share a kernel.
 @triton.jit(do_not_specialize=["num_rows"])
 def _skinny_packed_kernel(
     output,
@@ -100,9 +100,9 @@ def _skinny_packed_kernel(
     scales,
     zeros,
     levels,
-    order,  # [matrices, inputs], of x for the columns of the codes; None: its own
+    order,  # [matrices, inputs], input of each column of the codes; None: in order
     bias,
-    experts,  # of each pair of token and choice; None: there is one matrix
+    experts,  # of each pair of token and choice; None: one matrix
     norm_weight,
     factor,
     eps,
@@ -113,10 +113,10 @@ def _skinny_packed_kernel(
     PAIRS_A_ROW: tl.constexpr,
     ROWS: tl.constexpr,
     MADE: tl.constexpr,
-    HELD: tl.constexpr,  # bytes of an output's codes
+    HELD: tl.constexpr,  # bytes of codes per output
     WIDTH: tl.constexpr,
     UNROLLED: tl.constexpr,
-    PARTS: tl.constexpr,  # of an output: where there is a gate, it and what it gates
+    PARTS: tl.constexpr,  # of an output: with a gate, both halves
     GATE: tl.constexpr,
     ADDS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -127,7 +127,7 @@ def _skinny_packed_kernel(
     CODES_A_BYTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Some outputs of all rows; a thread keeps its inputs' part of each, summed at the end."""
+    """Some outputs of all rows; each thread sums its inputs' part, and all parts are added last."""
     LINES: tl.constexpr = MADE * PARTS
     RUNS: tl.constexpr = WIDTH // BLOCK
     begin = tl.program_id(0) * MADE
@@ -152,7 +152,7 @@ def _skinny_packed_kernel(
 
     sums = (tl.zeros([LINES, RUNS], tl.float32),) * ROWS
     squares = (tl.zeros([WIDTH], tl.float32),) * ROWS
-    # A tile that a loop hands on lies in four times its registers, a byte in each: so, rarely.
+    # A tile carried across iterations takes four times the registers, one per byte: so, rarely.
     for chunk in range(0, HELD, UNROLLED * WIDTH):
         for part_of_chunk in tl.static_range(UNROLLED):  # pyright: ignore[reportGeneralTypeIssues]
             first = chunk + part_of_chunk * WIDTH
@@ -174,7 +174,7 @@ def _skinny_packed_kernel(
                     scale = load_scales(scales + own)
                 new_sums, new_squares = (), ()
                 for row in tl.static_range(ROWS):  # pyright: ignore[reportGeneralTypeIssues]
-                    # Rows past the end are the last one again.
+                    # Rows past the end repeat the last one.
                     at = x + tl.minimum(row, num_rows - 1) * x_stride + place
                     read = tl.load(at, mask=is_input, other=0.0).to(tl.float32)
                     new_squares += (squares[row] + read * read,)

@@ -1,4 +1,4 @@
-"""Device functions that the attention kernels share."""
+"""Device functions shared by the attention kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UPCAST: tl.constexpr = tl.constexpr(INTERPRETED)
 
 @triton.jit
 def dot(a, b):
-    """``a @ b`` in float32; the interpreter's own product of bf16 operands is wrong."""
+    """``a @ b`` in float32; works around the interpreter's wrong product of bf16 operands."""
     if _UPCAST:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     else:
@@ -31,7 +31,7 @@ def dot_add(a, b, acc):
 
 @triton.jit
 def load_rows(places, is_read, DTYPE: tl.constexpr):
-    """Keys or values as operands of a product: codes are widened, without their scales."""
+    """Load keys or values as operands of a product: codes are widened, without their scales."""
     if places.dtype.element_ty == DTYPE:
         return tl.load(places, mask=is_read, other=0.0)
     elif places.dtype.element_ty == tl.int8:
@@ -42,13 +42,13 @@ def load_rows(places, is_read, DTYPE: tl.constexpr):
 
 @triton.jit
 def tanh(x):
-    """By the exponential, which has an instruction; ends at -1 and 1 without overflow."""
+    """Computed by the hardware's exponential; saturates at -1 and 1 without overflow."""
     return 1.0 - 2.0 / (tl.exp(2.0 * tl.minimum(x, 40.0)) + 1.0)
 
 
 @triton.jit
 def sigmoid(x):
-    """``1 / (1 + exp(-x))``, whose exponential stays finite."""
+    """``1 / (1 + exp(-x))``, with a finite exponential."""
     return 1.0 / (1.0 + tl.exp(-tl.maximum(x, -80.0)))
 
 
@@ -60,8 +60,8 @@ def silu(x):
 
 @triton.jit
 def gelu_tanh(x):
-    """``0.5 x (1 + tanh(y)) = x sigmoid(2 y)`` of ``2 y = 2 sqrt(2 / pi) (x + 0.044715 x^3)``,
-    which does not cancel where y is negative."""
+    """``0.5 x (1 + tanh(y)) = x sigmoid(2 y)`` with ``2 y = 2 sqrt(2 / pi) (x + 0.044715 x^3)``,
+    which does not cancel for negative y."""
     return x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
 
 
@@ -75,13 +75,13 @@ def rows_of_tile(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Rows of a cache seen as [rows, head_dim] for the ``TILE`` slots of a sequence from ``begin``.
+    """Return the rows, in a cache viewed as [rows, head_dim], of ``TILE`` slots from ``begin`` on.
 
-    ``begin`` is a multiple of ``TILE``: where a block holds whole tiles, all of them lie in one
-    block, its number is read once, and what differs between their places is known beforehand.
+    ``begin`` is a multiple of ``TILE``: if a block holds whole tiles, all slots are in one block,
+    its number is read once, and the offsets are known at compile time.
 
     Returns:
-        The sum of a first row, int64, and of [TILE] others.
+        The sum of a first row, int64, and [TILE] offsets.
     """
     places = tl.arange(0, TILE)
     if BLOCK_SIZE % TILE == 0:
@@ -96,16 +96,16 @@ def rows_of_tile(
 
 @triton.jit
 def weigh(scores, scale, top, total, MAY_SEE_NONE: tl.constexpr):
-    """A tile of an online softmax to the base of two (Milakov and Gimelshein 2018; Dao 2023).
+    """Process a tile of an online softmax in base two (Milakov and Gimelshein 2018; Dao 2023).
 
     Args:
-        scores: [rows, slots] float32, -inf where a slot is not seen.
-        scale: of the scores, above 0: it is laid on with the subtraction, in one instruction.
-        top, total: [rows] float32, the maximum so far and the sum of weights; -inf and 0 at first.
-        MAY_SEE_NONE: a row may have seen no slot yet.
+        scores: [rows, slots] float32, -inf for masked slots.
+        scale: of the scores, above 0: applied with the subtraction, in one instruction.
+        top, total: [rows] float32, the maximum so far and the sum of weights; initially -inf and 0.
+        MAY_SEE_NONE: a row may have had no unmasked slot yet.
 
     Returns:
-        Weights [rows, slots], what sums so far shrink by [rows], and the new top and total.
+        Weights [rows, slots], the factors of the sums so far [rows], and the new top and total.
     """
     new_top = tl.maximum(top, tl.max(scores, axis=1) * scale)
     base = new_top

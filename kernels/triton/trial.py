@@ -1,4 +1,4 @@
-"""What the checks at start have in common: both sides of a kernel, and whether they agree."""
+"""Shared parts of the checks at start: run kernel and reference, and compare them."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from kernels.attention import LayerAttention, LayerCache
 from kernels.reference.cache_codes import contents
 from kernels.select import NoKernelsError
 
-# Of the norm of a result. A twin rounds to the dtype in other places, but not at random.
+# Relative to the norm of a result. A reference rounds in other places, but not at random.
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 CPU = torch.device("cpu")
-Pairs = Iterator[tuple[Any, Any]]  # actual and expected: tensors, or tuples of such
+Pairs = Iterator[tuple[Any, Any]]  # actual and expected: tensors, or tuples of them
 
-# Other numbers each time: memory that a broken kernel leaves unwritten must not hold the right ones
-# of an earlier check.
+# Different numbers each time: memory that a broken kernel leaves unwritten must not hold the
+# correct ones from an earlier check.
 _SEEDS = itertools.count()
 
 
 def new_random() -> torch.Generator:
-    """Of one check."""
+    """Return a random generator for one check."""
     return torch.Generator().manual_seed(next(_SEEDS))
 
 
 def doubt(what: str, pairs: Callable[[], Pairs], tolerance: float) -> str | None:
-    """Why a kind of kernels is not to be trusted, or None.
+    """Return why a kind of kernels is incorrect, or None.
 
     Raises:
-        NoKernelsError: they have cost this process its GPU, where nothing else runs either.
+        NoKernelsError: they have cost this process its GPU, so that nothing else can run either.
     """
     try:
         with torch.inference_mode():
             worst = max((_error(*pair) for pair in pairs()), default=0.0)
-    # Whatever the compiler or the driver raises: the reference kernels can still serve.
+    # The compiler or the driver may raise anything; the reference kernels can still serve.
     except Exception as error:
         told = (str(error).strip() or type(error).__name__).splitlines()[0]
         _check_device(what, told)
@@ -48,8 +48,10 @@ def doubt(what: str, pairs: Callable[[], Pairs], tolerance: float) -> str | None
 
 
 def _check_device(what: str, told: str) -> None:
-    """Raise NoKernelsError where an error such as a wrong address has ended the device's context:
-    whatever is tried instead would fail with the same error, and be blamed for it."""
+    """Raise NoKernelsError if an error such as a wrong address has ended the device's context.
+
+    Whatever is tried instead would fail with the same error, and be blamed for it.
+    """
     if not torch.cuda.is_initialized():
         return
     try:
@@ -62,7 +64,7 @@ def _check_device(what: str, told: str) -> None:
 
 
 def _error(actual: Any, expected: Any) -> float:
-    """The largest relative error of a tensor; infinite where integers or broken values differ."""
+    """Return a tensor's largest relative error; infinite if integers or broken values differ."""
     if isinstance(expected, LayerCache):
         actual, expected = contents(actual), contents(expected)
     if isinstance(expected, tuple):
@@ -79,7 +81,7 @@ def _error(actual: Any, expected: Any) -> float:
 
 
 def copy_to(value: Any, device: torch.device) -> Any:
-    """A copy on a device of a tensor, or of a tuple or a layer with some in it."""
+    """Copy a tensor, or a tuple or layer with tensors, to a device."""
     if isinstance(value, torch.Tensor):
         return value.clone().to(device)
     if isinstance(value, LayerAttention):
@@ -91,5 +93,5 @@ def copy_to(value: Any, device: torch.device) -> Any:
 
 
 def normal(random: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """Of a normal distribution, on the CPU."""
+    """Return normally distributed numbers, on the CPU."""
     return torch.randn(shape, generator=random).to(dtype)

@@ -1,4 +1,4 @@
-"""Device functions that find, in one row, the best token that min_p, top_k and top_p keep."""
+"""Device functions that find a row's best token among those kept by min_p, top_k and top_p."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import triton.language as tl
 
 @triton.jit
 def draw_truncated(logits, scores, top_k, top_p, min_p, low, high, vocab, TILE: tl.constexpr):
-    """Index of the best score among the kept tokens of a row.
+    """Return the index of the best score among the kept tokens of a row.
 
-    min_p, then top_k, then top_p of what those left; all keep what is at or above some logit,
-    and equal logits share their fate. See ``kernels.reference.sampling.truncation_threshold``.
+    min_p applies first, then top_k, then top_p to what those left. All keep the logits at or above
+    some value, and equal logits are kept or dropped together. See
+    ``kernels.reference.sampling.truncation_threshold``.
 
     Args:
-        logits, scores: of the row; scores are logits with noise.
+        logits, scores: of the row; scores are logits plus noise.
         top_k, top_p, min_p: scalars.
         low, high: the row's smallest and largest finite logit.
         vocab: the row's length.
-        TILE: tokens looked at together.
+        TILE: tokens per iteration.
     """
     floor = truncation_floor(logits, top_k, min_p, low, high, vocab, TILE)
     everything, token = _survey(  # pyright: ignore[reportGeneralTypeIssues]
@@ -29,7 +30,7 @@ def draw_truncated(logits, scores, top_k, top_p, min_p, low, high, vocab, TILE: 
         likelier, following = _survey(
             logits, scores, tl.load(logits + token), high, vocab, True, TILE
         )
-        # Not among the likeliest that make up the share: the cut lies above this token.
+        # Not among the likeliest that make up the share: the cutoff is above this token.
         while (likelier >= wanted) & (likelier > 0.0):
             token = following
             likelier, following = _survey(
@@ -40,7 +41,7 @@ def draw_truncated(logits, scores, top_k, top_p, min_p, low, high, vocab, TILE: 
 
 @triton.jit
 def truncation_floor(logits, top_k, min_p, low, high, vocab, TILE: tl.constexpr):
-    """The smallest logit of a row that min_p and top_k keep."""
+    """Return the smallest logit of a row that min_p and top_k keep."""
     floor = low
     if min_p > 0.0:
         floor = tl.maximum(low, high + tl.log(min_p))
@@ -52,8 +53,8 @@ def truncation_floor(logits, top_k, min_p, low, high, vocab, TILE: tl.constexpr)
 
 @triton.jit
 def nucleus_floor(logits, top_p, floor, high, vocab, TILE: tl.constexpr):
-    """The smallest logit of a row that top_p keeps of those at or above ``floor``."""
-    # Twice the same sum in the same order: all of it is never less than a share.
+    """Return the smallest logit of a row that top_p keeps among those at or above ``floor``."""
+    # The same sum twice in the same order: the total is never less than a share of it.
     mass = tl.zeros([TILE], tl.float32)
     least = tl.full([TILE], float("inf"), tl.float32)
     for begin in range(0, vocab, TILE):
@@ -67,7 +68,7 @@ def nucleus_floor(logits, top_p, floor, high, vocab, TILE: tl.constexpr):
 
 @triton.jit
 def _survey(logits, scores, cut, high, vocab, STRICT: tl.constexpr, TILE: tl.constexpr):
-    """Mass, in units of ``exp(high)``, and best token of the logits above (or at) a cut."""
+    """Return the mass, in units of ``exp(high)``, and best token of logits above (or at) a cut."""
     mass = tl.zeros([TILE], tl.float32)
     best = tl.full([TILE], -float("inf"), tl.float32)
     best_at = tl.zeros([TILE], tl.int32)
@@ -86,28 +87,30 @@ def _survey(logits, scores, cut, high, vocab, STRICT: tl.constexpr, TILE: tl.con
 
 @triton.jit
 def _lowest_kept(logits, wanted, low, high, vocab, BY_MASS: tl.constexpr, TILE: tl.constexpr):
-    """The largest logit such that those at or above it count, or weigh, as much as is wanted; the
-    lowest where all together do not.
+    """Return the largest logit for which the logits at or above it reach the wanted count or mass.
+
+    It is the lowest logit if all together do not.
 
     Args:
         logits: of the row.
         wanted: a number of logits, or a mass in units of ``exp(high)``.
         low, high: the lowest logit that may be kept, and the row's highest.
         vocab: the row's length.
-        BY_MASS: whether they are weighed.
-        TILE: tokens looked at together.
+        BY_MASS: whether ``wanted`` is a mass.
+        TILE: tokens per iteration.
 
-    Four pivots cut the range in five with each pass; it is found once one logit alone, however
-    often it comes, lies in the range. Every float between two others is a pivot in the end, so
-    that happens; but not where fewer are there than are wanted and the lowest two are neighbours,
-    which may leave an empty range: one that cannot be cut ends the search as well.
+    Each pass divides the range into five by four pivots. The search ends when the range contains a
+    single logit, however often it occurs, which happens because every float between two others
+    eventually becomes a pivot. It does not happen if there are fewer logits than wanted and the
+    lowest two are adjacent floats, which may leave an empty range: one that cannot be divided ends
+    the search as well.
     """
-    above = tl.full([], float("inf"), tl.float32)  # it lies in [low, above)
+    above = tl.full([], float("inf"), tl.float32)  # the result is in [low, above)
     lowest = high
     is_found = low == high
     while is_found == 0:
         from_low, from_above = low, above
-        # No range is wider than floats go, or no pivot would lie in it.
+        # Clamped, because a range that overflows would have no pivot in it.
         step = tl.minimum((tl.minimum(above, high) - low) * 0.2, 4e37)
         pivot_1 = low + step
         pivot_2 = low + 2.0 * step
@@ -122,7 +125,7 @@ def _lowest_kept(logits, wanted, low, high, vocab, BY_MASS: tl.constexpr, TILE: 
         for begin in range(0, vocab, TILE):
             tokens = begin + tl.arange(0, TILE)
             x = tl.load(logits + tokens, mask=tokens < vocab, other=-float("inf"))
-            # Counts are whole numbers below 2^24, which floats hold.
+            # Counts are integers below 2^24, which are exact in float32.
             weight = tl.exp(x - high) if BY_MASS else 1.0
             sum_1 += tl.where(x >= pivot_1, weight, 0.0)
             sum_2 += tl.where(x >= pivot_2, weight, 0.0)
@@ -132,7 +135,7 @@ def _lowest_kept(logits, wanted, low, high, vocab, BY_MASS: tl.constexpr, TILE: 
             most = tl.maximum(most, tl.where(x < above, x, -float("inf")))
         lowest = tl.min(least, axis=0)
         is_found = lowest == tl.max(most, axis=0)
-        # Up to a pivot with enough at or above it, down from one with less.
+        # Move up to a pivot with enough at or above it, down from one with less.
         is_1 = tl.sum(sum_1, axis=0) >= wanted
         is_2 = tl.sum(sum_2, axis=0) >= wanted
         is_3 = tl.sum(sum_3, axis=0) >= wanted

@@ -1,7 +1,7 @@
-"""Runs the benchmark, or parts of it, and prints tables; the last line of the output is JSON.
+"""Runs the benchmark, or parts of it, and prints tables; the last line of output is JSON.
 
-Results are merged into one file, so that a long run can be made in pieces: a load that is measured
-again replaces its older figures, and the gates are judged on all that the file holds.
+Results are merged into one file, so that a long run can be split: measuring a load again replaces
+its older figures, and the gates are judged on everything in the file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0; 1 when a part could not be measured. A gate that is missed is a result."""
+    """Run the chosen parts. Returns 1 if one could not be measured; a missed gate is a result."""
     options = _parser().parse_args(argv)
     asked = options.only or (_QUICK_PARTS if options.quick else (*PARTS, *_OTHERS))
     result = _read(options.out)
@@ -87,10 +87,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(name: str, options: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Measure one part into ``result``, which is written after each load.
+    """Measure one part into ``result``, which is written to disk after each load.
 
     Raises:
-        RuntimeError: it could not be measured.
+        RuntimeError: the part could not be measured.
     """
     command = shlex.split(options.command)
     if name == "start":
@@ -127,14 +127,14 @@ def _measure(name: str, options: argparse.Namespace, result: dict[str, Any]) -> 
 
 
 def _first_tokens(command: Sequence[str], runs: int) -> dict[str, Any]:
-    """From exec to the first streamed token of the embedded model."""
+    """Time from exec to the first streamed token of the embedded model."""
     start = [*(command or (sys.executable, "-m", "server")), "serve"]
     taken = [first_token_s(start) for _ in range(runs)]
     return {"first_token_s": taken, "median_s": statistics.median(taken)}
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What was measured before on this kind of machine; figures of another one do not mix."""
+    """Earlier results from this kind of machine; results from another kind are discarded."""
     if path.exists():
         result = json.loads(path.read_text(encoding="utf-8"))
         if result["machine"]["cpu"] == describe_machine()["cpu"]:

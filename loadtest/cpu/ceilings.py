@@ -1,9 +1,9 @@
-"""What this machine's memory and matrix units give at most, measured in the run that uses it.
+"""The peak memory bandwidth and matrix throughput of this machine, measured during the benchmark.
 
-``python -m loadtest.cpu.ceilings`` prints them as JSON. The benchmark runs that as a process of its
-own, so that no idle thread pool and no gigabyte of operands stays beside the servers. A machine
-that is shared with others gives twice as much in one minute as in the next, so they are measured
-before and after each load.
+``python -m loadtest.cpu.ceilings`` prints them as JSON. The benchmark runs that as a separate
+process, so that no idle thread pool and no gigabyte of operands stays beside the servers. A shared
+machine can be twice as fast in one minute as in the next, so the ceilings are measured before and
+after each load.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ _ROWS, _SIDE = 512, 4096  # of the matrix products
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Each is the best of several tries: a ceiling that the server passes would be none."""
+    """Each figure is the best of several tries: the server must not be able to exceed a ceiling."""
 
     read_bytes_per_s: float
     bf16_flops_per_s: float
     int8_ops_per_s: float
 
     def mean(self, other: Ceilings) -> Ceilings:
-        """Geometric, as what is scaled by them is a product of ratios."""
+        """The geometric mean, since figures are scaled by ratios of ceilings."""
         pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
         return Ceilings(*(math.sqrt(one * two) for one, two in pairs))
 
 
 def measure_ceilings() -> Ceilings:
-    """Measured now, in another process, on all cores."""
+    """Measure now, in another process, on all cores."""
     command = [sys.executable, "-m", __name__]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return Ceilings(**json.loads(done.stdout))
 
 
 def main() -> int:
-    """Measure here, and print one line of JSON."""
+    """Measure in this process and print one line of JSON."""
     import torch
     from torch.nn.functional import linear
 

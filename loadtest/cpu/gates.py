@@ -1,4 +1,4 @@
-"""What was measured against what is wanted: each gate with its verdict."""
+"""Compares measurements with the targets: one verdict for each gate."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from loadtest.cpu.published import scaled_tokens_per_s
 
 @dataclass(frozen=True)
 class Verdict:
-    """One gate. ``wanted`` is a least value, or a most where ``at_most``."""
+    """One gate. ``wanted`` is a minimum, or a maximum if ``at_most`` is set."""
 
     gate: str
     measured: float
     wanted: float
     unit: str
-    against: str = ""  # what a ratio is to, and where that came from
+    against: str = ""  # what a ratio is relative to, and where that figure came from
     at_most: bool = False
 
     @property
     def passes(self) -> bool:
-        """Whether the measured value is on the right side."""
+        """Whether the measured value meets the target."""
         if self.at_most:
             return self.measured <= self.wanted
         return self.measured >= self.wanted
 
     def row(self) -> tuple[str, ...]:
-        """Cells of a table."""
+        """The cells of a table row."""
         sign = "<=" if self.at_most else ">="
         verdict = "pass" if self.passes else "MISS"
         wanted = f"{sign} {self.wanted:g} {self.unit}"
         return self.gate, f"{self.measured:,.2f} {self.unit}", wanted, self.against, verdict
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The verdict as a JSON object."""
         return {**asdict(self), "passes": self.passes}
 
 
@@ -47,7 +47,7 @@ class Verdict:
 class _Ratio:
     part: str
     peer: str
-    least: tuple[float, ...]  # at each of the loads
+    least: tuple[float, ...]  # the target at each of the loads
     loads: tuple[CpuLoad, ...] = MAIN
 
 
@@ -71,7 +71,7 @@ _MOST_PEAK_GB = {"0.5b-bf16": 1.6, "0.5b-int8": 1.0}
 
 
 def judge(result: Mapping[str, Any]) -> list[Verdict]:
-    """A verdict on every gate that ``result`` has the figures for."""
+    """A verdict for every gate that ``result`` has figures for."""
     parts = result["parts"]
     return [
         *(verdict for gate in _RATIOS for verdict in _ratio_verdicts(gate, parts)),
@@ -84,8 +84,11 @@ def judge(result: Mapping[str, Any]) -> list[Verdict]:
 def rival(
     name: str, peer: str, load: CpuLoad, parts: Mapping[str, Any]
 ) -> tuple[float, float, str] | None:
-    """Quire's rate over a peer's in part ``name``, the peer's output tokens/s, and whence: rounds
-    in turn with Quire's, the same peer in another part, or a published figure scaled.
+    """Compare Quire with a peer in part ``name``.
+
+    Returns Quire's rate over the peer's, the peer's output tokens/s, and the source of the peer's
+    figure: rounds alternating with Quire's, the same peer in another part, or a scaled published
+    figure.
     """
     own = _of(parts, name, load)
     if own is None:
@@ -132,7 +135,7 @@ def _floor_verdicts(parts: Mapping[str, Any]) -> Iterator[Verdict]:
 
 
 def _of(parts: Mapping[str, Any], name: str, load: CpuLoad) -> dict[str, Any] | None:
-    """What was measured of one load of a part, or None."""
+    """The measurements of one load of a part, or None."""
     return parts.get(name, {}).get("loads", {}).get(load.key)
 
 
@@ -145,7 +148,7 @@ def _server_verdicts(name: str, part: Mapping[str, Any]) -> Iterator[Verdict]:
         yield Verdict(f"{name} ITL p99 at 16", measured, _MOST_ITL_P99_MS, "ms", at_most=True)
     server = part["servers"].get(QUIRE)
     if server is None:
-        return  # the piece that was measured did not come to its end
+        return  # the run was interrupted before the part was complete
     if name in _MOST_PEAK_GB:
         measured = server["peak_bytes"] / 1e9
         yield Verdict(f"{name} peak memory", measured, _MOST_PEAK_GB[name], "GB", at_most=True)

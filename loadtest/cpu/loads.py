@@ -1,4 +1,4 @@
-"""The loads, and the least time that a machine with given ceilings can need for them."""
+"""The loads, and a lower bound on the time each needs on a machine with given ceilings."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from loadtest.workloads import Ask
 
 @dataclass(frozen=True)
 class CpuLoad:
-    """Greedy, streamed requests of fixed lengths, so many in flight.
+    """Greedy, streamed requests of fixed lengths, with ``concurrency`` of them in flight.
 
-    With a shared prefix the first request is sent alone, as a prompt that others will share comes
-    first; the rest follow together.
+    With a shared prefix, the first request is sent alone so that it fills the prefix cache; the
+    rest follow together.
     """
 
     name: str
     concurrency: int
     requests: int
-    input_len: int  # tokens, the shared prefix included
+    input_len: int  # tokens, including the shared prefix
     output_len: int
     prefix_len: int = 0
 
     @property
     def key(self) -> str:
-        """Its name in results."""
+        """The load's name in results."""
         return f"{self.name} {self.concurrency}"
 
     @property
     def output_tokens(self) -> int:
-        """Of all requests together."""
+        """The output tokens of all requests together."""
         return self.requests * self.output_len
 
     def waves(self, vocab: int, rng: random.Random) -> list[list[Ask]]:
-        """The requests; each wave is sent once the one before has ended. Prompts are random ids
-        from the upper part of the vocabulary, where no special token is.
+        """Build the requests, in waves that are each sent once the previous one has ended.
+
+        Prompts are random ids from the upper part of the vocabulary, which holds no special tokens.
         """
 
         def ids(count: int) -> list[int]:
@@ -55,18 +56,19 @@ PREFIX = (CpuLoad("prefix", 16, 17, 1024 + 64, 64, prefix_len=1024),)
 
 
 def layer_parameters(shape: ModelShape) -> int:
-    """Weights of all layers; norms and biases are too few to count."""
+    """The number of weights in all layers; norms and biases are too few to count."""
     head_dim = shape.hidden // shape.heads
     attention = shape.hidden * head_dim * (2 * shape.heads + 2 * shape.kv_heads)
     return shape.layers * (attention + 3 * shape.hidden * shape.intermediate)
 
 
 def floor_s(shape: ModelShape, load: CpuLoad, weight_bits: int, ceilings: Ceilings) -> float:
-    """Seconds that ``load`` needs at least: every prompt's products at the matrix ceiling, and for
-    each decode step of a full batch the larger of its bytes and its products over their ceilings.
+    """A lower bound on the duration of ``load``, in seconds.
 
-    Attention's products and activations are left out, as are the few steps of a batch that drains.
-    Weights of 8 bits and fewer multiply at the int8 ceiling.
+    It counts the matrix products of every prompt at the matrix ceiling and, for each decode step of
+    a full batch, the larger of the times for its bytes and its products. Attention products,
+    activations and the few steps of a draining batch are left out. Weights of 8 bits or fewer
+    multiply at the int8 ceiling.
     """
     ops_per_s = ceilings.bf16_flops_per_s if weight_bits > 8 else ceilings.int8_ops_per_s
     in_layers = layer_parameters(shape)

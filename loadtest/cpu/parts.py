@@ -1,4 +1,4 @@
-"""The parts of the benchmark: what is served, who takes part, under which loads."""
+"""The parts of the benchmark: the model served, the servers compared, and the loads."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ QUIRE = "quire"
 
 @dataclass(frozen=True)
 class Part:
-    """One model in one number format of its weights."""
+    """One model in one weight format."""
 
     name: str
     model: str
     weight_bits: int
     loads: tuple[CpuLoad, ...]
-    flags: tuple[str, ...] = ()  # of quire serve
+    flags: tuple[str, ...] = ()  # passed to quire serve
     peers: tuple[Peer, ...] = field(default=())
 
 
@@ -89,18 +89,18 @@ def measure_part(
     earlier: Sequence[str] = (),
     on_load: Callable[[str, dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """One part's servers: how long each took to be ready, its peak memory, Quire's use when idle.
+    """Measure one part and return, by server, startup time, peak memory and Quire's idle CPU use.
 
     Args:
-        part: what is measured.
-        concurrencies: of its loads; all of them where empty.
-        rounds: of each load and side.
-        tries: of a round that something else disturbs.
+        part: the part to measure.
+        concurrencies: the loads to run; all of them if empty.
+        rounds: the number of rounds for each load and side.
+        tries: how often a disturbed round is attempted in all.
         programs: command lines of the peers that take part, by program.
-        models: where the models are made.
-        command: what runs Quire's command line; this interpreter's where empty.
-        earlier: what runs that of another version of Quire, which then takes part.
-        on_load: told each load's key and result as soon as it is measured.
+        models: the directory in which models are created.
+        command: the command that runs Quire; this interpreter's if empty.
+        earlier: the command of another version of Quire, which takes part if given.
+        on_load: called with each load's key and result as soon as it is measured.
 
     Raises:
         RuntimeError: a server did not start, or did not answer every request in full.

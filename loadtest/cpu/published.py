@@ -1,8 +1,8 @@
-"""What peers reached on another machine, and what that would be here.
+"""Figures that peers reached on another machine, and their scaling to this one.
 
-Measured on two cores of an AMD EPYC (Zen 4), on the same models and loads. A peer that is not
-installed here stands in with its figure times the ratio of the two machines' floors for that load;
-the overhead load, which no ceiling bounds, is taken as it was.
+They were measured on two cores of an AMD EPYC (Zen 4) with the same models and loads. If a peer is
+not installed here, its figure is multiplied by the ratio of the two machines' floors for that load.
+The overhead load, which no ceiling bounds, is not scaled.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PREFIX_S = {("0.5b", "vllm bf16"): 15.7, ("0.5b", "vllm w8a8"): 8.4, ("0.5b", "
 def scaled_tokens_per_s(
     model: str, peer: str, load: CpuLoad, ceilings: Ceilings
 ) -> tuple[float, str] | None:
-    """Output tokens/s of ``peer`` under ``load`` and how the figure came about; None if unknown."""
+    """Output tokens/s of ``peer`` under ``load`` and a note on the scaling; None if unknown."""
     there = _figures().get((model, peer, load.key))
     if there is None:
         return None

@@ -1,4 +1,4 @@
-"""Rounds of one load, the sides taking turns (A B A B), and what came of them."""
+"""Runs one load in rounds that alternate between the sides (A B A B), and summarises them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from loadtest.summary import summarize
 from loadtest.workloads import Ask
 
 _ENDPOINT = Endpoint(False, MODEL_NAME, {"temperature": 0.0, "ignore_eos": True})
-# Cores that neither the server nor this client used: above this share the round was disturbed.
-# (The server's own use tells less: a load of one sequence need not fill all cores.)
+# Cores used by neither the server nor this client. Above this share a round counts as disturbed.
+# (The server's own use says less: a load of one sequence need not fill all cores.)
 _FOREIGN_CORES = 0.1
 _TOLD = ("tokens_per_s", "itl_p99_ms", "server_cores", "foreign_cores")
 _MEDIANS = ("tokens_per_s", "wall_s", "ttft_p50_ms", "itl_p50_ms", "itl_p99_ms", "server_cores")
@@ -31,11 +31,11 @@ _MEDIANS = ("tokens_per_s", "wall_s", "ttft_p50_ms", "itl_p50_ms", "itl_p99_ms",
 def measure_load(
     sides: Mapping[str, RunningServer], load: CpuLoad, *, vocab: int, rounds: int, tries: int = 3
 ) -> dict[str, dict[str, Any]]:
-    """Medians over ``rounds`` and the rounds themselves, by side.
+    """Return, by side, the rounds and their medians.
 
-    All sides get the same prompts in one round and new ones in the next. All but the first, which
-    is Quire, are paused while it is not their turn. A disturbed round is repeated, up to
-    ``tries`` times in all, and marked where it stays so.
+    All sides get the same prompts in one round and new ones in the next. All sides but the first,
+    which is Quire, are paused while another one runs. A disturbed round is repeated, up to
+    ``tries`` times in all, and marked if it stays disturbed.
 
     Raises:
         RuntimeError: a side did not answer every request in full.
@@ -68,15 +68,15 @@ def measure_load(
 
 
 def idle_share(server: RunningServer, seconds: float = 5.0) -> float:
-    """Share of one core that the server uses while nobody asks it anything."""
-    time.sleep(1.0)  # what the last answers left to do
+    """The share of one core that the server uses while it has no requests."""
+    time.sleep(1.0)  # let work left over from the last requests finish
     before_s = tree_cpu_s(server.pid) or 0.0
     time.sleep(seconds)
     return ((tree_cpu_s(server.pid) or 0.0) - before_s) / seconds
 
 
 def _warm_up(load: CpuLoad, vocab: int) -> list[list[Ask]]:
-    """A full batch, a few tokens each."""
+    """A full batch of requests with a few output tokens each."""
     asks = [ask for wave in load.waves(vocab, random.Random("warm-up")) for ask in wave]
     return [[Ask(ask.prompt, 8) for ask in asks[: load.concurrency]]]
 
@@ -120,7 +120,7 @@ def _round(
 
 
 async def _send(url: str, waves: Sequence[Sequence[Ask]], concurrency: int) -> dict[str, Any]:
-    # A client a round: a connection kept from before a pause may have been given up meanwhile.
+    # A new client each round: the server may have dropped kept-alive connections during a pause.
     client = Client(url)
     records = []
     for wave in waves:

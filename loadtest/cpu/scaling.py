@@ -1,7 +1,8 @@
-"""How the time of a step grows with the sequences that run, and with the length of a context.
+"""How step time grows with the number of running sequences and with context length.
 
-Seen from outside: while nothing but decoding goes on, the gap between two events of a stream is
-one step of the engine. Gaps count from the moment the last stream began until the first one ended.
+Step time is measured from outside: while the server only decodes, the gap between two events of a
+stream is one engine step. Only gaps between the start of the last stream and the end of the first
+one count.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ VARIANTS = ("0.5b-bf16", "0.5b-int8", "0.5b-int4", "100m-bf16")
 _SHORT_PROMPT = 32
 _OUTPUT = 40  # tokens; enough gaps for a median
 
-Points = list[tuple[int, float]]  # what is varied, and milliseconds a step
+Points = list[tuple[int, float]]  # the varied quantity, and milliseconds per step
 
 
 def measure_scaling(
@@ -40,9 +41,9 @@ def measure_scaling(
     contexts: Sequence[int] = CONTEXTS,
     on_variant: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """``sequences`` and ``contexts``: for each variant that the server takes, its points.
+    """Measure step time over ``sequences`` and ``contexts`` for each variant the server accepts.
 
-    ``on_variant`` is given the result so far after each of them.
+    ``on_variant`` is called with the result so far after each variant.
     """
     result: dict[str, Any] = {"sequences": {}, "contexts": {}, "skipped": {}}
     for name in variants:
@@ -62,7 +63,7 @@ def measure_scaling(
 
 
 def write_charts(result: dict[str, Any], directory: Path) -> list[Path]:
-    """Two SVG files in ``directory``."""
+    """Write two SVG files into ``directory``."""
     written = []
     for key, label in (("sequences", "running sequences"), ("contexts", "context (tokens)")):
         chart = line_chart(f"Time of a step (ms) by {label}", label, list(result[key].items()))
@@ -73,7 +74,7 @@ def write_charts(result: dict[str, Any], directory: Path) -> list[Path]:
 
 
 def _points(url: str, asked: Sequence[tuple[int, int, int]], vocab: int) -> Points:
-    """``asked``: where the point lies, how many sequences, how long a prompt."""
+    """Measure each of ``asked``: (x value of the point, number of sequences, prompt length)."""
     points: Points = []
     rng = random.Random("scaling")
     for at, count, length in [asked[0], *asked]:  # the first one warms up
@@ -95,7 +96,7 @@ async def _send(url: str, asks: Sequence[Ask]) -> list[StreamRecord]:
 
 
 def _steps_ms(records: Sequence[StreamRecord]) -> Iterator[float]:
-    """Gaps while all ran.
+    """The gaps during which all streams were running.
 
     Raises:
         RuntimeError: a request failed.

@@ -1,7 +1,7 @@
-"""Who takes part: Quire in its variants, and each peer whose command is given.
+"""The servers that are compared: Quire in its variants, and each peer whose command is given.
 
-A peer is found by a flag or an environment variable that holds its command line, with whatever
-``env NAME=VALUE`` it needs in front; nothing of a peer belongs to this repository.
+A peer's command line comes from a flag or an environment variable, prefixed with ``env NAME=VALUE``
+if it needs any. Nothing of a peer is part of this repository.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from loadtest.cpu.checkpoints.gguf import ensure_gguf
 from loadtest.cpu.checkpoints.w8a8 import ensure_w8a8
 from loadtest.process import RunningServer, running_command, running_server
 
-MODEL_NAME = "model"  # under which every side serves it
+MODEL_NAME = "model"  # the name under which every side serves it
 EARLIER = "quire, earlier"
 MAX_MODEL_LEN = 4096
 MAX_SEQUENCES = 64
@@ -26,24 +26,24 @@ _PEER_READY_S = 400.0
 
 @dataclass(frozen=True)
 class Peer:
-    """Another server on the same weights; ``name`` is its program and its number format."""
+    """Another server with the same weights; ``name`` is its program and its number format."""
 
     name: str
 
     @property
     def program(self) -> str:
-        """Key of :data:`PROGRAMS`."""
+        """The peer's key in :data:`PROGRAMS`."""
         return self.name.split()[0]
 
     def command(self, program: Sequence[str], model: Path, max_sequences: int) -> list[str]:
-        """The command line that serves ``model``, which is converted where that is needed."""
+        """The command line that serves ``model``, converted first if the peer needs that."""
         kind = self.name.split()[1]
         if self.program == "vllm":
             directory = ensure_w8a8(model) if kind == "w8a8" else model
             limits = ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(max_sequences)]
             names = ["--served-model-name", MODEL_NAME, "--dtype", "bfloat16"]
             return [*program, "serve", str(directory), *names, *limits]
-        # One pool of cells for all slots, as large as a full batch of the loads here can need.
+        # One pool of cells for all slots, large enough for a full batch of the loads here.
         cells = max(2 * MAX_MODEL_LEN, max_sequences * 512)
         limits = ["--parallel", str(max_sequences), "--kv-unified", "--ctx-size", str(cells)]
         return [*program, "--model", str(ensure_gguf(model, kind)), *limits]
@@ -53,7 +53,7 @@ class Peer:
 def running_quire(
     model: Path, flags: Sequence[str], command: Sequence[str]
 ) -> Iterator[RunningServer]:
-    """Quire on ``model``, with its defaults but for ``flags``; raises as :func:`running_server`."""
+    """Run Quire on ``model`` with defaults except ``flags``. Raises as :func:`running_server`."""
     arguments = [str(model), "--served-model-name", MODEL_NAME, *flags]
     with running_server(arguments, command=command) as server:
         yield server
@@ -63,10 +63,10 @@ def running_quire(
 def running_earlier(
     model: Path, flags: Sequence[str], command: Sequence[str]
 ) -> Iterator[dict[str, RunningServer]]:
-    """Another version of Quire, ready and then paused; nothing where no command is given.
+    """Start another version of Quire and pause it once ready; yield nothing without a command.
 
     Raises:
-        RuntimeError: it did not start; holds the end of its output.
+        RuntimeError: it did not start; the message holds the end of its output.
     """
     if not command:
         yield {}
@@ -80,10 +80,10 @@ def running_earlier(
 def running_peers(
     peers: Sequence[Peer], programs: Mapping[str, str], model: Path, max_sequences: int
 ) -> Iterator[dict[str, RunningServer]]:
-    """Those of ``peers`` whose program is given, each ready and then paused.
+    """Start those of ``peers`` whose program is given, and pause each once it is ready.
 
     Raises:
-        RuntimeError: one did not start; holds the end of its output.
+        RuntimeError: one did not start; the message holds the end of its output.
     """
     with contextlib.ExitStack() as stack:
         running: dict[str, RunningServer] = {}

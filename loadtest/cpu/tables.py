@@ -1,4 +1,4 @@
-"""The result as tables for a terminal."""
+"""Formats the result as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from loadtest.cpu.parts import QUIRE
 
 
 def format_result(result: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
-    """Every load and side, every server, then the gates."""
+    """One table of loads by side, one of servers, and one of gates."""
     parts = result["parts"]
     blocks = [
         _table(

@@ -1,1 +1,1 @@
-"""Whether a server keeps its word for long and under load: ``python -m loadtest.endurance``."""
+"""Tests that a server stays correct under long, heavy load: ``python -m loadtest.endurance``."""

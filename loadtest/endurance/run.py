@@ -1,16 +1,16 @@
-"""Many requests, over and over, some streamed, some hung up on; every answer is compared.
+"""Send many requests for a long time, some streamed, some abandoned, and compare every answer.
 
-    a few hundred requests, each alone ──► what is wanted
-    thousands drawn of them, many at once ──► what is told, while memory, files, threads
+    a few hundred requests, each alone ──► the expected answers
+    thousands drawn of them, many at once ──► the actual answers, while memory, files, threads
                                               and the server's own counts are watched
 
-No token may be lost, told twice or told to another; usage is exact; nothing stands still for
-seconds; memory, files and threads do not grow; and what was accepted has finished, failed, been
-aborted or is under way, at all times. With a pool of KV blocks that is much too small
-(``-- --num-gpu-blocks-override N``) all of that holds through preemptions.
+No token may be lost, repeated or sent to the wrong request; usage is exact; output never stalls for
+seconds; memory, files and threads do not grow; and at all times the accepted requests equal those
+finished, failed, aborted and under way. With a KV pool that is much too small (``--
+--num-gpu-blocks-override N``) all of this must hold through preemptions.
 
-By default the model is a stub whose tokens depend on seed and position, so that it is the server
-that is tried and not the machine's arithmetic.
+By default the model is a stub whose tokens depend on seed and position, so that the server is
+tested and not the machine's arithmetic.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from loadtest.soak.answers import Answer, difference, essence, read_stream
 
 _PATH = "/v1/completions"
 _STUB = ("--load-format", "stub")
-_VOCABULARY = range(300, 1300)  # ids to make prompts of: in every vocabulary, and no special ones
-_LOOK_S = 0.25  # between two looks
+_VOCABULARY = range(300, 1300)  # prompt ids: in every vocabulary, and none of them special
+_LOOK_S = 0.25  # between two samples
 _IDLE_S = 30.0
-_MOST_TOLD = 20  # problems
+_MOST_TOLD = 20  # problems to report
 
-# The aims.
-_MOST_GROWTH_BYTES = 2**20  # by a thousand requests
+# The limits to stay within.
+_MOST_GROWTH_BYTES = 2**20  # per thousand requests
 _MOST_STALLED_S = 5.0
 _MOST_PREEMPTIONS = 8  # of one request
-_ENOUGH = 2000  # requests to judge growth by
+_ENOUGH = 2000  # requests needed to judge growth
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run it; print what was seen as a line of JSON. 0 where all of it held."""
+    """Run the test and print the result as a line of JSON. Returns 0 if everything held."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.endurance", description=__doc__)
     add = parser.add_argument
     add("serve", nargs="*", help="after --: MODEL and flags of quire serve")
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Endurance:
-    """One run against one server."""
+    """One test run against one server."""
 
     def __init__(self, server: RunningServer, options: argparse.Namespace) -> None:
         self._server = server
@@ -98,7 +98,7 @@ class _Endurance:
         self._end_s = 0.0
 
     async def run(self) -> dict[str, Any]:
-        """Ask for each kind by itself, then for many at once; what came of it."""
+        """Send each kind of request alone, then many at once, and return the findings."""
         model = raw_json(await self._client.fetch("GET", "/v1/models"))["data"][0]["id"]
         for number in range(self._options.kinds):
             body = self._draw(model, number)
@@ -130,7 +130,7 @@ class _Endurance:
         }
 
     def _draw(self, model: str, number: int) -> dict[str, Any]:
-        """A request like no other: its seed and its prompt are its own."""
+        """Draw a request with a unique seed and prompt."""
         rng, longest = self._rng, self._options.longest
         return {
             "model": model,
@@ -169,14 +169,14 @@ class _Endurance:
                 self._note(body, f"{'streamed' if streams else 'at once'}, {found}")
 
     async def _answer(self, body: dict[str, Any], *, streams: bool) -> Answer:
-        """An answer in one piece. Raises ValueError for a stream without a proper end."""
+        """The answer as one object. Raises ValueError if a stream does not end properly."""
         if not streams:
             return raw_json(await self._client.fetch("POST", _PATH, body))
         asked = body | {"stream": True, "stream_options": {"include_usage": True}}
         return read_stream(_PATH, await self._client.fetch("POST", _PATH, asked))
 
     async def _hang_up_on(self, body: dict[str, Any], *, streams: bool) -> None:
-        """Go away, before the answer is there as a rule."""
+        """Send a request and disconnect, usually before it has been answered."""
         self._seen["cancelled"] += 1
         with contextlib.suppress(HttpError, OSError, TimeoutError, ValueError):
             async with asyncio.timeout(self._rng.choice((0.001, 0.01, 0.05, 0.2))):
@@ -189,13 +189,13 @@ class _Endurance:
                 answered = self._seen["answered"]
                 sample = look(self._server.pid, time.monotonic(), answered, figures)
                 self._samples.append(sample)
-                # Who hangs up asks for the next before the server has noticed.
+                # A client that disconnects sends its next request before the server has noticed.
                 if not 0 <= sample.num_open <= 2 * self._options.in_flight:
                     self._problems.append(f"{sample.num_open:.0f} sequences are under way")
             await asyncio.sleep(_LOOK_S)
 
     async def _idle(self) -> Mapping[str, float]:
-        """The server's figures once nothing runs; the last ones where that does not come."""
+        """The server's metrics once it is idle; the last ones read if it stays busy."""
         busy = ("num_requests_running", "num_requests_waiting", "kv_blocks_held")
         figures = await scrape(self._client)
         for _ in range(int(_IDLE_S / 0.1)):
@@ -207,7 +207,7 @@ class _Endurance:
         return figures
 
     def _judge(self, figures: Mapping[str, float]) -> None:
-        """Against the aims, once all is over."""
+        """Check the results against the limits after the run."""
         problems = self._problems
         num_taken = figures.get("request_prompt_tokens_count", 0.0)
         ended = {
@@ -229,7 +229,7 @@ class _Endurance:
                 problems.append(f"{growth / 2**20:.2f} MiB more with each thousand requests")
 
     def _check_usage(self, body: dict[str, Any], answer: Answer) -> None:
-        """What each answer is compared with must be right itself."""
+        """Check the usage of a reference answer, since other answers are compared with it."""
         usage, (choice,) = answer["usage"], answer["choices"]
         counts = usage["prompt_tokens"], usage["completion_tokens"], len(choice["token_ids"])
         if counts != (len(body["prompt"]), body["max_tokens"], body["max_tokens"]):

@@ -1,4 +1,4 @@
-"""What a server's processes hold while it works: memory, files, threads, and whether it goes on."""
+"""Samples the memory, files, threads and progress of a server's processes."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import NamedTuple
 
 from loadtest.machine import process_tree
 
-_WARM_UP = 0.1  # of a run: caches fill
-_EDGE = 0.2  # of what is left: what is held then is compared with what is held in the end
-_SPARE = 4  # files or threads more in the end: a client's connections come and go
+_WARM_UP = 0.1  # share of the run to skip while caches fill
+_EDGE = 0.2  # share of the rest: its first and last samples are compared
+_SPARE = 4  # files or threads that may be added: client connections come and go
 
 
 class Sample(NamedTuple):
-    """One look at a server."""
+    """The state of a server at one time."""
 
     at_s: float
     num_answered: int  # requests
     rss_bytes: int  # of all its processes
-    num_files: int  # descriptors that they have open
+    num_files: int  # open file descriptors
     num_threads: int
-    num_tokens: float  # it has generated, by its own count
-    num_open: float  # sequences taken and not ended, by its own count
+    num_tokens: float  # tokens generated, by the server's own count
+    num_open: float  # sequences accepted and not yet ended, by the server's own count
 
 
 def look(pid: int, at_s: float, num_answered: int, figures: Mapping[str, float]) -> Sample:
-    """A sample of the processes that ``pid`` leads; ``figures`` are its metrics."""
+    """Sample the process tree of ``pid``; ``figures`` are the server's metrics."""
     held = [_held(member) for member in process_tree(pid)]
     rss_bytes, num_files, num_threads = (sum(column) for column in zip(*held, strict=True))
     ended = sum(figures.get(f"request_{how}", 0.0) for how in ("success", "failed", "aborted"))
@@ -44,8 +44,11 @@ def look(pid: int, at_s: float, num_answered: int, figures: Mapping[str, float])
 
 
 def growth_per_1000(samples: Sequence[Sample]) -> float:
-    """Bytes of memory that a thousand requests leave behind: the slope of a least-squares line,
-    the first tenth of the run left out. 0 where nothing was answered."""
+    """Bytes of memory growth per thousand requests.
+
+    This is the slope of a least-squares line that leaves out the first tenth of the run; 0 if
+    nothing was answered.
+    """
     rest = _after_warm_up(samples)
     count = len(rest)
     if count < 2:
@@ -58,7 +61,7 @@ def growth_per_1000(samples: Sequence[Sample]) -> float:
 
 
 def leaks(samples: Sequence[Sample]) -> list[str]:
-    """Descriptors and threads of which there are more in the end than after the first tenth."""
+    """Describe growth in file descriptors and threads between the warm-up and the end."""
     rest = _after_warm_up(samples)
     edge = max(1, round(_EDGE * len(rest)))
     found = []
@@ -71,7 +74,7 @@ def leaks(samples: Sequence[Sample]) -> list[str]:
 
 
 def longest_stall_s(samples: Sequence[Sample]) -> float:
-    """Seconds, the most in which no token was generated while somebody waited for some."""
+    """The longest time without a new token while a request was waiting for one, in seconds."""
     longest, since = 0.0, None
     for before, now in itertools.pairwise(samples):
         moves = now.num_tokens > before.num_tokens or not before.num_open
@@ -89,7 +92,7 @@ def _after_warm_up(samples: Sequence[Sample]) -> Sequence[Sample]:
 
 
 def _held(pid: int) -> tuple[int, int, int]:
-    """Resident bytes, open descriptors and threads of a process; none where it has ended."""
+    """The resident bytes, open descriptors and threads of a process; zeros if it has exited."""
     process = Path(f"/proc/{pid}")
     try:
         pages = int((process / "statm").read_text().split()[1])

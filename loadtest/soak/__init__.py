@@ -1,1 +1,1 @@
-"""Whether answers stay what they are where everything meets: ``python -m loadtest.soak``."""
+"""Tests that answers stay the same with all features combined: ``python -m loadtest.soak``."""

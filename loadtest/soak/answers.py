@@ -1,4 +1,4 @@
-"""Answers made comparable: a stream folded into what the same request gives at once."""
+"""Makes answers comparable: folds a stream into what the same request returns unstreamed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import json
 import math
 from typing import Any
 
-_TOLERANCE = 2e-3  # of a log-probability or of a vector's number; sums depend on their order
-_MOST_RANKS = 3  # unlikely tokens have many near them
+_TOLERANCE = 2e-3  # of log-probabilities and vector elements; sums depend on their order
+_MOST_RANKS = 3  # unlikely tokens have many close neighbours in rank
 
 Answer = dict[str, Any]
 
 
 def read_stream(path: str, body: bytes) -> Answer:
-    """The answer of which these are the server-sent events.
+    """Assemble an answer from its server-sent events.
 
-    Raises ValueError where the stream does not end as it should, or tells of an error.
+    Raises ValueError if the stream ends improperly or reports an error.
     """
     lines = body.decode().splitlines()
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
@@ -36,7 +36,7 @@ def read_stream(path: str, body: bytes) -> Answer:
 
 
 def _fold(choice: Answer, piece: Answer) -> None:
-    """Add one chunk's part of a choice. Raises ValueError where it had ended before."""
+    """Add one chunk's part of a choice. Raises ValueError if the choice has already ended."""
     if choice.get("finish_reason") is not None:
         raise ValueError(f"a chunk behind the end of its choice: {piece}")
     for key in ("finish_reason", "stop_reason", "prompt_token_ids", "prompt_logprobs", "timings"):
@@ -63,7 +63,7 @@ def _fold(choice: Answer, piece: Answer) -> None:
 
 
 def essence(path: str, answer: Answer) -> Answer:
-    """What two answers to one request have in common: all but ids, times and what was cached."""
+    """What two answers to one request share: all but ids, times and cached token counts."""
     usage = answer.get("usage") or {}
     counts = {key: count for key, count in usage.items() if key.endswith("_tokens")}
     details = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
@@ -92,7 +92,7 @@ def _essence_of_choice(choice: Answer) -> Answer:
 
 
 def difference(wanted: Any, told: Any, where: str = "") -> str | None:
-    """Where two answers differ first, and how; None: nowhere. Floats may differ a little."""
+    """Describe the first difference between two answers, if any. Floats may differ a little."""
     if isinstance(wanted, dict) and isinstance(told, dict):
         if wanted.keys() != told.keys():
             return f"{where}: {sorted(wanted)} in place of {sorted(told)}"

@@ -1,4 +1,4 @@
-"""Requests drawn at random from all that the API takes, each with one answer only."""
+"""Random requests that use everything the API accepts, each with exactly one correct answer."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ _FUNCTIONS: tuple[Body, ...] = (
 
 @dataclass(frozen=True)
 class Ask:
-    """A request: where it goes and what it says, but for whether it is streamed."""
+    """A request's path and body, apart from whether it is streamed."""
 
     path: str
     body: Body
 
     @property
     def can_stream(self) -> bool:
-        """Whether the endpoint streams such an answer."""
+        """Whether the endpoint can stream the answer."""
         body = self.body
         is_whole = body.get("use_beam_search") or body.get("best_of", 1) > body.get("n", 1)
         return self.path != "/v1/embeddings" and not is_whole
@@ -83,13 +83,13 @@ class Ask:
 
 
 class Drawing:
-    """Draws requests: what is sampled has a seed, so that every answer can be asked for again.
+    """Draws requests. Sampled ones carry a seed, so that every answer can be reproduced.
 
     Args:
-        seed: the same one draws the same requests.
-        models: names to ask for: the model's own, then those of its adapters.
-        vocab: ids of tokens there are at least.
-        longest: tokens of output that are asked for at most.
+        seed: the same seed draws the same requests.
+        models: model names to request: the model itself, then its adapters.
+        vocab: a lower bound on the size of the vocabulary.
+        longest: the largest number of output tokens to request.
     """
 
     def __init__(self, seed: int, models: list[str], *, vocab: int, longest: int) -> None:
@@ -180,10 +180,10 @@ class Drawing:
         body = {"model": self._model(), "prompt": self._text(), "max_tokens": rng.choice((4, 10))}
         return Ask("/v1/completions", body | width)
 
-    # ------------------------------------------------------------ what they say
+    # ------------------------------------------------------------ request bodies
 
     def _body(self, **prompt: Any) -> Body:
-        """Of a chat or a completion: how its tokens are chosen, where it ends, what is told."""
+        """The body of a chat or a completion: sampling, stop conditions, and what is reported."""
         rng = self._rng
         length = rng.choice(self._lengths)
         body: Body = {"model": self._model(), **prompt, "max_tokens": length}
@@ -217,7 +217,7 @@ class Drawing:
         return body
 
     def _hold(self, body: Body) -> None:
-        """Hold its text to something."""
+        """Constrain the output to a structure."""
         body["structured_outputs"] = self._rng.choice(_HELD)
 
     def _offer_tools(self, body: Body) -> None:
@@ -225,7 +225,7 @@ class Drawing:
         body["tools"] = [{"type": "function", "function": function} for function in _FUNCTIONS]
         body["tool_choice"] = self._rng.choice(("auto", "none", "required", named))
         body["parallel_tool_calls"] = self._chance(0.8)
-        # A call that is cut short is text in the end: a stream has told it as a call by then.
+        # A truncated call ends up as text, but a stream has already sent it as a call by then.
         for name in ("stop", "stop_token_ids"):
             body.pop(name, None)
 
@@ -235,7 +235,7 @@ class Drawing:
         return f"{rng.choice(self._documents)} {question}" if self._chance(0.4) else question
 
     def _ids(self) -> list[int]:
-        """A prompt that often begins as others do."""
+        """A prompt that often shares a prefix with others."""
         rng = self._rng
         common = random.Random(rng.randrange(5)).choices(range(8, self._vocab), k=150)
         return common[: rng.choice((0, 17, 64, 150))] + self._some(rng.choice((1, 5, 16, 40)))

@@ -1,12 +1,12 @@
-"""Asks a plain server and then one with all that is to be tried, and tells where they differ.
+"""Send requests to a plain server, then to one with the features under test, and compare.
 
-    requests ─► plain server, one after the other, nothing cached ──► what is wanted
-       └──────► server with the flags in question, many at once ────► what is told
-                streamed or not, some of them hung up on
+    requests ─► plain server, one after the other, nothing cached ──► the expected answers
+       └──────► server with the flags in question, many at once ────► the actual answers
+                streamed or not, some of them abandoned
 
-What is greedy has one answer, and what is sampled has one for its seed, whatever else runs, however
-it is cut, preempted, guessed ahead or resumed. In float32, so that sums that are made in another
-order choose another token in next to no case.
+A greedy request has one answer, and a sampled one has one for its seed, no matter what else runs or
+how the request is chunked, preempted, speculated or resumed. The model runs in float32, so that a
+different order of summation almost never changes the chosen token.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COUNTED = {"prompt_tokens": "prompt_tokens", "completion_tokens": "generation_t
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run it; 0 where all answers are what they are by themselves, and the books agree."""
+    """Run the test. Returns 0 if all answers match and the server's counters agree."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.soak", description=__doc__)
     add = parser.add_argument
     add("serve", nargs="*", help="after --: flags of quire serve for the server that is tried")
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _ask_plainly(url: str, options: argparse.Namespace) -> tuple[list[Ask], list[Answer]]:
-    """The requests, and what each of them is answered by itself."""
+    """The requests, and the answer to each when it runs alone."""
     client = Client(url)
     listed = raw_json(await client.fetch("GET", "/v1/models"))["data"]
     drawing = Drawing(
@@ -76,8 +76,7 @@ async def _ask_plainly(url: str, options: argparse.Namespace) -> tuple[list[Ask]
 
 
 async def _answer(client: Client, ask: Ask, *, streams: bool = False) -> tuple[Answer, Answer]:
-    """What a request is told, as it is compared, and its usage. Raises ValueError for a stream
-    without a proper end."""
+    """The comparable part of an answer, and its usage. Raises ValueError for a truncated stream."""
     body = ask.body | {"stream": True} if streams else ask.body
     if streams and ask.path != "/v1/responses":
         body = body | {"stream_options": {"include_usage": True}}
@@ -91,14 +90,14 @@ async def _answer(client: Client, ask: Ask, *, streams: bool = False) -> tuple[A
 
 @dataclass
 class _Told:
-    """What came of it."""
+    """The outcome of a run."""
 
     problems: list[str] = field(default_factory=list)
     seen: dict[str, Any] = field(default_factory=dict)
 
 
 class _Soak:
-    """All requests once, with the server in question."""
+    """Sends every request once to the server under test."""
 
     def __init__(
         self,
@@ -116,7 +115,7 @@ class _Soak:
         self._answers: Counter[str] = Counter()
 
     async def run(self) -> _Told:
-        """Ask, many at once; then look at what the server has counted and still holds."""
+        """Send the requests, many at once, then check the server's counters and resources."""
         before = await scrape(self._client)
         await asyncio.gather(*(self._work() for _ in range(self._options.in_flight)))
         after = await self._idle()
@@ -148,15 +147,17 @@ class _Soak:
                 self._note(ask, f"{'streamed' if streams else 'at once'}, {found}")
 
     async def _hang_up_on(self, ask: Ask) -> None:
-        """Go away before the answer is there, as a rule."""
+        """Send a request and disconnect, usually before it has been answered."""
         patience_s = self._rng.choice((0.001, 0.01, 0.05, 0.2, 1.0))
         with contextlib.suppress(OSError, TimeoutError, ValueError):
             async with asyncio.timeout(patience_s):
                 await _answer(self._client, ask, streams=ask.can_stream)
 
     async def _idle(self) -> Mapping[str, float]:
-        """The server's figures once nothing runs; those it has after a while otherwise, none where
-        it has gone."""
+        """The server's metrics once it is idle.
+
+        If it does not become idle in time, the last ones read; empty if the server is gone.
+        """
         figures = await scrape(self._client)
         for _ in range(int(_IDLE_S / 0.1)):
             if figures and not any(figures[name] for name in _BUSY):
@@ -168,7 +169,7 @@ class _Soak:
         return figures
 
     def _check_books(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
-        """What clients were told is what was counted, where all of them stayed to the end."""
+        """Compare the server's counters with what clients received, if none disconnected."""
         if self._options.hang_up:
             return
         for name, counter in _COUNTED.items():

@@ -1,1 +1,1 @@
-"""Who may call, and how much they may send: API keys, body limits, admission."""
+"""Access control: API keys, body limits, admission and quotas."""

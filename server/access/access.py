@@ -1,4 +1,4 @@
-"""All that decides who may do how much, in one process of a server."""
+"""The access control of one server process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from server.store.database import Database, StoreError
 
 
 class Access:
-    """The keys of a server, and the accounts of their owners.
+    """A server's keys, and the accounts of their owners.
 
     Args:
         settings: name the keys.
-        database: keeps the usage, where there is a key file.
-        metrics: are told the usage too.
-        ledger: what is left of limits; one of this process's own when left out.
+        database: stores the usage, if there is a key file.
+        metrics: count the usage too.
+        ledger: the state of limits; by default one of this process's own.
 
     Raises:
         InvalidSettings: the key file cannot be used.
@@ -47,11 +47,11 @@ class Access:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """While the block runs, the key file is watched and usage is written down."""
+        """Watch the key file and write usage to the database while the block runs."""
         if self.usage is None:
             yield
             return
-        with contextlib.suppress(StoreError):  # it has been logged; counting begins at zero
+        with contextlib.suppress(StoreError):  # already logged; counting begins at zero
             await self.usage.load()
         tasks = [asyncio.create_task(work) for work in (self.usage.run(), self.keys.watch())]
         try:

@@ -1,12 +1,12 @@
-"""One tenant's account: what it may ask for now, and what it has used.
+"""One tenant's account: its limits and its usage.
 
     begin() ──► request serves ──► end()            requests a minute, and at once
        charge(prompt, most) ──► settle(actual)      tokens a minute, a day, a month
 
-Buckets are token buckets (full at first, refilled evenly over a minute). A request's tokens are
-taken when its prompt is known: the prompt's, and the most that its output may have where it says
-so. What it did not use is given back in the end; what it used beyond is owed, and later requests
-wait for it.
+Limits per minute are token buckets (initially full, refilled evenly over a minute). A request's
+tokens are taken once its prompt is known: those of the prompt, and the request's own limit of
+output tokens, if it has one. Unused tokens are returned at the end. Tokens used beyond that become
+a debt, which delays later requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MINUTE_S = 60.0
 
 @dataclass(frozen=True)
 class Limits:
-    """What a tenant may use; None is no limit."""
+    """A tenant's limits; None is unlimited."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -35,15 +35,15 @@ class Limits:
 
 
 class Account:
-    """The account of one tenant, or of nobody in particular, which has no limits.
+    """One tenant's account, or that of callers without a tenant, which has no limits.
 
     Args:
         name: the tenant's.
-        limits: as its entry in the key file says.
-        ledger: where its buckets are; None for nobody.
-        spent: tells its tokens of the day and month so far.
-        book: told what was used.
-        refused: told the reason when something is.
+        limits: from its entry in the key file.
+        ledger: holds its buckets; None for callers without a tenant.
+        spent: returns its tokens of the day and month so far.
+        book: called with the usage.
+        refused: called with the reason of each refusal.
         clock: monotonic seconds, the same in all workers.
     """
 
@@ -67,7 +67,7 @@ class Account:
         self._clock = clock
 
     def begin(self) -> None:
-        """Take a request in; ``end`` is called once for it. Raises ApiError (429)."""
+        """Begin a request; ``end`` must be called once for it. Raises ApiError (429)."""
         self._check_quotas()
         if self._ledger is None:
             return
@@ -82,7 +82,7 @@ class Account:
             self._book(self.name, Used(requests=1))
 
     def end(self) -> None:
-        """A request that was begun has ended, however it did."""
+        """End a request, whatever its outcome."""
         if self._ledger is not None:
             with self._ledger.record(self.name) as record:
                 record.add_serving(-1)
@@ -90,15 +90,15 @@ class Account:
     def charge(
         self, prompt_tokens: int, most_output_tokens: int = 0, *, background: bool = False
     ) -> Charge:
-        """Take a request's tokens; the charge is settled when it is known what was used.
+        """Take a request's tokens; the charge is settled once the actual usage is known.
 
         Args:
             prompt_tokens: of all its prompts.
-            most_output_tokens: as many as it asks for at most; 0 where it does not say.
-            background: the work runs in idle capacity: it counts for the quotas alone.
+            most_output_tokens: its own limit of output tokens; 0 if it has none.
+            background: the request runs in idle capacity, so only the quotas count it.
 
         Raises:
-            ApiError: 429, when too few are left.
+            ApiError: 429, too few tokens are left.
         """
         self._check_quotas()
         limit = self.limits.tokens_per_minute
@@ -110,14 +110,14 @@ class Account:
                 _MINUTE_S,
                 can_wait=False,
             )
-        # Who asks for more than a full bucket waits for a full one.
+        # A request for more than a full bucket waits for a full bucket.
         tokens = min(prompt_tokens + most_output_tokens, limit)
         with self._ledger.record(self.name) as record:
             self._take(record, "tokens", limit, tokens, "token")
         return Charge(self, tokens)
 
     def settle(self, taken: int, used: Used) -> None:
-        """Give back what was taken beyond what was used, or note what is owed."""
+        """Return the tokens taken but not used, or record the debt."""
         limit = self.limits.tokens_per_minute
         if self._ledger is not None and limit is not None and taken:
             now_s = self._clock()
@@ -128,7 +128,7 @@ class Account:
             self._book(self.name, used)
 
     def headers(self) -> dict[str, str]:
-        """The ``x-ratelimit-*`` headers as of now; none where there are no such limits."""
+        """The current ``x-ratelimit-*`` headers; empty if there are no such limits."""
         limits = (
             ("requests", self.limits.requests_per_minute),
             ("tokens", self.limits.tokens_per_minute),
@@ -147,7 +147,7 @@ class Account:
         return headers
 
     def _take(self, record: Record, bucket: str, limit: int, count: int, what: str) -> None:
-        """Take ``count`` out of a bucket, or raise ApiError (429) that tells when there will be."""
+        """Take ``count`` from a bucket, or raise ApiError (429) that says when to retry."""
         now_s, per_s = self._clock(), limit / _MINUTE_S
         lacks = record.missing(bucket, per_s, now_s)
         if lacks + count > limit:
@@ -192,7 +192,7 @@ class Account:
 
 
 class Charge:
-    """Tokens that were taken for a request, until it is known what it used."""
+    """Tokens taken for a request whose actual usage is not known yet."""
 
     __slots__ = ("_account", "_taken")
 
@@ -201,14 +201,14 @@ class Charge:
         self._taken = taken
 
     def settle(self, used: Used) -> None:
-        """Settle it, once; later calls do nothing."""
+        """Settle the charge; only the first call has an effect."""
         account, self._account = self._account, None
         if account is not None:
             account.settle(self._taken, used)
 
 
 def _duration(seconds: float) -> str:
-    """As OpenAI writes it: ``120ms``, ``1.5s``, ``6m0s``."""
+    """A duration in OpenAI's format: ``120ms``, ``1.5s``, ``6m0s``."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, rest = divmod(seconds, _MINUTE_S)

@@ -1,4 +1,4 @@
-"""How many sequences are taken on at once, and by whom: a queue with a bound that is fair."""
+"""Admission control: a fair bound on the number of sequences."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class _Tenant:
 
 
 class Admission:
-    """Counts the sequences in the engine's hands, running and waiting, by tenant.
+    """Counts the sequences submitted to the engine, running and waiting, by tenant.
 
-    Whoever comes while there is room is taken on, so that one tenant alone may use all of it.
-    Beyond the bound a tenant is taken on as long as it has less than its share, by weight, among
-    those that have any: so a full queue turns away the tenant that filled it, and not the one that
-    comes now and then. With ``k`` tenants the bound is exceeded at most by the factor
-    ``1 + 1/2 + ... + 1/k``, and only if each of them has filled its share before the next came.
+    While the bound is not reached every sequence is admitted, so a single tenant can use all of it.
+    Beyond the bound, a tenant is admitted only while it has less than its weighted share among the
+    tenants with sequences. So a full queue turns away the tenant that filled it, and not one with
+    few requests. With ``k`` tenants the bound is exceeded at most by the factor ``1 + 1/2 + ... +
+    1/k``, and only if each of them filled its share before the next one arrived.
 
     Args:
         most: the bound.
@@ -29,11 +29,11 @@ class Admission:
     def __init__(self, most: int) -> None:
         self.most = most
         self.live = 0
-        self.background = 0  # of batches, which take nobody's place and are bounded by their sender
+        self.background = 0  # of batches: not counted, since their sender bounds them
         self._tenants: dict[str, _Tenant] = {}  # those with sequences
 
     def take(self, count: int, caller: Caller) -> bool:
-        """Take ``count`` sequences on, or say that there is no room for them."""
+        """Admit ``count`` sequences; false if there is no room."""
         if caller.background:
             self.background += count
             return True
@@ -47,12 +47,12 @@ class Admission:
         return True
 
     def has_room(self, count: int, caller: Caller) -> bool:
-        """Whether ``take`` would take ``count`` sequences on now."""
+        """Whether ``take`` would admit ``count`` sequences now."""
         tenant = self._tenants.get(caller.tenant) or _Tenant()
         return self.live + count <= self.most or tenant.live + count <= self._share(caller)
 
     def give_back(self, count: int, caller: Caller) -> None:
-        """Undo ``take`` as sequences end."""
+        """Undo ``take`` as sequences finish."""
         if caller.background:
             self.background -= count
             return
@@ -64,6 +64,6 @@ class Admission:
 
     def _share(self, caller: Caller) -> float:
         if not self._tenants.keys() - {caller.tenant}:
-            return self.most  # alone
+            return self.most  # the only tenant
         others = sum(t.weight for name, t in self._tenants.items() if name != caller.tenant)
         return self.most * caller.weight / (others + caller.weight)

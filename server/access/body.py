@@ -1,4 +1,4 @@
-"""Bounds on request bodies, on every route: their size, their kind, and how long they may stall."""
+"""Limits of request bodies on every route: size, content type and stalls."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ApiError
 
-_CLOSE = {"connection": "close"}  # what is left of the body will not be read
+_CLOSE = {"connection": "close"}  # the rest of the body will not be read
 
 
 class BodyGuard:
     """ASGI middleware around ``receive``.
 
-    A declared length over the limit is refused before a byte is read; a chunked body is refused
-    as soon as it passes the limit, having held no more than that; a body that stalls is given up.
+    A declared length over the limit is refused before any byte is read. A chunked body is refused
+    as soon as it passes the limit, so no more than that is buffered. A body that stalls is aborted.
 
     Args:
-        app: what is guarded.
+        app: the wrapped application.
         max_body_bytes: the limit.
-        stall_timeout_s: how long nothing may come.
-        larger: limits of paths that have one of their own, and stream what they read.
+        stall_timeout_s: the longest time without new bytes.
+        larger: limits by path, for routes that stream their bodies.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class BodyGuard:
         async def guarded() -> Message:
             nonlocal received, complete
             if complete:
-                return await receive()  # waits for the client to go away
+                return await receive()  # waits for the client to disconnect
             try:
                 async with asyncio.timeout(self._stall_timeout_s):
                     message = await receive()

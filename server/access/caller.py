@@ -1,4 +1,4 @@
-"""Who sent a request: what the key guard found out, for the endpoints and the engine to use."""
+"""The caller of a request, as determined by the key guard."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ NO_ACCOUNT = Account()
 
 @dataclass(frozen=True)
 class Caller:
-    """The owner of the key that a request came with, and how long this request may take.
+    """The owner of a request's key, and the request's deadline.
 
-    Stored things (responses, files, batches) belong to ``tenant``; others do not see them.
+    Stored objects (responses, files, batches) belong to ``tenant`` and are invisible to others.
     """
 
-    tenant: str = ""  # the key's name in the key file; empty without one, for all alike
+    tenant: str = ""  # the key's name in the key file; empty for callers without one
     scopes: frozenset[Scope] = ALL_SCOPES
     weight: float = 1.0  # of its share, under the fair scheduling policy
-    account: Account = NO_ACCOUNT  # its limits, and what is left of them
-    background: bool = False  # nobody waits: a batch's lines take what all others leave
-    deadline_s: float | None = None  # time.monotonic() until which it waits for this answer
-    trace: Mapping[str, str] | None = None  # headers of the trace that the request is part of
+    account: Account = NO_ACCOUNT  # its limits and usage
+    background: bool = False  # of a batch: runs only in capacity that others leave
+    deadline_s: float | None = None  # deadline of the request; time.monotonic()
+    trace: Mapping[str, str] | None = None  # trace-context headers of the request
 
 
-ANYONE = Caller()  # without keys, and for keys given by --api-key, which may do everything
+ANYONE = Caller()  # without keys, and for keys given by --api-key, which have all rights
 
 
 def caller_of(request: HTTPConnection) -> Caller:
-    """Who sent ``request``."""
+    """The caller of ``request``."""
     return caller_in(request.scope)
 
 
 def caller_in(scope: Mapping[str, Any]) -> Caller:
-    """The same, for an ASGI scope."""
+    """The caller, from an ASGI scope."""
     return scope.get("state", {}).get("caller", ANYONE)

@@ -1,19 +1,19 @@
-"""The key file: whose keys are taken, and what each may do, as YAML or TOML.
+"""The key file: the accepted keys and their rights, as YAML or TOML.
 
     keys:
       - name: alice
-        sha256: [5f2c…]              # of the key; the key itself is nowhere
-        scopes: [inference, files]   # all but admin and metrics when left out
+        sha256: [5f2c…]              # of the key; the key itself is not stored
+        scopes: [inference, files]   # default: all but admin and metrics
         weight: 2                    # of its share against the others'
-        expires: 2027-01-01          # the first moment (UTC) at which it is not taken any more
+        expires: 2027-01-01          # the first moment (UTC) at which it is not accepted
         requests_per_minute: 600
         tokens_per_minute: 100k
         max_concurrent_requests: 16
         tokens_per_day: 2M
         tokens_per_month: 30M
 
-A plain SHA-256 is enough, and a slow hash would be wrong: keys are 256 random bits, which nobody
-finds by trying, while a password hash such as scrypt would cost each request tens of milliseconds.
+A plain SHA-256 suffices, and a slow hash would be wrong: keys are 256 random bits, which cannot be
+guessed, while a password hash such as scrypt would cost each request tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _read_digests(value: Any) -> Any:
 
 
 def _read_moment(value: Any) -> Any:
-    """A date is its first moment, and a time without a zone is UTC."""
+    """Parse a moment: a date is its first moment, and a time without a zone is UTC."""
     if isinstance(value, str):
         try:
             value = dt.datetime.fromisoformat(value)
@@ -71,7 +71,7 @@ Limit = Annotated[ScaledInt, Field(ge=1, le=2**53)]
 
 
 class KeyEntry(BaseModel):
-    """One tenant: its keys (several while they are being changed), rights and limits."""
+    """One tenant: its keys (several during a rotation), rights and limits."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -109,13 +109,13 @@ class KeyFile(BaseModel):
         return next((entry for entry in self.keys if entry.name == name), None)
 
     def with_entry(self, entry: KeyEntry) -> KeyFile:
-        """The same with ``entry`` in the place of its namesake, or at the end."""
+        """A copy in which ``entry`` replaces the one of the same name, or is appended."""
         names = [known.name for known in self.keys]
         keys = [entry if known.name == entry.name else known for known in self.keys]
         return KeyFile(keys=keys if entry.name in names else [*keys, entry])
 
     def without(self, name: str) -> KeyFile:
-        """The same without the entry of that name."""
+        """A copy without the entry of that name."""
         return KeyFile(keys=[entry for entry in self.keys if entry.name != name])
 
 
@@ -123,7 +123,7 @@ def read_key_file(path: Path) -> KeyFile:
     """The entries in ``path``.
 
     Raises:
-        InvalidSettings: it cannot be read, or an entry cannot be used; one line.
+        InvalidSettings: the file cannot be read, or an entry is invalid; one line.
     """
     try:
         content = _parse(path, path.read_text("utf-8"))
@@ -139,7 +139,7 @@ def read_key_file(path: Path) -> KeyFile:
 
 
 def write_key_file(path: Path, file: KeyFile) -> None:
-    """Replace ``path`` in one move, for its owner alone. Raises OSError."""
+    """Replace ``path`` atomically, readable by its owner only. Raises OSError."""
     entries = [entry.model_dump(mode="json", exclude_defaults=True) for entry in file.keys]
     text = _to_toml(entries) if path.suffix == ".toml" else _to_yaml(entries)
     handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}-")
@@ -155,12 +155,12 @@ def write_key_file(path: Path, file: KeyFile) -> None:
 
 
 def new_key() -> str:
-    """A fresh key of 256 random bits."""
+    """A new key of 256 random bits."""
     return KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 
 def digest_of(key: str) -> str:
-    """What the file holds of a key."""
+    """The digest of a key, as stored in the file."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -169,7 +169,7 @@ def _parse(path: Path, text: str) -> Any:
 
 
 def _explain(error: ValidationError, content: Any) -> str:
-    """The first problem, under the name of the entry it concerns."""
+    """The first problem, with the name of its entry."""
     problem = error.errors(include_url=False, include_input=False)[0]
     where, loc = "", problem["loc"]
     if len(loc) > 1 and loc[0] == "keys":
@@ -191,7 +191,7 @@ def _to_toml(entries: list[dict[str, Any]]) -> str:
 
 
 def _toml_line(item: tuple[str, Any]) -> str:
-    # Names, digests, scopes and moments hold no character that TOML would want escaped.
+    # Names, digests, scopes and moments have no characters that TOML requires to be escaped.
     name, value = item
     if isinstance(value, list):
         return f"{name} = [{', '.join(map(_toml_value, value))}]\n"

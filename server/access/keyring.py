@@ -1,4 +1,4 @@
-"""The keys that are taken, from the command line and from a key file that may change."""
+"""The accepted keys, from the command line and from a key file that is reloaded on changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Known(NamedTuple):
-    """A key that is taken."""
+    """An accepted key."""
 
     digest: bytes
     caller: Caller
@@ -35,13 +35,13 @@ _NOBODY = _Known(bytes(hashlib.sha256().digest_size), ANYONE)  # no key has this
 class KeyRing:
     """Finds the caller that a key belongs to.
 
-    Keys are looked up by a digest of their SHA-256 under a secret of this process, and the SHA-256
-    that is found is compared in constant time. How long a look-up takes may depend on that
-    digest; but nobody outside can tell which digest a guess has, so it tells nothing of how close
-    the guess was, and many keys cost no more than one.
+    Keys are looked up by a keyed digest of their SHA-256, with a secret of this process, and the
+    SHA-256 found is compared in constant time. The time of a lookup may depend on the keyed digest.
+    But clients cannot compute it for a guess, so timing does not reveal how close a guess is, and a
+    lookup among many keys costs no more than one.
 
     Args:
-        keys: keys that may do everything, as given by --api-key.
+        keys: keys with all rights, as given by --api-key.
         path: of the key file.
         open_account: makes the caller of an entry.
 
@@ -69,11 +69,11 @@ class KeyRing:
 
     @property
     def asks_for_keys(self) -> bool:
-        """Whether requests need a key at all."""
+        """Whether requests need a key."""
         return bool(self._own) or self._path is not None
 
     def find(self, key: bytes) -> Caller | None:
-        """The owner of ``key``; None for a key that is unknown, revoked or expired."""
+        """The owner of ``key``; None if the key is unknown, revoked or expired."""
         digest = hashlib.sha256(key).digest()
         known = self._found.get(self._blind(digest), _NOBODY)
         if not hmac.compare_digest(digest, known.digest):
@@ -83,16 +83,17 @@ class KeyRing:
         return known.caller
 
     def caller_named(self, tenant: str) -> Caller:
-        """The caller of a tenant, for work that goes on without its key (batches).
+        """The caller of a tenant, for work that continues without its key (batches).
 
-        One whose entry is gone has the standing of its last: nothing is left unaccounted.
+        If the tenant's entry was removed, its last known one is used, so that all usage is
+        accounted.
         """
         return self._callers.get(tenant) or Caller(tenant)
 
     # ------------------------------------------------------------ a file that changes
 
     def reload(self) -> None:
-        """Read the key file again; if it cannot be used, an error is logged and the keys stay."""
+        """Reload the key file; if it is invalid, log an error and keep the current keys."""
         if self._path is None:
             return
         try:
@@ -112,7 +113,7 @@ class KeyRing:
                 self.reload()
 
     def _read(self, path: Path) -> None:
-        self._version = _version_of(path)  # of before, so that a change while reading is seen
+        self._version = _version_of(path)  # read first, so that a change meanwhile is noticed
         found = dict(self._own)
         for entry in read_key_file(path).keys:
             caller = self._callers[entry.name] = self._open_account(entry)
@@ -140,7 +141,7 @@ def _sha256(key: str) -> bytes:
 
 
 def _version_of(path: Path) -> tuple[int, int] | None:
-    """What changes with a file; None while it is not there."""
+    """A value that changes with the file; None while it does not exist."""
     try:
         stat = path.stat()
     except OSError:

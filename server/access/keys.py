@@ -1,8 +1,8 @@
-"""API keys: one guard in front of every route but liveness and the page that asks for one.
+"""API keys: a guard before every route except liveness and the page that asks for a key.
 
-The guard stands before routing, so that an unknown path, the documentation and the metrics
-tell nobody anything without a key. What the owner of a key may do is judged by the route, once
-it is known: see ``scopes.py``.
+The guard runs before routing, so that without a key unknown paths, the documentation and the
+metrics reveal nothing. The route itself checks the key's rights, once it is known: see
+``scopes.py``.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from server.errors import ApiError
 
 
 class KeyGuard:
-    """ASGI middleware that lets requests with a key pass, and tells the rest who sent them."""
+    """ASGI middleware that admits requests with a valid key and attaches their caller."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, if it has a key."""
+        """Serve one request if it has a valid key."""
         if scope["type"] != "http" or not self._keys.asks_for_keys or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
@@ -43,7 +43,7 @@ def _key_of(scope: Scope) -> bytes:
     """The bearer token, or the key as Anthropic's clients send it; empty if there is none.
 
     Raises:
-        ApiError: 400, when there are several.
+        ApiError: 400, there are several.
     """
     given = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(given) > 1:

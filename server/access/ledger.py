@@ -1,10 +1,10 @@
-"""What is left of each tenant's limits, exact over all API workers.
+"""The state of each tenant's limits, exact across all API workers.
 
-One record a tenant: two token buckets and, for each worker, the requests it serves now. Several
-workers share the records through a file that all of them map; a lock on it is held for the
+There is one record per tenant: two token buckets and, for each worker, the requests it serves now.
+Several workers share the records through a memory-mapped file; its lock is held for the
 microseconds of one change. Dividing each limit by the number of workers would need none of this,
-but would give a client with few connections, which the kernel sends to few workers, a part of
-what it was promised.
+but a client with few connections, which the kernel assigns to few workers, would then get only a
+part of its limit.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _NAME_BYTES = 16
-_BUCKET = struct.Struct("<dd")  # missing from full, at time.monotonic() seconds
+_BUCKET = struct.Struct("<dd")  # tokens missing from full, at time.monotonic() seconds
 _BUCKETS = ("requests", "tokens")
 _COUNT = struct.Struct("<I")
-_NUM_RECORDS = 1 << 16  # a sparse file: what was never touched costs nothing
+_NUM_RECORDS = 1 << 16  # a sparse file: untouched records take no space
 
 
 class Ledger:
     """The records of one server.
 
     Args:
-        path: of the file that the workers share; None where there is only this process.
-        worker: which of them this is, from 0.
+        path: of the file that the workers share; None if this is the only process.
+        worker: this worker's index, from 0.
         num_workers: how many there are.
     """
 
@@ -51,7 +51,7 @@ class Ledger:
 
     @contextmanager
     def record(self, name: str) -> Iterator[Record]:
-        """The record of a tenant, this worker's alone while the block runs: it must not wait."""
+        """Lock and yield a tenant's record; the block must not await."""
         with self._lock():
             offset = self._offsets.get(name)
             if offset is None:
@@ -70,7 +70,7 @@ class Ledger:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _find(self, name: str) -> int:
-        """The offset of a tenant's record, taken now if it has none (open addressing)."""
+        """The offset of a tenant's record, which is created if needed (open addressing)."""
         digest = hashlib.blake2b(name.encode(), digest_size=_NAME_BYTES).digest()
         index = int.from_bytes(digest[:8], "little")
         for step in range(_NUM_RECORDS):
@@ -84,14 +84,14 @@ class Ledger:
         raise RuntimeError("there have been more tenants than the ledger has records")
 
     def _forget_predecessor(self) -> None:
-        """A worker that takes a dead one's place serves none of its requests."""
+        """Clear the requests of a dead worker whose place this one takes."""
         for offset in range(0, self._size * _NUM_RECORDS, self._size):
             if self._bytes[offset]:
                 Record(self._bytes, offset, self._worker, self._num_workers).set_serving(0)
 
 
 class Record:
-    """One tenant's record, for as long as the ledger lends it."""
+    """One tenant's record, valid while the ledger's block runs."""
 
     __slots__ = ("_bytes", "_counts", "_num_workers", "_offset", "_worker")
 
@@ -103,12 +103,12 @@ class Record:
         self._num_workers = num_workers
 
     def missing(self, bucket: str, per_s: float, now_s: float) -> float:
-        """What a bucket that fills by ``per_s`` lacks of being full; 0 at first."""
+        """How far a bucket that refills at ``per_s`` is from full; 0 initially."""
         lacks, since_s = _BUCKET.unpack_from(self._bytes, self._place(bucket))
         return max(0.0, lacks - (now_s - since_s) * per_s)
 
     def set_missing(self, bucket: str, lacks: float, now_s: float) -> None:
-        """What the bucket lacks now."""
+        """Set how far the bucket is from full now."""
         _BUCKET.pack_into(self._bytes, self._place(bucket), lacks, now_s)
 
     @property
@@ -121,12 +121,12 @@ class Record:
         )
 
     def add_serving(self, change: int) -> None:
-        """This worker has begun a request, or ended one."""
+        """Change the number of requests that this worker serves."""
         (here,) = _COUNT.unpack_from(self._bytes, self._counts + _COUNT.size * self._worker)
         self.set_serving(here + change)
 
     def set_serving(self, count: int) -> None:
-        """Requests that this worker serves now."""
+        """Set the number of requests that this worker serves."""
         _COUNT.pack_into(self._bytes, self._counts + _COUNT.size * self._worker, count)
 
     def _place(self, bucket: str) -> int:

@@ -1,7 +1,7 @@
-"""What a key must be allowed to do for each route.
+"""The scope that each route requires of a key.
 
-By the route's own template, so that no spelling of a path gets round it. A route that no row
-names is for administrators: one that is forgotten here is closed, not open.
+Routes are matched by their template, so no spelling of a path bypasses the check. A route that
+matches no row is for administrators: a forgotten route is closed, not open.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from fastapi import Request
 from server.access.caller import Scope, caller_of
 from server.errors import ApiError
 
-# These need no key: they tell nothing of the server but that it is there.
+# These need no key: they reveal nothing of the server but its existence.
 OPEN_PATHS = frozenset({"/health", "/dashboard"})
 _ANY_KEY: tuple[str, ...] = ("/health", "/ready", "/version", "/v1/models", "/v1/usage")
-_BY_PREFIX: dict[str, Scope] = {  # the first that fits counts
+_BY_PREFIX: dict[str, Scope] = {  # the first match counts
     "/v1/files": "files",
     "/v1/batches": "batches",
     "/v1/chat": "inference",
@@ -36,7 +36,7 @@ _BY_PREFIX: dict[str, Scope] = {  # the first that fits counts
 
 
 def scope_of(template: str) -> Scope | None:
-    """The scope that a route asks for; None where any key will do."""
+    """The scope that a route requires; None if any key will do."""
     if _covers(_ANY_KEY, template):
         return None
     for prefix, scope in _BY_PREFIX.items():
@@ -46,7 +46,7 @@ def scope_of(template: str) -> Scope | None:
 
 
 async def permit(request: Request) -> None:
-    """A dependency of every route: whether its caller may use it, and has requests left.
+    """Check that the caller may use the route, within its limits. A dependency of every route.
 
     Raises:
         ApiError: 403 without the scope, 429 beyond a limit or quota.
@@ -58,7 +58,7 @@ async def permit(request: Request) -> None:
         raise ApiError(403, message)
     if scope == "inference" and request.method == "POST":
         caller.account.begin()
-        # Ended by the key guard, once the whole answer has been sent.
+        # Ended by the key guard, after the whole response has been sent.
         request.scope["state"]["begun"] = caller.account
 
 

@@ -1,9 +1,9 @@
-"""What each tenant has used, by day (UTC), kept in the database over restarts.
+"""Each tenant's usage by day (UTC), kept in the database across restarts.
 
-Requests add to a count in memory, which is written every few seconds and in the end, so that a
-request costs no disk. Quotas are judged by what the database held at the last writing and this
-process's own since: with several API workers a tenant may go beyond its quota by what it uses
-on the others within that time, and after a crash the last seconds are not counted.
+Requests add to a count in memory, which is written every few seconds and at shutdown, so that a
+request costs no disk access. Quotas are checked against the database's last written state plus this
+process's usage since. So with several API workers a tenant may exceed its quota by its usage on the
+others between writes, and a crash loses the last seconds.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Used:
 
     requests: int = 0
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt's
+    cached_tokens: int = 0  # of the prompt tokens
     output_tokens: int = 0
 
     @property
     def tokens(self) -> int:
-        """What limits and quotas count."""
+        """The number that limits and quotas count."""
         return self.prompt_tokens + self.output_tokens
 
     def __add__(self, other: Used) -> Used:
@@ -73,7 +73,7 @@ class Used:
 
 @dataclass(frozen=True)
 class Spent:
-    """Tokens of a tenant in the present day and month, and how long these still last."""
+    """A tenant's tokens in the current day and month, and the time left of both."""
 
     day: int
     month: int
@@ -83,7 +83,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class DayOfUse:
-    """What a tenant used on one day."""
+    """A tenant's usage on one day."""
 
     tenant: str
     day: str  # 2026-01-31
@@ -91,7 +91,7 @@ class DayOfUse:
 
 
 class UsageBook:
-    """The counts of one process, and the database's as of the last writing.
+    """The counts of one process, and the database's as of the last write.
 
     Args:
         tables: the database's, with ``SCHEMA``.
@@ -108,7 +108,7 @@ class UsageBook:
     # ------------------------------------------------------------ while requests are served
 
     def add(self, tenant: str, used: Used) -> None:
-        """Count what a tenant has used."""
+        """Count a tenant's usage."""
         key = tenant, self._now().strftime("%Y-%m-%d")
         self._pending[key] = self._pending.get(key, Used()) + used
 
@@ -131,7 +131,7 @@ class UsageBook:
     # ------------------------------------------------------------ the database
 
     async def load(self) -> None:
-        """Read what earlier processes wrote of this month. Raises StoreError."""
+        """Read this month's usage by earlier processes. Raises StoreError."""
         first = f"{self._now():%Y-%m}-01"
         self._take(await self._tables.read(lambda db: db.execute(_SPENT, (first,)).fetchall()))
 
@@ -143,11 +143,11 @@ class UsageBook:
             try:
                 await self.flush()
                 pause_s = FLUSH_S
-            except StoreError:  # it has been logged; nothing is lost but time
+            except StoreError:  # already logged; the counts are kept and written later
                 pause_s = _RETRY_S
 
     async def flush(self) -> None:
-        """Write what is pending. Raises StoreError, and keeps it."""
+        """Write the pending counts. Raises StoreError, and keeps them."""
         if not self._pending or self._writing:
             return
         self._writing, self._pending = self._pending, {}
@@ -175,7 +175,7 @@ class UsageBook:
             self._writing = {}
 
     async def days(self, tenant: str | None, first: str, last: str) -> list[DayOfUse]:
-        """What was used from one day to another, both included; of everybody for None.
+        """The usage from one day to another, both included, of one tenant or (None) all.
 
         Raises:
             StoreError: the database cannot be read.

@@ -1,4 +1,4 @@
-"""GET /v1/usage: what the owner of a key has used, and what is left of its quotas."""
+"""GET /v1/usage: a key owner's usage, and what is left of its quotas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEFAULT_DAYS = 31
 
 
 class DayUsage(Struct, kw_only=True):
-    """What one tenant used on one day (UTC)."""
+    """One tenant's usage on one day (UTC)."""
 
     object: Literal["usage.day"] = "usage.day"
     tenant: str
@@ -41,7 +41,7 @@ class QuotaLeft(Struct):
 
 
 class UsageList(Struct, kw_only=True):
-    """The answer of /v1/usage."""
+    """The response of /v1/usage."""
 
     object: Literal["list"] = "list"
     data: list[DayUsage]
@@ -62,9 +62,9 @@ async def read_usage(
         str | None, Query(description="Whose, or * for everybody's; others' for admins only.")
     ] = None,
 ) -> Response:
-    """Requests and tokens of each day, of the key's owner; with the scope admin, of anybody.
+    """Requests and tokens per day, of the key's owner or, with the scope admin, of any tenant.
 
-    Only where there is a key file: other keys have no owners.
+    Requires a key file: other keys have no owners.
     """
     book = state_of(request).access.usage
     if book is None:

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, in front of the same conversations that chat has.
+"""Anthropic's Messages API, on top of the conversations of chat.
 
 body ─► inputs ─► translate ─► ChatRequest ─► Conversation ─► parts ─► call ─► blocks, events
 """

@@ -1,7 +1,7 @@
-"""What came of a batch's requests, in the shapes of the Messages API.
+"""The results of a batch's requests, in the shapes of the Messages API.
 
-The results of its lines lie in two files, as ``server/batches/outputs.py`` writes them; here they
-are told line by line in other words.
+The results are in two files, written by ``server/batches/outputs.py``; they are converted line by
+line.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from server.anthropic.outputs import MessagesError, MessagesErrorDetail
 from server.batches.lines import read_raw_lines
 from server.openai.outputs import to_json
 
-_ANY_LENGTH = 2**40  # bytes of a line; they are our own
+_ANY_LENGTH = 2**40  # bytes of a line; the server wrote them
 
 
 class BatchResult(Struct, kw_only=True):
-    """What came of one request: an answer, an error, or nothing."""
+    """The result of one request: a response, an error, or neither."""
 
     type: Literal["succeeded", "errored", "canceled", "expired"]
-    message: msgspec.Raw | UnsetType = UNSET  # of the shape of an answer
+    message: msgspec.Raw | UnsetType = UNSET  # in the shape of a response
     error: MessagesError | UnsetType = UNSET
 
 
 class BatchResultLine(Struct, kw_only=True):
-    """A line of the results."""
+    """One line of the results."""
 
     custom_id: str
     result: BatchResult
@@ -62,7 +62,7 @@ _read = msgspec.json.Decoder(_Line).decode
 
 
 async def results(paths: Sequence[Path]) -> AsyncGenerator[bytes]:
-    """The results in these files as lines of JSON, some at a time. Raises OSError."""
+    """The results in these files as lines of JSON, in chunks. Raises OSError."""
     for path in paths:
         async with contextlib.aclosing(read_raw_lines(path, _ANY_LENGTH)) as chunks:
             async for chunk in chunks:
@@ -70,13 +70,13 @@ async def results(paths: Sequence[Path]) -> AsyncGenerator[bytes]:
 
 
 def told(line: _Line) -> BatchResultLine:
-    """A line of a results file in this API's shape."""
+    """Convert a line of a results file to this API's shape."""
     return BatchResultLine(custom_id=line.custom_id, result=_result(line))
 
 
 def _result(line: _Line) -> BatchResult:
     response = line.response
-    if response is None:  # it was never run to its end
+    if response is None:  # it did not run to completion
         cancelled = line.error is not None and line.error.code == "batch_cancelled"
         return BatchResult(type="canceled" if cancelled else "expired")
     if response.status_code == 200:

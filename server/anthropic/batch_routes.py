@@ -1,7 +1,7 @@
-"""/v1/messages/batches: messages to be answered within a day, when nobody else waits.
+"""/v1/messages/batches: messages answered within a day, when the server is otherwise idle.
 
-They are batches like those of ``/v1/batches``, whose input is written here instead of uploaded, and
-whose results are told in this API's shape; the same runner answers them.
+They are batches like those of ``/v1/batches`` and use the same runner. Only the input is written
+here instead of uploaded, and the results have this API's shapes.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ router = APIRouter()
 _PATH = f"{PREFIX}/batches"
 _WINDOW, _WINDOW_S = "24h", 24 * 3600
 _MAX_LIST = 1000
-_PURPOSE = "message_batch"  # of the input, among the caller's files
+_PURPOSE = "message_batch"  # of the input file, which is among the caller's files
 
 
 class BatchedMessage(Shape):
     """One request of a batch."""
 
     custom_id: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-    params: dict[str, Any]  # of POST /v1/messages; judged when its turn comes
+    params: dict[str, Any]  # of POST /v1/messages; validated when the request runs
 
 
 class MessageBatchRequest(Shape):
@@ -58,7 +58,7 @@ class MessageBatchRequest(Shape):
 
 
 class MessageBatchCounts(Struct):
-    """What became of a batch's requests; all of them are processing until the batch has ended."""
+    """Counts of a batch's requests; all are processing until the batch has ended."""
 
     processing: int = 0
     succeeded: int = 0
@@ -68,7 +68,7 @@ class MessageBatchCounts(Struct):
 
 
 class MessageBatch(Struct, kw_only=True):
-    """A batch, as it is told of. Times are of the form of RFC 3339."""
+    """A batch. Times are in RFC 3339 format."""
 
     id: str
     type: Literal["message_batch"] = "message_batch"
@@ -92,7 +92,7 @@ class MessageBatchList(Struct, kw_only=True):
 
 
 class MessageBatchDeleted(Struct, kw_only=True):
-    """The answer of a deletion."""
+    """The response to a deletion."""
 
     id: str
     type: Literal["message_batch_deleted"] = "message_batch_deleted"
@@ -109,7 +109,7 @@ def _describe(answer: type[Struct] | str, *, can_conflict: bool = False) -> Desc
     openapi_extra=describe(MessageBatchRequest, MessageBatch, error=MessagesError),
 )
 async def create_message_batch(request: Request) -> Response:
-    """Take on a list of requests. Each is judged by itself when its turn comes."""
+    """Create a batch from a list of requests, each of which is validated when it runs."""
     body, headers = await read_request(request, MessageBatchRequest)
     state, tenant = state_of(request), caller_of(request).tenant
     _check(state, body.requests)
@@ -140,7 +140,7 @@ async def list_message_batches(
     after_id: str | None = None,
     limit: Annotated[int, Query(ge=1, le=_MAX_LIST)] = 20,
 ) -> Response:
-    """The caller's batches, the newest first: those behind ``after_id``, or before another."""
+    """List the caller's batches, newest first, optionally after or before one of them."""
     if before_id is not None and after_id is not None:
         raise bad_field("before_id", "excludes 'after_id'")
     found = await state_of(request).batches.list(
@@ -160,7 +160,7 @@ async def list_message_batches(
     openapi_extra=_describe(MessageBatch),
 )
 async def retrieve_message_batch(request: Request, batch_id: str) -> Response:
-    """One of the caller's batches."""
+    """Retrieve one of the caller's batches."""
     return json_response(_told(request, await _find(request, batch_id)))
 
 
@@ -170,7 +170,7 @@ async def retrieve_message_batch(request: Request, batch_id: str) -> Response:
     openapi_extra=_describe(MessageBatch, can_conflict=True),
 )
 async def cancel_message_batch(request: Request, batch_id: str) -> Response:
-    """Run no further request; what has been answered until then is in the results."""
+    """Start no further request. The results hold what was answered until then."""
     batch = await _find(request, batch_id)
     moved = await state_of(request).batches.move(
         batch.id, ["validating", "in_progress"], "cancelling", cancelling_at=int(time.time())
@@ -188,7 +188,7 @@ async def cancel_message_batch(request: Request, batch_id: str) -> Response:
     openapi_extra=_describe("application/x-jsonl", can_conflict=True),
 )
 async def retrieve_message_batch_results(request: Request, batch_id: str) -> Response:
-    """A line of JSON for each request, in no particular order."""
+    """The results, one line of JSON per request, in no particular order."""
     batch = await _find(request, batch_id)
     if batch.status in LIVE:
         raise ApiError(409, "The batch has not ended.", param="batch_id")
@@ -202,7 +202,7 @@ async def retrieve_message_batch_results(request: Request, batch_id: str) -> Res
     openapi_extra=_describe(MessageBatchDeleted, can_conflict=True),
 )
 async def delete_message_batch(request: Request, batch_id: str) -> Response:
-    """Forget a batch that has ended, with its requests and results."""
+    """Delete a batch that has ended, with its requests and results."""
     state, batch = state_of(request), await _find(request, batch_id)
     if batch.status in LIVE:
         raise ApiError(409, "The batch has not ended; cancel it first.", param="batch_id")
@@ -215,7 +215,7 @@ async def delete_message_batch(request: Request, batch_id: str) -> Response:
 
 
 def _check(state: ServerState, requests: Sequence[BatchedMessage]) -> None:
-    """Refuse what the batch as a whole would fail for. Raises ApiError (400)."""
+    """Reject a batch that would fail as a whole. Raises ApiError (400)."""
     seen: set[str] = set()
     for index, each in enumerate(requests):
         at = f"requests.{index}"
@@ -234,7 +234,7 @@ def _check(state: ServerState, requests: Sequence[BatchedMessage]) -> None:
 async def _keep(
     state: ServerState, tenant: str, requests: Sequence[BatchedMessage], now: int
 ) -> StoredFile:
-    """The requests as the input of a batch. Raises StoreError."""
+    """Store the requests as the input of a batch. Raises StoreError."""
     lines = [
         {"custom_id": r.custom_id, "method": "POST", "url": MESSAGES, "body": r.params}
         for r in requests
@@ -298,7 +298,7 @@ def _told(request: Request, batch: StoredBatch) -> MessageBatch:
 def _counts(batch: StoredBatch) -> MessageBatchCounts:
     if batch.status in LIVE:
         return MessageBatchCounts(processing=batch.num_lines)
-    if batch.status == "failed":  # a fault of the storage's; there are no results
+    if batch.status == "failed":  # the storage failed; there are no results
         return MessageBatchCounts(errored=batch.num_lines)
     left = batch.num_lines - batch.num_completed - batch.num_failed
     counts = MessageBatchCounts(succeeded=batch.num_completed, errored=batch.num_failed)

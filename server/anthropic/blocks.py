@@ -1,4 +1,4 @@
-"""From the parts of an answer to its content blocks, whole or as the events that build them."""
+"""Conversion of an answer's parts to content blocks, whole or as streaming events."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from server.text.parts import Part, Reasoning, Text, ToolCallArguments, ToolCall
 
 
 class BlockWriter:
-    """Opens, fills and closes the blocks of one answer, one after the other."""
+    """Opens, fills and closes the blocks of one answer in sequence."""
 
     def __init__(self) -> None:
         self._open: MessageBlock | None = None
         self._index = -1
 
     def push(self, parts: Sequence[Part]) -> list[MessageEvent]:
-        """The events that tell ``parts``."""
+        """The events for ``parts``."""
         events: list[MessageEvent] = []
         for part in parts:
             match part:
@@ -48,7 +48,7 @@ class BlockWriter:
         return events
 
     def close(self) -> list[MessageEvent]:
-        """The event that ends the open block, if there is one."""
+        """The event that closes the open block, if there is one."""
         if self._open is None:
             return []
         self._open = None
@@ -67,9 +67,9 @@ class BlockWriter:
 
 
 def whole_blocks(parts: Sequence[Part]) -> list[MessageBlock]:
-    """The blocks of an answer that has ended."""
+    """The blocks of a complete answer."""
     blocks: list[MessageBlock] = []
-    pieces: list[list[str]] = []  # of the blocks, in their order
+    pieces: list[list[str]] = []  # by block
     for part in parts:
         last = blocks[-1] if blocks else None
         match part:
@@ -99,16 +99,16 @@ def _fill(block: MessageBlock, text: str) -> None:
 
 
 def _input(text: str) -> Any:
-    """The arguments of a call as the model wrote them; of one that was cut off, what is whole."""
+    """The arguments of a call as the model wrote them; of a truncated call, the complete part."""
     try:
         json.loads(text)
         return msgspec.Raw(text.encode())
-    except ValueError:  # as Raw it would break the answer around it
+    except ValueError:  # as Raw it would break the surrounding response
         with contextlib.suppress(ValueError):
             return from_json(text, allow_partial=True)
     return {}
 
 
 def tool_use_id(id: str) -> str:
-    """A call's id as this API's clients know them."""
+    """A call's id in the form that this API's clients expect."""
     return f"toolu_{id.removeprefix('call_')}"

@@ -1,4 +1,4 @@
-"""One Messages request: a conversation, and its answer in this API's shapes."""
+"""One Messages request: its conversation, and the response in this API's shapes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from server.text.parts import Part
 
 
 class MessageEnding:
-    """How these streams end: after ``message_stop`` with nothing, after an error with its event."""
+    """The end of a Messages stream: nothing after ``message_stop``, or an error event."""
 
     end = b""
 
@@ -42,11 +42,11 @@ class MessageEnding:
 async def converse(
     state: ServerState, caller: Caller, request: TokenCountRequest, id: str | None = None
 ) -> Conversation:
-    """The conversation that a request asks to be continued, judged and encoded.
+    """The validated and encoded conversation that a request continues.
 
     Raises:
-        ApiError: a field is at fault, or nothing can be served.
-        RequestError: as before, found by the engine's own rules.
+        ApiError: a field is invalid, or nothing can be served.
+        RequestError: the same, found by the engine's own rules.
     """
     with naming_fields(request):
         body = ChatRequest.read(chat_body(request))
@@ -54,12 +54,12 @@ async def converse(
 
 
 class MessageCall:
-    """A request, judged and encoded, ready to be answered once."""
+    """A validated and encoded request, ready to be answered once."""
 
     def __init__(self, request: MessagesRequest, conversation: Conversation) -> None:
         self._conversation = conversation
         left = conversation.model.info.max_model_len - len(conversation.prompt)
-        # More than the context holds may be asked for; the answer then says that it was full.
+        # max_tokens may exceed the context; the stop reason then says that the context was full.
         self._fills_context = request.max_tokens > left
         conversation.sampling = msgspec.structs.replace(
             conversation.sampling,
@@ -75,7 +75,7 @@ class MessageCall:
         return cls(request, await converse(state, caller, request, f"msg_{uuid.uuid4().hex}"))
 
     async def complete(self) -> MessageAnswer:
-        """The whole answer."""
+        """The whole response."""
         conversation = self._conversation
         parts: list[Part] = []
         with naming_fields(), conversation.generation() as generation:
@@ -88,14 +88,14 @@ class MessageCall:
         return answer
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """The answer as server-sent events."""
+        """The response as server-sent events."""
         conversation = self._conversation
         writer = BlockWriter()
         begun = False
         with naming_fields(), conversation.generation() as generation:
             async for turns in conversation.turns(generation):
                 events: list[MessageEvent] = []
-                if not begun:  # with the first tokens it is known what was found in the cache
+                if not begun:  # the cached tokens are known with the first output
                     begun = True
                     start = MessageEvent(type="message_start", message=self._blank(generation))
                     events = [start, MessageEvent(type="ping")]
@@ -120,7 +120,7 @@ class MessageCall:
         )
 
     def _end(self, choice: Choice) -> tuple[StopReason, str | None]:
-        """Why the answer ended, and the stop sequence that it ended with."""
+        """The stop reason, and the stop sequence if one ended the answer."""
         sequence = choice.stop_reason if isinstance(choice.stop_reason, str) else None
         reason: StopReason
         match choice.finish_reason:

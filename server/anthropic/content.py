@@ -1,4 +1,4 @@
-"""What messages are made of: blocks of text, images, thinking, tool use and tool results."""
+"""The blocks of messages: text, images, thinking, tool use and tool results."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ _MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
 class TextBlock(msgspec.Struct, frozen=True, tag="text"):
-    """Something said."""
+    """Text."""
 
     text: str
 
 
 class ImageBlock(msgspec.Struct, frozen=True, tag="image"):
-    """Something shown."""
+    """An image."""
 
     media_type: str
     data: str  # base64
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking"):
-    """Something thought, of an earlier answer."""
+    """The thinking of an earlier answer."""
 
     thinking: str
 
 
 class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use"):
-    """An earlier call of a tool."""
+    """An earlier tool call."""
 
     id: str
     name: str
@@ -40,7 +40,7 @@ class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use"):
 
 
 class ToolResultBlock(msgspec.Struct, frozen=True, tag="tool_result"):
-    """What a call came to."""
+    """The result of a tool call."""
 
     tool_use_id: str
     content: list[TextBlock | ImageBlock]
@@ -51,7 +51,7 @@ Block = TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 def read_content(value: Any) -> list[Block]:
-    """The blocks of a message. Raises ValueError that names the block at fault."""
+    """The blocks of a message. Raises ValueError that names the invalid block."""
     if isinstance(value, str):
         return [TextBlock(value)]
     if not isinstance(value, list):
@@ -60,7 +60,7 @@ def read_content(value: Any) -> list[Block]:
 
 
 def read_text(value: Any) -> str:
-    """A text, or several text blocks, as of ``system``. Raises ValueError."""
+    """A text, or several text blocks, as in ``system``. Raises ValueError."""
     texts: list[str] = []
     for block in read_content(value):
         if not isinstance(block, TextBlock):
@@ -91,7 +91,7 @@ def _read_block(block: Any, index: int) -> Block:
         case "image":
             return _read_image(block.get("source"), index)
         case kind:
-            # Documents among them, which no model here takes.
+            # This includes documents, which no model here accepts.
             raise ValueError(f"block {index} of type {cut(str(kind), 40)!r} is not supported")
 
 

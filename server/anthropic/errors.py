@@ -22,20 +22,20 @@ _TYPES = {
 
 
 def is_messages_path(path: str) -> bool:
-    """Whether errors at ``path`` are told in Anthropic's shape."""
+    """Whether errors at ``path`` have Anthropic's shape."""
     return path == PREFIX or path.startswith(PREFIX + "/")
 
 
 def error_type(status: int) -> str:
-    """What this API calls errors of a status."""
+    """This API's name for the errors of a status."""
     return _TYPES.get(status, "invalid_request_error")
 
 
 def error_detail(error: ApiError) -> MessagesErrorDetail:
-    """What is wrong."""
+    """The ``error`` object of an error's body."""
     message = error.message
     if error.code == "context_length_exceeded":
-        message = f"prompt is too long: {message}"  # the words after which clients shorten it
+        message = f"prompt is too long: {message}"  # on these words, clients shorten the prompt
     return MessagesErrorDetail(error_type(error.status), message)
 
 

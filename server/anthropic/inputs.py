@@ -32,7 +32,7 @@ _BLOCKS: dict[str, tuple[type[Block], ...]] = {
     "assistant": (TextBlock, ThinkingBlock, ToolUseBlock),
     "system": (TextBlock,),
 }
-_INERT = ("metadata", "service_tier", "cache_control", "inference_geo")  # accepted as they are
+_INERT = ("metadata", "service_tier", "cache_control", "inference_geo")  # accepted without effect
 
 Content = Annotated[list[Block], PlainValidator(read_content), WithJsonSchema(_CONTENT)]
 SystemText = Annotated[str, PlainValidator(read_text), WithJsonSchema(_CONTENT)]
@@ -50,7 +50,7 @@ NoServers = Annotated[
 
 
 class InputMessage(Shape):
-    """One turn of a conversation."""
+    """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: Content
@@ -84,7 +84,7 @@ class ToolDefinition(Shape):
 
 
 class ToolChoice(Shape):
-    """Whether tools are to be called, and which."""
+    """Whether tools must or may be called, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -100,7 +100,7 @@ class ToolChoice(Shape):
 
 
 class ThinkingConfig(Shape):
-    """Whether the model is to think before it answers."""
+    """Whether the model thinks before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=_MIN_THINKING_TOKENS)] | None = None
@@ -108,21 +108,21 @@ class ThinkingConfig(Shape):
 
 
 class OutputFormat(Shape):
-    """What the answer's text is held to."""
+    """The constraint on the answer's text."""
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
 class OutputConfig(Shape):
-    """How much effort an answer is worth, and its form."""
+    """The effort and the format of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
 class TokenCountRequest(Shape):
-    """POST /v1/messages/count_tokens: a conversation, as it would be sent."""
+    """POST /v1/messages/count_tokens: a conversation, as for /v1/messages."""
 
     model: Annotated[str, Field(max_length=256)]
     messages: Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)]
@@ -131,7 +131,7 @@ class TokenCountRequest(Shape):
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None  # as it was called before there was a config
+    output_format: OutputFormat | None = None  # the older name of output_config.format
     mcp_servers: NoServers = None
 
     @model_validator(mode="after")
@@ -152,12 +152,12 @@ class TokenCountRequest(Shape):
 
     @property
     def format(self) -> OutputFormat | None:
-        """What the answer's text is held to, by either name."""
+        """The constraint on the answer's text, under either name."""
         newer = self.output_config and self.output_config.format
         return newer or self.output_format
 
     def ignored(self) -> list[str]:
-        """The names of the fields that asked for something and have no effect."""
+        """Names of fields that request something but have no effect."""
         extra = self.model_extra or {}
         names = ignored_params({name: extra[name] for name in extra if name not in _INERT})
         if self.thinking is not None and self.thinking.budget_tokens is not None:

@@ -1,4 +1,4 @@
-"""The shapes of answers and of the events of a stream. Keys are those of Anthropic's API."""
+"""The shapes of responses and of stream events. Keys are those of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class MessageText(Struct, tag="text", kw_only=True):
 
 
 class MessageThinking(Struct, tag="thinking", kw_only=True):
-    """A block of thinking. There is nothing to be signed."""
+    """A block of thinking, without a signature."""
 
     thinking: str = ""
     signature: str = ""
 
 
 class MessageToolUse(Struct, tag="tool_use", kw_only=True):
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     name: str
@@ -44,7 +44,7 @@ class MessageTokensDetails(Struct):
 
 
 class MessageUsage(Struct, kw_only=True):
-    """Tokens taken in and generated. What was found in the cache is not in ``input_tokens``."""
+    """Tokens read and generated. Cached tokens are not included in ``input_tokens``."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
@@ -54,7 +54,7 @@ class MessageUsage(Struct, kw_only=True):
 
 
 class MessageAnswer(Struct, kw_only=True):
-    """The answer of /v1/messages."""
+    """The response of /v1/messages."""
 
     id: str
     type: Literal["message"] = "message"
@@ -67,13 +67,13 @@ class MessageAnswer(Struct, kw_only=True):
 
 
 class TokenCount(Struct):
-    """The answer of /v1/messages/count_tokens."""
+    """The response of /v1/messages/count_tokens."""
 
     input_tokens: int
 
 
 class MessageDelta(Struct, omit_defaults=True, kw_only=True):
-    """More of a block, which ``type`` names, or how the answer ended."""
+    """An addition to a block, whose kind ``type`` names, or the end of the answer."""
 
     type: Literal["text_delta", "thinking_delta", "input_json_delta"] | UnsetType = UNSET
     text: str | UnsetType = UNSET
@@ -84,14 +84,14 @@ class MessageDelta(Struct, omit_defaults=True, kw_only=True):
 
 
 class MessagesErrorDetail(Struct):
-    """What is wrong."""
+    """The kind and the message of an error."""
 
     type: str
     message: str
 
 
 class MessageEvent(Struct, kw_only=True):
-    """An event of a stream; ``type`` tells which of the other fields there are."""
+    """An event of a stream; ``type`` determines which other fields are present."""
 
     type: Literal[
         "message_start",

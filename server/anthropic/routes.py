@@ -26,7 +26,7 @@ router = APIRouter()
     ),
 )
 async def create_message(request: Request) -> Response:
-    """Continue a conversation in Anthropic's shapes, at once or as a stream of events."""
+    """Continue a conversation in Anthropic's shapes, as one object or as a stream of events."""
     body, headers = await read_request(request, MessagesRequest)
     state = state_of(request)
     caller = caller_until(request, body.deadline_ms, state.settings.default_deadline_s)
@@ -45,7 +45,7 @@ async def create_message(request: Request) -> Response:
     openapi_extra=describe(TokenCountRequest, TokenCount, error=MessagesError),
 )
 async def count_tokens(request: Request) -> Response:
-    """The number of tokens that the model would be given."""
+    """Count the input tokens of a request."""
     body, headers = await read_request(request, TokenCountRequest)
     async with until_disconnect(request.receive):
         conversation = await converse(state_of(request), caller_of(request), body)

@@ -1,4 +1,4 @@
-"""From a Messages request to the chat request that asks for the same, and errors back again."""
+"""Translation of a Messages request to a chat request, and of chat's errors back."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from server.anthropic.inputs import (
 )
 from server.errors import ApiError, to_api_error
 
-_SWITCHES = ("enable_thinking", "thinking")  # the names that chat templates have for it
+_SWITCHES = ("enable_thinking", "thinking")  # names of chat templates' variables for it
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-# Chat's fields, and what a client of this API calls them.
+# Chat's field names and this API's.
 _NAMES = {
     "chat_template_kwargs": "thinking",
     "response_format": "output_config.format",
@@ -36,9 +36,9 @@ _NAMES = {
 
 
 def chat_body(request: TokenCountRequest) -> dict[str, Any]:
-    """The body of the chat request; limits and stop sequences of the answer are not in it."""
+    """The body of the equivalent chat request, without the answer's limits and stop sequences."""
     body: dict[str, Any] = {"model": request.model, "messages": _messages(request)}
-    if request.messages[-1].role == "assistant":  # the answer goes on where it leaves off
+    if request.messages[-1].role == "assistant":  # the answer continues this message
         body["continue_final_message"] = True
     if request.tools:
         body["tools"] = [_tool(tool.model_dump()) for tool in request.tools]
@@ -63,7 +63,7 @@ def chat_body(request: TokenCountRequest) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def naming_fields(request: TokenCountRequest | None = None) -> Iterator[None]:
-    """Errors that name chat's fields name this API's outside the block, as ``request`` does."""
+    """Rename chat's fields in errors raised in the block to this API's, as in ``request``."""
     try:
         yield
     except (ApiError, RequestError) as error:
@@ -81,11 +81,11 @@ def naming_fields(request: TokenCountRequest | None = None) -> Iterator[None]:
 
 
 def _messages(request: TokenCountRequest) -> list[dict[str, Any]]:
-    """The turns as chat has them; neighbours of one role are one turn, as they are there."""
+    """The messages in chat's form; adjacent ones of one role are merged, as this API does."""
     messages: list[dict[str, Any]] = []
     if request.system:
         messages.append({"role": "system", "content": [_part(TextBlock(request.system))]})
-    names: dict[str, str] = {}  # of the tools, by their calls' ids
+    names: dict[str, str] = {}  # of tools, by their calls' ids
     for message in request.messages:
         if message.role == "assistant":
             _add_assistant(messages, message, names)
@@ -100,7 +100,7 @@ def _add_others(
     for block in message.content:
         if isinstance(block, ToolResultBlock):
             content = [_part(each) for each in block.content]
-            if block.is_error:  # chat has no word for a call that failed but the text itself
+            if block.is_error:  # chat can express a failed call only in its text
                 text = content.pop(0)["text"] if content and "text" in content[0] else ""
                 content.insert(0, {"type": "text", "text": f"Error: {text}"})
             result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": content or ""}
@@ -160,7 +160,7 @@ def _choice(choice: ToolChoice) -> dict[str, Any]:
 
 
 def _wants_thinking(thinking: ThinkingConfig | None) -> bool | None:
-    """Whether the template is told to let the model think; None leaves it to the model."""
+    """Whether to enable thinking in the template; None leaves it to the model."""
     if thinking is None:
-        return False  # as in Anthropic's API, who wants it says so
+        return False  # as in Anthropic's API, thinking is opt-in
     return {"enabled": True, "disabled": False}.get(thinking.type)

@@ -1,4 +1,4 @@
-"""One line's answer: by the same calls that answer requests, without HTTP between."""
+"""Execution of one line, by the same calls that answer HTTP requests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from server.errors import ApiError, to_api_error
 from server.openai.outputs import to_json
 from server.store.batches import LineResult
 
-Answer = Callable[[dict[str, Any]], Awaitable[Any]]  # a body -> the answer, to be encoded
+Answer = Callable[[dict[str, Any]], Awaitable[Any]]  # a body -> the response, to be encoded
 _log = logging.getLogger(__name__)
 
 _MAX_TRIES = 5  # of a line that fails through no fault of its own
-_WAITED_FOR = ("engine_unavailable", "engine_asleep")  # however often that is the reason
+_WAITED_FOR = ("engine_unavailable", "engine_asleep")  # reasons that do not count as tries
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 15.0
 
 
@@ -32,7 +32,7 @@ class _OutputDetails(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    """What the endpoints call the same things."""
+    """Token counts, under the names of all endpoints."""
 
     prompt_tokens: int = 0
     input_tokens: int = 0
@@ -49,10 +49,10 @@ class _Answered(msgspec.Struct):
 
 
 async def run_line(line: Line, answer: Answer) -> LineResult:
-    """The result of a line, which is an error's where it failed; cancelled, it has none.
+    """Run a line and return its result, which may be an error; a cancelled line has none.
 
-    A line that finds the engine restarting or asleep, or no room, is tried again: for as long as
-    the engine is not there, and a few times where it is.
+    A line is retried if the engine restarts, is asleep, or has no room: without limit while the
+    engine is unavailable, and a few times while it is available.
     """
     pause_s, num_tries = _FIRST_PAUSE_S, 0
     while True:
@@ -73,7 +73,7 @@ async def run_line(line: Line, answer: Answer) -> LineResult:
 
 
 def not_run(line: Line, code: str, message: str) -> bytes:
-    """The error file's line for a request that was never run to its end."""
+    """The error file's line for a request that did not run to completion."""
     return _line(line, None, {"code": code, "message": message})
 
 

@@ -1,4 +1,4 @@
-"""What batches are run with: where things are kept, who answers, how much at once."""
+"""The environment of batches: stores, handlers, and limits of concurrency."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _THROTTLED_LOOK_S = 0.05
 
 @dataclass(frozen=True)
 class Bench:
-    """What a batch is run with."""
+    """The environment that batches run in."""
 
     files: FileStore
     batches: BatchStore
@@ -27,14 +27,14 @@ class Bench:
 
 
 class SharedSlots:
-    """Places for lines, given in the order in which they are asked for.
+    """Slots for lines, granted in the order of the requests for them.
 
-    While others are being served only a quarter of them is given out: lines give way to everybody
-    in the engine, but each makes the steps a little longer.
+    While other requests are served, only a quarter of the slots is used: lines yield to other
+    sequences in the engine, but each makes the steps a little longer.
 
     Args:
         limit: lines at once.
-        is_busy: whether others are being served.
+        is_busy: whether other requests are served.
     """
 
     def __init__(self, limit: int, is_busy: Callable[[], bool]) -> None:
@@ -45,7 +45,7 @@ class SharedSlots:
         self._freed = asyncio.Event()
 
     async def acquire(self) -> None:
-        """Wait for a place."""
+        """Wait for a slot."""
         async with self._turn:
             while self._num_taken >= self._allowed():
                 self._freed.clear()
@@ -56,7 +56,7 @@ class SharedSlots:
             self._num_taken += 1
 
     def release(self) -> None:
-        """Give a place back."""
+        """Release a slot."""
         self._num_taken -= 1
         self._freed.set()
 

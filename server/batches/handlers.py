@@ -1,4 +1,4 @@
-"""Which endpoints a batch may name, and the calls that answer there."""
+"""The endpoints that a batch may name, and their handlers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ShapeT = TypeVar("_ShapeT", bound=Shape)
 
 
 async def _embed(state: ServerState, caller: Caller, fields: dict[str, Any]) -> Any:
-    """The answer of /v1/embeddings."""
+    """The response of /v1/embeddings."""
     body, _ = read_fields(state.settings, EmbeddingRequest, fields)
     return await (await EmbeddingCall.prepare(state, caller, body)).complete()
 
@@ -38,7 +38,7 @@ async def _complete(
     caller: Caller,
     fields: dict[str, Any],
 ) -> Any:
-    """The whole answer of an endpoint that generates."""
+    """The whole response of a generation endpoint."""
     body, _ = read_fields(state.settings, shape, fields)
     for field in ("stream", "background", "deadline_ms"):
         if getattr(body, field, None):
@@ -46,7 +46,7 @@ async def _complete(
     return await (await prepare(state, caller, body)).complete()
 
 
-# By what the endpoints of batches may name.
+# By endpoint, for /v1/batches.
 HANDLERS: MappingProxyType[str, Handler] = MappingProxyType(
     {
         "/v1/chat/completions": partial(_complete, ChatRequest, ChatCall.prepare),
@@ -55,7 +55,7 @@ HANDLERS: MappingProxyType[str, Handler] = MappingProxyType(
         "/v1/embeddings": _embed,
     }
 )
-# And by those that the Messages API's own batches are for.
+# The endpoint of the Messages API's own batches.
 MESSAGES = "/v1/messages"
 _MESSAGE_HANDLERS: dict[str, Handler] = {
     MESSAGES: partial(_complete, MessagesRequest, MessageCall.prepare)
@@ -63,5 +63,5 @@ _MESSAGE_HANDLERS: dict[str, Handler] = {
 
 
 def handler_of(endpoint: str) -> Handler:
-    """What answers the lines of a batch."""
+    """The handler of a batch's lines."""
     return _MESSAGE_HANDLERS.get(endpoint) or HANDLERS[endpoint]

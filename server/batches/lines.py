@@ -1,4 +1,4 @@
-"""The lines of a batch's input: one request each, judged before any of them is run."""
+"""The lines of a batch's input: one request each, all validated before any of them runs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from server.errors import ApiError, cut
 from server.openai.json_body import parse_json_body
 
 MAX_LINES = 50_000
-MAX_ERRORS = 100  # told of one input
+MAX_ERRORS = 100  # reported per input
 _MAX_ID = 512
-_CHUNK_BYTES = 2**20  # read at once, or a line if that is longer
+_CHUNK_BYTES = 2**20  # per read, or a line if that is longer
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A request of a batch."""
+    """One request of a batch."""
 
-    number: int  # in the file, 1 and on
+    number: int  # line number in the file, from 1
     custom_id: str
     url: str
     body: dict[str, Any]
 
 
 class BatchError(msgspec.Struct, frozen=True, kw_only=True):
-    """Why an input cannot be run."""
+    """An error in an input."""
 
     code: str
     message: str
@@ -39,7 +39,7 @@ class BatchError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Fault(Exception):
-    """What is wrong with a line."""
+    """An error in a line."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -47,9 +47,9 @@ class _Fault(Exception):
 
 
 async def read_raw_lines(path: Path, max_bytes: int) -> AsyncGenerator[list[tuple[int, bytes]]]:
-    """The lines of a file that are not blank, with their numbers, some at a time.
+    """The non-blank lines of a file with their numbers, in chunks.
 
-    A line over ``max_bytes`` comes cut, and longer than that. Raises OSError.
+    A line over ``max_bytes`` is cut, but stays longer than that. Raises OSError.
     """
     file = await asyncio.to_thread(path.open, "rb")
     with file:
@@ -61,7 +61,7 @@ async def read_raw_lines(path: Path, max_bytes: int) -> AsyncGenerator[list[tupl
 async def read_lines(
     path: Path, endpoints: Collection[str], max_bytes: int, skip: Collection[int] = ()
 ) -> AsyncGenerator[Line]:
-    """The requests of an input that has been judged, without the lines ``skip``. Raises OSError."""
+    """The requests of a validated input, except for the lines ``skip``. Raises OSError."""
     async with contextlib.aclosing(read_raw_lines(path, max_bytes)) as chunks:
         async for chunk in chunks:
             for number, text in chunk:
@@ -70,10 +70,10 @@ async def read_lines(
 
 
 class Judge:
-    """Finds what is wrong with an input, line by line.
+    """Validates an input line by line.
 
     Args:
-        endpoints: the URLs that its requests may have.
+        endpoints: the allowed URLs of requests.
         has_model: whether a model is served under a name.
         max_bytes: the longest line.
         max_lines: the most lines; None is no limit.
@@ -96,7 +96,7 @@ class Judge:
         self.errors: list[BatchError] = []
 
     async def read(self, path: Path) -> None:
-        """Judge a whole file, up to so many errors. Raises OSError."""
+        """Validate a whole file, up to the maximum number of errors. Raises OSError."""
         async with contextlib.aclosing(read_raw_lines(path, self._max_bytes)) as chunks:
             async for chunk in chunks:
                 await asyncio.to_thread(self._look, chunk)
@@ -142,7 +142,7 @@ class Judge:
 
 
 def parse_line(number: int, text: bytes, endpoints: Collection[str], max_bytes: int) -> Line:
-    """The request in one line. Raises the fault of a line that holds none for ``endpoints``."""
+    """Parse the request in a line. Raises _Fault if it is not a valid one for ``endpoints``."""
     if len(text) > max_bytes:
         raise _Fault("line_too_long", f"The line is longer than {max_bytes} bytes.")
     try:
@@ -172,7 +172,7 @@ def _numbered(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes]]:
         number += 1
         rest = text
         while not rest.endswith(b"\n") and (rest := file.readline(_CHUNK_BYTES)):
-            pass  # what is behind the longest line's end is not kept
+            pass  # the rest of an overlong line is dropped
         if text.strip():
             yield number, text.rstrip(b"\r\n")
 

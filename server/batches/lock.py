@@ -1,7 +1,7 @@
-"""Who takes care of a batch: the process that holds the lock on its file.
+"""Ownership of a batch: the process that holds the lock on its file works on it.
 
-The kernel gives a dead process's locks back at once, so there are no leases to wait for and no
-clocks to compare. On a network file system that has no ``flock``, run one server a data directory.
+The kernel releases a dead process's locks at once, so there are no leases to wait for and no clocks
+to compare. On a network file system without ``flock``, run one server per data directory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class BatchLock:
-    """Held from ``take`` to ``release``."""
+    """The lock of a batch, held from ``take`` to ``release``."""
 
     def __init__(self, path: Path, number: int | None) -> None:
         self._path = path
@@ -21,9 +21,9 @@ class BatchLock:
 
     @classmethod
     def take(cls, directory: Path, batch_id: str) -> BatchLock | None:
-        """The lock, or None while another process, or another task of this one, holds it.
+        """Acquire the lock; None if another process, or another task of this one, holds it.
 
-        Where nothing can be written nobody shares the directory, and the lock is an empty gesture.
+        If the directory is read-only it is not shared, and the lock does nothing.
         """
         path = directory / f"{batch_id}.lock"
         try:
@@ -39,7 +39,7 @@ class BatchLock:
         return cls(path, number)
 
     def release(self, *, ended: bool) -> None:
-        """Give it back; with ``ended`` nobody needs its file any more."""
+        """Release the lock; with ``ended`` its file is no longer needed."""
         if self._number is None:
             return
         if ended:

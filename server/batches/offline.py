@@ -26,7 +26,7 @@ from server.state import ServerState
 from server.store.batches import LineResult
 
 Told = Callable[[LineResult], None]
-# Admitted whatever the queue's limit: this is all the work there is.
+# Admitted whatever the queue's limit: there is no other work.
 _CALLER = replace(ANYONE, background=True)
 
 
@@ -40,7 +40,7 @@ class _OutputLine(msgspec.Struct):
 
 
 async def judge(path: Path, settings: Settings) -> Judge:
-    """What there is to be run in a file, and what is wrong with it. Raises OSError."""
+    """Validate a file; the result has its lines' count and errors. Raises OSError."""
     names = settings.model_names
     found = Judge(HANDLERS, names.__contains__, settings.max_body_bytes, max_lines=None)
     await found.read(path)
@@ -48,12 +48,11 @@ async def judge(path: Path, settings: Settings) -> Judge:
 
 
 def keep_answers(output: Path, *, none: bool = False) -> set[str]:
-    """The ids of the requests that ``output`` holds answers to; what else is in it goes.
+    """Keep only the successful answers in ``output``, and return the ids of their requests.
 
-    With ``none`` all of it goes.
+    With ``none``, remove all of it.
 
-    A line that was cut off in the middle, and errors, which may not come again, are taken out.
-    Raises OSError.
+    Errors, which may not recur, and a line that was cut off are removed. Raises OSError.
     """
     ids: set[str] = set()
     if none or not output.exists():
@@ -88,15 +87,15 @@ async def answer_file(
     skip: set[str],
     on_result: Told,
 ) -> None:
-    """Answer the requests in ``source`` and append each result to ``output`` when it is there.
+    """Answer the requests in ``source``, appending each result to ``output`` as it is ready.
 
     Args:
-        settings: of the model, and how much runs at once.
-        engine: not started yet; closed in the end.
-        source: a file that has been judged.
-        output: where a line is written for each request, in the order in which they end.
+        settings: of the model and of concurrency.
+        engine: not started yet; closed at the end.
+        source: a validated file.
+        output: gets one line per request, in the order in which they end.
         skip: ids of requests that are not run.
-        on_result: told of each result, once it is written.
+        on_result: called with each result after it is written.
 
     Raises:
         EngineError: the model cannot be loaded, or the engine has ended.
@@ -149,7 +148,7 @@ async def _run(
 
 
 class _Ended(BaseException):
-    """The engine is gone for good: no result of a line, but the end of the run."""
+    """The engine is gone for good: this ends the run, not just one line."""
 
     def __init__(self, cause: EngineError) -> None:
         super().__init__()
@@ -157,7 +156,7 @@ class _Ended(BaseException):
 
 
 def _answered(text: bytes) -> str | None:
-    """The request that a line of an output file answers with success."""
+    """The id of the request that a line of an output file answers, if it succeeded."""
     try:
         line = msgspec.json.decode(text, type=_OutputLine)
     except msgspec.DecodeError:

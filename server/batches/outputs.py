@@ -1,4 +1,4 @@
-"""The files that a batch ends with: its answers, and apart from them its errors."""
+"""The output files of a batch: one of responses, one of errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from server.batches.lines import read_lines
 from server.store.batches import StoredBatch
 from server.store.files import FileStore, StoredFile
 
-_PAGE = 100  # results held at once
+_PAGE = 100  # results held in memory at once
 _NOT_RUN = {
     True: ("batch_cancelled", "The batch was cancelled before this request was executed."),
     False: (
@@ -29,9 +29,9 @@ _NOT_RUN = {
 async def write_outputs(
     bench: Bench, batch: StoredBatch, file: StoredFile, finished: set[int]
 ) -> tuple[str | None, str | None]:
-    """Make files of a batch's results; lines without one are told among the errors.
+    """Write a batch's results to files; lines without a result are listed as errors.
 
-    The files' ids follow from the batch's, so that doing it again makes the same files.
+    The files' ids are derived from the batch's, so a repetition replaces the same files.
 
     Returns the ids of the output file and of the error file; None for one that would be empty.
     Raises StoreError or OSError.
@@ -58,7 +58,7 @@ async def write_outputs(
 
 
 class _Output:
-    """A file in the making."""
+    """A file being written."""
 
     def __init__(self, files: FileStore, batch: StoredBatch, kind: str) -> None:
         self._files = files
@@ -80,7 +80,7 @@ class _Output:
             await asyncio.to_thread(self._file.write, data)
 
     async def keep(self) -> str | None:
-        """Make it a file of the batch's tenant, unless it is empty."""
+        """Store it as a file of the batch's tenant, unless it is empty."""
         assert self._file is not None
         assert self._path is not None
         await asyncio.to_thread(_close, self._file)
@@ -102,9 +102,9 @@ class _Output:
         return file.id
 
     def discard(self) -> None:
-        """Leave nothing of what was not kept."""
+        """Delete the file unless it was stored."""
         if self._file is not None:
-            with contextlib.suppress(OSError):  # what is buffered need not reach a full disk
+            with contextlib.suppress(OSError):  # the disk may be too full to flush buffers
                 self._file.close()
         if self._path is not None:
             self._path.unlink(missing_ok=True)

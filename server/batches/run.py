@@ -1,4 +1,4 @@
-"""One batch, from whatever status it is found in to its end."""
+"""The execution of one batch, from its current status to its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from server.store.batches import LIVE, BatchStore, LineResult, StoredBatch
 from server.store.database import StoreError
 from server.store.files import StoredFile
 
-_WATCH_S = 1.0  # between two looks at whether the batch was cancelled, by whichever process
+_WATCH_S = 1.0  # between checks for a cancellation by any process
 _STORE_TRIES = 5
 _RETRY_S = 1.0
 _log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ Stop = Literal["cancelling", "expired"]
 
 
 class BatchRun:
-    """Takes one batch through its statuses. Nobody else does at the same time: see ``runner``."""
+    """Takes one batch through its statuses. The runner ensures that no other process does."""
 
     def __init__(self, bench: Bench, batch: StoredBatch) -> None:
         self._bench = bench
@@ -35,9 +35,9 @@ class BatchRun:
         self.batch = batch
 
     async def run(self) -> None:
-        """Go on until the batch has ended. Cancelled, it can be gone on with.
+        """Run until the batch has ended. If cancelled, it can be resumed later.
 
-        A disk that is full, or an input that cannot be read, fails the batch.
+        A full disk or an unreadable input fails the batch.
         """
         try:
             await self._run()
@@ -82,7 +82,7 @@ class BatchRun:
     # ------------------------------------------------------------ in progress
 
     async def _process(self, file: StoredFile) -> None:
-        """Run the lines that have no result, until all have, or there is a reason to stop."""
+        """Run the lines without a result, until all have one or there is a reason to stop."""
         work = asyncio.create_task(self._run_lines(file))
         watch = asyncio.create_task(self._watch())
         try:
@@ -92,14 +92,14 @@ class BatchRun:
             await _end(watch)
             await _end(work)
         if stopped is None:
-            work.result()  # raises what it has raised
+            work.result()  # re-raises its exception
         moved = await self._store.move(
             self.batch.id, ["in_progress"], "finalizing", finalizing_at=_now()
         )
         await self._take(moved)
 
     async def _watch(self) -> Stop:
-        """Wait until the batch is cancelled or its window is over."""
+        """Wait until the batch is cancelled or its completion window ends."""
         now: StoredBatch | None = self.batch
         while now is not None and now.status == "in_progress":
             if _now() >= now.expires_at:
@@ -148,12 +148,12 @@ class BatchRun:
             await asyncio.gather(*running, return_exceptions=True)
             await recorder.close()
             if failed.done():
-                failed.exception()  # looked at, so that nobody calls it forgotten
+                failed.exception()  # marks the exception as retrieved
 
     # ------------------------------------------------------------ the end
 
     async def _finish(self, file: StoredFile) -> None:
-        """Make the results files, and end as it was decided."""
+        """Write the results files, and move to the final status."""
         bench, batch = self._bench, self.batch
         finished = await bench.batches.finished_lines(batch.id)
         cancelled = batch.cancelling_at is not None
@@ -174,7 +174,7 @@ class BatchRun:
             )
 
     async def _fail(self, errors: list[BatchError]) -> None:
-        """End the batch as failed, however long it takes until that can be written."""
+        """End the batch as failed, retrying until the status is written."""
         told = msgspec.json.encode(errors).decode()
         while True:
             try:
@@ -185,7 +185,7 @@ class BatchRun:
                 return
 
     async def _take(self, moved: StoredBatch | None) -> None:
-        """Go on with the batch as it is now; where a move was not made, somebody cancelled it."""
+        """Continue with the updated batch; None means that it was cancelled meanwhile."""
         if moved is None:
             moved = await self._store.get(self.batch.tenant, self.batch.id)
         if moved is not None:
@@ -193,7 +193,7 @@ class BatchRun:
 
 
 class _Recorder:
-    """Writes results as they come, those that came during a write together in the next."""
+    """Writes results as they arrive; those that arrive during a write share the next one."""
 
     def __init__(self, store: BatchStore, batch_id: str) -> None:
         self._store = store
@@ -202,14 +202,14 @@ class _Recorder:
         self._writing: asyncio.Task[None] | None = None
 
     async def put(self, result: LineResult) -> None:
-        """Keep a result. Returns when it is kept; raises StoreError."""
+        """Store a result and return once it is written. Raises StoreError."""
         self._pending.append(result)
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
         await asyncio.shield(self._writing)
 
     async def close(self) -> None:
-        """Let what is under way be written."""
+        """Wait for pending writes."""
         if self._writing is not None:
             await asyncio.gather(self._writing, return_exceptions=True)
 
@@ -227,7 +227,7 @@ class _Recorder:
 
 
 async def _end(task: asyncio.Task[object]) -> None:
-    """Cancel a task and wait for its end; what it raised stays in it."""
+    """Cancel a task and wait for its end; its exception is not raised."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

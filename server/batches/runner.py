@@ -1,4 +1,4 @@
-"""Looks for batches that nobody takes care of, and runs them in what capacity is left over."""
+"""The background task that finds unowned batches and runs them in idle capacity."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from server.batches.run import BatchRun
 from server.store.batches import LIVE, StoredBatch
 from server.store.database import StoreError
 
-_LOOK_S = 2.0  # between two looks for batches of other processes
+_LOOK_S = 2.0  # between polls for batches of other processes
 _SWEEP_S = 3600.0
-_MAX_BATCHES = 8  # at once; each has its turn at the slots
+_MAX_BATCHES = 8  # at once; they take turns at the slots
 _log = logging.getLogger(__name__)
 
 
 class BatchRunner:
-    """Runs until it is cancelled; what it was doing is gone on with by whoever comes next.
+    """Runs until cancelled; another runner can resume its batches.
 
     Args:
-        bench: what batches are run with.
-        may_run: whether to begin with a batch: not before there is a model, nor at the end.
+        bench: the environment of batches.
+        may_run: whether batches may start: false before a model is loaded and during shutdown.
     """
 
     def __init__(self, bench: Bench, may_run: Callable[[], bool]) -> None:
@@ -35,13 +35,14 @@ class BatchRunner:
         self._next_sweep_s = 0.0  # time.monotonic()
 
     async def run(self) -> None:
-        """Look for batches, over and over."""
+        """Look for batches repeatedly."""
         news = self._bench.batches.news
         try:
             while True:
-                with contextlib.suppress(StoreError):  # logged where it is raised; look again later
+                with contextlib.suppress(StoreError):  # already logged; the next poll retries
                     await self._look()
-                # Not wait_for: before Python 3.12 it loses a cancellation that comes with the news.
+                # Not wait_for: before Python 3.12 it loses a cancellation that coincides with the
+                # event.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_LOOK_S):
                         await news.wait()
@@ -70,13 +71,13 @@ class BatchRunner:
     async def _run(self, id: str, lock: BatchLock) -> None:
         ended = False
         try:
-            # As it is now that the lock is held: another process may have brought it further.
+            # Its state now that the lock is held: another process may have advanced it.
             batch = await self._find(id)
             if batch is not None:
                 await BatchRun(self._bench, batch).run()
             ended = await self._find(id) is None
         except StoreError:
-            pass  # looked at again
+            pass  # retried at the next poll
         except Exception:
             _log.exception("batch %s could not be run", id)
         finally:
@@ -85,6 +86,6 @@ class BatchRunner:
             self._bench.batches.news.set()
 
     async def _find(self, id: str) -> StoredBatch | None:
-        """The batch, if it has not ended."""
+        """The batch, unless it has ended."""
         found = await self._bench.batches.live()
         return next((batch for batch in found if batch.id == id and batch.status in LIVE), None)

@@ -1,4 +1,4 @@
-"""The runner of one server: its model, its endpoints, its settings."""
+"""The batch runner of one server, with its model, endpoints and settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server.store.batches import StoredBatch
 
 
 def make_runner(state: ServerState) -> BatchRunner:
-    """What takes care of this server's batches; to be run for as long as it serves."""
+    """The server's batch runner; run it for as long as the server serves."""
     settings = state.settings
 
     def answer_for(batch: StoredBatch) -> Answer:

@@ -1,7 +1,7 @@
 """The ``quire`` command.
 
-Nothing heavy is imported here: each command's module is imported once it has been chosen, and
-``quire serve`` sets its engine process going before it imports anything else.
+Nothing heavy is imported here. Each command's module is imported once it has been chosen, and
+``quire serve`` starts its engine process before it imports anything else.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OURS = ("demo", "engine", "kernels", "loadtest", "server", "tools")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit status: 0 done, 1 failed, 2 called wrongly."""
+    """Run one command. Returns the exit status: 0 success, 1 failure, 2 wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_HELP, end="")

@@ -1,7 +1,7 @@
-"""``quire serve``, as it begins: what takes longest is set going first.
+"""The first step of ``quire serve``: starts the engine process as early as possible.
 
-Importing the tensor library takes the engine's process more than a second, whatever it is to load.
-So that process is started before this one imports anything that could tell it.
+Importing torch takes the engine process more than a second, whatever model it loads. So that
+process is started before this one imports anything, even the code that decides what to load.
 """
 
 from __future__ import annotations
@@ -19,4 +19,4 @@ def serve(argv: Sequence[str]) -> int:
 
         return main(argv, engine)
     finally:
-        engine.kill()  # where the command has not come to using it; else it has ended already
+        engine.kill()  # if the command did not get to use it; otherwise it has exited already

@@ -1,4 +1,4 @@
-"""From the table of settings to argparse, and from its result to :class:`Settings`."""
+"""Generates flags from the table of settings, and turns parsed flags into :class:`Settings`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ examples:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of ``quire serve``; values stay text, for :class:`Settings` to judge."""
+    """The parser of ``quire serve``. Values stay text; :class:`Settings` validates them."""
     parser = argparse.ArgumentParser(
         prog="quire serve",
         usage="quire serve [MODEL | FILE.yaml] [options]",
@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """A flag for each setting, by their groups; the results are named as the fields are."""
+    """Add a flag for each setting, by groups; destinations are named like the fields."""
     groups: dict[str, Any] = {}
     for row in settings_table():
         if row.group not in groups:
@@ -58,7 +58,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_settings(argv: Sequence[str]) -> Settings:
-    """The settings that a command line gives. Exits with 2 when it cannot be parsed.
+    """The settings given on a command line. Exits with 2 if it cannot be parsed.
 
     Raises:
         InvalidSettings: a value cannot be used.
@@ -75,7 +75,7 @@ def parse_settings(argv: Sequence[str]) -> Settings:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
-    """What ``argv`` gives, by name. Exits with 2, and the nearest flag, for one that is none."""
+    """Parse ``argv`` into values by name. Exits with 2 on an unknown flag, naming the nearest."""
     given, unknown = parser.parse_known_args(argv)
     if unknown:
         flags = [row.flag for row in settings_table()]
@@ -86,7 +86,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any
 
 
 def _argument(row: Setting) -> dict[str, Any]:
-    """What argparse is told of a setting."""
+    """The keyword arguments of ``add_argument`` for a setting."""
     help = row.help.replace("%", "%%") + _default(row)
     if row.kind == "flag":
         return {"action": argparse.BooleanOptionalAction, "help": help}

@@ -1,6 +1,7 @@
-"""The least of an HTTP client that a terminal needs: JSON, and JSON over server-sent events.
+"""A minimal HTTP client for terminal commands: JSON, and JSON over server-sent events.
 
-Standard library only: the commands that talk to a server start in a few dozen milliseconds.
+It uses only the standard library, so that commands that talk to a server start in a few dozen
+milliseconds.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from urllib.parse import SplitResult, urlsplit
 
 
 class ServerProblem(Exception):
-    """The server cannot be reached, or refused; one line for a person."""
+    """The server cannot be reached, or rejected the request; one line for the user."""
 
 
 class ApiClient:
-    """One OpenAI-compatible server.
+    """Client of one OpenAI-compatible server.
 
     Args:
-        url: its address, with or without the ``/v1``.
-        api_key: sent as a bearer token where given.
-        timeout_s: seconds without a byte after which the server is given up.
+        url: its address, with or without ``/v1``.
+        api_key: sent as a bearer token if given.
+        timeout_s: seconds without any data before giving up.
     """
 
     def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 300.0) -> None:
@@ -53,12 +54,12 @@ class ApiClient:
             connection.close()
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
-        """Post ``body`` with ``stream: true`` and yield the chunks as they come.
+        """Post ``body`` with ``stream: true`` and yield the chunks as they arrive.
 
-        Closing the generator early closes the connection, which ends the request on the server.
+        Closing the generator early closes the connection, which aborts the request on the server.
 
         Raises:
-            ServerProblem: no server, a refusal, an error in the stream, or a stream that was cut.
+            ServerProblem: no server, an error status, or an error in or truncation of the stream.
         """
         connection, response = self._request("POST", path, {**body, "stream": True})
         try:
@@ -105,7 +106,7 @@ class ApiClient:
 
 
 def _has_port(parts: SplitResult) -> bool:
-    """Whether the port is one, or left out."""
+    """Whether the port is valid or absent."""
     try:
         return parts.port != 0
     except ValueError:

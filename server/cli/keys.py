@@ -1,4 +1,4 @@
-"""``quire keys``: make, list, change and revoke the keys in a key file."""
+"""``quire keys``: create, list, change and revoke the keys in a key file."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ is created; the file stores its SHA-256 only. A running server applies changes w
 
 
 class _Refused(Exception):
-    """Why a command was not carried out, in one line."""
+    """A command could not be executed; the message is one line."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Carry out one command. Returns the exit status."""
+    """Run one command. Returns the exit status."""
     options = _parser().parse_args(argv)
     if options.file is None:
         print("quire keys: name the file: --file FILE (or QUIRE_API_KEY_FILE)", file=sys.stderr)
@@ -77,7 +77,7 @@ def _rotate(path: Path, options: argparse.Namespace) -> None:
     file = read_key_file(path)
     entry = _named(file, options.name)
     key = new_key()
-    kept = [] if options.revoke_old else entry.sha256[:1]  # the newest comes first
+    kept = [] if options.revoke_old else entry.sha256[:1]  # the newest hash comes first
     changed = entry.model_copy(update={"sha256": [digest_of(key), *kept]})
     write_key_file(path, file.with_entry(changed))
     print(key)

@@ -1,5 +1,7 @@
-"""``quire serve`` with ``--nnodes``: what the settings of several machines must be, and how all but
-the first of them serve: with ranks alone, and no API."""
+"""``quire serve --nnodes``: validates multi-node settings and serves the ranks of other nodes.
+
+All nodes but the first run only ranks, without an API.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from server.settings import InvalidSettings, Settings
 
 
 def check_nodes(settings: Settings) -> None:
-    """See that several machines can serve as asked, as far as this one can tell.
+    """Check that the nodes can serve with these settings, as far as this node can tell.
 
     Raises:
-        InvalidSettings: they cannot; one line that names the setting.
+        InvalidSettings: it is not; one line that names the setting.
         ModelLoadError: the secret cannot be used.
     """
     nodes = settings.nnodes
@@ -49,7 +51,7 @@ def check_nodes(settings: Settings) -> None:
 
 
 def serve_ranks(settings: Settings) -> None:
-    """Serve as another machine than the first, until told to stop. Raises ModelLoadError."""
+    """Serve as a node other than the first, until told to stop. Raises ModelLoadError."""
     serve_node(settings.engine_config(), Settings.from_json("{}").engine_config())
 
 
@@ -57,4 +59,4 @@ def _is_wildcard(address: str) -> bool:
     try:
         return ipaddress.ip_address(address).is_unspecified
     except ValueError:
-        return False  # a name
+        return False  # a host name

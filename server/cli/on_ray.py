@@ -1,10 +1,10 @@
-"""``quire ray``: one model on several machines of a Ray cluster.
+"""``quire ray``: one model on several nodes of a Ray cluster.
 
     quire ray ─► placement group: a bundle a machine ─► an actor each ─► quire serve --node-rank i
 
-Ray finds the machines, holds their GPUs, and brings address and secret there. All else is that of
-``quire serve --nnodes`` (``engine/parallel/node.py``): the actors start that command and see to it,
-so no tensor and no token goes through Ray.
+Ray finds the machines, reserves their GPUs, and distributes the address and the secret. Everything
+else works as with ``quire serve --nnodes`` (``engine/parallel/node.py``): the actors start that
+command and supervise it, so no tensor and no token passes through Ray.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from server.settings import InvalidSettings, Settings
 
 logger = logging.getLogger(__name__)
 
-_HERE = 0.001  # of Ray's resource that stands for a machine: enough to be placed on it
+_HERE = 0.001  # of Ray's resource that stands for a machine: enough to be placed there
 _PLACEMENT_S = 60.0
-_ANSWER_S = 30.0  # for an actor that has nothing to wait for
+_ANSWER_S = 30.0  # for actor calls that have nothing to wait for
 _LOOK_S = 1.0
-_GRACE_S = 15.0  # that machines are given to end when the first has
+_GRACE_S = 15.0  # for the other machines to exit after the first
 _OURS = ("node_rank", "master_addr", "node_secret_file")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until node 0 ends. Returns its exit status, 1 where there was none."""
+    """Serve until node 0 exits. Returns its exit status, or 1 if there was none."""
     own, flags = _split(argv)
     try:
         settings = parse_settings(flags)
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     except InvalidSettings as error:
         print(f"quire ray: {error}", file=sys.stderr)
         return 1
-    import ray  # an extra: what lacks it says so
+    import ray  # an optional extra: its absence is reported
 
     logs.configure(settings.log_level, settings.log_format)
     try:
@@ -77,7 +77,7 @@ def _split(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _check(settings: Settings) -> None:
-    """Raises InvalidSettings for what Ray has no part in, or decides itself."""
+    """Raise InvalidSettings for settings that Ray does not support or determines itself."""
     if settings.nnodes == 1:
         raise InvalidSettings("--nnodes must be at least 2; on one machine use quire serve")
     for name in _OURS:
@@ -88,15 +88,15 @@ def _check(settings: Settings) -> None:
 
 
 class _NoPlace(Exception):
-    """The cluster lacks the machines; one line."""
+    """The cluster lacks the machines; one line for the user."""
 
 
 class _Cluster:
-    """The machines of one server.
+    """The nodes of one server.
 
     Args:
-        settings: of the server, checked.
-        flags: the same, as they were given.
+        settings: the server's settings, validated.
+        flags: the flags they were parsed from.
     """
 
     def __init__(self, settings: Settings, flags: Sequence[str]) -> None:
@@ -109,7 +109,7 @@ class _Cluster:
         self._is_ending = False
 
     def serve(self) -> int:
-        """Have the machines serve until the first of them ends. Raises _NoPlace."""
+        """Serve on all machines until the first one exits. Raises _NoPlace."""
         import ray
 
         with self._placed(), _on_signals(self._end):
@@ -122,11 +122,11 @@ class _Cluster:
             self._stop()
             return status
 
-    # ------------------------------------------------------------ places
+    # ------------------------------------------------------------ placement
 
     @contextlib.contextmanager
     def _placed(self) -> Iterator[None]:
-        """Hold a bundle of resources on each machine; the first on this one, which has the API."""
+        """Reserve a bundle of resources on each machine, the first on this one with the API."""
         import ray
         from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -147,7 +147,7 @@ class _Cluster:
             remove_placement_group(self._group)
 
     def _gpus(self) -> dict[str, float]:
-        """What each machine's ranks need, where the model is to be on GPUs."""
+        """The GPUs that each machine's ranks need; empty if the model runs on CPUs."""
         import ray
 
         settings = self._settings
@@ -164,15 +164,18 @@ class _Cluster:
         options = {"num_cpus": 1, "num_gpus": self._gpus().get("GPU", 0)}
         return ray.remote(RayNode).options(scheduling_strategy=where, **options).remote()
 
-    # ------------------------------------------------------------ what runs there
+    # ------------------------------------------------------------ servers
 
     def _start(self, rank: int) -> None:
         flags = [*self._flags, "--node-rank", str(rank), "--master-addr", self._address]
         self._nodes[rank].start.remote(flags, self._secret)
 
     def _look(self) -> int | None:
-        """The exit status of the first machine's server, once it has ended. A server that has ended
-        elsewhere is started again, and one whose machine is lost, where Ray finds another."""
+        """The exit status of the first machine's server, or None while it runs.
+
+        Restarts the servers of other machines when they have exited, on the same machine or, if
+        that is lost, wherever Ray finds another.
+        """
         import ray
         from ray.exceptions import GetTimeoutError, RayActorError
 
@@ -180,7 +183,7 @@ class _Cluster:
             try:
                 (status,) = ray.get([node.poll.remote()], timeout=_ANSWER_S)
             except GetTimeoutError:
-                continue  # it is being placed
+                continue  # it is still being placed
             except RayActorError:
                 if rank == 0:
                     return 1
@@ -199,7 +202,7 @@ class _Cluster:
         return None
 
     def _end(self) -> None:
-        """Let the first machine finish what it serves; asked again, at once."""
+        """Let the first machine finish its requests; on the second call, exit at once."""
         if self._is_ending:
             raise SystemExit(1)
         self._is_ending = True
@@ -216,7 +219,7 @@ class _Cluster:
 
 @contextlib.contextmanager
 def _on_signals(act: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT call ``act``."""
+    """Call ``act`` on SIGTERM and SIGINT."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         act()

@@ -1,4 +1,4 @@
-"""What ``quire serve`` tells a person while the model loads and once it is ready."""
+"""Terminal output of ``quire serve`` while the model loads and once it is ready."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import TextIO
 from engine.types import EngineInfo
 
 _BAR_WIDTH = 30
-_LINE_PERIOD_S = 2.0  # between two lines where there is no terminal
+_LINE_PERIOD_S = 2.0  # between two lines without a terminal
 _QUESTION = "What is the capital of France?"
 
 
 class LoadDisplay:
-    """Progress of loading: a bar redrawn in place at a terminal; elsewhere a line now and then."""
+    """Progress of loading: a bar redrawn in place on a terminal, otherwise an occasional line."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._terminal = self._stream.isatty()
         self._started_s = time.monotonic()
-        # time.monotonic() before which no line is written: of a quick load there is none.
+        # time.monotonic() before which no line is written: a quick load prints none.
         self._next_line_s = self._started_s + _LINE_PERIOD_S
         self._drawn = False
 
     def __call__(self, fraction: float, what: str) -> None:
-        """Tell that ``fraction`` (0 to 1) of the loading is done, now ``what``."""
+        """Report that ``fraction`` (0 to 1) of the loading is done, with ``what`` in progress."""
         fraction = min(max(fraction, 0.0), 1.0)
         if self._terminal:
             full = round(fraction * _BAR_WIDTH)
             bar = "█" * full + "·" * (_BAR_WIDTH - full)
             elapsed_s = time.monotonic() - self._started_s
-            # The cursor goes back to the left, so that a log line of the engine replaces the bar.
+            # The cursor returns to the left, so that a log line of the engine replaces the bar.
             self._write(f"\r\x1b[K{fraction:4.0%} {bar} {elapsed_s:4.1f} s  {what}\r")
             self._drawn = True
         elif time.monotonic() >= self._next_line_s:
@@ -40,7 +40,7 @@ class LoadDisplay:
             self._write(f"{fraction:4.0%}  {what}\n")
 
     def clear(self) -> None:
-        """Take the bar away, so that the next line starts at the left."""
+        """Remove the bar, so that the next line starts at the left."""
         if self._drawn:
             self._write("\x1b[K")
             self._drawn = False
@@ -51,7 +51,7 @@ class LoadDisplay:
         self._write(text + "\n")
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # nobody reads, or the disk is full: serve all the same
+        with contextlib.suppress(OSError):  # the reader is gone or the disk is full: keep serving
             self._stream.write(text)
             self._stream.flush()
 
@@ -65,7 +65,7 @@ def ready_message(
     has_page: bool,
     took_s: float,
 ) -> str:
-    """The address, and a command to paste."""
+    """The address, and a command to try."""
     key = "  -H 'Authorization: Bearer YOUR_KEY' \\\n" if needs_key else ""
     path, asked = "chat/completions", f'"messages": [{{"role": "user", "content": "{_QUESTION}"}}]'
     if not info.generates:
@@ -82,7 +82,7 @@ def ready_message(
 
 
 def display_url(host: str, port: int, *, tls: bool = False) -> str:
-    """An address that a person on this machine can use for a server bound to ``host``."""
+    """A URL that works on this machine for a server bound to ``host``."""
     if host in ("", "0.0.0.0", "::"):
         host = "127.0.0.1"
     scheme = "https" if tls else "http"

@@ -1,7 +1,7 @@
-"""``quire quantize``: a checkpoint in fewer bits, in a directory that others load too.
+"""``quire quantize``: quantises a checkpoint into a directory that other engines can load too.
 
-The work is ``tools/quantize``'s; here are its command line and the text it calibrates on unless it
-is given another.
+The work is done in ``tools/quantize``. This module has the command line and the default calibration
+text.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ examples:
   quire quantize ./model -o ./out --algorithm awq --calibration chats.jsonl
 """
 
-_FIRST_SHARD = 38  # of the corpus: those before it trained the embedded model
+_FIRST_SHARD = 38  # of the corpus: earlier ones trained the embedded model
 _TEXTS_AT_A_TIME = 200
 
 
 def main(argv: Sequence[str]) -> int:
-    """Quantise a model. Returns the exit status: 0 done, 1 failed, 2 called wrongly."""
+    """Quantise a model. Returns the exit status: 0 success, 1 failure, 2 wrong usage."""
     options = _parser().parse_args(argv)
-    # Not at the top: --help need not wait for torch.
+    # Not at the top, so that --help does not import torch.
     from tools.quantize.recipe import QuantizeError
 
     try:
@@ -104,7 +104,7 @@ def _run(options: argparse.Namespace) -> Report:
 
 
 def _own_texts() -> Iterable[dict[str, Any]]:
-    """Conversations of the kind that the embedded model was trained on; an endless stream."""
+    """An endless stream of conversations of the kind that the embedded model was trained on."""
     from demo.corpus import shard
 
     shards = (shard(index, size=_TEXTS_AT_A_TIME) for index in itertools.count(_FIRST_SHARD))
@@ -223,6 +223,6 @@ def _positive(text: str) -> int:
 
 
 def _say(text: str) -> int:
-    """Tell a person what is wrong, in one line; returns the exit status of a failure."""
+    """Print an error in one line; returns the exit status of a failure."""
     print(f"quire quantize: {text}", file=sys.stderr)
     return 1

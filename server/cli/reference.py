@@ -1,6 +1,6 @@
-"""The table of settings for ``docs/cli.md``: ``python -m server.cli.reference docs/cli.md``.
+"""Generates the settings table of ``docs/cli.md``: ``python -m server.cli.reference docs/cli.md``.
 
-Rewrites what stands between the two markers of the page; a test holds the page to it.
+Rewrites the text between the two markers of the page; a test checks that the page is up to date.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ END = "<!-- end of settings -->"
 
 
 def settings_reference() -> str:
-    """The table of all settings as Markdown, one section a group."""
+    """The table of all settings as Markdown, with a section for each group."""
     sections: dict[str, list[str]] = {}
     for row in settings_table():
         sections.setdefault(row.group, []).append(
@@ -28,7 +28,7 @@ def settings_reference() -> str:
 
 
 def update(page: str) -> str:
-    """``page`` with the table between its markers made anew."""
+    """``page`` with the table between its markers regenerated."""
     before, _, rest = page.partition(BEGIN)
     _, found, after = rest.partition(END)
     if not found:
@@ -37,7 +37,7 @@ def update(page: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Rewrite the table of the page that the command line names."""
+    """Rewrite the table of the page named on the command line."""
     (path,) = map(Path, sys.argv[1:] if argv is None else argv)
     path.write_text(update(path.read_text("utf-8")), "utf-8")
     return 0
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _default(row: Setting) -> str:
     if row.default in (None, []):
-        return ""  # its meaning says what is done then
+        return ""  # the help says what happens then
     if row.kind == "flag":
         return "on" if row.default else "off"
     return f"`{row.default}`"

@@ -1,8 +1,7 @@
-"""``quire run-batch``: answer a file of requests into a file, without a server.
+"""``quire run-batch``: processes a file of requests into a file of results, without a server.
 
-The lines are those of /v1/batches and are answered by the same calls; the engine runs in this
-process. What ends is written at once, so that a run that is interrupted is gone on with by
-``--resume``.
+The lines have the format of /v1/batches and go through the same code; the engine runs in this
+process. Results are written as requests finish, so that ``--resume`` continues an interrupted run.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ contains the error. Exit status: 0 if all succeeded, 1 if one failed or the inpu
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a file. Returns the exit status."""
+    """Process a file. Returns the exit status."""
     source, output, resume, overwrite, given = _parse(argv)
     try:
         settings = with_model_directory(Settings.load(given))
@@ -76,7 +75,7 @@ async def _run(settings: Settings, source: Path, output: Path, resume: bool) -> 
 
 
 def _engine(settings: Settings) -> EngineClient:
-    """An engine in this process, whose loading is shown."""
+    """An engine in this process that shows its loading."""
     from engine.client import LoadProgress
     from engine.inline import InlineClient
     from engine.types import EngineInfo
@@ -94,7 +93,7 @@ def _engine(settings: Settings) -> EngineClient:
 
 
 class _Display:
-    """A bar of lines, with the rate of output tokens."""
+    """A progress bar over lines, with the rate of output tokens."""
 
     def __init__(self, num_lines: int, num_done: int) -> None:
         from tqdm import tqdm
@@ -114,12 +113,12 @@ class _Display:
         self._bar.update()
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Leave the bar as it is."""
         self._bar.close()
 
 
 def _parse(argv: Sequence[str]) -> tuple[Path, Path, bool, bool, dict[str, Any]]:
-    """Input, output, whether to resume or overwrite, and the settings. Exits with 2 if wrong."""
+    """Input, output, whether to resume or overwrite, and the settings. Exits with 2 if invalid."""
     parser = argparse.ArgumentParser(
         prog="quire run-batch",
         usage="quire run-batch INPUT -o OUTPUT [--model MODEL] [options]",
@@ -154,6 +153,6 @@ def _parse(argv: Sequence[str]) -> tuple[Path, Path, bool, bool, dict[str, Any]]
 
 
 def _say(text: str) -> int:
-    """Tell a person what is wrong, in one line; returns the exit status of a failure."""
+    """Print an error in one line; returns the exit status of a failure."""
     print(f"quire run-batch: {text}", file=sys.stderr)
     return 1

@@ -1,12 +1,12 @@
-"""``quire serve``: from a command line to a server that answers.
+"""``quire serve``: from a command line to a running server.
 
     parse ─► bind the port ─► find the model ─► tell the engine process ─► import the API ─► serve
                  │                  │                   └── loads the weights meanwhile ──┐
              port busy: 1      no such model: 1                         cannot load: 1 ◄──┘
 
-The order is what makes the start quick: a busy port is told before anything heavy, and the
-engine process, which was started first of all (``server/cli/ahead.py``), imports its tensor library
-while this one imports its web framework.
+The order makes startup fast. A busy port is reported before anything heavy is imported, and the
+engine process, which was started first of all (``server/cli/ahead.py``), imports torch while this
+one imports its web framework.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from server.settings import InvalidSettings, Settings, settings_table
 
 logger = logging.getLogger(__name__)
 
-_BACKLOG = 2048  # connections the kernel holds for us until they are accepted
+_BACKLOG = 2048  # connections that the kernel queues until they are accepted
 
 
 def main(argv: Sequence[str], child: Child | None = None) -> int:
-    """Serve until told to stop. Returns the exit status.
+    """Serve until shutdown. Returns the exit status.
 
     Args:
-        argv: the command line behind ``quire serve``.
+        argv: the arguments after ``quire serve``.
         child: see :class:`engine.supervisor.EngineSupervisor`.
     """
     started_s = time.monotonic()
@@ -84,11 +84,11 @@ def main(argv: Sequence[str], child: Child | None = None) -> int:
 
 
 def _serve_ranks(settings: Settings, child: Child | None) -> int:
-    """Have ranks for an engine on another machine."""
+    """Serve ranks for an engine on another machine."""
     from server.cli.node import serve_ranks
 
     if child is not None:
-        child.kill()  # no engine is started here
+        child.kill()  # this machine runs no engine
     logs.configure(settings.log_level, settings.log_format)
     serve_ranks(with_model_directory(settings))
     return 0
@@ -107,7 +107,7 @@ def _serve(
         engine = AnnouncedEngines(clients, announcer, caches=settings.enable_prefix_caching)
     engine.spawn()
 
-    from server.app import create_app  # after the spawn: the two processes import side by side
+    from server.app import create_app  # after the spawn: both processes import in parallel
     from server.http import serve
 
     app = create_app(settings, engine)
@@ -122,7 +122,7 @@ def _serve_workers(
     announcer: Announcer,
     child: Child | None,
 ) -> int:
-    """Serve from processes of their own; this one only sees to them."""
+    """Serve from worker processes; this process only supervises them."""
     from server.workers.supervisor import Supervisor
 
     supervisor = Supervisor(settings, sockets, announcer.announce, child)
@@ -138,24 +138,24 @@ def _tell_failure(failure: EngineError | None) -> None:
 
 
 class BindError(Exception):
-    """The address cannot be listened on; one line for a person."""
+    """The server cannot listen on the address; one line for the user."""
 
 
 def bind(host: str, port: int, count: int = 1) -> list[socket.socket]:
-    """Listening sockets on one address, so that a port in use is known before anything is loaded.
+    """Open listening sockets on one address, to detect a busy port before anything is loaded.
 
-    Several share the port: the kernel spreads connections over them.
+    Several sockets share the port: the kernel distributes connections among them.
 
     Raises:
-        BindError: the address is in use, or none of this machine's.
+        BindError: the address is in use, or not one of this machine's.
     """
     first = _bind(host, port, shared=False, listens=count == 1)
     if count == 1:
         return [first]
     if not hasattr(socket, "SO_REUSEPORT"):
         raise BindError("several API workers need SO_REUSEPORT, which this system does not have")
-    # The first one was to find out whether the port is free: another server that shares its port
-    # would let us join it. Nobody can have connected to it.
+    # The first socket only tests whether the port is free: one that shares it could join another
+    # server's port. It never listened, so no client can have connected to it.
     port = first.getsockname()[1]
     first.close()
     return [_bind(host, port, shared=True) for _ in range(count)]
@@ -185,7 +185,7 @@ def _bind(host: str, port: int, *, shared: bool, listens: bool = True) -> socket
 
 
 class Announcer:
-    """Tells a person on standard error how the engine loads, and when it is ready."""
+    """Reports on standard error how the engine loads, and when it is ready."""
 
     def __init__(self, settings: Settings, sock: socket.socket, started_s: float) -> None:
         self._settings = settings
@@ -197,7 +197,7 @@ class Announcer:
         start: Callable[[LoadProgress | None], Awaitable[EngineInfo]],
         on_progress: LoadProgress | None = None,
     ) -> EngineInfo:
-        """Await ``start``. Raises what it raises."""
+        """Await ``start`` and report its progress. Raises what it raises."""
         display = LoadDisplay()
 
         def show(fraction: float, what: str) -> None:
@@ -224,7 +224,7 @@ class Announcer:
 
 
 class AnnouncedEngine(SubprocessClient):
-    """The engine process, with its loading shown and its readiness told on standard error."""
+    """The engine process, with its progress and readiness reported on standard error."""
 
     def __init__(
         self, config: EngineConfig, announcer: Announcer, child: Child | None = None
@@ -233,12 +233,12 @@ class AnnouncedEngine(SubprocessClient):
         self._announcer = announcer
 
     async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
-        """Load the model, telling how it goes. Raises ModelLoadError or EngineDead."""
+        """Load the model and report its progress. Raises ModelLoadError or EngineDead."""
         return await self._announcer.announce(super().start, on_progress)
 
 
 class AnnouncedEngines(ReplicaClient):
-    """The same of several engine processes."""
+    """The same for several engine processes."""
 
     def __init__(
         self, clients: Sequence[SubprocessClient], announcer: Announcer, *, caches: bool
@@ -247,14 +247,16 @@ class AnnouncedEngines(ReplicaClient):
         self._announcer = announcer
 
     async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
-        """Load the model, telling how it goes. Raises ModelLoadError or EngineDead."""
+        """Load the model and report its progress. Raises ModelLoadError or EngineDead."""
         return await self._announcer.announce(super().start, on_progress)
 
 
 def _check_parts(settings: Settings) -> None:
-    """Read what keys and certificates are in, and see what is there for tracing, before anything
-    heavy. Raises InvalidSettings."""
-    # Imported where they are asked for: all others start without them.
+    """Check keys, certificates and tracing before anything heavy is imported.
+
+    Raises InvalidSettings.
+    """
+    # Imported only if used, since most servers start without them.
     if settings.api_key_file is not None:
         from server.access.key_file import read_key_file
 
@@ -286,7 +288,7 @@ def _check_adapters(settings: Settings) -> None:
 
 
 def _check_weights_directory(settings: Settings) -> None:
-    """See that weights which a request names can be read, and that reading them runs no code."""
+    """Check the directory of weights that requests may name; loading from it must run no code."""
     if settings.weights_dir is None:
         return
     if not settings.enable_sleep_mode:
@@ -311,7 +313,7 @@ def _make_profile_directory(settings: Settings) -> None:
 
 
 def with_model_directory(settings: Settings) -> Settings:
-    """``settings`` with the model's directory in place of its name, its public name kept."""
+    """``settings`` with the model's directory in place of its name; its public name is kept."""
     if settings.model is None:
         return settings
     directory = resolve_model(settings.model, settings.load_format)

@@ -21,7 +21,7 @@ _COMMANDS = """\
 /help            this list
 /quit            leave (so does Ctrl-D; Ctrl-C stops an answer)"""
 
-# C0 and C1 controls but newline and tab: text of a model must not steer the terminal.
+# C0 and C1 control characters except newline and tab: a model's text must not control the terminal.
 _CONTROLS = dict.fromkeys(c for c in (*range(32), *range(127, 160)) if c not in (9, 10))
 
 
@@ -90,7 +90,7 @@ def complete_main(argv: Sequence[str]) -> int:
 
 
 class Conversation:
-    """A chat with its history; only answers that were finished or stopped by hand enter it."""
+    """A chat with its history, to which only finished or manually stopped answers are added."""
 
     def __init__(
         self, client: ApiClient, model: str, sampling: dict[str, Any], system: str | None = None
@@ -100,15 +100,15 @@ class Conversation:
         self._client = client
         self._sampling = sampling
         self._turns: list[dict[str, Any]] = []
-        self._images: list[str] = []  # data: URLs, which go with the next message
+        self._images: list[str] = []  # data: URLs to send with the next message
 
     def reset(self) -> None:
-        """Forget all turns; the system prompt stays."""
+        """Forget all turns but keep the system prompt."""
         self._turns.clear()
         self._images.clear()
 
     def show(self, file: str) -> None:
-        """Have the image in ``file`` go with the next message. Raises ServerProblem."""
+        """Attach the image in ``file`` to the next message. Raises ServerProblem."""
         kind = mimetypes.guess_type(file)[0] or ""
         if not kind.startswith("image/"):
             raise ServerProblem(f"{file}: not an image, by its name")
@@ -119,10 +119,10 @@ class Conversation:
         self._images.append(f"data:{kind};base64,{base64.b64encode(data).decode()}")
 
     def answer(self, message: str) -> Generator[str, None, None]:
-        """Send ``message`` after all before it and yield the answer's pieces.
+        """Send ``message`` with the history and yield the pieces of the answer.
 
         Raises:
-            ServerProblem: the turn failed; the conversation is as it was before.
+            ServerProblem: the turn failed; the conversation is unchanged.
         """
         shown = [{"type": "image_url", "image_url": {"url": url}} for url in self._images]
         content = [*shown, {"type": "text", "text": message}] if shown else message
@@ -148,7 +148,7 @@ class Conversation:
 
 
 def _converse(chat: Conversation) -> int:
-    """The loop at a terminal: prompt, command or message, answer."""
+    """The loop at a terminal: read a command or a message, print the answer."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (gives input() line editing and history)
 
@@ -168,14 +168,14 @@ def _converse(chat: Conversation) -> int:
         try:
             with contextlib.closing(chat.answer(line)) as pieces:
                 _print_stream(pieces)
-        except KeyboardInterrupt:  # closing the pieces has ended the request on the server
+        except KeyboardInterrupt:  # closing the generator has aborted the request on the server
             print(" [stopped]")
         except ServerProblem as problem:
             print(f"quire: {problem}", file=sys.stderr)
 
 
 def _command(chat: Conversation, line: str) -> bool:
-    """Obey one /command. Returns whether to leave."""
+    """Run one /command. Returns whether to leave."""
     name, _, rest = line.partition(" ")
     match name:
         case "/quit" | "/exit":

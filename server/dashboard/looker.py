@@ -1,4 +1,4 @@
-"""Looks at an engine for whoever has the page open: together, and not too often."""
+"""Rate-limited, shared snapshots of an engine for all open dashboards."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from engine.client import EngineClient
 from engine.snapshot import Snapshot
 from server.state import ServerState
 
-_MIN_INTERVAL_S = 0.2  # between two looks of this process, however many pages are open
+_MIN_INTERVAL_S = 0.2  # between two snapshots of this process, however many pages are open
 _PATIENCE_S = 2.0  # for a step to end
 
 
 class Looker:
-    """The looks of one API process at one engine. Belongs to its event loop.
+    """Takes snapshots of one engine for one API process. Belongs to its event loop.
 
-    A look is answered between two steps. One that takes long is not asked again: those who come
-    meanwhile wait for the same answer, or are told without it.
+    The engine answers between two steps. While an answer is pending no other is requested: later
+    callers wait for the same one, or time out without it.
     """
 
     def __init__(self, state: ServerState, engine: EngineClient) -> None:
@@ -25,14 +25,14 @@ class Looker:
         self.engine = engine
         self._task: asyncio.Task[Snapshot] | None = None
         self._asked_s = 0.0
-        # By id: for how long an answer was there before its client had read it.
+        # By id: how long an answer was complete before its client had read it.
         self.unread_s: dict[str, float] = {}
 
     async def look(self) -> Snapshot | None:
-        """A snapshot, a fraction of a second old at most; None when the engine is busy.
+        """A snapshot, at most a fraction of a second old; None while the engine is busy.
 
         Raises:
-            EngineDead: the engine is gone, or being restarted.
+            EngineDead: the engine is gone, or restarting.
         """
         now_s = time.monotonic()
         task = self._task
@@ -43,7 +43,7 @@ class Looker:
         return task.result() if done else None
 
     def close(self) -> None:
-        """Nobody looks any more."""
+        """Stop taking snapshots."""
         if self._task is not None:
             self._task.cancel()
 
@@ -53,7 +53,7 @@ class Looker:
         return snapshot
 
     def _note_readers(self, snapshot: Snapshot) -> None:
-        """Who has not read an answer that is complete. Of this process's clients alone."""
+        """Record which of this process's clients have not read a complete answer."""
         is_live = self._state.metrics.is_live
         known = self.unread_s
         self.unread_s = {}

@@ -1,7 +1,7 @@
-"""The page: one HTML document that needs nothing else, and may load nothing else.
+"""The page: one self-contained HTML document that may load nothing else.
 
-Kept as three files that editors understand, and put together once. The policy names script and
-style by their hashes, so nothing that finds its way into the page can run.
+It is kept as three files that editors understand, and assembled once. The content security policy
+names script and style by their hashes, so injected code cannot run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _HERE = Path(__file__).parent
 
 
 class Page:
-    """The document, and the headers that go with it."""
+    """The document and its headers."""
 
     def __init__(self) -> None:
         style = (_HERE / "page.css").read_text(encoding="utf-8")

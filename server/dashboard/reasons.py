@@ -1,6 +1,6 @@
-"""Why a request took the time it took, in one line.
+"""The main cause of a request's latency, in one line.
 
-Each cause has the seconds that it can account for; the line names the one with the most.
+Each cause has the seconds that it can account for; the line names the largest.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from typing import NamedTuple
 
 from engine.snapshot import Life, PhaseKind
 
-_QUICK_S = 0.3  # nobody asks why
-_CROWD = 4.0  # rows of a step, above which sharing it is worth a word
-_CROSSED = 0.25  # share of the steps with others' prompts in them, above which that is
+_QUICK_S = 0.3  # faster than that needs no explanation
+_CROWD = 4.0  # rows of a step above which batching is worth mentioning
+_CROSSED = 0.25  # share of steps with other prompts in them above which that is mentioned
 _LATE_READER_S = 1.0
 
 
 class Cause(NamedTuple):
-    """Something that took time."""
+    """A cause of latency."""
 
     seconds: float
     line: str
 
 
 def why_slow(life: Life, now_s: float, unread_s: float = 0.0) -> str:
-    """What took most of a request's time so far; empty for one that was quick.
+    """The main cause of a request's time so far; empty for a quick request.
 
     Args:
         life: the request's.
-        now_s: the time of the snapshot that it is from.
-        unread_s: how long its answer has been there, or was, without its client having read it.
+        now_s: the time of its snapshot.
+        unread_s: how long its complete answer has waited, or waited, for its client.
     """
     causes = [cause for cause in _causes(life, now_s, unread_s) if cause.seconds > 0]
     total_s = (life.ended_s or now_s) - life.phases[0].began_s + unread_s
@@ -38,7 +38,7 @@ def why_slow(life: Life, now_s: float, unread_s: float = 0.0) -> str:
 
 
 def spans(life: Life, now_s: float) -> list[tuple[PhaseKind, float]]:
-    """The phases of a life and the seconds that each took, or has taken so far."""
+    """The phases of a life, with the seconds that each has taken so far."""
     ends = [phase.began_s for phase in life.phases[1:]]
     ends.append(now_s if life.ended_s is None else life.ended_s)
     return [

@@ -1,7 +1,7 @@
-"""GET /dashboard, the page, and GET /dashboard/state, which it asks twice a second.
+"""GET /dashboard, the page, and GET /dashboard/state, which it polls twice a second.
 
-The page is the same for everybody and tells nothing, so it needs no key; it asks its reader for
-one where the state does. The state is for administrators: no row of ``access/scopes.py`` names it.
+The page is the same for everybody and reveals nothing, so it needs no key; it asks its reader for
+one if the state needs it. The state is for administrators: no row of ``access/scopes.py`` names it.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _Engine = Annotated[int, Query(ge=0, description="Which of several engines, from
 
 
 class Dashboard:
-    """What the routes of one application share; on ``app.state.dashboard``."""
+    """The state shared by the routes of one application; on ``app.state.dashboard``."""
 
     def __init__(self, state: ServerState) -> None:
         self.page = Page()
         self.lookers = [Looker(state, engine) for engine in state.engine.members]  # by number
 
     def close(self) -> None:
-        """Nobody looks any more."""
+        """Stop taking snapshots."""
         for looker in self.lookers:
             looker.close()
 
 
 @router.get("/dashboard", summary="The live page", openapi_extra=describe(None, "text/html"))
 async def dashboard(request: Request) -> Response:
-    """A page that shows the engine at work; 404 where it is off."""
+    """The page that shows the engine at work; 404 if it is disabled."""
     page = _dashboard(request).page
     return Response(page.body, media_type="text/html", headers=page.headers)
 
@@ -55,8 +55,8 @@ async def dashboard(request: Request) -> Response:
 async def dashboard_state(request: Request, engine: _Engine = 0) -> Response:
     """An engine's last steps, requests and KV blocks.
 
-    Times are relative to the answer. Without them while the engine loads, restarts, or is in the
-    middle of a step that takes long.
+    Times are relative to the response. The snapshot is missing while the engine loads, restarts, or
+    is in a long step.
     """
     server = state_of(request)
     lookers = _dashboard(request).lookers
@@ -88,7 +88,7 @@ async def dashboard_state(request: Request, engine: _Engine = 0) -> Response:
 
 
 def _dashboard(request: Request) -> Dashboard:
-    """Raise ApiError (404) where the page is off."""
+    """The dashboard. Raises ApiError (404) if it is disabled."""
     if not state_of(request).settings.shows_dashboard:
         message = (
             "The live page is off. Without keys it is shown only where no other machine can "

@@ -1,8 +1,7 @@
-"""What the page is told: the engine's snapshot as JSON, without anything that would let a reader
-have what is not theirs.
+"""The page's data: the engine's snapshot as JSON, with nothing that opens stored data.
 
-Ids are cut to their ends: the id of a stored answer is all that it takes to read it where no keys
-are asked for. There is no text, no token, and no salt in a snapshot.
+Ids are cut to their ends, because without keys the id of a stored response suffices to read it. A
+snapshot has no text, no tokens and no salts.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Status = Literal[
 ]
 RequestStatus = PhaseKind | Literal["done", "aborted", "failed"]
 
-_ID_LENGTH = 8  # told of an id: its end
+_ID_LENGTH = 8  # of the end of an id
 
 
 class DashboardStep(Struct, array_like=True):
@@ -57,9 +56,9 @@ class DashboardPhase(Struct, array_like=True):
 
 
 class DashboardRequest(Struct):
-    """A request that lives, or has ended lately."""
+    """A request that is live, or ended recently."""
 
-    id: str  # its end
+    id: str  # the end of the id
     tenant: str
     background: bool
     status: RequestStatus
@@ -74,13 +73,13 @@ class DashboardRequest(Struct):
     ended_ago_ms: float | None
     finish_reason: FinishReason | None
     error: str
-    why: str  # it was slow; empty for one that was not
+    why: str  # why it was slow; empty if it was not
 
 
 class DashboardBlocks(Struct):
     """The KV cache, and a map of it in cells of ``per_cell`` blocks.
 
-    An owner is 0 (free), 1 (free, with a prefix to be found) or 2 and the place of a request in
+    An owner is 0 (free), 1 (free, with a cached prefix) or 2 plus the index of a request in
     ``requests``.
     """
 
@@ -98,7 +97,7 @@ class DashboardBlocks(Struct):
 
 
 class DashboardTotals(Struct):
-    """Of the engine process; what counts things begins at 0 with it."""
+    """Totals of the engine process; counters begin at 0 with it."""
 
     running: int
     waiting: int
@@ -113,7 +112,7 @@ class DashboardTotals(Struct):
 
 
 class DashboardModel(Struct):
-    """What is served."""
+    """The served model."""
 
     name: str
     architecture: str
@@ -124,22 +123,22 @@ class DashboardModel(Struct):
 
 
 class DashboardState(Struct):
-    """The answer of /dashboard/state. Without a snapshot where the engine gives none now."""
+    """The response of /dashboard/state. The snapshot's fields are missing if there is none."""
 
     status: Status
     version: str
-    engines: int | UnsetType = UNSET  # how many there are, where there are several
+    engines: int | UnsetType = UNSET  # number of engines, if there are several
     model: DashboardModel | UnsetType = UNSET
-    watched_s: float | UnsetType = UNSET  # for so long steps have been recorded
+    watched_s: float | UnsetType = UNSET  # how long steps have been recorded
     totals: DashboardTotals | UnsetType = UNSET
     blocks: DashboardBlocks | UnsetType = UNSET
-    steps: list[DashboardStep] | UnsetType = UNSET  # the newest last
+    steps: list[DashboardStep] | UnsetType = UNSET  # newest last
     seconds: list[DashboardSecond] | UnsetType = UNSET
     requests: list[DashboardRequest] | UnsetType = UNSET  # running, waiting, ended
 
 
 def model_of(name: str, info: EngineInfo) -> DashboardModel:
-    """What is served under ``name``."""
+    """The description of the model served under ``name``."""
     return DashboardModel(
         name=name,
         architecture=info.architecture,
@@ -158,12 +157,12 @@ def fill(
     max_running: int,
     restarts: int,
 ) -> None:
-    """Tell ``snapshot`` in ``state``.
+    """Add ``snapshot`` to ``state``.
 
     Args:
-        state: of which the rest is told.
+        state: its other fields are set.
         snapshot: of the engine.
-        unread_s: by id, how long answers have lain or lay there unread.
+        unread_s: by id, how long complete answers have waited, or waited, to be read.
         max_running: sequences that may run at once.
         restarts: of the engine.
     """
@@ -201,8 +200,10 @@ def fill(
 
 
 def short_id(id: str) -> str:
-    """The end of an id, with its choice: enough to find it in what a client has, not to ask for
-    what is stored under it."""
+    """The end of an id, with its choice.
+
+    Enough to match an id that a client has, but not to read what is stored under it.
+    """
     whole, slash, choice = id.partition("/")
     end = whole[-_ID_LENGTH:] if len(whole) > 2 * _ID_LENGTH else "…"
     return f"{end}{slash}{choice}"

@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, standard headers, its count, and the last ``except``."""
+"""The outermost middleware: request ids, standard headers, counting, and the last ``except``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from server.http.disconnect import ClientGone
 from server.state import ServerState
 from server.tracing import trace_headers
 
-API_VERSION = "2020-10-01"  # the version string OpenAI's API has sent since its beginning
+API_VERSION = "2020-10-01"  # the version string that OpenAI's API has sent from the start
 # Answered while draining, and not logged.
 _PROBES = frozenset({"/health", "/ready", "/metrics", "/dashboard/state"})
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -26,7 +26,7 @@ _log = logging.getLogger("server.requests")
 
 
 class RequestContext:
-    """The outermost ASGI middleware; nothing that is raised inside passes it."""
+    """The outermost ASGI middleware; no exception passes it."""
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
@@ -35,7 +35,7 @@ class RequestContext:
         self._live_ids: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, whatever happens inside."""
+        """Serve one request, whatever fails inside."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -67,13 +67,13 @@ class RequestContext:
                 raise unavailable("The server is shutting down.")
             await self._app(scope, receive, send_with_headers)
         except ClientGone:
-            status = 499  # nobody is there to be answered
-        except asyncio.CancelledError:  # the server ends without waiting any longer
+            status = 499  # the client is gone
+        except asyncio.CancelledError:  # the server has stopped waiting for requests
             if not status:
                 ending = unavailable("The server is shutting down.")
                 await _answer(ending, scope, send_with_headers)
         except Exception as error:
-            if status:  # too late for a status; the connection is cut so that it shows
+            if status:  # too late for a status; the connection is cut so that the client notices
                 _log.exception("request %s failed after its answer began", request_id)
                 raise
             await _answer(self._told(error, request_id), scope, send_with_headers)
@@ -89,7 +89,7 @@ class RequestContext:
         return answer
 
     def _claim_id(self, scope: Scope) -> str:
-        """The client's own id when it is sane and not in use, otherwise one of ours."""
+        """The client's own id if it is valid and not in use, otherwise a new one."""
         for name, value in scope["headers"]:
             if name == b"x-request-id":
                 given = value.decode("latin-1")

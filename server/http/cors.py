@@ -1,8 +1,8 @@
-"""Leave for pages of other origins to call the API from a browser (the Fetch standard's CORS).
+"""Permission for pages of other origins to call the API from a browser (the Fetch standard's CORS).
 
-A browser asks before it sends a key (the preflight), so this is answered before keys are asked
-for, and it tells nothing but that the origin is welcome. Keys travel in a header that the page
-sets; cookies are not used, so credentials mode is never allowed.
+A browser asks before it sends a key (the preflight), so this is answered before keys are checked,
+and reveals only that the origin is allowed. Keys travel in a header that the page sets. Cookies are
+not used, so credentials mode is never allowed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _METHODS = "GET, POST, DELETE, OPTIONS"
 _MAX_AGE_S = "600"
-# What a page may read of an answer besides the few headers that every page may.
+# Response headers that a page may read besides the few that the standard always exposes.
 _EXPOSED = ", ".join(
     (
         "x-request-id",
@@ -32,7 +32,7 @@ _EXPOSED = ", ".join(
 
 
 class Cors:
-    """ASGI middleware that lets pages of ``origins`` in; ``*`` is every page there is."""
+    """ASGI middleware that admits pages of ``origins``; ``*`` admits all."""
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
         self._app = app
@@ -59,7 +59,7 @@ class Cors:
             await self._app(scope, receive, send_with_leave)
 
     def _allowed(self, origin: str | None) -> str | None:
-        """What the answer names as allowed; None where nothing is to be said."""
+        """The value of the allow-origin header; None to omit it."""
         if origin is None:
             return None
         if "*" in self._origins:
@@ -71,7 +71,8 @@ async def _preflight(headers: Headers, allowed: str, send: Send) -> None:
     answer = {
         "access-control-allow-origin": allowed,
         "access-control-allow-methods": _METHODS,
-        # Client libraries send headers of their own, which change; none of them can do harm.
+        # Client libraries send headers of their own, which change between versions; none is
+        # dangerous.
         "access-control-allow-headers": headers.get("access-control-request-headers", "*"),
         "access-control-max-age": _MAX_AGE_S,
         "vary": "origin, access-control-request-headers",

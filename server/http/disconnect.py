@@ -1,4 +1,4 @@
-"""Noticing that the client has gone, while something is computed for it."""
+"""Cancellation of a request's work when its client disconnects."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from starlette.types import Receive
 
 
 class ClientGone(Exception):
-    """The connection closed before the answer was complete."""
+    """The connection closed before the response was complete."""
 
 
 class until_disconnect:  # noqa: N801 - reads as the statement it is, like asyncio.timeout
-    """``async with until_disconnect(receive):`` cancels its body when the client goes away.
+    """``async with until_disconnect(receive):`` cancels its body when the client disconnects.
 
-    The body of the request must have been read. Works as ``asyncio.timeout`` does: the
-    cancellation becomes :class:`ClientGone` outside, and one from elsewhere passes as itself.
+    The request's body must have been read. It works as ``asyncio.timeout`` does: outside the block
+    the cancellation becomes :class:`ClientGone`, and a cancellation from elsewhere passes
+    unchanged.
     """
 
     def __init__(self, receive: Receive) -> None:
@@ -39,8 +40,9 @@ class until_disconnect:  # noqa: N801 - reads as the statement it is, like async
     ) -> None:
         self._watcher.cancel()
         gone = self._gone and self._task.uncancel() <= self._cancelling
-        # A task keeps the exception it ends with, that its frames, and these keep this object: were
-        # it to keep the task, all of a request would stay until the collector looks for cycles.
+        # A task holds the exception that it ended with, which holds its frames, which hold this
+        # object. If this object held the task, the cycle would keep all of the request alive until
+        # the garbage collector runs.
         del self._watcher, self._task
         if gone:
             if kind is asyncio.CancelledError:

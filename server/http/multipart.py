@@ -1,7 +1,7 @@
-"""A multipart/form-data body with one file, streamed to the disk as it comes.
+"""A multipart/form-data body with one file, streamed to disk as it arrives.
 
-The request's body never lies in memory: what has come of the file is written in pieces of a
-megabyte, on a thread, and fields besides it are few and short.
+The body is never held in memory: the file is written in pieces of a megabyte, on a thread. Other
+fields are few and short.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Form:
-    """What a form holds besides the contents of its file."""
+    """What a form holds besides its file's contents."""
 
     def __init__(self) -> None:
         self.fields: dict[str, str] = {}
-        self.filename: str | None = None  # None: no file has come
+        self.filename: str | None = None  # None: no file was sent
         self.num_bytes = 0  # of the file
 
 
@@ -62,7 +62,7 @@ async def read_form(request: Request, file_field: str, path: Path, max_bytes: in
 
 
 class _Reader:
-    """The parser's callbacks, and where what they bring goes."""
+    """The parser's callbacks and their state."""
 
     def __init__(self, boundary: bytes, file_field: str, file: BinaryIO, max_bytes: int) -> None:
         callbacks: MultipartCallbacks = {
@@ -84,7 +84,7 @@ class _Reader:
         self._max_bytes = max_bytes
         self._form = Form()
         self._complete = False
-        self._name = ""  # of the part that comes
+        self._name = ""  # of the part being parsed
         self._is_file = False
         self._value = bytearray()
         self._header = [bytearray(), bytearray()]
@@ -93,7 +93,7 @@ class _Reader:
         self._num_unwritten = 0
 
     async def feed(self, data: bytes) -> None:
-        """Take the next bytes of the body."""
+        """Parse the next bytes of the body."""
         try:
             self._parser.write(data)
         except MultipartParseError as error:
@@ -102,7 +102,7 @@ class _Reader:
             await self._write()
 
     async def end(self) -> Form:
-        """The form, once the body has ended and the file is on the disk."""
+        """The form, once the body is complete and the file is on disk."""
         if not self._complete:
             raise _malformed("it ends too early")
         await self._write()
@@ -172,7 +172,7 @@ class _Reader:
 
 
 def _plain_name(given: str) -> str:
-    """A filename as it may be shown: no directories, no control characters, not empty."""
+    """A filename that is safe to display: no directories, no control characters, not empty."""
     name = _CONTROLS.sub("", given.replace("\\", "/").rpartition("/")[2])
     return name[:_MAX_FILENAME] or "upload"
 

@@ -1,13 +1,13 @@
-"""uvicorn's httptools protocol, hardened where a connection can misbehave below the application.
+"""uvicorn's httptools protocol, hardened against connections that misbehave below the application.
 
     first byte ──► headers complete ──► application ──► response complete ──► (keep-alive)
        │  header_timeout_s  │
        │  size and count    │        writes stalled for write_timeout_s: cut
        └── 408 / 431 / 400, in OpenAI's error shape, and close
 
-A connection that is closed with an unread body is closed in two phases: our side ends, then
-what still comes is thrown away for a moment. A close at once would reset the connection, and
-take the answer with it.
+A connection with an unread body is closed in two phases: our side is shut down, then what the
+client still sends is discarded for a moment. Closing at once would reset the connection, and the
+client would lose the response.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from server.errors import ApiError
 
 MAX_HEADER_BYTES = 64 * 1024  # request line and headers together
 MAX_HEADERS = 128
-_WRITE_BUFFER_BYTES = 32 * 1024  # of one connection, before its writer waits for the client
+_WRITE_BUFFER_BYTES = 32 * 1024  # per connection, before its writer waits for the client
 _LINGER_S = 2.0
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
 class HardenedProtocol(HttpToolsProtocol):
-    """One connection. See the module for what it adds to its base."""
+    """One connection. The module's docstring says what this adds to its base."""
 
-    # Set by ``serve`` on a subclass of its own, since uvicorn makes the instances.
+    # Set by ``serve`` on a subclass, since uvicorn makes the instances.
     header_timeout_s: float = 10.0
     write_timeout_s: float = 30.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._in_headers = True  # a request line may have begun, and its headers are not complete
+        self._in_headers = True  # a request line may have begun, and the headers are incomplete
         self._in_body = False
-        self._deaf = False  # refused: what still comes is thrown away
+        self._deaf = False  # refused: further input is discarded
         self._header_bytes = 0  # of headers parsed, or received and still incomplete
         self._num_headers = 0
         self._refusal: ApiError | None = None
@@ -56,7 +56,7 @@ class HardenedProtocol(HttpToolsProtocol):
         self._arm_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timers, and the last request, which knows of the connection in its turn."""
+        """Drop the timers, and the last request, which refers back to the connection."""
         for timer in (self._header_timer, self._write_timer, self._linger_timer):
             if timer is not None:
                 timer.cancel()
@@ -64,7 +64,7 @@ class HardenedProtocol(HttpToolsProtocol):
         self.cycle = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        """Parse ``data``, unless the connection has been refused already."""
+        """Parse ``data``, unless the connection has been refused."""
         if self._deaf or self.transport.is_closing():
             return
         if not self._in_body and b"pgrade:" in data:
@@ -77,12 +77,12 @@ class HardenedProtocol(HttpToolsProtocol):
                 self._refuse(ApiError(431))
 
     def pause_writing(self) -> None:
-        """Give the client ``write_timeout_s`` to read on."""
+        """Start the timeout for the client to read on."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(self.write_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client has read on."""
+        """Stop the timeout: the client is reading again."""
         super().resume_writing()
         if self._write_timer is not None:
             self._write_timer.cancel()
@@ -105,7 +105,7 @@ class HardenedProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header; one too many ends the parsing."""
+        """Count a header; parsing stops at one too many."""
         self._num_headers += 1
         if self._num_headers > MAX_HEADERS:
             self._refusal = ApiError(431, f"There are more than {MAX_HEADERS} headers.")
@@ -125,7 +125,7 @@ class HardenedProtocol(HttpToolsProtocol):
             self.cycle.transport = _PoliteTransport(self)  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
-        """The body is complete; another request may follow."""
+        """Note that the body is complete; another request may follow."""
         self._in_body = False
         super().on_message_complete()
 
@@ -138,20 +138,20 @@ class HardenedProtocol(HttpToolsProtocol):
     # ------------------------------------------------------------ refusals
 
     def send_400_response(self, msg: str) -> None:
-        """Called by the base when the parser gives up, also when a callback above raised."""
+        """Called by the base class when parsing fails, including when a callback above raised."""
         self._refuse(self._refusal or ApiError(400, "The HTTP request is malformed."))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer without the application, and close."""
+        """Respond without the application, and close."""
         if self.transport.is_closing() or self._deaf:
             return
         self._deaf = True
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             if not cycle.more_body or cycle.response_started:
-                cycle.keep_alive = False  # ours would land in an answer's middle: close after it
+                cycle.keep_alive = False  # ours would land inside another: close after that
                 return
-            cycle.disconnected = True  # its body will never be complete; we answer in its place
+            cycle.disconnected = True  # its body will never be complete; we respond in its place
             cycle.message_event.set()
         body = error.body()
         head = [STATUS_LINE[error.status]]
@@ -167,7 +167,7 @@ class HardenedProtocol(HttpToolsProtocol):
         self.linger()
 
     def linger(self) -> None:
-        """End our side, and throw away what the client still sends before closing."""
+        """Shut down our side, and discard what the client still sends before closing."""
         self._deaf = True
         if self._linger_timer is None and not self.transport.is_closing():
             self.flow.resume_reading()
@@ -187,17 +187,17 @@ class HardenedProtocol(HttpToolsProtocol):
 
 
 def _without_upgrade(data: bytes) -> bytes:
-    """``data``, the beginning of a request, with any Upgrade header renamed.
+    """``data``, the start of a request, with any Upgrade header renamed.
 
-    A server may ignore an offer to upgrade (RFC 9110, 7.8), but httptools would take the body of
-    such a request for the other protocol; Java's client offers h2c on every first request.
+    A server may ignore an offer to upgrade (RFC 9110, 7.8), but httptools would read the body of
+    such a request as the other protocol. Java's client offers h2c on every first request.
     """
     head, end, body = data.partition(b"\r\n\r\n")
     return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + body
 
 
 class _PoliteTransport:
-    """What a response writes to: closes in two phases while its request's body is unread."""
+    """The transport of a response: closes in two phases while the request's body is unread."""
 
     __slots__ = ("_protocol", "is_closing", "write")
 
@@ -207,7 +207,7 @@ class _PoliteTransport:
         self.is_closing = protocol.transport.is_closing
 
     def close(self) -> None:
-        """Close, at once when nothing more is to come."""
+        """Close, at once if nothing more is to be read."""
         cycle = self._protocol.cycle
         if cycle is not None and cycle.more_body and cycle.response_complete:
             self._protocol.linger()

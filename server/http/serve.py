@@ -1,10 +1,10 @@
-"""Running the application on a listening socket until it is told to end.
+"""Running the application on a listening socket until shutdown.
 
 SIGTERM ──► /ready is 503, new work gets 503 ──► requests in flight finish ──► close, exit 0
                  (the socket still listens)         (at most shutdown_timeout_s)
-second SIGTERM ──► end now
-SIGHUP ──► read the key file and the certificate again
-SIGUSR1 ──► tell in the log what every task waits for (``stacks.py``)
+second SIGTERM ──► exit now
+SIGHUP ──► reload the key file and the certificate
+SIGUSR1 ──► log what every task waits for (``stacks.py``)
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def serve(
 
     Args:
         app: made by ``create_app``.
-        settings: the same that it was made with.
-        sock: listening, and not blocking.
-        beside: run on the same event loop, and cancelled in the end.
+        settings: those that ``app`` was made with.
+        sock: listening, non-blocking.
+        beside: runs on the same event loop, and is cancelled at the end.
 
-    Returns the process's exit status: 0 when told to end, 1 when the engine is gone for good.
+    Returns the process's exit status: 0 after a signal, 1 if the engine is gone for good.
     """
     state: ServerState = app.state.server
 
@@ -64,7 +64,7 @@ def serve(
         access_log=False,
         log_config=None,
         server_header=False,
-        timeout_keep_alive=75,  # longer than usual clients pool a connection for
+        timeout_keep_alive=75,  # longer than the usual clients keep pooled connections
         timeout_graceful_shutdown=_CLOSE_S,
     )
     config.load()
@@ -104,25 +104,25 @@ async def _settle(state: ServerState) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, with a drain between the signal and the closing of the socket."""
+    """uvicorn's server, which drains between the signal and the closing of the socket."""
 
     def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
         super().__init__(config)
         self.state = state
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Note the signal. uvicorn's own would raise it again at the end; ours exits with 0."""
+        """Record the signal. uvicorn's own handler would raise it again at exit; we exit with 0."""
         if self.state.draining:
             self.force_exit = True
         self.state.draining = True
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second: whether to end."""
+        """Whether to stop; called ten times a second."""
         return await super().on_tick(counter) or self.state.failure is not None
 
     async def main_loop(self) -> None:
-        """Serve, then let what is in flight finish."""
+        """Serve, then let requests in flight finish."""
         await super().main_loop()
         state = self.state
         in_flight = state.requests_in_flight

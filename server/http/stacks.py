@@ -1,8 +1,8 @@
-"""What a server that seems stuck is doing: on SIGUSR1 its tasks and threads go to the log.
+"""Diagnosis of a server that seems stuck: SIGUSR1 logs its tasks and threads.
 
-The threads come first and straight from the signal, whatever the event loop is doing; the tasks
-come from the loop, each with what it waits for, the innermost call last. A request's task has its
-id for a name. Contents are not told, only lines of the program.
+The threads are dumped first, by the signal handler itself, so it works even if the event loop
+hangs. The tasks are logged by the loop, each with its chain of awaits, the innermost call last. A
+request's task is named after its id. Only program lines are logged, never contents.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_DEPTH = 100
 
 
 def tell_on_signal(loop: asyncio.AbstractEventLoop) -> None:
-    """From now on SIGUSR1 tells them."""
+    """Install the SIGUSR1 handler."""
     loop.add_signal_handler(signal.SIGUSR1, _tell, loop)
     faulthandler.register(signal.SIGUSR1, chain=True)  # threads, to standard error
 
@@ -34,7 +34,7 @@ def _tell(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _path_of(waiting: Any) -> list[str]:
-    """Where a coroutine is, and what it awaits, and so on; what is neither ends it."""
+    """The chain of awaits from a coroutine inwards; it ends at anything but a coroutine."""
     path: list[str] = []
     while waiting is not None and len(path) < _MAX_DEPTH:
         for kind, awaited in (("cr", "await"), ("gi", "yieldfrom"), ("ag", "await")):

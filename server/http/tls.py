@@ -1,4 +1,4 @@
-"""TLS on the listening socket, optionally with certificates asked of the clients."""
+"""TLS on the listening socket, optionally with client certificates."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _log = logging.getLogger(__name__)
 
 
 class Tls:
-    """The certificate that a server shows, and whom it believes.
+    """The server's certificate, and the client certificates it accepts.
 
     Args:
-        certificate: PEM file of the certificate, and of those between it and a known one.
+        certificate: PEM file of the certificate and its intermediates.
         key: PEM file of its key, without a passphrase; None if it is in the same file.
-        client_authorities: PEM file of certificates, one of which must have signed a client's;
-            None asks clients for nothing.
+        client_authorities: PEM file of CA certificates, one of which must have signed a client's;
+            None requests no client certificates.
 
     Raises:
         InvalidSettings: a file cannot be used.
@@ -41,7 +41,7 @@ class Tls:
 
     @classmethod
     def of(cls, settings: Settings) -> Tls | None:
-        """What the settings ask for; None is plain HTTP. Raises InvalidSettings."""
+        """The TLS that the settings ask for; None means plain HTTP. Raises InvalidSettings."""
         if settings.ssl_certfile is None:
             for flag, value in (
                 ("--ssl-keyfile", settings.ssl_keyfile),
@@ -53,14 +53,14 @@ class Tls:
         return cls(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs)
 
     def reload(self) -> None:
-        """Show the certificate that the files hold now, on connections made from now on."""
+        """Read the files again; new connections get the new certificate."""
         try:
             self._load()
         except InvalidSettings as error:
             _log.error("keeping the current certificate: %s", error)
 
     def _load(self) -> None:
-        # An empty passphrase, so that a key that has one is an error and not a question.
+        # With an empty passphrase, a key that needs one is an error and not a prompt.
         try:
             self.context.load_cert_chain(self._certificate, self._key, password="")
         except (OSError, ssl.SSLError) as error:

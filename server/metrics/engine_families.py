@@ -1,4 +1,4 @@
-"""What an engine told of itself, as Prometheus families."""
+"""An engine's statistics as Prometheus families."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class EngineFamilies:
     """One scrape's families of one engine.
 
     Args:
-        numbers: what they tell.
+        numbers: the values.
         info: of the model, once it is loaded.
-        families: makes them.
-        max_loras: adapters that may be on the device; 0: nothing is said of adapters.
+        families: makes the families.
+        max_loras: adapters that fit on the device; 0 omits the metrics of adapters.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class EngineFamilies:
         self._max_loras = max_loras
 
     def collect(self) -> Iterator[Metric]:
-        """All of them."""
+        """Yield all families."""
         yield from self._gauges()
         yield from self._counters()
 
     def _gauges(self) -> Iterable[Metric]:
         stats = self._numbers.stats
         blocks = stats.blocks
-        if not blocks.total and self._info is not None:  # no step has told them yet
+        if not blocks.total and self._info is not None:  # no step has reported them yet
             num_blocks = self._info.memory.num_blocks
             blocks = BlockStats(total=num_blocks, free=num_blocks)
         for name, help, value in (
@@ -93,7 +93,7 @@ class EngineFamilies:
             yield family
 
     def _tier_gauges(self, tier: TierStats) -> Iterable[Metric]:
-        """Of blocks in the host's memory, where there are to be any."""
+        """Gauges of blocks in host memory, if that is configured."""
         memory = None if self._info is None else self._info.memory
         if memory is None or not memory.num_host_blocks:
             return
@@ -110,7 +110,7 @@ class EngineFamilies:
             yield self._families.gauge(name, help, value)
 
     def _snapshot_gauges(self, stats: EngineStats) -> Iterable[Metric]:
-        """Of snapshots of states, where the model has any."""
+        """Gauges of state snapshots, if the model has states."""
         memory = None if self._info is None else self._info.memory
         if memory is None or not memory.num_snapshots:
             return

@@ -1,4 +1,4 @@
-"""Numbers as Prometheus families."""
+"""Conversion of the numbers to Prometheus families."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _ALL_ENGINES = "all"  # label of what is counted for several engines together
 class Exposition(Collector):
     """One scrape's families, for ``prometheus_client.generate_latest``.
 
-    What an engine tells of itself has the engine's number as its label, and so has everything else
-    where there is one engine.
+    Samples of an engine's statistics carry the engine's number as a label; if there is only one
+    engine, all samples do.
 
     Args:
-        numbers: what they tell.
+        numbers: the values.
         infos: what each engine has loaded, by number; None before it has.
         prefix: first part of every name.
-        model_name: the label of every sample.
-        max_loras: adapters that may be on the device; 0: nothing is said of adapters.
+        model_name: a label of every sample.
+        max_loras: adapters that fit on the device; 0 omits the metrics of adapters.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Exposition(Collector):
         self._max_loras = max_loras
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all families."""
         yield from self._of_engines()
         engines = len(self._numbers.engines)
         families = self._families("0" if engines == 1 else _ALL_ENGINES)
@@ -73,7 +73,7 @@ class Exposition(Collector):
         yield http
 
     def _of_engines(self) -> Iterator[Metric]:
-        """Those of each engine, a family's samples of all of them together."""
+        """The engines' families, each with the samples of all engines."""
         joined: dict[str, Metric] = {}
         engines = self._numbers.engines
         for number, numbers in enumerate(engines):
@@ -94,6 +94,6 @@ class Exposition(Collector):
 
 
 def _buckets(bounds: Sequence[float], histogram: Histogram) -> list[tuple[str, float]]:
-    """Cumulative counts by upper limit, as Prometheus wants them."""
+    """Cumulative counts by upper bound, as Prometheus expects."""
     limits = [*map(str, bounds), "+Inf"]
     return list(zip(limits, map(float, accumulate(histogram.counts)), strict=True))

@@ -1,4 +1,4 @@
-"""Prometheus families, as all of a server's numbers need them."""
+"""Construction of Prometheus families, with the labels common to all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 
 class Families:
-    """Makes families of samples that all have the same labels.
+    """Makes families whose samples share labels.
 
     Args:
         prefix: first part of every name.
@@ -20,17 +20,17 @@ class Families:
         self._prefix = prefix
 
     def name(self, name: str) -> str:
-        """The whole name."""
+        """The full metric name."""
         return f"{self._prefix}:{name}"
 
     def gauge(self, name: str, help: str, value: float) -> GaugeMetricFamily:
-        """A gauge of one sample."""
+        """A gauge with one sample."""
         family = GaugeMetricFamily(self.name(name), help, labels=list(self.labels))
         family.add_metric(list(self.labels.values()), value)
         return family
 
     def counter(self, name: str, help: str, value: float) -> CounterMetricFamily:
-        """A counter of one sample."""
+        """A counter with one sample."""
         family = CounterMetricFamily(self.name(name), help, labels=list(self.labels))
         family.add_metric(list(self.labels.values()), value)
         return family
@@ -38,7 +38,7 @@ class Families:
     def labelled_counter(
         self, name: str, help: str, label: str, counts: Mapping[str, int]
     ) -> CounterMetricFamily:
-        """A counter of a sample for each value of ``label``."""
+        """A counter with one sample per value of ``label``."""
         family = CounterMetricFamily(self.name(name), help, labels=[*self.labels, label])
         for value, count in counts.items():
             family.add_metric([*self.labels.values(), value], count)

@@ -1,6 +1,6 @@
-"""Every metric name that the API counts, with its help, its label and its buckets.
+"""The API's metrics: names, help, labels and buckets.
 
-Names, labels and buckets are those that dashboards know from other servers of this kind.
+They are those that dashboards know from other inference servers.
 """
 
 from __future__ import annotations

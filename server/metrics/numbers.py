@@ -1,4 +1,4 @@
-"""A process's numbers, as they are counted, sent and added up."""
+"""One process's numbers, which can be counted, sent and summed."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _KeyT = TypeVar("_KeyT")
 
 
 class Histogram(msgspec.Struct, array_like=True):
-    """Counts by bucket, one more than there are upper limits, and a sum."""
+    """Counts by bucket, one more than there are upper bounds, and a sum."""
 
     counts: list[int]
     total: float = 0.0
 
 
 class EngineNumbers(msgspec.Struct):
-    """What one API process last heard from one engine, and of it."""
+    """One API process's view of one engine."""
 
     stats: EngineStats = EngineStats()
-    stats_s: float = 0.0  # time.monotonic() at which the engine told them
-    up: bool = False  # whether it can be given requests
+    stats_s: float = 0.0  # time.monotonic() of the engine's last report
+    up: bool = False  # whether it can take requests
     num_restarts: int = 0
-    num_resumed: int = 0  # requests that went on in it
+    num_resumed: int = 0  # requests that were resumed in it
 
 
 class Numbers(msgspec.Struct):
-    """All that one API process has counted, and what it last heard from the engines."""
+    """All counts of one API process, and its last reports from the engines."""
 
     counts: dict[str, int]
     labelled: dict[str, dict[str, int]]  # by name, then by label
@@ -42,7 +42,7 @@ class Numbers(msgspec.Struct):
 
     @classmethod
     def zero(cls, num_engines: int = 1) -> Numbers:
-        """Nothing counted yet; every name is there."""
+        """All names, with zero counts."""
         return cls(
             counts=dict.fromkeys(COUNTERS, 0),
             labelled={name: {} for name in LABELLED_COUNTERS},
@@ -54,19 +54,19 @@ class Numbers(msgspec.Struct):
         )
 
     def count(self, name: str, label: str, times: int = 1) -> None:
-        """Add to a labelled counter."""
+        """Increment a labelled counter."""
         counts = self.labelled[name]
         counts[label] = counts.get(label, 0) + times
 
     def observe(self, name: str, value: float, times: int = 1) -> None:
-        """Add ``value`` to a histogram, as often as it occurred."""
+        """Add ``value`` to a histogram, ``times`` times."""
         histogram = self.histograms[name]
         histogram.counts[bisect_left(HISTOGRAMS[name][1], value)] += times
         histogram.total += value * times
 
 
 def merge(parts: Iterable[Numbers]) -> Numbers:
-    """The sum of several processes' numbers, with the newest of their snapshots of each engine."""
+    """The sum of several processes' numbers, with the newest report of each engine."""
     parts = list(parts)
     total = Numbers.zero(max((len(part.engines) for part in parts), default=1))
     for part in parts:

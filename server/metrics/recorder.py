@@ -1,4 +1,4 @@
-"""The counters behind the metrics, and what adds to them."""
+"""The counters behind the metrics, and the methods that update them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Metrics:
     """The metrics of one application, on a registry of their own.
 
     Args:
-        engine: is listened to.
+        engine: its outputs are observed.
         prefix: first part of every name.
-        model_name: the label of every sample.
-        max_loras: adapters that may be on the device, for the gauge that names those in use.
+        model_name: a label of every sample.
+        max_loras: adapters that fit on the device, for the gauge that names those in use.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Metrics:
         self._max_loras = max_loras
         self._is_loaded = False
         self._numbers = Numbers.zero()
-        # Live sequences: when their newest token came, None before the first.
+        # Live sequences: the time of their newest token, None before the first.
         self._last_token_s: dict[str, float | None] = {}
         self._arrival_s: dict[str, float] = {}
         engine.on_output(self._on_output)
@@ -38,32 +38,32 @@ class Metrics:
     # ------------------------------------------------------------ written by the API
 
     def set_loaded(self) -> None:
-        """The engine says from now on what it has loaded, for the ``cache_config_info`` gauge."""
+        """Note that the engine has loaded, for the ``cache_config_info`` gauge."""
         self._is_loaded = True
 
     def submitted(self, id: str, arrival_s: float, prompt_tokens: int, max_tokens: int) -> None:
-        """A sequence went to the engine."""
+        """Count a sequence submitted to the engine."""
         self._last_token_s[id] = None
         self._arrival_s[id] = arrival_s
         self._numbers.observe("request_prompt_tokens", prompt_tokens)
         self._numbers.observe("request_params_max_tokens", max_tokens)
 
     def prompt(self, tokens: int, n: int, images: int = 0) -> None:
-        """A prompt was taken in, to be continued ``n`` times."""
+        """Count a prompt that is continued ``n`` times."""
         self._numbers.counts["prompt_tokens"] += tokens
         self._numbers.counts["prompt_images"] += images
         self._numbers.observe("request_params_n", n)
 
     def cached(self, tokens: int) -> None:
-        """So many tokens of a prompt were found in the prefix cache."""
+        """Count tokens of a prompt found in the prefix cache."""
         self._numbers.counts["prompt_tokens_cached"] += tokens
 
     def generated(self, tokens: int) -> None:
-        """So many tokens were taken by the API."""
+        """Count output tokens that the API has received."""
         self._numbers.counts["generation_tokens"] += tokens
 
     def finished(self, id: str, reason: str, tokens: int, timings: RequestTimings | None) -> None:
-        """A sequence ended well, after ``tokens`` of output."""
+        """Count a sequence that succeeded with ``tokens`` of output."""
         arrival_s = self._forget(id)
         if arrival_s is None:
             return
@@ -73,7 +73,7 @@ class Metrics:
         observe("request_generation_tokens", tokens)
         observe("e2e_request_latency_seconds", max(0.0, now - arrival_s))
         if timings is None or not timings.scheduled_s:
-            return  # ended by the API (a stop string) before the engine told
+            return  # ended by the API (a stop string) before the engine reported
         first_s = timings.first_token_s or timings.finished_s
         decode_s = max(0.0, timings.finished_s - first_s)
         observe("request_queue_time_seconds", max(0.0, timings.scheduled_s - timings.arrival_s))
@@ -86,33 +86,33 @@ class Metrics:
             observe("request_time_per_output_token_seconds", decode_s / (tokens - 1))
 
     def failed(self, id: str, reason: str) -> None:
-        """A sequence ended by an error."""
+        """Count a sequence that failed."""
         if self._forget(id) is not None:
             self._numbers.count("request_failed", reason)
 
     def aborted(self, id: str, phase: str) -> None:
-        """A sequence ended because its client went away."""
+        """Count a sequence whose client disconnected."""
         if self._forget(id) is not None:
             self._numbers.count("request_aborted", phase)
 
     def is_live(self, id: str) -> bool:
-        """Whether a sequence has come and its end has not been taken."""
+        """Whether a sequence was submitted and its end has not been counted."""
         return id in self._arrival_s
 
     def rejected(self, reason: str, tenant: str = "") -> None:
-        """A request was refused before the engine took it."""
+        """Count a request that was refused before submission."""
         self._numbers.count("admission_rejections", reason)
         if tenant:
             self._numbers.count("tenant_rejections", tenant)
 
     def used(self, tenant: str, *, requests: int, prompt_tokens: int, output_tokens: int) -> None:
-        """The owner of a key has used something; they are as many as the key file names."""
+        """Count a tenant's usage; there are as many tenants as the key file has entries."""
         self._numbers.count("tenant_requests", tenant, requests)
         self._numbers.count("tenant_prompt_tokens", tenant, prompt_tokens)
         self._numbers.count("tenant_generation_tokens", tenant, output_tokens)
 
     def http_request(self, method: str, route: str, status: int) -> None:
-        """An HTTP request was answered; ``route`` is a template, never the client's path."""
+        """Count an HTTP response; ``route`` is a template, never the client's path."""
         key = method, route, str(status)
         self._numbers.http[key] = self._numbers.http.get(key, 0) + 1
 
@@ -121,13 +121,13 @@ class Metrics:
         return self._arrival_s.pop(id, None)
 
     def _on_output(self, output: EngineOutput) -> None:
-        """Latencies of each step's tokens, told by the engine as the step ends."""
+        """Record the latencies of each step's tokens, reported by the engine as the step ends."""
         numbers, last_token_s = self._numbers, self._last_token_s
         if output.stats.step_tokens:
             numbers.observe("iteration_tokens_total", output.stats.step_tokens)
         now = time.monotonic()
         observe_gap = partial(numbers.observe, "inter_token_latency_seconds")
-        gaps: dict[tuple[float, int], int] = {}  # of equal steps before, which most requests share
+        gaps: dict[tuple[float, int], int] = {}  # by previous time and count, mostly shared
         for id, tokens in zip(output.ids, output.token_ids, strict=True):
             if not tokens or id not in last_token_s:
                 continue
@@ -148,7 +148,7 @@ class Metrics:
 
     @property
     def numbers(self) -> Numbers:
-        """This process's numbers as they stand, with the newest from the engines."""
+        """This process's current numbers, with the engines' newest reports."""
         self._numbers.engines = [
             EngineNumbers(
                 stats=engine.stats,
@@ -162,10 +162,10 @@ class Metrics:
         return self._numbers
 
     def exposition(self, numbers: Numbers) -> Exposition:
-        """``numbers`` as Prometheus wants them: this process's, or those of all workers."""
+        """The exposition of ``numbers``, which are this process's or the sum of all workers'."""
         return Exposition(
             numbers,
-            # Their weights may be others by now.
+            # The weights may have been replaced.
             [
                 engine.info if self._is_loaded and not engine.dead else None
                 for engine in self._engine.members

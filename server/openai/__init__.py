@@ -1,1 +1,1 @@
-"""The OpenAI-compatible endpoints: request shapes in, SSE chunks or one JSON object out."""
+"""The OpenAI-compatible endpoints: JSON requests in, SSE chunks or one JSON object out."""

@@ -1,4 +1,4 @@
-"""Reads the answer of one choice: its text as parts, and how many tokens its reasoning took."""
+"""Parsing of one choice's output into parts, with a count of its reasoning tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from server.text.reasoning import ReasoningMarks
 
 
 class AnswerReader:
-    """Reads the deltas of one choice, and settles its finish reason and reasoning tokens."""
+    """Reads the deltas of one choice, and sets its finish reason and reasoning tokens."""
 
     def __init__(
         self,
@@ -32,13 +32,13 @@ class AnswerReader:
         whole: bool,
         tells_reasoning: bool,
     ) -> None:
-        """Begin; see ``AnswerParser`` for what is not told here.
+        """Begin; see ``AnswerParser`` for the other arguments.
 
         Args:
             choice: written to.
             tokenizer: the model's.
-            shown_special_ids: the hidden markers' ids.
-            tells_reasoning: give reasoning out at all.
+            shown_special_ids: ids of the hidden markers.
+            tells_reasoning: include reasoning in the output.
         """
         self._choice = choice
         self._parser = AnswerParser(
@@ -57,11 +57,11 @@ class AnswerReader:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all that follows is content as it stands, and need not be read."""
+        """Whether all further text is plain content that needs no parsing."""
         return self._parser.is_plain and self._counter is None
 
     def read(self, delta: TextDelta) -> list[Part]:
-        """The parts that are certain with ``delta``."""
+        """The parts that are complete with ``delta``."""
         if self.is_plain:
             return [Text(delta.text)] if delta.text else []
         choice = self._choice
@@ -71,7 +71,7 @@ class AnswerReader:
             if self._counter.is_over:
                 self._counter = None
         if delta.finished:
-            # What the client set, a limit or a stop string, cuts a call off wherever it is.
+            # The client's own limits (length, stop strings) may cut off a call anywhere.
             cut = delta.finish_reason == "length" or delta.stop_reason is not None
             parts += self._parser.finish(cut=cut)
             if self._parser.ends_in_calls and choice.finish_reason == "stop":
@@ -82,7 +82,7 @@ class AnswerReader:
 
 
 class _ReasoningCounter:
-    """Counts the tokens up to the one that completes the mark of the end, that one included."""
+    """Counts the tokens up to and including the one that completes the end-of-reasoning mark."""
 
     def __init__(
         self, marks: ReasoningMarks, is_thinking: bool, text: IncrementalDetokenizer
@@ -90,10 +90,10 @@ class _ReasoningCounter:
         self._parser = AnswerParser(reasoning=marks, is_thinking=is_thinking)
         self._text = text
         self._count = 0
-        self.is_over = False  # the number cannot change any more
+        self.is_over = False  # the count is final
 
     def push(self, token_ids: Collection[int]) -> int:
-        """Tokens of reasoning so far."""
+        """Count ``token_ids`` and return the reasoning tokens so far."""
         parser = self._parser
         for token_id in token_ids:
             if self.is_over:

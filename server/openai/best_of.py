@@ -1,4 +1,4 @@
-"""Whole choices as they gather, and the choice of the best among them."""
+"""Complete choices, and the selection of the best among them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from server.openai.generation import Choice
 
 
 class Whole:
-    """All that one choice has said."""
+    """The whole output of one choice."""
 
     def __init__(self, choice: Choice) -> None:
         self.choice = choice
@@ -18,28 +18,28 @@ class Whole:
         self._texts: list[str] = []
 
     def add(self, delta: TextDelta) -> None:
-        """Take the next piece."""
+        """Append the next delta."""
         self._texts.append(delta.text)
         self.entries += delta.logprobs
         self.token_ids += delta.token_ids
 
     @property
     def text(self) -> str:
-        """Its text so far."""
+        """The text so far."""
         return "".join(self._texts)
 
     @property
     def mean_logprob(self) -> float:
-        """The mean log-probability of its tokens, the one that ended it included."""
+        """The mean log-probability of its tokens, including the one that ended it."""
         told = [entry.logprob for entry in self.entries if entry.logprob is not None]
         return sum(told) / len(told) if told else 0.0
 
 
 def answered(wholes: Sequence[Whole], n: int, *, by_likelihood: bool = False) -> list[Whole]:
-    """The ``n`` choices of each prompt that the answer holds; there may be more.
+    """The ``n`` choices of each prompt to return; there may be more.
 
-    They are the first, or with ``by_likelihood`` those of the highest mean log-probability, the
-    likeliest first.
+    These are the first ``n``, or with ``by_likelihood`` those of the highest mean log-probability,
+    the likeliest first.
     """
     by_prompt: dict[int, list[Whole]] = {}
     for whole in wholes:

@@ -48,32 +48,32 @@ router = APIRouter()
     openapi_extra=describe(ChatRequest, ChatCompletion, chunk=ChatChunk),
 )
 async def create_chat_completion(request: Request) -> Response:
-    """Answer a conversation, at once or as a stream of chunks."""
+    """Answer a conversation, as one object or as a stream of chunks."""
     return await respond(request, ChatRequest, ChatCall.prepare)
 
 
 class Gathered:
-    """All that the choices of an answer have said so far."""
+    """The output of all choices so far."""
 
     def __init__(self, generation: Generation) -> None:
         self.wholes = [Whole(choice) for choice in generation.choices]
         self.parts: list[list[Part]] = [[] for _ in self.wholes]  # by choice
 
     def add(self, choice: Choice, parts: Sequence[Part], delta: TextDelta) -> None:
-        """Take the next piece of a choice."""
+        """Append the next delta of a choice."""
         self.wholes[choice.index].add(delta)
         self.parts[choice.index] += parts
 
 
 class ChatCall:
-    """One request, ready to be submitted, in the shapes of this endpoint."""
+    """One request, ready to be submitted, in this endpoint's shapes."""
 
     def __init__(self, conversation: Conversation, keeper: ChatKeeper | None = None) -> None:
         self._conversation = conversation
         self._keeper = keeper
         self._body = conversation.body
         self._with_logprobs = bool(conversation.body.logprobs)
-        # Whether each chunk tells more than its text, so that none can be made ahead.
+        # Whether chunks carry more than text, so that none can be encoded ahead.
         self._is_detailed = self._with_logprobs or bool(
             self._body.return_token_ids or self._body.continuous_usage
         )
@@ -92,7 +92,7 @@ class ChatCall:
 
     @classmethod
     async def prepare(cls, state: ServerState, caller: Caller, body: ChatRequest) -> ChatCall:
-        """Judge the request against the model and encode its messages."""
+        """Validate the request against the model and encode its messages."""
         conversation = await Conversation.prepare(state, caller, body)
         if not body.store:
             return cls(conversation)
@@ -100,7 +100,7 @@ class ChatCall:
         return cls(conversation, ChatKeeper(database, caller.tenant, body, sampling))
 
     async def complete(self) -> ChatCompletion:
-        """The whole answer."""
+        """The whole response."""
         conversation = self._conversation
         with conversation.generation() as generation:
             gathered = Gathered(generation)
@@ -136,7 +136,7 @@ class ChatCall:
         )
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """The answer as server-sent events, without the closing ``[DONE]``."""
+        """The response as server-sent events, without the closing ``[DONE]``."""
         conversation = self._conversation
         started: set[int] = set()
         tells_usage = self._body.continuous_usage
@@ -173,7 +173,7 @@ class ChatCall:
                 chunks.append(to_event(chunk))
             if choice.index not in started:
                 if not (delta.token_ids or delta.finished):
-                    continue  # a part of the prompt's logprobs; they come as a whole
+                    continue  # part of the prompt's logprobs; they are sent as a whole
                 started.add(choice.index)
                 chunks.append(to_event(self._opening(choice, usage)))
                 if self._body.echoed:
@@ -196,7 +196,7 @@ class ChatCall:
         return self._chunk(choice, Delta(role="assistant", content=""), usage, about=about)
 
     def _about_prompt(self, choice: Choice) -> dict[str, Any]:
-        """What is told of the prompt, where it is asked for; its logprobs with the first choice."""
+        """The requested fields about the prompt; its logprobs come with the first choice."""
         conversation, told = self._conversation, {}
         if conversation.sampling.prompt_logprobs is not None and choice.index == 0:
             tokenizer, logprobs = conversation.model.tokenizer, choice.prompt_logprobs
@@ -224,7 +224,7 @@ class ChatCall:
     def _part_events(
         self, choice: Choice, delta: TextDelta, parts: Sequence[Part], usage: Usage | None
     ) -> Iterator[bytes]:
-        """A chunk for each thing that was gained; the first one carries what else is told."""
+        """A chunk for each new part; the first one carries all other fields."""
         if not self._is_detailed and len(parts) == 1 and isinstance(parts[0], Text):
             yield self._text_event(choice, parts[0].text)
             return
@@ -237,11 +237,11 @@ class ChatCall:
             details.clear()
 
     def _has_details(self, delta: TextDelta) -> bool:
-        """Whether there is more to tell than text."""
+        """Whether there is more to send than text."""
         return bool(delta.logprobs or (self._body.return_token_ids and delta.token_ids))
 
     def _details(self, delta: TextDelta) -> dict[str, Any]:
-        """What a chunk tells besides its text."""
+        """The fields of a chunk besides its text."""
         told: dict[str, Any] = {"logprobs": self._logprobs(delta.logprobs)}
         if self._body.return_token_ids:
             told["token_ids"] = list(delta.token_ids)

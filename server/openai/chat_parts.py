@@ -1,4 +1,4 @@
-"""The parts of an answer in the shapes of chat: messages, and what chunks add to them."""
+"""Formatting of parsed parts as chat messages and deltas."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from server.text.parts import Part, Reasoning, Text, ToolCallArguments, ToolCall
 
 
 class ChatParts:
-    """Formats the parts of one request's answers.
+    """Formats the parts of one request's choices.
 
     Args:
-        reasoning_fields: the names under which reasoning is told.
-        as_function_call: tell a call the way it was before there were tools.
+        reasoning_fields: the field names that carry reasoning.
+        as_function_call: use the deprecated ``function_call`` instead of tool calls.
     """
 
     def __init__(self, reasoning_fields: ReasoningFields, *, as_function_call: bool) -> None:
@@ -31,7 +31,7 @@ class ChatParts:
         self._as_function_call = as_function_call
 
     def message(self, parts: Sequence[Part], *, echoed: str = "") -> ChatMessage:
-        """All of an answer, after what is ``echoed`` of the request."""
+        """The whole message, following ``echoed``, the part of the request that it repeats."""
         content = echoed + "".join([part.text for part in parts if isinstance(part, Text)])
         reasoning = "".join([part.text for part in parts if isinstance(part, Reasoning)])
         calls = _calls(parts)
@@ -42,11 +42,11 @@ class ChatParts:
             fields["function_call"] = calls[0].function
         elif calls:
             fields["tool_calls"] = calls
-        # Nothing is said by an answer that consists of calls, or ended while it reasoned.
+        # The content is null if there are only calls, or generation ended within the reasoning.
         return ChatMessage(content=content or (None if fields else ""), **fields)
 
     def deltas(self, parts: Sequence[Part]) -> list[Delta]:
-        """What chunks add, in order; pieces of the same thing that come together are one chunk."""
+        """The deltas of ``parts``, in order; adjacent pieces of the same kind are merged."""
         found: list[tuple[type, int, list[Part]]] = []
         for part in parts:
             index = 0 if isinstance(part, Text | Reasoning) else part.index

@@ -1,4 +1,4 @@
-"""From the messages of a conversation to the prompt that a model reads, and its images."""
+"""Conversion of a conversation's messages into the model's prompt and its images."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from server.errors import bad_field
 from server.openai.inputs import ChatRequest, Message, TokenizeRequest
 from server.state import Model, ServerState
 
-_MAX_IMAGE_BYTES = 256 * 2**20  # of one prompt's pixels, as the model sees them
+_MAX_IMAGE_BYTES = 256 * 2**20  # of one prompt's pixels, as the model gets them
 
 
 class ChatPrompt(NamedTuple):
-    """A prompt, in which each image has all of its tokens."""
+    """A prompt in which the placeholder tokens of each image are expanded."""
 
     token_ids: list[int]
     images: tuple[Image, ...]
@@ -32,20 +32,20 @@ async def encode_chat(
     *,
     add_special_tokens: bool = False,
 ) -> ChatPrompt:
-    """A conversation, rendered by the model's template.
+    """Render a conversation with the model's template and encode it.
 
     Args:
         state: the application's, which reads images.
-        model: whose template.
+        model: the one whose template is used.
         body: the messages, and how the prompt ends.
         tools: shown to the model, in the form templates expect.
         template_kwargs: variables of the template, which those in ``body`` override.
-        add_special_tokens: put before it what the tokenizer puts before a text.
+        add_special_tokens: prepend what the tokenizer prepends to a text.
 
     Raises:
         ApiError: 400, an image cannot be shown to the model.
         InvalidParameter: the template does not show the images.
-        TemplateError: the template refused the messages, or did not end in time.
+        TemplateError: the template refused the messages, or timed out.
     """
     assert body.messages is not None
     continue_final = bool(body.continue_final_message)
@@ -73,7 +73,7 @@ async def encode_chat(
 async def _read_pictures(
     state: ServerState, model: Model, messages: Sequence[Message]
 ) -> list[Picture]:
-    """What all messages show, in order. One after the other: who goes leaves no work behind."""
+    """Read all messages' images in order, one by one: a disconnect leaves no work behind."""
     shown = [
         (f"messages.{index}.content", image.data)
         for index, message in enumerate(messages)

@@ -1,4 +1,4 @@
-"""POST /v1/completions: text that goes on where a prompt ends."""
+"""POST /v1/completions: continuation of a prompt."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ router = APIRouter()
     openapi_extra=describe(CompletionRequest, Completion, chunk=Completion),
 )
 async def create_completion(request: Request) -> Response:
-    """Continue one or more prompts, at once or as a stream of chunks."""
+    """Continue one or more prompts, as one object or as a stream of chunks."""
     return await respond(request, CompletionRequest, CompletionCall.prepare)
 
 
@@ -61,7 +61,7 @@ class CompletionCall:
         self._body = body
         self._jobs = jobs
         self._texts: dict[int, TextEvents] = {}  # by choice
-        # Whether each chunk tells more than its text, so that none can be made ahead.
+        # Whether chunks carry more than text, so that none can be encoded ahead.
         self._is_detailed = bool(
             body.logprobs is not None
             or body.prompt_logprobs is not None
@@ -79,7 +79,7 @@ class CompletionCall:
     async def prepare(
         cls, state: ServerState, caller: Caller, body: CompletionRequest
     ) -> CompletionCall:
-        """Judge the request against the model and encode its prompts."""
+        """Validate the request against the model and encode its prompts."""
         model = await state.model_named(body.model)
         model.check_generates()
         ends = middle_of(model).stop_token_ids if body.suffix else ()
@@ -107,7 +107,7 @@ class CompletionCall:
         )
 
     async def complete(self) -> Completion:
-        """The whole answer."""
+        """The whole response."""
         with self._generation() as generation:
             wholes = [Whole(choice) for choice in generation.choices]
             async for step in generation.steps():
@@ -135,8 +135,8 @@ class CompletionCall:
         )
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """The answer as server-sent events, without the closing ``[DONE]``."""
-        # Text given out so far by choice; a choice that is not there has not begun.
+        """The response as server-sent events, without the closing ``[DONE]``."""
+        # Characters sent so far, by choice; a choice that has not begun is absent.
         offsets: dict[int, int] = {}
         tells_usage = self._body.continuous_usage
         with self._generation() as generation:
@@ -159,7 +159,7 @@ class CompletionCall:
                 chunks.append(to_event(chunk))
             begins = choice.index not in offsets
             if begins and not (delta.token_ids or delta.finished):
-                continue  # a part of the prompt's logprobs; the echo comes as a whole
+                continue  # part of the prompt's logprobs; the echo is sent as a whole
             text, tokens = self._echo(choice) if begins else ("", [])
             offset = offsets.setdefault(choice.index, len(text))
             text += delta.text
@@ -183,9 +183,7 @@ class CompletionCall:
         return events.event(text)
 
     def _about(self, choice: Choice, token_ids: Sequence[int], *, begins: bool) -> dict[str, Any]:
-        """What a choice, or a chunk of it, tells of its prompt and of its tokens' ids, where that
-        is asked for.
-        """
+        """The requested fields about a choice's prompt and token ids, for the whole or a chunk."""
         told: dict[str, Any] = {}
         prompt = choice.request.prompt_token_ids
         if begins and self._body.prompt_logprobs is not None:
@@ -223,7 +221,7 @@ class CompletionCall:
         return Completion(**self._head, choices=[part], usage=usage)
 
     def _echo(self, choice: Choice) -> tuple[str, list[TokenLogprob]]:
-        """The prompt's text and tokens, where they are to be part of the answer."""
+        """The prompt's text and tokens if the response is to echo them."""
         body = self._body
         if not body.echo:
             return "", []

@@ -1,7 +1,7 @@
-"""What a message says: a text, or parts of which some are images.
+"""The content of a message: text, or a list of parts that may include images.
 
-Images come as ``data:`` URLs alone: nothing is fetched for a client. Their bytes are looked at
-once the model is known (``chat_prompt.py``).
+Images are accepted only as ``data:`` URLs: the server fetches nothing for a client. Their bytes are
+decoded once the model is known (``chat_prompt.py``).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _DETAILS = ("auto", "low", "high", "original")
 
 
 class ImagePart(Struct, frozen=True):
-    """An image that is shown."""
+    """An image in a message."""
 
     url: str  # data:image/...;base64,...
-    detail: str | None = None  # how closely to look, of which models here know nothing
+    detail: str | None = None  # a hint of the resolution, which the models here do not use
 
     @property
     def data(self) -> str:
-        """Its file in base64."""
+        """The image file in base64."""
         return self.url.partition(",")[2]
 
 
@@ -36,9 +36,9 @@ Parts = Sequence[str | ImagePart]
 
 
 def read_content(value: Any) -> str | Parts | None:
-    """The content of a message: text, its parts joined by newlines; with images, all parts.
+    """A message's content: its text parts joined by newlines, or all parts if any is an image.
 
-    Raises ValueError that names the part at fault.
+    Raises ValueError that names the invalid part.
     """
     if value is None or isinstance(value, str):
         return value
@@ -50,14 +50,14 @@ def read_content(value: Any) -> str | Parts | None:
 
 
 def text_of(content: str | Parts | None) -> str | None:
-    """The text in a content, its parts joined by newlines."""
+    """The text of a content, its parts joined by newlines."""
     if content is None or isinstance(content, str):
         return content
     return "\n".join(part for part in content if isinstance(part, str))
 
 
 def for_template(content: str | Parts | None) -> str | list[dict[str, str]] | None:
-    """The content as chat templates know it, in which an image is but a place."""
+    """The content as chat templates expect it, in which an image is only a placeholder."""
     if content is None or isinstance(content, str):
         return content
     return [
@@ -67,7 +67,7 @@ def for_template(content: str | Parts | None) -> str | list[dict[str, str]] | No
 
 
 def as_sent(content: Parts) -> list[dict[str, Any]]:
-    """The parts in the shape in which chats send them."""
+    """The parts in the shape in which chat clients send them."""
     told: list[dict[str, Any]] = []
     for part in content:
         if isinstance(part, str):
@@ -79,7 +79,7 @@ def as_sent(content: Parts) -> list[dict[str, Any]]:
 
 
 def check_image_url(url: Any) -> str:
-    """The URL, if it holds an image itself. Raises ValueError, to be read after a field's name."""
+    """The URL, if it embeds an image. Raises ValueError whose text follows a field's name."""
     if not isinstance(url, str) or not is_data_url(url):
         raise ValueError(
             "must begin with data:image/...;base64, and hold the image itself; nothing is fetched"
@@ -103,7 +103,7 @@ def _read_part(part: Any, index: int) -> str | ImagePart:
 
 
 def _read_image(part: Mapping[str, Any], index: int) -> ImagePart:
-    """An image as chats send it (an object with its URL), or as responses do (the URL)."""
+    """Parse an image as chat sends it (an object with a URL), or as Responses does (the URL)."""
     image = part.get("image_url")
     detail = part.get("detail")
     if isinstance(image, dict):

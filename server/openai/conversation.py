@@ -1,4 +1,4 @@
-"""A chat request from its judgement to the parts of its answers.
+"""A chat request, from validation to the parsed parts of its choices.
 
 All endpoints that continue a conversation share it: they translate their body into a
 ``ChatRequest``, and the parts into their own shapes.
@@ -41,15 +41,15 @@ from server.text.parts import Part
 
 
 class Turn(NamedTuple):
-    """What one choice gained in a step."""
+    """The new parts of one choice in a step."""
 
     choice: Choice
     parts: list[Part]
-    delta: TextDelta  # the tokens and logprobs behind the parts, and the end
+    delta: TextDelta  # the tokens, logprobs and finish reason behind the parts
 
 
 class Conversation:
-    """A chat request that has been judged and encoded, ready to be submitted once."""
+    """A chat request that has been validated and encoded, ready to be submitted once."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Conversation:
         self.model = model
         self.body = body
         self.prompt = prompt  # token ids
-        self._images = images  # in it
+        self._images = images  # of the prompt
         self.sampling = sampling
         self.id = id
         self._tools = tools
@@ -78,25 +78,25 @@ class Conversation:
         marks = set() if tools is None else set(tools.dialect.markers)
         if answers.reasoning is not None:
             marks |= set(answers.reasoning.markers)
-        # Special tokens are left out of texts, but these have to be seen to be understood.
+        # Special tokens are left out of texts, but the parser must see these.
         self._hidden = {mark: id_ for mark, id_ in answers.special_ids.items() if mark in marks}
 
     @classmethod
     async def prepare(
         cls, state: ServerState, caller: Caller, body: ChatRequest, *, id: str | None = None
     ) -> Conversation:
-        """Judge a request against the model and encode its messages.
+        """Validate a request against the model and encode its messages.
 
         Args:
             state: the application's.
-            caller: whose request it is.
-            body: the request, or another endpoint's in its shape; ``stream`` tells whether calls
-                are told as they come, or when they are complete.
-            id: the answer's id, unique; one of the form ``chatcmpl-...`` when left out.
+            caller: who sent the request.
+            body: the request, or another endpoint's in its shape; ``stream`` selects whether tool
+                calls are returned incrementally or whole.
+            id: the response's id, unique; by default one of the form ``chatcmpl-...``.
 
         Raises:
-            ApiError: the request cannot be served as it was sent, or nothing can be served.
-            RequestError: as before, found by the engine's own rules.
+            ApiError: the request cannot be served as sent, or nothing can be served.
+            RequestError: the same, found by the engine's own rules.
         """
         model = await state.model_named(body.model)
         model.check_generates()
@@ -116,7 +116,7 @@ class Conversation:
         thinking = thinking_of(model, body, prompt)
         grammar = _rules(model, body, sampling.grammar, tools, thinking)
         if grammar is not None and grammar is not sampling.grammar:
-            # The request's own grammar has been checked; here the tools' schemas are.
+            # The request's own grammar was checked already; here the tools' schemas are.
             param = "response_format" if tools is None else tools.field
             await state.grammars.check(grammar, param=param)
             sampling = msgspec.structs.replace(sampling, grammar=grammar)
@@ -135,7 +135,7 @@ class Conversation:
 
     @contextlib.contextmanager
     def generation(self) -> Iterator[Generation]:
-        """The sequences that answer; they have ended when the block is left.
+        """Submit the sequences; they have ended when the block exits.
 
         Raises what ``Generation`` raises; an error about the prompt names ``messages``.
         """
@@ -154,16 +154,16 @@ class Conversation:
             ) as generation:
                 yield generation
         except ContextLengthExceeded as error:
-            # The engine knows a prompt; a chat client sent messages.
+            # The engine speaks of a prompt; a chat client sent messages.
             raise ContextLengthExceeded(error.message, param="messages") from None
 
     @property
     def reasoning_fields(self) -> ReasoningFields:
-        """The names under which answers carry reasoning, where the endpoint has no name for it."""
+        """The field names for reasoning, for endpoints that have no name of their own for it."""
         return self._state.settings.reasoning_fields
 
     def reader(self, choice: Choice) -> AnswerReader:
-        """What understands the deltas of one choice, from its first on."""
+        """The parser of one choice's deltas, from the first one on."""
         tools = self._tools
         return AnswerReader(
             choice,
@@ -179,7 +179,7 @@ class Conversation:
         )
 
     async def turns(self, generation: Generation) -> AsyncIterator[list[Turn]]:
-        """What the choices gained, as it comes, until all have ended.
+        """Yield the new parts of the choices as they arrive, until all have ended.
 
         Raises what ``Generation.steps`` raises.
         """
@@ -195,10 +195,10 @@ def _rules(
     tools: ToolUse | None,
     thinking: Thinking,
 ) -> Grammar | None:
-    """What the answer is held to; ``content`` is the request's own grammar.
+    """The grammar that constrains the output; ``content`` is the request's own grammar.
 
     Raises:
-        ApiError: 400, a tool's schema cannot be held.
+        ApiError: 400, a tool's schema cannot be enforced.
     """
     answers = model.answers
     rules = AnswerRules(

@@ -1,8 +1,8 @@
-"""Until when a request is waited for: what it says itself, or what the server's settings say.
+"""A request's deadline: its own, or the default of the server's settings.
 
-A client tells it in the ``x-quire-deadline-ms`` header or in the field ``deadline_ms``, counted
-from the moment at which its request has arrived; where there are both, the earlier one counts.
-What has not ended by then ends with a 504 and gives back all that it held.
+A client sends it in the ``x-quire-deadline-ms`` header or the field ``deadline_ms``, relative to
+the arrival of its request; if both are given, the earlier one counts. A request that misses its
+deadline ends with a 504 and releases all that it held.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MAX_DEADLINE_MS = 7 * 24 * 3_600_000  # a week
 
 
 def caller_until(request: Request, field_ms: int | None, default_s: float | None) -> Caller:
-    """Who sent ``request``, as part of which trace, and how long they wait for it from now on.
+    """The caller of ``request``: who sent it, its trace, and its deadline from now on.
 
     Args:
         request: its header is read.
-        field_ms: what the body says, in milliseconds.
-        default_s: what holds for a request that says nothing, in seconds.
+        field_ms: the body's field, in milliseconds.
+        default_s: the deadline of a request that sets none, in seconds.
 
     Raises:
         ApiError: 400, the header is not a number of milliseconds.
@@ -46,10 +46,10 @@ def caller_until(request: Request, field_ms: int | None, default_s: float | None
 
 @contextlib.asynccontextmanager
 async def until_deadline(caller: Caller) -> AsyncIterator[None]:
-    """Leave the block at the caller's deadline: for what the engine does not watch over.
+    """Cancel the block at the caller's deadline, for work that the engine does not watch.
 
     Raises:
-        DeadlineExceeded: the block had not ended by then.
+        DeadlineExceeded: the block had not finished by then.
     """
     if caller.deadline_s is None:
         yield

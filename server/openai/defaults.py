@@ -1,7 +1,7 @@
-"""The sampling that a model asks for itself, where a request leaves a field out.
+"""The sampling defaults that a model ships with, for fields that a request leaves out.
 
 Models ship a ``generation_config.json`` with the temperature and truncation they were tuned for,
-GGUF files keys of the same meaning.
+and GGUF files have keys of the same meaning.
 An explicit ``"do_sample": false`` means greedy decoding.
 """
 
@@ -21,10 +21,10 @@ _log = logging.getLogger(__name__)
 
 
 def read_sampling_defaults(model_dir: str) -> dict[str, Any]:
-    """Values of ``SamplingParams`` fields; empty where the model says nothing usable.
+    """Values of ``SamplingParams`` fields; empty if the model defines none that are usable.
 
     Raises:
-        ModelLoadError: the file is there and cannot be read.
+        ModelLoadError: the file exists and cannot be read.
     """
     path = find_gguf(model_dir)
     if path is not None:

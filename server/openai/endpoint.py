@@ -1,4 +1,4 @@
-"""What every endpoint does before and after its own work: read the body, answer JSON."""
+"""The common work of all endpoints: read the body, generate, and answer with JSON or SSE."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ShapeT = TypeVar("_ShapeT", bound=Shape)
 _GenerationT = TypeVar("_GenerationT", bound=GenerationRequest)
 _MAX_CHARS_A_TOKEN = 128  # longer than the tokens of any vocabulary that is not mostly spaces
 _BODY_IN_MEMORY_BYTES = 2 * 2**20
-_INLINE_CHARS = 4096  # longer texts are tokenised on a thread, where they hold nobody up
+_INLINE_CHARS = 4096  # longer texts are tokenised on a thread, to keep the event loop free
 
 
 def state_of(request: Request) -> ServerState:
@@ -43,12 +43,12 @@ def state_of(request: Request) -> ServerState:
 async def read_request(
     request: Request, shape: type[_ShapeT], *, optional: bool = False
 ) -> tuple[_ShapeT, dict[str, str]]:
-    """The request's body as ``shape``, and the header that names what has no effect.
+    """Parse the request's body as ``shape``; also return the header that names ignored fields.
 
-    With ``optional`` a request without a body is read as one with an empty object.
+    With ``optional``, a missing body is read as an empty object.
 
     Raises:
-        ApiError: the body is not JSON, too long, or a field is at fault.
+        ApiError: the body is not JSON or too long, or a field is invalid.
         ClientGone: the connection closed before the body was complete.
     """
     if optional and not _declares_body(request):
@@ -61,7 +61,7 @@ async def read_request(
 def read_fields(
     settings: Settings, shape: type[_ShapeT], fields: dict[str, Any]
 ) -> tuple[_ShapeT, dict[str, str]]:
-    """``fields`` as ``shape``, as ``read_request`` has it. Raises ApiError (400)."""
+    """Parse ``fields`` as ``shape``; see ``read_request``. Raises ApiError (400)."""
     for name, limit in (("messages", settings.max_messages), ("prompt", settings.max_prompts)):
         _check_count(name, fields.get(name), limit)
     body = shape.read(fields)
@@ -72,14 +72,14 @@ def read_fields(
 
 
 class Call(Protocol):
-    """A generating request, judged and encoded; made by an endpoint, answered by ``respond``."""
+    """A validated and encoded generation request; made by an endpoint, answered by ``respond``."""
 
     async def complete(self) -> Any:
-        """The whole answer."""
+        """The whole response."""
         ...
 
     def events(self) -> AsyncGenerator[bytes]:
-        """The answer as server-sent events, without what closes the stream."""
+        """The response as server-sent events, without the closing event."""
         ...
 
 
@@ -88,15 +88,15 @@ async def respond(
     shape: type[_GenerationT],
     prepare: Callable[[ServerState, Caller, _GenerationT], Awaitable[Call]],
 ) -> Response:
-    """Answer a generating request, at once or as a stream, and drop it when the client goes.
+    """Answer a generation request, whole or as a stream; abort it if the client disconnects.
 
     Args:
         request: its body is read here.
-        shape: what the body must be.
-        prepare: judges the body of a caller against the model, and encodes it.
+        shape: the body's shape.
+        prepare: validates a caller's body against the model, and encodes it.
     """
     state = state_of(request)
-    state.check_room(caller_of(request))  # who is over its share costs the others nothing more
+    state.check_room(caller_of(request))  # a caller over its share costs others no more
     body, headers = await read_request(request, shape)
     caller = caller_until(request, body.deadline_ms, state.settings.default_deadline_s)
 
@@ -118,11 +118,11 @@ async def answer(
     """Answer a request whose body has been read; see ``respond``.
 
     Args:
-        request: dropped when its client goes.
+        request: aborted if its client disconnects.
         prepare: makes the call.
-        stream: whether its events are wanted, or the whole at once.
-        headers: of the answer.
-        ending: how a stream ends; OpenAI's ``[DONE]`` when left out.
+        stream: whether to send events or the whole response.
+        headers: of the response.
+        ending: how a stream ends; OpenAI's ``[DONE]`` by default.
     """
     if stream:
         heartbeat_s = state_of(request).settings.heartbeat_s
@@ -135,7 +135,7 @@ async def answer(
 
 
 async def _events(prepare: Callable[[], Awaitable[Call]]) -> AsyncGenerator[bytes]:
-    """The stream from its very beginning, so that heartbeats and hang-ups reach the waiting too."""
+    """The stream including its preparation, so that heartbeats and disconnects cover that too."""
     call = await prepare()
     async with contextlib.aclosing(call.events()) as events:
         async for event in events:
@@ -143,19 +143,19 @@ async def _events(prepare: Callable[[], Awaitable[Call]]) -> AsyncGenerator[byte
 
 
 def json_response(value: Any, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer of one JSON object."""
+    """A response of one JSON object."""
     return Response(to_json(value), media_type="application/json", headers=dict(headers or {}))
 
 
 def new_id(prefix: str) -> str:
-    """A fresh id for an answer."""
+    """A new unique id for a response."""
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
 async def encode_texts(
     tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool
 ) -> list[list[int]]:
-    """Token ids of ``texts``; special-token spellings in them are plain text.
+    """Token ids of ``texts``; spellings of special tokens in them are plain text.
 
     Raises:
         InvalidParameter: a text cannot be encoded.
@@ -168,10 +168,10 @@ async def encode_texts(
 
 
 async def check_grammar(state: ServerState, body: StructuredFields) -> None:
-    """Refuse a request whose grammar could not be held, before its answer begins.
+    """Reject a request whose grammar cannot be enforced, before its response begins.
 
     Raises:
-        ApiError: 400 that names the field which asked for the grammar.
+        ApiError: 400 that names the field with the grammar.
     """
     held = held_to(body)
     if held is not None:
@@ -179,7 +179,7 @@ async def check_grammar(state: ServerState, body: StructuredFields) -> None:
 
 
 def check_length(text_chars: int, model: Model, param: str) -> None:
-    """Refuse a text that is too long for any context before time is spent on encoding it."""
+    """Reject a text too long for any context before spending time on encoding it."""
     if text_chars > model.info.max_model_len * _MAX_CHARS_A_TOKEN:
         message = (
             f"This model's maximum context length is {model.info.max_model_len} tokens, far fewer "
@@ -189,13 +189,13 @@ def check_length(text_chars: int, model: Model, param: str) -> None:
 
 
 def _declares_body(request: Request) -> bool:
-    """HTTP/1.1: a request with neither header has no body."""
+    """Whether there is a body: HTTP/1.1 requests without either header have none."""
     headers = request.headers
     return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 
 async def _read_body(request: Request) -> bytes:
-    """The whole body. A long one waits on disk, so that one which is refused cost no memory."""
+    """The whole body. A long one waits on disk, so that a refused request costs no memory."""
     with SpooledTemporaryFile(max_size=_BODY_IN_MEMORY_BYTES) as body:
         while True:
             message = await request.receive()
@@ -208,6 +208,6 @@ async def _read_body(request: Request) -> bytes:
 
 
 def _check_count(name: str, value: Any, limit: int) -> None:
-    """Bound a list before its items are looked at. A list of token ids is one prompt."""
+    """Bound a list's length before its items are validated. A list of token ids is one prompt."""
     if isinstance(value, list) and len(value) > limit and not isinstance(value[0], int):
         raise bad_field(name, f"holds {len(value)} items; the limit is {limit}")

@@ -1,6 +1,6 @@
-"""Fields that both generating endpoints take beyond OpenAI's, as vLLM names them where it has them.
+"""Generation fields beyond OpenAI's, with vLLM's names where vLLM has them.
 
-``inputs.GenerationRequest`` inherits them; what each does here is told in ``docs/parameters.md``.
+``inputs.GenerationRequest`` inherits them; ``docs/parameters.md`` describes their effects.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pydantic import (
 from engine.beam_search import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY, BeamParams, EarlyStopping
 from server.openai.deadline import MAX_DEADLINE_MS
 
-# Nothing is sampled in a beam search: what shapes the distribution or watches the text as it
-# comes has no place there.
+# Beam search does not sample: fields that shape the distribution, or watch the text as it is
+# generated, are refused with it.
 _NOT_WITH_BEAMS = (
     *("stream", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("logit_bias", "stop", "min_tokens", "prompt_logprobs", "allowed_token_ids", "bad_words"),
@@ -28,7 +28,7 @@ _NOT_WITH_BEAMS = (
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("regex", "ebnf", "grammar"),
 )
-# Without effect beside the others, and the values that ask for nothing.
+# Fields without effect in beam search, and the values that request nothing.
 _IDLE_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "temperature": (0, 1),
     "top_p": (1,),
@@ -55,7 +55,7 @@ def _read_early(value: Any) -> EarlyStopping | None:
     return value
 
 
-# Not a union of pydantic's: its errors would name the member of the union, not the field.
+# Not a pydantic union: its errors would name the member of the union, not the field.
 Early = Annotated[
     EarlyStopping | None,
     PlainValidator(_read_early),
@@ -64,14 +64,14 @@ Early = Annotated[
 
 
 def _asks(field: str, value: Any) -> bool:
-    """Whether a field that has no place in a beam search asks for anything."""
+    """Whether a field that is refused with beam search requests anything."""
     if field == "repetition_penalty":
         return value not in (None, 1)
     return bool(value) and getattr(value, "type", None) != "text"
 
 
 class ExtraFields(BaseModel):
-    """A mixin: the strictness and the reading are those of the shape it is mixed into."""
+    """A mixin: strictness and parsing are those of the shape it is mixed into."""
 
     deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
     truncate_prompt_tokens: Annotated[int, AfterValidator(_check_kept)] | None = None
@@ -103,10 +103,10 @@ class ExtraFields(BaseModel):
 
     @property
     def beams(self) -> BeamParams | None:
-        """How to search, where beam search is asked for; as wide as ``n``, if it does not say.
+        """The beam search that is requested, if any; its width defaults to ``n``.
 
         Raises:
-            InvalidParameter: ``n`` is no width.
+            InvalidParameter: ``n`` is not a valid width.
         """
         if not self.use_beam_search:
             return None
@@ -117,7 +117,7 @@ class ExtraFields(BaseModel):
         )
 
     def idle_fields(self) -> list[str]:
-        """Names of the fields that ask for something, without effect beside the others."""
+        """Names of fields that request something but have no effect next to the others."""
         idle = dict(_IDLE_WITH_BEAMS if self.use_beam_search else _IDLE_WITHOUT_BEAMS)
         if self.truncate_prompt_tokens is None:
             idle["truncation_side"] = ()

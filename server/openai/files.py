@@ -1,4 +1,4 @@
-"""/v1/files: contents that are uploaded once and referred to by their id."""
+"""/v1/files: contents that are uploaded once and referenced by id."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from server.store.files import FileStore, Order, StoredFile, new_file_id
 router = APIRouter()
 
 UPLOAD_PATH = "/v1/files"
-MAX_FORM_BYTES = 2**20  # of an upload, besides the file itself
+MAX_FORM_BYTES = 2**20  # of an upload without the file itself
 _PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 _MIN_LIFE_S, _MAX_LIFE_S = 3600, 30 * 24 * 3600
 _MAX_LIST = 10_000
@@ -36,7 +36,7 @@ _FIELDS = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]
 
 
 class FileObject(Struct, kw_only=True):
-    """A file, as it is told of."""
+    """A file's description."""
 
     id: str
     object: Literal["file"] = "file"
@@ -60,7 +60,7 @@ class FileList(Struct, kw_only=True):
 
 
 class FileDeleted(Struct, kw_only=True):
-    """The answer to a deletion."""
+    """The response to a deletion."""
 
     id: str
     object: Literal["file"] = "file"
@@ -68,7 +68,7 @@ class FileDeleted(Struct, kw_only=True):
 
 
 def _describe_upload() -> Description:
-    """Of the form, which is read here and not by FastAPI."""
+    """Describe the form, which is read here and not by FastAPI."""
     description = describe(None, FileObject)
     form = {
         "type": "object",
@@ -91,7 +91,7 @@ def _describe_upload() -> Description:
 
 @router.post(UPLOAD_PATH, summary="Upload a file", openapi_extra=_describe_upload())
 async def create_file(request: Request) -> Response:
-    """Keep a file, streamed to the disk as it comes."""
+    """Store a file, streamed to disk as it arrives."""
     state = state_of(request)
     partial = await state.files.new_partial()
     try:
@@ -112,7 +112,7 @@ async def list_files(
     limit: Annotated[int, Query(ge=1, le=_MAX_LIST)] = _MAX_LIST,
     order: Order = "desc",
 ) -> Response:
-    """The caller's files, the newest first unless asked otherwise."""
+    """List the caller's files, by default newest first."""
     store, tenant = state_of(request).files, caller_of(request).tenant
     found = await store.list(tenant, purpose=purpose, after=after, limit=limit + 1, order=order)
     if found is None:
@@ -125,7 +125,7 @@ async def list_files(
     "/v1/files/{file_id}", summary="Describe a file", openapi_extra=describe(None, FileObject)
 )
 async def retrieve_file(request: Request, file_id: str) -> Response:
-    """One of the caller's files."""
+    """Retrieve one of the caller's files."""
     return json_response(_told(await find_file(state_of(request).files, request, file_id)))
 
 
@@ -135,7 +135,7 @@ async def retrieve_file(request: Request, file_id: str) -> Response:
     openapi_extra=describe(None, "application/octet-stream"),
 )
 async def retrieve_file_content(request: Request, file_id: str) -> Response:
-    """The contents of one of the caller's files, as they were uploaded or made."""
+    """The contents of one of the caller's files, as uploaded or generated."""
     store = state_of(request).files
     file = await find_file(store, request, file_id)
     return _Contents(store.path(file), file.num_bytes)
@@ -147,7 +147,7 @@ async def retrieve_file_content(request: Request, file_id: str) -> Response:
     openapi_extra=describe(None, FileDeleted, errors=(409,)),
 )
 async def delete_file(request: Request, file_id: str) -> Response:
-    """Forget one of the caller's files, unless a batch still reads it."""
+    """Delete one of the caller's files, unless a batch still reads it."""
     state = state_of(request)
     file = await find_file(state.files, request, file_id)
     batch_id = await state.batches.reader_of(file.id)
@@ -175,7 +175,7 @@ async def _read(request: Request, path: Path, max_bytes: int) -> Form:
 
 
 def _judge(form: Form, tenant: str) -> StoredFile:
-    """The file that a form makes. Raises ApiError (400)."""
+    """The file described by a form. Raises ApiError (400)."""
     if form.filename is None:
         raise bad_field("file", "is required")
     purpose = form.fields.get("purpose")
@@ -207,7 +207,7 @@ def _life_s(fields: Mapping[str, str]) -> int | None:
 
 
 def check_life_s(seconds: int, param: str) -> int:
-    """``seconds`` if a file may live so long. Raises ApiError (400)."""
+    """Return ``seconds`` if it is a valid lifetime of a file. Raises ApiError (400)."""
     if not _MIN_LIFE_S <= seconds <= _MAX_LIFE_S:
         raise bad_field(param, f"must be between {_MIN_LIFE_S} and {_MAX_LIFE_S}")
     return seconds
@@ -225,7 +225,7 @@ def _told(file: StoredFile) -> FileObject:
 
 
 class _Contents(Response):
-    """A file's contents, read on a thread and no faster than the client takes them."""
+    """A file's contents, read on a thread and no faster than the client receives them."""
 
     media_type = "application/octet-stream"
 

@@ -1,14 +1,14 @@
-"""Grammars in GBNF, the notation of llama.cpp, in Lark's."""
+"""Translation of grammars from GBNF, llama.cpp's notation, to Lark's."""
 
 from __future__ import annotations
 
 from server.errors import bad_field, cut
 
-_MAX_CHARS = 65_536  # the translator walks over each of them
+_MAX_CHARS = 65_536  # bounds the translator's work, which is per character
 
 
 def to_lark(text: str, param: str) -> str:
-    """The same grammar in the notation that is compiled.
+    """Translate a grammar into the notation that is compiled.
 
     Raises:
         ApiError: 400, ``param`` is too long or malformed.
@@ -21,5 +21,5 @@ def to_lark(text: str, param: str) -> str:
         return gbnf_to_lark(text)
     except RecursionError:
         raise bad_field(param, "is nested too deeply") from None
-    except Exception as error:  # the translator's own kinds, and those it trips over
+    except Exception as error:  # its own kinds, and whatever malformed input makes it raise
         raise bad_field(param, f"is not a grammar: {cut(str(error))}") from None

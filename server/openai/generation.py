@@ -1,8 +1,8 @@
-"""The sequences of one API request, from their submission to their ends.
+"""The sequences of one API request, from submission to completion.
 
-The only place that submits, aborts and counts sequences. A :class:`Generation` is a context
-manager: however its block is left, every sequence has ended, its blocks are on their way back,
-and it has been counted as exactly one of finished, failed or aborted.
+The only module that submits, aborts and counts sequences. A :class:`Generation` is a context
+manager: however its block exits, every sequence has ended, its blocks are being freed, and it has
+been counted exactly once, as finished, failed or aborted.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ from server.openai.timings import Timings, timings_of
 from server.state import Model, ServerState
 from server.tracing import TracedRequest
 
-# The engine itself ends what is late. When it says nothing for so long, it hangs or is being
-# restarted, and the client is told without it.
+# The engine itself ends sequences at their deadline. If it reports nothing for this long after, it
+# hangs or is restarting, and the client gets the error without it.
 _DEADLINE_GRACE_S = 1.0
 
 
 class Job(NamedTuple):
-    """A prompt, and what to do with it."""
+    """A prompt and its sampling parameters."""
 
     token_ids: Sequence[int]
     sampling: SamplingParams
-    images: tuple[Image, ...] = ()  # in it
+    images: tuple[Image, ...] = ()  # of the prompt
 
 
 class Choice:
-    """One sequence of a request, as its answer sees it."""
+    """One sequence of a request, as its response sees it."""
 
     __slots__ = (
         "decoder",
@@ -85,12 +85,12 @@ class Choice:
         self.decoder = decoder
         self.stream: RequestStream | None = None
         self.num_tokens = 0
-        self.num_reasoning_tokens = 0  # of them; written by whoever understands the text
+        self.num_reasoning_tokens = 0  # of num_tokens; set by the parser of the text
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []  # of positions 1 and on
-        self.progress: PromptProgress | None = None  # of its prompt, told with the newest step
-        self.first_token_s = 0.0  # when it came; time.monotonic()
+        self.progress: PromptProgress | None = None  # of its prompt, from the newest step
+        self.first_token_s = 0.0  # when it arrived; time.monotonic()
         self.timings: Timings | None = None  # once it has ended
 
 
@@ -101,14 +101,14 @@ class Generation:
     """``n`` continuations of each of some prompts; choice ``prompt * n + i``.
 
     Args:
-        id: the answer's id, under which the sequences are known to the engine; unique.
-        jobs: the prompts and their sampling, which may differ in ``max_tokens`` alone.
-        continuation: the outputs' text goes on after the prompt's, as in completions.
-        caller: whose share of the machine, and of the prefix cache, this is, and until when.
-        shown_special_ids: special tokens that the outputs' text shows in any case.
-        tells_progress: each prompt's first choice is told how far it has come.
-        beams: search for the likeliest texts, instead of sampling any; ``n`` is its width, and the
-            choices of a prompt come as wholes, the likeliest first.
+        id: the response's unique id, under which the engine knows the sequences.
+        jobs: the prompts and their sampling, which may differ only in ``max_tokens``.
+        continuation: the outputs' text continues the prompt's, as in completions.
+        caller: whose quota and prefix cache are used, and the deadline.
+        shown_special_ids: special tokens that are always part of the outputs' text.
+        tells_progress: report the prefill progress of each prompt with its first choice.
+        beams: use beam search instead of sampling, with width ``n``; the choices of a prompt arrive
+            whole, the likeliest first.
 
     Entering raises ApiError (429 beyond the caller's limits, 503 when the queue is full), and
     EngineDead.
@@ -134,7 +134,7 @@ class Generation:
         self._id = id
         self._jobs = jobs
         self._priority = priority
-        # What a tenant's prompts have in common with another's must not show in its latencies.
+        # Tenants share no cached prefixes: latencies would reveal one's prompts to another.
         self._cache_salt = f"{caller.tenant}\0{cache_salt}" if caller.tenant else cache_salt
         self._caller = caller
         self._continuation = continuation
@@ -142,12 +142,13 @@ class Generation:
         self._tells_progress = tells_progress
         self._beams = beams
         self._cached_tokens = 0
-        self._num_drafted = self._num_accepted = 0  # drafts, of the choices that have ended
+        self._num_drafted = self._num_accepted = 0  # draft tokens, of the choices that have ended
         self._charge: Charge | None = None
         self._image_bytes = sum(len(image.pixels) for job in jobs for image in job.images)
         self._late = False
         self._timer: asyncio.TimerHandle | None = None
-        # Of the weights that answer: one that waits while they are exchanged has the new ones.
+        # Of the weights that generate: a request that waits while they are replaced gets the new
+        # ones.
         self.fingerprint = model.info.fingerprint
         self.choices: list[Choice] = []
 
@@ -208,7 +209,7 @@ class Generation:
             self._release(1)
             if isinstance(error, Exception):
                 metrics.failed(choice.request.id, _failure_reason(error))
-            else:  # cancelled, or the consumer stopped early: nobody reads any more
+            else:  # cancelled, or the consumer stopped early: nobody reads any further
                 phase = "decoding" if choice.num_tokens else "waiting"
                 metrics.aborted(choice.request.id, phase)
         if self._charge is not None:
@@ -253,7 +254,7 @@ class Generation:
         )
 
     def _give_up(self) -> None:
-        """The deadline is past, and the engine has not said so."""
+        """End all sequences: the deadline has passed and the engine has not reported it."""
         self._late = True
         for choice in self.choices:
             if choice.finish_reason is None and choice.stream is not None:
@@ -288,13 +289,13 @@ class Generation:
         return choices
 
     async def steps(self) -> AsyncIterator[Step]:
-        """What the choices gained, as it comes, until all have ended.
+        """Yield the new output of the choices as it arrives, until all have ended.
 
-        A consumer that lags finds several engine steps merged into one.
+        A consumer that lags gets several engine steps merged into one.
 
         Raises:
             RequestError: the engine refused the request.
-            RequestFailed: a sequence failed through our own fault.
+            RequestFailed: a sequence failed because of a fault in the server.
             DeadlineExceeded: the caller's deadline has passed.
             EngineDead: the engine is gone.
         """
@@ -308,7 +309,7 @@ class Generation:
             yield [(choice, self._take(choice, await choice.stream.next()))]
 
     async def _interleaved(self) -> AsyncIterator[Step]:
-        """The steps of several choices. One pending ``next()`` a choice, so that each merges."""
+        """The choices' steps, with one pending ``next()`` per choice so that its outputs merge."""
         ready: asyncio.Queue[tuple[Choice, asyncio.Task[RequestOutput]]] = asyncio.Queue()
         pending: set[asyncio.Task[RequestOutput]] = set()
 
@@ -339,7 +340,7 @@ class Generation:
             await asyncio.gather(*pending, return_exceptions=True)
 
     def _take(self, choice: Choice, output: RequestOutput) -> TextDelta:
-        """Decode one output, and settle the choice's accounts when it was the last."""
+        """Decode one output; after the last one, record the choice's totals."""
         metrics = self._state.metrics
         if output.prompt_logprobs:
             choice.prompt_logprobs += output.prompt_logprobs
@@ -365,7 +366,7 @@ class Generation:
                 choice.request.arrival_s, choice.first_token_s, time.monotonic(), output.timings
             )
             if output.finish_reason is None:
-                choice.stream.abort()  # a stop string, which the engine knows nothing of
+                choice.stream.abort()  # a stop string, which the engine does not watch for
             self._release(1)
             if output.timings is not None:
                 self._num_drafted += output.timings.num_draft_tokens
@@ -380,7 +381,7 @@ class Generation:
 
     @property
     def operation(self) -> str:
-        """What OpenTelemetry calls what is done here."""
+        """OpenTelemetry's name for this operation."""
         return "text_completion" if self._continuation else "chat"
 
     @property
@@ -389,7 +390,7 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """Tokens taken in and generated so far."""
+        """Tokens read and generated so far."""
         prompt_tokens = self._prompt_tokens
         completion_tokens = sum(choice.num_tokens for choice in self.choices)
         return Usage(

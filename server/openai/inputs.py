@@ -1,8 +1,8 @@
-"""The shapes of request bodies, validated once at the door.
+"""The shapes of request bodies, validated once on arrival.
 
-Pydantic judges types (strictly: ``"5"`` and ``true`` are not integers) and what only the API
-knows; ranges of sampling values are judged by ``SamplingParams`` itself. A field that is not
-here is accepted, kept in ``model_extra`` and reported: see ``unsupported.py``.
+Pydantic checks types (strictly: ``"5"`` and ``true`` are not integers) and what only the API knows;
+``SamplingParams`` itself checks the ranges of sampling values. Unknown fields are accepted, kept in
+``model_extra`` and reported: see ``unsupported.py``.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _MAX_BAD_WORDS = 256
 _MAX_STOP_CHARS = 4096
 _MAX_SALT = 128
 _MAX_BEST_OF = 20
-_SHOW_IMAGES = ("user", "tool")  # roles whose messages may hold them
+_SHOW_IMAGES = ("user", "tool")  # roles whose messages may hold images
 _NOT_WITH_IMAGES = ("truncate_prompt_tokens", "use_beam_search")
 
-# The tiers that clients name; here there is one, "default".
+# The tiers that clients may name; there is only one here, "default".
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
 
 Prompt = str | list[int]
@@ -58,7 +58,7 @@ def _read_stop(value: Any) -> list[str]:
 
 
 def _read_prompts(value: Any) -> list[Prompt]:
-    """One prompt or several, as text or token ids, as a list of prompts."""
+    """Parse one prompt or several, as text or token ids, into a list of prompts."""
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list) or not value:
@@ -92,7 +92,7 @@ _PROMPTS = {"anyOf": [*_STRINGS["anyOf"], _IDS, {"type": "array", "items": _IDS}
 Stop = Annotated[list[str], PlainValidator(_read_stop), WithJsonSchema(_STRINGS)]
 Prompts = Annotated[list[Prompt], PlainValidator(_read_prompts), WithJsonSchema(_PROMPTS)]
 Salt = Annotated[str, AfterValidator(_check_salt)]
-Label = Annotated[str, Field(max_length=_MAX_LABEL)]  # it asks for nothing
+Label = Annotated[str, Field(max_length=_MAX_LABEL)]  # no effect
 Verbosity = Literal["low", "medium", "high"]
 
 
@@ -103,9 +103,9 @@ class Shape(BaseModel):
 
     @classmethod
     def read(cls, body: dict[str, Any], at: str = "") -> Self:
-        """The request in ``body``. Raises ApiError (400) that names the first field at fault.
+        """Parse ``body``. Raises ApiError (400) that names the first invalid field.
 
-        ``at`` is the place of ``body`` within the request, such as ``input.3.``.
+        ``at`` is the path of ``body`` within the request, such as ``input.3.``.
         """
         try:
             return cls.model_validate(body)
@@ -116,12 +116,12 @@ class Shape(BaseModel):
             raise ApiError(400, message, code="invalid_json") from None
 
     def ignored(self) -> list[str]:
-        """The names of the fields that asked for something and have no effect."""
+        """Names of fields that request something but have no effect."""
         return ignored_params(self.model_extra)
 
 
 class Message(Shape):
-    """One turn of a conversation."""
+    """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content = None
@@ -129,13 +129,13 @@ class Message(Shape):
     tool_calls: list[EarlierCall] | None = None
     tool_call_id: str | None = None
     function_call: EarlierFunction | None = None
-    refusal: str | None = None  # what an assistant said instead of a content
+    refusal: str | None = None  # an assistant's refusal, in place of a content
     reasoning: str | None = None
     reasoning_content: str | None = None
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
-        # Only an assistant may have said nothing: it called tools, refused, or only reasoned.
+        # Only an assistant's content may be empty: it called tools, refused, or only reasoned.
         if self.content is None and self.role != "assistant":
             raise ValueError("content: must be a string or a list of parts")
         if self.images and self.role not in _SHOW_IMAGES:
@@ -144,24 +144,24 @@ class Message(Shape):
 
     @property
     def text(self) -> str | None:
-        """What it says; None where it says nothing."""
+        """The text; None if there is none."""
         return text_of(self.content)
 
     @property
     def images(self) -> dict[int, ImagePart]:
-        """What it shows, by the place among its parts."""
+        """The images, by their index among the parts."""
         if self.content is None or isinstance(self.content, str):
             return {}
         return {i: part for i, part in enumerate(self.content) if isinstance(part, ImagePart)}
 
     @property
     def num_chars(self) -> int:
-        """Characters that a prompt with this message has at least."""
+        """A lower bound of the characters that this message adds to a prompt."""
         calls = (call.function.arguments for call in self.tool_calls or [])
         return len(self.text or "") + sum(map(len, calls))
 
     def for_template(self, answers: AnswerFormat) -> dict[str, Any]:
-        """The message as the chat template of a model with such answers expects it."""
+        """The message as the chat template of a model with this answer format expects it."""
         role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
         content = self.refusal if self.content is None else self.content
         message: dict[str, Any] = {"role": role, "content": for_template(content)}
@@ -177,22 +177,22 @@ class Message(Shape):
         if self.tool_call_id is not None:
             message["tool_call_id"] = answers.past_id(self.tool_call_id)
         reasoning = self.reasoning_content or self.reasoning
-        if reasoning is not None:  # templates know it by either name
+        if reasoning is not None:  # templates use either name
             message |= {"reasoning_content": reasoning, "reasoning": reasoning}
         return message
 
 
 class StreamOptions(Shape):
-    """What a stream tells besides its text."""
+    """What a stream carries besides its text."""
 
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None  # nothing is padded
+    include_obfuscation: bool | None = None  # no padding is added
     continuous_usage_stats: bool | None = None
     include_progress: bool | None = None
 
 
 class FeatureRequest(Shape):
-    """A request that may ask for features which are not there yet, and is then refused."""
+    """A request that may ask for unsupported features, and is then refused."""
 
     @model_validator(mode="before")
     @classmethod
@@ -209,7 +209,7 @@ class ModelRequest(FeatureRequest):
 
 
 class GenerationRequest(ModelRequest, StructuredFields, ExtraFields):
-    """What both generating endpoints take. None means: the default of ``SamplingParams``."""
+    """The fields of both generation endpoints. None means the default of ``SamplingParams``."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -245,7 +245,7 @@ class GenerationRequest(ModelRequest, StructuredFields, ExtraFields):
         return self
 
     def ignored(self) -> list[str]:
-        """As above, those of ``stream_options`` included."""
+        """As above, including those of ``stream_options``."""
         options = None if self.stream_options is None else self.stream_options.model_extra
         named = ignored_params(options, prefix="stream_options.")
         if self.stream_options and self.stream_options.include_obfuscation:
@@ -261,14 +261,14 @@ class GenerationRequest(ModelRequest, StructuredFields, ExtraFields):
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether each chunk of a stream tells the usage so far, besides its end."""
+        """Whether each chunk of a stream carries the usage so far, not only the last."""
         return self.include_usage and bool(
             self.stream_options and self.stream_options.continuous_usage_stats
         )
 
     @property
     def tells_progress(self) -> bool:
-        """Whether a stream tells how far its prompt has come."""
+        """Whether a stream reports the progress of prefill."""
         asked = self.stream_options is not None and self.stream_options.include_progress
         return bool(self.stream and (self.return_progress or asked))
 
@@ -307,7 +307,7 @@ class ChatRequest(GenerationRequest, ToolFields):
         return self
 
     def ignored(self) -> list[str]:
-        """As above, those of the messages and tools included."""
+        """As above, including those of the messages and tools."""
         names = super().ignored() + self.ignored_of_tools()
         for index, message in enumerate(self.messages):
             if message.model_extra:
@@ -325,13 +325,13 @@ class ChatRequest(GenerationRequest, ToolFields):
 
     @property
     def output_limit(self) -> int | None:
-        """Tokens that the answer may have, where the request says it."""
+        """The limit of output tokens, if the request sets one."""
         newer = self.max_completion_tokens
         return self.max_tokens if newer is None else newer
 
     @property
     def echoed(self) -> str:
-        """What the answer begins with: the assistant's last turn, where that is asked for."""
+        """The beginning of the answer: the assistant's last message, if the request echoes it."""
         last = self.messages[-1]
         return (last.text or "") if self.echo and last.role == "assistant" else ""
 
@@ -360,7 +360,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def chooses_best(self) -> bool:
-        """Whether more continuations are sampled than are answered with."""
+        """Whether more continuations are sampled than are returned."""
         return self.best_of is not None and self.best_of > (self.n or 1)
 
 
@@ -398,12 +398,12 @@ def _check_prompt_ending(generation_prompt: bool | None, continue_final: bool | 
 
 
 def _explain(error: ValidationError, at: str) -> ApiError:
-    """The first problem, with the field it concerns in the API's spelling."""
+    """The first problem, with the field's name as the API spells it."""
     problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
     param = at + ".".join(str(part) for part in problem["loc"])
     message = reason(problem)
     if problem["type"] == "value_error" and _names_field(message):
-        # A check over several fields says itself which one is at fault.
+        # A check across several fields names the invalid one itself.
         field, _, message = message.partition(": ")
         param = f"{param.rstrip('.')}.{field}" if param else field
     return bad_field(cut(param.rstrip(".") or "body"), message)

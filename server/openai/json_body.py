@@ -1,9 +1,9 @@
-"""From the bytes of a request body to a JSON object, or to an error that names the cause.
+"""Parsing of a request body's bytes into a JSON object, or an error that names the cause.
 
-msgspec reads nearly every body. What it refuses is read again by the standard library, which is
-slower but keeps what msgspec gives up on (a lone surrogate, a number beyond every range), so
-that the answer can name the field instead of calling the body malformed. It also passes over a byte
-order mark, which tools on Windows put before UTF-8 and RFC 8259 lets a reader ignore.
+msgspec parses nearly every body. A body that it rejects is parsed again by the standard library,
+which is slower but accepts what msgspec does not (a lone surrogate, a number out of range), so that
+the error can name the field instead of calling the body malformed. It also skips a byte order mark,
+which tools on Windows put before UTF-8 and RFC 8259 lets a reader ignore.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def parse_json_body(body: bytes | bytearray) -> dict[str, Any]:
     """The JSON object in ``body``.
 
     Raises:
-        ApiError: 400 ``invalid_json``, or 400 with ``param`` where one value cannot be held.
+        ApiError: 400 ``invalid_json``, or 400 with ``param`` if one value cannot be represented.
     """
     try:
         value = msgspec.json.decode(body)
@@ -36,7 +36,7 @@ def parse_json_body(body: bytes | bytearray) -> dict[str, Any]:
 
 
 def _read_slowly(body: bytes | bytearray) -> Any:
-    """Read what msgspec refused; raises ApiError unless the standard library finds no fault."""
+    """Parse what msgspec rejected. Raises ApiError unless the standard library accepts it."""
     if not body.strip():
         raise ApiError(400, "The body is empty; it must be a JSON object.", code="invalid_json")
     try:
@@ -50,7 +50,7 @@ def _read_slowly(body: bytes | bytearray) -> Any:
     except UnicodeDecodeError:
         raise ApiError(400, "The body is not valid UTF-8.", code="invalid_json") from None
     except ValueError as error:
-        reason = str(error)  # with line and column, where they are known
+        reason = str(error)  # with line and column, if known
         message = f"The body is not valid JSON: {reason}"
         raise ApiError(400, message, code="invalid_json") from None
     return value
@@ -61,12 +61,12 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _read_int(digits: str) -> int | float:
-    # Standing in for the number, to be found and named by _unusable.
+    # A placeholder for the number, which _unusable finds and names.
     return int(digits) if len(digits) <= _MAX_DIGITS else math.inf
 
 
 def _unusable(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Paths (``messages.0.content``) of values that no field can hold, and why."""
+    """Paths (``messages.0.content``) of values that no field can represent, and why."""
     if isinstance(value, str):
         if not _is_unicode(value):
             yield path, "holds half of a surrogate pair, which is not text"

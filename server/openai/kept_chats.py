@@ -1,4 +1,4 @@
-"""What is kept of a chat completion with ``store``: the answer, what it answers, and how."""
+"""Chat completions stored with ``store``: the request's messages and settings, the response."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from server.store.database import Database, StoreError
 
 
 class StoredChatCompletion(ChatCompletion, kw_only=True):
-    """A chat completion as it was answered, with what was asked for."""
+    """A chat completion as it was returned, with the request's settings."""
 
     temperature: float
     top_p: float
@@ -33,13 +33,13 @@ class StoredChatCompletion(ChatCompletion, kw_only=True):
 
 
 class StoredMessage(Struct, kw_only=True):
-    """A message that a stored chat completion answers."""
+    """A message of a stored chat completion's request."""
 
-    id: str = ""  # made of the completion's and of the message's place
+    id: str = ""  # derived from the completion's id and the message's position
     role: str
     content: str | None
     name: str | None = None
-    # With images; parts of text alone are joined by newlines when they come in.
+    # If there are images; parts that are only text are joined by newlines on arrival.
     content_parts: list[dict[str, Any]] | None = None
     refusal: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
@@ -53,7 +53,7 @@ _decode_message = msgspec.json.Decoder(StoredMessage).decode
 
 
 class ChatKeeper:
-    """Keeps the answer to one request, for the tenant who sent it."""
+    """Stores the response to one request for its tenant."""
 
     def __init__(
         self, database: Database, tenant: str, body: ChatRequest, sampling: SamplingParams
@@ -64,7 +64,7 @@ class ChatKeeper:
         self._sampling = sampling
 
     async def keep(self, answer: ChatCompletion) -> bool:
-        """Whether the answer is kept. It is given all the same where the storage fails."""
+        """Store the response and return whether that succeeded; the client gets it in any case."""
         chat = StoredChat(
             id=answer.id,
             tenant=self._tenant,
@@ -75,7 +75,7 @@ class ChatKeeper:
         )
         try:
             await self._store.add(chat, [to_json(_kept(each)) for each in self._body.messages])
-        except StoreError:  # it has been logged
+        except StoreError:  # already logged
             return False
         return True
 
@@ -95,14 +95,14 @@ class ChatKeeper:
 
 
 def read_chat(stored: StoredChat) -> StoredChatCompletion:
-    """A completion as it was kept, with the labels that it has now."""
+    """A stored completion, with its current labels."""
     chat = _decode(stored.body)
     chat.metadata = dict(stored.metadata)
     return chat
 
 
 def read_message(chat_id: str, position: int, body: bytes) -> StoredMessage:
-    """A message as it was kept."""
+    """A stored message."""
     message = _decode_message(body)
     message.id = f"{chat_id}-{position}"
     return message

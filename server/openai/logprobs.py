@@ -1,4 +1,4 @@
-"""Logprobs in the API's two shapes: chat's nested one, and the completions' parallel lists."""
+"""Logprobs in the API's two shapes: chat's nested lists, and the completions' parallel lists."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from server.openai.outputs import (
 
 
 def chat_logprobs(entries: Sequence[Entry], *, as_ids: bool = False) -> ChatLogprobs:
-    """``choices[].logprobs`` of a chat answer, or of a chunk of one.
+    """``choices[].logprobs`` of a chat response, or of a chunk of one.
 
-    The token or stop string that ended the answer is not part of its content, nor told here.
-    With ``as_ids`` a token is called ``token_id:N``; its bytes are its own all the same.
+    The token or stop string that ended the output is not part of the content, and is left out. With
+    ``as_ids`` a token is named ``token_id:N``; ``bytes`` are still those of its text.
     """
     name = _id_of if as_ids else _text_of
     return ChatLogprobs(
@@ -47,14 +47,14 @@ def completion_logprobs(
 ) -> CompletionLogprobs:
     """``choices[].logprobs`` of a completion.
 
-    Every token is told, also one that ended the text, so that the lists are as long as the token
-    counts in ``usage``: evaluation harnesses slice them by token. The token itself is always in
-    its own dict, with the very float of ``token_logprobs``.
+    Every token is included, also one that ended the text, so that the lists are as long as the
+    token counts in ``usage``: evaluation harnesses slice them by token. The token itself is always
+    in its own dict, with the same float as in ``token_logprobs``.
 
     Args:
-        entries: tokens of the prompt (where echoed), then of the output.
+        entries: tokens of the prompt (if echoed), then of the output.
         offset: added to text offsets.
-        as_ids: call a token ``token_id:N`` instead of by its text.
+        as_ids: name a token ``token_id:N`` instead of by its text.
     """
     name = _id_of if as_ids else _text_of
     return CompletionLogprobs(
@@ -101,6 +101,6 @@ def _by_name(entry: Entry, name: Name) -> dict[str, float] | None:
         return None
     by_name = {name(entry): entry.logprob}
     for top in entry.top:
-        # Two tokens may decode alike: the likelier one is kept.
+        # Two tokens may decode to the same text: the likelier one is kept.
         by_name[name(top)] = max(top.logprob, by_name.get(name(top), top.logprob))
     return by_name

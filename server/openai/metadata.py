@@ -1,4 +1,4 @@
-"""The labels that clients put on what is stored for them, within OpenAI's bounds."""
+"""The labels that clients attach to stored objects, within OpenAI's limits."""
 
 from __future__ import annotations
 

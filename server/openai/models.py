@@ -16,7 +16,7 @@ router = APIRouter()
 
 @router.get("/v1/models", summary="List the models", openapi_extra=describe(None, ModelList))
 async def list_models(request: Request) -> Response:
-    """The names under which the model is served."""
+    """List the names under which models are served."""
     state = state_of(request)
     model = await state.model()
     cards = [_card(model, name) for name in model.names]
@@ -24,14 +24,14 @@ async def list_models(request: Request) -> Response:
     return json_response(ModelList(data=cards))
 
 
-# A name may hold a slash, as in org/name.
+# A name may contain a slash, as in org/name.
 @router.get(
     "/v1/models/{model_id:path}",
     summary="Describe a model",
     openapi_extra=describe(None, ModelCard),
 )
 async def retrieve_model(request: Request, model_id: str) -> Response:
-    """One of the names under which the model is served."""
+    """Retrieve one of the served models."""
     state = state_of(request)
     model = await state.model()
     for served in state.adapters:

@@ -1,7 +1,7 @@
-"""The shapes of answers, encoded by msgspec. Keys are those of the OpenAI specification.
+"""The shapes of responses, encoded by msgspec. Keys are those of the OpenAI specification.
 
-Extras: ``stop_reason`` (the stop string or stop token id behind a finish reason), and where they
-were asked for ``prompt_logprobs``, ``prompt_token_ids`` and ``token_ids``.
+Extras: ``stop_reason`` (the stop string or stop token id behind a finish reason) and, on request,
+``prompt_logprobs``, ``prompt_token_ids`` and ``token_ids``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ class PromptTokensDetails(Struct):
 
 
 class CompletionTokensDetails(Struct):
-    """Part of ``usage``. Drafts are told of where there were any; the refused ones are not among
-    the completion tokens.
+    """Part of ``usage``.
+
+    Draft tokens are reported if there were any; rejected ones are not completion tokens.
     """
 
     reasoning_tokens: int = 0
@@ -33,7 +34,7 @@ class CompletionTokensDetails(Struct):
 
 
 class Usage(Struct):
-    """Tokens taken in and generated."""
+    """Tokens read and generated."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -43,7 +44,7 @@ class Usage(Struct):
 
 
 class TopLogprob(Struct):
-    """A likely token at a position; ``bytes`` are its own, also for a part of a character."""
+    """A likely token at a position; ``bytes`` are its own, even if it is part of a character."""
 
     token: str
     logprob: float
@@ -51,7 +52,7 @@ class TopLogprob(Struct):
 
 
 class TokenLogprob(Struct):
-    """A token of a chat answer."""
+    """A token of a chat response."""
 
     token: str
     logprob: float
@@ -60,7 +61,7 @@ class TokenLogprob(Struct):
 
 
 class ChatLogprobs(Struct):
-    """The tokens of a chat answer's content."""
+    """The tokens of a chat response's content."""
 
     content: list[TokenLogprob]
     refusal: None = None
@@ -76,7 +77,7 @@ class CompletionLogprobs(Struct):
 
 
 class PromptLogprob(Struct):
-    """A token that could stand at a position of the prompt."""
+    """A candidate token at a position of the prompt."""
 
     logprob: float
     rank: int
@@ -87,14 +88,14 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class FunctionCall(Struct):
-    """What a call calls; ``arguments`` is JSON text."""
+    """The function and its arguments, which are JSON text."""
 
     name: str
     arguments: str
 
 
 class ToolCall(Struct, kw_only=True):
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     type: Literal["function"] = "function"
@@ -102,7 +103,7 @@ class ToolCall(Struct, kw_only=True):
 
 
 class ChatMessage(Struct, kw_only=True):
-    """A chat answer's message."""
+    """A chat response's message."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -126,18 +127,18 @@ class ChatChoice(Struct):
 
 
 class PromptProgressTold(Struct, kw_only=True):
-    """How far a prompt has come, by llama.cpp's names; ``processed`` of ``total`` is done."""
+    """Progress of a prompt, by llama.cpp's names; ``processed`` of ``total`` tokens are done."""
 
-    index: int  # which of the request's prompts
+    index: int  # of the request's prompts
     total: int
-    cache: int  # tokens found in the cache, which are among those processed
+    cache: int  # tokens found in the cache, included in processed
     processed: int
     time_ms: int  # since its first step
-    queue_position: int | None  # how many come before it; null where it waits no longer
+    queue_position: int | None  # requests ahead of it; null once it no longer waits
 
 
 class ChatCompletion(Struct, kw_only=True):
-    """The answer of /v1/chat/completions."""
+    """The response of /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -149,7 +150,7 @@ class ChatCompletion(Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     store: Literal[False] | UnsetType = UNSET
-    service_tier: Literal["default"] | UnsetType = UNSET  # told to who names one
+    service_tier: Literal["default"] | UnsetType = UNSET  # if the request names one
 
 
 class CompletionChoice(Struct, kw_only=True):
@@ -167,7 +168,7 @@ class CompletionChoice(Struct, kw_only=True):
 
 
 class Completion(Struct, kw_only=True):
-    """The answer of /v1/completions; on a stream, each of its chunks."""
+    """The response of /v1/completions; on a stream, each of its chunks."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -180,14 +181,14 @@ class Completion(Struct, kw_only=True):
 
 
 class FunctionCallDelta(Struct, omit_defaults=True):
-    """What a chunk adds to a call: the name with its first, then pieces of the arguments."""
+    """A chunk's addition to a call: the first has the name, the others pieces of the arguments."""
 
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
 
 
 class ToolCallDelta(Struct, kw_only=True):
-    """What a chunk adds to a call; all but ``index`` and arguments come with its first alone."""
+    """A chunk's addition to a call; the first alone has more than ``index`` and arguments."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -196,7 +197,7 @@ class ToolCallDelta(Struct, kw_only=True):
 
 
 class Delta(Struct, omit_defaults=True):
-    """What a chunk adds to a chat answer's message."""
+    """A chunk's addition to a chat response's message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -243,19 +244,19 @@ class ModelCard(Struct, kw_only=True):
     created: int
     max_model_len: int
     root: str
-    parent: str | None = None  # of an adapter: the model it adapts
+    parent: str | None = None  # of an adapter: its base model
     owned_by: str = "quire"
 
 
 class ModelList(Struct, kw_only=True):
-    """The answer of /v1/models."""
+    """The response of /v1/models."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
 class Tokenized(Struct):
-    """The answer of /tokenize."""
+    """The response of /tokenize."""
 
     count: int
     max_model_len: int
@@ -264,7 +265,7 @@ class Tokenized(Struct):
 
 
 class Detokenized(Struct):
-    """The answer of /detokenize."""
+    """The response of /detokenize."""
 
     prompt: str
 
@@ -278,10 +279,10 @@ def to_json(value: Any) -> bytes:
 
 
 class TextEvents:
-    """Events that differ in one text alone: all else is encoded once.
+    """Events that differ in one text only: everything else is encoded once.
 
     Args:
-        sample: the event's JSON with ``MARK`` in the place of the text.
+        sample: the event's JSON with ``MARK`` in place of the text.
     """
 
     MARK = "\0text\0"
@@ -295,5 +296,5 @@ class TextEvents:
 
 
 def to_event(value: Any) -> bytes:
-    """``value`` as one server-sent event. JSON holds no newline, so one ``data:`` line does."""
+    """``value`` as one server-sent event. JSON has no newlines, so one ``data:`` line suffices."""
     return b"data: %b\n\n" % _encode(value)

@@ -1,4 +1,4 @@
-"""Pages of lists, as all listing routes have them."""
+"""Pagination, the same for all listing routes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class _Listed(Protocol):
 
 
 def make_page(page: Callable[..., P], data: Sequence[_Listed], *, has_more: bool) -> P:
-    """A page of its own type, with the ids that the next and the one before begin from.
+    """A page of the given type, with the ids from which its neighbours begin.
 
     Args:
         page: made from ``data``, ``first_id``, ``last_id`` and ``has_more``.
-        data: what it lists.
-        has_more: whether something comes behind it.
+        data: the items of the page.
+        has_more: whether more items follow.
     """
     return page(
         data=data,

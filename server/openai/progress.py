@@ -1,4 +1,4 @@
-"""How far prompts have come, in chunks of a stream that asked for it."""
+"""Prefill progress, in chunks of a stream that requested it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from server.openai.outputs import PromptProgressTold
 
 
 def progress_of(choice: Choice) -> PromptProgressTold | None:
-    """What the newest step has told of a choice's prompt; None: nothing."""
+    """The newest progress of a choice's prompt; None if the step reported none."""
     progress = choice.progress
     if progress is None:
         return None

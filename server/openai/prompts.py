@@ -1,4 +1,4 @@
-"""The token ids of what a request sends: completions' prompts, and the cut of a long one."""
+"""Token ids of completions' prompts, and truncation of long ones."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from server.text.infill import Infill
 
 
 async def encode_prompts(body: CompletionRequest, model: Model) -> list[list[int]]:
-    """Token ids of each prompt of a completion request, before any cut.
+    """Token ids of each prompt of a completion request, before truncation.
 
     Raises:
-        ApiError: 400, an id outside the vocabulary, or a suffix that the model cannot lead up to.
+        ApiError: 400, an id outside the vocabulary, or a suffix and a model without infill.
         ContextLengthExceeded: a text is longer than any context.
     """
     prompts: list[Prompt] = body.prompt
@@ -39,7 +39,7 @@ async def encode_prompts(body: CompletionRequest, model: Model) -> list[list[int
 
 
 def middle_of(model: Model) -> Infill:
-    """How the model fills in the middle. Raises ApiError (400) where it cannot."""
+    """The model's fill-in-the-middle format. Raises ApiError (400) if it has none."""
     infill = Infill.of(model.tokenizer)
     if infill is None:
         problem = "cannot be served: this model's vocabulary has no tokens for filling in a middle"
@@ -56,12 +56,12 @@ async def _encode_around(prompts: list[Prompt], suffix: str, model: Model) -> li
 def cut_prompt(
     ids: Sequence[int], fields: ExtraFields, max_tokens: int, info: EngineInfo
 ) -> list[int]:
-    """``ids``, cut as ``truncate_prompt_tokens`` asks.
+    """``ids``, truncated as ``truncate_prompt_tokens`` asks.
 
     Args:
         ids: the whole prompt.
         fields: the request's.
-        max_tokens: of the output, for which -1 leaves room.
+        max_tokens: of the output; -1 leaves room for these.
         info: of the model.
 
     Raises:

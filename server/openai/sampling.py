@@ -1,4 +1,4 @@
-"""From the API's fields to ``SamplingParams``, judged against the model that will serve them."""
+"""Conversion of the API's fields to ``SamplingParams``, validated against the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server.state import Model
 
 DEFAULT_COMPLETION_TOKENS = 16
 
-# Fields that mean the same on both sides.
+# Fields with the same meaning on both sides.
 _SHARED = (
     "temperature",
     "top_p",
@@ -34,10 +34,10 @@ _SHARED = (
 
 
 def chat_sampling(body: ChatRequest, prompt_len: int, model: Model) -> SamplingParams:
-    """The sampling of a chat request; without a limit it may use what the context leaves.
+    """The sampling of a chat request; without a limit, the output may fill the context.
 
     Raises:
-        ApiError: 400, a field does not suit the model, or the context is too short.
+        ApiError: 400, a field is invalid for the model, or the context is too short.
         InvalidParameter: a value is out of range.
     """
     field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
@@ -54,17 +54,17 @@ def completion_sampling(
 ) -> SamplingParams:
     """The sampling of one prompt of a completion request; the limit is 16 tokens by default.
 
-    With ``echo``, ``logprobs`` asks for the prompt's too. With ``best_of``, so many continuations
-    are sampled, and their logprobs are told, by which the best are chosen.
+    With ``echo``, ``logprobs`` includes the prompt's tokens. With ``best_of``, that many
+    continuations are sampled, and their logprobs are computed to choose the best.
 
     Args:
         body: the request.
         prompt_len: tokens of the prompt.
-        model: that will serve it.
-        stop_token_ids: tokens that end it besides those that the request names.
+        model: serves the request.
+        stop_token_ids: stop tokens in addition to the request's.
 
     Raises:
-        ApiError: 400, a field does not suit the model, or the context is too short.
+        ApiError: 400, a field is invalid for the model, or the context is too short.
         InvalidParameter: a value is out of range.
     """
     limit = body.max_tokens
@@ -80,7 +80,7 @@ def completion_sampling(
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
-    """Raise ApiError (400) unless every id is one of the vocabulary's."""
+    """Raise ApiError (400) unless every id is in the vocabulary."""
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
         raise bad_field(param, f"token ids must be between 0 and {vocab_size - 1}")
 
@@ -124,7 +124,7 @@ def _logit_bias(biases: dict[str, float], vocab_size: int) -> dict[int, float]:
 def _check_context(
     prompt_len: int, limit: int | None, info: EngineInfo, *, prompt_param: str, limit_param: str
 ) -> None:
-    """Raise ApiError (400) unless the prompt, and the output asked for, fit the context."""
+    """Raise ApiError (400) unless the prompt and the requested output fit the context."""
     if limit is not None and not 0 <= limit < 2**31:
         raise bad_field(limit_param, "must be a positive integer below 2^31")
     context = info.max_model_len
@@ -136,6 +136,6 @@ def _check_context(
         wanted = f"the prompt has {prompt_len} and '{limit_param}' asks for {limit}"
     else:
         return
-    # Clients that shorten what they send look for these words, which are OpenAI's.
+    # Clients that shorten their prompts match this wording, which is OpenAI's.
     message = f"This model's maximum context length is {context} tokens, and {wanted}."
     raise ApiError(400, message, param=param, code="context_length_exceeded")

@@ -1,8 +1,8 @@
-"""The OpenAPI document: our shapes are described as such, though FastAPI does not parse them.
+"""The OpenAPI document, with our own shapes, which FastAPI does not parse.
 
-Bodies are parsed by ``endpoint.read_request``, which names the field at fault the way the API
-does; answers are msgspec structs. A route tells both with :func:`describe`, and the document
-collects them from the routes: there is no list to be kept.
+``endpoint.read_request`` parses bodies, to name the invalid field as the API does; responses are
+msgspec structs. Each route declares both with :func:`describe`, and the document is collected from
+the routes, so there is no list to maintain.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from server.openai.deadline import HEADER as DEADLINE_HEADER
 from server.openai.deadline import MAX_DEADLINE_MS
 
 _REF = "#/components/schemas/"
-# What any route may answer: the connection, the guards and the end of the server come before it.
+# Any route may answer these: they come from the connection, the guards and the shutdown.
 _ALWAYS = (400, 408, 413, 415, 431, 500, 503)
 _WITH_KEYS = (401, 403, 429)
 _ERROR = {"$ref": _REF + "Error"}
@@ -46,7 +46,7 @@ _DEADLINE = {
 
 
 class Description(dict[str, Any]):
-    """A route's ``openapi_extra``, with the shapes that it refers to."""
+    """A route's ``openapi_extra``, with the shapes that it references."""
 
     def __init__(self, operation: dict[str, Any], shapes: Iterable[type]) -> None:
         super().__init__(operation)
@@ -63,19 +63,19 @@ def describe(
     errors: Collection[int] = (),
     error: type[msgspec.Struct] | None = None,
 ) -> Description:
-    """The part of an operation's description that FastAPI cannot see (``openapi_extra``).
+    """The part of an operation's description that FastAPI cannot infer (``openapi_extra``).
 
     Args:
-        body: the shape of the JSON body; None where there is none, or FastAPI reads it.
-        answer: the shape of the JSON answer, or several, or the media type of one that is not
+        body: the shape of the JSON body; None if there is none, or FastAPI reads it.
+        answer: the shape of the JSON response, or several, or the media type of one that is not
             JSON.
-        chunk: the shape of what a stream's events hold, or several, where the route can stream.
-        typed: whether the events have names, errors among them. Otherwise an error is an event that
-            holds its body, and ``[DONE]`` comes last.
-        body_required: whether the body may not be left out.
-        errors: statuses besides those that any route may answer, such as 404 and 409. A route
-            that names a model has 404 by itself, and so has one with a parameter in its path.
-        error: the shape of an error's body; OpenAI's when left out.
+        chunk: the shape of the data in a stream's events, or several, if the route can stream.
+        typed: whether events are named, including errors. Otherwise an error is an event that holds
+            its body, and ``[DONE]`` comes last.
+        body_required: whether the body may not be omitted.
+        errors: statuses besides those of every route, such as 404 and 409. A route that names a
+            model, or has a parameter in its path, gets 404 automatically.
+        error: the shape of an error's body; OpenAI's by default.
     """
     told = [*_members(answer), *_members(chunk)]
     shapes = [shape for shape in (body, error, *told) if isinstance(shape, type)]
@@ -110,12 +110,12 @@ def describe(
 
 
 def install(app: FastAPI, routers: Iterable[APIRouter], *, with_keys: bool) -> None:
-    """Make ``app.openapi()`` describe the routes of ``routers`` with the shapes they carry.
+    """Make ``app.openapi()`` describe the routes of ``routers`` with their shapes.
 
     Args:
         app: the application that has the routers.
-        routers: whose routes are described by :func:`describe`.
-        with_keys: whether the server asks for keys.
+        routers: their routes are described by :func:`describe`.
+        with_keys: whether the server requires keys.
     """
     shapes = [
         shape
@@ -146,7 +146,7 @@ def install(app: FastAPI, routers: Iterable[APIRouter], *, with_keys: bool) -> N
 
 
 def _schemas(shapes: Iterable[type]) -> dict[str, Any]:
-    """JSON schemas by name, of the shapes and what they are made of."""
+    """JSON schemas by name, of the shapes and everything they refer to."""
     unique = dict.fromkeys(shapes)
     models = [shape for shape in unique if issubclass(shape, BaseModel)]
     structs = [shape for shape in unique if not issubclass(shape, BaseModel)]
@@ -158,9 +158,9 @@ def _schemas(shapes: Iterable[type]) -> dict[str, Any]:
 
 
 def _complete(path: str, operation: dict[str, Any], *, with_keys: bool) -> None:
-    """What follows from a route's path and from the server's settings."""
+    """Fill in what follows from a route's path and from the server's settings."""
     answers = operation.setdefault("responses", {})
-    answers.pop("422", None)  # what FastAPI finds wrong with a parameter is a 400 here
+    answers.pop("422", None)  # FastAPI's error for an invalid parameter is a 400 here
     statuses: set[int] = set(_ALWAYS)
     if "{" in path:
         statuses.add(404)
@@ -181,7 +181,7 @@ def _error(status: int, schema: dict[str, str]) -> dict[str, Any]:
 
 
 def _event(shapes: Iterable[type], *, typed: bool) -> dict[str, Any]:
-    """One event of a stream by its fields, of which ``data`` is JSON in a string."""
+    """One event of a stream by its fields; ``data`` is a string of JSON."""
     held = [_ref(shape) for shape in shapes]
     if not typed:
         held.append(_ERROR)
@@ -195,7 +195,7 @@ def _event(shapes: Iterable[type], *, typed: bool) -> dict[str, Any]:
 
 
 def _members(shapes: Any) -> tuple[Any, ...]:
-    """Those of a union; one alone is its own."""
+    """The members of a union; any other type is its only member."""
     return get_args(shapes) or (shapes,)
 
 

@@ -1,7 +1,7 @@
-"""Server-sent events: one write for each step of a stream, and none ahead of a slow client.
+"""Server-sent events: one write per step of a stream, paced by the client.
 
-The next step is awaited only when the transport has taken the last one, and a stream that is not
-asked merges its steps; so a client that lags costs one step's text and the transport's buffer.
+The next step is awaited only after the transport has taken the last one, and an unread stream
+merges its steps, so a slow client costs one step's text and the transport's buffer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Ending(Protocol):
-    """How an API's streams end: with what, and how an error is told after the first event."""
+    """The end of an API's streams: the closing event, and errors after the first event."""
 
     end: bytes
 
@@ -34,7 +34,7 @@ class Ending(Protocol):
 
 
 class DoneEnding:
-    """OpenAI's chunk streams: an event that holds the error's body; ``[DONE]`` in any case."""
+    """OpenAI's chunk streams: an error is an event with its body; ``[DONE]`` always comes last."""
 
     end = DONE
 
@@ -46,9 +46,9 @@ class DoneEnding:
 class EventStream(Response):
     """A response whose body is ``events``, each item one or more whole events.
 
-    The status is sent with the first events, so that what goes wrong before them is still
-    answered by a status of its own. After them, an error is an event, as ``ending`` writes it.
-    While nothing is to tell, a comment line is sent every ``heartbeat_s`` seconds.
+    The status is sent with the first events, so that an error before them still gets a status of
+    its own. A later error is an event, written by ``ending``. While there is nothing to send, a
+    comment line is sent every ``heartbeat_s`` seconds.
     """
 
     media_type = "text/event-stream"
@@ -65,7 +65,7 @@ class EventStream(Response):
         self.background = None
         self.init_headers(headers)
         self.headers["cache-control"] = "no-cache"
-        self.headers["x-accel-buffering"] = "no"  # proxies are to pass events on as they come
+        self.headers["x-accel-buffering"] = "no"  # proxies should pass events on as they come
         del self.headers["content-length"]
         self._events = events
         self._heartbeat_s = heartbeat_s
@@ -73,8 +73,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events. Raises ClientGone, and what ``events`` raises before its first."""
-        # In a task of its own, which wakes for each step of the stream: this one would be resumed
-        # through every middleware around it, some thirty calls deep. Cancelling it cancels both.
+        # A task of its own wakes for each step of the stream. This one would be resumed through
+        # every middleware around it, some thirty calls deep. Cancelling it cancels both.
         await asyncio.create_task(self._stream(scope, receive, send))
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,7 +113,7 @@ class EventStream(Response):
 class _Writer:
     """Sends the head of a response before its first bytes.
 
-    Two tasks write, the stream's and the heartbeat's; the lock keeps the head first.
+    Both the stream's task and the heartbeat's write; the lock keeps the head first.
     """
 
     def __init__(self, response: EventStream, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""/v1/chat/completions below its POST: the completions that were made with ``store``."""
+"""/v1/chat/completions below its POST: the completions stored with ``store``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Order = Annotated[Literal["asc", "desc"], Query(description="Oldest or newest fi
 
 
 class ChatUpdate(Shape):
-    """The labels that a stored completion is to have, in the place of all others."""
+    """The labels that replace all of a stored completion's labels."""
 
     metadata: Metadata | None
 
@@ -51,7 +51,7 @@ class ChatCompletionList(Struct, kw_only=True):
 
 
 class StoredMessageList(Struct, kw_only=True):
-    """A page of the messages that a stored completion answers."""
+    """A page of the messages of a stored completion's request."""
 
     object: Literal["list"] = "list"
     data: list[StoredMessage]
@@ -61,7 +61,7 @@ class StoredMessageList(Struct, kw_only=True):
 
 
 class ChatCompletionDeleted(Struct, kw_only=True):
-    """The answer of a deletion."""
+    """The response to a deletion."""
 
     id: str
     object: Literal["chat.completion.deleted"] = "chat.completion.deleted"
@@ -69,7 +69,7 @@ class ChatCompletionDeleted(Struct, kw_only=True):
 
 
 def _describe_list() -> Description:
-    """The filter by labels has a name for each of them, which FastAPI cannot tell."""
+    """Describe the filter by labels: one parameter per label, which FastAPI cannot express."""
     description = describe(None, ChatCompletionList)
     labels = {"type": "object", "additionalProperties": {"type": "string"}}
     description["parameters"] = [
@@ -90,7 +90,7 @@ async def list_chat_completions(
     limit: Limit = 20,
     order: Order = "asc",
 ) -> Response:
-    """The caller's stored completions, the oldest first unless asked otherwise."""
+    """List the caller's stored completions, by default oldest first."""
     found = await _store(request).list(
         caller_of(request).tenant,
         model=model,
@@ -111,7 +111,7 @@ async def list_chat_completions(
     openapi_extra=describe(None, StoredChatCompletion),
 )
 async def retrieve_chat_completion(completion_id: str, request: Request) -> Response:
-    """One of the caller's stored completions."""
+    """Retrieve one of the caller's stored completions."""
     return json_response(read_chat(await _find(request, completion_id)))
 
 
@@ -121,7 +121,7 @@ async def retrieve_chat_completion(completion_id: str, request: Request) -> Resp
     openapi_extra=describe(ChatUpdate, StoredChatCompletion),
 )
 async def update_chat_completion(completion_id: str, request: Request) -> Response:
-    """Give a stored completion other labels, in the place of all that it has."""
+    """Replace all labels of a stored completion."""
     body, headers = await read_request(request, ChatUpdate)
     tenant = caller_of(request).tenant
     chat = await _store(request).relabel(completion_id, tenant, body.metadata or {})
@@ -136,7 +136,7 @@ async def update_chat_completion(completion_id: str, request: Request) -> Respon
     openapi_extra=describe(None, ChatCompletionDeleted),
 )
 async def delete_chat_completion(completion_id: str, request: Request) -> Response:
-    """Forget one of the caller's stored completions."""
+    """Delete one of the caller's stored completions."""
     if not await _store(request).delete(completion_id, caller_of(request).tenant):
         _not_found(completion_id)
     return json_response(ChatCompletionDeleted(id=completion_id))
@@ -154,7 +154,7 @@ async def list_chat_messages(
     limit: Limit = 20,
     order: Order = "asc",
 ) -> Response:
-    """The messages of the request, in their order unless asked otherwise."""
+    """List the request's messages, by default in their order."""
     chat = await _find(request, completion_id)
     position: int | None = None
     if after is not None:
@@ -174,7 +174,7 @@ def _store(request: Request) -> ChatStore:
 
 
 def _labels(request: Request) -> dict[str, str]:
-    """The labels that a list is asked for. Raises ApiError (400) where one is asked for twice."""
+    """The labels to filter a list by. Raises ApiError (400) if one is repeated."""
     labels: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         match = _LABEL.fullmatch(name)

@@ -1,4 +1,4 @@
-"""Structured output: the fields that ask for it, and the one grammar they come to.
+"""Structured output: the fields that request it, and the grammar that results.
 
 response_format        OpenAI's: text, json_object, json_schema
 structured_outputs     vLLM's: one of json, json_object, regex, choice, grammar
@@ -32,7 +32,7 @@ class _Part(BaseModel):
 
 
 class JsonSchemaFormat(_Part):
-    """The schema of an answer, as OpenAI wraps it."""
+    """The schema of a response, as OpenAI wraps it."""
 
     name: Annotated[str, Field(pattern=FORMAT_NAME)]
     description: str | None = None
@@ -45,7 +45,7 @@ class ResponseFormat(_Part):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
-    # llama.cpp's: of a json_object.
+    # llama.cpp's place for the schema of a json_object.
     definition: Annotated[Schema | None, Field(alias="schema")] = None
 
     @model_validator(mode="after")
@@ -59,7 +59,7 @@ class ResponseFormat(_Part):
         return self
 
     def grammar(self) -> Grammar | None:
-        """What it holds the text to."""
+        """The grammar of this format, if any."""
         if self.type == "text":
             return None
         schema = self.definition if self.json_schema is None else self.json_schema.definition
@@ -84,7 +84,7 @@ class StructuredOutputs(_Part):
         return self
 
     def to_grammar(self) -> Grammar:
-        """What it holds the text to."""
+        """The grammar of the field that is set."""
         if self.json_ is not None:
             return _of_schema(self.json_)
         if self.regex is not None:
@@ -95,7 +95,7 @@ class StructuredOutputs(_Part):
 
 
 class StructuredFields(BaseModel):
-    """A mixin of the fields of a generating request that ask for structured output."""
+    """A mixin with a generation request's fields for structured output."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -108,7 +108,7 @@ class StructuredFields(BaseModel):
     grammar: str | None = None
 
     def ignored_options(self) -> list[str]:
-        """Names of what these fields hold and has no effect."""
+        """Names of what these fields contain that has no effect."""
         names: list[str] = []
         if self.response_format is not None:
             names += ignored_params(self.response_format.model_extra, "response_format.")
@@ -121,19 +121,20 @@ class StructuredFields(BaseModel):
 
 
 class Held(NamedTuple):
-    """What a request is held to."""
+    """The grammar that constrains a request's output."""
 
     grammar: Grammar
-    param: str  # the field that asked for it
+    param: str  # the field that requested it
 
 
 def held_to(body: StructuredFields) -> Held | None:
-    """The grammar that a request asks for; None where it asks for none.
+    """The grammar that a request asks for, if any.
 
-    Two fields may ask for the same: so do clients that write to servers of several generations.
+    Two fields may request the same grammar: clients that support servers of several generations
+    send both.
 
     Raises:
-        ApiError: 400, two fields ask for two, or a grammar cannot be translated.
+        ApiError: 400, two fields request different grammars, or a grammar cannot be translated.
     """
     asked: dict[str, Grammar | None] = {
         "response_format": body.response_format and body.response_format.grammar(),
@@ -165,5 +166,5 @@ def _of_choices(choices: list[str]) -> Grammar:
 
 
 def _of_grammar(text: str, param: str = "structured_outputs") -> Grammar:
-    """A grammar in Lark's notation, or in llama.cpp's GBNF, which says ``::=``."""
+    """Parse a grammar in Lark's notation, or in llama.cpp's GBNF, recognised by ``::=``."""
     return Grammar("lark", to_lark(text, param) if _GBNF_RULE.search(text) else text)

@@ -1,4 +1,4 @@
-"""Whether an answer reasons: what the request asks for, and where its prompt leaves off."""
+"""Whether a response includes reasoning, by the request's options and the end of its prompt."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from server.openai.inputs import ChatRequest
 from server.openai.tool_fields import ReasoningEffort
 from server.state import Model
 
-_SWITCHES = ("enable_thinking", "thinking")  # the names that templates have for it
-_TAIL_TOKENS = 64  # longer than any mark of reasoning
+_SWITCHES = ("enable_thinking", "thinking")  # names of templates' variables for it
+_TAIL_TOKENS = 64  # longer than any reasoning mark
 
-# The answer begins within reasoning; may begin with it, or not; has no reasoning.
+# The output starts inside reasoning; may start with reasoning; has no reasoning.
 Thinking = Literal["open", "free", "over"]
 
 
 def thinking_kwargs(effort: ReasoningEffort | None) -> dict[str, Any]:
-    """The template variables that ask for so much reasoning."""
+    """The template variables for an amount of reasoning."""
     if effort is None:
         return {}
     kwargs: dict[str, Any] = {"reasoning_effort": effort}
@@ -26,7 +26,7 @@ def thinking_kwargs(effort: ReasoningEffort | None) -> dict[str, Any]:
 
 
 def thinking_of(model: Model, body: ChatRequest, prompt: list[int]) -> Thinking:
-    """Where ``prompt`` leaves off."""
+    """The state of reasoning at the end of ``prompt``."""
     marks = model.answers.reasoning
     if marks is None:
         return "over"
@@ -39,10 +39,10 @@ def thinking_of(model: Model, body: ChatRequest, prompt: list[int]) -> Thinking:
 
 
 def may_think(model: Model, body: ChatRequest, thinking: Thinking) -> bool:
-    """Whether a grammar leaves room for reasoning before what it holds.
+    """Whether a grammar allows reasoning before the constrained text.
 
-    A model whose template merely can ask for reasoning reasons when it is asked to; one whose
-    template shows the marks of it does so by itself.
+    A model whose template can only request reasoning reasons on request; a model whose template
+    shows the reasoning marks reasons by itself.
     """
     if thinking != "free":
         return thinking == "open"

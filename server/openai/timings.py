@@ -1,4 +1,4 @@
-"""Where the time of an answer went, told with it where ``return_timings`` asks for it."""
+"""A response's latency breakdown, included if ``return_timings`` is set."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from engine.types import RequestTimings
 
 
 class Timings(Struct, kw_only=True):
-    """The times of one choice, in milliseconds. Null: its end was found outside the engine (by a
-    stop string, or in a beam search), which then has told nothing.
+    """The times of one choice, in milliseconds.
+
+    Null: the choice was ended outside the engine (by a stop string or in a beam search), which then
+    reports nothing.
     """
 
     queue_ms: float | None = None  # until its first step
-    prefill_ms: float | None = None  # from there to its first token, in the engine
+    prefill_ms: float | None = None  # from there to its first token, within the engine
     decode_ms: float | None = None  # from there to its last
-    first_token_ms: float  # from its arrival until its first token was there to be sent
-    total_ms: float  # and until its last was
+    first_token_ms: float  # from its arrival until its first token was ready to be sent
+    total_ms: float  # from its arrival until its last token was
     num_preemptions: int | None = None
-    num_draft_tokens: int | None = None  # guessed ahead for it, and
-    num_accepted_tokens: int | None = None  # kept of them
+    num_draft_tokens: int | None = None  # draft tokens proposed
+    num_accepted_tokens: int | None = None  # draft tokens accepted
 
 
 def timings_of(
     arrival_s: float, first_token_s: float, finished_s: float, told: RequestTimings | None
 ) -> Timings:
-    """What is known of a choice that has ended; times are of the monotonic clock.
+    """The timings of a choice that has ended; arguments are times of the monotonic clock.
 
     Args:
         arrival_s: of its request.
-        first_token_s: when its first token came here; 0 where there was none.
-        finished_s: when its end did.
-        told: by the engine.
+        first_token_s: when its first token arrived here; 0 if there was none.
+        finished_s: when its end arrived here.
+        told: the engine's report.
     """
     whole = Timings(
         first_token_ms=_ms(arrival_s, first_token_s or finished_s),

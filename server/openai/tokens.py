@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: what the model sees of a text, and the way back."""
+"""POST /tokenize and /detokenize: the model's tokens of a text, and the reverse."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def tokenize(request: Request) -> Response:
     openapi_extra=describe(DetokenizeRequest, Detokenized),
 )
 async def detokenize(request: Request) -> Response:
-    """The text that the tokens make, special tokens included."""
+    """Decode tokens to text, including special tokens."""
     body, headers = await read_request(request, DetokenizeRequest)
     model = await state_of(request).model()
     if body.model is not None:

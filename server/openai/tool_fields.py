@@ -1,7 +1,7 @@
-"""The fields of a chat request that have to do with tools and reasoning, and their shapes.
+"""The fields of a chat request about tools and reasoning, and their shapes.
 
-``inputs.ChatRequest`` inherits them; what each does here is told in ``docs/tools.md`` and
-``docs/reasoning.md``.
+``inputs.ChatRequest`` inherits them; ``docs/tools.md`` and ``docs/reasoning.md`` describe their
+effects.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Function(msgspec.Struct, frozen=True):
     parameters: dict[str, Any]  # a JSON schema of an object
     strict: bool
     shown: dict[str, Any]  # without what is not for the model, in the client's order
-    unused: dict[str, Any]  # fields that have no effect
+    unused: dict[str, Any]  # fields without effect
 
     def for_template(self) -> dict[str, Any]:
         """The function as chat templates expect it."""
@@ -48,11 +48,11 @@ class Function(msgspec.Struct, frozen=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    """Whether tools are to be called, and which."""
+    """Whether tools must or may be called, and which."""
 
     mode: Literal["none", "auto", "required"] = "auto"
     names: tuple[str, ...] | None = None  # None: all
-    is_named: bool = False  # one call of the one function
+    is_named: bool = False  # exactly one call, of the named function
 
 
 def _read_function(value: Any) -> Function:
@@ -86,7 +86,7 @@ def _read_choice(value: Any) -> ToolChoice | None:
     if isinstance(value, dict):
         if value.get("type") == "function" and (name := _function_name(value)) is not None:
             return ToolChoice("required", (name,), is_named=True)
-        allowed = value.get("allowed_tools", value)  # Responses writes it without the inner object
+        allowed = value.get("allowed_tools", value)  # Responses sends it without the inner object
         if value.get("type") == "allowed_tools" and isinstance(allowed, dict):
             return _read_allowed(allowed)
     raise ValueError("must be 'none', 'auto', 'required', or name a function or allowed tools")
@@ -184,21 +184,21 @@ class Tool(_ToolShape):
 
 
 class EarlierFunction(_ToolShape):
-    """What an earlier call has called."""
+    """The function of an earlier call."""
 
     name: str
     arguments: str | dict[str, Any] = "{}"
 
 
 class EarlierCall(_ToolShape):
-    """An earlier call, as the history tells it."""
+    """An earlier call, as sent in the history."""
 
     id: str | None = None
     type: Literal["function"] = "function"
     function: EarlierFunction
 
     def for_template(self, answers: AnswerFormat) -> dict[str, Any]:
-        """The call as the chat template of a model with such answers expects it."""
+        """The call as the chat template of a model with this answer format expects it."""
         function = self.function
         arguments = answers.past_arguments(function.arguments)
         call: dict[str, Any] = {"type": "function"}
@@ -210,14 +210,14 @@ Tools = Annotated[list[Tool], Field(max_length=_MAX_TOOLS), AfterValidator(_chec
 
 
 class ToolFields(BaseModel):
-    """A mixin: the strictness and the reading are those of the shape it is mixed into."""
+    """A mixin: strictness and parsing are those of the shape it is mixed into."""
 
     tools: Tools | None = None
     tool_choice: Annotated[
         ToolChoice | None, PlainValidator(_read_choice), WithJsonSchema(_CHOICE)
     ] = None
     parallel_tool_calls: bool | None = None
-    # What tools were called before there were other kinds of them.
+    # The deprecated predecessor of ``tools``.
     functions: Annotated[list[AnyFunction], Field(max_length=_MAX_TOOLS)] | None = None
     function_call: Annotated[
         ToolChoice | None, PlainValidator(_read_function_call), WithJsonSchema(_FUNCTION_CALL)
@@ -241,7 +241,7 @@ class ToolFields(BaseModel):
         return self
 
     def ignored_of_tools(self) -> list[str]:
-        """Names of what the tools hold and has no effect."""
+        """Names of fields in the tools that request something but have no effect."""
         names: list[str] = []
         for index, tool in enumerate(self.tools or ()):
             names += ignored_of_tool(tool.model_extra, f"tools.{index}.")
@@ -252,10 +252,10 @@ class ToolFields(BaseModel):
 
     @property
     def offered(self) -> list[Function]:
-        """The functions that the request comes with."""
+        """The request's functions."""
         return self.functions or [tool.function for tool in self.tools or []]
 
     @property
     def choice(self) -> ToolChoice:
-        """Which of them are to be called."""
+        """Which of them may or must be called."""
         return (self.function_call if self.functions else self.tool_choice) or ToolChoice()

@@ -1,4 +1,4 @@
-"""Whether something could be a JSON schema at all; what it means is judged by the grammar."""
+"""A superficial check that a value is a JSON schema; the grammar compiler interprets it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_SCHEMAS = 20_000
 
 
 def schema_problem(schema: dict[str, Any]) -> str | None:
-    """What is wrong with ``schema`` or one within it, as a sentence's end; None: nothing seen."""
+    """The problem with ``schema`` or one within it, as the end of a sentence; None if none."""
     left = [schema]
     for _ in range(_MAX_SCHEMAS):
         if not left:
@@ -36,11 +36,11 @@ def schema_problem(schema: dict[str, Any]) -> str | None:
 
 
 def _within(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The schemas directly within one, or what stands in their place, by keyword."""
+    """The direct subschemas, or the values in their place, by keyword."""
     for keyword in _ONE:
         if keyword in schema:
             inner = schema[keyword]
-            # Before 2020 the items of a tuple were a list.
+            # Before draft 2020-12, the items of a tuple were a list.
             several = inner if keyword == "items" and isinstance(inner, list) else [inner]
             yield from ((keyword, one) for one in several)
     for keyword in _LISTS:

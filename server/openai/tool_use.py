@@ -1,4 +1,4 @@
-"""How one request uses tools: what is shown to the model, and what it may call."""
+"""One request's tools: those shown to the model, and those it may call."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from server.text.tool_grammar import CallableTool
 
 @dataclass(frozen=True)
 class ToolUse:
-    """The tools of a request that may call some."""
+    """The tools of a request that may be called."""
 
     dialect: Dialect
     shown: tuple[Function, ...]  # to the model
-    callable: tuple[Function, ...]  # those of them that may be called
+    callable: tuple[Function, ...]  # the subset that may be called
     is_required: bool  # at least one call, and nothing else
-    is_parallel: bool  # more than one call
+    is_parallel: bool  # more than one call allowed
 
-    field: str  # of the request, that has the tools
+    field: str  # the request's field that has the tools
 
     @classmethod
     def of(cls, body: ToolFields, answers: AnswerFormat) -> Self | None:
-        """The tools of ``body``; None where it has none, or does not want them called.
+        """The tools of ``body``; None if it has none, or does not want them called.
 
         Raises:
             ApiError: 400, the served model cannot call tools.
@@ -54,7 +54,7 @@ class ToolUse:
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
-        """Of the arguments of the functions that may be called, by name."""
+        """JSON schemas of the arguments of the callable functions, by name."""
         return {function.name: function.parameters for function in self.callable}
 
     def for_template(self) -> list[dict[str, Any]]:
@@ -62,7 +62,7 @@ class ToolUse:
         return [function.for_template() for function in self.shown]
 
     def to_hold(self) -> list[CallableTool]:
-        """The tools as a grammar needs them: a call that is forced satisfies its schema too."""
+        """The tools as a grammar needs them; a forced call's arguments satisfy its schema too."""
         return [
             CallableTool(function.name, function.parameters, self.is_required or function.strict)
             for function in self.callable

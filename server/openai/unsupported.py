@@ -1,8 +1,8 @@
-"""Fields that ask for what this server cannot do: refused, or reported, never dropped silently.
+"""Fields that request what this server cannot do: refused or reported, never silently dropped.
 
-* :func:`refuse_unsupported`: features of the API that would change the answer. A request that
-  asks for one gets a 400 that names the field.
-* :func:`ignored_params`: fields with no effect here, known or unknown. They are named in the
+* :func:`refuse_unsupported`: features of the API that would change the answer. A request for one
+  gets a 400 that names the field.
+* :func:`ignored_params`: fields without effect here, known or unknown. They are named in the
   ``x-quire-ignored-params`` header, or refused under ``--strict``.
 """
 
@@ -34,7 +34,7 @@ _RESERVED_TEMPLATE_KWARGS = frozenset(
 
 
 def _given(value: Any) -> bool:
-    """Whether the field asks for anything: null, false, zero and empty do not."""
+    """Whether a value requests anything: null, false, zero and empty do not."""
     return bool(value)
 
 
@@ -47,7 +47,7 @@ def _modalities(value: Any) -> bool:
 
 
 class Refusal(NamedTuple):
-    """A field that is refused when it asks for something, and why."""
+    """A field that is refused if it requests something, and why."""
 
     asks: Callable[[Any], bool]
     reason: str
@@ -56,7 +56,7 @@ class Refusal(NamedTuple):
 _NO_AUDIO = "is not available: the models served here write text"
 _NO_EMBEDDINGS = "is not available: prompts are text or token ids"
 
-# In the order in which they are looked at.
+# Checked in this order.
 _REFUSED: dict[str, Refusal] = {
     "audio": Refusal(_given, _NO_AUDIO),
     "modalities": Refusal(_modalities, _NO_AUDIO),
@@ -70,26 +70,26 @@ _REFUSED: dict[str, Refusal] = {
     "chat_template": Refusal(_is_there, "is not taken from requests; the server has its own"),
 }
 
-# Known to OpenAI's API, without effect here; the values that ask for nothing are not reported.
+# Known to OpenAI's API, without effect here; the values that request nothing are not reported.
 _INERT: dict[str, tuple[Any, ...]] = {
     "store": (None, False),
-    "service_tier": (None, "auto", "default"),  # of completions, which have none
+    "service_tier": (None, "auto", "default"),  # of completions, whose responses have none
     "modalities": (None, [], ["text"]),
     "detokenize": (None, True),
     "spaces_between_special_tokens": (None, False),
 }
 
-# Of a tool: prefixes are cached, and arguments streamed as they come, without being told to.
+# Fields of a tool that request the default: prefixes are cached and arguments streamed anyway.
 _SO_ANYWAY = frozenset({"cache_control", "eager_input_streaming"})
 
 
 def known_names() -> frozenset[str]:
-    """The fields that are refused or reported by name, for the documentation to tell."""
+    """Names of the refused and reported fields, for the documentation."""
     return frozenset(_REFUSED) | frozenset(_INERT)
 
 
 def refuse_unsupported(body: Mapping[str, Any]) -> None:
-    """Raise ApiError (400) when ``body`` asks for a feature this server does not have."""
+    """Raise ApiError (400) if ``body`` requests a feature that this server lacks."""
     for field, refusal in _REFUSED.items():
         if field in body and refusal.asks(body[field]):
             raise bad_field(field, refusal.reason)
@@ -101,7 +101,7 @@ def refuse_unsupported(body: Mapping[str, Any]) -> None:
 
 
 def ignored_params(extra: Mapping[str, Any] | None, prefix: str = "") -> list[str]:
-    """Names of the fields in ``extra`` (a shape's unknown ones) that asked for something."""
+    """Names of the fields in ``extra`` (a shape's unknown ones) that request something."""
     return [
         prefix + name
         for name, value in (extra or {}).items()
@@ -110,7 +110,7 @@ def ignored_params(extra: Mapping[str, Any] | None, prefix: str = "") -> list[st
 
 
 def ignored_of_tool(extra: Mapping[str, Any] | None, prefix: str) -> list[str]:
-    """As above, of a tool's unknown fields: what is empty, or so anyway, asks for nothing."""
+    """As above, for a tool's unknown fields: empty values and defaults request nothing."""
     return ignored_params(
         {
             name: value
@@ -122,7 +122,7 @@ def ignored_of_tool(extra: Mapping[str, Any] | None, prefix: str) -> list[str]:
 
 
 def report_ignored(names: list[str], *, strict: bool) -> dict[str, str]:
-    """The response header that names ``names``; under ``strict`` a 400 instead."""
+    """The response header that lists ``names``; under ``strict`` a 400 instead."""
     if not names:
         return {}
     if strict:

@@ -1,1 +1,1 @@
-"""Vectors instead of texts: embeddings, and what is judged by them or by a head that scores."""
+"""Pooling endpoints: embeddings, and scores by embeddings or by a classification head."""

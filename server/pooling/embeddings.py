@@ -33,12 +33,12 @@ router = APIRouter()
     openapi_extra=describe(EmbeddingRequest, EmbeddingList),
 )
 async def create_embeddings(request: Request) -> Response:
-    """A vector for each text, or list of token ids, in the order of the input."""
+    """Embed each text, or list of token ids, in the order of the input."""
     return await respond(request, EmbeddingRequest, EmbeddingCall.prepare)
 
 
 class EmbeddingCall:
-    """One request, judged and encoded, ready to be answered once."""
+    """A validated and encoded request, ready to be answered once."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class EmbeddingCall:
     async def prepare(
         cls, state: ServerState, caller: Caller, body: EmbeddingRequest
     ) -> EmbeddingCall:
-        """Judge the request against the model and encode its inputs."""
+        """Validate the request against the model and encode its inputs."""
         model = await state.model()
         model.check_name(body.model)
         pooling = pooling_of(model)
@@ -80,7 +80,7 @@ class EmbeddingCall:
         return cls(state, caller, model, body, [PooledPrompt(ids, params) for ids in encoded])
 
     async def complete(self) -> EmbeddingList:
-        """The whole answer."""
+        """The whole response."""
         vectors = await compute_vectors(
             self._state, self._caller, self._model, self._body, new_id("embd"), self._prompts
         )

@@ -1,4 +1,4 @@
-"""Texts to token ids for the endpoints that make vectors: cut if that is asked for, else judged."""
+"""Encoding of texts for the pooling endpoints, with truncation on request."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from server.openai.inputs import Prompt
 from server.openai.sampling import check_token_ids
 from server.state import Model
 
-_INLINE_CHARS = 4096  # more is tokenised on a thread, where it holds nobody up
+_INLINE_CHARS = 4096  # longer texts are tokenised on a thread, to keep the event loop free
 _ResultT = TypeVar("_ResultT")
 
 
 def cut_length(wanted: int | None, model: Model) -> int | None:
-    """Tokens that a prompt is cut to; None: prompts are taken as they are.
+    """The tokens that prompts are truncated to; None disables truncation.
 
     Raises:
-        ApiError: 400, it is more than the model takes.
+        ApiError: 400, the length exceeds the model's maximum.
     """
     longest = model.info.max_model_len
     if wanted is not None and wanted > longest:
@@ -32,7 +32,7 @@ def cut_length(wanted: int | None, model: Model) -> int | None:
 
 
 def check_number(name: str, items: Sequence[object], limit: int) -> None:
-    """Refuse more inputs than a request may have."""
+    """Reject more inputs than a request may have."""
     if len(items) > limit:
         raise bad_field(name, f"holds {len(items)} items; the limit is {limit}")
 
@@ -48,8 +48,8 @@ async def encode_inputs(
     """Token ids of each input, text or token ids; errors about them name ``param``.
 
     Raises:
-        ApiError: 400, a token id is none of the model's.
-        ContextLengthExceeded: an input is longer than the model takes.
+        ApiError: 400, a token id is not in the vocabulary.
+        ContextLengthExceeded: an input is longer than the model's context.
         InvalidParameter: a text cannot be encoded.
     """
     texts = [text for text in inputs if isinstance(text, str)]
@@ -75,7 +75,7 @@ async def encode_inputs(
 async def encode_both(
     pairs: Sequence[tuple[str, str]], model: Model, limit: int | None, param: str
 ) -> list[EncodedPair]:
-    """Both texts of each pair as one prompt. Raises as ``encode_inputs``, naming ``param``."""
+    """Encode each pair of texts as one prompt. Raises as ``encode_inputs``, naming ``param``."""
     chars = [len(first) + len(second) for first, second in pairs]
     if limit is None:
         check_length(max(chars), model, param)

@@ -1,7 +1,7 @@
-"""Scores of pairs of texts, by whichever of two ways the model has.
+"""Scores of pairs of texts, by a cross-encoder or by embeddings.
 
-A model with a head that scores reads both texts at once (a cross-encoder); of any other, each text
-becomes an embedding, and the score is the cosine of the two.
+A model with a scoring head reads both texts at once (a cross-encoder). With any other model each
+text is embedded, and the score is the cosine similarity of the two.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ _INLINE_BYTES = 2**19  # of vectors; more are multiplied on a thread
 
 
 class Scores(NamedTuple):
-    """Of pairs of texts, in order."""
+    """Scores of pairs of texts, in order."""
 
     scores: list[float]
     usage: PoolingUsage
 
 
 class Judge:
-    """Pairs of texts, encoded for the kind of model at hand.
+    """Pairs of texts, encoded for the model's kind of scoring.
 
     Args:
-        prompts: what is submitted.
-        places: for each pair the prompts whose cosine is its score, or one prompt that is scored.
+        prompts: to be submitted.
+        places: for each pair, the two prompts whose cosine is its score, or the prompt that is
+            scored.
     """
 
     def __init__(
@@ -87,8 +88,8 @@ async def make_judge(
     """Encode ``pairs`` for the model; errors about their texts name ``param``.
 
     Raises:
-        ApiError: 400, the model's head does not score, or a text cannot be taken.
-        ContextLengthExceeded: texts are longer than the model takes.
+        ApiError: 400, the model's head does not score, or a text is invalid.
+        ContextLengthExceeded: texts are longer than the model's context.
     """
     pooling = pooling_of(model)
     limit = cut_length(body.truncate_prompt_tokens, model)

@@ -1,4 +1,4 @@
-"""Answering a request whose answer comes as a whole."""
+"""Responding to requests that are not streamed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _BodyT = TypeVar("_BodyT", bound=PoolingRequest)
 
 
 class Call(Protocol):
-    """A request, judged and encoded."""
+    """A validated and encoded request."""
 
     async def complete(self) -> Any:
-        """The whole answer."""
+        """The whole response."""
         ...
 
 
@@ -31,12 +31,12 @@ async def respond(
     shape: type[_BodyT],
     prepare: Callable[[ServerState, Caller, _BodyT], Awaitable[Call]],
 ) -> Response:
-    """Answer a request, and drop it when its client goes or its deadline passes.
+    """Answer a request; abort it if its client disconnects or its deadline passes.
 
     Args:
         request: its body is read here.
-        shape: what the body must be.
-        prepare: judges the body of a caller against the model, and encodes it.
+        shape: the body's shape.
+        prepare: validates a caller's body against the model, and encodes it.
     """
     body, headers = await read_request(request, shape)
     state = state_of(request)

@@ -1,4 +1,4 @@
-"""POST /v1/rerank and /v1/score: how well texts go together."""
+"""POST /v1/rerank and /v1/score: similarity or relevance of texts."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _RERANK, _SCORE = describe(RerankRequest, Reranked), describe(ScoreRequest, Scor
 @router.post("/rerank", summary="The same, by Jina's name", openapi_extra=_RERANK)
 @router.post("/v2/rerank", summary="The same, by Cohere's name", openapi_extra=_RERANK)
 async def rerank(request: Request) -> Response:
-    """The documents' scores against the query, the most relevant first."""
+    """Score the documents against the query and sort them, the most relevant first."""
     return await respond(request, RerankRequest, RerankCall.prepare)
 
 
 @router.post("/v1/score", summary="Score pairs of texts", openapi_extra=_SCORE)
 @router.post("/score", summary="The same, by vLLM's name", openapi_extra=_SCORE)
 async def score(request: Request) -> Response:
-    """How well each pair goes together: one text with several, or as many with as many."""
+    """Score pairs of texts: one text with several, or two lists of equal length."""
     return await respond(request, ScoreRequest, ScoreCall.prepare)
 
 
 class RerankCall:
-    """One request for an order, judged and encoded."""
+    """A validated and encoded rerank request."""
 
     def __init__(self, model: Model, body: RerankRequest, judge: Judge) -> None:
         self._model = model
@@ -57,7 +57,7 @@ class RerankCall:
 
     @classmethod
     async def prepare(cls, state: ServerState, caller: Caller, body: RerankRequest) -> RerankCall:
-        """Judge the request against the model and encode its texts."""
+        """Validate the request against the model and encode its texts."""
         model = await state.model()
         model.check_name(body.model)
         check_number("documents", body.documents, state.settings.max_prompts)
@@ -66,7 +66,7 @@ class RerankCall:
         return cls(model, body, judge)
 
     async def complete(self) -> Reranked:
-        """The whole answer."""
+        """The whole response."""
         body, id = self._body, new_id("rerank")
         scores, usage = await self._judge.scores(id)
         order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
@@ -83,7 +83,7 @@ class RerankCall:
 
 
 class ScoreCall:
-    """One request for scores, judged and encoded."""
+    """A validated and encoded score request."""
 
     def __init__(self, model: Model, judge: Judge) -> None:
         self._model = model
@@ -91,7 +91,7 @@ class ScoreCall:
 
     @classmethod
     async def prepare(cls, state: ServerState, caller: Caller, body: ScoreRequest) -> ScoreCall:
-        """Judge the request against the model and encode its texts."""
+        """Validate the request against the model and encode its texts."""
         model = await state.model()
         model.check_name(body.model)
         one, other = body.names
@@ -106,7 +106,7 @@ class ScoreCall:
         return cls(model, await make_judge(state, caller, model, body, pairs, other))
 
     async def complete(self) -> ScoreList:
-        """The whole answer."""
+        """The whole response."""
         id = new_id("score")
         scores, usage = await self._judge.scores(id)
         return ScoreList(

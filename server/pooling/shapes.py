@@ -1,4 +1,4 @@
-"""The bodies and answers of the endpoints that make vectors, or scores of texts."""
+"""The bodies and responses of the pooling endpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _read_truncation(value: Any) -> int | None:
 
 
 def _read_texts(value: Any) -> list[str]:
-    """One text or several; none of them empty."""
+    """Parse one text or several, none of them empty."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts or set(map(type, texts)) != {str}:
         raise ValueError("must be a string or a list of strings")
@@ -30,7 +30,7 @@ def _read_texts(value: Any) -> list[str]:
 
 
 def _read_documents(value: Any) -> list[str]:
-    """Texts, plain or each as the ``text`` of an object."""
+    """Parse texts, plain or each as the ``text`` of an object."""
     if not isinstance(value, list) or not value:
         raise ValueError("must be a list of strings, or of objects with a 'text'")
     texts: list[Any] = [entry.get("text") if isinstance(entry, dict) else entry for entry in value]
@@ -63,7 +63,7 @@ Documents = Annotated[
 
 
 class PoolingRequest(Shape):
-    """What the endpoints have in common."""
+    """The common fields of these endpoints."""
 
     model: Annotated[str, Field(max_length=MAX_MODEL_NAME)]
     truncate_prompt_tokens: Truncation = None
@@ -127,7 +127,7 @@ class ScoreRequest(PoolingRequest):
 
 
 class PoolingUsage(msgspec.Struct):
-    """Tokens taken in; none are generated."""
+    """Tokens read; none are generated."""
 
     prompt_tokens: int
     total_tokens: int
@@ -142,7 +142,7 @@ class Embedding(msgspec.Struct, kw_only=True):
 
 
 class EmbeddingList(msgspec.Struct, kw_only=True):
-    """The answer of /v1/embeddings, in the order of the input."""
+    """The response of /v1/embeddings, in the order of the input."""
 
     object: Literal["list"] = "list"
     data: list[Embedding]
@@ -157,7 +157,7 @@ class RankedDocument(msgspec.Struct):
 
 
 class RerankResult(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One document's relevance; ``index`` is its place in the request."""
+    """One document's relevance; ``index`` is its position in the request."""
 
     index: int
     relevance_score: float
@@ -165,7 +165,7 @@ class RerankResult(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Reranked(msgspec.Struct, kw_only=True):
-    """The answer of /v1/rerank, the most relevant first."""
+    """The response of /v1/rerank, the most relevant first."""
 
     id: str
     model: str
@@ -174,7 +174,7 @@ class Reranked(msgspec.Struct, kw_only=True):
 
 
 class Score(msgspec.Struct, kw_only=True):
-    """How well one pair of texts goes together."""
+    """The score of one pair of texts."""
 
     object: Literal["score"] = "score"
     index: int
@@ -182,7 +182,7 @@ class Score(msgspec.Struct, kw_only=True):
 
 
 class ScoreList(msgspec.Struct, kw_only=True):
-    """The answer of /v1/score, in the order of the pairs."""
+    """The response of /v1/score, in the order of the pairs."""
 
     id: str
     object: Literal["list"] = "list"

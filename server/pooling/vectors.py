@@ -1,4 +1,4 @@
-"""Prompts to vectors, through the engine: the part that all endpoints share."""
+"""Computation of prompts' vectors by the engine, shared by the pooling endpoints."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from server.openai.generation import Choice, Generation, Job
 from server.pooling.shapes import PoolingRequest
 from server.state import Model, ServerState
 
-# Sequences submitted at once. A request with more of them is no larger a part of the queue.
+# Sequences submitted at once, so that a larger request takes no larger part of the queue.
 _WAVE = 256
 _NO_TOKENS = SamplingParams(max_tokens=0)
 
 
 class PooledPrompt(NamedTuple):
-    """A prompt, and what is to be made of it."""
+    """A prompt, and the kind of vector to make of it."""
 
     token_ids: list[int]
     params: PoolingParams
@@ -39,14 +39,14 @@ async def compute_vectors(
     id: str,
     prompts: Sequence[PooledPrompt],
 ) -> list[bytes]:
-    """The vector of each prompt, in order: little-endian float32.
+    """Compute the vector of each prompt, in order: little-endian float32.
 
-    They run as one batch of sequences, or several where there are very many.
+    The prompts run as one batch of sequences, or several if there are very many.
 
     Raises:
         ApiError: 503, the queue is full.
         RequestError: the engine refused one of them.
-        RequestFailed: one failed through our own fault.
+        RequestFailed: one failed because of a fault in the server.
         EngineDead: the engine is gone.
     """
     size = min(_WAVE, state.admission.most)
@@ -58,13 +58,13 @@ async def compute_vectors(
             wave_id = id if len(prompts) <= size else f"{id}.{first}"
             with _Pooling(state, caller, model, body, wave_id, wave) as pooling:
                 vectors += await pooling.vectors()
-        # Between two waves weights may be exchanged, and vectors of both have nothing in common.
+        # The weights may be replaced between two batches, and vectors of both are not comparable.
         if len(prompts) <= size or state.engine.info.generation == generation:
             return vectors
 
 
 def pooling_of(model: Model) -> PoolingInfo:
-    """How the model makes vectors. Raises ApiError (400) where it makes none."""
+    """How the model makes vectors. Raises ApiError (400) if it makes none."""
     if model.info.pooling is None:
         raise ApiError(400, "This model makes no embeddings.", param="model")
     return model.info.pooling
@@ -76,12 +76,12 @@ def to_floats(vector: bytes) -> tuple[float, ...]:
 
 
 def to_base64(vector: bytes) -> str:
-    """What clients decode as little-endian float32."""
+    """Base64 that clients decode as little-endian float32."""
     return base64.b64encode(vector).decode("ascii")
 
 
 class _Pooling(Generation):
-    """Sequences that end without a token and with a vector each."""
+    """Sequences that end without output tokens, each with a vector."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class _Pooling(Generation):
         return "embeddings"
 
     async def vectors(self) -> list[bytes]:
-        """Those of the prompts, in order, once all have ended. Raises as ``steps`` does."""
+        """The prompts' vectors in order, once all have ended. Raises as ``steps`` does."""
         async for _ in self.steps():
             pass
         whole = [vector for vector in self._vectors if vector is not None]

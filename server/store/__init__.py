@@ -1,1 +1,1 @@
-"""What outlives a request: one SQLite database in the data directory, and who keeps what in it."""
+"""Persistent state: one SQLite database in the data directory, with a store per kind of object."""

@@ -1,7 +1,7 @@
-"""Batches and the results of their lines, as they stand between two transactions.
+"""Batches and the results of their lines.
 
-A line's result is a row, written once: whoever goes on with a batch, this process or the next,
-runs the lines that have no row. When a batch has ended its rows have become files.
+A line's result is a row that is written once. A process that resumes a batch, this one or another,
+runs the lines without a row. When a batch ends, its rows are written to files.
 """
 
 from __future__ import annotations
@@ -81,15 +81,15 @@ class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
     """A batch. Times are Unix seconds; see OpenAI's reference for the statuses."""
 
     id: str
-    tenant: str  # whose it is
+    tenant: str  # the owner
     endpoint: str
     input_file_id: str
     completion_window: str
     metadata: str | None = None  # JSON
-    output_life_s: int | None = None  # seconds that the files it makes are kept
+    output_life_s: int | None = None  # how long its output files are kept, in seconds
     status: Status = "validating"
     model: str | None = None  # of its first line
-    errors: str | None = None  # JSON: why it failed
+    errors: str | None = None  # JSON; the reasons of a failure
     output_file_id: str | None = None
     error_file_id: str | None = None
     created_at: int
@@ -111,10 +111,10 @@ class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a line of the input."""
+    """The result of a line of the input."""
 
-    line: int  # 1 and on
-    ok: bool  # answered with success
+    line: int  # line number, from 1
+    ok: bool  # answered successfully
     text: bytes  # a line of the output file, or of the error file
     input_tokens: int = 0
     cached_tokens: int = 0
@@ -134,16 +134,16 @@ class BatchStore:
     def __init__(self, database: Database) -> None:
         self._tables = database.tables(_SCHEMA)
         self._file = database.directory / FILE_NAME
-        self.locks: Path = database.directory / "batches"  # one file for each batch that runs
+        self.locks: Path = database.directory / "batches"  # one file for each running batch
         self._used = False
-        self.news = asyncio.Event()  # set when this process has made or cancelled one
+        self.news = asyncio.Event()  # set when this process has created or cancelled a batch
 
     def may_have_any(self) -> bool:
-        """Whether it is worth looking: the database has been made, by whichever process."""
+        """Whether there may be batches: some process has created the database."""
         return self._used or self._file.exists()
 
     async def create(self, batch: StoredBatch) -> None:
-        """Keep a new batch. Raises StoreError."""
+        """Store a new batch. Raises StoreError."""
         marks = ", ".join("?" * len(StoredBatch.__struct_fields__))
         values = msgspec.structs.astuple(batch)
         self._used = True
@@ -152,7 +152,7 @@ class BatchStore:
         self.news.set()
 
     async def get(self, tenant: str, id: str) -> StoredBatch | None:
-        """A tenant's batch, if there is one of this id. Raises StoreError."""
+        """A tenant's batch by id, if it exists. Raises StoreError."""
         found = await self._find("tenant = ? AND id = ?", (tenant, id))
         return found[0] if found else None
 
@@ -165,16 +165,16 @@ class BatchStore:
         before: str | None = None,
         limit: int,
     ) -> list[StoredBatch] | None:
-        """A tenant's batches, the newest first.
+        """A tenant's batches, newest first.
 
         Args:
-            tenant: whose.
-            endpoints: of the batches that count.
-            after: the one before the list; None: it begins with the newest.
-            before: the one behind the list, which then are those next to it; not with ``after``.
-            limit: most of them.
+            tenant: the owner.
+            endpoints: include only batches of these.
+            after: the batch before the page; None begins with the newest.
+            before: the batch after the page, which then holds those next to it; excludes ``after``.
+            limit: of the page.
 
-        Returns None when there is no batch ``after`` or ``before``. Raises StoreError.
+        Returns None if there is no batch ``after`` or ``before``. Raises StoreError.
         """
         where = f"tenant = ? AND endpoint IN ({', '.join('?' * len(endpoints))})"
         values: tuple[Any, ...] = (tenant, *endpoints)
@@ -190,34 +190,34 @@ class BatchStore:
         return found[::-1] if before else found
 
     async def delete(self, id: str) -> None:
-        """Forget a batch that has ended. Raises StoreError."""
+        """Delete a batch that has ended. Raises StoreError."""
         await self._tables.write(lambda db: db.execute("DELETE FROM batches WHERE id = ?", (id,)))
 
     async def uses(self) -> list[int]:
-        """When each of those that have ended did: Unix times. Raises StoreError."""
+        """The times at which ended batches did so, in Unix seconds. Raises StoreError."""
         query = f"SELECT {_ENDED_AT} FROM batches WHERE NOT {_LIVE_SQL}"
         return await self._tables.read(lambda db: [at for (at,) in db.execute(query)])
 
     async def purge(self, before: int) -> int:
-        """Forget those that ended before a Unix time; how many. Raises StoreError."""
+        """Delete batches that ended before a Unix time; how many. Raises StoreError."""
         statement = f"DELETE FROM batches WHERE NOT {_LIVE_SQL} AND {_ENDED_AT} < ?"
         return await self._tables.write(lambda db: db.execute(statement, (before,)).rowcount)
 
     async def live(self) -> Sequence[StoredBatch]:
-        """Those that have not ended, the oldest first. Raises StoreError."""
+        """The batches that have not ended, oldest first. Raises StoreError."""
         return await self._find(f"{_LIVE_SQL} ORDER BY number", ())
 
     async def reader_of(self, file_id: str) -> str | None:
-        """The id of a batch that has not ended and whose input is ``file_id``."""
+        """The id of a batch that has not ended with the input ``file_id``."""
         found = await self._find(f"input_file_id = ? AND {_LIVE_SQL} LIMIT 1", (file_id,))
         return found[0].id if found else None
 
     async def move(
         self, id: str, origins: Sequence[Status], status: Status, **changes: Any
     ) -> StoredBatch | None:
-        """Give a batch another status, and columns other values, if it is in one of ``origins``.
+        """Change the status and other columns of a batch, if its status is one of ``origins``.
 
-        Returns the batch as it is now, or None if it was in another status. Raises StoreError.
+        Returns the updated batch, or None if its status was another. Raises StoreError.
         """
         values = {"status": status, **changes}
         sets = ", ".join(f"{column} = ?" for column in values)
@@ -238,12 +238,12 @@ class BatchStore:
     # ------------------------------------------------------------ lines
 
     async def finished_lines(self, id: str) -> set[int]:
-        """The numbers of the lines that have a result. Raises StoreError."""
+        """The numbers of the lines with results. Raises StoreError."""
         query = "SELECT line FROM batch_lines WHERE batch_id = ?"
         return await self._tables.read(lambda db: {line for (line,) in db.execute(query, (id,))})
 
     async def record(self, id: str, results: Iterable[LineResult]) -> None:
-        """Keep results, and count them; one that is there already stays. Raises StoreError."""
+        """Store and count results; existing ones are not replaced. Raises StoreError."""
         insert = "INSERT OR IGNORE INTO batch_lines VALUES (?, ?, ?, ?)"
         count = (
             "UPDATE batches SET num_completed = num_completed + ?, num_failed = num_failed + ?,"
@@ -263,7 +263,7 @@ class BatchStore:
         await self._tables.write(write)
 
     async def results(self, id: str, after: int, limit: int) -> list[tuple[int, bool, bytes]]:
-        """(line, ok, text) of at most ``limit`` lines behind ``after``, in order."""
+        """(line, ok, text) of at most ``limit`` lines after ``after``, in order."""
         query = (
             "SELECT line, ok, result FROM batch_lines WHERE batch_id = ? AND line > ?"
             " ORDER BY line LIMIT ?"

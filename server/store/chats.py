@@ -1,4 +1,4 @@
-"""Chat completions that were asked to be kept: the answers, what was asked, and their labels."""
+"""Stored chat completions: responses, their requests' messages, and labels."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SCHEMA = Schema(
 
 @dataclass(frozen=True)
 class StoredChat:
-    """A chat completion as it is kept."""
+    """A stored chat completion."""
 
     id: str
     tenant: str
@@ -53,13 +53,13 @@ class StoredChat:
 
 
 class ChatStore:
-    """All stored chat completions. Every method raises StoreError when the database fails."""
+    """All stored chat completions. Every method raises StoreError if the database fails."""
 
     def __init__(self, database: Database) -> None:
         self._tables = database.tables(_SCHEMA)
 
     async def add(self, chat: StoredChat, messages: Sequence[bytes]) -> None:
-        """Keep a completion and the messages that it answers."""
+        """Store a completion and the messages of its request."""
 
         def work(db: sqlite3.Connection) -> None:
             c = chat
@@ -76,7 +76,7 @@ class ChatStore:
         await self._tables.write(work)
 
     async def find(self, id: str, tenant: str) -> StoredChat | None:
-        """A completion of the tenant's."""
+        """A tenant's completion by id."""
         return await self._tables.read(lambda db: _find(db, id, tenant))
 
     async def list(
@@ -89,17 +89,17 @@ class ChatStore:
         limit: int,
         ascending: bool,
     ) -> list[StoredChat] | None:
-        """A tenant's completions in the order of their making, those behind ``after``.
+        """A tenant's completions in the order of creation, those after ``after``.
 
         Args:
-            tenant: whose.
-            model: whose answers; None: any.
-            metadata: labels that all of them carry.
-            after: the id of the one before the page.
+            tenant: the owner.
+            model: include only this model's; None: any.
+            metadata: include only those with all of these labels.
+            after: the id of the completion before the page.
             limit: of the page.
-            ascending: the oldest first.
+            ascending: oldest first.
 
-        Returns None when there is no completion ``after``.
+        Returns None if there is no completion ``after``.
         """
 
         def work(db: sqlite3.Connection) -> list[StoredChat] | None:
@@ -128,7 +128,7 @@ class ChatStore:
         return await self._tables.read(work)
 
     async def relabel(self, id: str, tenant: str, metadata: Mapping[str, str]) -> StoredChat | None:
-        """Give a completion other labels in the place of all it has."""
+        """Replace all labels of a completion."""
 
         def work(db: sqlite3.Connection) -> StoredChat | None:
             if _find(db, id, tenant) is None:
@@ -140,14 +140,14 @@ class ChatStore:
         return await self._tables.write(work)
 
     async def delete(self, id: str, tenant: str) -> bool:
-        """Forget a completion. Whether there was one."""
+        """Delete a completion. Whether it existed."""
         statement = "DELETE FROM chats WHERE id = ? AND tenant = ?"
         return await self._tables.write(lambda db: db.execute(statement, (id, tenant)).rowcount > 0)
 
     async def messages(
         self, id: str, *, after: int | None, limit: int, ascending: bool
     ) -> list[tuple[int, bytes]]:
-        """(position, message) of those that a completion answers, behind position ``after``."""
+        """(position, message) of a completion's request messages after position ``after``."""
         where, values = "chat_id = ?", [id]
         if after is not None:
             where, values = where + f" AND position {'>' if ascending else '<'} ?", [id, after]
@@ -158,12 +158,12 @@ class ChatStore:
         return await self._tables.read(lambda db: db.execute(query, (*values, limit)).fetchall())
 
     async def uses(self) -> list[int]:
-        """When each was made: Unix times."""
+        """The creation times, in Unix seconds."""
         query = "SELECT created_at FROM chats"
         return await self._tables.read(lambda db: [at for (at,) in db.execute(query)])
 
     async def purge(self, before: int) -> int:
-        """Forget those made before a Unix time; how many."""
+        """Delete completions created before a Unix time; how many."""
         statement = "DELETE FROM chats WHERE created_at < ?"
         return await self._tables.write(lambda db: db.execute(statement, (before,)).rowcount)
 

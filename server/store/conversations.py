@@ -1,4 +1,4 @@
-"""Conversations: lists of items that responses go on from and add to."""
+"""Conversations: lists of items that responses continue and extend."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SCHEMA = Schema(
         ) WITHOUT ROWID;
         CREATE INDEX conversation_items_by_id ON conversation_items (id);
         """,
-        # Those that are there already count as used now.
+        # Existing rows count as used at the migration.
         """
         ALTER TABLE conversations ADD COLUMN used_at INTEGER NOT NULL DEFAULT 0;
         UPDATE conversations SET used_at = CAST(strftime('%s', 'now') AS INTEGER);
@@ -38,7 +38,7 @@ _SCHEMA = Schema(
         """,
     ),
 )
-_FRESH_S = 900  # a use is noted when the last that was is so long ago
+_FRESH_S = 900  # a use is recorded if the last recorded one is older than this
 
 
 class StoredItem(NamedTuple):
@@ -49,7 +49,7 @@ class StoredItem(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A part of a list."""
+    """A page of a list."""
 
     items: list[StoredItem]
     has_more: bool
@@ -57,7 +57,7 @@ class Page(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredConversation:
-    """A conversation as it is kept, without its items."""
+    """A stored conversation, without its items."""
 
     id: str
     tenant: str
@@ -66,7 +66,7 @@ class StoredConversation:
 
 
 class ItemTaken(Exception):
-    """An item was to be added to a conversation that has one of this id."""
+    """The conversation already has an item with this id."""
 
     def __init__(self, id: str) -> None:
         super().__init__(id)
@@ -74,13 +74,13 @@ class ItemTaken(Exception):
 
 
 class ConversationStore:
-    """All conversations. Every method raises StoreError when the database fails."""
+    """All conversations. Every method raises StoreError if the database fails."""
 
     def __init__(self, database: Database) -> None:
         self._tables = database.tables(_SCHEMA)
 
     async def create(self, conversation: StoredConversation, items: Sequence[StoredItem]) -> None:
-        """Begin a conversation with some items. Raises ItemTaken where two have one id."""
+        """Store a new conversation with its first items. Raises ItemTaken if two share an id."""
 
         def work(db: sqlite3.Connection) -> None:
             c = conversation
@@ -91,7 +91,7 @@ class ConversationStore:
         await self._tables.write(work)
 
     async def find(self, id: str, tenant: str) -> StoredConversation | None:
-        """A conversation of the tenant's, which is used thereby."""
+        """A tenant's conversation by id; counts as a use."""
 
         def work(db: sqlite3.Connection) -> tuple[StoredConversation | None, bool]:
             query = "SELECT used_at FROM conversations WHERE id = ?"
@@ -105,7 +105,7 @@ class ConversationStore:
         return found
 
     async def relabel(self, id: str, tenant: str, metadata: bytes) -> StoredConversation | None:
-        """Give a conversation other labels."""
+        """Replace a conversation's labels."""
 
         def work(db: sqlite3.Connection) -> StoredConversation | None:
             statement = "UPDATE conversations SET metadata = ? WHERE id = ? AND tenant = ?"
@@ -116,17 +116,17 @@ class ConversationStore:
         return await self._tables.write(work)
 
     async def delete(self, id: str, tenant: str) -> bool:
-        """Forget a conversation with its items. Whether there was one."""
+        """Delete a conversation with its items. Whether it existed."""
         statement = "DELETE FROM conversations WHERE id = ? AND tenant = ?"
         return await self._tables.write(lambda db: db.execute(statement, (id, tenant)).rowcount > 0)
 
     async def uses(self) -> list[int]:
-        """When each was used last: Unix times."""
+        """The times of last use, in Unix seconds."""
         query = "SELECT used_at FROM conversations"
         return await self._tables.read(lambda db: [at for (at,) in db.execute(query)])
 
     async def purge(self, before: int, keep: Collection[str] = ()) -> int:
-        """Forget those that were used last before a Unix time, save some; how many."""
+        """Delete those last used before a Unix time, except ``keep``; how many."""
         marks = ", ".join("?" * len(keep))
         statement = f"DELETE FROM conversations WHERE used_at < ? AND id NOT IN ({marks})"
         values = (before, *keep)
@@ -135,7 +135,7 @@ class ConversationStore:
     # ------------------------------------------------------------ items
 
     async def append(self, id: str, tenant: str, items: Sequence[StoredItem]) -> bool:
-        """Add items to the end; whether the tenant has such a conversation. Raises ItemTaken."""
+        """Append items; false if the tenant has no such conversation. Raises ItemTaken."""
 
         def work(db: sqlite3.Connection) -> bool:
             if _find(db, id, tenant) is None:
@@ -146,7 +146,7 @@ class ConversationStore:
         return await self._tables.write(work)
 
     async def page(self, id: str, *, after: str | None, limit: int, ascending: bool) -> Page | None:
-        """A page of a conversation's items; None where ``after`` is not one."""
+        """A page of a conversation's items; None if ``after`` is not one of them."""
 
         def work(db: sqlite3.Connection) -> Page | None:
             where, values = "conversation_id = ?", [id]
@@ -166,7 +166,7 @@ class ConversationStore:
         return await self._tables.read(work)
 
     async def items(self, id: str, *, most_bytes: int) -> list[bytes] | None:
-        """All items of a conversation in order; None when they are too much."""
+        """All items of a conversation in order; None if they exceed ``most_bytes``."""
 
         def work(db: sqlite3.Connection) -> list[bytes] | None:
             query = "SELECT body FROM conversation_items WHERE conversation_id = ? ORDER BY place"
@@ -194,7 +194,7 @@ class ConversationStore:
         return None if row is None else row[0]
 
     async def delete_item(self, id: str, item_id: str) -> bool:
-        """Forget an item. Whether there was one."""
+        """Delete an item. Whether it existed."""
         statement = "DELETE FROM conversation_items WHERE conversation_id = ? AND id = ?"
         return await self._tables.write(
             lambda db: db.execute(statement, (id, item_id)).rowcount > 0
@@ -202,10 +202,10 @@ class ConversationStore:
 
 
 def add_turn(db: sqlite3.Connection, id: str, items: Sequence[StoredItem]) -> None:
-    """Add what a response was given and gave, in the transaction that keeps the response.
+    """Append a response's input and output, in the transaction that stores the response.
 
-    The conversation may be gone, and an item may have come in with another response meanwhile:
-    what is there stays as it is.
+    The conversation may have been deleted, and another response may have added an item meanwhile:
+    existing items are not replaced.
     """
     if db.execute("SELECT 1 FROM conversations WHERE id = ?", (id,)).fetchone() is None:
         return

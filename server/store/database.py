@@ -1,11 +1,11 @@
-"""One SQLite file for all that outlives a request, shared by API workers and restarts.
+"""One SQLite file for all persistent state, shared by API workers and kept across restarts.
 
     event loop ──► Tables.read / write ──► one thread, one connection ──► quire.sqlite3 (WAL)
 
-Every call runs on the database's own thread, so the event loop never waits for a disk, and in a
-transaction of its own. Each user keeps its tables in a module of its own, as a :class:`Schema`
-whose steps are applied where they are first asked for; the step that a file has reached is
-kept in it by the schema's name, so that modules grow independently of each other.
+Every call runs on the database's own thread, so that the event loop never waits for the disk, and
+in a transaction of its own. Each store defines its tables in its own module, as a :class:`Schema`
+whose steps are applied on first use. The file records the last step applied by the schema's name,
+so that modules evolve independently.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from server.errors import ApiError
 from server.store.presence import Presence
 
 FILE_NAME = "quire.sqlite3"
-_BUSY_TIMEOUT_S = 10.0  # for other processes' writes; each is short
+_BUSY_TIMEOUT_S = 10.0  # waiting for other processes' writes; each is short
 _BUSY_RETRY_S = 0.02
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
 class StoreError(ApiError):
-    """A 503: what was to be kept or looked up could not be (a full disk, a lock, a fault)."""
+    """A 503: the database could not be read or written (a full disk, a lock, a fault)."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(503, f"The server's storage failed: {reason}.", code="storage_unavailable")
@@ -40,9 +40,9 @@ class StoreError(ApiError):
 
 @dataclass(frozen=True)
 class Schema:
-    """A user's tables: SQL scripts, each of which brings the file from one version to the next.
+    """A store's tables: SQL scripts, each of which migrates the file to the next version.
 
-    A step that has been released is never changed; what comes later is another step.
+    A released step is never changed; a later change is another step.
     """
 
     name: str
@@ -53,15 +53,15 @@ _NO_TABLES = Schema("none", ())
 
 
 class Database:
-    """The server's database; opened when it is first used.
+    """The server's database, opened on first use.
 
-    Where ``directory`` cannot be written, everything is kept in memory, by this process
-    alone, and a warning says so.
+    If ``directory`` is not writable, everything is kept in the memory of this process, and a
+    warning is logged.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        # Threads are started by the first call, and it is one: sqlite3's connections are not
+        # The first call starts the thread. There is only one, because sqlite3's connections are not
         # meant to be shared.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-store")
         self._connection: sqlite3.Connection | None = None
@@ -71,7 +71,7 @@ class Database:
 
     @property
     def exists(self) -> bool:
-        """Whether anything was kept so far, by this process or another."""
+        """Whether this or another process has stored anything so far."""
         return self._connection is not None or (self.directory / FILE_NAME).exists()
 
     @property
@@ -82,11 +82,11 @@ class Database:
 
     @property
     def in_memory(self) -> bool:
-        """Whether the directory could not be written, as far as was seen."""
+        """Whether the directory was found not to be writable."""
         return self._in_memory
 
     async def num_bytes(self) -> int:
-        """What is kept, without the space that is free for what comes. Raises StoreError."""
+        """The size of the stored data, without free pages. Raises StoreError."""
 
         def work(db: sqlite3.Connection) -> int:
             names = ("page_count", "freelist_count", "page_size")
@@ -96,11 +96,11 @@ class Database:
         return await self.tables(_NO_TABLES).read(work)
 
     def tables(self, schema: Schema) -> Tables:
-        """A user's way to its own tables."""
+        """A store's access to its own tables."""
         return Tables(self, schema)
 
     async def close(self) -> None:
-        """Finish what was asked for and close the file."""
+        """Finish pending calls and close the file."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown(wait=False)
 
@@ -128,14 +128,14 @@ class Database:
         path = self.directory / FILE_NAME
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Prompts and answers are nobody else's business; the journal takes the file's mode.
+            # Prompts and answers are private. The journal gets the file's mode.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             connection = _connect(str(path))
             self._presence = Presence(self.directory)
             return connection
         except (OSError, sqlite3.Error) as error:
             if _is_busy(error):
-                raise  # it can be written, and is by others: the next call tries again
+                raise  # others can write it, so the next call retries
             reason = getattr(error, "strerror", None) or error
             _log.warning(
                 "cannot write %s (%s): what is stored stays in memory and ends with this process; "
@@ -159,31 +159,31 @@ class Database:
 
 @dataclass(frozen=True)
 class Tables:
-    """One user's tables. ``work`` gets the connection, and runs on the database's thread."""
+    """One store's tables. ``work`` gets the connection, and runs on the database's thread."""
 
     database: Database
     schema: Schema
 
     async def read(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """What ``work`` finds; all of its queries see one state. Raises StoreError."""
+        """The result of ``work``, whose queries see one consistent state. Raises StoreError."""
         return await self.database.run(self.schema, work, "BEGIN")
 
     async def write(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Run ``work``; all of its changes are kept, or none. Raises StoreError."""
+        """Run ``work``; its changes are committed all or not at all. Raises StoreError."""
         return await self.database.run(self.schema, work, "BEGIN IMMEDIATE")
 
 
 def default_data_dir() -> Path:
-    """``$XDG_DATA_HOME/quire``: ``~/.local/share/quire`` unless the user says otherwise."""
+    """``$XDG_DATA_HOME/quire``, by default ``~/.local/share/quire``."""
     base = os.environ.get("XDG_DATA_HOME")
     return (Path(base) if base else Path.home() / ".local" / "share") / "quire"
 
 
 def _connect(path: str) -> sqlite3.Connection:
-    """A connection whose transactions are ours to begin. Raises sqlite3.Error.
+    """A connection without automatic transactions. Raises sqlite3.Error.
 
-    Only one process at a time can make a file a WAL, and SQLite does not wait for that one as it
-    does for other locks: those that come together try again.
+    Only one process at a time can switch a file to WAL mode, and SQLite does not wait for that as
+    it does for other locks, so concurrent processes retry.
     """
     until_s = time.monotonic() + _BUSY_TIMEOUT_S
     while True:
@@ -205,8 +205,8 @@ def _connect_once(path: str) -> sqlite3.Connection:
         path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
     try:
-        # Readers and a writer at once; a crash of the machine may undo the last writes, one of
-        # this process does not.
+        # Readers do not block the writer. A crash of the machine may lose the last writes, a crash
+        # of this process does not.
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.execute("PRAGMA foreign_keys=ON")
@@ -224,7 +224,7 @@ def _in_transaction(
     try:
         result = work(connection)
     except BaseException:
-        if connection.in_transaction:  # some failures, such as a full disk, have ended it already
+        if connection.in_transaction:  # some failures, such as a full disk, roll back themselves
             connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
@@ -239,7 +239,7 @@ def _make_versions(db: sqlite3.Connection) -> None:
 
 
 def _migrate(db: sqlite3.Connection, schema: Schema) -> None:
-    """Apply the steps that the file has not seen."""
+    """Apply the steps that the file has not had."""
     row = db.execute("SELECT version FROM schema_versions WHERE name = ?", (schema.name,))
     (version,) = row.fetchone() or (0,)
     if version > len(schema.steps):

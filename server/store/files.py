@@ -1,8 +1,8 @@
-"""Uploaded and made files: rows in the database, contents beside it, one file each.
+"""Uploaded and generated files: rows in the database, contents next to it, one file each.
 
-DATA_DIR/quire.sqlite3        what is known of each file
-DATA_DIR/files/file-...       its contents, complete and synced before the row is there
-DATA_DIR/files/.partial-...   an upload under way; what a crash leaves of it is swept up
+DATA_DIR/quire.sqlite3        the metadata of each file
+DATA_DIR/files/file-...       its contents, complete and synced before the row exists
+DATA_DIR/files/.partial-...   an upload in progress; leftovers of a crash are swept up
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SCHEMA = Schema(
         CREATE INDEX files_by_tenant ON files (tenant, number);
         CREATE INDEX files_by_end ON files (expires_at) WHERE expires_at IS NOT NULL;
         """,
-        # Those that are there already count as used now.
+        # Existing rows count as used at the migration.
         """
         ALTER TABLE files ADD COLUMN used_at INTEGER NOT NULL DEFAULT 0;
         UPDATE files SET used_at = CAST(strftime('%s', 'now') AS INTEGER);
@@ -54,16 +54,16 @@ _SCHEMA = Schema(
         """,
     ),
 )
-_FRESH_S = 900  # a use is noted when the last that was is so long ago
+_FRESH_S = 900  # a use is recorded if the last recorded one is older than this
 _COLUMNS = "id, tenant, filename, purpose, num_bytes, created_at, expires_at"
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a file. Times are Unix seconds."""
+    """The metadata of a file. Times are Unix seconds."""
 
     id: str
-    tenant: str  # whose it is
-    filename: str  # as its owner calls it; never part of a path here
+    tenant: str  # the owner
+    filename: str  # given by the owner; never part of a path here
     purpose: str
     num_bytes: int
     created_at: int
@@ -71,7 +71,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileStore:
-    """The files of all tenants. A file that has expired is not there."""
+    """The files of all tenants. An expired file does not exist."""
 
     def __init__(self, database: Database) -> None:
         self._directory = database.directory / "files"
@@ -81,9 +81,9 @@ class FileStore:
     # ------------------------------------------------------------ contents
 
     async def new_partial(self) -> Path:
-        """A new empty file, for contents that are to become a file. Raises StoreError.
+        """A new empty file for contents that are being uploaded. Raises StoreError.
 
-        Who is cancelled meanwhile leaves none, however far the thread that makes it has come.
+        If the caller is cancelled meanwhile no file remains, however far the thread has come.
         """
         making = _Making()
         try:
@@ -94,11 +94,11 @@ class FileStore:
             raise
 
     async def add(self, file: StoredFile, partial: Path) -> None:
-        """Make the contents in ``partial``, which are on the disk, a file.
+        """Turn the contents in ``partial``, which are synced, into a file.
 
-        A file of the same id is replaced, so that who died in the middle can do it again.
-        Raises StoreError; ``partial`` is gone in any case. Who is cancelled meanwhile may leave the
-        file, whole, but not half of it: contents without a row or a row without contents.
+        A file of the same id is replaced, so that the step can be repeated after a crash. Raises
+        StoreError; ``partial`` is removed in any case. If the caller is cancelled meanwhile, the
+        file may exist completely, but never contents without a row or a row without contents.
         """
         await asyncio.shield(self._add(file, partial))
 
@@ -114,13 +114,13 @@ class FileStore:
             raise
 
     def path(self, file: StoredFile) -> Path:
-        """Where the contents are."""
+        """The path of the contents."""
         return self._contents() / file.id
 
     # ------------------------------------------------------------ rows
 
     async def get(self, tenant: str, id: str) -> StoredFile | None:
-        """A tenant's file, if there is one of this id, which is used thereby. Raises StoreError."""
+        """A tenant's file by id, if it exists; counts as a use. Raises StoreError."""
         query = f"SELECT used_at, {_COLUMNS} FROM files WHERE id = ? AND tenant = ?"
         row = await self._tables.read(
             lambda db: db.execute(query + _LIVE, (id, tenant, _now())).fetchone()
@@ -135,9 +135,9 @@ class FileStore:
     async def list(
         self, tenant: str, *, purpose: str | None, after: str | None, limit: int, order: Order
     ) -> list[StoredFile] | None:
-        """A tenant's files in the order of their making, those behind ``after``; at most ``limit``.
+        """A tenant's files in the order of creation, those after ``after``; at most ``limit``.
 
-        None when there is no file ``after``. Raises StoreError.
+        None if there is no file ``after``. Raises StoreError.
         """
 
         def find(db: sqlite3.Connection) -> list[StoredFile] | None:
@@ -158,14 +158,14 @@ class FileStore:
         return await self._tables.read(find)
 
     async def delete(self, file: StoredFile) -> None:
-        """Forget a file and its contents. Raises StoreError."""
+        """Delete a file and its contents. Raises StoreError."""
         await self._tables.write(
             lambda db: db.execute("DELETE FROM files WHERE id = ?", (file.id,))
         )
         await asyncio.to_thread(self.path(file).unlink, missing_ok=True)
 
     async def sweep(self) -> None:
-        """Forget what has expired, and what uploads that were cut off have left."""
+        """Delete expired files, and leftovers of interrupted uploads."""
 
         def expired(db: sqlite3.Connection) -> list[str]:
             rows = db.execute("DELETE FROM files WHERE expires_at <= ? RETURNING id", (_now(),))
@@ -175,22 +175,22 @@ class FileStore:
         await asyncio.to_thread(_clear, self._contents(), ids)
 
     async def num_bytes(self) -> int:
-        """The contents of all files together. Raises StoreError."""
+        """The size of all files' contents. Raises StoreError."""
         query = "SELECT coalesce(sum(num_bytes), 0) FROM files"
         return await self._tables.read(lambda db: db.execute(query).fetchone()[0])
 
     async def uses(self) -> list[int]:
-        """When each was used last: Unix times. Raises StoreError."""
+        """The times of last use, in Unix seconds. Raises StoreError."""
         query = "SELECT used_at FROM files"
         return await self._tables.read(lambda db: [at for (at,) in db.execute(query)])
 
     async def purge(self, before: int, keep: Collection[str] = (), *, by_age: bool) -> int:
-        """Forget files that were used last before a Unix time; how many. Raises StoreError.
+        """Delete files last used before a Unix time; how many. Raises StoreError.
 
         Args:
             before: Unix time, s.
-            keep: ids of those that stay.
-            by_age: spare all but files of batches whose owner has not said when they expire.
+            keep: ids of files to keep.
+            by_age: delete only files of batches for which the owner has set no expiry.
         """
         where = f"used_at < ? AND id NOT IN ({', '.join('?' * len(keep))})"
         if by_age:
@@ -205,7 +205,7 @@ class FileStore:
     # ------------------------------------------------------------ helpers
 
     def _contents(self) -> Path:
-        """The directory of the contents; where it cannot be made, one that ends with us."""
+        """The directory of the contents; a temporary one if it cannot be created."""
         if self._fallback is not None:
             return Path(self._fallback.name)
         try:
@@ -220,7 +220,7 @@ class FileStore:
 
 
 def new_file_id() -> str:
-    """An id that nobody can guess."""
+    """An unguessable id."""
     return f"file-{uuid.uuid4().hex}"
 
 
@@ -229,8 +229,10 @@ _OF_BATCHES = "('batch', 'batch_output')"
 
 
 class _Making:
-    """An empty file that a thread makes, and that nobody may want by then: threads cannot be
-    stopped, and what they return is lost where their event loop ends."""
+    """An empty file created by a thread, which the caller may abandon meanwhile.
+
+    Threads cannot be cancelled, and what they return is lost if their event loop ends.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -238,7 +240,7 @@ class _Making:
         self._is_wanted = True
 
     def make(self, directory: Callable[[], Path]) -> Path:
-        """In the thread."""
+        """Create the file; runs in the thread."""
         number, name = tempfile.mkstemp(prefix=_PARTIAL, dir=directory())
         os.close(number)
         path = Path(name)
@@ -249,7 +251,7 @@ class _Making:
         return path
 
     def abandon(self) -> None:
-        """Nobody wants it, whether it is there or will be."""
+        """Remove the file, whether it exists already or will."""
         with self._lock:
             self._is_wanted = False
             if self._path is not None:
@@ -285,7 +287,7 @@ def _clear(directory: Path, expired: Sequence[str]) -> None:
         (directory / id).unlink(missing_ok=True)
     oldest_s = time.time() - _PARTIAL_LIFE_S
     for path in directory.glob(_PARTIAL + "*"):
-        with contextlib.suppress(OSError):  # another process is as tidy
+        with contextlib.suppress(OSError):  # another process may have swept it
             if path.stat().st_mtime < oldest_s:
                 path.unlink()
 

@@ -1,8 +1,8 @@
-"""Which of the processes that share a data directory still live.
+"""Liveness of the processes that share a data directory.
 
-A process holds a lock on a file of its own, which the kernel lets go of however it ends. So a
-restarted server sees at once whose work nobody does any more: no lease to wait for, no clock to
-trust. The files lie in ``processes/`` beside the database.
+A process holds a lock on a file of its own, which the kernel releases however the process ends. So
+a restarted server sees at once which work has lost its process: there is no lease to wait for and
+no clock to trust. The files are in ``processes/`` next to the database.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _DIRECTORY = "processes"
 
 
 class Presence:
-    """This process's own file, held until ``leave``; made on the database's thread."""
+    """This process's own file, locked until ``leave``; made on the database's thread."""
 
     def __init__(self, directory: Path | None) -> None:
-        """Make and lock the file; without a directory there is nobody else.
+        """Create and lock the file; without a directory there are no other processes.
 
-        Raises OSError when it cannot be written.
+        Raises OSError if the file cannot be written.
         """
         self.name = uuid.uuid4().hex
         self._directory = None if directory is None else directory / _DIRECTORY
@@ -33,20 +33,20 @@ class Presence:
             self._sweep()
 
     def lives(self, name: str) -> bool:
-        """Whether the process of that name does; one that was never there does not."""
+        """Whether the process of that name is alive; false if it never existed."""
         if name == self.name:
             return True
         return self._directory is not None and not _remove_if_free(self._directory / name)
 
     def leave(self) -> None:
-        """Give the file up."""
+        """Unlock and remove the file."""
         if self._file is not None and self._directory is not None:
             (self._directory / self.name).unlink(missing_ok=True)
             os.close(self._file)
             self._file = None
 
     def _sweep(self) -> None:
-        """Remove the files of those who could not."""
+        """Remove the files of dead processes."""
         assert self._directory is not None
         for path in self._directory.iterdir():
             if path.name != self.name and not path.name.startswith("."):
@@ -54,7 +54,7 @@ class Presence:
 
 
 def _create_locked(path: Path) -> int:
-    # Under another name until it is locked, so that no sweep finds it free.
+    # Under another name until it is locked, so that no sweep finds it unlocked.
     hidden = path.with_name(f".{path.name}")
     file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -67,7 +67,7 @@ def _create_locked(path: Path) -> int:
 
 
 def _remove_if_free(path: Path) -> bool:
-    """Whether nobody holds the file, which is then gone."""
+    """Remove the file if it is not locked; whether it was removed."""
     try:
         file = os.open(path, os.O_RDWR)
     except OSError:

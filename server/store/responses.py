@@ -1,8 +1,8 @@
-"""Stored responses: their bodies, the items that went in and came out, and background events.
+"""Stored responses: their bodies, input and output items, and background events.
 
-A response belongs to a tenant, and for nobody else it exists. Bodies, items and events are JSON
-that the endpoint has written; what is looked for or changed has a column of its own. A response
-that has not ended is ``made_by`` a process: when that no longer lives, nobody will ever end it.
+A response is visible only to its tenant. Bodies, items and events are JSON written by the endpoint;
+what is searched or updated has a column of its own. A response that has not ended is ``made_by`` a
+process; if that process is dead, the response will never end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from server.store.conversations import Page, StoredItem, add_turn
 from server.store.database import Database, Schema
 
-MAX_CHAIN = 1000  # responses that follow each other
+MAX_CHAIN = 1000  # responses in a chain of previous ones
 
 _SCHEMA = Schema(
     "responses",
@@ -68,7 +68,7 @@ class StoredEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A response as it is kept."""
+    """A stored response."""
 
     id: str
     tenant: str
@@ -76,21 +76,21 @@ class StoredResponse:
     status: str
     background: bool
     previous_id: str | None
-    body: bytes  # without its output, and with the status it had when it was written
+    body: bytes  # without its output, and with the status at the time of writing
     output: Sequence[StoredItem] = ()
-    conversation_id: str | None = None  # that it adds to when it has been made; told on the way in
-    lost: bool = field(default=False, compare=False)  # not ended, and its process is gone
+    conversation_id: str | None = None  # the conversation it extends; only set on writing
+    lost: bool = field(default=False, compare=False)  # not ended, and its process is dead
 
 
 class ResponseStore:
-    """All stored responses. Every method raises StoreError when the database fails."""
+    """All stored responses. Every method raises StoreError if the database fails."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables(_SCHEMA)
 
     async def add(self, response: StoredResponse, given: Sequence[StoredItem]) -> None:
-        """Keep a response and the items that were ``given`` to it."""
+        """Store a response and its input items ``given``."""
 
         def work(db: sqlite3.Connection) -> None:
             r = response
@@ -108,11 +108,11 @@ class ResponseStore:
         await self._tables.write(work)
 
     async def add_turn(self, response: StoredResponse, given: Sequence[StoredItem]) -> None:
-        """Tell its conversation alone of a response that is not kept itself."""
+        """Extend the conversation of a response that is not stored itself."""
         await self._tables.write(lambda db: _add_turn(db, response, given))
 
     async def find(self, id: str, tenant: str) -> StoredResponse | None:
-        """A response of the tenant's."""
+        """A tenant's response by id."""
 
         def work(db: sqlite3.Connection) -> StoredResponse | None:
             row = db.execute(
@@ -136,19 +136,19 @@ class ResponseStore:
         return await self._tables.read(work)
 
     async def delete(self, id: str, tenant: str) -> bool:
-        """Forget a response. Whether there was one."""
+        """Delete a response. Whether it existed."""
         statement = "DELETE FROM responses WHERE id = ? AND tenant = ?"
         return await self._tables.write(lambda db: db.execute(statement, (id, tenant)).rowcount > 0)
 
     async def uses(self) -> list[int]:
-        """When each was made: Unix times."""
+        """The creation times, in Unix seconds."""
         query = "SELECT created_at FROM responses"
         return await self._tables.read(lambda db: [at for (at,) in db.execute(query)])
 
     async def purge(self, before: int) -> int:
-        """Forget those made before a Unix time, save what a younger one goes on from; how many.
+        """Delete responses created before a Unix time, except younger ones' predecessors; how many.
 
-        What is being made stays, unless its process is gone: then nobody will end it.
+        Responses being generated are kept, unless their process is dead: those will never end.
         """
 
         def work(db: sqlite3.Connection) -> int:
@@ -170,7 +170,7 @@ class ResponseStore:
     # ------------------------------------------------------------ conversations
 
     async def live_conversations(self) -> set[str]:
-        """The conversations in which responses are being made."""
+        """The conversations in which responses are being generated."""
         query = (
             "SELECT DISTINCT conversation_id FROM responses WHERE conversation_id IS NOT NULL"
             f" AND {_LIVE}"
@@ -178,9 +178,9 @@ class ResponseStore:
         return await self._tables.read(lambda db: {id for (id,) in db.execute(query)})
 
     async def chain(self, id: str, tenant: str) -> list[StoredResponse] | None:
-        """A response and those it goes on from, oldest first; bodies are left empty.
+        """A response and its predecessors, oldest first; bodies are left empty.
 
-        Returns None when one of them is not there (any more).
+        Returns None if one of them does not exist (any more).
         """
 
         def work(db: sqlite3.Connection) -> list[StoredResponse] | None:
@@ -201,7 +201,7 @@ class ResponseStore:
         return await self._tables.read(work)
 
     async def items(self, ids: Sequence[str], *, most_bytes: int) -> list[bytes] | None:
-        """What went into and came out of responses, in the order of ``ids``; None when too much."""
+        """Input and output items of responses, in the order of ``ids``; None if too large."""
 
         def work(db: sqlite3.Connection) -> list[bytes] | None:
             bodies: list[bytes] = []
@@ -233,7 +233,7 @@ class ResponseStore:
     async def given(
         self, response_id: str, *, after: str | None, limit: int, ascending: bool
     ) -> Page | None:
-        """A page of the items that were given to a response; None where ``after`` is not one."""
+        """A page of a response's input items; None if ``after`` is not one of them."""
 
         def work(db: sqlite3.Connection) -> Page | None:
             items = _items(db, response_id, is_output=False)
@@ -252,7 +252,7 @@ class ResponseStore:
     # ------------------------------------------------------------ in the background
 
     async def progress(self, id: str, status: str, events: Sequence[StoredEvent]) -> bool:
-        """Keep how far a response is. False when it has been cancelled, ended or deleted."""
+        """Store a response's progress. False if it was cancelled, ended or deleted."""
 
         def work(db: sqlite3.Connection) -> bool:
             changed = db.execute(
@@ -265,7 +265,7 @@ class ResponseStore:
         return await self._tables.write(work)
 
     async def end(self, response: StoredResponse, events: Sequence[StoredEvent]) -> bool:
-        """Keep how a response ended. False when it had ended already, or is gone."""
+        """Store a response's final state. False if it had already ended, or was deleted."""
 
         def work(db: sqlite3.Connection) -> bool:
             changed = db.execute(
@@ -281,7 +281,7 @@ class ResponseStore:
         return await self._tables.write(work)
 
     async def events(self, id: str, after: int) -> list[StoredEvent]:
-        """The events of a background response with numbers above ``after``."""
+        """The events of a background response numbered above ``after``."""
         statement = (
             "SELECT number, event FROM response_events WHERE response_id = ? AND number > ?"
             " ORDER BY number"
@@ -303,7 +303,7 @@ def _add_items(
 def _add_turn(
     db: sqlite3.Connection, response: StoredResponse, given: Sequence[StoredItem]
 ) -> None:
-    """Tell the response's conversation what was said, where it came to an answer."""
+    """Extend the response's conversation, if the response has an answer."""
     if response.conversation_id is not None and response.status in ("completed", "incomplete"):
         add_turn(db, response.conversation_id, [*given, *response.output])
 

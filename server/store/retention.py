@@ -1,10 +1,10 @@
-"""What is stored is forgotten after a while, or when there is too much of it, in the background.
+"""Retention: a background task deletes stored data by age and by total size.
 
-By age, ``--store-days``: responses and chats since they were made, conversations and the files of
-batches since they were used, batches since they ended. By size, ``--max-store-bytes``: of all that
-is stored, other files too, what was used longest ago goes first. What was used within the hour
-stays, and so does what is being worked on: a conversation in which a response is being made, a
-batch that has not ended and its input, a response that a younger one goes on from.
+By age, ``--store-days``: responses and chats since creation, conversations and the files of batches
+since last use, batches since their end. By size, ``--max-store-bytes``: of all stored data,
+including other files, the least recently used goes first. Anything used within the last hour stays,
+and so does anything in use: a conversation in which a response is being generated, a batch that has
+not ended and its input, a predecessor of a younger response.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from server.store.conversations import ConversationStore
 from server.store.database import StoreError
 from server.store.responses import ResponseStore
 
-_FIRST_S = 60.0  # after the start, when the first requests have been served
+_FIRST_S = 60.0  # after startup, when the first requests have been served
 _EVERY_S = 300.0
 _DAY_S = 86_400
-_IN_USE_S = 3600  # nothing goes that was used so recently, however much there is
-_IN_MEMORY_BYTES = 256 * 2**20  # most, where the directory cannot be written
+_IN_USE_S = 3600  # recently used data stays, whatever the size
+_IN_MEMORY_BYTES = 256 * 2**20  # the limit if the directory is not writable
 _log = logging.getLogger(__name__)
 
 
 async def purge_regularly(state: ServerState) -> None:
-    """Purge now and then, until cancelled."""
+    """Purge at intervals, until cancelled."""
     delay_s = _FIRST_S
     while True:
         await asyncio.sleep(delay_s)
@@ -37,12 +37,12 @@ async def purge_regularly(state: ServerState) -> None:
         try:
             await purge(state)
         except StoreError:
-            continue  # it has been logged, and another time comes
+            continue  # already logged; the next purge retries
 
 
 async def purge(state: ServerState) -> None:
-    """Forget what is older than ``--store-days``, then what is too much. Raises StoreError."""
-    if not state.database.exists:  # nothing is opened for the sake of it
+    """Enforce ``--store-days``, then ``--max-store-bytes``. Raises StoreError."""
+    if not state.database.exists:  # do not create the database only to purge it
         return
     days = state.settings.store_days
     if days:
@@ -54,7 +54,7 @@ async def purge(state: ServerState) -> None:
 
 
 async def _shrink(state: ServerState) -> None:
-    """Forget what was used longest ago, until the rest is within ``--max-store-bytes``."""
+    """Delete the least recently used data until ``--max-store-bytes`` is met."""
     most = state.settings.max_store_bytes
     if not most:
         return
@@ -71,7 +71,7 @@ async def _shrink(state: ServerState) -> None:
         if not uses:
             _log.warning("%d bytes are stored, of --max-store-bytes %d, and in use", size, most)
             break
-        # Half as many as would do if all were of one size, then half of the rest, and so on.
+        # Half as many as would suffice if all had the same size, then half of the rest, and so on.
         count = max(1, int(len(uses) * (1 - most / size) / 2))
         total += await _forget(state, uses[count - 1] + 1, by_age=False)
         del uses[:count]
@@ -80,7 +80,7 @@ async def _shrink(state: ServerState) -> None:
 
 
 async def _forget(state: ServerState, before: int, *, by_age: bool) -> int:
-    """Forget what was used last before a Unix time; how many."""
+    """Delete everything last used before a Unix time; how many."""
     responses, chats, conversations = _rows(state)
     removed = await responses.purge(before)
     removed += await chats.purge(before)

@@ -1,1 +1,1 @@
-"""From the text that a model wrote to what it meant: content, reasoning and tool calls."""
+"""Parsing of a model's output text into content, reasoning and tool calls."""

@@ -1,4 +1,4 @@
-"""The grammar of a whole answer: reasoning first, then content or calls."""
+"""The grammar of a whole answer: reasoning first, then content or tool calls."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from server.text.tool_grammar import CallableTool, calls_only, text_or_calls
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerRules:
-    """What an answer must be."""
+    """The constraints on an answer."""
 
     content: Grammar | None = None  # of the content; None: any text
-    dialect: Dialect | None = None  # how calls are written
+    dialect: Dialect | None = None  # the format of tool calls
     tools: Sequence[CallableTool] = ()
-    is_required: bool = False  # calls and no content
-    is_parallel: bool = True  # more than one call
-    reasoning: ReasoningMarks | None = None  # may come first; None: it does not
-    is_thinking: bool = False  # the answer begins within reasoning
-    in_channels: bool = False  # it is messages with headers (server/text/harmony.py)
+    is_required: bool = False  # tool calls and no content
+    is_parallel: bool = True  # more than one call allowed
+    reasoning: ReasoningMarks | None = None  # may come first; None: no reasoning
+    is_thinking: bool = False  # the answer begins inside reasoning
+    in_channels: bool = False  # messages with headers (server/text/harmony.py)
     special_ids: Mapping[str, int]  # of the marks that are special tokens
 
     def grammar(self) -> Grammar | None:
-        """The grammar of the answer; None where any text will do.
+        """The grammar of the answer; None if any text is allowed.
 
         Raises:
-            UnholdableSchema: the arguments of a tool cannot be held to its schema.
+            UnholdableSchema: a tool's schema cannot be enforced on its arguments.
         """
         holds_calls = self.is_required or not self.is_parallel
         holds_calls = holds_calls or any(tool.is_held for tool in self.tools)
@@ -55,14 +55,14 @@ class AnswerRules:
         return f"({blank} {lark.literal(self.reasoning.begin)} {thought})?"
 
     def _thought_aloud(self, lark: Lark) -> str:
-        """Messages of reasoning."""
+        """Reasoning messages."""
         if self.reasoning is None:
             return ""
         begin, following = lark.literal(harmony.REASONING), lark.literal(harmony.NEXT)
         return f"({begin} {lark.until(harmony.END)} {following})*"
 
     def _message(self, lark: Lark) -> str:
-        """The message that ends the answer: to the reader, or a call."""
+        """The last message: content or a tool call."""
         calls = ""
         if self.tools and self.dialect is not None:
             calls = calls_only(lark, self.dialect, self.tools, is_parallel=False)
@@ -88,7 +88,7 @@ class AnswerRules:
 
 
 def _embedded(lark: Lark, grammar: Grammar) -> str:
-    """A grammar of any kind as a part of another."""
+    """Embed a grammar of any kind in another."""
     match grammar.kind:
         case "json_object":
             return lark.schema({"type": "object"})
@@ -105,7 +105,7 @@ def _embedded(lark: Lark, grammar: Grammar) -> str:
 
 
 def _slashed(pattern: str) -> str:
-    """A regular expression as it stands between slashes: with none of its own, and on one line."""
+    """Make a regular expression fit between slashes: escape its own, and put it on one line."""
     escaped, out = False, []
     for char in pattern:
         if char == "/" and not escaped:

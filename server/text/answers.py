@@ -1,4 +1,4 @@
-"""What a model's answers look like: its dialect of tool calls and its marks of reasoning."""
+"""The format of a model's answers: its dialect of tool calls and its reasoning marks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server.text import dialects, reasoning
 from server.text.dialects import Dialect
 from server.text.reasoning import ReasoningMarks
 
-# By the chat template, not at all, or by name; the names are those of the two tables.
+# Detected from the chat template, disabled, or by name; the names are those of the two tables.
 ToolCallParser = Literal[
     "auto",
     "none",
@@ -42,20 +42,20 @@ ReasoningParser = Literal[
     "auto", "none", "harmony", "think", "mistral", "seed", "cohere", "gemma4", "exaone", "granite"
 ]
 
-# Templates of Llama refuse a history with two calls in one answer, in these words.
+# Llama's templates refuse a history with two calls in one message, with this error.
 _ONE_CALL = "only supports single tool-calls"
 
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """What can be read in a model's answers."""
+    """What can be parsed in a model's answers."""
 
-    dialect: Dialect | None  # None: no calls
+    dialect: Dialect | None  # None: no tool calls
     reasoning: ReasoningMarks | None  # None: no reasoning
-    reasons_unasked: bool  # the chat template shows the marks, and not only a switch
+    reasons_unasked: bool  # the chat template shows the marks, not just a switch
     takes_tools: bool  # the chat template shows tools to the model
-    takes_text_arguments: bool  # it wants the arguments of earlier calls as JSON text
-    special_ids: dict[str, int]  # of the marks above that are special tokens
+    takes_text_arguments: bool  # it expects the arguments of earlier calls as JSON text
+    special_ids: dict[str, int]  # of those marks that are special tokens
 
     @classmethod
     def of(
@@ -71,8 +71,8 @@ class AnswerFormat:
         Args:
             template: the source for requests with tools; None without a template.
             tokenizer: the model's.
-            tool_call_parser: how calls are written.
-            reasoning_parser: how reasoning is marked.
+            tool_call_parser: the format of tool calls.
+            reasoning_parser: the reasoning marks.
         """
         source = template or ""
         if tool_call_parser == "auto":
@@ -98,14 +98,14 @@ class AnswerFormat:
         )
 
     def past_id(self, id: str) -> str:
-        """An earlier call's id as the chat template takes it: Mistral's want nine characters."""
+        """An earlier call's id as the chat template expects it: Mistral's need nine characters."""
         dialect = self.dialect
         return id if dialect is None or dialect.id_prefix else id[-dialect.id_chars :]
 
     def past_arguments(self, arguments: str | dict[str, Any]) -> str | dict[str, Any]:
-        """An earlier call's arguments as the chat template takes them: nearly all want the object.
+        """An earlier call's arguments as the chat template expects them, usually as an object.
 
-        What a model got wrong is shown to it as it was.
+        Malformed arguments are passed unchanged.
         """
         if self.takes_text_arguments:
             return arguments if isinstance(arguments, str) else json.dumps(arguments)
@@ -119,7 +119,7 @@ class AnswerFormat:
 
 
 def _joins_arguments(template: str) -> bool:
-    """Whether a template writes a call's arguments as if they were a string."""
+    """Whether a template concatenates a call's arguments as a string."""
     joined = re.search(r"""arguments(?:['"]\])?\s*\+""", template)
     converted = re.search(r"""arguments(?:['"]\])?\s*\|\s*(?:tojson|items)""", template)
     return joined is not None and converted is None

@@ -1,11 +1,11 @@
-"""What an argument's schema says about how it is written where strings stand without quotes."""
+"""How an argument is written, by its schema, in formats that do not quote strings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
-# A string, or nothing; JSON of another type; either, told apart by whether it is JSON.
+# A string or null; JSON of another type; either, distinguished by whether it is JSON.
 ArgumentKind = Literal["text", "json", "mixed"]
 
 _NAMES = {str: "string", bool: "boolean", type(None): "null", int: "integer", float: "number"}
@@ -14,7 +14,7 @@ _MAX_DEPTH = 16
 
 
 def argument_kind(schema: Mapping[str, Any], root: Mapping[str, Any]) -> ArgumentKind:
-    """The kind of an argument with this schema, whose references are into ``root``."""
+    """The kind of an argument with this schema, whose references are resolved in ``root``."""
     types = argument_types(schema, root)
     if "string" not in types:
         return "json"
@@ -24,7 +24,7 @@ def argument_kind(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Argumen
 def argument_types(
     schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0
 ) -> frozenset[str]:
-    """The JSON types that ``schema`` allows; all of them where it does not say so plainly."""
+    """The JSON types that ``schema`` allows; all of them if it does not state them plainly."""
     if depth > _MAX_DEPTH:
         return _ALL
     if isinstance(kinds := schema.get("type"), str | list):
@@ -43,7 +43,7 @@ def argument_types(
 
 
 def resolve(reference: Any, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What ``#/$defs/name`` refers to; None where it is no reference of that form."""
+    """The target of ``#/$defs/name``; None if the reference has another form."""
     steps = reference.split("/") if isinstance(reference, str) else []
     if len(steps) != 3 or steps[0] != "#" or steps[1] not in ("$defs", "definitions"):
         return None

@@ -1,4 +1,4 @@
-"""What the arguments of a call are held to, in each of the ways in which models write them."""
+"""Grammar rules for a call's arguments, in each of the formats that models use."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from server.text.lark import Lark
 
 _NEWLINE = "\n"
 _NAME = f"/{ARGUMENT_NAME.pattern}/"
-# As Python writes them where JSON does not.
+# Literals that Python writes differently from JSON.
 _PYTHON_VALUE = r"""/'([^'\\\n]|\\.)*'|True|False|None/"""
-_TAGS = {  # what stands before and behind an argument, by how arguments are written
+_TAGS = {  # the delimiters of an argument, by format
     "xml": ("<parameter={}>\n", "\n</parameter>"),
     "invoke": ('<parameter name="{}">', "</parameter>"),
     "pairs": ("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>"),
@@ -23,10 +23,10 @@ _TAGS = {  # what stands before and behind an argument, by how arguments are wri
 
 
 def held_arguments(lark: Lark, schema: Mapping[str, Any], dialect: Dialect) -> str:
-    """Arguments that satisfy ``schema``, that of an object; those that are required come first.
+    """Arguments that satisfy an object's ``schema``; required ones come first.
 
     Raises:
-        UnholdableSchema: they cannot be held to it.
+        UnholdableSchema: the schema cannot be enforced.
     """
     kind = dialect.arguments
     if kind == "json":
@@ -47,7 +47,7 @@ def held_arguments(lark: Lark, schema: Mapping[str, Any], dialect: Dialect) -> s
 
 
 def free_arguments(lark: Lark, dialect: Dialect) -> str:
-    """Any arguments, well-formed."""
+    """Any well-formed arguments."""
     kind = dialect.arguments
     if kind == "json":
         return lark.schema({"type": "object"})
@@ -76,7 +76,7 @@ def _tag(
     schema: Mapping[str, Any],
     root: Mapping[str, Any],
 ) -> str:
-    """An argument between ``before``, with the name in the place of ``{}``, and ``end``."""
+    """An argument between ``before``, in which its name replaces ``{}``, and ``end``."""
     begin = lark.literal(before.replace("{}", name))
     if argument_kind(schema, root) != "text":
         value = lark.schema({**_definitions(root), **schema})
@@ -92,7 +92,7 @@ def _tag(
 
 
 def _said_of_text(schema: Mapping[str, Any]) -> set[str]:
-    """The keywords of a schema of strings, and of the alternatives it consists of."""
+    """The keywords of a string schema and of its alternatives."""
     alternatives: Sequence[Any] = schema.get("anyOf", schema.get("oneOf", []))
     inner = [_said_of_text(one) for one in alternatives if isinstance(one, dict)]
     return (set(schema) - {"anyOf", "oneOf"}).union(*inner)

@@ -1,6 +1,6 @@
-"""Calls in braces, as Gemma writes them: ``call:get_weather{city:<|"|>Paris<|"|>,days:[1,2]}``.
+"""Tool calls in braces, as Gemma's: ``call:get_weather{city:<|"|>Paris<|"|>,days:[1,2]}``.
 
-Keys are bare, strings stand between marks and mean what they say, all else is as in JSON.
+Keys are unquoted, strings stand verbatim between marks, and everything else is JSON.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _Tell = Callable[[str], None]
 
 
 class BracedCalls(NamedTuple):
-    """How a family marks strings."""
+    """The string delimiters of a model family."""
 
-    quote: str  # before one, and behind it
+    quote: str  # before and after a string
 
     def read(self, source: Source, calls: Calls) -> Read[None]:
-        """Read the call that follows the opener."""
+        """Read the call after the opener."""
         yield from source.space()
         yield from source.expect("call:")
         name = yield from source.name()
@@ -34,7 +34,7 @@ class BracedCalls(NamedTuple):
         calls.end()
 
     def _read_members(self, source: Source, tell: _Tell, depth: int) -> Read[None]:
-        """Read what follows an opening brace, and the closing one."""
+        """Read what follows an opening brace, up to and including the closing one."""
         if depth > _MAX_DEPTH:
             raise Malformed
         tell("{")
@@ -70,7 +70,7 @@ class BracedCalls(NamedTuple):
             yield from _read_scalar(source, tell)
 
     def _read_text(self, source: Source, tell: _Tell) -> Read[None]:
-        """A string, told as it comes."""
+        """Read a string, passing it on as it arrives."""
         ends = Markers([self.quote])
         tell('"')
         while True:
@@ -100,7 +100,7 @@ class BracedCalls(NamedTuple):
 
 
 def _read_scalar(source: Source, tell: _Tell) -> Read[None]:
-    """A number, a word of JSON's, or a string whose marks were forgotten."""
+    """Read a number, a JSON keyword, or a string that lacks its marks."""
     start = source.at
     while (char := (yield from source.char())) and char not in ",]}":
         source.at += 1

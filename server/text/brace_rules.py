@@ -1,4 +1,4 @@
-"""What values are held to that stand in braces with strings between marks; see ``brace_calls``."""
+"""Grammar rules for values in braces with strings between marks; see ``brace_calls``."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _OF_LISTS = ABOUT | {"items"}
 
 
 class BraceRules:
-    """Rules for the values of one call.
+    """The rules for the values of one call.
 
     Args:
-        lark: where they go.
-        quote: before a string, and behind it.
-        root: of the schemas, for their references.
+        lark: receives the rules.
+        quote: the mark before and after a string.
+        root: the schema in which references are resolved.
     """
 
     def __init__(self, lark: Lark, quote: str, root: Mapping[str, Any]) -> None:
@@ -38,10 +38,10 @@ class BraceRules:
         self._root = root
 
     def members(self, schema: Mapping[str, Any], depth: int = 0) -> str:
-        """What stands between the braces of an object with this schema.
+        """The contents of the braces of an object with this schema.
 
         Raises:
-            UnholdableSchema: it cannot be held to it.
+            UnholdableSchema: the schema cannot be enforced.
         """
         lark = self._lark
         required, optional = in_order(schema)
@@ -53,7 +53,7 @@ class BraceRules:
         return listed(fixed, others, lark.literal(","))
 
     def any_members(self) -> str:
-        """What stands between the braces of any object."""
+        """The contents of the braces of any object."""
         return self._of_any[1]
 
     def _value(self, schema: Mapping[str, Any], depth: int) -> str:
@@ -112,7 +112,7 @@ class BraceRules:
 
     @cached_property
     def _of_any(self) -> tuple[str, str]:
-        """Any value, and what stands between the braces of any object."""
+        """Any value, and the contents of the braces of any object."""
         lark = self._lark
         name = lark.rule(f"/{ARGUMENT_NAME.pattern}/", terminal=True)
         scalar = lark.schema({"type": list(_SCALARS)})

@@ -1,4 +1,4 @@
-"""Where the readers of all dialects put the calls they find."""
+"""The output of all dialects' readers: the tool calls that they find."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from server.text.source import Malformed, Source
 
 
 class Calls:
-    """The calls of one answer.
+    """The tool calls of one answer.
 
-    As they come, or ``whole``: then a call is told when it is complete, so that one which turns out
-    to be malformed can still become text.
+    Calls are emitted as they arrive or, if ``whole``, once they are complete, so that a malformed
+    one can still become text.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class Calls:
         self._whole = whole
         self._pending: list[Part] = []
         self.count = 0  # complete calls
-        self.is_open = False  # a call has begun and has not ended
-        self.is_told = False  # ... and was told
+        self.is_open = False  # a call has begun and not ended
+        self.is_told = False  # ... and was emitted
 
     def knows(self, name: str) -> bool:
         """Whether there is a tool of this name."""
@@ -44,9 +44,9 @@ class Calls:
         return self._schemas[name]
 
     def begin(self, name: str, id: str = "") -> None:
-        """A call of ``name``, with an id where the model has written one.
+        """Begin a call of ``name``, with an id if the model wrote one.
 
-        Raises Malformed when there is no such tool.
+        Raises Malformed if there is no such tool.
         """
         if name not in self._schemas:
             raise Malformed
@@ -56,30 +56,30 @@ class Calls:
         self._put(ToolCallBegin(self.count, id or self._new_id(), name))
 
     def arguments(self, text: str) -> None:
-        """A piece of the arguments."""
+        """Add a piece of the arguments."""
         if text:
             self._put(ToolCallArguments(self.count, text))
 
     def end(self) -> None:
-        """The call is complete; what has been read up to here will not be text."""
+        """Complete the call; the input read so far can no longer become text."""
         self._flush()
         self.count += 1
         self.is_open = self.is_told = False
         self._source.kept_from = self._source.at
 
     def add(self, name: str, arguments: str) -> None:
-        """A complete call."""
+        """Add a complete call."""
         self.begin(name)
         self.arguments(arguments)
         self.end()
 
     def tell_as_far(self) -> None:
-        """Tell a call that will not be complete, as far as it came."""
+        """Emit an incomplete call as far as it was read."""
         self._flush()
         self.is_told = True
 
     def drop(self) -> None:
-        """Forget a call that has not been told."""
+        """Discard a call that has not been emitted."""
         self._pending.clear()
         self.is_open = False
 
@@ -93,4 +93,4 @@ class Calls:
             self._pending.append(part)
         else:
             self._tell(part)
-            self._source.kept_from = self._source.at  # what was told cannot become text any more
+            self._source.kept_from = self._source.at  # emitted input cannot become text any more

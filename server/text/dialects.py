@@ -50,45 +50,44 @@ _PAIR_MARKS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """How one family of models writes tool calls.
+    """The format of one model family's tool calls.
 
-    What is written is, in turn: ``begins`` once, then for each call its head (with the name in the
-    place of ``{}``), the arguments as JSON and its tail, with ``between`` between calls, then
-    ``ends`` once.
+    The output is ``begins``, then for each call its head (with the name in place of ``{}``), the
+    arguments and its tail, with ``between`` between calls, then ``ends``.
     """
 
     name: str
-    shown_by: tuple[str, ...]  # what a chat template of this family holds, all of it
-    also_shown_by: str = ""  # what stands for all of that in some; "" where nothing does
-    hidden_by: str = ""  # what none of this family holds; "" where that is nothing
-    opener: str  # what tells, within a text, that calls come; "" where nothing does
-    closers: tuple[str, ...] = ()  # what may be left over behind calls
-    bare: str = ""  # the first characters of an answer that consists of calls
+    shown_by: tuple[str, ...]  # texts that are all in this family's chat templates
+    also_shown_by: str = ""  # an alternative to those in some templates; "": none
+    hidden_by: str = ""  # a text in none of this family's templates; "": none
+    opener: str  # the text that announces calls; "" if there is none
+    closers: tuple[str, ...] = ()  # may be left over after calls
+    bare: str = ""  # the first characters of an answer made of calls only
     read: Callable[[Source, Calls], Read[None]]  # reads what follows the opener
     begins: str = ""
     head: str = ""
     tail: str = ""
     between: str = ""
     ends: str = ""
-    # How they are written.
+    # The format of arguments.
     arguments: Literal["json", "python", "xml", "invoke", "pairs", "braces"] = "json"
-    quote: str = ""  # before and behind strings in braces
-    is_numbered: bool = False  # the ":0" of the head is the call's number
-    is_single: bool = False  # no more than one call in an answer
+    quote: str = ""  # before and after strings in braces
+    is_numbered: bool = False  # the ":0" in the head is the call's number
+    is_single: bool = False  # at most one call per answer
     id_chars: int = 24
     id_prefix: str = "call_"
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """All that is neither content nor a call's name or arguments."""
+        """Texts that are neither content nor a call's name or arguments."""
         return tuple(text for text in (self.opener, *self.closers) if text)
 
 
 _JSON_ARGUMENTS = '{"name": "{}", "arguments": '
 
-# In the order in which a template is asked for them.
+# In the order in which they are tried on a template.
 DIALECTS = (
-    Dialect(  # read with the channels, and not behind an opener
+    Dialect(  # read with the channels, not after an opener
         name="harmony",
         shown_by=(harmony.CHANNEL, harmony.CALL),
         opener="",
@@ -201,7 +200,7 @@ DIALECTS = (
         tail="}",
         between=",\n",
         ends=f"\n]{_ACTION_END}",
-        is_single=True,  # the ids of several are counted, which forced calls could not be held to
+        is_single=True,  # ids count across calls, which a grammar for forced calls could not track
     ),
     Dialect(
         name="nemotron",
@@ -337,13 +336,13 @@ DIALECTS = (
 )
 BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
 
-# Templates of models that write calls in a way that is not in the table, though parts look alike,
-# hold one of these that no dialect they show has.
+# Texts in the templates of models whose call format is not in the table, although parts of it look
+# alike. Such a template shows no dialect, unless the dialect has the text too.
 _FOREIGN = ("<|channel|>", "<function_calls>")
 
 
 def dialect_of(template: str) -> Dialect | None:
-    """The dialect that a chat template's source shows; None where it shows none that is known."""
+    """The dialect that a chat template's source shows; None if it is unknown."""
     found = next((dialect for dialect in DIALECTS if _shows(template, dialect)), None)
     if found is None:
         return None
@@ -360,5 +359,5 @@ def _shows(template: str, dialect: Dialect) -> bool:
 
 
 def takes_tools(template: str) -> bool:
-    """Whether a chat template's source has a place for tools."""
+    """Whether a chat template supports tools."""
     return re.search(r"\btools\b", template) is not None

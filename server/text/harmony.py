@@ -4,8 +4,8 @@
     <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>
     <|start|>assistant<|channel|>final<|message|>Hello!<|return|>
 
-An answer is messages, each with a header. What is said in ``analysis`` is reasoning, a message to a
-function is a call, and all else is content. The recipient may also stand in front of the channel.
+An answer is a list of messages, each with a header. A message on ``analysis`` is reasoning, one to
+a function is a tool call, and all others are content. The recipient may also precede the channel.
 See https://cookbook.openai.com/articles/openai-harmony.
 """
 
@@ -21,9 +21,9 @@ from server.text.source import Malformed, Read, Source, Unfinished
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 MARKERS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
-BEGINS = (START, CHANNEL)  # of a header
+BEGINS = (START, CHANNEL)  # start of a header
 
-# What a grammar writes: between messages, and before content and a call's arguments.
+# What a grammar produces: between messages, and before content and a call's arguments.
 NEXT = f"{START}assistant"
 REASONING = f"{CHANNEL}analysis{MESSAGE}"
 CONTENT = f"{CHANNEL}final{MESSAGE}"
@@ -36,28 +36,28 @@ _FUNCTIONS = "functions."
 
 
 class Header(NamedTuple):
-    """What stands before a message."""
+    """The header of a message."""
 
     channel: str = "final"
-    recipient: str = ""  # "": the reader
+    recipient: str = ""  # "": the user
 
     @property
     def function(self) -> str | None:
-        """The function that is called; None: none is."""
+        """The function that is called, if any."""
         name = self.recipient.removeprefix(_FUNCTIONS)
         return name if name != self.recipient else None
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the message is no part of the answer: thought, or meant for a built-in tool."""
+        """Whether the message is not part of the answer: reasoning, or for a built-in tool."""
         return self.channel == "analysis" or bool(self.recipient and self.function is None)
 
 
-PLAIN = Header()  # of text that has none
+PLAIN = Header()  # of text without a header
 
 
 def read_header(source: Source) -> Read[Header | None]:
-    """The next message's header; ``PLAIN`` where there is none, None where the text ends in it."""
+    """Read the next header; ``PLAIN`` if there is none, None if the text ends inside it."""
     begin, kept = source.at, source.kept_from
     source.kept_from = begin if kept is None else kept
     try:

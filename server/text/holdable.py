@@ -1,4 +1,4 @@
-"""What of a tool's schema can be held where arguments are written one by one."""
+"""The subset of tool schemas that can be enforced where arguments are written one by one."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-# What a schema may say that changes nothing about its values, or names their type.
+# Schema keywords that do not constrain the value, or name its type.
 ABOUT = {"type", "title", "description", "$schema", "default", "examples", "x-guidance"}
 ARGUMENT_NAME = re.compile(r"[\w.-]+")
 _OF_OBJECTS = ABOUT | {"properties", "required", "additionalProperties", "$defs", "definitions"}
 
 
 class UnholdableSchema(ValueError):
-    """A tool's schema says what calls in this dialect cannot be held to; the text says what."""
+    """A tool's schema cannot be enforced in this dialect; the message says why."""
 
 
 def unholdable(keywords: Collection[str]) -> UnholdableSchema:
-    """The error about keywords of a schema, of which it names one."""
+    """The error about unsupported schema keywords, of which it names one."""
     keyword = min(keywords)
     return UnholdableSchema(f"{keyword!r} cannot be held in the way this model writes calls")
 
 
 def in_order(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The properties that an object's schema requires, and the others, each with its own schema.
+    """The required and the optional properties of an object's schema, each with its own schema.
 
     Raises:
-        UnholdableSchema: it says more than which there are, or one's name cannot be written.
+        UnholdableSchema: there are other constraints, or a property's name cannot be written.
     """
     if unknown := set(schema) - _OF_OBJECTS:
         raise unholdable(unknown)
@@ -41,10 +41,10 @@ def in_order(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def listed(fixed: Sequence[str], optional: Sequence[str], comma: str) -> str:
-    """All of ``fixed``, then any of ``optional``, with ``comma`` between."""
+    """All of ``fixed``, then any of ``optional``, separated by ``comma``."""
     following = [f"({comma} {rule})?" for rule in optional]
     if fixed or not comma:
         return " ".join([f" {comma} ".join(fixed), *following])
-    # Whichever of them comes first has no comma before it.
+    # The first one has no comma before it, whichever it is.
     starts = [" ".join([rule, *following[at + 1 :]]) for at, rule in enumerate(optional)]
     return "(" + " | ".join(starts) + ")?" if starts else ""

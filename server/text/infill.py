@@ -1,13 +1,13 @@
-"""Filling in the middle: prompts of models that were trained to write between two texts.
+"""Fill-in-the-middle prompts, for models trained to write between two texts.
 
-Such models know three special tokens. The order of the two texts around them is the family's own:
+Such models have three special tokens; each family orders the two texts around them differently:
 
     Qwen, CodeGemma, StarCoder   <prefix> before <suffix> after <middle>
     DeepSeek                     <begin>  before <hole>   after <end>
     Codestral                    <suffix> after  <prefix> before
 
 (Bavarian et al. 2022, "Efficient training of language models to fill in the middle".) The families
-are rows of a table; the one whose tokens the vocabulary holds is the model's.
+are rows of a table; a model belongs to the one whose tokens its vocabulary has.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from engine.text.tokenizer import Tokenizer
 
 
 class Family(NamedTuple):
-    """How one family spells it. ``{before}`` and ``{after}`` stand for the texts."""
+    """The format of one family, with ``{before}`` and ``{after}`` for the texts."""
 
     layout: tuple[str, ...]
-    ends: tuple[str, ...] = ()  # tokens that end the middle, besides the model's own
+    ends: tuple[str, ...] = ()  # stop tokens of the middle, besides the model's own
 
 
 _BEFORE, _AFTER = "{before}", "{after}"
@@ -54,20 +54,20 @@ FAMILIES: tuple[Family, ...] = (
 
 
 class Infill:
-    """How one tokenizer's model is asked for the middle."""
+    """The infill format of one tokenizer's model."""
 
     def __init__(self, tokenizer: Tokenizer, family: Family) -> None:
-        """Use ``family``, all of whose tokens the vocabulary holds."""
+        """Use ``family``, all of whose tokens must be in the vocabulary."""
         self._tokenizer = tokenizer
         self._layout = family.layout
         self._ids = {text: tokenizer.token_id(text) for text in family.layout}
         ends = (tokenizer.token_id(text) for text in family.ends)
-        # Where a middle ends: some models go on with the next file.
+        # Some models continue with the next file after the middle.
         self.stop_token_ids = tuple(id_ for id_ in ends if id_ is not None)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Infill | None:
-        """The way of the model whose tokenizer this is; None where it cannot."""
+        """The format of the tokenizer's model; None if it has none."""
         for family in FAMILIES:
             marks = [text for text in family.layout if text not in (_BEFORE, _AFTER)]
             if all(tokenizer.token_id(text) is not None for text in marks):
@@ -75,11 +75,11 @@ class Infill:
         return None
 
     def encode(self, before: str | Sequence[int], after: str) -> list[int]:
-        """The prompt's token ids: what goes before any text (bos), then the family's layout.
+        """The prompt's token ids: the usual prefix of any text (bos), then the family's layout.
 
         Args:
             before: the text, or its token ids.
-            after: the text that is to follow the middle.
+            after: the text that follows the middle.
         """
         tokenizer = self._tokenizer
         ids = tokenizer.encode("")
@@ -96,7 +96,7 @@ class Infill:
 
 
 def _encode_after(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Token ids of a text that begins no text: without the space some vocabularies put first."""
+    """Token ids of a continuation, without the space that some vocabularies prepend."""
     if not tokenizer.rules.max_lead:
         return tokenizer.encode(text, add_special_tokens=False)
     lead = tokenizer.encode("☺", add_special_tokens=False)

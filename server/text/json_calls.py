@@ -1,4 +1,4 @@
-"""Calls as JSON objects: ``{"name": "f", "arguments": {...}}``, one or a list of them."""
+"""Tool calls as JSON: ``{"name": "f", "arguments": {...}}``, a single object or a list."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OTHERS = ("id", "type", "tool_call_id")  # keys that some models write before t
 
 
 def read_calls(source: Source, calls: Calls) -> Read[None]:
-    """Read an object or a list of objects; several objects may stand behind each other too."""
+    """Read an object, a list of objects, or several objects in a row."""
     yield from source.space()
     if (yield from source.literal("[")):
         yield from read_listed(source, calls)
@@ -30,7 +30,7 @@ def read_calls(source: Source, calls: Calls) -> Read[None]:
 
 
 def read_listed(source: Source, calls: Calls) -> Read[None]:
-    """Read the objects of a list that has begun, and its end."""
+    """Read the remaining objects of a list, and its end."""
     while True:
         yield from source.space()
         yield from read_call(source, calls)
@@ -74,32 +74,32 @@ def read_call(source: Source, calls: Calls) -> Read[None]:
             break
     if not complete:
         raise Malformed
-    while (yield from source.literal("}")):  # one too many is a usual slip
+    while (yield from source.literal("}")):  # one too many is a common slip
         source.kept_from = source.at
         yield from source.space()
 
 
 def stream_object(source: Source, calls: Calls) -> Read[None]:
-    """Read a JSON object as the arguments of the call that has begun, telling it as it comes."""
+    """Read a JSON object as the current call's arguments, passing it on as it arrives."""
     yield from _follow(source, calls.arguments)
 
 
 def read_value(source: Source) -> Read[str]:
-    """Read a JSON value; returns its text."""
+    """Read a JSON value and return its text."""
     pieces: list[str] = []
     yield from _follow(source, pieces.append)
     return "".join(pieces)
 
 
 def read_string(source: Source) -> Read[str]:
-    """Read a JSON string; returns what it says."""
+    """Read a JSON string and return its decoded value."""
     if (char := (yield from source.char())) != '"':
         raise Malformed if char else Unfinished
     return json.loads((yield from read_value(source)))
 
 
 def as_object(text: str) -> str:
-    """The JSON object that ``text`` is, or holds as a string. Raises Malformed."""
+    """The JSON object in ``text``, which may be encoded as a string. Raises Malformed."""
     value = json.loads(text)
     if isinstance(value, str):
         text = value

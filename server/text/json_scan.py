@@ -1,4 +1,4 @@
-"""Follows one JSON value (RFC 8259) through text that arrives in pieces."""
+"""A scanner that follows one JSON value (RFC 8259) through text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ _SPACE = " \t\n\r"
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _NUMBER_CHARS = frozenset("+-.0123456789eE")
 _WORDS = {"t": "true", "f": "false", "n": "null"}
-_MAX_DEPTH = 200  # what json.loads and its like can read without trouble
+_MAX_DEPTH = 200  # within the limits of json.loads and similar parsers
 
 
 class JsonScanner:
-    """Takes text character by character as long as it is one JSON value; ``done`` after it.
+    """Accepts characters as long as they form one JSON value; ``done`` after it.
 
-    White space before the value is taken too, none after it. A number that stands alone ends only
-    where something else follows, or with ``end``.
+    Leading white space is accepted, trailing is not. A bare number ends only at another character,
+    or with ``end``.
     """
 
     def __init__(self) -> None:
         self.done = False
         self.failed = False
-        self._open: list[str] = []  # closing brackets that are missing, outermost first
+        self._open: list[str] = []  # missing closing brackets, outermost first
         self._in_string = False
-        self._is_key = False  # the string is an object's key
-        self._escape = ""  # of an escape sequence: what has come
-        self._word = ""  # of a number or word: what has come
-        self._expects = "value"  # or "key", "colon", "next"; what comes after white space
+        self._is_key = False  # the current string is an object's key
+        self._escape = ""  # the escape sequence so far
+        self._word = ""  # the number or word so far
+        self._expects = "value"  # or "key", "colon", "next": the next token after white space
         self._may_close = False  # the innermost bracket may close here
 
     def feed(self, text: str, at: int = 0) -> int:
-        """Take what belongs to the value of ``text``, from ``at``; returns where that ends.
+        """Accept ``text`` from ``at`` as far as it belongs to the value; return the end position.
 
-        It ends before the first character that does not fit, and then ``failed`` is true.
+        The end is before the first character that does not fit, in which case ``failed`` is set.
         """
         size = len(text)
         try:
@@ -46,7 +46,7 @@ class JsonScanner:
                         break
                 char = text[at]
                 if self._word and char not in _NUMBER_CHARS and not char.isalpha():
-                    self._end_word()  # it ends before this character, which is looked at again
+                    self._end_word()  # it ends before this character, which is examined again
                     continue
                 self._take(char)
                 at += 1
@@ -55,7 +55,7 @@ class JsonScanner:
         return at
 
     def end(self) -> None:
-        """There is no more text: ``done`` now, or never."""
+        """Mark the end of the text: ``done`` is final."""
         if self._word and not self._open:
             try:
                 self._end_word()
@@ -138,4 +138,4 @@ class JsonScanner:
 
 
 class _NoJson(Exception):
-    """A character that no JSON value has here."""
+    """A character that cannot continue any JSON value here."""

@@ -1,7 +1,7 @@
-"""Grammars as text, in the Lark dialect of llguidance; what answers are held to is put together.
+"""Construction of grammars in llguidance's Lark dialect.
 
-A fragment is an expression that can stand on the right side of a rule; larger ones get rules of
-their own. See https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md.
+A fragment is an expression that can be the right side of a rule; larger ones get rules of their
+own. See https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ ANY_TEXT = r"/(.|\n)*/"
 
 
 class Lark:
-    """Rules that belong together, and the way their texts are written."""
+    """The rules of one grammar, and the encoding of their literals."""
 
     def __init__(self, special_ids: Mapping[str, int]) -> None:
-        """Begin; ``special_ids`` are the special tokens that literals may hold, by spelling."""
+        """Begin; ``special_ids`` are the special tokens that literals may contain, by spelling."""
         self._special_ids = dict(special_ids)
         spellings = sorted(self._special_ids, key=len, reverse=True)
         self._special = re.compile("(" + "|".join(map(re.escape, spellings)) + ")")
         self._rules: list[str] = []
 
     def rule(self, expression: str, *, options: str = "", terminal: bool = False) -> str:
-        """The name of a new rule for ``expression``."""
+        """Add a rule for ``expression`` and return its name."""
         name = f"r{len(self._rules)}"
         name = name.upper() if terminal else name
         self._rules.append(f"{name}{options}: {expression}")
         return name
 
     def recursive(self, expression_of: Callable[[str], str]) -> str:
-        """The name of a new rule, whose expression is made from that name."""
+        """Add a rule whose expression refers to the rule's own name, and return that name."""
         name = self.rule("")
         place = len(self._rules) - 1
         self._rules[place] = f"{name}: {expression_of(name)}"
         return name
 
     def literal(self, text: str) -> str:
-        """Exactly ``text``; a special token in it is matched by its id, for it has no text."""
+        """Exactly ``text``; a special token in it has no text and is matched by its id."""
         pieces = self._special.split(text) if self._special_ids else [text]
         return " ".join(
             f"<[{self._special_ids[piece]}]>" if piece in self._special_ids else _quoted(piece)
@@ -54,18 +54,18 @@ class Lark:
         return text in self._special_ids
 
     def schema(self, schema: Mapping[str, Any]) -> str:
-        """A JSON text that satisfies ``schema``. Raises InvalidParameter where it is none."""
+        """JSON text that satisfies ``schema``. Raises InvalidParameter if it is not a schema."""
         return self.rule("%json " + json.dumps(prepared(schema)))
 
     def until(self, text: str) -> str:
-        """Any text up to the first ``text``, that included."""
+        """Any text up to and including the first ``text``."""
         any_text = self.rule(ANY_TEXT, terminal=True)
         if self.is_special(text):
             return f"{any_text} {self.literal(text)}"
         return self.rule(f"{any_text} {self.literal(text)}", options="[lazy]")
 
     def text(self, start: str) -> str:
-        """The grammar whose texts are those of the expression ``start``."""
+        """The grammar with the start expression ``start``, as text."""
         return "\n".join([f"start: {start}", *self._rules]) + "\n"
 
 

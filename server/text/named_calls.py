@@ -1,7 +1,7 @@
-"""Calls as a name and then its arguments: ``[TOOL_CALLS]f[ARGS]{...}`` and the like.
+"""Tool calls as a name followed by arguments: ``[TOOL_CALLS]f[ARGS]{...}`` and similar.
 
-Some families write an id in the place of the name, which has the name in it (``functions.f:0``):
-that is the call's id, for the model is shown it again.
+Some families write an id that contains the name instead (``functions.f:0``). It becomes the call's
+id, because the model sees it again in later turns.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from server.text import json_calls
 from server.text.calls import Calls
 from server.text.source import Malformed, Read, Source
 
-_MAX_HEAD = 256  # characters between a call's beginning and its arguments
+_MAX_HEAD = 256  # characters between a call's start and its arguments
 
 
 @dataclass(frozen=True)
 class NamedCalls:
-    """How one family writes such calls. Empty strings stand for what it does not write."""
+    """The format of one family; empty strings are absent delimiters."""
 
     begin: str  # before each call
     before_name: str  # such as the kind of tool
     after_name: str
-    fence: str  # around the arguments, before them with a language
+    fence: str  # around the arguments; the opening one is followed by a language
     end: str  # after each call
-    has_ids: bool = False  # ``functions.NAME:NUMBER`` in the place of the name
+    has_ids: bool = False  # ``functions.NAME:NUMBER`` in place of the name
 
     def read(self, source: Source, calls: Calls) -> Read[None]:
-        """Read calls as long as they follow each other."""
+        """Read consecutive calls."""
         yield from source.space()
         yield from source.expect(self.begin)
         while True:
@@ -55,7 +55,7 @@ def _read_named(
     source: Source, calls: Calls, after_name: str, fence: str, *, has_ids: bool = False
 ) -> Read[None]:
     head = yield from source.until(after_name, limit=_MAX_HEAD)
-    name = head.partition("[CALL_ID]")[0].strip()  # Mistral's models number some of theirs
+    name = head.partition("[CALL_ID]")[0].strip()  # some of Mistral's models number their calls
     id = ""
     if has_ids:
         id, name = name, name.removeprefix("functions.").rpartition(":")[0]

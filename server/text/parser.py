@@ -1,8 +1,8 @@
-"""One incremental parser for the answers of all models: reasoning, then content and tool calls.
+"""The incremental parser of all models' answers: reasoning, then content and tool calls.
 
-What a piece of text means is told as soon as it is certain, and only what could still be the
-beginning of a marker, of a call's head or of the white space before a call is held back. The parts,
-joined, do not depend on how the text was split.
+Text is emitted as soon as its meaning is certain. Only a possible start of a marker, of a call's
+head or of the white space before a call is held back. The parts, joined, do not depend on how the
+text was split.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from server.text.reasoning import ReasoningMarks
 from server.text.source import Malformed, Markers, Read, Source, Unfinished
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
-# Characters that an answer's malformed calls may be read a second time for, as text in which there
-# may be others. Beyond, calls are text: a thousand that each run on to the end would take minutes.
+# Limit of the characters of malformed calls that are read again, as text in which there may be
+# calls. Beyond it all calls are text: a thousand calls that each run on to the end would take
+# minutes.
 _MAX_REREAD_CHARS = 2**19
 
 
 class AnswerParser:
-    """Reads one answer."""
+    """Parses one answer."""
 
     def __init__(
         self,
@@ -42,15 +43,15 @@ class AnswerParser:
         """Begin an answer.
 
         Args:
-            reasoning: what marks reasoning; None: nothing is.
-            is_thinking: the answer begins within reasoning, which the prompt has opened.
-            dialect: how calls are written; None: nothing is a call.
-            schemas: of the arguments of the tools that may be called, by name. What calls another
-                one is text.
-            whole: tell each call when it is complete, and one that turns out to be malformed as
-                text. Otherwise its arguments are told as they come, and those of a call that turns
-                out to be malformed stay what they are.
-            hidden: markers that never are content, because they are special tokens.
+            reasoning: the reasoning marks; None: no text is reasoning.
+            is_thinking: the answer begins inside reasoning, which the prompt has opened.
+            dialect: the format of tool calls; None: no text is a call.
+            schemas: JSON schemas of the callable tools' arguments, by name. A call of any other
+                name is text.
+            whole: emit each call once it is complete, and a malformed one as text. Otherwise
+                arguments are emitted as they arrive, and those of a call that turns out malformed
+                remain.
+            hidden: markers that are never content, because they are special tokens.
         """
         self._reasoning = reasoning
         self._is_thinking = is_thinking
@@ -58,17 +59,17 @@ class AnswerParser:
         self._hidden = frozenset(hidden)
         self._source = Source()
         self._out: list[Part] = []
-        new_id = partial(_new_id, dialect)  # not of this parser, which it would keep
+        new_id = partial(_new_id, dialect)  # not of this parser: a cycle would keep it alive
         self._calls = Calls(self._source, self._out.append, schemas or {}, new_id, whole=whole)
-        self._held = ""  # white space that is dropped if a call follows
-        self._is_fresh = False  # nothing was said since reasoning or a call: white space is dropped
-        self._said: set[type[Text | Reasoning]] = set()  # kinds of text
-        self._is_cut = False  # the text ended, and not because the model ended it
+        self._held = ""  # white space, dropped if a call follows
+        self._is_fresh = False  # no text since reasoning or a call: white space is dropped
+        self._said: set[type[Text | Reasoning]] = set()  # kinds of text emitted
+        self._is_cut = False  # the text was cut off, not ended by the model
         self._num_reread = 0  # characters of calls that turned out to be text
         self._reader: Generator[None, None, None] | None = self._read()
         self.has_reasoned = is_thinking
-        self.is_answering = reasoning is None  # reasoning is over, or did not come
-        self.is_plain = False  # all that follows is content as it stands
+        self.is_answering = reasoning is None  # reasoning has ended, or did not occur
+        self.is_plain = False  # all further text is plain content
 
     @property
     def ends_in_calls(self) -> bool:
@@ -76,16 +77,16 @@ class AnswerParser:
         return self._calls.count > 0 and not self._calls.is_told
 
     def push(self, text: str) -> list[Part]:
-        """What is certain with ``text``."""
+        """The parts that are certain with ``text``."""
         if self.is_plain:
             return [Text(text)] if text else []
         self._source.feed(text)
         return self._go_on()
 
     def finish(self, *, cut: bool = False) -> list[Part]:
-        """What was held back, at the end; ``cut`` when it was not the model that ended it.
+        """The text held back, at the end; ``cut`` if it was cut off, not ended by the model.
 
-        A call that was cut off is told as far as it came.
+        An unfinished call is emitted as far as it was read.
         """
         self._source.ended = True
         self._is_cut = cut
@@ -159,7 +160,7 @@ class AnswerParser:
             yield from self._read_message(kind, is_framed=header is not harmony.PLAIN)
 
     def _read_message(self, kind: type[Text | Reasoning], *, is_framed: bool) -> Read[None]:
-        """What is left of a message, and the mark of its end."""
+        """Read the rest of a message and its end mark."""
         source, marks = self._source, Markers(harmony.MARKERS)
         begin = source.at
         self._held, self._is_fresh = "\n\n" if kind in self._said else "", True
@@ -213,7 +214,7 @@ class AnswerParser:
             source.skip_rest()
         elif malformed is not None and calls.is_told:
             yield from self._read_rest_of_call(dialect)
-        elif malformed is not None:  # it is text, in which there may be calls
+        elif malformed is not None:  # the text may contain further calls
             calls.drop()
             self._num_reread += source.at - source.kept_from
             if self._num_reread > _MAX_REREAD_CHARS:
@@ -224,7 +225,7 @@ class AnswerParser:
         source.kept_from = None
 
     def _read_rest_of_call(self, dialect: Dialect) -> Read[None]:
-        """A call that went wrong after it was told: what belongs to it goes where the rest went."""
+        """Read the rest of a call that failed after it was emitted, into the same part."""
         source, ends = self._source, Markers(dialect.closers)
         if source.kept_from is not None:
             source.at = source.kept_from
@@ -239,8 +240,9 @@ class AnswerParser:
     # ------------------------------------------------------------ saying
 
     def _say_marker(self, marker: str) -> None:
-        """A marker in a place where it means nothing: content, unless it is a special token, or
-        left over behind a call.
+        """Handle a marker without meaning at its place.
+
+        It is content, unless it is a special token or left over after a call.
         """
         is_left_over = self._is_fresh and self._calls.count > 0
         if marker not in self._hidden and not is_left_over:

@@ -1,10 +1,10 @@
-"""What an answer is made of, as its text is understood piece by piece.
+"""The parts of an answer, emitted as its text is parsed.
 
     Text("I look it up.")  Reasoning("The user wants ...")
     ToolCallBegin(0, "call_...", "get_weather")  ToolCallArguments(0, '{"city":')  ...
 
-Parts come in the order in which the model wrote them. Neighbours of the same kind belong together:
-their texts, joined, are the whole. A call's arguments are one JSON object.
+Parts come in the order in which the model wrote them. Adjacent parts of the same kind belong
+together: their texts, joined, are the whole. A call's arguments are one JSON object.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import msgspec
 
 
 class Text(msgspec.Struct, frozen=True, gc=False):
-    """A piece of the content that is meant for the reader."""
+    """A piece of the content."""
 
     text: str
 
 
 class Reasoning(msgspec.Struct, frozen=True, gc=False):
-    """A piece of what the model thought before it answered."""
+    """A piece of the model's reasoning."""
 
     text: str
 
 
 class ToolCallBegin(msgspec.Struct, frozen=True, gc=False):
-    """A call of a tool; its arguments follow."""
+    """The start of a tool call; its arguments follow."""
 
-    index: int  # 0 for the first call of a choice
+    index: int  # counts the calls of a choice from 0
     id: str
     name: str
 

@@ -1,4 +1,4 @@
-"""Calls as Python writes them: ``[get_weather(city="Paris"), get_time()]``, or a line for each."""
+"""Tool calls as Python: ``[get_weather(city="Paris"), get_time()]``, or one call per line."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MAX_DEPTH = 50
 
 
 def read_calls(source: Source, calls: Calls) -> Read[None]:
-    """Read the list. Arguments are told one by one, each when its value is complete."""
+    """Read the list. Each argument is emitted once its value is complete."""
     yield from source.space()
     yield from source.expect("[")
     yield from _read_listed(source, calls)
 
 
 def read_either(source: Source, calls: Calls) -> Read[None]:
-    """The same, or a list of JSON objects, which such models write when they are asked to."""
+    """Read the list, or a list of JSON objects, which these models write if asked to."""
     yield from source.space()
     yield from source.expect("[")
     yield from source.space()
@@ -30,7 +30,7 @@ def read_either(source: Source, calls: Calls) -> Read[None]:
 
 
 def read_lines(source: Source, calls: Calls) -> Read[None]:
-    """Read calls that stand behind each other, with white space between them."""
+    """Read consecutive calls, separated by white space."""
     yield from source.space()
     while True:
         yield from _read_call(source, calls)
@@ -80,7 +80,7 @@ def _read_arguments(source: Source, calls: Calls) -> Read[None]:
 
 
 def _read_value(source: Source) -> Read[str]:
-    """The text of a Python value, up to the comma or bracket after it."""
+    """Read a Python value up to the comma or bracket after it, and return its text."""
     start, quote, closing = source.at, "", list[str]()
     while char := (yield from source.char()):
         if quote:
@@ -107,7 +107,7 @@ def _read_value(source: Source) -> Read[str]:
 
 
 def _to_json(text: str) -> str:
-    """A Python literal as JSON; one that is JSON already stays. Raises Malformed."""
+    """Convert a Python literal to JSON; JSON is left unchanged. Raises Malformed."""
     text = text.strip()
     try:
         json.loads(text, parse_constant=_refuse)

@@ -1,4 +1,4 @@
-"""How families of models mark what they think before they answer, as data."""
+"""The reasoning marks of model families, as data."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from server.text import harmony
 
 @dataclass(frozen=True)
 class ReasoningMarks:
-    """What stands before and after reasoning."""
+    """The delimiters of reasoning."""
 
     name: str
     begin: str
     end: str
-    title: str = ""  # what may stand behind the first mark, and is no reasoning
+    title: str = ""  # may follow the first mark, and is not reasoning
     in_channels: bool = False  # the whole answer is messages with headers (server/text/harmony.py)
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """All that is neither reasoning nor content."""
+        """Texts that are neither reasoning nor content."""
         return harmony.MARKERS if self.in_channels else (self.begin, self.end)
 
     def are_in(self, template: str) -> bool:
-        """Whether a chat template's source shows them."""
+        """Whether a chat template's source contains them."""
         return (self.begin if self.in_channels else self.end) in template
 
     def is_open(self, text: str) -> bool:
-        """Whether reasoning has begun in ``text`` and not ended."""
+        """Whether ``text`` ends inside reasoning."""
         return text.rfind(self.begin) > text.rfind(self.end)
 
 
@@ -46,9 +46,10 @@ BY_NAME = {marks.name: marks for marks in MARKS}
 
 
 def marks_of(template: str, added_tokens: Collection[str]) -> ReasoningMarks | None:
-    """The marks that a chat template's source shows; None where it shows none that are known.
+    """The reasoning marks that a chat template's source shows; None if they are unknown.
 
-    A template that only asks for thinking shows them through the vocabulary: both are tokens.
+    A template that only has a switch for reasoning shows them through the vocabulary: both marks
+    are tokens.
     """
     for marks in MARKS:
         if marks.are_in(template):

@@ -1,8 +1,8 @@
-"""Text that arrives in pieces, read by coroutines that wait where it runs out.
+"""A text that arrives in pieces, read by coroutines that wait when it runs out.
 
-A reader is a generator that yields nothing but its patience: ``yield from source.char()`` gives the
-next character as soon as there is one, however many pieces that takes. Readers look at the text
-through these methods alone and so cannot know how it was split.
+A reader is a generator whose yields carry no values and only mean "wait": ``yield from
+source.char()`` returns the next character once it exists, however many pieces that takes. Readers
+access the text only through these methods, so they cannot depend on how it was split.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class Malformed(Exception):
 
 
 class Unfinished(Malformed):
-    """The text ended in the middle of what a reader expects."""
+    """The text ended before what a reader expects was complete."""
 
 
 class Source:
-    """A text that grows at its end and is read once, from a position that can go back."""
+    """A text that grows at its end and is read once, from a position that can be set back."""
 
     def __init__(self) -> None:
         self._text = ""
-        self._start = 0  # position of the text's first character that is still kept
+        self._start = 0  # position of the first retained character
         self.at = 0  # position of the next character
         self.ended = False
-        self.kept_from: int | None = None  # what ``at`` may be set back to; None: nothing
+        self.kept_from: int | None = None  # the lowest value ``at`` may be set to; None: none
 
     def feed(self, text: str) -> None:
-        """Append ``text``, and forget what cannot be read any more."""
+        """Append ``text``, and drop what cannot be read again."""
         keep = self.at if self.kept_from is None else self.kept_from
         self._text = self._text[keep - self._start :] + text
         self._start = keep
@@ -48,21 +48,21 @@ class Source:
 
     @property
     def rest(self) -> str:
-        """What has arrived and was not read."""
+        """Text that has arrived and was not read."""
         return self._text[self.at - self._start :]
 
     def since(self, position: int) -> str:
-        """What was read since ``position``."""
+        """Text read since ``position``."""
         return self._text[position - self._start : self.at - self._start]
 
     def skip_rest(self) -> None:
-        """Read all that is there, for nothing."""
+        """Skip all text that has arrived."""
         self.at = self._start + len(self._text)
 
     def pass_over(self, markers: Markers) -> tuple[str, str]:
-        """The text up to the first of ``markers``, and that marker, both read.
+        """Read the text up to and including the first of ``markers``; return both.
 
-        Without a marker: the text that is certain not to be a part of one, and "".
+        Without a marker, read the text that is certainly not part of one, and return it and "".
         """
         offset = self.at - self._start
         end, marker = markers.find(self._text, offset, ended=self.ended)
@@ -70,7 +70,7 @@ class Source:
         return self._text[offset:end], marker
 
     def scan(self, scanner: JsonScanner) -> str:
-        """What ``scanner`` takes of the text that is there."""
+        """Read what ``scanner`` accepts of the text that has arrived."""
         offset = self.at - self._start
         end = scanner.feed(self._text, offset)
         if self.ended and not scanner.done:
@@ -81,7 +81,7 @@ class Source:
     # ------------------------------------------------------------ what readers wait for
 
     def char(self) -> Read[str]:
-        """The next character, not read yet; "" at the end."""
+        """Return the next character without reading it; "" at the end."""
         while self.at - self._start >= len(self._text):
             if self.ended:
                 return ""
@@ -89,21 +89,21 @@ class Source:
         return self._text[self.at - self._start]
 
     def space(self) -> Read[str]:
-        """White space."""
+        """Read white space."""
         read = ""
         while (yield from self.char()).isspace():
             read += self._match(_SPACE)
         return read
 
     def name(self) -> Read[str]:
-        """The longest run of characters that names are made of."""
+        """Read the longest run of name characters."""
         read = ""
         while _NAME.fullmatch((yield from self.char())):
             read += self._match(_NAME)
         return read
 
     def literal(self, text: str) -> Read[bool]:
-        """Whether ``text`` comes next; only then is it read."""
+        """Read ``text`` if it comes next; whether it did."""
         while True:
             offset = self.at - self._start
             there = self._text[offset : offset + len(text)]
@@ -127,10 +127,10 @@ class Source:
         raise Unfinished if is_cut else Malformed
 
     def until(self, marker: str, *, limit: int) -> Read[str]:
-        """The text up to ``marker``, which is read too.
+        """Read the text up to and including ``marker``; return the text before it.
 
         Raises:
-            Malformed: it does not come within ``limit`` characters.
+            Malformed: there is no marker within ``limit`` characters.
         """
         while True:
             offset = self.at - self._start
@@ -152,19 +152,19 @@ class Source:
 
 
 class Markers:
-    """Finds the first of several markers in text that grows."""
+    """Finds the first of several markers in growing text."""
 
     def __init__(self, markers: Collection[str]) -> None:
-        """Look for ``markers``, none of which begins another one."""
+        """Search for ``markers``, none of which is a prefix of another."""
         ordered = sorted({marker for marker in markers if marker})
         self._pattern = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
         self._beginnings = {marker[:end] for marker in ordered for end in range(1, len(marker))}
         self._longest = max(map(len, self._beginnings), default=0)
 
     def find(self, text: str, at: int, *, ended: bool) -> tuple[int, str]:
-        """Where in ``text``, from ``at``, the first marker begins, and the marker.
+        """The position of the first marker in ``text`` from ``at``, and the marker.
 
-        Without one: the end of what cannot be a part of one, and "".
+        Without a marker: the end of the text that cannot be part of one, and "".
         """
         match = self._pattern.search(text, at)
         if match is not None:

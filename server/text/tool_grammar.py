@@ -1,4 +1,4 @@
-"""What an answer that calls tools is held to, so that its calls are always well-formed."""
+"""The grammar of answers that call tools, which makes their calls well-formed."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from server.text.lark import ANY_TEXT, Lark
 
 
 class CallableTool(NamedTuple):
-    """A tool that may be called."""
+    """A callable tool."""
 
     name: str
     parameters: Mapping[str, Any]  # a JSON schema of an object
-    is_held: bool  # the arguments satisfy the schema; otherwise they are any object
+    is_held: bool  # the arguments satisfy the schema; otherwise any object
 
 
 def calls_only(
     lark: Lark, dialect: Dialect, tools: Sequence[CallableTool], *, is_parallel: bool
 ) -> str:
-    """An answer that is a call of one of ``tools``, or several of them.
+    """An answer that consists of one call of ``tools``, or several.
 
     Raises:
-        UnholdableSchema: the arguments of a tool cannot be held to its schema.
+        UnholdableSchema: a tool's schema cannot be enforced on its arguments.
     """
     return lark.rule(
         f"{lark.literal(_opening(dialect))} {_rest(lark, dialect, tools, is_parallel)}"
@@ -35,13 +35,13 @@ def calls_only(
 def text_or_calls(
     lark: Lark, dialect: Dialect, tools: Sequence[CallableTool], *, is_parallel: bool
 ) -> str:
-    """An answer that is text, and then, wherever it writes their beginning, calls.
+    """An answer of text, followed by calls once the model writes the start of one.
 
     Raises as ``calls_only`` does.
     """
     rest = _rest(lark, dialect, tools, is_parallel)
     opening = _opening(dialect)
-    if not opening.startswith(dialect.opener) or not dialect.opener:  # nothing tells them but "{"
+    if not opening.startswith(dialect.opener) or not dialect.opener:  # only "{" announces them
         text = lark.rule(rf"/(\s*[^\s{re.escape(dialect.bare)}](.|\n)*)?/", terminal=True)
         return f"({text} | {lark.literal(opening)} {rest})"
     text = lark.rule(ANY_TEXT, terminal=True)
@@ -51,14 +51,14 @@ def text_or_calls(
 
 
 def _opening(dialect: Dialect) -> str:
-    """What all calls begin with, in front of the name of the first."""
+    """The common start of all calls, before the first call's name."""
     return dialect.begins + dialect.head.partition("{}")[0]
 
 
 def _rest(lark: Lark, dialect: Dialect, tools: Sequence[CallableTool], is_parallel: bool) -> str:
-    """What comes after the opening: from the first call's name on."""
+    """What follows the opening: from the first call's name on."""
     before_name, _, after_name = dialect.head.partition("{}")
-    # The number goes on from the calls of earlier turns, which only the model has counted.
+    # Numbers continue from the calls of earlier turns, which only the model has counted.
     number = ""
     if dialect.is_numbered:
         after_name = after_name.removeprefix(":0")

@@ -1,8 +1,10 @@
-"""Calls as tags: ``<function=f><parameter=city>Paris</parameter></function>``, or as MiniMax writes
-them, ``<invoke name="f"><parameter name="city">Paris</parameter></invoke>``, or GLM,
+"""Tool calls as tags.
+
+``<function=f><parameter=city>Paris</parameter></function>``, or MiniMax's ``<invoke
+name="f"><parameter name="city">Paris</parameter></invoke>``, or GLM's
 ``f<arg_key>city</arg_key><arg_value>Paris</arg_value>``.
 
-Strings stand without quotes, so what a value means is asked of the function's schema.
+Strings are not quoted, so the function's schema determines the meaning of a value.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ _VALUE_ENDS = Markers(["</arg_value>"])
 
 
 class TaggedCalls(NamedTuple):
-    """How a family tags functions and their arguments."""
+    """The tags of a family for functions and arguments."""
 
     call: str  # before a function's name
-    argument: str  # before an argument's
-    named: str  # behind either
+    argument: str  # before an argument's name
+    named: str  # after either name
     call_end: str
-    end: str  # behind the call, or behind all
-    has_several: bool = False  # calls behind one opener
+    end: str  # after the call, or after all calls
+    has_several: bool = False  # several calls after one opener
 
     def read(self, source: Source, calls: Calls) -> Read[None]:
         """Read what follows the opener."""
@@ -69,7 +71,7 @@ MINIMAX = TaggedCalls(
 
 
 def read_pairs(source: Source, calls: Calls) -> Read[None]:
-    """Read what follows ``<tool_call>``: a name, and keys and values in turn."""
+    """Read what follows ``<tool_call>``: a name, then alternating keys and values."""
     yield from source.space()
     name = yield from source.name()
     calls.begin(name)
@@ -90,7 +92,7 @@ def read_pairs(source: Source, calls: Calls) -> Read[None]:
 
 
 def _read_value(source: Source, calls: Calls, name: str, key: str, ends: Markers) -> Read[None]:
-    """Read a value and tell it as JSON: a string as it comes, anything else when it is complete."""
+    """Read a value and emit it as JSON: a string as it arrives, anything else once complete."""
     root = calls.schema(name)
     properties = root.get("properties", {})
     found = properties.get(key) if isinstance(properties, Mapping) else None
@@ -122,7 +124,7 @@ def _wait(source: Source) -> Read[None]:
 
 
 def _as_json(text: str, is_text: bool) -> str:
-    """A value as JSON; what is none is a string."""
+    """A value as JSON; anything that is not JSON is a string."""
     if not is_text or text == "null":
         try:
             json.loads(text, parse_constant=_refuse)

@@ -4,11 +4,13 @@
     supervisor ───────┼── spawns, restarts ──►  API worker ──┤  Unix socket
     (quire serve)     └── spawns, restarts ──►  engine ◄─────┘  requests, tokens
 
-The supervisor serves nobody: it holds the listening sockets, one a worker (the kernel spreads
-connections over them by SO_REUSEPORT, and keeps those that come while a worker is replaced), and
-the socket at which the engine takes the workers. A worker that dies takes its own connections
-along and nobody else's; when the engine dies, every worker's streams go on in the next one. End-of-
-file on a worker's socket pair is its death notice, and the supervisor's to the worker, which then
-ends at once; so does the engine. SIGTERM goes to the supervisor, and through it to all workers:
-they drain, and the engine ends after the last.
+The supervisor serves no requests. It holds the listening sockets, one per worker (the kernel
+distributes connections over them by SO_REUSEPORT, and queues those that arrive while a worker is
+replaced), and the socket on which the engine accepts the workers. A worker that dies loses only its
+own connections. If the engine dies, all workers' streams continue in the next one.
+
+End-of-file on a worker's socket pair tells the supervisor that the worker is dead. Conversely, it
+tells the worker that the supervisor is dead; the worker then exits at once, and so does the engine.
+SIGTERM goes to the supervisor, which passes it to all workers: they drain, and the engine ends
+after the last one.
 """

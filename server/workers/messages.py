@@ -1,4 +1,4 @@
-"""What supervisor and API workers tell one another; ``engine/framing.py`` says how."""
+"""The messages between supervisor and API workers; ``engine/framing.py`` has their encoding."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from server.metrics import Numbers
 
 
 class Setup(msgspec.Struct, frozen=True, tag="setup", array_like=True):
-    """To a worker, first of all."""
+    """To a worker, as the first message."""
 
     settings: str  # JSON
-    engines: tuple[str, ...]  # paths of the Unix sockets at which they take clients
-    given_up: tuple[int, ...]  # of these engines: by number
-    directory: str  # of the files that the workers share
-    index: int  # which of the workers this is, from 0
+    engines: tuple[str, ...]  # paths of the Unix sockets on which they accept clients
+    given_up: tuple[int, ...]  # numbers of the engines that are gone for good
+    directory: str  # of the files shared by the workers
+    index: int  # the worker's index, from 0
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask", array_like=True):
-    """To a worker: tell your numbers."""
+    """To a worker: request for its metrics."""
 
 
 class Told(msgspec.Struct, frozen=True, tag="told", array_like=True):
-    """From a worker: its own numbers."""
+    """From a worker: its own metrics."""
 
     numbers: Numbers
 
 
 class Gather(msgspec.Struct, frozen=True, tag="gather", array_like=True):
-    """From a worker that is scraped: tell everybody's numbers."""
+    """From a worker that is being scraped: request for the metrics of all workers."""
 
 
 class Gathered(msgspec.Struct, frozen=True, tag="gathered", array_like=True):
-    """To that worker: the sum over all workers, past ones included."""
+    """To that worker: the sum over all workers, including those that have ended."""
 
     numbers: Numbers
 
 
 class GivenUp(msgspec.Struct, frozen=True, tag="given_up", array_like=True):
-    """To a worker: one of several engines is gone, and there will be no other in its place."""
+    """To a worker: one of several engines is gone for good."""
 
     engine: int
     message: str
 
 
-# Fatal, to a worker: there is no engine, and there will be none. From a worker: it cannot serve,
-# and another could not either.
+# Fatal, to a worker: the engine is gone for good. From a worker: it cannot serve, and neither could
+# its replacement.
 Message = Setup | Ask | Told | Gather | Gathered | GivenUp | Fatal
 
 _decoder = msgspec.msgpack.Decoder(Message)

@@ -1,4 +1,4 @@
-"""The process that owns the engine and the API workers, and serves nobody itself."""
+"""The process that owns the engine and the API workers, and serves no requests itself."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from server.workers.messages import (
 
 _log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 16
-_TELL_S = 1.0  # for a worker to tell its numbers; after that its last ones count
+_TELL_S = 1.0  # for a worker to send its metrics; after that its last ones count
 _REAP_GRACE_S = 2.0  # for a worker that has closed its socket
 
 Start = Callable[[LoadProgress | None], Awaitable[EngineInfo]]
 
 
 class Supervisor:
-    """One server of several API workers.
+    """One server with several API workers.
 
     Args:
-        settings: of the server; ``api_workers`` says how many.
-        sockets: listening, one a worker.
-        announce: awaits the engine's start, telling a person how it goes.
+        settings: of the server; ``api_workers`` is their number.
+        sockets: listening, one per worker.
+        announce: awaits the engine's start and reports its progress.
         child: see :class:`EngineSupervisor`.
     """
 
@@ -63,21 +63,21 @@ class Supervisor:
         self._sockets = sockets
         self._announce = announce
         self._directory = Scratch("workers")
-        self._paths: list[str] = []  # of the sockets at which the engines take workers
+        self._paths: list[str] = []  # of the sockets on which the engines accept workers
         self._listeners: list[socket.socket] = []
         configs = replica_configs(settings.engine_config(), settings.data_parallel_size)
         self._engines = [
             self._make_engine(index, config, None if index else child)
             for index, config in enumerate(configs)
         ]
-        self._given_up: set[int] = set()  # of these: by number
-        self._workers: dict[int, _Worker] = {}  # by the number of their socket
-        self._departed = Numbers.zero(len(configs))  # what workers that have ended had counted
+        self._given_up: set[int] = set()  # numbers of engines
+        self._workers: dict[int, _Worker] = {}  # by the index of their socket
+        self._departed = Numbers.zero(len(configs))  # the counts of workers that have ended
         self._ending = False
-        self.failure: EngineError | None = None  # why the server could not go on
+        self.failure: EngineError | None = None  # why the server had to end
 
     def spawn(self) -> None:
-        """Start the engines' processes now; ``run`` awaits them."""
+        """Start the engines' processes; ``run`` awaits them."""
         for engine in self._engines:
             engine.spawn()
 
@@ -86,7 +86,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        # The workers read again what may have changed, or tell what they are doing.
+        # The workers reload files, or log their stacks.
         for number in (signal.SIGHUP, signal.SIGUSR1):
             loop.add_signal_handler(number, self._pass_on, number)
         starting = asyncio.create_task(self._start_engines())
@@ -104,20 +104,20 @@ class Supervisor:
     # ------------------------------------------------------------ ends
 
     def _on_signal(self) -> None:
-        """Pass it on: a first one lets the workers drain, a second ends them."""
+        """Forward the signal: the first one drains the workers, a second ends them."""
         self._ending = True
-        for sock in self._sockets:  # a worker that has drained is not to be connected to any more
+        for sock in self._sockets:  # a drained worker must not get further connections
             sock.close()
         for worker in self._workers.values():
             worker.child.process.terminate()
 
     def _pass_on(self, number: signal.Signals) -> None:
-        """To all workers."""
+        """Forward a signal to all workers."""
         for worker in self._workers.values():
             worker.child.process.send_signal(number)
 
     def _fail(self, error: EngineError) -> None:
-        """Nothing can be served any more: all workers are told, and end."""
+        """Tell all workers that nothing can be served any more, and end."""
         if self.failure is None:
             self.failure = error
         self._ending = True
@@ -129,7 +129,7 @@ class Supervisor:
     def _make_engine(
         self, index: int, config: EngineConfig, child: Child | None
     ) -> EngineSupervisor:
-        """An engine that takes the workers at a socket of its own."""
+        """An engine that accepts the workers on a socket of its own."""
         path = str(self._directory.path / f"engine-{index}")
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(path)
@@ -148,7 +148,7 @@ class Supervisor:
             self._fail(error)
 
     def _lose(self, index: int, error: EngineError) -> None:
-        """An engine was given up: the others serve on, where there are any."""
+        """Record that an engine is gone for good; any others continue to serve."""
         self._given_up.add(index)
         if len(self._given_up) == len(self._engines):
             self._fail(error)
@@ -160,7 +160,7 @@ class Supervisor:
     # ------------------------------------------------------------ workers
 
     async def _keep(self, index: int) -> None:
-        """Keep a worker on socket ``index``, until the end."""
+        """Keep a worker running on socket ``index`` until shutdown."""
         settings, paths = self._settings.model_dump_json(), tuple(self._paths)
         crashes = CrashLimit()
         while not self._ending:
@@ -185,7 +185,7 @@ class Supervisor:
             self._fail(read_fatal(message))
 
     async def _gather(self, asker: _Worker) -> None:
-        """Add everybody's numbers up for a worker that is scraped."""
+        """Sum the metrics of all workers for one that is being scraped."""
         answers = [worker.ask() for worker in self._workers.values()]
         await asyncio.wait(answers, timeout=_TELL_S)
         total = merge([self._departed, *(worker.numbers for worker in self._workers.values())])
@@ -195,13 +195,13 @@ class Supervisor:
 
 
 class _Worker:
-    """One API worker's process, and what it has counted as far as is known."""
+    """One API worker's process, and its last known metrics."""
 
     def __init__(self, listener: socket.socket, setup: Setup) -> None:
         self.child = Child(
             "server.workers.worker", str(listener.fileno()), pass_fds=[listener.fileno()]
         )
-        with contextlib.suppress(BrokenPipeError):  # it is dead already: end-of-file will tell
+        with contextlib.suppress(BrokenPipeError):  # it is already dead: end-of-file will show it
             self.child.socket.sendall(encode(setup))
         self.numbers = Numbers.zero()
         self.gathering: asyncio.Task[None] | None = None
@@ -209,7 +209,7 @@ class _Worker:
         self._answer: asyncio.Future[None] | None = None
 
     async def listen(self, take: Callable[[_Worker, Message], None]) -> None:
-        """Hand on what it tells, until it has ended."""
+        """Pass its messages to ``take`` until it ends."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self.child.socket)
         frames = MessageReader()
         with contextlib.suppress(OSError):
@@ -220,19 +220,19 @@ class _Worker:
         self._writer.close()
 
     def send(self, message: Message) -> None:
-        """Tell it something, if it is there."""
+        """Send a message, if the worker is alive."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(encode(message))
 
     def ask(self) -> asyncio.Future[None]:
-        """Ask for its numbers; done when it has told them, or has ended."""
+        """Request its metrics; done when they have arrived, or the worker has ended."""
         if self._answer is None or self._answer.done():
             self._answer = asyncio.get_running_loop().create_future()
             self.send(Ask())
         return self._answer
 
     def hear(self, numbers: Numbers) -> None:
-        """It has told its numbers."""
+        """Store the metrics that have arrived."""
         self.numbers = numbers
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(None)

@@ -1,7 +1,7 @@
 """An API worker: ``python -m server.workers.worker FD LISTEN``, started by the supervisor.
 
-``FD`` is its end of a socket pair with the supervisor, ``LISTEN`` the socket it accepts connections
-on. What it serves is the same application as that of a single process.
+``FD`` is its end of a socket pair with the supervisor, ``LISTEN`` the socket on which it accepts
+connections. It serves the same application as a single process.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from server.workers.messages import (
 )
 
 _READ_BYTES = 1 << 16
-_GATHER_S = 5.0  # for the supervisor to tell everybody's numbers
+_GATHER_S = 5.0  # for the supervisor to send the metrics of all workers
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve for the supervisor at the other end of the socket; returns the exit code."""
+    """Serve under the supervisor at the other end of the socket; returns the exit status."""
     parser = argparse.ArgumentParser(prog="server.workers.worker")
     parser.add_argument("fd", type=int, help="the worker's end of the socket pair")
     parser.add_argument("listen", type=int, help="the listening socket")
     parser.add_argument("--die-with-parent", action="store_true")
     args = parser.parse_args(argv)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor's to decide upon
-    for number in (signal.SIGHUP, signal.SIGUSR1):  # until there is something to be read or told
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides
+    for number in (signal.SIGHUP, signal.SIGUSR1):  # until their handlers are installed
         signal.signal(number, signal.SIG_IGN)
     if args.die_with_parent:
         die_with_parent()
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _serve(setup: Setup, supervisor: socket.socket, listener: socket.socket) -> int:
     settings = Settings.from_json(setup.settings)
-    writer = {"worker": setup.index}  # beside others
+    writer = {"worker": setup.index}  # next to the usual fields
     logs.configure(settings.log_level, settings.log_format, writer)
     count = len(setup.engines)
     engines = [
@@ -88,10 +88,10 @@ def _serve(setup: Setup, supervisor: socket.socket, listener: socket.socket) -> 
     control = _Control(engines, state.metrics)
     state.gather = control.gather
     listener.setblocking(False)
-    # A duplicate: the event loop closes its own when it ends, and that must not look like death.
+    # A duplicate: the event loop closes its own when it ends, which must not look like a crash.
     status = serve(app, settings, listener, beside=control.run(supervisor.dup()))
     if state.failure is not None:
-        with contextlib.suppress(OSError):  # it knows already, and has gone
+        with contextlib.suppress(OSError):  # the supervisor already knows, and has closed its end
             supervisor.sendall(encode(_fatal(state.failure)))
     return status
 
@@ -103,10 +103,10 @@ class _Control:
         self._engines = engines
         self._metrics = metrics
         self._writer: asyncio.StreamWriter | None = None
-        self._gathered: asyncio.Future[Numbers] | None = None  # the sum that is under way
+        self._gathered: asyncio.Future[Numbers] | None = None  # the pending sum
 
     async def run(self, supervisor: socket.socket) -> None:
-        """Obey until the supervisor has gone; then end at once, as nothing can be resumed."""
+        """Handle messages until the supervisor is gone; then exit: nothing can be resumed."""
         reader, self._writer = await asyncio.open_unix_connection(sock=supervisor)
         frames = MessageReader()
         while data := await reader.read(_READ_BYTES):
@@ -115,7 +115,7 @@ class _Control:
         os._exit(1)
 
     async def gather(self) -> Numbers:
-        """Everybody's numbers. Raises TimeoutError when the supervisor is stuck."""
+        """The metrics of all workers. Raises TimeoutError if the supervisor is stuck."""
         if self._gathered is None:
             self._gathered = asyncio.get_running_loop().create_future()
             self._send(Gather())

@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 
 @pytest.fixture
 def _restored():
-    """Leave logging as it was found."""
+    """Restore the logging configuration."""
     root, uvicorn = logging.getLogger(), logging.getLogger("uvicorn")
     before = (root.handlers[:], root.level, logging.raiseExceptions, uvicorn.level)
     yield

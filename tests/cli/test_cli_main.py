@@ -1,4 +1,4 @@
-"""The command itself: help, wrong calls, and what it does not import."""
+"""The command itself: help, wrong usage, and what it does not import."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_each_command_has_help(command, capsys):
 
 @pytest.mark.parametrize("command", ["serve", "plan", "keys"])
 def test_an_interpreter_without_the_packages_is_told_in_one_line(command):
-    """Such as the system's own, where .venv's was meant."""
+    """For example the system's interpreter instead of the one in .venv."""
     done = subprocess.run(
         [sys.executable, "-S", "-m", "server", command], capture_output=True, text=True
     )
@@ -57,7 +57,7 @@ def test_the_engine_is_spawned_before_anything_else_is_imported():
 
 
 def test_nothing_heavy_is_imported_before_the_engine_is_told_what_to_load():
-    """It is told once this module is imported and the flags are parsed."""
+    """The engine learns it once this module is imported and the flags are parsed."""
     code = (
         "import sys; import server.cli.serve; from server.cli.flags import parse_settings; "
         "parse_settings([]); "

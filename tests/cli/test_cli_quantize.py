@@ -17,7 +17,7 @@ SHORT = ("--num-windows", "6", "--num-held-out", "2", "--window", "64")
 
 @pytest.fixture(autouse=True)
 def all_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a quick run too every line of its progress is written."""
+    """Write every line of progress, even for a quick run."""
     monkeypatch.setattr("server.cli.progress._LINE_PERIOD_S", 0.0)
 
 
@@ -126,7 +126,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_once_there_is_room(
     parts = {path: path.stat().st_mtime_ns for path in tmp_path.glob("out.partial/parts/*")}
     assert len(parts) == 4
     assert quantize(*argv) == 0
-    assert "judging the held-out text" in capsys.readouterr().err  # and no layer again
+    assert "judging the held-out text" in capsys.readouterr().err  # and no layer is repeated
     assert (out / "model.safetensors").is_file()
 
 
@@ -145,7 +145,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_once_there_is_room(
 def test_held_out_questions_are_still_answered(
     scheme: str, algorithm: str, may_lose: int, tmp_path: Path
 ) -> None:
-    """At most one point of a hundred lost in eight bits, three in four; 277 of 300 before."""
+    """At eight bits at most one percent point is lost, at four bits three; 277 of 300 before."""
     questions = ROOT / "tests" / "demo" / "heldout.jsonl"
     done = quantize(
         *(default_model_dir(), "-o", tmp_path / "out", "--questions", questions),

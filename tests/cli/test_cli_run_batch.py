@@ -1,4 +1,4 @@
-"""``quire run-batch``: a file of requests into a file of answers, resumed where it was cut."""
+"""``quire run-batch``: a file of requests into a file of answers, and resuming it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_file_of_requests_is_answered_and_gone_on_with(tmp_path: Path) -> None
     assert "Paris" in answer
     assert results["c"]["response"]["body"]["usage"]["completion_tokens"] == 2
 
-    # Cut off in the middle of a line; the request that failed has been mended.
+    # Cut off in the middle of a line, with the failed request corrected.
     lines = output.read_bytes().splitlines(keepends=True)
     output.write_bytes(b"".join(lines[:4]) + lines[4][:20])
     kept = {i: line for i, line in read_whole(lines[:4]).items() if i != "bad"}

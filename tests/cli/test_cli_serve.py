@@ -1,4 +1,4 @@
-"""``quire serve`` as a process: what it says, how it fails, how it ends."""
+"""``quire serve`` as a process: its output, its failures, its shutdown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_to_end(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_from_start_to_sigterm():
-    """It tells a curl that works as it stands, and leaves nothing behind."""
+    """It prints a curl command that works verbatim, and leaves nothing behind."""
     process = subprocess.Popen(
         [*SERVE, "--port", "0", "--api-key", "YOUR_KEY", *SMALL],
         stderr=subprocess.PIPE,
@@ -77,7 +77,7 @@ def test_from_start_to_sigterm():
 def test_a_busy_port_is_told_before_anything_is_loaded():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        # A model that does not exist shows that the port was tried first.
+        # The model does not exist: this error would come after that of a busy port.
         done = run_to_end("/no/such/model", "--port", str(port))
     assert done.returncode == 1
     assert done.stderr == (
@@ -87,7 +87,7 @@ def test_a_busy_port_is_told_before_anything_is_loaded():
 
 @pytest.mark.parametrize("broken", ["model.safetensors", "tokenizer.json"])
 def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(broken, tmp_path):
-    """The first is read by the engine process, the second by this one."""
+    """The first is read by the engine process, the second by the API process."""
     model = tmp_path / "model"
     shutil.copytree(default_model_dir(), model)
     os.truncate(model / broken, (model / broken).stat().st_size // 2)
@@ -125,7 +125,7 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(broken, tmp_path):
     ],
 )
 def test_what_cannot_be_served_is_told_in_one_line(arguments, told, capsys):
-    """The engine's process, which has been started by then, is ended."""
+    """The engine process, which is already running by then, is ended."""
     from server.cli import main
 
     before = psutil.Process().children()

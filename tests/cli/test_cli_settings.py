@@ -1,4 +1,4 @@
-"""One table of settings, four ways in, and one line when a value cannot be used."""
+"""One table of settings, four sources, and a one-line error for a value that cannot be used."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_lists_come_from_repeated_flags_and_from_commas(monkeypatch):
     assert parse_settings(["--api-key", "a", "--api-key", "b"]).api_keys == ["a", "b"]
     monkeypatch.setenv("QUIRE_API_KEY", "hunter2, hunter3")
     assert Settings.load({}).api_keys == ["hunter2", "hunter3"]
-    assert "hunter" not in repr(Settings.load({}))  # keys stay out of logs of settings
+    assert "hunter" not in repr(Settings.load({}))  # keys do not appear in logged settings
 
 
 @pytest.mark.parametrize("key", ["", " ", "two words", "clé"])
@@ -209,7 +209,7 @@ def test_presets_are_settings(preset):
     fields = {row.name: row.field for row in settings_table()}
     set_fields = {fields[line.partition(":")[0]] for line in lines}
     assert set_fields | {"config"} == settings.model_fields_set
-    assert f"configs/{preset.name}" in preset.read_text()  # its first lines tell how to use it
+    assert f"configs/{preset.name}" in preset.read_text()  # its first lines show how to use it
 
 
 def test_help_tells_every_setting_and_every_choice():

@@ -1,4 +1,4 @@
-"""``quire chat`` and ``quire complete`` against a server that answers by a script."""
+"""``quire chat`` and ``quire complete`` against a scripted server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server.cli.talk import _CONTROLS, chat_main, complete_main
 
 
 class Script:
-    """What was asked of the server, and how it is to answer."""
+    """How the server answers, and a record of its requests."""
 
     def __init__(self) -> None:
         self.asked: list[dict] = []
@@ -126,7 +126,7 @@ def test_commands_at_a_terminal(script, monkeypatch, capsys):
     assert "System prompt: Shout." in out
     assert "There is no command /nonsense" in out
     roles = [[turn["role"] for turn in asked["messages"]] for asked in script.asked]
-    assert roles == [["system", "user"], ["system", "user"]]  # /reset forgot "Hi" and its answer
+    assert roles == [["system", "user"], ["system", "user"]]  # /reset discarded "Hi" and its answer
     assert next(lines) == "never"
 
 
@@ -136,7 +136,7 @@ def test_a_failed_turn_is_not_remembered(script, monkeypatch, capsys):
             return True
 
     def lines():
-        script.end = b""  # cut before [DONE]
+        script.end = b""  # truncated before [DONE]
         yield "one"
         script.end = b"data: [DONE]\n\n"
         yield "two"

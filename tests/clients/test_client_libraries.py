@@ -1,6 +1,6 @@
-"""Other people's clients against a real server, each a program in its library's own environment.
+"""Third-party clients against a real server, each a program in its library's own environment.
 
-`make clients` installs them; what is not installed is skipped.
+`make clients` installs them; libraries that are not installed are skipped.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def test_javascript_library(base_url: str, tmp_path: Path) -> None:
 
 
 def _run(command: list[str], home: Path) -> None:
-    """Run a program in the repository's root. It ends with 0 when all of its checks held."""
+    """Run a program in the repository's root. It exits with 0 if all of its checks pass."""
     own = {
-        "HOME": str(home),  # caches of theirs stay out of the user's
+        "HOME": str(home),  # keeps their caches out of the user's home
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "HF_HUB_OFFLINE": "1",
         "OPENAI_API_KEY": "none",

@@ -1,4 +1,4 @@
-"""The corpus is a function of its seed, and holds nothing of the evaluation set."""
+"""The corpus is a function of its seed, and contains nothing of the evaluation set."""
 
 import hashlib
 import random
@@ -17,8 +17,8 @@ from demo.relations import sample
 from demo.tokenizer import IM_END, load_tokenizer
 from demo.train import NUM_SHARDS
 
-# One shard of each stage of the text that the committed weights have read: a change here means
-# a new training run.
+# One shard of each stage of the text on which the committed weights were trained. A change here
+# requires a new training run.
 DIGESTS = {
     0: "836b1e3bf7ac0369",
     8: "f21fc4cec37b632a",
@@ -139,5 +139,5 @@ def _words(text: str) -> str:
 
 
 def _without_json(text: str) -> str:
-    """The text without lines that hold JSON: a brace elsewhere is a slot nobody filled."""
+    """The text without lines of JSON: any other brace is an unfilled slot."""
     return "\n".join(line for line in text.splitlines() if '"' not in line)

@@ -1,4 +1,4 @@
-"""The demo model's draft: small enough, told truly by its card, and made by one command."""
+"""The demo model's draft: small enough, described correctly by its card, made by one command."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_the_card_is_its_record() -> None:
     ours, labels = (RECORD[name]["acceptance"]["heldout"] for name in ("distilled", "labels"))
     assert ours["mean_accepted"] >= 2.5
     assert ours["mean_accepted"] > labels["mean_accepted"]
-    # Beyond chance, where there are enough answers to tell; no worse than chance anywhere.
+    # Beyond chance if there are enough answers to tell; never worse than chance.
     assert all(told["mean_accepted"] > -2 * told["error"] for told in RECORD["lead"].values())
     assert all(
         RECORD["lead"][stem]["mean_accepted"] > 2 * RECORD["lead"][stem]["error"]
@@ -43,7 +43,7 @@ def test_the_card_is_its_record() -> None:
 
 
 def test_it_foresees_what_its_record_says(tmp_path: Path) -> None:
-    """On every sixth question, not far below the mean over all."""
+    """Its acceptance on every sixth question is not far below the mean over all."""
     questions = some_questions(tmp_path / "some.jsonl", 6)
     found, shared, _ = measure(str(MODEL), str(draft.DRAFT), questions)
     told = RECORD["distilled"]["acceptance"]["heldout"]["mean_accepted"]

@@ -1,4 +1,4 @@
-"""The committed model: small enough, in Hugging Face form, and right on reserved phrasings."""
+"""The committed model: small enough, in Hugging Face format, and right on reserved phrasings."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The chat template under jinja's immutable sandbox, over the shapes that clients send."""
+"""The chat template in jinja's immutable sandbox, with the message formats that clients send."""
 
 import json
 

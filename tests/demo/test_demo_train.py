@@ -1,4 +1,4 @@
-"""The trainer: learns only what it should, and a stopped run resumes to the same weights."""
+"""The trainer: it learns only marked tokens, and a resumed run ends with the same weights."""
 
 import random
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_the_rate_warms_up_holds_and_falls() -> None:
     assert train.learning_rate(1000, 5.5) == train.PEAK_RATE
     rates = [train.learning_rate(1000, shard) for shard in range(train.NUM_SHARDS + 1)]
     assert rates[17:33] == sorted(rates[17:33], reverse=True)
-    assert rates[33:] == sorted(rates[33:], reverse=True)  # the closing stage starts afresh
+    assert rates[33:] == sorted(rates[33:], reverse=True)  # the closing stage restarts the schedule
     assert 0 < rates[-1] < train.PEAK_RATE / 20
     assert max(rates) == train.PEAK_RATE
 

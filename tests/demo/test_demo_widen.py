@@ -1,4 +1,4 @@
-"""The demo model in a larger shape says what it says in its own."""
+"""The widened demo model has the same outputs as the original."""
 
 from pathlib import Path
 

@@ -1,10 +1,10 @@
-"""A runner without tensors that refuses to read a KV slot that does not hold what it should.
+"""A runner without tensors that checks the content of every KV slot it reads.
 
-It knows what the row contract of ``engine/runner/protocol.py`` tells it and nothing else. Each
-slot holds a digest of the whole prefix up to its token (and of the salt, which must keep prefixes
-apart); a row may attend to its slots only if they hold the digests of its own tokens. The next
-token depends on the prefix and the seed alone, so whatever the scheduler does must give each
-request the text of ``expected_output``.
+It knows only what the row contract of ``engine/runner/protocol.py`` tells it. Each slot holds a
+digest of the whole prefix up to its token (and of the salt, which must keep prefixes apart), and a
+row may attend to its slots only if they hold the digests of its own tokens. The next token depends
+only on the prefix and the seed, so whatever the scheduler does, each request must get the text of
+``expected_output``.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _stop_ids(sampling: SamplingParams) -> tuple[int, ...]:
 
 
 def shown(request: Request) -> list[int]:
-    """The prompt's tokens, and where it has images what these show."""
+    """The prompt's tokens, with the content of images in place of their tokens."""
     found = list(request.prompt_token_ids)
     for image in request.images:
         for place in range(image.start, image.start + image.num_tokens):
@@ -135,7 +135,7 @@ def shown(request: Request) -> list[int]:
 
 
 def expected_output(request: Request, max_len: int) -> tuple[list[int], str]:
-    """What ``request`` must give: its whole output, resumed tokens included, and the reason."""
+    """The expected output of ``request``, including resumed tokens, and the finish reason."""
     sampling, prompt = request.sampling, request.prompt_token_ids
     digest = 0
     for token in (*shown(request), *request.resumed_token_ids):
@@ -151,7 +151,7 @@ def expected_output(request: Request, max_len: int) -> tuple[list[int], str]:
 
 
 def expected_embedding(request: Request) -> bytes:
-    """The vector that ``request`` must give."""
+    """The expected vector of ``request``."""
     params, prompt = request.pooling, request.prompt_token_ids
     assert params is not None
     digests, digest = [], 0
@@ -165,7 +165,7 @@ def expected_embedding(request: Request) -> bytes:
 
 
 def pool(params: PoolingParams, digests: list[int], start: int, num_prompt: int) -> bytes | None:
-    """What the tokens with these digests, the first at ``start``, add to their prompt's vector."""
+    """What tokens with these digests, the first at ``start``, add to their prompt's vector."""
     states = [(float(digest % 1021), float(digest % 509)) for digest in digests]
     if params.kind == "last":
         chosen = states[-1] if start + len(states) == num_prompt else None
@@ -181,11 +181,11 @@ def pool(params: PoolingParams, digests: list[int], start: int, num_prompt: int)
 class _Row:
     request: Request
     tokens: list[int]
-    shown: list[int]  # of its prompt
+    shown: list[int]  # content of its prompt
     digests: list[int] = field(default_factory=list)
     table: list[int] = field(default_factory=list)
-    newest: int | None = None  # what it sampled last
-    seen_from: int = 0  # the first position that its tokens to come see
+    newest: int | None = None  # the last token it sampled
+    seen_from: int = 0  # the first position that its future tokens can see
 
     def digest(self, position: int) -> tuple[str, int]:
         while len(self.digests) <= position:
@@ -196,7 +196,7 @@ class _Row:
 
 
 class FakeRunner:
-    """Obeys plans; an ``AssertionError`` names the clause of the contract that one breaks."""
+    """Runs plans; an ``AssertionError`` names the clause of the contract that a plan violates."""
 
     def __init__(self, info: EngineInfo) -> None:
         self._info = info
@@ -270,7 +270,7 @@ class FakeRunner:
         assert len(set(held)) == len(held), "a block is in one table twice"
 
     def _exchange(self, plan: StepPlan) -> None:
-        """What is copied to the host, and then what comes from there."""
+        """Copy blocks to the host, then load blocks from it."""
         for block, slot in plan.offloads:
             assert 0 <= slot < self._info.memory.num_host_blocks, "no such slot of the host"
             first = block * self._size
@@ -300,7 +300,7 @@ class FakeRunner:
                 self.slots[slot] = row.digest(position)
 
     def is_again(self, row: _Row, position: int) -> bool:
-        """Whether a shared slot may be written, as with what it holds by one who begins anew."""
+        """Whether a shared slot may be written: a recomputed row may write the same content."""
         return False
 
     def _first_seen(self, position: int) -> int:
@@ -321,11 +321,11 @@ class FakeRunner:
             for image in row.request.images:
                 behind = image.start + image.num_tokens
                 assert not image.start < end < behind, f"{planned.id} sees a part of an image"
-        # A row that is planned no more is not in its own way, nor in others'.
+        # A row that is not planned again must not block itself or others.
         row.seen_from = self._first_seen(end - planned.num_drafts)
 
     def num_made(self, planned: ScheduledRow) -> int:
-        """How many of a row's passes are made."""
+        """How many of a row's passes the runner makes."""
         return planned.num_passes
 
     def _result(self, plan: StepPlan) -> StepResult:
@@ -362,7 +362,7 @@ class FakeRunner:
         return StepResult(tuple(ids), tuple(tokens), tuple(logprobs), prompt_logprobs, pooled)
 
     def _choose(self, row: _Row, position: int) -> list[int]:
-        """The tokens from ``position`` on: the drafts that are right, and one more."""
+        """The tokens from ``position`` on: the accepted drafts and one more."""
         prompt, sampling = row.request.prompt_token_ids, row.request.sampling
         row.digest(len(row.tokens) - 1)
         chosen: list[int] = []
@@ -375,7 +375,7 @@ class FakeRunner:
             position += 1
 
     def _go_on(self, planned: ScheduledRow, newest: list[int]) -> list[int]:
-        """The tokens of a row's later passes. Others that share its blocks do not see them."""
+        """The tokens of a row's later passes, which must not write blocks that others share."""
         assert len(planned.token_ids) == 1, "passes of more than a token"
         row, chosen = self.rows[planned.id], list(newest)
         sampling = row.request.sampling
@@ -398,8 +398,11 @@ class FakeRunner:
 
 
 class FakeResting:
-    """Wakes as a runner whose slots hold nothing. Weights are a JSON text, as engines are loaded
-    with; ``refuse`` in it says why they cannot be."""
+    """Wakes as a runner with empty slots.
+
+    Weights are a JSON text, as engines are loaded with; ``refuse`` in it is the reason to reject
+    them.
+    """
 
     def __init__(self, info: EngineInfo, make: Callable[[EngineInfo], FakeRunner]) -> None:
         self.info = info
@@ -422,9 +425,9 @@ class FakeResting:
 
 
 class FaultyRunner(FakeRunner):
-    """Fails as told: ``fault(plan)`` may raise, or name rows whose numbers are not finite.
+    """A runner that fails on demand: ``fault(plan)`` raises, or names rows as not finite.
 
-    With ``late()`` true a fault is raised by the result, and leaves wrong tokens on the device.
+    If ``late()`` is true, the fault is raised by the result and leaves wrong tokens on the device.
     """
 
     def __init__(
@@ -441,7 +444,7 @@ class FaultyRunner(FakeRunner):
         return FakeResting(self._info, lambda info: FaultyRunner(info, self._fault, self._late))
 
     def launch(self, plan: StepPlan) -> Launched:
-        result = self._run(plan)  # raises late: blocks are written, rows are extended
+        result = self._run(plan)  # faults come after blocks are written, rows extended
         try:
             errors = self._fault(plan) or {}
         except Exception as error:
@@ -463,7 +466,7 @@ class FaultyRunner(FakeRunner):
         )
 
     def _damage(self, plan: StepPlan) -> None:
-        """Nothing that a failed step has copied is as it should be."""
+        """Corrupt everything that a failed step has copied."""
         for _, slot in plan.offloads:
             self.host[slot] = [("damaged", 0)] * self._size
         for _, block in plan.loads:
@@ -482,14 +485,14 @@ class _Broken:
 
 
 def load(config: EngineConfig, on_progress: LoadProgress | None) -> FakeRunner:
-    """The factory of engine processes under test; ``config.model`` is JSON of what to do."""
+    """The factory of engine processes under test; ``config.model`` is JSON with behaviours."""
     options = json.loads(config.model)
     if on_progress is not None:
         on_progress(0.5, "half of nothing")
     time.sleep(options.get("load_s", 0.0))
     if "refuse" in options:
         raise ModelLoadError(options["refuse"])
-    if flag := options.get("die_unless_first"):  # a file that the first engine makes
+    if flag := options.get("die_unless_first"):  # a file that the first engine creates
         if os.path.exists(flag):
             os._exit(7)
         open(flag, "w").close()
@@ -504,7 +507,7 @@ def load(config: EngineConfig, on_progress: LoadProgress | None) -> FakeRunner:
         time.sleep(options.get("step_s", 0.0))
         if plan.rows and (path := options.get("hang_unless")) and not os.path.exists(path):
             open(path, "w").close()
-            ctypes.PyDLL(None).sleep(600)  # holds Python's lock, as a hung driver may
+            ctypes.PyDLL(None).sleep(600)  # holds the GIL, as a hung driver may
         for row in plan.rows:
             if row.id == options.get("kill"):
                 os._exit(9)

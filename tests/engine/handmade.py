@@ -1,4 +1,4 @@
-"""Drives a runner with plans made by hand: one call, one step."""
+"""Drives a runner with handmade plans: one call, one step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load(
     cache_dtype: CacheDtype = "auto",
     **changes: Any,
 ) -> ModelRunner:
-    """A runner on one CPU thread with small blocks, in float32 unless told otherwise."""
+    """A runner on one CPU thread with small blocks, in float32 unless stated otherwise."""
     changes.setdefault("dtype", "float32")
     return load_runner(
         EngineConfig(
@@ -48,7 +48,7 @@ def request(row_id: str, prompt, sampling: SamplingParams = GREEDY) -> Request:
 
 
 class Hand:
-    """Hands out blocks, keeps each row's place, and writes the plans."""
+    """Allocates blocks, tracks the position of each row, and builds the plans."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
@@ -60,7 +60,7 @@ class Hand:
         self._free = list(range(runner.info.memory.num_blocks - 1, -1, -1))
 
     def add(self, request: Request, output=(), shared_blocks=()) -> None:
-        """Introduce a row with the next step; ``shared_blocks`` hold its first tokens already."""
+        """Add a row to the next step; ``shared_blocks`` already hold its first tokens."""
         row_id = request.id
         self.tokens[row_id] = [*request.prompt_token_ids, *output]
         self.computed[row_id] = len(shared_blocks) * BLOCK_SIZE
@@ -71,9 +71,9 @@ class Hand:
     def step(
         self, counts: dict[str, int], removed=(), copies=(), *, pending: bool = False
     ) -> StepResult:
-        """Compute so many tokens of each row, in this order; tokens that come are appended.
+        """Compute the given number of tokens of each row, in this order, and append sampled tokens.
 
-        With ``pending`` the last token of each row is one that the runner knows by itself.
+        With ``pending`` the last token of each row is one that only the runner knows.
         """
         rows = PlanRows.of(self._row(row_id, count, pending) for row_id, count in counts.items())
         added, self._added = tuple(self._added), []
@@ -83,7 +83,7 @@ class Hand:
         return result
 
     def decode(self, row_id: str, count: int) -> list[int]:
-        """Compute what is left of a row and then ``count`` tokens in all, alone."""
+        """Compute the rest of a row alone until it has ``count`` new tokens in all."""
         begin = len(self.tokens[row_id])
         while len(self.tokens[row_id]) < begin + count:
             self.step({row_id: len(self.tokens[row_id]) - self.computed[row_id]})

@@ -1,4 +1,4 @@
-"""Engines run to the end of some requests, and proposers whose guesses are wrong now and then."""
+"""Runs engines until some requests end, and proposers with occasional wrong drafts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.types import Request
 
 
 def texts(core: EngineCore, *requests: Request) -> dict[str, list[int]]:
-    """The output tokens of each request, after which no block is held and the books agree."""
+    """The output tokens of each request; checks that no block is held and the books balance."""
     for each in requests:
         core.add(each)
     found: dict[str, list[int]] = {}
@@ -24,7 +24,7 @@ def texts(core: EngineCore, *requests: Request) -> dict[str, list[int]]:
 
 
 def prompts_that_share(seed: int) -> list[list[int]]:
-    """One that repeats itself, two that begin alike, and others of several lengths."""
+    """Prompts: one that repeats itself, two with a common prefix, and others of several lengths."""
     rng = random.Random(seed)
     stem = [rng.randrange(3, 160) for _ in range(18)]
     return [
@@ -37,12 +37,12 @@ def prompts_that_share(seed: int) -> list[list[int]]:
 
 @dataclass
 class Guesser:
-    """Knows the text of one request: guesses some of what follows, most of it rightly."""
+    """Knows the text of one request and drafts some of what follows, mostly correctly."""
 
     text: list[int]
     rng: random.Random
-    wrong: range  # ids to guess wrongly by
-    right: float = 0.8  # share of guesses
+    wrong: range  # ids of wrong drafts
+    right: float = 0.8  # share of correct drafts
 
     def propose(self, token_ids: list[int], most: int) -> tuple[int, ...]:
         start = len(token_ids)

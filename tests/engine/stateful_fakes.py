@@ -1,4 +1,4 @@
-"""Fake runners of models that keep a state of each sequence: no row may go on from another's."""
+"""Fake runners of models that keep a state per sequence: no row may use another's state."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from engine.types import StepPlan, StepResult
 from tests.engine.fakes import FakeRunner, FaultyRunner, _Row
 from tests.engine.scheduler.whims import Lazy
 
-State = tuple[str, int]  # a digest of all tokens that went into it, and their salt
+State = tuple[str, int]  # a digest of all tokens included, and their salt
 
 
 class _Stateful(FakeRunner):
-    """A row's state stands for its tokens so far. One that begins at its first token begins with
-    none, and one that does not, with that of the tokens before, which lies there or in a line of
-    snapshots. Of a row's drafts its state has those that were kept."""
+    """Checks the state of each row, which stands for its tokens so far.
+
+    A row that starts at its first token starts without a state. Any other starts with the state of
+    the preceding tokens, which is in its own line or in a snapshot. Of a row's drafts, the state
+    includes the accepted ones.
+    """
 
     def _keep(self) -> dict[str, State]:
         if not hasattr(self, "states"):
@@ -62,11 +65,11 @@ class _Stateful(FakeRunner):
 
 
 class StatefulLazy(_Stateful, Lazy):
-    """Does not always make all passes."""
+    """A stateful runner that does not always make all passes."""
 
 
 class StatefulFaulty(_Stateful, FaultyRunner):
-    """Fails as told; no snapshot of a failed step is what it should be."""
+    """A stateful runner that fails on demand; the snapshots of a failed step are corrupt."""
 
     def _damage(self, plan: StepPlan) -> None:
         super()._damage(plan)

@@ -1,4 +1,4 @@
-"""Beam search finds what Hugging Face's ``generate`` finds, on the same weights."""
+"""Beam search gives the same results as Hugging Face's ``generate`` on the same weights."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_it_finds_what_hugging_face_finds(
 
 
 def until_end(tokens: list[int], ends: list[int]) -> Iterator[int]:
-    """The tokens up to the first that ends the text, which is its last; the rest is padding."""
+    """The tokens up to the first end token, inclusive; the rest is padding."""
     for token in tokens:
         yield token
         if token in ends:
@@ -145,7 +145,7 @@ async def test_through_a_client_it_finds_the_same(driver: Driver, twin: tuple[Pa
                 with pytest.raises(StopAsyncIteration):
                     await stream.next()
 
-        # A search that nobody waits for any more gives all of its blocks back.
+        # An abandoned search frees all of its blocks.
         endless = SamplingParams(n=4, ignore_eos=True)
         group = submit_beams(client, fan_out("dropped", PROMPTS[0], endless), beams)
         waiting = asyncio.create_task(group[0].next())

@@ -1,12 +1,12 @@
-"""The collector of a process that serves: nobody waits long while it looks at what is alive."""
+"""Garbage collection in a serving process: no long pauses with many live objects."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-# How many objects each collection looks at while half a million come to stay, as those of waiting
-# requests do.
+# The number of objects that each collection visits while half a million long-lived ones are added,
+# as those of waiting requests.
 _SCRIPT = """
 import gc
 from engine.collector import settle

@@ -1,4 +1,4 @@
-"""The embedded model through Quire's own engine: right on phrasings it was never trained on."""
+"""The embedded model in Quire's own engine: right on phrasings it was never trained on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _answers(**settings: Any) -> tuple[list[str], LLMStats]:
     "every", [10, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"]
 )
 def test_speculation_changes_no_answer(every):
-    """Its own draft, n-grams and suffixes; and the draft is right more often than not."""
+    """With its own draft, n-grams and suffixes; and the draft is right more often than not."""
     expected, _ = _answers(every=every)
     for method in ("draft", "ngram", "suffix"):
         answers, stats = _answers(every=every, speculation=method)

@@ -1,4 +1,4 @@
-"""The offline LLM on the embedded model, end to end; no test depends on what the model knows."""
+"""The offline LLM on the embedded model, end to end; no test depends on the model's knowledge."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,7 +154,7 @@ def test_a_stop_string_ends_the_text_and_frees_the_request(llm: LLM) -> None:
         assert completion.text == before + stop * include
         assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
         assert "".join(delta.text for delta in llm.stream("Hello", params)) == completion.text
-    assert llm.stats().engine.num_steps - steps < 100  # the engine did not run on
+    assert llm.stats().engine.num_steps - steps < 100  # the engine did not continue
 
 
 def test_streams_run_side_by_side_and_can_be_left(llm: LLM) -> None:
@@ -189,7 +189,7 @@ def test_a_refusal_comes_before_anything_starts(llm: LLM) -> None:
             llm.generate(["fine", bad], params)
     with pytest.raises(InvalidParameter):
         llm.stream("x", SamplingParams(n=2))
-    assert llm.stats().engine.num_steps - steps < 12  # bookkeeping of what was taken back
+    assert llm.stats().engine.num_steps - steps < 12  # processing of what was aborted
     assert llm.generate("fine", GREEDY)[0].outputs[0].finish_reason == "length"
 
 
@@ -201,7 +201,7 @@ def test_a_request_that_fails_leaves_the_others_whole(
     victims: list[str] = []
 
     def failing_step(driver: Driver) -> list:
-        """What the engine does when one request's numbers are at fault."""
+        """What the engine does if one request's logits are not finite."""
         if not victims:
             victims.append(next(iter(driver._live)))
             driver.core.abort(victims[0])
@@ -238,7 +238,7 @@ def test_chat_goes_through_the_template(llm: LLM) -> None:
     messages = [{"role": "user", "content": "Say <|im_end|> twice"}]
     one, other = llm.chat([messages, [{"role": "user", "content": "Hi"}]], GREEDY)
     assert one.prompt_token_ids == tuple(llm.encode_chat(messages))
-    assert one.prompt.count("<|im_end|>") == 2  # the user's words and the template's own
+    assert one.prompt.count("<|im_end|>") == 2  # the user's text and the template's own
     (eos,) = llm.encode("<|im_end|>", parse_special=True)
     assert one.prompt_token_ids.count(eos) == 1
     assert llm.chat([{"role": "user", "content": "Hi"}], GREEDY)[0].outputs == other.outputs

@@ -1,4 +1,4 @@
-"""The offline LLM on conversations with images says what Hugging Face says."""
+"""The offline LLM gives Hugging Face's answers to conversations with images."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_what_is_said_of_images_is_what_hugging_face_says(
 
 
 def test_prompts_are_those_of_hugging_faces_processors(twin: Twin, llm: LLM) -> None:
-    """With images at the beginning, side by side, behind newlines, and spelled out in a text."""
+    """With images at the start, adjacent, after newlines, and spelled out in a text."""
     image = photo(4)
     shown = {"type": "image", "image": image}
     for parts in ((shown, "a"), ("b\n", shown, shown), ("c", shown, "\n\nd", shown)):

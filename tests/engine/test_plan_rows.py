@@ -1,4 +1,4 @@
-"""Columns that read as rows: whatever is done to them, they are the list that it is done to."""
+"""Columns that read as rows: after any operation they equal a plain list of rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_columns_are_the_rows_that_were_added(
 
 
 def _change(columns: PlanRows, rows: list[ScheduledRow], draw: Any) -> None:
-    """Do one thing to both: add a row of any kind, one that decodes, or drafts; or take one out."""
+    """Apply one change to both: add any row, a decoding row, or drafts; or remove a row."""
     kind = draw(st.sampled_from(["row", "decode", "drafts", "remove"])) if rows else "row"
     if kind == "row":
         rows.append(draw(_rows()))

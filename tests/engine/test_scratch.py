@@ -1,4 +1,4 @@
-"""A process's directory: gone with it, and with the next of its kind where it was killed."""
+"""A process's scratch directory is removed at exit or, after a kill, by the next process."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def test_what_a_killed_process_left_goes_with_the_next_one(
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)])
     (left,) = set(tmp_path.iterdir()) - {alive.path}
     assert (left / "ledger").exists()
-    stranger = tmp_path / "quire-workers-of-somebody"  # nobody has ever locked it
+    stranger = tmp_path / "quire-workers-of-somebody"  # it was never locked
     stranger.mkdir()
 
     other = Scratch("ranks")
-    assert left.exists()  # it is not of its kind
+    assert left.exists()  # it is not a scratch directory
     following = Scratch("workers")
     assert set(tmp_path.iterdir()) == {alive.path, other.path, following.path, stranger}
     assert following.path.stat().st_mode & 0o777 == 0o700

@@ -1,4 +1,4 @@
-"""What tests read out of a trace."""
+"""Reads and checks profiler traces."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 PARTS = ("schedule", "inputs", "forward", "sample", "output")
-# A recorded greedy step makes no logits to choose from: its head finds the token.
+# A captured greedy step computes no logits to sample from: its head finds the token.
 GREEDY_PARTS = tuple(part for part in PARTS if part != "sample")
 
 
 class Range(NamedTuple):
-    """One named range; microseconds."""
+    """One named range; times in microseconds."""
 
     name: str
     begin: float
@@ -24,13 +24,13 @@ class Range(NamedTuple):
 
 
 def read_trace(path: Path | str) -> list[dict]:
-    """The trace's events."""
+    """The events of a trace."""
     with gzip.open(path, "rt") as file:
         return json.load(file)["traceEvents"]
 
 
 def ranges(path: Path | str) -> list[Range]:
-    """Our own ranges, by their beginnings; outer before inner."""
+    """Our own ranges, by start time; outer ones before inner ones."""
     found = [
         Range(event["name"], float(event["ts"]), float(event["ts"]) + float(event["dur"]))
         for event in read_trace(path)
@@ -40,12 +40,12 @@ def ranges(path: Path | str) -> list[Range]:
 
 
 def are_whole(found: list[list[str]]) -> bool:
-    """Whether every step has all of its parts, and the first, of a prompt, one for sampling."""
+    """Whether every step has all of its parts, and the first, of a prompt, has one for sampling."""
     return found[0] == list(PARTS) and all(map(_is_whole, found))
 
 
 def _is_whole(parts: list[str]) -> bool:
-    """A step of several passes has the parts of each between planning and telling."""
+    """Whether a step has the parts of each pass between planning and returning its output."""
     num_passes = parts.count("forward")
     return any(
         parts == [each[0], *each[1:-1] * num_passes, each[-1]] for each in (PARTS, GREEDY_PARTS)
@@ -53,7 +53,7 @@ def _is_whole(parts: list[str]) -> bool:
 
 
 def steps(path: Path | str) -> list[list[str]]:
-    """The names of the parts of each step, in order. Every part lies in a step."""
+    """The names of the parts of each step, in order. Every part is inside a step."""
     all_ranges = ranges(path)
     whole = [each for each in all_ranges if each.name == "step"]
     parts = [each for each in all_ranges if each.name != "step"]

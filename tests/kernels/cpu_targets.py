@@ -1,4 +1,4 @@
-"""The native linear layers of each kind of processor that this one is, or can stand in for."""
+"""The native linear layers for each kind of processor that this one is or can emulate."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kernels.cpu import calls, linear
 from kernels.cpu.native import build
 
 STAND_INS = ("avx2", "avx2-vnni", "neon")
-WAYS = ("vectors", "amx", *STAND_INS)  # the first two: this processor's own
+WAYS = ("vectors", "amx", *STAND_INS)  # the first two are this processor's own
 
 
 def use(way: str, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Layers that the test makes from now on are computed that way; skips where it is none here.
+    """Compute layers that the test creates from now on this way; skip if it is unavailable here.
 
     Returns:
-        Whether the way is that of ``native/vectors``: int4 weights are multiplied in groups by any
+        Whether the way is that of ``native/vectors``: int4 weights are multiplied in groups for any
         number of rows, and codes of checkpoints are always unpacked.
     """
     if way in STAND_INS:

@@ -1,4 +1,4 @@
-"""Caches whose blocks lie side by side with those of other layers, as a CPU's do."""
+"""Caches whose blocks are interleaved with those of other layers, as on a CPU."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 
 from kernels.attention import LayerCache
 
-_OTHER = 77  # what the neighbours' blocks hold
+_OTHER = 77  # content of the neighbours' blocks
 
 
 def side_by_side(cache: LayerCache) -> LayerCache:
-    """The same contents, with a block of another layer before and behind each block."""
+    """The same contents, with a block of another layer before and after each block."""
 
     assert not cache.shares_values
     keys, values, *scales = map(_between, cache.tensors())
@@ -18,7 +18,7 @@ def side_by_side(cache: LayerCache) -> LayerCache:
 
 
 def others_are_untouched(cache: LayerCache) -> bool:
-    """Whether the neighbours of what ``side_by_side`` made hold what they did."""
+    """Whether the neighbours of a cache from ``side_by_side`` are unchanged."""
     for stored in cache.tensors():
         run = stored._base
         assert run is not None

@@ -1,4 +1,4 @@
-"""Random weights in every kind of codes."""
+"""Random weights in every kind of code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def packed_weight(
     order: bool = False,
     seed: int = 0,
 ) -> PackedWeight:
-    """All codes that there are, scales of either sign, zeros that are no integers."""
+    """Every possible code, scales of either sign, and non-integer zeros."""
     random = torch.Generator().manual_seed(seed)
     groups = -(-inputs // group)
     scales = torch.rand(outputs, groups, generator=random) + 0.1
@@ -30,7 +30,7 @@ def packed_weight(
     else:
         codes = torch.randint(0, 256, (outputs, inputs), generator=random).to(torch.uint8)
         if kind == "e4m3":
-            codes[(codes & 0x7F) == 0x7F] = 0  # not numbers
+            codes[(codes & 0x7F) == 0x7F] = 0  # not a number
         codes = codes.view(torch.int8 if kind == "int8" else torch.float8_e4m3fn)
     shift = torch.randn(outputs, groups, generator=random) * 3 if zeros else None
     turned = torch.randperm(inputs, generator=random) if order else None

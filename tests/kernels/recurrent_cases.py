@@ -1,4 +1,4 @@
-"""Layers with a state from token to token: random ones, and texts cut into steps."""
+"""Layers with a recurrent state: random layers, and texts split into steps."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from kernels.inputs import StepRows
 from kernels.operations import Operations
 from kernels.recurrent import GatedDeltaShape, ScanShape
 
-LINES = 7  # the last is padding's
+LINES = 7  # the last one is for padding
 _TOKENS = 100 * LINES
 
-# Computes the chosen tokens, [n] int64, of the operands of a whole crowd.
+# Computes the chosen tokens, [n] int64, from the operands of a whole batch.
 Layer = Callable[[Operations, torch.Tensor, torch.Tensor, StepRows], torch.Tensor]
 
 
 class Case(NamedTuple):
-    """A layer over the tokens of a crowd."""
+    """A layer with the operands of a batch of tokens."""
 
     layer: Layer
-    state: torch.Tensor  # [LINES, ...], of no meaning
+    state: torch.Tensor  # [LINES, ...], initially arbitrary
 
 
 def step_rows(rows: Sequence[tuple[int, int, int]]) -> StepRows:
-    """Of each row: its slot, where it starts, how many tokens it has."""
+    """Build the rows of a step; each is (slot, start, number of tokens)."""
     slots, starts, lengths = torch.tensor(rows, dtype=torch.int32).unbind(1)
     ends = torch.cat((torch.zeros(1, dtype=torch.int32), lengths.cumsum(0).to(torch.int32)))
     return StepRows(slots.clone(), ends, starts.clone(), torch.zeros(int(ends[-1])).int())
@@ -34,7 +34,7 @@ def step_rows(rows: Sequence[tuple[int, int, int]]) -> StepRows:
 
 def delta_case(shape: GatedDeltaShape, dtype: torch.dtype) -> Case:
     mixed = torch.randn(_TOKENS, shape.channels).to(dtype)
-    gates = torch.randn(_TOKENS, 2 * shape.value_heads + 3).to(dtype)[:, 3:]  # rows lie apart
+    gates = torch.randn(_TOKENS, 2 * shape.value_heads + 3).to(dtype)[:, 3:]  # not contiguous
     log_a, dt_bias = torch.randn(2, shape.value_heads)
 
     def layer(
@@ -80,9 +80,9 @@ def conv_case(channels: int, width: int, dtype: torch.dtype, kind: str, has_bias
 def run_steps(
     case: Case, twin: Operations, steps: Sequence[Sequence[tuple[int, int, int]]]
 ) -> tuple[dict[tuple[int, int], torch.Tensor], torch.Tensor]:
-    """What comes out at each (slot, position), and the states left behind.
+    """The outputs at each (slot, position), and the final states.
 
-    Texts are told apart by their slots: a slot's text has the tokens ``100 * slot`` and on.
+    Texts are identified by their slots: a slot's text has the tokens from ``100 * slot`` on.
     """
     state = case.state.clone()
     found = {}
@@ -96,10 +96,11 @@ def run_steps(
 def run_on_trial(
     case: Case, twin: Operations, tried: Sequence[tuple[int, int, int, int]]
 ) -> tuple[dict[tuple[int, int], torch.Tensor], torch.Tensor]:
-    """As ``run_steps``, of texts that end with tokens on trial.
+    """As ``run_steps``, for texts that end with tokens on trial.
 
-    ``tried``: of each text its slot, how many tokens come before, are on trial, and of these stay.
-    The first are fed; the others are tried, which leaves every state alone; what stays is settled.
+    ``tried``: for each text its slot, the number of tokens before the trial, on trial, and
+    accepted. The first are computed as usual; the others on trial, which leaves every state
+    unchanged; then the accepted ones are settled.
     """
     state = case.state.clone()
     first = [(slot, 0, before) for slot, before, _, _ in tried]
@@ -125,5 +126,5 @@ def _tokens(places: Sequence[tuple[int, int]]) -> torch.Tensor:
 
 
 def _apart(x: torch.Tensor) -> torch.Tensor:
-    """The same with rows that do not lie side by side."""
+    """The same values with non-contiguous rows."""
     return torch.cat((x, x), dim=1)[:, : x.shape[1]]

@@ -1,4 +1,4 @@
-"""Rows that are sampled by kernels and by their twin, which sorts."""
+"""Rows for comparing the sampling kernels with the reference, which sorts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Extras = tuple[TokenCounts, LogitBias, torch.Tensor]
 
 
 def make_table(random: torch.Generator, **columns: torch.Tensor) -> SamplingTable:
-    """Plain greedy rows but for the columns given."""
+    """Plain greedy rows, except for the given columns."""
     zeros, ones = torch.zeros(SLOTS), torch.ones(SLOTS)
     ints = torch.zeros(SLOTS, dtype=torch.int32)
     table = SamplingTable(
@@ -35,8 +35,8 @@ def make_table(random: torch.Generator, **columns: torch.Tensor) -> SamplingTabl
 
 
 def make_extras(random: torch.Generator, vocab: int) -> tuple[SamplingTable, Extras]:
-    """Rows with penalties, biases, bans and masks, and what these are taken from."""
-    lines, size = 3, 200  # more entries than one tile has
+    """Rows with penalties, biases, bans and masks, and the tables these refer to."""
+    lines, size = 3, 200  # more entries than fit one tile
     counts = TokenCounts(
         torch.randint(0, 3, (lines, vocab), generator=random, dtype=torch.int32),
         torch.rand(lines, vocab, generator=random) < 0.3,
@@ -46,7 +46,7 @@ def make_extras(random: torch.Generator, vocab: int) -> tuple[SamplingTable, Ext
         values=torch.randn(size, generator=random) * 10,
         until=torch.full((size,), 2**62),
     )
-    bias.token_ids[5], bias.values[5] = bias.token_ids[4], float("-inf")  # biased and banned
+    bias.token_ids[5], bias.values[5] = bias.token_ids[4], float("-inf")  # both biased and banned
     bias.values[100:110] = float("-inf")
     bias.until[100:110] = 5000
     masks = torch.randint(-(2**31), 2**31 - 1, (2, -(-vocab // 32)), generator=random)
@@ -72,8 +72,10 @@ def check(
     table: SamplingTable,
     extras: tuple[()] | Extras = (),
 ) -> torch.Tensor:
-    """``sample`` and its twin on the same rows, which come in a random order of slots; also as they
-    are in bfloat16, which stay as they are, and into memory that is given."""
+    """Compare ``sample`` with the reference on the same rows, in a random order of slots.
+
+    Also with bfloat16 logits, which must not be modified, and with a given output buffer.
+    """
     slots = torch.randperm(SLOTS, generator=random).to(torch.int32)
     positions = torch.randint(0, 10_000, (SLOTS,), generator=random)
     given = slots, positions, table, *(extras or (None, None, None))

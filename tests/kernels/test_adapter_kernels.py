@@ -1,4 +1,4 @@
-"""What adapters add, in the kernels that run on a CPU, against its definition token by token."""
+"""The CPU kernels' adapter products, compared with their definition token by token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if build.load() is not None:
 
 
 def make_weights(random, num_slots, ranks, inputs, parts, dtype):
-    """A fused layer's adapters: ranks of one part reach that part alone; some slots use fewer."""
+    """Adapters of a fused layer: a part's ranks affect only that part; some slots use fewer."""
     rank, outputs = ranks * len(parts), sum(parts)
     down = torch.randn(num_slots, rank, inputs, generator=random) / inputs**0.5
     up = torch.zeros(num_slots, rank, outputs)

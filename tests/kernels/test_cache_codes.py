@@ -1,4 +1,4 @@
-"""Codes of keys and values: what they keep of a row, and that each kernel set writes the same."""
+"""Quantised keys and values: their precision, and that each kernel set writes the same codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ needs_native = pytest.mark.skipif(build.load() is None, reason="no native kernel
 
 
 def rounding(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The most that a value of these rows may lose, beside what float32 rounds."""
+    """The largest error of a value in these rows, apart from float32 rounding."""
     largest = rows.abs().amax(dim=-1, keepdim=True)
     if dtype == torch.int8:
         return largest / 254
@@ -30,7 +30,7 @@ def rounding(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def empty_cache(blocks: int, heads: int, size: int, dim: int, dtype: torch.dtype) -> LayerCache:
-    """Codes and scales of anything."""
+    """A cache with arbitrary codes and scales."""
     keys, values = torch.randint(0, 100, (2, blocks, heads, size, dim), dtype=torch.int8)
     scales = torch.rand(2, blocks, heads, size) + 0.5
     return LayerCache(keys.view(dtype), values.view(dtype), *scales)
@@ -56,7 +56,7 @@ def test_a_row_comes_back_within_the_rounding_of_its_codes(
     assert scales.dtype == torch.float32
     back = decode(codes, scales).double()
     assert torch.all((back - wide).abs() <= rounding(wide, dtype) + 1e-6 * wide.abs() + 1e-30)
-    # The largest value of a row is kept as it is.
+    # The largest value of a row is exact.
     places = wide.abs().argmax(dim=-1, keepdim=True)
     torch.testing.assert_close(
         back.gather(1, places), wide.gather(1, places), rtol=1e-6, atol=1e-30
@@ -101,7 +101,7 @@ def test_the_native_store(
     codes: torch.dtype,
     seed: int,
 ) -> None:
-    """Each stored row is within its codes' rounding of the exact one; other slots stay."""
+    """Each stored row is within its codes' rounding of the exact one; other slots do not change."""
     torch.manual_seed(seed)
     fused = torch.randn(num_tokens, heads + 2 * kv_heads, head_dim).to(dtype)
     weight = torch.randn(heads + kv_heads, head_dim).to(dtype) if has_norm else None
@@ -132,9 +132,9 @@ def test_the_native_store(
 @needs_native
 @pytest.mark.parametrize("codes", PEAKS)
 def test_the_native_store_rounds_as_the_reference(codes: torch.dtype) -> None:
-    """The same codes and scales to the last bit, ties, tiny and broken rows included."""
+    """The same codes and scales to the last bit, including ties, tiny and broken rows."""
     fused = torch.randn(4096, 3, 64)
-    fused[0, 1:] = torch.arange(64) - 31.5  # halves, and 32.5 the largest
+    fused[0, 1:] = torch.arange(64) - 31.5  # halves, with 32.5 as the largest
     fused[1, 1:] = torch.linspace(0, 448, 64)
     fused[2, 1:] = 1e-33
     fused[3, 1:, 5] = float("nan")
@@ -211,7 +211,7 @@ def test_the_reference_reads_codes_as_the_definition_says(
 @pytest.mark.parametrize("head_dim", [64, 40])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_every_code_of_fp8_is_widened_to_its_very_value(dtype: torch.dtype, head_dim: int) -> None:
-    """Those without an exponent too: a token that sees itself alone gets its own value back."""
+    """Including subnormals: a token that only sees itself gets its own value back."""
     codes = torch.arange(256, dtype=torch.uint8)
     codes[(codes & 0x7F) == 0x7F] = 0  # the nans
     num_rows = -(-256 // (2 * head_dim))
@@ -228,5 +228,5 @@ def test_every_code_of_fp8_is_widened_to_its_very_value(dtype: torch.dtype, head
     backend = CpuAttention()
     state = backend.plan(problem.geometry, problem.spec)
     output = backend.forward(state, problem.layer, problem.query, cache)
-    expected = values.to(dtype).repeat_interleave(2, dim=1)  # two queries share a head
+    expected = values.to(dtype).repeat_interleave(2, dim=1)  # two query heads share a KV head
     torch.testing.assert_close(output.view(expected.shape), expected, atol=0, rtol=0)

@@ -1,4 +1,4 @@
-"""Attention within chunks equals attention with the mask that defines it, on each backend."""
+"""Chunked attention equals attention with the defining mask, on each backend."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BACKENDS: list[AttentionBackend] = [ChunkedAttention(ReferenceAttention())]
 if is_available():
     from kernels.cpu.backend import CpuAttention
 
-    BACKENDS.append(CpuAttention())  # which knows of chunks itself
+    BACKENDS.append(CpuAttention())  # which supports chunks directly
 
 
 def spec_of(chunk: int) -> AttentionSpec:
@@ -35,7 +35,7 @@ def spec_of(chunk: int) -> AttentionSpec:
 
 
 def masked(query, keys, values, chunk: int | None) -> torch.Tensor:
-    """The last queries of a sequence by the mask, [n, heads, dim] over [length, kv_heads, dim]."""
+    """A sequence's last queries with the mask, [n, heads, dim] over [length, kv_heads, dim]."""
     length, count = keys.shape[0], query.shape[0]
     places, slots = torch.arange(length - count, length)[:, None], torch.arange(length)
     seen = slots <= places

@@ -1,4 +1,4 @@
-"""Attention in place on a CPU against its definition in float64, over poisoned caches."""
+"""Paged attention on a CPU, compared with its definition in float64 over poisoned caches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kernels.neighbours import side_by_side
 from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
 
 CPU = torch.device("cpu")
-# Of the outputs' norm, which may be a tenth of that of the values they are means of.
+# Relative to the outputs' norm, which may be a tenth of that of the values they average.
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 6e-3}
 
 pytestmark = pytest.mark.skipif(build.load() is None, reason="no native kernels here")
@@ -70,8 +70,10 @@ def test_mixed_batches_equal_the_definition(
     looks_ahead: bool,
     seed: int,
 ) -> None:
-    """Decode rows, chunks with and without a past, and odd lengths, in one batch; a layer's blocks
-    together, or those of others between them."""
+    """Decode rows, chunks with and without a past, and odd lengths, in one batch.
+
+    A layer's blocks are adjacent, or interleaved with those of others.
+    """
     sinks = torch.linspace(-2, 6, kv_heads * group) if has_sinks else None
     problem = make_problem(
         [queries for queries, _ in rows],
@@ -105,7 +107,7 @@ def test_single_queries_of_all_head_counts(
     window: int | None,
     has_neighbours: bool,
 ) -> None:
-    """Heads that fill half of a tile, a tile, or many; blocks that are tiles, and others."""
+    """Heads that fill half a tile, a tile, or many; blocks of a tile's size, and others."""
     problem = make_problem(
         [1] * 6,
         [0, 15, 16, 150, 333, 520],
@@ -123,7 +125,7 @@ def test_single_queries_of_all_head_counts(
 
 @pytest.mark.parametrize("factor", [0.0, 1e-3, 60.0])
 def test_queries_of_any_size(factor: float) -> None:
-    """All tokens weigh the same, or one weighs all: weights from the smallest to 1."""
+    """Either all tokens have equal weight, or one has all of it: weights from the smallest to 1."""
     problem = make_problem([1, 1], [40, 700], group=4, dtype=torch.bfloat16)
     check(replace(problem, query=problem.query * factor))
 
@@ -172,7 +174,7 @@ def test_long_rows_are_split_and_joined(
 def test_a_row_has_the_same_bits_in_any_batch(
     dtype: torch.dtype, cache_dtype: torch.dtype | None
 ) -> None:
-    """Decode rows alone and in a crowd, on one thread and two; a chunk whole and cut in two."""
+    """Decode rows alone and in a batch, on one thread and two; a chunk whole and split in two."""
     problem = make_problem(
         [1, 1, 1, 150], [1300, 20, 513, 40], group=2, dtype=dtype, cache_dtype=cache_dtype
     )
@@ -210,7 +212,7 @@ def test_a_broken_row_harms_no_other() -> None:
 @pytest.mark.parametrize("part", ["key_scales", "value_scales"])
 @pytest.mark.parametrize("cache_dtype", CACHE_DTYPES[1:])
 def test_a_broken_row_of_codes_harms_no_other(part: str, cache_dtype: torch.dtype) -> None:
-    """Also where integers are multiplied, which know no nan."""
+    """Also with integer products, which have no nan."""
     problem = make_problem([1, 20, 1], [60, 0, 30], dtype=torch.bfloat16, cache_dtype=cache_dtype)
     healthy = run(problem)
     getattr(problem.cache, part)[problem.geometry.tables[0, 0]] = float("nan")

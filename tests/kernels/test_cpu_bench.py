@@ -1,4 +1,4 @@
-"""The CPU kernels' bench runs, and checks each kernel before it tells a time."""
+"""The CPU kernels' benchmark runs, and checks each kernel before timing it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(build.load() is None, reason="no native kernels 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch):
-    """No ceilings, which take seconds; the threads stay as they were."""
+    """Skip the ceilings, which take seconds; restore the number of threads."""
     threads = torch.get_num_threads()
     monkeypatch.setattr(cpu, "read_gb_s", lambda: 1.0)
     monkeypatch.setattr(cpu, "matmul_gflop_s", lambda: 1.0)

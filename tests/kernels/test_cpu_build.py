@@ -1,4 +1,4 @@
-"""Compiling the native kernels: once, however many processes find none at the same time."""
+"""Compiling the native kernels: once, however many processes need them at the same time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from kernels.cpu.native import build
 
-# In the place of a compiler: notes what it is to make, and makes it empty, in some time.
+# A fake compiler: records its target and creates it empty, after a while.
 COMPILER = """#!/bin/sh
 while [ "$1" != -o ]; do shift; done
 echo "$(basename "$2")" >> "$COMPILED"

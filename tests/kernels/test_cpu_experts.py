@@ -1,4 +1,4 @@
-"""Experts in one native call, against the twin that goes from expert to expert."""
+"""Experts in one native call, compared with the reference, which loops over experts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GATINGS = {
         *("clamped_swiglu", 1.702, 1.5),
     ),
 }
-# Of experts without a gate.
+# Activations of experts without a gate.
 ACTIVATIONS = {
     kind: Activating(functools.partial(reference.activate, kind=kind), kind)
     for kind in ("relu2", "gelu_tanh")
@@ -44,7 +44,7 @@ _LEVELS = {"int4": INT4_LEVELS, "nf4": NF4_LEVELS, "mxfp4": MXFP4_LEVELS}
 
 @st.composite
 def mixtures(draw) -> dict:
-    """Shapes and what else varies; few experts with many rows, and many of which most have none."""
+    """Random shapes: few experts with many rows, and many experts, most of them without any."""
     num_experts = draw(st.integers(1, 64))
     most = 200 if num_experts < 16 else 24
     return {
@@ -82,23 +82,23 @@ class Case:
         rows = drawn["rows"]
         self.x = self.noise(rows, hidden)
         scores = torch.rand(rows, experts, generator=self.random)
-        if drawn["favoured"]:  # most go to the first few
+        if drawn["favoured"]:  # most tokens go to the first few
             scores[:, : self.top_k] += 0.8
         self.ids = scores.topk(self.top_k, dim=1).indices
         is_elsewhere = torch.rand(self.ids.shape, generator=self.random) < drawn["elsewhere"]
-        self.ids.masked_fill_(is_elsewhere, experts)  # some of another rank's experts
+        self.ids.masked_fill_(is_elsewhere, experts)  # some belong to experts of another rank
         self.shares = torch.rand(rows, self.top_k, generator=self.random)
         self.shared = None if drawn["shared"] == "none" else self.noise(rows, hidden)
         self.shared_gate = self.noise(1, hidden) if drawn["shared"] == "gated" else None
 
     def noise(self, *shape: int) -> torch.Tensor:
-        # As bfloat16 has it, so that what is compared starts from the same numbers.
+        # Rounded to bfloat16, so that both sides start from the same numbers.
         return torch.randn(*shape, generator=self.random).bfloat16().float()
 
     def expected(
         self, weights: ExpertTensors | None = None, *, shared: bool = True
     ) -> torch.Tensor:
-        """By the twin, in float32."""
+        """The reference result, in float32."""
         out = reference.fused_moe(
             *(self.x, weights or self.weights, self.ids, self.shares),
             *(self.gating, self.weighs_input),
@@ -112,7 +112,7 @@ class Case:
 
 
 def is_near(actual: torch.Tensor, expected: torch.Tensor, bound: float) -> bool:
-    # Outputs are of the order of one; of a handful all may be nearly zero.
+    # Outputs are of order one, but a few of them may all be nearly zero.
     size = expected.norm() + 0.3 * expected.numel() ** 0.5
     return bool((actual.float() - expected).norm() < bound * size)
 
@@ -130,7 +130,7 @@ def test_weights_that_lie_row_by_row(drawn: dict) -> None:
 
 
 def _packed(weight: torch.Tensor, kind: str, case: Case) -> PackedWeight:
-    """A weight in codes: random ones, as large as the weight they stand in for."""
+    """Random codes, of the magnitude of the weight they replace."""
     outputs, inputs = weight.shape
     group = 16 if inputs % 16 == 0 else inputs
     groups = -(-inputs // group)
@@ -151,7 +151,7 @@ def _packed(weight: torch.Tensor, kind: str, case: Case) -> PackedWeight:
 
 
 def panels(case: Case, kind: str) -> tuple[PanelExperts, ExpertTensors]:
-    """The experts in panels of a kind, and what their weights stand for."""
+    """The experts in panels of one kind, and their dequantised weights."""
     tables: tuple[list, list] = ([], [])
     dense: tuple[list, list] = ([], [])
     for which in (0, 1):
@@ -178,7 +178,7 @@ def panels(case: Case, kind: str) -> tuple[PanelExperts, ExpertTensors]:
     return joined, ExpertTensors(*map(torch.stack, dense), *case.weights[2:])
 
 
-# What rounding weights (and, with int8, activations) costs at most, or bfloat16 in between.
+# Upper bounds on the error of rounding weights (and, with int8, activations), or of bfloat16.
 _BOUNDS = {"dense": 0.015, "int8": 0.06, "rounded4": 0.25}
 _KINDS = ("dense", "int8", "rounded4", "int4", "nf4", "mxfp4", "bytes", "fp8")
 
@@ -243,7 +243,7 @@ def test_a_step_of_experts_is_recorded() -> None:
 
 @needs_panels
 def test_no_tokens_at_all() -> None:
-    """As in the last layer, where no token's result is wanted yet."""
+    """As in the last layer, when no token's result is needed yet."""
     case = Case(_drawn(rows=0))
     experts, _ = panels(case, "dense")
     x = case.x.bfloat16()
@@ -281,7 +281,7 @@ def rules(draw) -> tuple[RoutingRule, int]:
     return rule, groups * size
 
 
-# The same cases each time: now and then two scores are the same but for the order of a sum.
+# Fixed cases: occasionally two scores are equal up to the order of summation.
 @given(rules(), st.integers(1, 70), st.integers(1, 100), st.integers(0, 2**16))
 @settings(max_examples=80, deadline=None, derandomize=True)
 def test_routing(drawn: tuple[RoutingRule, int], rows: int, hidden: int, seed: int) -> None:
@@ -290,7 +290,7 @@ def test_routing(drawn: tuple[RoutingRule, int], rows: int, hidden: int, seed: i
     x = torch.randn(rows, hidden, generator=random)
     weight = torch.randn(experts, hidden, generator=random) / hidden**0.5
     bias = torch.randn(experts, generator=random) if seed % 2 else None
-    # With softmax what is added is about as large as the scores.
+    # With softmax, the correction is about as large as the scores.
     correction = torch.rand(experts, generator=random) / 10 if seed % 3 else None
     said = x, weight, bias, correction, rule
     ids, shares = operations.route(*said)

@@ -1,4 +1,4 @@
-"""Products with codes as checkpoints have them, against float64 of what they stand for."""
+"""Products with a checkpoint's codes, compared with float64 products of the dequantised weights."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.kernels import cpu_targets
 pytestmark = pytest.mark.skipif(not linear.is_available(), reason="no native kernels here")
 
 _LEVELS = {"int4": INT4_LEVELS, "nf4": NF4_LEVELS, "mxfp4": MXFP4_LEVELS}
-# In registers up to four rows; the last vector tile; blocks of AMX.
+# Up to four rows in registers; the last vector tile; blocks of AMX.
 _ROWS = (1, 2, 4, 5, 17, 40)
-# Outputs, inputs, group: panels and groups that are not full, groups across what is held.
+# Outputs, inputs, group: partial panels and groups, and groups across panels.
 _SHAPES = ((97, 128, 32), (64, 100, 16), (33, 256, 128), (40, 60, 60))
 
 
 @pytest.fixture(params=cpu_targets.WAYS)
 def in_register(request, monkeypatch) -> int:
-    """Each way through the kernels that there is; rows that it multiplies by codes as they lie."""
+    """Each kernel path, with the number of rows that it multiplies directly by codes."""
     return 0 if cpu_targets.use(request.param, monkeypatch) else 4
 
 
@@ -40,7 +40,7 @@ def _weight(kind, shape, *, zeros=False, order=False, scale=0.01, seed=0) -> Pac
         codes = pack_nibbles(torch.randint(0, 16, (outputs, inputs), generator=generator))
     else:
         codes = torch.randint(0, 256, (outputs, inputs), generator=generator).to(torch.uint8)
-        if kind == "fp8":  # all of its values, but for those that are no numbers
+        if kind == "fp8":  # all of its values, except the nans
             codes[(codes & 0x7F) == 0x7F] = 0
         codes = codes.view(torch.int8 if kind == "int8" else torch.float8_e4m3fn)
     shift = torch.randint(-3, 4, (outputs, groups), generator=generator) if zeros else None
@@ -63,8 +63,8 @@ def test_products_are_those_of_what_the_codes_stand_for(kind, shape, zeros, orde
         x = torch.randn(rows, shape[1], generator=torch.Generator().manual_seed(rows)).bfloat16()
         expected = x.double() @ dense.T + bias.double()
         scores = layer.logits(x)
-        # In registers the sums are those of the codes; elsewhere weights are rounded to bfloat16,
-        # as are the levels of nf4 always.
+        # In registers the sums use the codes themselves. Elsewhere weights are rounded to bfloat16,
+        # as the levels of nf4 always are.
         exact = rows <= in_register and kind != "nf4"
         assert _error(scores, expected) < (1e-3 if exact else 5e-3)
         assert torch.equal(scores.bfloat16(), layer(x))

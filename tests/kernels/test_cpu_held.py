@@ -1,4 +1,4 @@
-"""What recorded programs hold of the tensor library's operations: the same bits as it gives."""
+"""Torch operations in captured programs: the same bits as torch gives."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ dtypes = st.sampled_from([torch.float32, torch.bfloat16])
 
 @torch.inference_mode()
 def check(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
-    """Recorded while ``x`` holds zeros, it gives what it gives by itself, and leaves as much in
-    ``x``."""
+    """Capture ``function`` while ``x`` is zero, then compare its result and effect on ``x``."""
     values = x.clone()
     x.zero_()
     program, result = Recorder(Workspace())(lambda: function(x))
@@ -55,8 +54,7 @@ def test_sums_and_products(
     other_dtype: torch.dtype,
     seed: int,
 ) -> None:
-    """In place and not, of tensors that are broadcast and rows that lie apart; products with a
-    number too."""
+    """In place and not, with broadcast and non-contiguous tensors; also products with a number."""
     random = torch.Generator().manual_seed(seed)
     shapes = {"values": (rows, heads, dim), "rows": (rows, 1, 1), "columns": (dim,), "one": (1,)}
     y: torch.Tensor | float = 1.0 / 3 + seed
@@ -78,11 +76,11 @@ def test_what_is_not_of_these_forms_is_refused() -> None:
     x, y = torch.zeros(3, 8, dtype=torch.bfloat16), torch.zeros(3, 8)
     ids = torch.zeros(4, dtype=torch.int64)
     for function in (
-        lambda: x * y,  # of float32
-        lambda: x + torch.ones(2, 3, 8, dtype=torch.bfloat16),  # of another shape
+        lambda: x * y,  # float32 operands
+        lambda: x + torch.ones(2, 3, 8, dtype=torch.bfloat16),  # a different shape
         lambda: torch.add(x, x, alpha=2),
-        lambda: x + 1.0,  # which would be rounded before
-        lambda: ids * 2,  # of integers
+        lambda: x + 1.0,  # would be rounded first
+        lambda: ids * 2,  # integer operands
         lambda: functional.embedding(ids.int(), y),
         lambda: functional.embedding(ids[::2], y),
     ):
@@ -91,7 +89,7 @@ def test_what_is_not_of_these_forms_is_refused() -> None:
 
 
 def test_copies() -> None:
-    """Of a part of wider rows, to one, side by side, and with zeros behind."""
+    """From part of wider rows, to one value, contiguous, and with trailing zeros."""
     wide = torch.randn(3, 20)
     check(lambda x: x[:, 4:12].copy_(x[:, 12:]), wide.clone())
     check(lambda x: x[:, 2:10].new_empty((3, 8)).copy_(x[:, 6:14]), wide.clone())
@@ -106,7 +104,7 @@ def test_copies() -> None:
 
 
 def test_rows_of_a_table() -> None:
-    """As embeddings are looked up, also at positions that may be those of padding."""
+    """Embedding lookups, also at positions that may be padding."""
     table = torch.randn(50, 24).bfloat16()
     check(lambda ids: functional.embedding(ids, table), torch.randint(0, 50, (7,)))
     check(lambda ids: functional.embedding(ids, table), torch.randint(0, 50, (7, 2)))

@@ -1,4 +1,4 @@
-"""Latent attention's stores and products of heads, against their twins."""
+"""Latent attention's stores and head products, compared with the reference."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_latent_rope_store(
     bound = {"atol": 1e-5, "rtol": 1e-5} if dtype is torch.float32 else {"atol": 0.04, "rtol": 0.02}
     for actual, expected in zip(*sides, strict=True):
         torch.testing.assert_close(actual, expected, **bound)
-    assert torch.equal(sides[0][1] == 7.0, sides[1][1] == 7.0)  # nothing is written elsewhere
+    assert torch.equal(sides[0][1] == 7.0, sides[1][1] == 7.0)  # nothing else is written
 
 
 @needs_panels
@@ -47,7 +47,7 @@ def test_latent_rope_store(
 @pytest.mark.parametrize(("inputs", "outputs", "keep"), [(32, 48, 8), (10, 16, 0), (128, 512, 64)])
 def test_products_of_heads(rows: int, inputs: int, outputs: int, keep: int) -> None:
     weight = (torch.randn(5, outputs, inputs) / inputs**0.5).bfloat16()
-    # A part of what a projection gave, as DeepSeek's queries are.
+    # A slice of a projection's output, as DeepSeek's queries are.
     x = torch.randn(rows, 7 + 5 * (inputs + keep)).bfloat16()[:, 7:].unflatten(1, (5, -1))
     made = PanelHeads(weight)(x, keep)
     expected = torch.einsum("nhi,hoi->nho", x[..., :inputs].double(), weight.double())

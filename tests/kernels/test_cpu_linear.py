@@ -1,4 +1,4 @@
-"""The native linear layers against float64, at every number of rows that takes another path."""
+"""The native linear layers, compared with float64, on every code path by number of rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kernels.reference.quantised import (
 from tests.kernels import cpu_targets
 
 native = pytest.mark.skipif(not linear.is_available(), reason="no native linear layers here")
-# One row, the last row of a tile and the first beyond it, more than one block of cached rows.
+# One row, the last row of a tile and the first after it, more than one block of cached rows.
 _ROWS = (1, 2, 3, 6, 7, 12, 13, 16, 17, 32, 33, 70)
 _SHAPES = ((1, 32), (50, 64), (97, 31), (896, 100), (33, 4864))  # outputs, inputs
 
@@ -40,7 +40,7 @@ _GATINGS = (
 
 @pytest.fixture(params=cpu_targets.WAYS)
 def few(request, monkeypatch) -> int:
-    """Each way through the kernels that there is; rows of which int4 is multiplied in groups."""
+    """Each kernel path, with the number of rows up to which int4 is multiplied in groups."""
     return 2**30 if cpu_targets.use(request.param, monkeypatch) else 6
 
 
@@ -59,7 +59,7 @@ def _error(
 
 
 def _to_eight_bits(x: torch.Tensor) -> torch.Tensor:
-    """Rows rounded to 256 steps between their least and their largest value, zero among them."""
+    """Rows rounded to 256 steps between their minimum and maximum, including zero."""
     low, high = x.double().aminmax(dim=1, keepdim=True)
     low, high = low.clamp(max=0), high.clamp(min=0)
     step = (high - low) / 255
@@ -68,17 +68,17 @@ def _to_eight_bits(x: torch.Tensor) -> torch.Tensor:
 
 
 def _in_groups(x: torch.Tensor) -> torch.Tensor:
-    """Rows rounded to 255 even steps about zero in each group of 32 values."""
+    """Rows rounded to 255 even steps around zero in each group of 32 values."""
     groups = functional.pad(x.double(), (0, -x.shape[1] % 32)).unflatten(1, (-1, 32))
     step = groups.abs().amax(2, keepdim=True) / 127
     return ((groups / step).round() * step).nan_to_num().flatten(1)[:, : x.shape[1]]
 
 
 def _widened(weight: torch.Tensor) -> torch.Tensor:
-    """The int4 weight as many rows multiply it: rounded once more, to int8 by output."""
+    """The int4 weight as used for many rows: rounded again to int8 per output."""
     scale = _whole_scale(weight)
     codes = quantise_int4(weight).dequantise(torch.float64) / scale
-    return (codes + 0.5).floor() * scale  # ties go up
+    return (codes + 0.5).floor() * scale  # ties round up
 
 
 def _whole_scale(weight: torch.Tensor) -> torch.Tensor:
@@ -104,7 +104,7 @@ def test_products_are_those_of_the_weights_that_are_held(rows, shape, few):
 @native
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("gating", _GATINGS, ids=lambda gating: gating.kind)
-@pytest.mark.parametrize("rows", [1, 5, 33, 1100])  # the last: more than a cache is to hold
+@pytest.mark.parametrize("rows", [1, 5, 33, 1100])  # the last one exceeds the cache
 def test_gated_products_have_the_bits_of_a_product_that_is_gated(rows, gating):
     x, weight, bias = _problem(rows, 192, 1184, seed=rows)
     weight *= 0.02
@@ -144,7 +144,7 @@ def test_many_rows_and_no_rows():
 
 @native
 @pytest.mark.parametrize("make", [linear.PanelDense, linear.PanelInt8, linear.PanelInt4])
-@pytest.mark.parametrize("rows", [20, 70])  # of few tiles, which go piece by piece, and of many
+@pytest.mark.parametrize("rows", [20, 70])  # with few tiles, which are divided, and with many
 def test_a_row_has_the_same_bits_alone_and_in_a_crowd(make, few, rows):
     x, weight, bias = _problem(rows, 100, 1100, seed=1)
     layer = make(weight, bias)
@@ -192,14 +192,14 @@ def test_weights_are_rounded_as_the_reference_rounds_them(shape, few):
     expected = quantise_int8(weight).dequantise(torch.bfloat16)
     assert torch.equal(linear.PanelInt8(weight, None).rows(torch.arange(outputs)), expected)
     layer = linear.PanelInt4(weight, None)
-    # Activations of a group in steps of one, so that all products are exact.
+    # Activations in integer steps within each group, so that all products are exact.
     exact = quantise_int4(weight).dequantise(torch.float32) * 127
     ones = 127 * torch.eye(inputs).bfloat16()
     assert torch.equal(torch.cat([layer.logits(row[None]) for row in ones]).T, exact)
     if len(ones) <= few:
         assert torch.equal(layer.logits(ones).T, exact)
         return
-    # Factors have eleven bits: a few codes of many rows are off by one.
+    # Factors have eleven bits: a few codes in many rows are off by one.
     widened, scale = _widened(weight), _whole_scale(weight)
     off = (layer.logits(ones).T / 127 - widened).abs() / scale.clamp(min=1e-9)
     assert off.max() < 1.001
@@ -212,7 +212,7 @@ def test_any_float_dtype_goes_in_and_comes_out():
     x, weight, bias = _problem(3, 64, 64, seed=4)
     layer = linear.PanelDense(weight.float(), bias.bfloat16())
     assert layer(x.float()).dtype == torch.float32
-    # Columns of a wider tensor: what attention and fused projections hand on.
+    # Columns of a wider tensor, as attention and fused projections return them.
     wide = torch.cat((x, x), dim=1)
     assert torch.equal(layer(wide[:, 64:]), layer(x))
 
@@ -232,9 +232,9 @@ def test_memory_is_that_of_the_rounded_weights():
 @pytest.mark.parametrize("rows", [1, 5, 33, 70])
 @pytest.mark.parametrize(("scale", "cap"), [(1.0, None), (0.3, None), (1.0, 30.0), (0.7, 2.0)])
 def test_the_likeliest_output_is_the_first_of_the_largest_logits(kind, rows, scale, cap):
-    """As they are scaled and capped: the last cap makes many the same."""
+    """After scaling and capping: the last cap makes many logits equal."""
     x, weight, bias = _problem(rows, 150, 96, seed=rows)
-    weight[40:110] = weight[0:70].clone()  # many logits come twice, in other panels
+    weight[40:110] = weight[0:70].clone()  # many logits occur twice, in different panels
     bias[40:110] = bias[0:70].clone()
     layer = kind(weight, bias)
     threads = torch.get_num_threads()

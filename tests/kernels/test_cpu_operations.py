@@ -1,4 +1,4 @@
-"""The CPU kernels besides attention against their twins, in float64 or to the last bit."""
+"""The CPU kernels apart from attention, compared with the reference in float64 or bit for bit."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.skipif(build.load() is None, reason="no native kernels 
 
 
 def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative to a norm of at least 1; nan if anything is nan."""
+    """The error relative to a norm of at least 1; nan if anything is nan."""
     return float((actual.double() - expected).norm() / expected.norm().clamp(min=1.0))
 
 
 @given(rows=st.integers(1, 40), dim=st.integers(1, 1000), dtype=dtypes)
 @settings(max_examples=40, deadline=None)
 def test_norms(rows: int, dim: int, dtype: torch.dtype) -> None:
-    x = torch.randn(rows, 2 * dim).to(dtype)[:, :dim]  # rows not side by side
+    x = torch.randn(rows, 2 * dim).to(dtype)[:, :dim]  # rows are not contiguous
     residual, weight = torch.randn(rows, dim).to(dtype), torch.randn(dim).to(dtype)
     summed = residual + x
     normed = operations.add_rms_norm(x, residual, weight, 1e-5)
@@ -43,13 +43,13 @@ def test_norms(rows: int, dim: int, dtype: torch.dtype) -> None:
 @given(rows=st.integers(1, 40), dim=st.integers(1, 1000), has_bias=st.booleans(), dtype=dtypes)
 @settings(max_examples=40, deadline=None)
 def test_layer_norm(rows: int, dim: int, has_bias: bool, dtype: torch.dtype) -> None:
-    x = (torch.randn(rows, 2 * dim) + 3).to(dtype)[:, :dim]  # rows not side by side
+    x = (torch.randn(rows, 2 * dim) + 3).to(dtype)[:, :dim]  # rows are not contiguous
     weight, bias = torch.randn(2, dim).to(dtype)
     own = bias if has_bias else None
     expected = reference.layer_norm(
         x.double(), weight.double(), None if own is None else own.double(), 1e-5
     )
-    # The mean is rounded as its row is, and what is left may be far smaller than it.
+    # The mean is rounded like its row, and the remainder may be far smaller.
     lost = x.double().abs().amax(1) / (x.double().var(1, correction=0) + 1e-5).sqrt()
     tolerance = TOLERANCE[dtype] * max(4.0, float(lost.max()))
     assert error(operations.layer_norm(x, weight, own, 1e-5), expected) < tolerance
@@ -65,7 +65,7 @@ def test_layer_norm(rows: int, dim: int, has_bias: bool, dtype: torch.dtype) -> 
 def test_activations(rows: int, dim: int, kind: ActivationKind, dtype: torch.dtype) -> None:
     wide = (torch.randn(rows, 2 * dim) * 4).to(dtype)
     wide[0, :2] = torch.tensor((-300.0, 300.0))
-    x = wide[:, :dim]  # rows not side by side
+    x = wide[:, :dim]  # rows are not contiguous
     expected = reference.activate(x.double(), kind)
     assert error(operations.activate(x, kind), expected) < TOLERANCE[dtype]
     if kind.startswith("relu"):
@@ -131,7 +131,7 @@ def test_a_norm_with_a_weight_for_each_head() -> None:
 @settings(max_examples=40, deadline=None)
 def test_gates(name: str, rows: int, dim: int, dtype: torch.dtype) -> None:
     gate_up = (torch.randn(rows, 2 * dim) * 8).to(dtype)
-    # Results that cancel to nearly nothing must not be all there is to judge errors by.
+    # Results that nearly cancel must not be the only measure of errors.
     gate_up[-1, dim - 1] = gate_up[-1, -1] = 4.0
     gate_up[0, 0] = -300.0
     expected = getattr(reference, name)(gate_up.double())
@@ -159,7 +159,7 @@ def test_norm_rope_store(
     has_rope: bool,
     dtype: torch.dtype,
 ) -> None:
-    """Queries, and every slot of the cache: those of the step, and those that must stay."""
+    """Checks queries and every slot of the cache: those of the step, and all others."""
     fused = torch.randn(num_tokens, heads + 2 * kv_heads, head_dim).to(dtype)
     weight = torch.randn(heads + kv_heads, head_dim).to(dtype) if has_norm else None
     angles = torch.rand(num_tokens, 1, head_dim // 2) * 100
@@ -186,12 +186,12 @@ def test_norm_rope_store(
 
 
 def test_rounding_is_torchs() -> None:
-    """To the nearest, ties to even; infinities and nan stay what they are."""
+    """Round to nearest, ties to even; infinities and nan are preserved."""
     bits = torch.randint(-(2**31), 2**31 - 1, (40_000,)).to(torch.int32)
     bits[:8] = torch.tensor([0x7F800000, -0x800000, 0x7FC00001, 0x7F800001, 0x3F808000, 0, 1, -1])
     bits[8:5000] = bits[8:5000] & ~0xFFFF | 0x8000  # ties
     x = torch.stack((bits.view(torch.float32), torch.zeros(bits.shape)))
-    # x + 0 in float32 is x; the sum leaves rounded to bfloat16 through the residual.
+    # x + 0 is x in float32; the sum is returned through the residual, rounded to bfloat16.
     wide = x[:1]
     residual = wide.to(torch.bfloat16)
     other = (wide - residual.float()).nan_to_num(0.0, 0.0, 0.0).to(torch.bfloat16)
@@ -244,7 +244,7 @@ def test_feed_back(is_counted: bool) -> None:
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=5), min_size=1, max_size=6))
 def test_accept_drafts(groups: list[list[bool]]) -> None:
-    """What is said behind the last token of a group is not looked at."""
+    """Values after the last token of a group are ignored."""
     is_kept = torch.tensor([kept for group in groups for kept in group])
     sizes = torch.tensor([len(group) for group in groups], dtype=torch.int32)
     token_ids = torch.arange(100, 100 + is_kept.numel())

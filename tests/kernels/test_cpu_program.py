@@ -1,4 +1,4 @@
-"""Recorded programs of native calls, and the small kernels that came with them."""
+"""Captured programs of native calls, and the small kernels added for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ needs_panels = pytest.mark.skipif(not linear.is_available(), reason="no panels h
 
 
 def chain(x: torch.Tensor, weight: torch.Tensor, seen: set[int] | None = None) -> torch.Tensor:
-    """Five norms of norms; notes where they lie."""
+    """Five chained norms; adds the addresses of their results to ``seen``."""
     for _ in range(5):
         x = operations.rms_norm(x, weight, 1e-5)
         if seen is not None:
@@ -60,7 +60,7 @@ def test_memory_that_nobody_has_is_used_again_and_what_is_had_is_not() -> None:
 
 
 def test_a_workspace_grows() -> None:
-    x, weight = torch.randn(1 << 19, 32), torch.randn(32)  # 64 MiB, as a chunk
+    x, weight = torch.randn(1 << 19, 32), torch.randn(32)  # 64 MiB, as for a chunk
     program, results = Recorder(Workspace())(
         lambda: [operations.rms_norm(x, weight, 1e-5) for _ in range(2)]
     )
@@ -72,7 +72,7 @@ def test_what_the_tensor_library_computes_is_refused_by_name() -> None:
     x = torch.randn(3, 32)
     with pytest.raises(NotRecordableError, match=r"aten\.exp"):
         Recorder(Workspace())(lambda: x.exp())
-    assert torch.equal(x.exp(), torch.exp(x))  # and nothing of it is left behind
+    assert torch.equal(x.exp(), torch.exp(x))  # and nothing remains of it
 
 
 @given(

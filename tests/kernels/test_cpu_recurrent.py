@@ -1,5 +1,7 @@
-"""Native kernels of layers with a state, for each kind of processor that this one can stand in for,
-against their twins and against themselves in steps cut otherwise."""
+"""Native kernels of stateful layers, for each kind of processor that this one can emulate.
+
+They are compared with the reference, and with themselves in steps split differently.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ conv_cases = st.builds(
 
 @st.composite
 def steps(draw: st.DrawFn) -> list[list[tuple[int, int, int]]]:
-    """Texts of several slots, each cut somewhere, in steps of some of them; and rows that pad."""
+    """Texts of several slots, each split at random, in steps with some of them and padding rows."""
     planned: list[list[tuple[int, int, int]]] = [[] for _ in range(6)]
     for slot in range(draw(st.integers(1, 5))):
         pieces = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
@@ -94,7 +96,7 @@ def test_layers_with_a_state(
     steps: list[list[tuple[int, int, int]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As the twin to rounding, and to the last bit as each text alone in one step."""
+    """Equal to the reference up to rounding, and to each text alone in one step bit for bit."""
     case = make()
     with monkeypatch.context() as patch:
         cpu_targets.use(way, patch)
@@ -131,7 +133,7 @@ def test_tokens_on_trial_have_the_same_bits(
     tried: list[tuple[int, int, int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As if each had come by itself, and of those that do not stay nothing is left."""
+    """As if each token had come alone; rejected tokens leave no trace."""
     case, of_slots = make(), [(slot, *each) for slot, each in enumerate(tried)]
     with monkeypatch.context() as patch:
         cpu_targets.use(way, patch)
@@ -167,7 +169,7 @@ def test_gates(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x = torch.randn(rows, heads, dim).to(dtype)
-    gate = (torch.randn(rows, heads * dim + 5) * 6).to(dtype)[:, 5:]  # rows lie apart
+    gate = (torch.randn(rows, heads * dim + 5) * 6).to(dtype)[:, 5:]  # rows are not contiguous
     weight = torch.randn(*([heads] if has_weights else []), dim).to(dtype)
     wide = x.float(), gate.float(), weight.float()
     with monkeypatch.context() as patch:
@@ -184,7 +186,7 @@ def test_gates(
 
 
 def test_time_steps_far_below_one_keep_their_places() -> None:
-    """log(1 + e^x) of very negative x, which a sum with 1 would round away."""
+    """log(1 + e^x) for very negative x, which would be lost in the sum with 1."""
     shape = ScanShape(1, 1, 16, 16)
     mixed, steps = torch.randn(1, shape.channels), torch.tensor([[-30.0]])
     zero, state = torch.zeros(1), torch.zeros(1, 1, 16, 16)
@@ -196,7 +198,7 @@ def test_time_steps_far_below_one_keep_their_places() -> None:
 
 
 def test_a_layer_with_a_state_is_part_of_a_program() -> None:
-    """Which reads and overwrites the state each time that it is run."""
+    """The program reads and overwrites the state on each run."""
     shape = GatedDeltaShape(1, 2, 16, 16)
     x, gates = torch.randn(3, shape.channels), torch.randn(3, 4)
     weight, norm = torch.randn(4, shape.channels), torch.randn(16)
@@ -224,6 +226,6 @@ def test_a_layer_with_a_state_is_part_of_a_program() -> None:
 
 
 def error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative to a norm of at least 1; nan if anything is nan."""
+    """The error relative to a norm of at least 1; nan if anything is nan."""
     wide = expected.double()
     return float((found.double() - wide).norm() / wide.norm().clamp(min=1.0))

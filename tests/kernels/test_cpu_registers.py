@@ -1,7 +1,6 @@
-"""The inner loops of matrix products, as compiled: most of their sums stay in registers; and those
-of states, all of them.
+"""The compiled inner loops keep their sums in registers: most in matrix products, all for states.
 
-A compiler that keeps them in memory gives right results, at half the speed.
+A compiler that keeps them in memory gives right results, but at half the speed.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
 INSTRUCTION = re.compile(r"^ *([0-9a-f]+):\s+(.+)$")
 JUMP = re.compile(r"j\w+ +([0-9a-f]+)\b")
 SUM = re.compile(r"vfmadd\d+ps")
-# What multiplies, by target.
+# Multiply instructions, by target.
 PRODUCTS = {
     "avx512": re.compile(r"vpdpbusd|vdpbf16ps"),
     "avx2": re.compile(r"vfmadd\d+ps|vpmaddubsw"),
     "avx2-vnni": re.compile(r"vfmadd\d+ps|vpdpbusd"),
 }
-# Those of dense and int8 products; a group's of int4 have more sums than sixteen registers hold.
+# Dense and int8 products; a group of int4 has more sums than fit sixteen registers.
 PRODUCT_OF = re.compile(r"quire_dense|quire_int8")
 STORE_TO_STACK = re.compile(r"vmov\w+ +%[yz]mm\d+,.*\(%r[sb]p")
 
 
 def functions(listing: str) -> Iterator[tuple[str, list[tuple[int, str]]]]:
-    """Each function's name and its instructions with their addresses."""
+    """Each function's name, and its instructions with their addresses."""
     name, body = "", []
     for line in listing.splitlines():
         if found := FUNCTION.match(line):
@@ -43,7 +42,7 @@ def functions(listing: str) -> Iterator[tuple[str, list[tuple[int, str]]]]:
 
 
 def inner_loops(body: list[tuple[int, str]]) -> Iterator[list[str]]:
-    """The instructions between a jump back and where it leads, where no other jump is."""
+    """The instructions from a backward jump's target to the jump, without any other jump."""
     places = {address: i for i, (address, _) in enumerate(body)}
     for end, (_, instruction) in enumerate(body):
         found = JUMP.match(instruction)
@@ -76,10 +75,10 @@ def test_sums_stay_in_registers(target: str, monkeypatch: pytest.MonkeyPatch) ->
             continue
         for loop in inner_loops(body):
             products = count(PRODUCTS[target], loop)
-            if products >= 8:  # of a tile of four rows and more
+            if products >= 8:  # for a tile of four rows or more
                 seen += 1
                 if count(STORE_TO_STACK, loop) > products // 4:
                     spilled[name] = loop
     assert seen > (20 if target == "avx512" else 5)
-    assert of_states == 2  # of the delta rule and of the scan
+    assert of_states == 2  # the delta rule and the scan
     assert not spilled

@@ -1,4 +1,4 @@
-"""The CPU's sampling step gives the tokens of its twin, which sorts."""
+"""The CPU's sampling step gives the same tokens as the reference, which sorts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_draws_equal_those_of_sorting(
         columns["min_p"] = torch.rand(SLOTS, generator=random) * 0.5
     logits = torch.randn(SLOTS, vocab, generator=random) * spread
     if is_coarse:
-        logits = logits.round()  # many equals
+        logits = logits.round()  # many ties
     logits[4, 5:] = float("-inf")
     check(sample, random, logits, make_table(random, **columns))
 
@@ -84,12 +84,12 @@ def test_the_first_candidate_that_a_mask_allows_is_chosen_under_it(
 ) -> None:
     random = torch.Generator().manual_seed(seed)
     logits = torch.randn(SLOTS, vocab, generator=random) * spread
-    logits[1] = logits[1].round()  # many equals
+    logits[1] = logits[1].round()  # many ties
     logits[2, 3:] = float("-inf")
     logits[3, vocab // 2] = float("nan")
     bits = torch.rand(SLOTS, -(-vocab // 32) * 32, generator=random) < share
     bits[4:] = False
-    bits[4, vocab - 1] = True  # one token alone
+    bits[4, vocab - 1] = True  # a single allowed token
     bits[:, vocab:] = False
     masks = (bits.view(SLOTS, -1, 32).long() << torch.arange(32)).sum(-1).to(torch.int32)
     ints = torch.arange(SLOTS, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""The threads of the native kernels: who helps changes no result, and sleeps when all is done."""
+"""The native kernels' threads: the number of helpers changes no result, and idle ones sleep."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def _two_threads() -> Iterator[None]:
 
 
 def norms(x: torch.Tensor, count: int = 20) -> torch.Tensor:
-    """Norms of norms: each reads what all threads have written."""
+    """Chained norms: each reads what all threads have written."""
     for _ in range(count):
         x = operations.rms_norm(x, WEIGHT, 1e-5)
     return x
 
 
 def expected(x: torch.Tensor) -> torch.Tensor:
-    """The same, on one thread."""
+    """The same on one thread."""
     torch.set_num_threads(1)
     found = norms(x)
     torch.set_num_threads(2)
@@ -49,7 +49,7 @@ def expected(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_operations_of_several_threads_at_once() -> None:
-    """One of them has the team; the others compute alone, and nobody gets another's numbers."""
+    """One of them gets the team, the others compute alone, and results do not mix."""
     inputs = [torch.randn(ROWS, WIDTH) for _ in range(4)]
     wanted = [expected(x) for x in inputs]
     found: list[list[torch.Tensor]] = [[] for _ in inputs]
@@ -69,7 +69,7 @@ def test_operations_of_several_threads_at_once() -> None:
 
 
 def test_a_program_after_a_pause_and_without_one() -> None:
-    """Helpers are found asleep, and awake."""
+    """Helpers may be asleep, or awake."""
     x = torch.zeros(ROWS, WIDTH)
     program, result = Recorder(Workspace())(lambda: norms(x))
     for pause_s in (0.0, 0.0, 0.02, 0.0, 0.02):
@@ -83,7 +83,7 @@ def test_a_program_after_a_pause_and_without_one() -> None:
 def test_a_forked_process_computes_without_helpers() -> None:
     x = torch.randn(ROWS, WIDTH)
     wanted = expected(x).numpy().tobytes()
-    assert norms(x).numpy().tobytes() == wanted  # there is a helper now; the child has none
+    assert norms(x).numpy().tobytes() == wanted  # there is a helper now, but not in the child
     child = os.fork()
     if child == 0:
         os._exit(0 if norms(x).numpy().tobytes() == wanted else 1)
@@ -100,9 +100,9 @@ def test_nobody_is_awake_when_there_is_nothing_to_do() -> None:
 
 
 def test_no_order_of_memory_is_taken_for_granted(tmp_path: Path) -> None:
-    """ThreadSanitizer finds what only this kind of processor orders."""
+    """ThreadSanitizer detects dependence on this processor's memory order."""
     compiler, fixed = shutil.which("g++") or shutil.which("c++"), shutil.which("setarch")
-    if compiler is None or fixed is None:  # it wants addresses that are not random
+    if compiler is None or fixed is None:  # it needs addresses without randomisation
         pytest.skip("no C++ compiler, or no setarch")
     program = tmp_path / "races"
     sources = (Path(__file__).with_name("team_races.cpp"), build._HERE / "team.cpp")
@@ -124,7 +124,7 @@ def test_no_order_of_memory_is_taken_for_granted(tmp_path: Path) -> None:
 
 
 def wait_until_asleep() -> None:
-    """Until all other threads of this process wait for something."""
+    """Wait until all other threads of this process are blocked."""
     own = threading.get_native_id()
     for _ in range(1000):
         tasks = [task for task in Path("/proc/self/task").iterdir() if int(task.name) != own]

@@ -39,7 +39,7 @@ def test_windows_equal_the_definition(
 
 @pytest.mark.skipif(build.load() is None, reason="no native kernels here")
 def test_a_query_has_the_same_bits_whatever_is_beside_it(monkeypatch):
-    """Images are embedded in pieces, whose number is nobody's business."""
+    """Images are embedded in pieces, whose number must not matter."""
     query = torch.randn(1, 90, 2, 16, dtype=torch.bfloat16)
     keys, values = torch.randn(2, 1, 2, 90, 16, dtype=torch.bfloat16)
     whole = dense.attend(query, keys, values)

@@ -1,4 +1,4 @@
-"""The bench of experts runs on small numbers of rows, and compares its two sides."""
+"""The benchmark of experts runs on small numbers of rows, and compares its two sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our package is called ``kernels``, and so is one that transformers looks for."""
+"""Our package ``kernels`` does not conflict with the one that transformers looks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The noun of quantised weights: what its parts mean, and that cutting and joining keep it."""
+"""Packed weights: the meaning of their fields, which slicing and joining preserve."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kernels.reference.matmul import invariant_heads
 
 
 def _weight(outputs, inputs, group, *, kind="int4", zeros=False, order=None, seed=0):
-    """A random weight, and what it stands for, computed element by element."""
+    """A random weight, and its dequantised value computed element by element."""
     generator = torch.Generator().manual_seed(seed)
     groups = -(-inputs // group)
     scales = torch.rand(outputs, groups, generator=generator) + 0.1

@@ -1,4 +1,4 @@
-"""Paged attention against a plain float64 loop, on random ragged batches."""
+"""Paged attention, compared with a plain float64 loop on random ragged batches."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _check(
     lens = np.array([start + new for start, new in rows])
     num_blocks = -(-lens // block_size)
     total = int(num_blocks.sum()) + 3
-    # Whatever is not written by a row is poison; block 0 is nobody's.
+    # Unwritten slots are poisoned; block 0 belongs to no row.
     cache = LayerCache(
         *(torch.full((total, kv_heads, block_size, head_dim), math.nan).to(dtype) for _ in "kv")
     )
@@ -131,7 +131,7 @@ def test_queries_that_look_ahead_equal_the_definition(window, softcap):
 
 @pytest.mark.parametrize(("waste", "size"), [(0, 2**20), (10**9, 2**20), (10**9, 1)])
 def test_buckets_change_nothing(monkeypatch, waste, size):
-    """One bucket for each length, one for all, one for each row."""
+    """A bucket for each length, a single one for all, and one for each row."""
     monkeypatch.setattr(module, "_BUCKET_WASTE_SLOTS", waste)
     monkeypatch.setattr(module, "_BUCKET_BYTES", {"cpu": size})
     rows = [(3, 1), (70, 1), (71, 1), (0, 1), (20, 5), (33, 1), (0, 9)]

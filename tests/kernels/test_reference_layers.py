@@ -1,4 +1,4 @@
-"""The element-wise kernels against float64."""
+"""The element-wise kernels, compared with float64."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Layers with a state from token to token: the twins against Hugging Face's torch code, and a text
-cut into steps against the same text in one."""
+"""Reference kernels of stateful layers, compared with Hugging Face's torch code.
+
+Also, a text split into steps gives the same result as in one step.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_text_is_the_same_however_it_is_cut(case: Case) -> None:
-    """A row that starts at 0 finds nothing of whoever was there before."""
+    """A row that starts at 0 sees nothing of its slot's previous user."""
     whole, last = run_steps(case, reference, [[(2, 0, 9)], [(5, 0, 7)]])
     cut, state = run_steps(
         case,
@@ -48,7 +50,7 @@ def test_a_text_is_the_same_however_it_is_cut(case: Case) -> None:
     for place, expected in whole.items():
         torch.testing.assert_close(cut[place], expected)
     torch.testing.assert_close(state, last)
-    untouched = [line for line in range(LINES) if line not in (2, 5)]  # nor by what pads
+    untouched = [line for line in range(LINES) if line not in (2, 5)]  # nor by padding
     assert torch.equal(state[untouched], case.state[untouched])
 
 

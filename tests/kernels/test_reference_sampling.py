@@ -1,4 +1,4 @@
-"""The sampling primitives: against sorting, and against the distributions they promise."""
+"""The sampling primitives, compared with sorting and with their exact distributions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_noise_is_exponential_and_reaches_far_into_both_tails():
 
 
 def test_noise_of_neighbours_is_unrelated():
-    """Positions, tokens and seeds that differ by one share nothing."""
+    """Positions, tokens and seeds that differ by one are uncorrelated."""
     noise = exponential_noise(keys_of(1, 300), 3000).double()
     other = exponential_noise(keys_of(2, 300), 3000).double()
     pairs = {
@@ -54,7 +54,7 @@ def test_noise_of_neighbours_is_unrelated():
         "seed": (noise, other),
         "seed and position": (noise[1:], other[:-1]),
     }
-    for word in (0, 1):  # each word of a key decides by itself
+    for word in (0, 1):  # each word of a key matters by itself
         keys = torch.full((300, 2), 77, dtype=torch.int32)
         keys[:, word] = torch.arange(300)
         related = exponential_noise(keys, 3000).double()
@@ -85,9 +85,9 @@ def test_what_is_masked_is_never_drawn():
 def _naive_kept(
     logits: np.ndarray, top_k: int, top_p: float, min_p: float
 ) -> tuple[list[int], float]:
-    """min_p, then top_k, then top_p over what they left, by sorting, in float64.
+    """min_p, then top_k, then top_p over the rest, by sorting, in float64.
 
-    Also by how small a share of the mass the last entry was taken or the next one dropped.
+    Also returns the share of the mass by which the last entry was kept or the next one dropped.
     """
     order = np.argsort(-logits, kind="stable")
     weights = np.exp(logits.astype(np.float64) - logits.max())
@@ -119,7 +119,7 @@ def test_truncation_keeps_what_sorting_keeps(vocab, spread, top_k, top_p, min_p,
     ).numpy()
     for row, limit in zip(logits, threshold, strict=True):
         expected, margin = _naive_kept(row, top_k, top_p, min_p)
-        if margin > 1e-5:  # nearer than that, the rounding of float32 sums decides
+        if margin > 1e-5:  # closer than that, float32 rounding of sums decides
             assert set(np.flatnonzero(row >= limit).tolist()) == set(expected)
 
 

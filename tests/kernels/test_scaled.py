@@ -1,4 +1,4 @@
-"""Products in float8 are those of what activations and weights were rounded to."""
+"""Float8 products equal those of the rounded activations and weights."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def test_rows_are_rounded_to_all_of_the_range(size: float) -> None:
     codes, scales = round_rows(x)
     assert codes.dtype == torch.float8_e4m3fn
     assert not codes.float().isnan().any()
-    kept = x.abs().amax(1) > 1e-20  # what is smaller becomes nothing
+    kept = x.abs().amax(1) > 1e-20  # smaller values become zero
     assert torch.equal(codes.float().abs().amax(1)[kept], torch.full((int(kept.sum()),), 448.0))
     error = codes.double() * scales.double() - x.double()
-    # Half of the last of three bits, and half of the smallest step there is.
+    # Half of the last of three mantissa bits, and half of the smallest step.
     bound = x.double().abs() * 2**-4 + scales.double() * 2**-10 * 1.01
     assert bool((error.abs() <= bound)[kept].all())
 
@@ -75,6 +75,6 @@ def test_many_rows_of_a_layer_are_multiplied_so_where_the_format_means_it(monkey
         (blocks, "widened"),
     ):
         layer = TritonPacked(held, None, BF16, in_float8=True)
-        assert TritonPacked(held, None, BF16)(many) == "widened"  # where it has not proved right
+        assert TritonPacked(held, None, BF16)(many) == "widened"  # where it failed its check
         assert layer(few) == "widened"
         assert layer(many) == made

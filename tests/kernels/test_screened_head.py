@@ -1,4 +1,4 @@
-"""The head that reads half of its weight: it names the token that the whole product names."""
+"""The head that reads half of its weight returns the same token as the full product."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from tests.kernels import cpu_targets
 
 pytestmark = pytest.mark.skipif(not linear.is_available(), reason="no native linear layers here")
 _SHAPES = ((1000, 96), (3072, 256), (777, 896), (40, 32))  # outputs, inputs
-_AS_AT_FIRST = [0, 1]  # patience that nothing has tried
+_AS_AT_FIRST = [0, 1]  # patience, unchanged by any failed attempt
 
 
 @pytest.fixture(params=cpu_targets.WAYS)
 def make(request, monkeypatch):
-    """Makes a head and the plain layer of the same weight, each way through the kernels. Any number
-    of rows is screened: where that does not pay it is right all the same."""
+    """Makes a head and the plain layer of the same weight, for each kernel path.
+
+    Any number of rows is screened: where that does not pay off, the result is still right.
+    """
     cpu_targets.use(request.param, monkeypatch)
 
     def heads(weight: torch.Tensor) -> tuple[ScreenedHead, linear.PanelDense]:
@@ -31,7 +33,7 @@ def make(request, monkeypatch):
 
 @pytest.fixture(params=[4, 30], ids=["two digits", "one digit"])
 def rows(request) -> int:
-    """So few that activations have two digits, and so many that they have one."""
+    """Few enough for activations with two digits, and enough for one digit."""
     return request.param
 
 
@@ -56,11 +58,11 @@ def _same(
 @pytest.mark.parametrize(("outputs", "inputs"), _SHAPES)
 def test_the_token_is_that_of_the_whole_product(make, outputs, inputs):
     weight = _normal(outputs, inputs, seed=outputs)
-    weight[: outputs // 2] *= 0.3  # as rare tokens' rows are
+    weight[: outputs // 2] *= 0.3  # like the rows of rare tokens
     head, plain = make(weight)
     for seed in range(40):
         x = _normal(seed % 8 + 1 if seed < 20 else 3 * seed, inputs, seed=seed)
-        x[0, :3] *= 50  # as trained models' activations have it
+        x[0, :3] *= 50  # like the activations of trained models
         assert _same(head, plain, x)
 
 
@@ -72,13 +74,13 @@ def test_scores_that_are_scaled_and_capped(make, rows, scale, cap):
     for seed in range(20):
         x = 0.5 * _normal(rows, 256, seed=seed)
         assert _same(head, plain, x, scale, cap)
-    if rows == 4:  # by screening, that is; one digit leaves too many of so few panels open
+    if rows == 4:  # by screening: one digit leaves too many of so few panels open
         assert head._patience.tolist() == _AS_AT_FIRST
 
 
 @pytest.mark.parametrize("cap", [0.5, 4.0, 10.0])
 def test_scores_that_a_cap_makes_equal(make, rows, cap):
-    """Of many that reach the cap it is the first, not the one that was the largest before."""
+    """Of many logits at the cap the first is chosen, not the one that was the largest before."""
     weight = _normal(3072, 256, seed=21)
     head, plain = make(weight)
     num_moved = 0
@@ -113,7 +115,7 @@ def test_codes_alone_would_be_wrong_where_it_is_right(make, rows):
         assert _same(head, plain, x)
         num_wrong += int((codes.likeliest(x).token_ids != plain.logits(x).argmax(1)).sum())
     assert num_wrong > 10
-    assert head._patience.tolist() == _AS_AT_FIRST  # by screening, that is
+    assert head._patience.tolist() == _AS_AT_FIRST  # by screening
 
 
 def test_of_equal_scores_the_first_token_is_taken(make, rows):
@@ -125,7 +127,7 @@ def test_of_equal_scores_the_first_token_is_taken(make, rows):
 
 
 def test_where_codes_tell_nothing_apart_the_product_is_made(make, rows):
-    """Nearly equal outputs everywhere: more and more calls go without codes, and all are right."""
+    """Nearly equal outputs everywhere: more and more calls skip the codes, and all are right."""
     weight = (_normal(1, 128, seed=5) + 2**-9 * _normal(4000, 128, seed=6)).bfloat16()
     head, plain = make(weight)
     for seed in range(12):

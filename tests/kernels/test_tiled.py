@@ -1,4 +1,4 @@
-"""Codes in the order of the GPU's kernels stand for what they stood for."""
+"""Codes rearranged for the GPU kernels keep their values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.kernels.packed_weights import KINDS, packed_weight
 
 
 def dense(weight: TiledWeight) -> torch.Tensor:
-    """Of all matrices, one after the other."""
+    """The dequantised matrices, concatenated."""
     return torch.cat([weight.matrix(i, torch.float64) for i in range(weight.num_matrices)])
 
 
@@ -25,7 +25,7 @@ def test_a_tiled_weight_is_the_same_weight(kind: str, inputs: int, group: int) -
         for order in (False, True):
             weight = packed_weight(kind, 37, inputs, group, zeros=zeros, order=order)
             expected = weight.dequantise(torch.float64)
-            # What zeros are rounded by is less than their size, whatever is taken from them.
+            # Zeros are rounded relative to their own size, even where the difference is small.
             lost = 2**-11 * 12 * 1.1 if zeros else 0.0
             torch.testing.assert_close(dense(tile(weight)), expected, rtol=2**-11, atol=lost)
             ids = torch.tensor([36, 0, 36])
@@ -48,13 +48,13 @@ def test_powers_of_two_take_a_byte_and_lose_nothing() -> None:
     scales = torch.ldexp(torch.ones(24, 90), torch.randint(-120, 10, (24, 90)))
     weight = PackedWeight(weight.codes, scales, 2880, 32, MXFP4_LEVELS)
     tiled = tile(weight)
-    assert tiled.nbytes == 24 * (2880 // 2 + 90) + 64  # as a file has them, and levels
+    assert tiled.nbytes == 24 * (2880 // 2 + 90) + 64  # as in a file, plus levels
     assert torch.equal(dense(tiled), weight.dequantise(torch.float64))
 
 
 @pytest.mark.parametrize("order", [False, True])
 def test_experts_come_one_after_the_other(order: bool) -> None:
-    """Each in parts; all with the same order of inputs or each with its own."""
+    """Each in parts; all with a common order of inputs or each with its own."""
     for shared in (False, True):
         parts = []
         for expert in range(3):
@@ -94,7 +94,7 @@ def test_every_kind_has_its_name() -> None:
 
 
 def test_rounding_to_mxfp4_takes_the_nearest_float_of_a_power_of_two() -> None:
-    """As OCP Microscaling Formats 1.0, 6.3, has it, element by element."""
+    """As in OCP Microscaling Formats 1.0, 6.3, element by element."""
     weight = torch.randn(3, 70, generator=torch.Generator().manual_seed(1)) * 0.05
     weight[1, :32] = 0.0
     packed = quantise_mxfp4(weight)

@@ -1,4 +1,4 @@
-"""A little HTTP server that streams by a script, faults included; nothing of ours serves here."""
+"""A small HTTP server that streams by a script, including faults; it shares no code with ours."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Script:
-    """How the server behaves, and what it was asked."""
+    """How the server behaves, and a record of its requests."""
 
     fault: str | None = None  # for completion requests
-    every: int = 1  # the fault befalls every so-many-th of them
+    every: int = 1  # every how many of them the fault occurs
     tokenizes: bool = True
-    closes: bool = False  # gives a connection up when it is used again
+    closes: bool = False  # closes a connection when it is reused
     url: str = ""
     asked: list[dict] = field(default_factory=list)
     connections: int = 0
@@ -40,7 +40,7 @@ class Script:
                 await writer.wait_closed()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, request after request."""
+        """Serve one connection, request after request."""
         self.connections += 1
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             for served in itertools.count():
@@ -119,7 +119,7 @@ class Script:
 
 @contextlib.asynccontextmanager
 async def scripted_server(script: Script) -> AsyncIterator[Script]:
-    """``script`` as a server on a free port; its ``url`` is set."""
+    """Run ``script`` as a server on a free port, and set its ``url``."""
     server = await asyncio.start_server(script.accept, "127.0.0.1", 0)
     script.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:

@@ -1,4 +1,4 @@
-"""What routing by prefix saves, counted on real servers and held to a count by hand."""
+"""The savings of prefix routing on real servers, compared with a count by hand."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from loadtest import affinity
 def test_prompt_tokens_are_counted_as_worked_out_by_hand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two conversations one after the other, of three prompts of 96, 128 and 160 tokens, which
-    begin with the same 64.
+    """Two conversations, one after the other, with a common prefix of 64 tokens.
+
+    Each has three prompts of 96, 128 and 160 tokens.
     """
     out = tmp_path / "results" / "affinity.json"
     load = {"conversations": 2, "turns": 3, "in_flight": 1, "system_prompts": 1}
@@ -25,9 +26,9 @@ def test_prompt_tokens_are_counted_as_worked_out_by_hand(
     table, line = capsys.readouterr().out.rsplit("\n", 2)[:2]
     result = json.loads(line)
     assert json.loads(out.read_text()) == result
-    # One engine is asked for all of it: 96, 32, 32; and of the second conversation 32 each.
+    # One server computes 96, 32, 32, and 32 for each prompt of the second conversation.
     assert result["routed"] == {"sent": 768, "computed": 256}
-    # In turn: 96, 128, 64 (the first 96 are there); 32 (the 64 are), 64, 64 (the first 96 are).
+    # In turn: 96, 128, 64 (the first 96 are cached); 32 (64 are), 64, 64 (the first 96 are).
     assert result["in_turn"] == {"sent": 768, "computed": 448}
     assert result["load"] == load
     assert (result["engines"], result["server"]) == (2, serve)

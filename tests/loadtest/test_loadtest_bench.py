@@ -1,4 +1,4 @@
-"""Whole load tests, against the scripted server and against our own."""
+"""Whole load tests, against the scripted server and our own."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_bench_from_flags_to_json(tmp_path, capsys):
     assert "<svg" in html.read_text()
     sent = [body["prompt"] for body in server.asked]
     assert all(isinstance(prompt, list) and len(prompt) == 12 for prompt in sent)
-    assert len({tuple(prompt) for prompt in sent}) == len(sent)  # no prompt twice, in no run
+    assert len({tuple(prompt) for prompt in sent}) == len(sent)  # no prompt is repeated, in any run
 
 
 async def test_bench_tells_failures_and_fails(capsys):
@@ -91,7 +91,7 @@ def test_bench_without_a_server_says_so(capsys):
 
 
 def test_bench_against_our_own_server(server, capsys):
-    """The server's counters agree with what the client counted, and every stream is whole."""
+    """The server's counters agree with the client's, and every stream is complete."""
     arguments = ["--url", server.url, "--num-requests", "4", "--concurrency", "2"]
     shape = ["--input-len", "40", "--output-len", "6", "--workload", "shared-prefix"]
     for endpoint in ("completions", "chat"):

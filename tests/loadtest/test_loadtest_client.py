@@ -1,4 +1,4 @@
-"""The load generator's client: it counts what came, and calls a broken stream broken."""
+"""The load generator's client: it counts tokens correctly and detects broken streams."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_a_whole_stream_is_counted(path, body):
     assert record.failure is None
     assert (record.prompt_tokens, record.output_tokens, record.cached_tokens) == (3, 4, 3)
     assert record.finish_reason == "length"
-    assert len(record.token_times_s) == 4  # the role, the finish and the usage carry no output
+    assert len(record.token_times_s) == 4  # role, finish and usage events carry no output
     times = [record.due_s, record.sent_s, *record.token_times_s, record.end_s]
     assert times == sorted(times)
 

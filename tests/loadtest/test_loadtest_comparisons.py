@@ -1,4 +1,4 @@
-"""The measurements built on the load generator, on models as small as they get."""
+"""The measurements built on the load generator, on minimal models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_quire_and_transformers_say_the_same(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_startup_and_waste_tell_figures(tmp_path, capsys):
-    assert startup.main(["--runs", "1"]) == 0  # with every default
+    assert startup.main(["--runs", "1"]) == 0  # with all defaults
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["median_s"] > 0
     out = tmp_path / "waste.json"
     sizes = ["--requests", "4", "--input-len", "90", "--output-len", "6", "--limit", "0.5"]

@@ -1,4 +1,4 @@
-"""The CPU benchmark: its floors, its checkpoints for peers, its rounds and its verdicts."""
+"""The CPU benchmark: its lower bounds, its checkpoints for peers, its rounds and its gates."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def small_model(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def scripted() -> Iterator[Script]:
-    """The scripted server in a thread: what is measured here runs event loops of its own."""
+    """The scripted server in a thread, since the code under test runs its own event loops."""
     started, script = threading.Event(), Script()
     loop = asyncio.new_event_loop()
     ending = asyncio.Event()
@@ -95,7 +95,7 @@ def test_a_shared_prefix_is_sent_alone_first():
 
 
 def read_gguf(path: Path) -> tuple[dict, dict]:
-    """Metadata and tensors (as their type and bytes) of a GGUF file, by the format's own words."""
+    """The metadata and tensors (type and bytes) of a GGUF file, by the format's definition."""
     data, at = path.read_bytes(), 0
 
     def take(form: str):
@@ -167,7 +167,7 @@ def test_gguf_holds_the_same_weights(small_model, kind, error):
     assert tuple(shape) == down.shape
     most = np.abs(down).max() * (error + 1e-3 * (error > 0))
     assert np.abs(dequantize(stored, raw).reshape(down.shape) - down).max() <= most
-    # Rows i and i + 8 of a query head of 16 lie side by side.
+    # Rows i and i + 8 of a query head of 16 become neighbours.
     query = original["model.layers.0.self_attn.q_proj.weight"].float().numpy()
     _, stored, raw = tensors["blk.0.attn_q.weight"]
     ours = dequantize(stored, raw).reshape(query.shape)
@@ -215,7 +215,7 @@ def test_a_round_that_is_not_whole_is_an_error(scripted):
 
 
 def made_result(rate: float) -> dict:
-    """Quire at ``rate`` against a vLLM in turn at 100 and a llama of another part at 50."""
+    """Quire at ``rate``, a vLLM alternating with it at 100, and a llama of another part at 50."""
 
     def side(value: float) -> dict:
         rounds = [{"tokens_per_s": value, "disturbed": False}] * 3
@@ -244,12 +244,12 @@ def made_result(rate: float) -> dict:
 
 def test_gates_pass_and_miss_on_the_right_side():
     passes = {each.gate: each for each in judge(made_result(120.0))}
-    assert passes["0.5b-bf16 main 16"].passes  # 1.2 of 1.05
-    assert not passes["0.5b-bf16 main 1"].passes  # 1.2 of 1.25
+    assert passes["0.5b-bf16 main 16"].passes  # 1.2, with a target of 1.05
+    assert not passes["0.5b-bf16 main 1"].passes  # 1.2, with a target of 1.25
     assert passes["0.5b-bf16 main 1"].against == "vllm bf16, 100.0 tokens/s, in turn"
     assert not passes["0.5b-bf16 main 16, share of the floor"].passes
-    assert not passes["0.5b-bf16 peak memory"].passes  # 1.7 GB of 1.6
-    assert not passes["0.5b-int8 ITL p99 at 16"].passes  # 400 ms of 350
+    assert not passes["0.5b-bf16 peak memory"].passes  # 1.7 GB, with a limit of 1.6
+    assert not passes["0.5b-int8 ITL p99 at 16"].passes  # 400 ms, with a limit of 350
     assert passes["0.5b-int8 ready"].passes
     assert passes["first token after exec"].passes
     assert not any(gate.startswith("100m") for gate in passes)

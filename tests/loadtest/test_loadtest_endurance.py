@@ -1,4 +1,4 @@
-"""The endurance load: from flags to JSON, and that it notices what it is there for."""
+"""The endurance test: from flags to JSON, and detection of each kind of failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLAGS = ["--requests", "150", "--kinds", "20", "--in-flight", "8", "--longest", 
 
 
 def sample(number: int, **changes: float) -> Sample:
-    """One of a server that answers a hundred requests a second and holds what it held."""
+    """A sample of a server that answers a hundred requests per second without growing."""
     steady: dict[str, Any] = {
         "at_s": float(number),
         "num_answered": 100 * number,

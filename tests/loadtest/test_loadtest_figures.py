@@ -1,4 +1,4 @@
-"""What is asked, and what is made of the answers."""
+"""Workloads, and the figures computed from records."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def record(due_s, *times_s, tokens, failure=None) -> StreamRecord:
 
 def test_a_summary_by_hand():
     records = [
-        record(0.0, 1.0, 2.0, 4.0, tokens=4),  # two tokens came in one event
+        record(0.0, 1.0, 2.0, 4.0, tokens=4),  # one event had two tokens
         record(1.0, 3.0, tokens=1),
         record(0.0, 100.0, tokens=50, failure="cut"),
     ]

@@ -1,4 +1,4 @@
-"""Whether refusals tell of a key by their time: the statistics, and a short run."""
+"""The timing test of key rejections: its statistics, and a short run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost of a token without a model, from flags to JSON."""
+"""The overhead benchmark, from flags to JSON."""
 
 from __future__ import annotations
 

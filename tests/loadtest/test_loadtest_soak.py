@@ -1,4 +1,4 @@
-"""The soak: what it draws, and that it finds the differences it is there for."""
+"""The soak test: its random requests, and the differences it must detect."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Kernels are interpreted here, which is chosen for a whole process.
+"""Collects the interpreted tests only where the interpreter has been chosen.
 
-The tests under ``dry`` are therefore collected only where it has been chosen;
-``test_pretended_gpu.py`` starts such a process.
+The choice holds for a whole process, so ``test_pretended_gpu.py`` starts one for the tests under
+``dry``.
 """
 
 from tests.interpreter import IS_INTERPRETED, patch_device_functions_once

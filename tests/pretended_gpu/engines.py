@@ -1,4 +1,4 @@
-"""The engine on a pretended GPU, in whose steps the host may not wait."""
+"""The engine on a pretended GPU, in whose steps the host must not wait."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Texts = dict[str, list[object]]
 
 
 class Rig(NamedTuple):
-    """An engine on its device."""
+    """An engine and its device."""
 
     core: EngineCore
     gpu: PretendedGpu
@@ -32,7 +32,7 @@ class Rig(NamedTuple):
 
 
 def config_of(model: str, **changes: Any) -> EngineConfig:
-    """Of a tiny model on the pretended GPU, with few rows and blocks."""
+    """The config of a tiny model on the pretended GPU, with few rows and blocks."""
     cache = {"block_size": 16, "num_blocks": 24, **changes.pop("cache", {})}
     limits = {"max_num_seqs": 3, "max_num_batched_tokens": 64, **changes.pop("scheduler", {})}
     given = {"device": "cuda", "dtype": "float32", "attention_backend": "triton", **changes}
@@ -47,10 +47,10 @@ def config_of(model: str, **changes: Any) -> EngineConfig:
 
 @contextmanager
 def on_pretended_gpu(config: EngineConfig, eager: str = "none") -> Iterator[Rig]:
-    """The engine of ``config``, all of whose graphs are captured.
+    """Run the engine of ``config`` with all of its graphs captured.
 
     Args:
-        config: of the engine.
+        config: the engine's config.
         eager: see ``Queues``.
     """
     with pretended_gpu(eager) as (gpu, launches):
@@ -68,7 +68,7 @@ def on_pretended_gpu(config: EngineConfig, eager: str = "none") -> Iterator[Rig]
             pass
         captured = [runner._graphs]
         draft = runner._draft
-        if draft is not None and isinstance(draft._model, Decoder):  # a head is not captured
+        if draft is not None and isinstance(draft._model, Decoder):  # draft heads are not captured
             captured.append(draft._programs)
         for graphs in captured:
             assert isinstance(graphs, DecodeGraphs)
@@ -77,7 +77,7 @@ def on_pretended_gpu(config: EngineConfig, eager: str = "none") -> Iterator[Rig]
 
 
 def on_cpu(config: EngineConfig, requests: Sequence[Request]) -> Texts:
-    """What is right: the same requests, one step after the other, by plain torch."""
+    """The reference: the same requests by plain torch, one step after the other."""
     scheduler = msgspec.structs.replace(config.scheduler, overlap=False, max_step_passes=1)
     cache = msgspec.structs.replace(config.cache, offload_bytes=0)
     config = msgspec.structs.replace(
@@ -92,7 +92,7 @@ def on_cpu(config: EngineConfig, requests: Sequence[Request]) -> Texts:
 
 
 def texts(core: EngineCore, requests: Sequence[Request]) -> Texts:
-    """What is told of each request."""
+    """The output tokens of each request."""
     for request in requests:
         core.add(request)
     told: Texts = {}

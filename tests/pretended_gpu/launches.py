@@ -1,4 +1,4 @@
-"""Kernels on the pretended device: what a launch is refused for, and what it would compile."""
+"""Kernel launches on the pretended device: what is rejected, and what would be compiled."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.pretended_gpu.queues import Violation
 from tests.pretended_gpu.tensor import DeviceTensor, PretendedGpu
 
 _MOST_PROGRAMS = (2**31 - 1, 2**16 - 1, 2**16 - 1)
-# And with them all that launch kernels. What tries products is imported before these are told that
-# nothing is interpreted: it would try those of a GPU's size, for most of a minute.
+# All modules that launch kernels, and those that try products. The latter are imported before the
+# interpreter is hidden: otherwise they would try products of a GPU's size for most of a minute.
 _LOADED = (backend, check_products, matmul, operations, quantised)
-_ALIGNED = 16  # bytes of a pointer, and what an integer is a multiple of
+_ALIGNED = 16  # bytes for a pointer; integers that are a multiple of it are specialised
 
 
 class Launches:
-    """Stands for ``kernels.triton.launch.launch``; the interpreter does the work.
+    """Stands in for ``kernels.triton.launch.launch``; the interpreter does the work.
 
     Args:
-        gpu: where kernels run.
+        gpu: the device on which kernels run.
     """
 
     def __init__(self, gpu: PretendedGpu) -> None:
@@ -33,7 +33,7 @@ class Launches:
         self.compiled: set[tuple[str, tuple[object, ...]]] = set()
 
     def modules(self) -> list[Any]:
-        """Those that launch kernels."""
+        """The modules that launch kernels."""
         assert all(part.__name__ in sys.modules for part in _LOADED)
         modules = [module for name, module in sys.modules.items() if name.startswith("kernels.")]
         return [module for module in modules if getattr(module, "launch", None) is self._launch]
@@ -53,14 +53,14 @@ class Launches:
         self._gpu.queues.do(lambda: self._launch(kernel, grid, *inner, **meta))
 
     def new(self, run: Callable[[], object]) -> set[tuple[str, tuple[object, ...]]]:
-        """What ``run`` makes the compiler compile that was not compiled before."""
+        """The specialisations that ``run`` compiles for the first time."""
         before = set(self.compiled)
         run()
         return self.compiled - before
 
 
 def _specialisation(kernel: Any, args: Sequence[Any], meta: dict[str, Any]) -> tuple[object, ...]:
-    """What Triton compiles a kernel for, beside its source."""
+    """What Triton specialises a kernel on, besides its source."""
     unknown = set(kernel.kwargs["do_not_specialize"] or ())
     unaligned = set(kernel.kwargs["do_not_specialize_on_alignment"] or ())
     parts: list[object] = [*sorted(meta.items())]

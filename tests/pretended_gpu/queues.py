@@ -1,9 +1,9 @@
-"""Streams and events of a device that is not there: work is queued, and done when somebody waits.
+"""Streams and events of a pretended device: work is queued, and done when it is waited for.
 
-A GPU does the work of one stream in order, and that of several in any order that waits allow. Which
-one it takes is a matter of luck there; here it is chosen: *eager* streams do their work as it
-comes, the others once they are waited for and not before. So what is overwritten too soon or read
-too early is so every time.
+A GPU does the work of one stream in order, and that of several in any order that waits allow. On a
+GPU that order is a matter of luck; here it is chosen. *Eager* streams do their work as it arrives,
+the others only once they are waited for. So an overwrite or a read that comes too early fails every
+time.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Work = Callable[[], object]
 
 
 class Violation(AssertionError):
-    """What a GPU would not do, or not without making the host wait."""
+    """Something that a GPU would not do, or not without making the host wait."""
 
 
 class Queues:
-    """All streams of the device, and which of them is the current one.
+    """All streams of the device, and the current one.
 
     Args:
-        eager: ``main``: the default stream does its work as it comes; ``side``: all others do;
+        eager: ``main``: the default stream does its work as it arrives; ``side``: all others do;
             ``none``: no stream does.
     """
 
@@ -34,35 +34,35 @@ class Queues:
         self.main = Stream(self, is_main=True)
         self.streams = [self.main]
         self.current = self.main
-        self.capture: list[Work] | None = None  # what a graph under capture holds so far
-        self.in_step = False  # the host may not wait
+        self.capture: list[Work] | None = None  # work recorded by the graph under capture
+        self.in_step = False  # the host must not wait
 
     def new_stream(self) -> Stream:
-        """Another stream."""
+        """Create another stream."""
         self.streams.append(Stream(self))
         return self.streams[-1]
 
     def do(self, work: Work) -> None:
-        """Give the current stream something to do."""
+        """Queue work on the current stream."""
         if self.capture is not None:
             self.capture.append(work)
         else:
             self.current.append(work)
 
     def wait_for_all(self, why: str) -> None:
-        """The host waits until nothing is left to be done."""
+        """Wait on the host until all work is done."""
         self.refuse_in_capture(why)
         for stream in self.streams:
             stream.run()
 
     def refuse_wait(self, what: str) -> None:
-        """Raise Violation where the host must not wait."""
+        """Raise Violation if the host must not wait."""
         if self.in_step:
             raise Violation(f"in a step, the host waits: {what}")
         self.refuse_in_capture(f"waits: {what}")
 
     def refuse_in_capture(self, why: str) -> None:
-        """Raise Violation while a graph is being captured."""
+        """Raise Violation during a graph capture."""
         if self.capture is not None:
             raise Violation(f"while a graph is captured, the host {why}")
 
@@ -81,13 +81,13 @@ class Stream:
         self._is_running = False
 
     def append(self, work: Work) -> None:
-        """Work behind all that it has."""
+        """Queue work after all earlier work."""
         self._items.append(work)
         if self._is_eager and not self._is_running:
             self.run()
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Do what is queued, in order, as far as that is asked for."""
+        """Do queued work in order, until ``until()``."""
         if self._is_running:
             raise Violation("streams wait for each other")
         self._is_running = True
@@ -99,29 +99,29 @@ class Stream:
             self._is_running = False
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Mark what it has been given so far."""
+        """Record an event after all work queued so far."""
         event = event or Event(self.queues)
         event.record(self)
         return event
 
     def wait_event(self, event: Event) -> None:
-        """Do nothing more before that is reached."""
+        """Make later work wait for the event."""
         self.queues.refuse_in_capture("joins another stream")
         if (mark := event.mark) is not None:
             self.append(mark.reach)
 
     def wait_stream(self, other: Stream) -> None:
-        """Do nothing more before what the other has been given now."""
+        """Make later work wait for all work queued so far on another stream."""
         self.wait_event(other.record_event())
 
     def synchronize(self) -> None:
-        """Let the host wait."""
+        """Make the host wait."""
         self.queues.refuse_wait("for a stream")
         self.run()
 
 
 class Using:
-    """``torch.cuda.StreamContext``: within, a stream is the current one. It may be used again."""
+    """``torch.cuda.StreamContext``: makes a stream the current one. Reusable."""
 
     def __init__(self, queues: Queues, stream: Stream | None) -> None:
         self._queues, self._stream = queues, stream
@@ -144,7 +144,7 @@ class _Mark:
         stream.append(self._pass)
 
     def reach(self) -> None:
-        """Do what comes before it."""
+        """Do all work before it."""
         if not self.is_reached:
             self._stream.run(lambda: self.is_reached)
 
@@ -153,7 +153,7 @@ class _Mark:
 
 
 class Event:
-    """``torch.cuda.Event``. One that was never recorded is waited for by nobody."""
+    """``torch.cuda.Event``. Waiting for one that was never recorded returns at once."""
 
     _options: ClassVar[frozenset[str]] = frozenset({"blocking", "enable_timing", "interprocess"})
 
@@ -163,12 +163,12 @@ class Event:
         self.mark: _Mark | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        """Mark what the stream, or the current one, has been given so far."""
+        """Record all work queued so far on a stream, by default the current one."""
         self._queues.refuse_in_capture("records an event")
         self.mark = _Mark(stream or self._queues.current)
 
     def synchronize(self) -> None:
-        """Let the host wait, where there is anything to wait for."""
+        """Make the host wait, if the event was recorded."""
         self._queues.refuse_in_capture("waits for an event")
         if not self.query():
             self._queues.refuse_wait("for an event")
@@ -176,5 +176,5 @@ class Event:
             self.mark.reach()
 
     def query(self) -> bool:
-        """Whether it was reached."""
+        """Whether the event has been reached."""
         return self.mark is None or self.mark.is_reached

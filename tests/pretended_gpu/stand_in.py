@@ -19,8 +19,7 @@ TOTAL_BYTES = 2**30
 
 
 class Graph:
-    """``torch.cuda.CUDAGraph``: what was queued while it was captured is done again, in the same
-    memory."""
+    """``torch.cuda.CUDAGraph``: repeats the work queued during capture, in the same memory."""
 
     def __init__(self, gpu: PretendedGpu) -> None:
         self._gpu = gpu
@@ -28,7 +27,7 @@ class Graph:
         self._pool: list[torch.Tensor] = []
 
     def replay(self) -> None:
-        """Queue it. What it does not write itself, another graph may have overwritten."""
+        """Queue the captured work. Other graphs may have overwritten memory that it only reads."""
         self._gpu.queues.refuse_in_capture("replays a graph")
         assert self._work is not None
         work, pool = self._work, self._pool
@@ -45,7 +44,7 @@ class Graph:
     def captured(
         self, pool: object = None, stream: Stream | None = None, **_: object
     ) -> Iterator[None]:
-        """Within, work is noted and not done."""
+        """Record work instead of doing it."""
         queues, before = self._gpu.queues, len(self._gpu.pool)
         if stream is queues.main:
             raise Violation("the default stream cannot be captured")
@@ -55,7 +54,7 @@ class Graph:
         try:
             yield
             self._work = queues.capture
-            self._gpu.recorded_for.discard(pool)  # else torch 2.11 forgets to
+            self._gpu.recorded_for.discard(pool)  # on failure, torch 2.11 does not
         finally:
             queues.capture = None
             self._pool = self._gpu.pool[before:]
@@ -63,10 +62,10 @@ class Graph:
 
 @contextmanager
 def pretended_gpu(eager: str = "none") -> Iterator[tuple[PretendedGpu, Launches]]:
-    """A GPU that torch finds, and whose kernels the interpreter runs.
+    """A GPU that torch detects, whose kernels the interpreter runs.
 
     Args:
-        eager: streams that do their work as it comes; see ``Queues``.
+        eager: the streams that do their work as it arrives; see ``Queues``.
     """
     gpu = PretendedGpu(eager)
     launches = Launches(gpu)
@@ -80,7 +79,7 @@ def pretended_gpu(eager: str = "none") -> Iterator[tuple[PretendedGpu, Launches]
             "copy_",
             lambda target, source, *options: _copy_storage(copy, target, source, *options),
         )
-        # Interpreted kernels refuse a GPU; these run on what the host has behind its tensors.
+        # Interpreted kernels reject a GPU; these run on the host memory behind its tensors.
         patch.setattr(launcher, "INTERPRETED", False)
         for module in launches.modules():
             patch.setattr(module, "launch", launches)
@@ -91,7 +90,7 @@ def pretended_gpu(eager: str = "none") -> Iterator[tuple[PretendedGpu, Launches]
 def _copy_storage(
     copy: Callable[..., Any], target: torch.UntypedStorage, source: Any, *options: Any
 ) -> Any:
-    """``torch.UntypedStorage.copy_``, also from the device."""
+    """``torch.UntypedStorage.copy_``, including from the device."""
     if isinstance(source, DeviceStorage):
         return source.copy_to(target)
     return copy(target, source, *options)

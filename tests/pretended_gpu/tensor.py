@@ -1,16 +1,16 @@
-"""Tensors that say they lie on a GPU, and what the tensor library does with them there.
+"""Tensors that report a GPU as their device, and torch's operations on them.
 
-Each stands for memory of the host, where its operations are done, by the streams of ``queues.py``:
-so results are right if, and only if, whoever asked for them waited. The shapes of results are told
-at once, as a GPU's are. Memory that is given back is overwritten, as it would be by who gets it
-next, as soon as the stream that had it comes to that.
+Each stands for host memory, where its operations are done by the streams of ``queues.py``. So
+results are right if, and only if, their readers waited for them. The shapes of results are known at
+once, as on a GPU. Freed memory is overwritten once its stream gets there, as its next owner would
+overwrite it.
 
-Refused, with a ``Violation``:
+The following raise a ``Violation``:
 
-- operations on tensors of both sides, but for numbers without dimensions;
-- in a *step* all that lets the host wait: reading a value, shapes that depend on values, copies
-  from memory that is not page-locked or that are not told to be asynchronous;
-- while a graph is captured, what a capture does not allow.
+- operations on tensors of both devices, except for zero-dimensional numbers;
+- in a *step*, everything that makes the host wait: reading a value, shapes that depend on values,
+  copies from memory that is not page-locked, and copies that are not asynchronous;
+- during the capture of a graph, everything that a capture does not allow.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DEVICE = torch.device("cuda", 0)
 _CPU, _META = torch.device("cpu"), torch.device("meta")
 
 aten = torch.ops.aten
-# Operations that tell the host a value, or make shapes of values.
+# Operations that return a value to the host, or whose shapes depend on values.
 _READS = {
     aten._local_scalar_dense,
     aten.nonzero,
@@ -49,7 +49,7 @@ _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
 
 
 class DeviceStorage:
-    """``torch.UntypedStorage`` of the device, as far as weights that sleep need it."""
+    """``torch.UntypedStorage`` of the device, as far as sleeping weights need it."""
 
     device = DEVICE
 
@@ -57,15 +57,15 @@ class DeviceStorage:
         self._memory = memory
 
     def data_ptr(self) -> int:
-        """Where it lies; nothing else does."""
+        """Its address, which is unique."""
         return self._memory.held.data_ptr()
 
     def nbytes(self) -> int:
-        """Its size; 0 while its memory is given back."""
+        """Its size; 0 while its memory is freed."""
         return 0 if self._memory.is_empty else self._memory.held.untyped_storage().nbytes()
 
     def resize_(self, num_bytes: int) -> None:
-        """Give its memory back, or take as much again; either way nothing is left in it."""
+        """Free its memory, or allocate as much again; in either case the content is lost."""
         held = self._memory.held
         assert num_bytes in (0, held.untyped_storage().nbytes())
         self._memory.wait("resizes a storage")
@@ -73,24 +73,24 @@ class DeviceStorage:
         poison(held)
 
     def copy_(self, source: torch.UntypedStorage) -> None:
-        """Fill it from the host."""
+        """Copy from the host."""
         self._memory.wait("copies a storage")
         assert not self._memory.is_empty
         self._memory.held.untyped_storage().copy_(source)
 
     def copy_to(self, target: torch.UntypedStorage) -> None:
-        """The other way."""
+        """Copy it to the host."""
         self._memory.wait("copies a storage")
         assert not self._memory.is_empty
         target.copy_(self._memory.held.untyped_storage())
 
 
 class Memory:
-    """What a tensor and its views lie in.
+    """The memory of a tensor and its views.
 
     Args:
-        gpu: whose.
-        held: the host's tensor behind it.
+        gpu: the device.
+        held: the host tensor behind it.
     """
 
     __slots__ = ("_gpu", "_stream", "held", "is_empty", "users")
@@ -98,27 +98,30 @@ class Memory:
     def __init__(self, gpu: PretendedGpu, held: torch.Tensor) -> None:
         self._gpu = gpu
         self.held = held
-        self.is_empty = False  # its storage has been resized to nothing
+        self.is_empty = False  # whether its storage has been resized to nothing
         self._stream = gpu.queues.current
-        self.users: set[Stream] = set()  # told by ``record_stream``
+        self.users: set[Stream] = set()  # from ``record_stream``
         if gpu.queues.capture is not None:
             gpu.pool.append(held)
 
     def wait(self, why: str) -> None:
-        """The host waits for all that is done with it."""
+        """Wait on the host for all work on this memory."""
         self._gpu.queues.refuse_wait(why)
         self._gpu.queues.wait_for_all(why)
 
     def __del__(self) -> None:
-        """It is somebody else's once the stream comes to that. What other streams were told to use
-        waits for them too, which nobody can rely on: it stays as it is."""
+        """Overwrite the memory once its stream gets there, as its next owner would.
+
+        Memory used on other streams (``record_stream``) is freed only after they are done, at a
+        time that nothing can rely on: it is left as it is.
+        """
         held = self.held
         if self._gpu.is_on and not self.users and not any(held is h for h in self._gpu.pool):
             self._stream.append(lambda: poison(held))
 
 
 def poison(held: torch.Tensor) -> None:
-    """Make of memory what nobody wants to read."""
+    """Fill memory with values that nothing should read."""
     if held.dtype.is_floating_point and held.dtype.itemsize > 1:
         held.fill_(float("nan"))
     else:
@@ -133,7 +136,7 @@ class DeviceTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor, memory: Memory) -> DeviceTensor:
-        with torch.inference_mode(mode=False):  # views of others need a count of versions
+        with torch.inference_mode(mode=False):  # views need a version counter
             made = torch.Tensor._make_wrapper_subclass(
                 cls,
                 inner.shape,
@@ -172,7 +175,7 @@ class DeviceTensor(torch.Tensor):
 
 
 class PretendedGpu(TorchDispatchMode):
-    """The device.
+    """The pretended GPU.
 
     Args:
         eager: see ``Queues``.
@@ -183,12 +186,12 @@ class PretendedGpu(TorchDispatchMode):
         self.queues = Queues(eager)
         self.is_on = False
         self.pool: list[torch.Tensor] = []  # memory of captured graphs
-        self.recorded_for: set[object] = set()  # pools that captures under way take memory from
-        self._locked: dict[int, object] = {}  # addresses of the host's page-locked memory
+        self.recorded_for: set[object] = set()  # memory pools of captures in progress
+        self._locked: dict[int, object] = {}  # addresses of page-locked host memory
 
     @contextmanager
     def plugged_in(self) -> Iterator[Self]:
-        """Within, tensors can be made on it; what is queued then is done at the end."""
+        """Allow tensors on the device; queued work is finished at the end."""
         _have_guard()
         self.is_on = True
         try:
@@ -200,7 +203,7 @@ class PretendedGpu(TorchDispatchMode):
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Within, nothing lets the host wait."""
+        """Forbid anything that makes the host wait."""
         self.queues.in_step = True
         try:
             yield
@@ -216,9 +219,9 @@ class PretendedGpu(TorchDispatchMode):
     # ------------------------------------------------------------ the host's page-locked memory
 
     def lock(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Lock the pages of a tensor of the host."""
+        """Page-lock the memory of a host tensor."""
         storage = tensor.untyped_storage()
-        self._locked[storage.data_ptr()] = storage  # kept: nothing else comes to lie there
+        self._locked[storage.data_ptr()] = storage  # kept alive, so that its address is not reused
         return tensor
 
     def lock_address(self, address: int) -> None:
@@ -232,7 +235,7 @@ class PretendedGpu(TorchDispatchMode):
         del self._locked[address]
 
     def is_locked(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor of the host lies in page-locked memory."""
+        """Whether a host tensor is in page-locked memory."""
         return tensor.untyped_storage().data_ptr() in self._locked
 
     # ------------------------------------------------------------ operations
@@ -290,13 +293,13 @@ class PretendedGpu(TorchDispatchMode):
         strangers = [tensor for tensor in tensors if not isinstance(tensor, DeviceTensor)]
         if not is_ours or not strangers:
             return
-        if func.overloadpacket in _INDEXED:  # they are copied, and waited for
+        if func.overloadpacket in _INDEXED:  # indices are copied, which waits
             self.queues.refuse_wait(f"{func} is given {len(strangers)} tensor(s) of the host")
         elif any(tensor.dim() for tensor in strangers):
             raise Violation(f"{func} is given tensors of the host and of the device")
 
     def _compute(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Make room for the results, and queue what fills it."""
+        """Allocate the results, and queue the work that fills them."""
         with torch.inference_mode():
             shapes = func(*_meta(args), **_meta(kwargs))
         made = tree_map_only(torch.Tensor, self.empty_like, shapes)
@@ -347,7 +350,7 @@ class PretendedGpu(TorchDispatchMode):
         return target
 
     def empty_like(self, shape: torch.Tensor) -> DeviceTensor:
-        """Memory of this shape and these strides, that holds nothing."""
+        """Uninitialised memory with this shape and these strides."""
         held = torch.empty_strided(shape.shape, shape.stride(), dtype=shape.dtype)
         poison(held)
         return DeviceTensor(held, Memory(self, held))
@@ -357,7 +360,7 @@ class PretendedGpu(TorchDispatchMode):
 
 
 class _Functions(TorchFunctionMode):
-    """``torch.tensor(list, device=...)`` copies in a way that operations do not see."""
+    """``torch.tensor(list, device=...)`` copies in a way that dispatched operations do not see."""
 
     def __torch_function__(
         self,
@@ -378,14 +381,14 @@ class _Functions(TorchFunctionMode):
 
 
 def _view(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Nothing is computed: the host's tensor is seen the same way."""
+    """A view: no computation, just the same view of the host tensor."""
     memory = args[0].memory
     seen = func(*_inner(args), **_inner(kwargs))
     return tree_map_only(torch.Tensor, lambda view: DeviceTensor(view, memory), seen)
 
 
 def _has_mask(args: Sequence[Any]) -> bool:
-    """Whether an index is a mask: how much it takes depends on its values."""
+    """Whether an index is a mask: the result's size depends on its values."""
     return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
 
 
@@ -410,7 +413,7 @@ def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _have_guard() -> None:
-    """Let the library's C++ switch to the device, which changes as little as for ``meta``."""
+    """Let torch's C++ code switch to the device, which has as little effect as for ``meta``."""
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * 21).in_dll(library, _GUARDS)
     guards[1] = guards[14]  # DeviceType::CUDA, DeviceType::Meta

@@ -1,4 +1,4 @@
-"""The application without a socket: a fake engine that does what a test tells it, and a client."""
+"""The application without a socket: a fake engine under the test's control, and a client."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VOCAB = 4096
 
 
 class FakeStream:
-    """A stream whose outputs a test puts in."""
+    """A stream whose outputs are supplied by a test."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -58,11 +58,11 @@ class FakeStream:
     def abort(self) -> None:
         if not self.aborted:
             self.aborted = True
-            self.put(end="abort")  # whoever waits is woken
+            self.put(end="abort")  # wakes the waiting reader
 
 
 class FakeEngine:
-    """An engine client; ``streams`` are those submitted, oldest first."""
+    """An engine client; ``streams`` are the submitted requests, oldest first."""
 
     def __init__(self) -> None:
         self.streams: list[FakeStream] = []
@@ -138,7 +138,7 @@ class FakeEngine:
         return self._snapshot
 
     def show(self, snapshot: Snapshot) -> None:
-        """Answer looks with it, those that wait too."""
+        """Return this snapshot from now on, also to callers that are waiting for one."""
         self._snapshot = snapshot
         self._shown.set()
 
@@ -146,14 +146,14 @@ class FakeEngine:
         self.closed = True
 
     async def next_stream(self) -> FakeStream:
-        """The stream of the next request to be submitted."""
+        """The stream of the next submitted request."""
         await self.submitted.wait()
         self.submitted.clear()
         return self.streams[-1]
 
 
 class Exchange:
-    """One request to the application, and what it has answered so far."""
+    """One request to the application, and its response so far."""
 
     def __init__(self, app: FastAPI, method: str, path: str, body: bytes) -> None:
         self.status = 0
@@ -186,7 +186,7 @@ class Exchange:
         self._news.set()
 
     async def until(self, text: bytes) -> None:
-        """Wait until the body holds ``text``."""
+        """Wait until the body contains ``text``."""
         while text not in self.body:
             self._news.clear()
             await self._news.wait()
@@ -231,7 +231,7 @@ class Application:
 async def running_app(
     *, loaded: bool = True, engine: FakeEngine | None = None, **settings: Any
 ) -> AsyncIterator[Application]:
-    """An application whose engine is a fake; ended with the block."""
+    """Run an application with a fake engine for the duration of the block."""
     engine = engine or FakeEngine()
     if loaded:
         engine.loaded.set()

@@ -1,4 +1,4 @@
-"""Applications whose model takes images, over a fake engine, and what they are shown."""
+"""Applications with a vision model over a fake engine, and the images they are sent."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def seeing(
     strict: bool = False,
     **tokenizer: Any,
 ) -> AsyncIterator[Application]:
-    """An application whose model takes images."""
+    """An application whose model accepts images."""
     save_text(home / MODEL, template, **tokenizer)
     engine = FakeEngine()
     engine.images, engine.max_model_len = rules, 400
@@ -81,7 +81,7 @@ async def seeing(
 
 
 async def answered(exchange: Exchange, app: Application) -> tuple[Request, dict[str, Any]]:
-    """The request that the engine is given, and the answer once that has ended."""
+    """The request that the engine receives, and the response once that has ended."""
     taken = asyncio.ensure_future(app.engine.next_stream())
     await asyncio.wait([taken, exchange.task], return_when="FIRST_COMPLETED")
     assert taken.done(), exchange.body

@@ -1,4 +1,4 @@
-"""Keys, limits and time-outs, on a server that has them; its routes are walked, never listed."""
+"""Keys, limits and timeouts on a server that has them; routes are discovered, not listed here."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_silent_connections_are_closed(guarded_server: Server) -> None:
 
 
 def test_a_full_queue_refuses_exactly_what_is_beyond(guarded_server: Server) -> None:
-    """Two run and two wait; whatever else comes gets a 503, and nobody after a 200."""
+    """Two run and two wait; any further request gets a 503, and no accepted one does."""
     fields = {"max_tokens": 1500, "ignore_eos": True, "stream": True, "temperature": 0}
     body = json.dumps({"model": MODEL, "prompt": "Go", **fields}).encode()
     data = http_post("/v1/completions", body, f"Authorization: Bearer {KEY}")
@@ -152,7 +152,7 @@ def test_a_full_queue_refuses_exactly_what_is_beyond(guarded_server: Server) -> 
         assert refused.error["type"] == "service_unavailable_error"
         assert refused.error["code"] == "server_is_overloaded"
         assert int(refused.headers["retry-after"]) >= 1
-    # Those that wait hear a comment line now and then.
+    # Waiting streams get a comment line at intervals.
     waiting = held[-1]
     assert waiting.recv(65536).startswith(b"HTTP/1.1 200 OK")
     for sock in held:

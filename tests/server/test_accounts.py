@@ -1,4 +1,4 @@
-"""Buckets, ledgers, quotas and the queue's bound, without a server and with clocks of their own."""
+"""Rate limits, ledgers, quotas and the queue's bound, without a server, on simulated clocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.servers import ROOT
 
 
 class Clock:
-    """Seconds that a test lets pass."""
+    """A clock that a test advances."""
 
     def __init__(self, now_s: float = 1000.0) -> None:
         self.now_s = now_s
@@ -78,19 +78,19 @@ def test_tokens_are_taken_before_and_settled_after() -> None:
     assert left() == "30"
     assert int(refused(anna.charge, 40).headers["retry-after"]) == 6
     charge.settle(Used(prompt_tokens=20, output_tokens=5))
-    charge.settle(Used(prompt_tokens=20, output_tokens=5))  # once is enough
+    charge.settle(Used(prompt_tokens=20, output_tokens=5))  # a second settlement has no effect
     assert left() == "75"
-    # One that does not say how much it wants may use more than there is, and owes it.
+    # A request of unstated size may use more than is available, and goes into debt.
     anna.charge(70).settle(Used(prompt_tokens=70, output_tokens=65))
     assert left() == "0"
     assert int(refused(anna.charge, 1).headers["retry-after"]) == 37
-    # One that wants more than a full bucket waits for a full one.
+    # A request larger than a full bucket waits for a full one.
     clock.now_s += 200
     anna.charge(10, 1000)
     assert left() == "0"
     error = refused(anna.charge, 101)
     assert error.headers["x-should-retry"] == "false"
-    anna.charge(50, 50, background=True)  # a batch's line is bounded by quotas alone
+    anna.charge(50, 50, background=True)  # a batch's line is limited only by quotas
 
 
 def test_requests_at_once_are_counted_until_they_end() -> None:
@@ -123,7 +123,7 @@ def test_workers_share_what_is_left(tmp_path: Path) -> None:
     refused(one.begin)
     two.end()
     one.begin()
-    # The second worker dies, and the one in its place serves none of its requests.
+    # The second worker dies, and its replacement serves none of its requests.
     again = account(clock, Ledger(tmp_path / "l", 1, 2), **limits)
     again.begin()
     refused(again.begin)  # three at once: two of the first worker's, and this one

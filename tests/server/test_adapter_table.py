@@ -1,4 +1,4 @@
-"""The table of adapters that API workers share, by several holders of one file."""
+"""The table of adapters that API workers share, through several handles of one file."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_no_change_of_many_writers_is_lost_and_each_is_seen_at_once(tmp_path: Pa
 
 
 def test_a_writer_killed_before_it_counted_harms_nobody(tmp_path: Path) -> None:
-    """The file is newer than the counter: nobody was answered, and the next writer goes on."""
+    """The file is newer than the counter: no client was answered, and the next writer continues."""
     first, second = (AdapterTable(tmp_path / "table") for _ in range(2))
     first.put(served("a"))
     before = (tmp_path / "table.version").read_bytes()

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API on the demo model: raw HTTP, and its own SDK where it is installed."""
+"""Anthropic's Messages API on the demo model: raw HTTP, and its own SDK if installed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def message(server: Server, **fields: Any) -> dict[str, Any]:
 
 
 def events(server: Server, **fields: Any) -> list[dict[str, Any]]:
-    """The events of a stream, whose names are their types."""
+    """The events of a stream, whose names equal their types."""
     answer = send(server, stream=True, **fields)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -52,7 +52,7 @@ def events(server: Server, **fields: Any) -> list[dict[str, Any]]:
 
 
 def assembled(stream: list[dict[str, Any]]) -> dict[str, Any]:
-    """The message that the events of a stream build, which come in the order they must."""
+    """The message assembled from a stream's events; checks their order."""
     start, ping, *rest = stream
     assert (start["type"], ping) == ("message_start", {"type": "ping"})
     whole = start["message"]
@@ -88,7 +88,7 @@ def assembled(stream: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def without_ids(whole: dict[str, Any]) -> dict[str, Any]:
-    """What two answers to the same request have in common."""
+    """What two answers to the same request share."""
     usage = {key: value for key, value in whole["usage"].items() if "input" not in key}
     content = [{k: v for k, v in block.items() if k != "id"} for block in whole["content"]]
     return {**whole, "id": "", "usage": usage, "content": content}
@@ -114,7 +114,7 @@ def test_stop_reasons(server: Server) -> None:
     stopped = message(server, stop_sequences=["1", "2", "3", "4", "5", " is"])
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", " is")
     assert stopped["content"][0]["text"] == "The capital of France"
-    # More than fits is not refused: who asks for an answer of any length need not count.
+    # More than fits is accepted: a client that wants an answer of any length need not count.
     assert message(server, max_tokens=1_000_000)["stop_reason"] == "end_turn"
 
 
@@ -199,7 +199,7 @@ def test_thinking_is_there_when_it_is_asked_for(server: Server) -> None:
 
 
 def test_a_call_that_was_cut_off_has_what_is_whole_of_its_input(server: Server) -> None:
-    """Wherever it is cut off, by a limit or a stop sequence, the answer is JSON."""
+    """The answer is JSON wherever a limit or a stop sequence cuts it off."""
     asked = {"messages": ASKS_WEATHER, "tools": [WEATHER], "tool_choice": {"type": "any"}}
     told = [message(server, **asked, max_tokens=limit) for limit in range(10, 30)]
     told += [message(server, **asked, stop_sequences=[stop]) for stop in ("aris", '"}')]
@@ -219,7 +219,7 @@ def test_inputs_are_whole_where_the_arguments_are() -> None:
         (block,) = whole_blocks(parts)
         return json.loads(msgspec.json.encode(block))["input"]
 
-    half = '{"a": "\\ud800"}'  # of a pair, which is JSON if no text
+    half = '{"a": "\\ud800"}'  # half a surrogate pair: valid JSON, but not text
     for text in ('{"a": [1, {"b": "\\u00e9"}], "c": 1e2}', half):
         assert read(*text) == json.loads(text)
         for end in range(len(text)):
@@ -330,7 +330,7 @@ def test_a_key_may_come_as_anthropics_clients_send_it(guarded_server: Server) ->
     assert httpx.post(url, json=body, headers=headers).status_code == 401
 
 
-# ---------------------------------------------------------------- their SDK
+# ---------------------------------------------------------------- Anthropic's SDK
 
 
 @pytest.fixture
@@ -341,7 +341,7 @@ def client(server: Server) -> Iterator[Any]:
 
 
 def test_sdk(client: Any) -> None:
-    greedy = {"temperature": 0}  # in the body: newer versions have no name for it
+    greedy = {"temperature": 0}  # in the body: newer versions have no parameter for it
     asked = {"model": MODEL, "max_tokens": 200, "messages": QUESTION, "extra_body": greedy}
     whole = client.messages.create(**asked)
     with client.messages.stream(**asked) as stream:

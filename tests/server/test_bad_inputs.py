@@ -1,7 +1,7 @@
-"""Every row of the table of bad inputs: what is answered, and that nothing else suffers.
+"""Every row of the table of bad inputs: the response, and that nothing else is affected.
 
-After each row the error body is small and tells nothing of our insides, the server is healthy,
-a canary completion is what it was, and every block is free again.
+After each row the error body is small and reveals no internals, the server is healthy, a canary
+completion is unchanged, and every block is free again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEFT_OUT = object()
 
 @dataclass(frozen=True)
 class Row:
-    """One bad input and its answer; ``send`` gives the request's bytes, or speaks by itself."""
+    """One bad input and its response; ``send`` returns the request's bytes or sends them."""
 
     name: str
     send: bytes | Callable[[Server], RawAnswer]
@@ -86,7 +86,7 @@ def chat_with(field: str, value: str) -> bytes:
 
 
 def chunked_over_the_limit(server: Server) -> RawAnswer:
-    """20 MB in chunks of 1 MB; the answer comes before they are all sent, and no memory went."""
+    """20 MB in chunks of 1 MB; the response comes before all are sent, and memory does not grow."""
     memory = psutil.Process(server.process.pid).memory_info
     before = memory().rss
     head = f"POST {CHAT} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
@@ -101,7 +101,7 @@ def chunked_over_the_limit(server: Server) -> RawAnswer:
 
 
 def one_byte_chunks(server: Server) -> RawAnswer:
-    """70,000 chunks of one byte, which make a good request."""
+    """70,000 chunks of one byte, which form a valid request."""
     body = chat_with("max_tokens", "1").ljust(70_000)
     data = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
     head = f"POST {CHAT} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
@@ -342,7 +342,7 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def canary(server: Server) -> tuple[list[int], float]:
-    """A completion's tokens (as logprobs tell them), and the free blocks of an idle engine."""
+    """A completion's tokens (from its logprobs), and the free blocks of an idle engine."""
     tokens = server.complete(logprobs=0, max_tokens=4).json()["choices"][0]["logprobs"]["tokens"]
     return tokens, server.wait_idle()["kv_blocks_free"]
 
@@ -385,14 +385,14 @@ def test_row(server: Server, canary: tuple[list[int], float], row: Row) -> None:
 def test_too_much_is_told_in_the_words_that_clients_know(
     server: Server, path: str, fields: dict[str, Any]
 ) -> None:
-    """LiteLLM and agents shorten a conversation where an error has OpenAI's words."""
+    """LiteLLM and agents shorten a conversation if an error has OpenAI's wording."""
     error = server.post(path, {"model": MODEL, **fields}).json()["error"]
     assert error["message"].startswith("This model's maximum context length is 4096 tokens")
     assert error["code"] == CONTEXT
 
 
 def test_request_ids(server: Server) -> None:
-    """82, 83: a sane id is echoed, any other is replaced by one of ours."""
+    """82, 83: a valid id is echoed, any other is replaced by one of ours."""
 
     def answered(given: str) -> str:
         return server.raw(with_headers(f"X-Request-Id: {given}")).headers["x-request-id"]
@@ -401,10 +401,10 @@ def test_request_ids(server: Server) -> None:
     assert answered("a" * 10_000).startswith("req_")
     assert answered("a b").startswith("req_")
 
-    # An id in use: the first request is held open while a second one comes with the same.
+    # An id in use: the first request is held open while a second one arrives with the same id.
     with server.connect() as first:
         first.sendall(http_post(CHAT, b'{"unfinished', "X-Request-Id: dup")[:-1])
-        # Soon it is read, and the id is taken; once it is gone, the id is free again.
+        # Soon it is read and the id is taken; once it has ended, the id is free again.
         assert any(answered("dup").startswith("req_") for _ in range(100))
     assert any(answered("dup") == "dup" for _ in range(100))
 

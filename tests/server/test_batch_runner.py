@@ -1,4 +1,4 @@
-"""The runner without a server: what disks, clocks, faults and rivals do to a batch."""
+"""The batch runner without a server: the effects of disks, clocks, faults and rivals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Answer = Callable[[dict[str, Any]], Any]
 
 
 class Place:
-    """A data directory with a runner, as one server has them."""
+    """A data directory with a runner, as a server has."""
 
     def __init__(self, directory: Path, answer: Answer, *, limit: int = 4) -> None:
         self.database = Database(directory)
@@ -186,7 +186,7 @@ async def test_an_interrupted_runner_is_gone_on_with(tmp_path: Path) -> None:
         ended = await second.end_of(batch)
         assert (ended.status, ended.num_completed, ended.num_failed) == ("completed", 200, 0)
         assert len(await second.lines(ended.output_file_id)) == 200
-    # Counted from one, as lines of a file are.
+    # Line numbers start from one.
     assert sorted(second.asked) == [n for n in range(200) if n + 1 not in kept]
 
 
@@ -240,7 +240,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 async def test_a_full_disk_fails_the_batch_and_leaves_no_half_file(
     small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The results do not fit: the batch is failed as soon as that itself can be written."""
+    """The results do not fit: the batch fails as soon as that itself can be written."""
 
     async def long(body: dict[str, Any]) -> Any:
         return {"n": body["n"], "text": "x" * 40_000}

@@ -1,4 +1,4 @@
-"""Batches through the SDK on the real server, also when it is killed in the middle of one."""
+"""Batches through the SDK on a real server, including one that is killed halfway."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_embeddings_are_what_the_endpoint_gives(client: openai.OpenAI) -> None:
     (answer,) = lines_of(client, batch.output_file_id)
     direct = client.embeddings.create(**body)
     for line, entry in zip(answer["response"]["body"]["data"], direct.data, strict=True):
-        assert line["embedding"] == pytest.approx(entry.embedding, abs=2e-2)  # another batch
+        assert line["embedding"] == pytest.approx(entry.embedding, abs=2e-2)  # from another batch
     assert batch.usage is not None
     assert batch.usage.input_tokens == direct.usage.prompt_tokens
     (error,) = lines_of(client, batch.error_file_id)
@@ -194,7 +194,7 @@ def test_an_input_is_judged_line_by_line(client: openai.OpenAI) -> None:
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(client: openai.OpenAI) -> None:
-    """As files do that were written on Windows, with its ends of lines."""
+    """Files written on Windows do, with CRLF line ends."""
     lines = "\r\n".join(json.dumps(chat_line(f"{n}", max_tokens=2)) for n in range(2))
     file = client.files.create(file=("in.jsonl", lines.encode("utf-8-sig")), purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
@@ -259,7 +259,7 @@ def test_a_batch_can_be_cancelled(client: openai.OpenAI, batch_server: Server) -
 def test_others_are_served_as_if_there_were_no_batch(
     client: openai.OpenAI, batch_server: Server
 ) -> None:
-    """All four places and the queue of none stay theirs, whatever a batch has under way."""
+    """All four slots, without queueing, remain available however much of the batch is running."""
     slow = [chat_line(f"{n}", max_tokens=200, ignore_eos=True) for n in range(200)]
     batch = start(client, slow)
     wait_for(client, batch, lambda batch: batch.request_counts.completed >= 2)
@@ -306,7 +306,7 @@ def test_the_window_ends(client: openai.OpenAI, batch_server: Server) -> None:
 
 
 def results(data: Path) -> dict[int, bytes]:
-    """What is kept of the lines, by their numbers."""
+    """The recorded results by line number."""
     with sqlite3.connect(data / "quire.sqlite3", timeout=10) as db:
         return dict(db.execute("SELECT line, result FROM batch_lines"))
 
@@ -337,7 +337,7 @@ def test_killed_in_the_middle_no_line_is_lost_or_done_twice(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_the_end_of_a_server_is_not_the_end_of_its_batches(tmp_path: Path) -> None:
-    """SIGTERM in the middle: no line is recorded as failed, and the next server goes on."""
+    """SIGTERM halfway: no line is recorded as failed, and the next server continues."""
     flags = ("--data-dir", str(tmp_path / "kept"), "--api-workers", "2")
     lines = [chat_line(f"{n}", max_tokens=40, ignore_eos=True) for n in range(60)]
     with running_server(tmp_path / "1.log", *flags) as server, client_of(server) as client:

@@ -49,7 +49,7 @@ def say(client: openai.OpenAI, text: str | list[Any], **fields: Any) -> Any:
 
 
 def texts(client: openai.OpenAI, id: str) -> list[str]:
-    """All that was said in a conversation, page by page."""
+    """All texts in a conversation, page by page."""
     items: Any = client.conversations.items.list(id, order="asc", limit=2)
     return [item.content[0].text for item in items]
 
@@ -147,7 +147,7 @@ def test_responses_go_on_from_it_and_add_to_it(client: openai.OpenAI) -> None:
     unstored = say(client, "And now?", conversation=conversation.id, store=False)
     assert unstored.usage.input_tokens == count.input_tokens
     assert texts(client, conversation.id) == [*said, "And now?", unstored.output_text]
-    # What was said stays when the response is forgotten, and the other way round.
+    # Items stay when the response is deleted, and vice versa.
     client.responses.delete(first.id)
     assert texts(client, conversation.id)[1] == first.output_text
     client.conversations.delete(conversation.id)
@@ -166,7 +166,7 @@ def test_what_is_said_in_the_background_is_added_when_it_is_done(client: openai.
     assert texts(client, conversation.id) == [FRANCE, response.output_text]
     gone = say(client, "Tell me a story.", conversation=conversation.id, background=True)
     client.responses.cancel(gone.id)
-    assert len(texts(client, conversation.id)) in (2, 4)  # nothing of it, or it was done before
+    assert len(texts(client, conversation.id)) in (2, 4)  # none of it, or it was done before
     if client.responses.retrieve(gone.id).status == "cancelled":
         assert len(texts(client, conversation.id)) == 2
 

@@ -1,4 +1,4 @@
-"""Pages of other origins: who is let in, and what the preflight says."""
+"""Cross-origin requests: which origins are allowed, and the preflight response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded model on two engines, over HTTP: answers, numbers, adapters, and what may die."""
+"""The embedded model on two engines, over HTTP: answers, counters, adapters, and deaths."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def two(
 
 
 def engines(server: Server) -> list[psutil.Process]:
-    """The engine processes, by number: they were started in this order."""
+    """The engine processes by number, in the order of their start."""
     return sorted(children(server, "engine.worker"), key=lambda process: process.create_time())
 
 
 def ask_all(server: Server, bodies: list[dict[str, Any]]) -> list[str]:
-    """All at once; the texts."""
+    """Send all at once; returns the texts."""
 
     def ask(body: dict[str, Any]) -> str:
         answer = server.post("/v1/chat/completions", {"model": MODEL, "max_tokens": 60, **body})
@@ -61,7 +61,7 @@ def ask_all(server: Server, bodies: list[dict[str, Any]]) -> list[str]:
 
 
 def steps(server: Server) -> dict[str, float]:
-    """Steps that each engine has run, by its label."""
+    """The steps that each engine has run, by its label."""
     families = text_string_to_metric_families(server.get("/metrics").text)
     (family,) = [one for one in families if one.name == "quire:engine_steps"]
     return {sample.labels["engine"]: sample.value for sample in family.samples}
@@ -97,7 +97,7 @@ def test_numbers_are_told_of_each_engine_and_of_all(server: Server, two: Server)
     assert {"quire:generation_tokens_total", "quire:prompt_tokens_total"} <= of_all
     ours, theirs = two.metrics(), server.metrics()
     assert ours["kv_blocks_total"] == 2 * theirs["kv_blocks_total"]
-    told = server.get("/metrics").text  # where there is one, nothing is new
+    told = server.get("/metrics").text  # with a single engine, nothing is added
     assert 'engine="1"' not in told
     assert 'engine="all"' not in told
     assert "engine_up" not in told
@@ -126,7 +126,7 @@ async def test_a_killed_engine_costs_no_stream_a_token(two: Server) -> None:
         await begun.wait()
         victim.send_signal(signal.SIGKILL)
         told = []
-        while not told or told[-1]["serving"] == 2:  # until it is noticed
+        while not told or told[-1]["serving"] == 2:  # until the death is noticed
             ready = await client.get("/ready")
             assert ready.status_code == 200, "one is there"
             told.append(ready.json()["engines"])
@@ -242,7 +242,7 @@ def test_no_engine_is_left_behind_by_a_killed_server(two: Server) -> None:
         pytest.param(
             ("serve", "--data-parallel-size", "2", "--device", "cuda"),
             "no GPU",
-            marks=pytest.mark.slow,  # it is the engine that looks
+            marks=pytest.mark.slow,  # the check is in the engine
         ),
         (("run-batch", "x", "-o", "y", "--data-parallel-size", "2"), "--data-parallel-size: there"),
     ],

@@ -1,4 +1,4 @@
-"""A deadline for each request: what is late ends with a 504, and gives back what it held."""
+"""Deadlines of requests: a late one ends with a 504 and frees what it held."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_is_late_ends_with_a_504(server: Server, deadline_ms: int) -> None:
 
 
 def test_a_stream_that_is_late_says_so(tmp_path: Path) -> None:
-    slow = "--load-format", "stub", "--stub-step-ms", "20"  # half a minute for all of it
+    slow = "--load-format", "stub", "--stub-step-ms", "20"  # half a minute in all
     with running_server(tmp_path / "log", *slow) as server:
         body = {"model": MODEL, "prompt": "One", **ENDLESS, "deadline_ms": 1500}
         *chunks, error, done, _ = server.stream("/v1/completions", body).split(b"\n\n")
@@ -67,7 +67,7 @@ def test_a_default_for_all_and_an_end_for_those_who_wait(tmp_path: Path) -> None
     with running_server(tmp_path / "log", *flags, "--default-deadline-s", "2") as server:
         assert server.complete(**ENDLESS).status_code == 504
         assert server.complete(max_tokens=1).status_code == 200
-        # Its own word counts, though it is the later one.
+        # The request's own deadline applies, though it is later.
         body = {"model": MODEL, "prompt": "One", **ENDLESS, "deadline_ms": 60_000}
         with server.connect() as first:
             first.sendall(http_post("/v1/completions", json.dumps(body).encode()))

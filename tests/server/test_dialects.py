@@ -1,4 +1,4 @@
-"""Models whose marks are special tokens, from the prompt to the answer, over a scripted engine."""
+"""Models whose markers are special tokens, from prompt to answer, over a scripted engine."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_special_marks_are_read_and_never_shown(special: Path) -> None:
         assert "tool_calls" not in choice["message"]
         assert choice["finish_reason"] == "stop"
 
-        exchange = await answered(application, tokenizer, text)  # no tools: marks are left out
+        exchange = await answered(application, tokenizer, text)  # no tools: markers are left out
         (choice,) = json.loads(exchange.body)["choices"]
         assert choice["message"]["content"] == 'I add.add{"a": 1}add{"a": 2}'
 
@@ -113,7 +113,7 @@ async def test_reasoning_that_the_prompt_has_opened(special: Path) -> None:
 
 
 async def test_the_history_is_what_the_template_expects(special: Path) -> None:
-    """Arguments are objects, and ids have nine characters, whoever made them."""
+    """Arguments are objects, and ids have nine characters, whatever their origin."""
     call = {"id": "call_0123456789abcdef", "type": "function"}
     call["function"] = {"name": "add", "arguments": '{"b": {"c": 1}}'}
     history = [

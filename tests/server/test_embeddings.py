@@ -1,4 +1,4 @@
-"""Embeddings, reranking and scores of the demo model, by the openai SDK and by plain HTTP."""
+"""Embeddings, reranking and scores of the demo model, with the openai SDK and plain HTTP."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_one_input_is_the_same_in_each_of_its_forms(server: Server) -> None:
 
 
 def test_many_inputs_come_back_in_their_order(server: Server) -> None:
-    """More than run at once, and more than one wave of sequences."""
+    """More inputs than run at once, and more than one wave of sequences."""
     inputs = [[3 + (i * j) % 200 for j in range(1, 2 + i % 9)] for i in range(290)]
     together = embed(server, inputs)
     for index in (0, 1, 8, 150, 257, 289):

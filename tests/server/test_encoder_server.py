@@ -1,4 +1,4 @@
-"""A server on a cross-encoder: it scores pairs, makes embeddings, and says it writes no text."""
+"""A server with a cross-encoder: it scores pairs, embeds, and rejects text generation."""
 
 from __future__ import annotations
 

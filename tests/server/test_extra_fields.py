@@ -1,4 +1,4 @@
-"""Fields beyond OpenAI's: token ids, cuts of the prompt, the best of several, usage as it grows."""
+"""Fields beyond OpenAI's: token ids, prompt truncation, best_of, running usage."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_token_ids_of_chats(server: Server) -> None:
     whole = server.chat(**fields).json()
     assert whole["prompt_token_ids"] == tokenize(server, messages=USER)
     (choice,) = whole["choices"]
-    # The stop string is among the tokens, as the token that ends an answer always is.
+    # The tokens include the stop string, as they include an end token.
     assert "Paris" in detokenize(server, choice["token_ids"])
     assert "Paris" not in choice["message"]["content"]
     assert whole["usage"]["completion_tokens"] == len(choice["token_ids"])
@@ -174,13 +174,13 @@ def test_beam_search(server: Server) -> None:
     assert answer.headers["x-quire-ignored-params"] == "top_p,seed"
     choices = answer.json()["choices"]
     assert [choice["index"] for choice in choices] == list(range(6))
-    assert answer.json()["usage"]["completion_tokens"] == 2 * 4 * 8  # all that were found
+    assert answer.json()["usage"]["completion_tokens"] == 2 * 4 * 8  # of all beams
     for prompt, group in ((TEXT, choices[:3]), ("Once", choices[3:])):
         totals = [math.fsum(choice["logprobs"]["token_logprobs"]) for choice in group]
         assert totals == sorted(totals, reverse=True)
         assert len({tuple(choice["token_ids"]) for choice in group}) == 3
         (greedy,) = server.complete(prompt, **fields).json()["choices"]
-        # In bfloat16 a chunk and single tokens round differently.
+        # In bfloat16 a chunk and single tokens are rounded differently.
         assert totals[0] >= math.fsum(greedy["logprobs"]["token_logprobs"]) - 0.1
         for choice in group:
             assert choice["finish_reason"] == "length"
@@ -221,7 +221,7 @@ def test_usage_grows_with_the_stream(server: Server, path: str) -> None:
     assert {chunk["usage"]["prompt_tokens"] for chunk in [*chunks, last]} == {
         last["usage"]["prompt_tokens"]
     }
-    # Alone it asks for nothing: a stream without usage has none.
+    # Alone it has no effect: a stream without usage has none.
     alone = {"continuous_usage_stats": True}
     assert not any(
         "usage" in chunk
@@ -229,11 +229,11 @@ def test_usage_grows_with_the_stream(server: Server, path: str) -> None:
     )
 
 
-# ---------------------------------------------------------------- filling in the middle
+# ---------------------------------------------------------------- infilling
 
 
 def with_tokens(directory: Path, *spellings: str) -> Path:
-    """The demo model's tokenizer with further entries in its vocabulary."""
+    """The demo model's tokenizer with additional vocabulary entries."""
     source = ROOT / "demo" / "model"
     data = json.loads((source / "tokenizer.json").read_text())
     first = 1 + max(entry["id"] for entry in data["added_tokens"])
@@ -260,7 +260,7 @@ def test_each_family_has_its_own_order(tmp_path: Path, family: Any) -> None:
     assert shown == expected.replace("{after}", "\nreturn y")
     assert {tokenizer.token_id(mark) for mark in marks} <= set(ids)
     assert set(infill.stop_token_ids) == {tokenizer.token_id(end) for end in family.ends}
-    # A spelling in the texts is text.
+    # A spelling within the texts is text.
     assert sum(id_ == tokenizer.token_id(marks[0]) for id_ in infill.encode(marks[0], "")) == 1
 
 
@@ -286,7 +286,7 @@ async def test_the_engine_is_asked_for_the_middle(tmp_path: Path) -> None:
         assert (await call.done()).status == 200
 
 
-# ---------------------------------------------------------------- what has no effect
+# ---------------------------------------------------------------- fields without effect
 
 
 def test_what_has_no_effect_is_named(server: Server, guarded_server: Server) -> None:
@@ -314,7 +314,7 @@ def test_what_has_no_effect_is_named(server: Server, guarded_server: Server) -> 
 
 
 def test_an_assistant_may_have_refused_or_said_nothing(server: Server) -> None:
-    """An answer that ended while it reasoned has no content, and its client sends it back so."""
+    """An answer that ended in its reasoning has no content, and clients send it back like that."""
 
     def answer(**turn: Any) -> Any:
         messages = [*USER, {"role": "assistant", **turn}, *USER]

@@ -1,4 +1,4 @@
-"""What clients are told when the engine fails, or the server itself does; with a fake engine."""
+"""What clients receive when the engine or the server fails; with a fake engine."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ async def test_draining() -> None:
 
 
 async def test_a_cancelled_stream_says_so() -> None:
-    """The server ends without waiting: an error event, never a clean [DONE] alone."""
+    """The server shuts down without waiting: an error event, never a clean [DONE] alone."""
     async with running_app() as app:
         call = app.post(COMPLETIONS, prompt="Hi", stream=True)
         (await app.engine.next_stream()).put(300)
@@ -234,7 +234,7 @@ async def test_timings_become_histograms() -> None:
 
 
 async def test_a_lagging_client_gets_merged_steps() -> None:
-    """What came while the transport was full is written as one event, not one by one."""
+    """Output that accumulated while the transport was full is written as one event."""
     async with running_app() as app:
         call = app.post(COMPLETIONS, prompt="Hi", stream=True)
         stream = await app.engine.next_stream()
@@ -277,7 +277,7 @@ async def test_a_template_that_misbehaves(tmp_path: Path, source: str) -> None:
             assert call.status == 400
             assert (call.error["param"], call.error["code"]) == ("messages", "template_error")
         assert app.state.requests_in_flight == app.state.live_sequences == 0
-        # Completions need no template, and go on.
+        # Completions need no template, and continue to work.
         call = app.post(COMPLETIONS, prompt="Hi")
         (await app.engine.next_stream()).put(300, end="length")
         assert (await call.done()).status == 200

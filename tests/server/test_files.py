@@ -1,4 +1,4 @@
-"""Files: uploaded through the SDK and byte by byte, listed, read, deleted, and kept apart."""
+"""Files: uploaded through the SDK and byte by byte, listed, read, deleted, isolated by tenant."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def client(files_server: Server) -> Iterator[openai.OpenAI]:
 
 
 def left_over(server: Server) -> set[str]:
-    directory = server.log.parent / "data" / "files"  # made with the first file
+    directory = server.log.parent / "data" / "files"  # created with the first file
     return {path.name for path in directory.iterdir()} if directory.is_dir() else set()
 
 
@@ -141,7 +141,7 @@ SECONDS = ('name="expires_after[seconds]"', b"3600")
 def test_a_bad_form_is_named(
     files_server: Server, body: bytes, param: str | None, code: str | None
 ) -> None:
-    files_server.get("/v1/files")  # the directory is there
+    files_server.get("/v1/files")  # the directory exists
     before = left_over(files_server) if (files_server.log.parent / "data/files").exists() else set()
     kind = f"multipart/form-data; boundary={BOUNDARY}"
     answer = files_server.raw(http_post("/v1/files", body, content_type=kind))
@@ -156,8 +156,10 @@ def test_only_forms_are_read(files_server: Server) -> None:
 
 
 def test_an_upload_that_is_cut_off_leaves_nothing(files_server: Server) -> None:
-    """Once the server has told the end of the request, which waits for no time of the clock: both
-    processes may be stopped in between, for longer than anybody would wait."""
+    """Checked once the server has logged the end of the request.
+
+    This does not depend on a fixed delay: both processes may be suspended for any time in between.
+    """
     kind = f"multipart/form-data; boundary={BOUNDARY}"
     whole = http_post("/v1/files", form(FILE, PURPOSE), "X-Request-Id: cut-off", content_type=kind)
     before = {file["id"] for file in files_server.get("/v1/files").json()["data"]}
@@ -170,14 +172,17 @@ def test_an_upload_that_is_cut_off_leaves_nothing(files_server: Server) -> None:
 
 
 def line_of(server: Server, request_id: str) -> str:
-    """What the log tells of the end of a request; nothing before."""
+    """The log line for the end of a request; empty before."""
     lines = server.log.read_text(errors="replace").splitlines()
     return next((line for line in lines if line.endswith(f" ms {request_id}")), "")
 
 
 def await_end(server: Server, request_id: str, state: Callable[[], object]) -> None:
-    """Until a request has ended; where it does not while the server answers a thousand others, it
-    fails with the ``state`` and with what the server's tasks wait for."""
+    """Wait until a request has ended.
+
+    If it has not after a thousand other requests, fail with ``state`` and the stacks of the
+    server's tasks.
+    """
     for _ in range(1000):
         if line_of(server, request_id):
             return
@@ -193,7 +198,7 @@ def await_end(server: Server, request_id: str, state: Callable[[], object]) -> N
 
 
 def a_file(tenant: str, expires_at: int | None = None) -> StoredFile:
-    """Of one byte."""
+    """A file of one byte."""
     return StoredFile(
         id=new_file_id(),
         tenant=tenant,
@@ -208,7 +213,7 @@ def a_file(tenant: str, expires_at: int | None = None) -> StoredFile:
 async def test_who_is_cancelled_leaves_no_contents_without_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client goes while a thread works for it, which nobody can stop."""
+    """A client disconnects while a thread, which cannot be stopped, is working for it."""
     database = Database(tmp_path)
     store = FileStore(database)
     directory = tmp_path / "files"
@@ -255,7 +260,7 @@ async def test_who_is_cancelled_leaves_no_contents_without_a_row(
 def test_an_event_loop_that_ends_leaves_no_upload_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It cancels every task there is, and its thread makes the file all the same."""
+    """It cancels all tasks, but its thread creates the file nevertheless."""
     make, asked, may_go_on = tempfile.mkstemp, threading.Event(), threading.Event()
     made: list[str] = []
 

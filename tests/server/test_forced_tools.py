@@ -1,4 +1,4 @@
-"""Calls that the grammar holds: required, named, strict, single, after reasoning."""
+"""Calls constrained by the grammar: required, named, strict, single, after reasoning."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ask(client: openai.OpenAI, text: str = "Tell me of Sweden.", **fields: Any) 
 
 
 def check_calls(choice: Any) -> list[str]:
-    """The names that are called; every argument satisfies its schema."""
+    """The names of the functions called; checks that all arguments satisfy their schemas."""
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content is None
     for call in choice.message.tool_calls:
@@ -137,7 +137,7 @@ def test_content_of_a_schema_after_reasoning(server: Server) -> None:
 
 
 def test_a_schema_and_tools(client: openai.OpenAI) -> None:
-    """Content has the format, a call is a call."""
+    """Content has the format; a call is a call."""
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": CITY}}
     for text in ("What is the weather in Rome?", "What is the capital of France?"):
         choice = ask(client, text, response_format=schema).choices[0]
@@ -159,7 +159,7 @@ def test_a_schema_that_cannot_be_held_is_refused(server: Server) -> None:
 
 
 class Order(pydantic.BaseModel):
-    """What the SDK makes a strict tool of, and reads the arguments into."""
+    """The SDK makes a strict tool of it, and parses the arguments into it."""
 
     dish: Literal["soup", "salad"]
     count: int

@@ -1,7 +1,7 @@
-"""What a request was made of is gone when it has ended, without the collector of cycles.
+"""Everything that a request allocates is freed when it ends, without the cyclic garbage collector.
 
-That one looks at long intervals (``engine/collector.py``): what it alone frees is memory, and
-sockets, that a busy server would hold until then.
+The collector runs at long intervals (``engine/collector.py``): until then a busy server would hold
+memory, and sockets, that only the collector can free.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from tests.servers import MODEL, ROOT, Server, http_post, running_server
 
-# In the API process: keeps garbage from when it is told to begin, and tells what it is.
+# Runs in the API process: collects garbage from the command to begin, and reports its types.
 _WATCH = """
 import collections, gc, json, pathlib, sys, threading, time
 
@@ -70,7 +70,7 @@ def stream(path: str, body: dict[str, object]) -> Callable[[Server], object]:
 
 
 def hang_up(path: str, body: dict[str, object]) -> Callable[[Server], object]:
-    """Go away after the first bytes, or where nothing is streamed, after a moment."""
+    """Disconnect after the first bytes or, without a stream, after a moment."""
 
     def act(server: Server) -> None:
         with server.connect() as sock:
@@ -108,7 +108,7 @@ KINDS: dict[str, Callable[[Server], object]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_request_leaves_no_garbage(watched: tuple[Server, Path], kind: str) -> None:
     server, folder = watched
-    KINDS[kind](server)  # the first may compile or cache something
+    KINDS[kind](server)  # the first one may compile or cache something
     server.wait_idle()
     tell(folder, "begin")
     for _ in range(5):
@@ -120,7 +120,7 @@ def test_a_request_leaves_no_garbage(watched: tuple[Server, Path], kind: str) ->
 
 
 def tell(folder: Path, what: str) -> None:
-    """Have the watcher do something, and wait until it is done."""
+    """Give the watcher a command and wait until it is done."""
     (folder / what).touch()
     deadline = time.monotonic() + 60
     while (folder / what).exists():

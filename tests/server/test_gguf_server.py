@@ -1,4 +1,4 @@
-"""A server on the demo model as one GGUF file: the same answers as from its directory."""
+"""A server on the demo model as a single GGUF file: the same answers as from its directory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_answers_are_those_of_the_directory(server, file, tmp_path):
             other.post("/tokenize", body).json()["tokens"]
             == server.post("/tokenize", body).json()["tokens"]
         )
-        # What the file asks for where a request does not say: here, the likeliest token.
+        # The file's defaults for unspecified parameters: here, greedy decoding.
         again = [
             other.complete("The capital of", max_tokens=8, temperature=None).json()["choices"]
             for _ in range(2)

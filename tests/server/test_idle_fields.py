@@ -1,4 +1,4 @@
-"""Fields that ask for little or nothing here: taken as clients send them, and named where idle."""
+"""Fields with little or no effect here: accepted as clients send them, and named where idle."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_tier_is_told_to_who_names_one(server: Server) -> None:
 
 
 def test_labels_and_what_holds_anyway_are_not_reported(client: openai.OpenAI) -> None:
-    """So that clients which always send them run under --strict, too."""
+    """So that clients that always send them work under --strict, too."""
     answer = client.chat.completions.with_raw_response.create(
         model=MODEL,
         messages=MESSAGES,
@@ -103,7 +103,7 @@ THEIRS = {"name": "f", "input_schema": {"type": "object"}}
 @pytest.mark.parametrize(
     ("path", "fields", "names"),
     [
-        # A slip that would cost what it asks for: strict belongs into the function.
+        # A likely mistake: strict belongs in the function.
         (CHAT, {"tools": [{**TOOL, "strict": True}]}, "tools.0.strict"),
         (CHAT, {"tools": [{**TOOL, "function": {**FUNCTION, "x": 1}}]}, "tools.0.function.x"),
         (CHAT, {"functions": [{**FUNCTION, "returns": {"type": "null"}}]}, "functions.0.returns"),

@@ -1,4 +1,4 @@
-"""Images in the requests of each API: what the engine is given of them, and what is refused."""
+"""Images in the requests of each API: what the engine receives, and what is rejected."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ async def test_a_spelling_of_the_placeholder_stays_text(tmp_path: Path) -> None:
 
 
 async def test_what_stands_for_an_image_is_rewritten_before_it_is_tokenised(tmp_path: Path) -> None:
-    """As Gemma's processors do it, where there are images at all."""
+    """As Gemma's processors do, if there are images at all."""
     rewriting = Rewriting("<|vision_start|>", "\n\n<|vision_start|>")
     rules = msgspec.structs.replace(RULES, rewriting=rewriting)
     async with seeing(tmp_path, rules=rules) as app:

@@ -1,4 +1,4 @@
-"""Images in /v1/responses and in conversations: shown, kept, gone on from."""
+"""Images in /v1/responses and in conversations: seen, stored, continued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that reads images behind real servers, two engines and two API workers among them."""
+"""A vision model behind real servers, including two engines and two API workers."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_prefix_is_shared_by_those_who_see_the_same(seeing: Server) -> None:
         answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         for answer in (first, again, other)
     ]
-    assert cached[0] <= 16  # what comes before the image may be another test's too
+    assert cached[0] <= 16  # the part before the image may be another test's too
     assert cached[1] > 42 > 16 >= cached[2]
     assert said(first) == said(again) != said(other)
 

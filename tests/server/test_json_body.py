@@ -1,4 +1,4 @@
-"""Bodies as bytes: what is JSON, and what is told of what is none."""
+"""Bodies as bytes: what is valid JSON, and the errors for what is not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BOM = codecs.BOM_UTF8
 
 
 def test_a_byte_order_mark_is_passed_over() -> None:
-    """As ``curl -d @file`` sends it where the file was written on Windows."""
+    """As ``curl -d @file`` sends it if the file was written on Windows."""
     assert parse_json_body(BOM + b'{"a": "\xc3\xa9"}') == {"a": "\u00e9"}
     assert parse_json_body(b'{"a": "\xef\xbb\xbf"}') == {"a": "\ufeff"}  # a character, in a string
 

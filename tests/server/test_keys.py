@@ -1,4 +1,4 @@
-"""A key file: whose keys are taken, what each may do, how much, and what it has used."""
+"""A key file: which keys are accepted, their rights, their limits and their usage."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_only_so_many_requests_at_once(keyed: tuple[Server, Path]) -> None:
     body = {**HELLO, "max_tokens": 1500, "stream": True}
     url = server.url + "/v1/completions"
     with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as held:
-        pieces = held.iter_bytes()  # without a name it would be closed, and the stream with it
+        pieces = held.iter_bytes()  # without a reference it would be closed, and the stream with it
         next(pieces)
         assert error_of(call(server, "one")) == (429, "rate_limit_error", "rate_limit_exceeded")
     deadline_s = time.monotonic() + 20
@@ -202,7 +202,7 @@ def test_usage_is_counted_by_owner_and_told_to_owner_and_admin(
     )
 
 
-# ---------------------------------------------------------------- a file that changes
+# ---------------------------------------------------------------- changes to the file
 
 
 def wait_until(condition: Any, what: str, limit_s: float = 20.0) -> None:
@@ -235,7 +235,7 @@ def test_keys_are_made_rotated_and_revoked_while_the_server_runs(
     listed = quire_keys(path, "list").stdout
     assert "tokens_per_minute=100000" in listed
     assert second not in listed
-    # A file that cannot be used changes nothing.
+    # An invalid file changes nothing.
     text = path.read_text()
     path.write_text(text.replace("weight: 0.5", "weight: -1"))
     wait_until(lambda: "keeping the current keys" in server.tail(), "the complaint")
@@ -256,7 +256,7 @@ def test_workers_keep_to_one_limit_and_count_together(tmp_path: Path) -> None:
     )
     flags = ("--api-key-file", str(path), "--data-dir", str(tmp_path), "--api-workers", "2")
     with running_server(tmp_path / "log", *flags, "--load-format", "stub", key="r") as server:
-        # A connection each: the kernel spreads them over the workers.
+        # A connection each: the kernel distributes them over the workers.
         statuses = [call(server, "slow").status_code for _ in range(12)]
         assert sorted(statuses) == [200] * 2 + [429] * 10
 

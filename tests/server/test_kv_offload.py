@@ -1,4 +1,4 @@
-"""Prefixes that come back from the host's memory, over HTTP."""
+"""Prefixes that are loaded back from host memory, over HTTP."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.servers import Server, running_server
 
 @pytest.fixture(scope="module")
 def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Its cache holds one long prompt."""
+    """A server whose cache holds one long prompt."""
     log = tmp_path_factory.mktemp("offload") / "server.log"
     flags = ("--num-gpu-blocks-override", "64", "--kv-offload-bytes", "64MiB")
     with running_server(log, *flags) as running:

@@ -1,4 +1,4 @@
-"""Requests from arrival to end: crowds, clients that leave, counters that agree, orderly exits."""
+"""Requests from arrival to end: many at once, disconnects, matching counters, clean shutdowns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def prompts(count: int) -> list[dict[str, Any]]:
 
 
 def memory_of(server: Server) -> int:
-    """Resident bytes of the server's processes together."""
+    """The resident bytes of all of the server's processes."""
     parent = psutil.Process(server.process.pid)
     return sum(p.memory_info().rss for p in [parent, *parent.children(recursive=True)])
 
@@ -60,7 +60,7 @@ async def test_64_concurrent_streams_equal_their_solo_runs(server: Server) -> No
         rounds = [await asyncio.gather(*map(run, bodies))]
         memory = memory_of(server)
         rounds += [await asyncio.gather(*map(run, bodies)) for _ in range(2)]
-    assert memory_of(server) - memory < 8 * 2**20  # flat: the first round has warmed everything
+    assert memory_of(server) - memory < 8 * 2**20  # flat: the first round has warmed everything up
     between = server.wait_idle()
     alone = [server.post(COMPLETIONS, body).json() for body in bodies]
     after = server.wait_idle()
@@ -69,7 +69,7 @@ async def test_64_concurrent_streams_equal_their_solo_runs(server: Server) -> No
         assert [text for text, _ in together] == [a["choices"][0]["text"] for a in alone]
     assert after["kv_blocks_free"] == before["kv_blocks_free"]
 
-    # The counters agree with what the clients were told.
+    # The counters agree with what clients received.
     def gained(name: str) -> float:
         return between.get(name, 0.0) - before.get(name, 0.0)
 
@@ -112,7 +112,7 @@ def test_a_client_that_leaves_frees_its_blocks(
     aborted = after["request_aborted_total"] - before.get("request_aborted_total", 0.0)
     assert aborted == n
     assert after.get(key, 0) >= before.get(key, 0)
-    # Long before it would have ended by itself.
+    # Long before its natural end.
     assert after["generation_tokens_total"] - before["generation_tokens_total"] < 1500 * n
 
 
@@ -137,13 +137,13 @@ def test_leaving_at_any_stage_of_the_request(server: Server, sent: str) -> None:
 
 
 def after_count(metrics: dict[str, float], before: dict[str, float]) -> float:
-    """Sequences taken in since ``before``: each of them has to end."""
+    """The sequences accepted since ``before``, each of which has to end."""
     name = "request_prompt_tokens_count"
     return metrics[name] - before[name]
 
 
 def test_a_reader_that_stops_holds_nobody_up(server: Server) -> None:
-    """A client that reads nothing: the others go on, and little is buffered for it."""
+    """A client that reads nothing: the others continue, and little is buffered for it."""
     body = {**LONG, "stream": True, "logprobs": 20, "max_tokens": 600}
     with server.connect() as lazy:
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -181,16 +181,16 @@ def test_an_offer_to_upgrade_is_ignored(server: Server) -> None:
             sock.sendall(data)
             assert read_answer(sock).status == 200
         sock.sendall(data[:-9])
-        server.metrics()  # a round trip, so that the rest comes by itself
+        server.metrics()  # a round trip, so that the rest arrives separately
         sock.sendall(data[-9:])
         assert read_answer(sock).status == 200
 
 
-# ---------------------------------------------------------------- processes of their own
+# ---------------------------------------------------------------- separate servers
 
 
 def test_sigterm_lets_requests_finish(tmp_path: Path) -> None:
-    """Unready at once, no new work, what runs is answered in full, exit status 0."""
+    """Unready at once, no new work, running requests are answered in full, exit status 0."""
     with running_server(tmp_path / "log") as server:
         body = {**LONG, "stream": True, "max_tokens": 200}
         body |= {"stream_options": {"include_usage": True}}
@@ -232,7 +232,7 @@ def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
 
 
 def test_a_killed_engine_costs_no_token(tmp_path: Path) -> None:
-    """kill -9 of the engine under a stream: it goes on in the next engine as if nothing was."""
+    """kill -9 of the engine during a stream, which continues in the next engine."""
     fields = {"temperature": 0.8, "seed": 11, "max_tokens": 120, "ignore_eos": True}
     body = {"model": MODEL, "prompt": "Once upon a time", **fields}
     with running_server(tmp_path / "log") as server:
@@ -289,7 +289,7 @@ assert not found, found
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_that_fits_the_context_but_not_the_pool(tmp_path: Path, stream: bool) -> None:
-    """Row 48: refused at once and by name; what fits is answered after it."""
+    """Row 48: rejected at once and by name; a request that fits is answered afterwards."""
     flags = ("--num-gpu-blocks-override", "8", "--max-model-len", "1024")
     with running_server(tmp_path / "log", *flags) as server:
         answer = server.chat("one two " * 200, stream=stream)

@@ -1,4 +1,4 @@
-"""Logprobs in both shapes, and what evaluation harnesses rely on."""
+"""Logprobs in both formats, and what evaluation harnesses rely on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tokens_of(server: Server, text: str) -> list[int]:
 
 
 def test_harness_loglikelihood(server: Server) -> None:
-    """Token-id prompts, echo, one token more: as lm-eval's local-completions sends and slices."""
+    """Token-id prompts, echo, one extra token: as lm-eval's local-completions sends and slices."""
     prompts = [tokens_of(server, text) for text in TEXTS]
     body = {"model": MODEL, "prompt": prompts, "temperature": 0, "max_tokens": 1}
     answer = server.post("/v1/completions", {**body, "logprobs": 1, "echo": True, "seed": 1234})
@@ -37,7 +37,7 @@ def test_harness_loglikelihood(server: Server) -> None:
             assert top[token] == logprob  # the same float, so that equality means greedy
             assert 1 <= len(top) <= 2
             assert max(top.values()) >= logprob
-        # The generated token is greedy, and so the likeliest.
+        # The generated token is greedy, and so the most likely one.
         assert told["token_logprobs"][-1] == max(told["top_logprobs"][-1].values())
         assert told["text_offset"][0] == 0
         assert told["text_offset"] == sorted(told["text_offset"])
@@ -45,7 +45,7 @@ def test_harness_loglikelihood(server: Server) -> None:
 
 
 def test_scoring_equals_generation(server: Server) -> None:
-    """The logprobs of generated tokens are those of the same tokens in a prompt."""
+    """The logprobs of generated tokens equal those of the same tokens in a prompt."""
     (choice,) = server.complete(TEXTS[0][:20], logprobs=2, max_tokens=5).json()["choices"]
     ids = tokens_of(server, TEXTS[0][:20]) + [
         id
@@ -56,7 +56,7 @@ def test_scoring_equals_generation(server: Server) -> None:
     ]
     (scored,) = server.complete(ids, logprobs=2, echo=True, max_tokens=0).json()["choices"]
     tail = scored["logprobs"]["token_logprobs"][-5:]
-    # In bfloat16, where the processor has it, a chunk and single tokens round differently.
+    # In bfloat16, where the processor supports it, a chunk and single tokens round differently.
     assert tail == pytest.approx(choice["logprobs"]["token_logprobs"], abs=0.03)
     assert scored["logprobs"]["tokens"][-5:] == choice["logprobs"]["tokens"]
 
@@ -115,7 +115,7 @@ def test_chat_logprobs(server: Server) -> None:
 
 
 def test_part_of_a_character_has_its_bytes(server: Server) -> None:
-    """A character of several tokens: each token tells its own raw bytes."""
+    """A character of several tokens: each token has its own raw bytes."""
     ids = tokens_of(server, "👩‍👩‍👧 日本")
     (choice,) = server.complete(ids, echo=True, logprobs=0, max_tokens=0).json()["choices"]
     assert len(choice["logprobs"]["tokens"]) == len(ids)
@@ -158,7 +158,7 @@ def test_prompt_logprobs_come_first_on_a_stream(server: Server) -> None:
 
 
 def test_sampling_parameters_have_their_effect(server: Server) -> None:
-    """logit_bias, penalties and truncation act; a seed fixes the text."""
+    """logit_bias, penalties and truncation have an effect; a seed determines the text."""
     (plain,) = server.complete(logprobs=0, max_tokens=6).json()["choices"]
     first = plain["logprobs"]["tokens"][0]
     (id,) = server.post("/tokenize", {"prompt": first, "add_special_tokens": False}).json()[

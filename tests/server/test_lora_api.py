@@ -1,4 +1,4 @@
-"""Adapters over HTTP: by name, at start and at run time, over a crash, behind the admin scope."""
+"""Adapters over HTTP: by name, at startup and at run time, across a crash, with the admin scope."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
-    """name -> (directory, the answer of the merged model to QUESTION)."""
+    """name -> (directory, the merged model's answer to QUESTION)."""
     import torch
     import transformers
 
@@ -66,7 +66,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, 
 def lora_server(
     adapters: dict[str, tuple[Path, str]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """One adapter from the start, the other in a directory to load from."""
+    """A server with one adapter from the start, and the other in a directory to load from."""
     home = tmp_path_factory.mktemp("lora-server")
     shutil.copytree(adapters["two"][0], home / "shelf" / "two")
     (home / "shelf" / "circle").symlink_to("circle")
@@ -100,7 +100,7 @@ def test_an_adapter_is_a_model_by_its_name(
 
 
 def test_the_metrics_name_the_adapters_in_use(lora_server: Server) -> None:
-    """Under the labels by which inference gateways route."""
+    """Under the labels that inference gateways use for routing."""
 
     def labels() -> dict[str, str]:
         (line,) = re.findall(r"lora_requests_info\{(.*)\}", lora_server.get("/metrics").text)
@@ -160,7 +160,7 @@ def test_what_is_no_adapter_is_refused_and_harms_nobody(
 def test_adapters_outlive_the_engine(
     lora_server: Server, adapters: dict[str, tuple[Path, str]]
 ) -> None:
-    """A restarted engine reads again what requests name."""
+    """A restarted engine loads the adapters named by requests again."""
     assert ask(lora_server, "one") == adapters["one"][1]
     engine = max(
         psutil.Process(lora_server.process.pid).children(), key=lambda p: p.memory_info().rss
@@ -191,7 +191,7 @@ def connected(server: Server) -> Iterator[tuple[httpx.Client, httpx.Client]]:
     workers = children(server, "server.workers.worker")
     with contextlib.ExitStack() as stack:
         found: dict[int, httpx.Client] = {}
-        while len(found) < 2:  # the kernel deals connections out
+        while len(found) < 2:  # the kernel distributes connections
             client = stack.enter_context(httpx.Client(base_url=server.url, timeout=60))
             stream = client.get("/ready").extensions["network_stream"]
             port = stream.get_extra_info("client_addr")[1]
@@ -202,7 +202,7 @@ def connected(server: Server) -> Iterator[tuple[httpx.Client, httpx.Client]]:
 
 
 def answer_of(client: httpx.Client, model: str) -> str | None:
-    """The adapter's answer to QUESTION; None where there is no such model."""
+    """The adapter's answer to QUESTION; None if there is no such model."""
     message = {"role": "user", "content": QUESTION}
     body = {"model": model, "messages": [message], "temperature": 0, "max_tokens": 12}
     answer = client.post("/v1/chat/completions", json=body)
@@ -241,7 +241,7 @@ def test_what_one_worker_loads_and_unloads_the_other_knows_at_once(
 def test_a_worker_that_takes_anothers_place_knows_what_was_loaded(
     two_workers: Server, adapters: dict[str, tuple[Path, str]]
 ) -> None:
-    """What was there at the start and was unloaded since does not come back with it."""
+    """An adapter that was unloaded since the start does not return with the new worker."""
     with connected(two_workers) as (here, _):
         load(here, "two")
         assert unload(here, "one") == 200

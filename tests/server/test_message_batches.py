@@ -1,4 +1,4 @@
-"""/v1/messages/batches: many messages at once, told in Anthropic's shapes."""
+"""/v1/messages/batches: many messages at once, in Anthropic's formats."""
 
 from __future__ import annotations
 

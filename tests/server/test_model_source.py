@@ -1,4 +1,4 @@
-"""Names of models: on disk, and on a hub that stands in for the real one."""
+"""Model names: on disk, and on a fake Hub."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILES = {
 
 
 class Hub(BaseHTTPRequestHandler):
-    """As much of the Hub as a download asks for; ``org/gated`` wants a token."""
+    """The part of the Hub that a download needs; ``org/gated`` requires a token."""
 
     def log_message(self, *_):
         pass
@@ -89,7 +89,7 @@ def hub():
 
 
 def resolve(hub, home, *names, load_format="auto", **variables):
-    """What each name becomes, or the error, in a process that knows no other hub."""
+    """The result for each name, or its error, in a process that knows no other hub."""
     code = (
         "import sys; from engine.errors import ModelLoadError\n"
         "from server.model_source import resolve_model\n"
@@ -120,7 +120,7 @@ def test_names_of_the_hub(hub, tmp_path):
     assert Path(eight).read_bytes() == b"GGUF eight"
     (pickles,) = resolve(hub, tmp_path / "other", "org/tiny", load_format="bin")
     assert names_in(pickles) == ["config.json", "pytorch_model.bin", "tokenizer.json"]
-    # What was fetched before is there without a network.
+    # What was fetched before is available without a network.
     asked = len(hub.asked)
     again, absent = resolve(hub, tmp_path, "org/tiny", "org/other", HF_HUB_OFFLINE="1")
     assert again == plain
@@ -147,7 +147,7 @@ def test_what_the_hub_does_not_give_is_told_in_a_line(hub, tmp_path):
 
 def test_a_hub_out_of_reach(tmp_path):
     class Nowhere:
-        server_port = 9  # nobody listens there
+        server_port = 9  # nothing listens there
 
     (line,) = resolve(Nowhere, tmp_path, "org/tiny")
     assert line.startswith("refused: there is no directory org/tiny, and no model of the Hub: ")

@@ -1,5 +1,7 @@
-"""The embedded model on two machines (here both are one, and speak over TCP), over HTTP: what it
-answers, and what happens when either of them is gone."""
+"""The embedded model on two nodes over HTTP: its answers, and the loss of either node.
+
+Both nodes are one machine here, and talk over TCP.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ LIMIT_S = 60.0
 
 @dataclass
 class Machines:
-    """What all of them are told, and where they write."""
+    """The common arguments of the nodes, and their logs."""
 
     home: Path
     flags: list[str] = field(default_factory=list)
@@ -109,8 +111,10 @@ def test_two_machines_answer_as_one_and_a_stream_outlives_the_second(
 
 
 def streamed_while(second: Node, server: Server, machines: Machines) -> str:
-    """A text during which a rank of the second machine dies, and is started again there; then all
-    of that machine, and another takes its place."""
+    """A text during which ranks of the second node are lost.
+
+    First one rank dies and is restarted there; then the whole node, and another replaces it.
+    """
     messages = [{"role": "user", "content": QUESTIONS[2]}]
     body = {"max_tokens": 200, "ignore_eos": True, "stream": True, "temperature": 0}
     body |= {"model": "quire-demo", "messages": messages}

@@ -1,4 +1,4 @@
-"""The document at /openapi.json: whole by itself, and true to the routes there are."""
+"""The document at /openapi.json: self-contained, and consistent with the routes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_other_names_are_described_as_what_they_name(application: Applicat
 
 
 async def test_every_route_that_answers_is_described(application: Application) -> None:
-    """Whatever is not described is a page for people, the document itself, or switched off."""
+    """Undescribed routes are pages for people, the document itself, or disabled."""
     described = set(application.app.openapi()["paths"])
     served = {path for path, _ in walk(application.app.routes)}
     people = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}

@@ -1,8 +1,8 @@
-"""schemathesis over our own document: what it says a client may send, and what it may not.
+"""schemathesis on our own document: what it allows clients to send, and what it does not.
 
-Every operation of /openapi.json, those that settings switch on among them, is called with values
-that fit its description and with values that do not. No answer may be a 5xx, and none may have a
-status, a media type or a shape that the document does not tell.
+Every operation of /openapi.json, including those that settings enable, is called with values that
+match its description and with values that do not. No response may be a 5xx, and none may have a
+status, media type or schema that the document does not describe.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FLAGS = (
 
 
 def switches(home: Path) -> dict[str, Any]:
-    """The settings that switch routes on, with what they need in a directory."""
+    """The settings that enable routes, with the files they need in a directory."""
     keys = home / "keys.yaml"
     keys.write_text("keys: []")
     return {
@@ -77,7 +77,7 @@ def awake(fuzzed: Server) -> Iterator[None]:
 
 
 def check(server: Server, label: str, mode: str, max_examples: int) -> None:
-    """Call one operation with so many generated requests."""
+    """Call one operation with generated requests."""
 
     @settings(
         max_examples=max_examples,
@@ -97,13 +97,13 @@ def check(server: Server, label: str, mode: str, max_examples: int) -> None:
             excluded_checks=_excluded(label),
         )
 
-    # Where nothing can be wrong with a request, there is nothing to be called with.
+    # If nothing can be wrong with a request, there is nothing to generate.
     with contextlib.suppress(Unsatisfiable):
         run()
 
 
 def _lead_on(case: Any) -> None:
-    """Take out what would end nearly every request at the door."""
+    """Remove what would make nearly every request fail early."""
     for name in [name for name in case.headers if name.lower() == "x-quire-deadline-ms"]:
         del case.headers[name]
     if isinstance(case.body, dict):
@@ -113,9 +113,9 @@ def _lead_on(case: Any) -> None:
 
 
 def _excluded(label: str) -> list[Any]:
-    # What fits the shapes may still be refused, for a model's vocabulary or by rules over several
-    # fields; other methods and missing keys have tests of their own; a query may have more names
-    # than are looked at.
+    # Valid requests may still be rejected, for a model's vocabulary or by rules over several
+    # fields. Other methods and missing keys have their own tests. A query may have more names than
+    # are checked.
     names = ["positive_data_acceptance", "unsupported_method", "ignored_auth"]
     if label.startswith(("GET ", "DELETE ", "POST /sleep", "POST /wake_up")):
         names.append("negative_data_rejection")
@@ -133,7 +133,7 @@ STREAMED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("label", STREAMED)
 def test_events_of_a_stream_are_as_described(fuzzed: Server, label: str) -> None:
-    """Of generated requests few are answered by one."""
+    """Few generated requests are answered by a stream."""
     body = {"model": MODEL, "stream": True, **STREAMED[label]}
     case = OPERATIONS[label].Case(body=body, media_type="application/json")
     headers = {"authorization": f"Bearer {KEY}"}

@@ -1,4 +1,4 @@
-"""docs/parameters.md tells every field that chats and completions take, and no other."""
+"""docs/parameters.md describes exactly the fields that chats and completions accept."""
 
 from __future__ import annotations
 

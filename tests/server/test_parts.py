@@ -1,4 +1,4 @@
-"""Parts by themselves: the JSON door, metrics, the OpenAPI document."""
+"""Parts in isolation: JSON parsing, metrics, the OpenAPI document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded model in stages, over HTTP: its answers, and what happens when a stage dies."""
+"""The embedded model in pipeline stages, over HTTP: its answers, and the death of a stage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEMA = {
 
 @pytest.fixture(scope="module")
 def lone_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One process in the same dtype, which auto need not be here."""
+    """A single process with the same dtype, which auto need not choose here."""
     log = tmp_path_factory.mktemp("alone") / "server.log"
     with running_server(log, "--dtype", "float32") as running:
         yield running

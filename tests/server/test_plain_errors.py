@@ -1,4 +1,4 @@
-"""What a newcomer gets wrong first is told in words that say what to do."""
+"""A newcomer's typical mistakes get errors that say what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--profile on a real server: traces of its steps, and clear answers where there are none."""
+"""--profile on a real server: traces of its steps, and clear errors if there are none."""
 
 from __future__ import annotations
 

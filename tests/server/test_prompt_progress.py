@@ -1,4 +1,4 @@
-"""``return_progress`` on a real server: chunks that others than those who asked never see."""
+"""``return_progress`` on a real server: chunks that only requests with the field receive."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def chunks(server: Server, path: str, body: dict[str, Any]) -> list[dict[str, An
 
 
 def check(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The progress, which comes in chunks of its own before the text."""
+    """The progress, which comes in separate chunks before the text."""
     told = [chunk["prompt_progress"] for chunk in found if "prompt_progress" in chunk]
     for chunk in found[: len(told)]:
         assert chunk["choices"] == []

@@ -1,6 +1,6 @@
-"""``quire ray``: one model on the machines of a Ray cluster; two nodes of one machine here.
+"""``quire ray``: one model on the machines of a Ray cluster; here two nodes on one machine.
 
-Between them is what ``tests/server/test_nodes.py`` tries without Ray.
+The traffic between them is tested without Ray in ``tests/server/test_nodes.py``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from loadtest.process import free_port
 from tests.servers import ROOT, Server
 
 ray = pytest.importorskip("ray")
-pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # for Ray's own warnings
 
 _ENV = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "PYTHONPATH": str(ROOT)}
 _START_S = 180.0
@@ -29,10 +29,10 @@ _START_S = 180.0
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    """The address of a cluster of two nodes."""
+    """The address of a cluster with two nodes."""
     from ray.cluster_utils import Cluster
 
-    os.environ |= _ENV  # of the nodes, and of all actors on them
+    os.environ |= _ENV  # for the nodes, and all actors on them
     head = {"num_cpus": 2, "include_dashboard": False}
     made = Cluster(initialize_head=True, head_node_args=head)
     made.add_node(num_cpus=2)
@@ -46,7 +46,7 @@ def quire_ray(address: str, *flags: str) -> list[str]:
 
 @contextmanager
 def served(address: str, folder: Path, port: int, *flags: str) -> Iterator[Server]:
-    """A server of two machines."""
+    """A server on two machines."""
     here = ["--nnodes", "2", "--device", "cpu", "--num-threads", "1", "--port", str(port)]
     places = ["--num-gpu-blocks-override", "512", "--data-dir", str(folder / "data")]
     log = folder / "log"
@@ -80,7 +80,7 @@ def is_ready(server: Server) -> bool:
 
 
 def node_processes(port: int) -> list[psutil.Process]:
-    """The ``quire serve`` of each machine."""
+    """The ``quire serve`` process of each machine."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         line = process.info["cmdline"] or []
@@ -114,7 +114,7 @@ def test_two_machines_answer_as_one_and_nothing_of_them_is_left(
         assert set(nodes) == {"0", "1"}
         secrets = {flag_of(p, "--node-secret-file") for p in nodes.values()}
         assert all(secret.startswith("/proc/") for secret in secrets), "on no disk"
-        # Streams wait for a machine that is lost, and go on when it is back.
+        # Streams wait for a lost machine, and continue when it is back.
         nodes["1"].send_signal(signal.SIGKILL)
         again = ours.chat(max_tokens=40)
         assert again.status_code == 200, again.text

@@ -1,4 +1,4 @@
-"""Reasoning: what the demo model thinks, how it is told, and how it is counted."""
+"""Reasoning: the demo model's reasoning text, its format in responses, and its token count."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_reasoning_is_told_apart(server: Server) -> None:
     assert "<think>" not in json.dumps(told)
     count = usage["completion_tokens_details"]["reasoning_tokens"]
     assert 0 < count < usage["completion_tokens"]
-    # The text of exactly so many tokens ends with the mark of the end.
+    # The text of exactly this many tokens ends with the end marker.
     body = {"model": MODEL, "messages": [{"role": "user", "content": THINK}]}
     body |= {"chat_template_kwargs": {"enable_thinking": True}}
     prompt = server.post("/tokenize", body).json()["tokens"]
@@ -53,14 +53,14 @@ def test_no_reasoning(server: Server, fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("effort", get_args(get_args(ReasoningEffort)[0]))
 def test_every_effort_that_clients_know_is_taken(server: Server, effort: str) -> None:
-    """By each API, and to the same end."""
+    """In each API, with the same result."""
     thinks = effort not in ("none", "minimal")
     told, _ = message(server, reasoning_effort=effort)
     assert ("reasoning" in told) == thinks
     body = {"model": MODEL, "input": THINK, "reasoning": {"effort": effort}, "temperature": 0}
     items = server.post("/v1/responses", body).json()["output"]
     assert [item["type"] for item in items] == ["reasoning"] * thinks + ["message"]
-    if effort in ("low", "medium", "high", "xhigh", "max"):  # what Anthropic's API has
+    if effort in ("low", "medium", "high", "xhigh", "max"):  # the values of Anthropic's API
         body = {"model": MODEL, "messages": [{"role": "user", "content": THINK}], "max_tokens": 99}
         body |= {"thinking": {"type": "enabled", "budget_tokens": 1024}, "temperature": 0}
         answer = server.post("/v1/messages", body | {"output_config": {"effort": effort}}).json()
@@ -80,7 +80,7 @@ def test_reasoning_is_streamed_as_such(server: Server) -> None:
     for key in ("reasoning", "reasoning_content", "content"):
         assert "".join(delta.get(key) or "" for delta in deltas) == whole[key]
     assert told["completion_tokens_details"] == usage["completion_tokens_details"]
-    # It is told as it comes, not once its end is there.
+    # It is streamed as it comes, not only once it has ended.
     deltas, _ = streamed(server, reasoning_effort="high", max_tokens=5)
     begun = "".join(delta.get("reasoning") or "" for delta in deltas)
     assert begun
@@ -102,7 +102,7 @@ def test_an_answer_that_ends_within_reasoning_says_nothing(server: Server) -> No
 
 
 def test_history_keeps_reasoning(server: Server) -> None:
-    """A template shows it or not; the request is taken."""
+    """Whether or not the template shows it, the request is accepted."""
     said = {"role": "assistant", "content": "Paris.", "reasoning_content": "France, so Paris."}
     user = {"role": "user", "content": THINK}
     answer = server.chat(messages=[user, said, user])

@@ -1,4 +1,4 @@
-"""Whatever an answer is made of, its events add up to its response, in the promised order."""
+"""For any kind of answer, the events add up to the response, in the documented order."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def blank() -> Response:
 
 
 class Client:
-    """What a client makes of a stream by the promises of its events alone."""
+    """A client that assembles a stream using only the guarantees of its events."""
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
-        self.text = ""  # of what is open, by its deltas
+        self.text = ""  # text of the open item, from its deltas
         self.response: dict[str, Any] = {}
         self.kinds: list[str] = []
         self.open = False
@@ -93,7 +93,7 @@ class Client:
         self.items[-1] = event["item"]
 
     def _piece(self, event: dict[str, Any]) -> None:
-        """Everything between the beginning and the end of an item."""
+        """Handle the events between the start and the end of an item."""
         assert self.open
         assert event["item_id"] == self.items[-1]["id"]
         assert event["output_index"] == len(self.items) - 1
@@ -163,7 +163,7 @@ def test_events_add_up(script, ending, summaries, in_background, data) -> None:
         assert client.items == client.response["output"]
         expected = "response.completed" if ending == "stop" else "response.incomplete"
         assert client.kinds[-1] == expected
-        # What came out can go in again.
+        # Output items are valid as input.
         assert len(read_input(client.items)) == len(client.items)
     joined = "".join(part.text for part in parts_of(script) if not isinstance(part, ToolCallBegin))
     if ending != "cancelled":
@@ -176,7 +176,7 @@ kinds = st.sampled_from(["text", "reasoning", "call"])
 
 @given(st.lists(st.tuples(kinds, words), max_size=5), st.data())
 def test_a_message_has_the_log_probabilities_of_its_tokens(script, data) -> None:
-    """However many tokens a step brings, of whatever parts; marks stand between those."""
+    """For any number of tokens per step, of any parts; markers stand between parts."""
     tokens = []
     for kind, of_a_kind in groupby(script, key=lambda part: part[0]):
         for index, (_, pieces) in enumerate(of_a_kind):
@@ -239,7 +239,7 @@ def test_the_order_of_a_message() -> None:
     [("tool_calls", "completed"), ("length", "incomplete"), ("stop", "incomplete")],
 )
 def test_the_order_of_a_call(reason: FinishReason, status: str) -> None:
-    """One that a stop string cut off is told as what it is, as by a limit."""
+    """A call that a stop string cuts off is reported as incomplete, as with a length limit."""
     assembly = Assembly(blank(), Numbering(), lambda: 5.0)
     call = [ToolCallBegin(0, "call_1", "f"), ToolCallArguments(0, "{}")]
     events = [*assembly.push(call, []), *assembly.end(reason, USAGE)]

@@ -1,4 +1,4 @@
-"""What becomes of a response when something fails: over a fake engine that fails as it is told."""
+"""Responses when something fails: with a fake engine that fails on demand."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_a_background_response_waits_for_its_place(application: Applicatio
     assert (await ended(application, queued["id"]))["status"] == "completed"
     crowd = [ask(application, background=True) for _ in range(2)]
     statuses = sorted([(await exchange.done()).status for exchange in crowd])
-    assert statuses == [200, 503]  # not without end
+    assert statuses == [200, 503]  # how many wait is bounded
 
 
 async def test_a_background_response_waits_for_an_engine_that_sleeps(

@@ -1,4 +1,4 @@
-"""What /v1/responses takes and refuses, field by field, and what it says to a chat."""
+"""What /v1/responses accepts and rejects, field by field, and how it becomes a chat."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_the_oldest_items_make_room(server: Server) -> None:
     turn = server.post(f"{PATH}/input_tokens", {"model": MODEL, "input": filler[:2]}).json()[
         "input_tokens"
     ]
-    # Not a turn more than needed was left out.
+    # No more turns than necessary were dropped.
     assert context - turn - 16 <= answer["usage"]["input_tokens"] <= context - 16
 
 

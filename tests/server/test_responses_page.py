@@ -1,4 +1,4 @@
-"""docs/responses.md tells every field that a response takes."""
+"""docs/responses.md describes every field that /v1/responses accepts."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_a_conversation_goes_on_from_a_stored_response(client: openai.OpenAI) ->
     assert sent.usage is not None
     assert second.usage.input_tokens == sent.usage.input_tokens
     assert second.previous_response_id == first.id
-    # What came out goes in again as it is, and by reference.
+    # Output is accepted as input, as it is and by reference.
     again = [
         *client.responses.input_items.list(first.id, order="asc").data,
         *first.output,
@@ -125,7 +125,7 @@ def test_a_conversation_goes_on_from_a_stored_response(client: openai.OpenAI) ->
     for given in (items, references):
         answer = client.responses.create(model=MODEL, input=given, temperature=0)
         assert answer.output_text == second.output_text
-    # A broken chain is told.
+    # A broken chain is reported.
     client.responses.delete(first.id)
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, "And now?", previous_response_id=second.id)
@@ -155,7 +155,7 @@ def test_input_items_come_in_pages(client: openai.OpenAI) -> None:
     given = [{"role": "user", "content": text} for text in texts]
     response = client.responses.create(model=MODEL, input=given, max_output_tokens=1)
     forward = client.responses.input_items.list(response.id, order="asc", limit=2)
-    assert [item.content[0].text for item in forward] == texts  # all the pages
+    assert [item.content[0].text for item in forward] == texts  # from all pages
     backward = client.responses.input_items.list(response.id, limit=5)
     assert [item.content[0].text for item in backward.data] == texts[::-1]
     assert backward.has_more is False

@@ -1,4 +1,4 @@
-"""Stored responses over restarts, crashes, several workers and keys; and how long they stay."""
+"""Stored responses across restarts, crashes, workers and keys; and their retention."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STUB = (
     "stub",
     "--stub-step-ms",
     "5",
-)  # tokens that cost nothing, and take a while
+)  # tokens that cost nothing, but take a while
 
 
 def entry(name: str, key: str) -> dict[str, Any]:
@@ -87,7 +87,7 @@ async def test_responses_outlive_their_server(home: Path) -> None:
         assert last.startswith("event: response.failed")
         cut = endless(server)
         wait_for(server, cut["id"], "in_progress")
-        assert server.stop() == 0  # it was given its time, and told that it was not enough
+        assert server.stop() == 0  # it was given time to end, and then failed
     database = Database(home / "data")
     stored = await ResponseStore(database).find(cut["id"], "")
     assert stored is not None
@@ -105,7 +105,7 @@ def shared(home: Path) -> Iterator[Server]:
 
 
 def each_worker(server: Server, method: str, path: str) -> list[httpx.Response]:
-    """The answers over many connections: of every worker, in all likelihood."""
+    """The answers over many connections: in all likelihood from every worker."""
     return [
         httpx.request(method, server.url + path, headers=server.headers, timeout=60)
         for _ in range(12)
@@ -118,14 +118,14 @@ def test_every_worker_knows_every_response(shared: Server) -> None:
     job = endless(shared)
     statuses = {a.json()["status"] for a in each_worker(shared, "GET", f"{PATH}/{job['id']}")}
     assert statuses <= {"queued", "in_progress"}
-    # Whoever is asked to cancel it, it ends, and nobody makes it any more.
+    # Whichever worker is asked to cancel it, it ends everywhere.
     cancelled = each_worker(shared, "POST", f"{PATH}/{job['id']}/cancel")
     assert {a.json()["status"] for a in cancelled} == {"cancelled"}
     shared.wait_idle()
     done = make(shared, background=True, max_output_tokens=40, ignore_eos=True)
     streams = each_worker(shared, "GET", f"{PATH}/{done['id']}?stream=true")
     assert len({a.text for a in streams}) == 1
-    assert "event: response.incomplete" in streams[0].text  # at its limit of tokens
+    assert "event: response.incomplete" in streams[0].text  # at its token limit
 
 
 def test_a_response_belongs_to_its_key(shared: Server) -> None:
@@ -162,7 +162,7 @@ async def test_old_responses_go_unless_a_younger_one_needs_them(tmp_path: Path) 
     now = int(time.time())
     state = ServerState(Settings(data_dir=tmp_path), None, None)
     await purge(state)
-    assert not os.listdir(tmp_path)  # nothing is made for the sake of forgetting
+    assert not os.listdir(tmp_path)  # deleting creates no files
     store = ResponseStore(state.database)
     old = now - 31 * day
     for response in (

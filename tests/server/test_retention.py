@@ -1,4 +1,4 @@
-"""What is stored is forgotten after a while, or when there is too much of it, but never in use."""
+"""Stored data is deleted after a while, or if there is too much of it, but never while in use."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def make_state(tmp_path: Path) -> AsyncIterator[MakeState]:
 
 
 async def converse(state: ServerState, id: str, age_s: int, num_bytes: int = 10) -> None:
-    """A conversation that was used last so long ago."""
+    """A conversation that was last used this long ago."""
     store = ConversationStore(state.database)
     items = [StoredItem(f"item-{id}", b"x" * num_bytes)]
     await store.create(StoredConversation(id, "t", NOW - age_s, b"{}"), items)
@@ -79,7 +79,7 @@ def response(id: str, conversation: str, status: str) -> StoredResponse:
 
 
 async def are_there(state: ServerState, ids: str) -> str:
-    """Which of these conversations are left, without using them."""
+    """Which of these conversations remain, without using them."""
     query = "SELECT id FROM conversations"
     tables = state.database.tables(conversations._SCHEMA)
     left = await tables.read(lambda db: {id for (id,) in db.execute(query)})
@@ -93,10 +93,10 @@ async def test_conversations_go_when_they_have_not_been_used_for_long(
     store = ConversationStore(state.database)
     for id, age_s in (("a", 31), ("b", 29), ("c", 31), ("d", 31), ("e", 31)):
         await converse(state, id, age_s * DAY)
-    # Each of these is a use.
+    # Each of these counts as a use.
     assert await store.find("c", "t") is not None
     assert await store.append("d", "t", [StoredItem("more", b"1")])
-    assert await store.relabel("e", "somebody else", b"{}") is None  # and this is none
+    assert await store.relabel("e", "somebody else", b"{}") is None  # and this does not
     await purge(state)
     assert await are_there(state, "abcde") == "bcd"
     assert await store.find_item("item-a", "t") is None
@@ -181,7 +181,7 @@ async def test_what_was_used_longest_ago_goes_when_there_is_too_much(
     await chats.add(StoredChat("chat", "t", NOW - 11 * DAY, "m", b"x" * 100 * KIB), [])
     await purge(state)
     left = await are_there(state, "abcdefgh")
-    assert left == "bdgh"  # a database of four of them and a little more
+    assert left == "bdgh"  # a database of a little more than four of them
     assert await chats.find("chat", "t") is None
     assert not state.files.path(file).exists()
     total = await state.database.num_bytes() + await state.files.num_bytes()

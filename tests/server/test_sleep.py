@@ -1,4 +1,4 @@
-"""Sleep, wake and reload on a real server: what operators see, and what clients do meanwhile."""
+"""Sleep, wake and reload on a real server: what operators see, and the effect on clients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXT = "What is the capital of France?"
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded model with noise in its head, one cut short, and one of another kind."""
+    """The embedded model with noise in its head, a truncated one, and one of another kind."""
     home = tmp_path_factory.mktemp("weights")
     for name in ("noisy", "short", "other"):
         shutil.copytree(default_model_dir(), home / name)
@@ -116,7 +116,7 @@ def test_the_engines_process_gives_its_memory_back(server: Server) -> None:
     filled = server.complete(prompts, max_tokens=1)
     assert filled.status_code == 200, filled.text
     tokens = filled.json()["usage"]["prompt_tokens"]
-    cache_mib = tokens * 2048 / 2**20  # bytes a token, of this model in bfloat16
+    cache_mib = tokens * 2048 / 2**20  # bytes per token, for this model in bfloat16
     full = resident_mib()
     assert server.post("/sleep", None).status_code == 200
     assert full - resident_mib() > 0.8 * cache_mib
@@ -182,7 +182,7 @@ def _directory(server: Server) -> Path:
 
 
 class Meanwhile(threading.Thread):
-    """Calls something in a thread; its answer is there at the end."""
+    """Calls something in a thread; the result is available at the end."""
 
     def __init__(self, ask, *args, **fields) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ async def test_vectors_of_one_answer_are_of_the_same_weights(
             await app.engine.next_stream()
             streams, app.engine.streams = app.engine.streams, []
             assert len(streams) == count
-            generation = min(number, 1)  # exchanged while the first of two waves is computed
+            generation = min(number, 1)  # exchanged during the first of two waves
             for stream in streams:
                 stream.put(end="length", embedding=struct.pack("<f", generation))
         told = json.loads((await asked.done()).body)
@@ -279,7 +279,7 @@ def test_bad_requests_are_refused(server: Server) -> None:
 @pytest.mark.slow  # a second server; see tests/engine/process/test_rest.py
 def test_every_worker_knows(workers: Server) -> None:
     assert workers.post("/sleep?level=2", None).status_code == 200
-    for _ in range(6):  # each over a connection of its own, and so at whichever worker
+    for _ in range(6):  # each over its own connection, and so at either worker
         workers._client.close()
         workers.__post_init__()
         assert workers.chat(TEXT).status_code == 503

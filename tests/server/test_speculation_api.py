@@ -1,4 +1,4 @@
-"""Speculation over HTTP: the same answers, counted, over a crash of the engine too."""
+"""Speculation over HTTP: the same answers, with counters, also across a crash of the engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CALLS = ({}, SAMPLED, {**SAMPLED, "n": 2, "stop": ["."]}, {"logprobs": True, "to
 
 
 def answers(server: Server) -> list[list]:
-    """What clients see, less usage and ids."""
+    """What clients see, apart from usage and ids."""
     told = []
     for question in QUESTIONS:
         for fields in CALLS:
@@ -35,7 +35,7 @@ def choices(server: Server, index: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory) -> tuple[list[list], list[list[str]]]:
-    """Answers, and choices, without speculation and one after the other."""
+    """Answers, and choices, without speculation and sequentially."""
     with running_server(tmp_path_factory.mktemp("plain") / "log", "--dtype", "float32") as server:
         return answers(server), [choices(server, index) for index in range(NUM_CLIENTS)]
 
@@ -70,7 +70,7 @@ def test_answers_are_the_same_and_drafts_are_counted(tmp_path, plain, method):
 
 @pytest.mark.parametrize("method", ["draft", pytest.param("suffix", marks=pytest.mark.slow)])
 def test_several_workers_and_too_few_blocks_change_no_choice(tmp_path, plain, method):
-    """Two API processes share one engine; its choices share prompts, and are preempted."""
+    """Two API processes share one engine; choices share prompts, and are preempted."""
     _, crowd = plain
     flags = ("--speculation", method, "--api-workers", "2", "--num-gpu-blocks-override", "48")
     flags += ("--dtype", "float32", "--no-adaptive-drafts", "--prompt-lookup-min", "1")

@@ -1,4 +1,4 @@
-"""What a server tells of itself when it is asked by a signal."""
+"""The stacks that a server logs on a signal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def server(request, tmp_path: Path) -> Iterator[Server]:
 
 
 def test_tasks_and_threads_are_told_on_sigusr1(server: Server) -> None:
-    """A request whose body does not come is told by its id, and by what it waits for."""
+    """A request whose body does not arrive is listed by its id, with the await it is stuck in."""
     body = http_post("/v1/completions", b"{}" * 50, "X-Request-Id: the-slow-one")
     processes = 2 if children(server, "server.workers.worker") else 1
     told, waits = "", None
@@ -48,10 +48,10 @@ def test_tasks_and_threads_are_told_on_sigusr1(server: Server) -> None:
 
 
 def _path_of(request: str, told: str) -> str | None:
-    """What the task of a request waits for, where the log has all of it by now.
+    """The stack of a request's task, if the log is complete by now.
 
-    Workers tell theirs at once and their lines lie among each other's: those of the one that has
-    the request are read.
+    Workers log at the same time, so their lines interleave. Only those of the worker with the
+    request are used.
     """
     found = re.search(rf"WARNING (.*)task request {request}\n", told)
     if found is None:

@@ -1,4 +1,4 @@
-"""A server on a model that keeps states, of random weights: its answers are Hugging Face's."""
+"""A server on a stateful model with random weights: its answers equal Hugging Face's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LAYERS = ["linear_attention", "full_attention"] * 2
     ids=["alone", "with drafts", "two ranks", "four ranks"],
 )
 def served(request, tmp_path_factory):
-    """(server, its model's directory, the prompt's tokens and how Hugging Face goes on)."""
+    """(server, its model's directory, the prompt's tokens and Hugging Face's continuation)."""
     directory, demo = tmp_path_factory.mktemp("hybrid"), default_model_dir()
     size = json.loads((demo / "config.json").read_text())["vocab_size"]
     shape = {"num_hidden_layers": 4, "layer_types": LAYERS, "max_position_embeddings": 512}
@@ -56,7 +56,7 @@ def asked(ids: list[int], **fields: object) -> dict[str, object]:
 
 def test_texts_are_hugging_faces_alone_and_together(served):
     server, _, ids, expected = served
-    assert server.post("/v1/completions", asked(ids)).status_code == 200  # leaves its prompt
+    assert server.post("/v1/completions", asked(ids)).status_code == 200  # caches its prompt
     for count in (1, 3):
         answer = server.post("/v1/completions", asked(ids, n=count)).json()
         assert [choice["token_ids"] for choice in answer["choices"]] == [expected] * count

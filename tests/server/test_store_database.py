@@ -1,4 +1,4 @@
-"""The database: shared, migrated, kept over restarts, off the event loop, and never in the way."""
+"""The database: shared, migrated, persistent, off the event loop, and never blocking."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_users_grow_their_tables_apart(tmp_path: Path) -> None:
     assert rows == [("old", ";"), ("new;", "!")]
     await database.close()
 
-    database = Database(tmp_path)  # an older Quire does not touch what it does not know
+    database = Database(tmp_path)  # an older Quire leaves what it does not know
     with pytest.raises(StoreError, match="newer"):
         await database.tables(NOTES).read(texts)
     assert await database.tables(WORDS).read(
@@ -107,7 +107,7 @@ async def test_the_event_loop_never_waits_for_it(tmp_path: Path) -> None:
     database = Database(tmp_path)
     hold = threading.Event()
     slow = asyncio.create_task(database.tables(NOTES).write(lambda db: hold.wait(30)))
-    await asyncio.sleep(0)  # reached at once, though the work has not ended
+    await asyncio.sleep(0)  # reached at once, although the work has not ended
     assert not slow.done()
     hold.set()
     assert await slow

@@ -1,4 +1,4 @@
-"""Chat completions that are kept: through the openai SDK, by key, page by page, over restarts."""
+"""Stored chat completions: through the openai SDK, by key, page by page, across restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams to the letter of the wire: raw bytes, chunk by chunk."""
+"""Streams on the wire: raw bytes, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def test_several_choices_interleave(server: Server) -> None:
             ends[index] = choice["finish_reason"]
     assert texts == [c["message"]["content"] for c in whole["choices"]]
     assert ends == {c["index"]: c["finish_reason"] for c in whole["choices"]}
-    assert len(set(texts)) > 1  # each choice has a seed of its own
-    # The first choice of a seeded request is what n = 1 gives.
+    assert len(set(texts)) > 1  # each choice has its own seed
+    # The first choice of a seeded request equals the single choice with n = 1.
     alone = server.post(CHAT, {**sampled, "n": 1}).json()
     assert alone["choices"][0]["message"]["content"] == texts[0]
 
@@ -130,13 +130,13 @@ def test_prompts_times_n(server: Server) -> None:
         for choice in event["choices"]:
             texts[choice["index"]] += choice["text"]
     assert texts == [c["text"] for c in whole["choices"]]
-    # Every prompt is counted once, every output token is counted.
+    # Every prompt is counted once, and every output token.
     lengths = [server.post("/tokenize", {"prompt": prompt}).json()["count"] for prompt in prompts]
     assert whole["usage"]["prompt_tokens"] == sum(lengths)
 
 
 def test_stop_at_every_split(server: Server) -> None:
-    """A stop string that begins and ends anywhere within tokens; nothing of it gets out."""
+    """A stop string that starts and ends anywhere within tokens; none of it is sent."""
     text = server.post(COMPLETIONS, STORY).json()["choices"][0]["text"]
     for start in range(1, 20):
         stop = text[start : start + 5]
@@ -157,7 +157,7 @@ def test_stop_at_every_split(server: Server) -> None:
 
 
 def test_ends(server: Server) -> None:
-    """max_tokens, ignore_eos, min_tokens and stop ids decide where an answer ends."""
+    """max_tokens, ignore_eos, min_tokens and stop ids determine where an answer ends."""
     limited = server.post(CHAT, chat_body(max_tokens=2)).json()
     assert limited["choices"][0]["finish_reason"] == "length"
     assert limited["usage"]["completion_tokens"] == 2
@@ -177,7 +177,7 @@ def test_ends(server: Server) -> None:
 
 
 def test_unicode_is_never_split(server: Server) -> None:
-    """Forced random bytes of multi-byte characters: deltas join to the whole answer."""
+    """Forced random bytes of multi-byte characters: the deltas join to the whole answer."""
     prompt = "日本語 👩‍👩‍👧‍👦 ünï"
     body = {**STORY, "prompt": prompt, "temperature": 2.0, "seed": 5, "max_tokens": 40}
     body |= {"ignore_eos": True, "top_k": 0}
@@ -202,7 +202,7 @@ def test_continue_final_message(server: Server) -> None:
 
 
 def test_text_parts_and_special_spellings(server: Server) -> None:
-    """Text parts are text, and the spelling of a special token is too."""
+    """Text parts are text, and so is the spelling of a special token."""
     parts = [
         {"type": "text", "text": "What is the capital"},
         {"type": "text", "text": "of France?"},
@@ -241,7 +241,7 @@ def test_an_error_before_the_first_byte_has_its_status(server: Server) -> None:
 
 
 def test_one_write_a_step(server: Server) -> None:
-    """Each HTTP chunk holds whole events: what one step made is written at once."""
+    """Each HTTP chunk holds whole events: the output of one step is written at once."""
     with server.connect() as sock:
         sock.sendall(http_post(CHAT, json.dumps(chat_body(stream=True)).encode()))
         data = b""
@@ -258,4 +258,4 @@ def test_one_write_a_step(server: Server) -> None:
     assert all(chunk.endswith(b"\n\n") for chunk in chunks if chunk)
     first = events_of(chunks[0] + b"data: [DONE]\n\n")
     assert first[0]["choices"][0]["delta"]["role"] == "assistant"
-    assert len(first) >= 2  # the role comes with the first text, not ahead of it
+    assert len(first) >= 2  # the role comes with the first text, not before it

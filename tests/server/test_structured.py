@@ -1,4 +1,4 @@
-"""Structured output over HTTP: held by the grammar, refused before the answer begins."""
+"""Structured output over HTTP: enforced by the grammar, or rejected before the answer begins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PERSON = {
     "additionalProperties": False,
 }
 
-# As guidance writes grammars; its client asks for one under the older and the newer name at once.
+# As guidance writes grammars; its client sends one under the older and the newer name at once.
 GUIDANCE = """%llguidance {}
 
 start: a "!"
@@ -45,7 +45,7 @@ def contents(answer: dict) -> list[str]:
     return [choice["message"]["content"] for choice in answer["choices"]]
 
 
-# ---------------------------------------------------------------- what is held
+# ---------------------------------------------------------------- constrained output
 
 
 def test_a_schema_is_held_by_every_choice(server: Server):
@@ -121,7 +121,7 @@ def test_the_sdk_parses_into_a_pydantic_model(server: Server):
 
 
 def test_what_a_model_would_run_on_in_is_bounded(server: Server):
-    """At temperature 2 blanks are as likely as anything else; there is room for few of them."""
+    """At temperature 2 blanks are as likely as anything else; only a few fit."""
     schema = {"type": "array", "items": {"type": "integer"}, "minItems": 12, "maxItems": 12}
     answer = server.chat(
         n=8, temperature=2, seed=2, max_tokens=600, response_format=schema_format(schema)
@@ -179,7 +179,7 @@ def test_bad_words_do_not_come(server: Server):
     assert "capital of France" not in without
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- rejected requests
 
 
 def deep_one_of(depth: int) -> dict:

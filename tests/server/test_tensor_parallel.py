@@ -1,4 +1,4 @@
-"""The embedded model on two ranks, over HTTP: its answers, and what happens when a rank dies."""
+"""The embedded model on two ranks, over HTTP: its answers, and the death of a rank."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def lone_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One process in the same dtype, which auto need not be here."""
+    """A single process with the same dtype, which auto need not choose here."""
     log = tmp_path_factory.mktemp("alone") / "server.log"
     with running_server(log, "--dtype", "float32") as running:
         yield running
 
 
 def ranks(server: Server) -> list[psutil.Process]:
-    """The engine processes, and the ranks that they have started."""
+    """The engine processes, and the ranks they have started."""
     children = psutil.Process(server.process.pid).children(recursive=True)
     wanted = ("engine.worker", "engine.parallel.follower")
     return [child for name in wanted for child in children if name in child.cmdline()]

@@ -1,4 +1,4 @@
-"""``return_timings``: where the time of each choice went."""
+"""``return_timings``: how the time of each choice was spent."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_each_choice_tells_its_times(server: Server, stream: bool) -> None:
 
 
 def test_an_end_that_is_found_outside_the_engine_leaves_it_out(server: Server) -> None:
-    (told,) = timed(server, stream=False, stop=["e"], max_tokens=400)  # else it may be at its end
+    (told,) = timed(server, stream=False, stop=["e"], max_tokens=400)  # otherwise it may have ended
     assert told["total_ms"] >= told["first_token_ms"] > 0
     assert all(told[name] is None for name in IN_ENGINE)
 

@@ -1,4 +1,4 @@
-"""HTTPS: certificates, clients' certificates, and connections that end badly."""
+"""HTTPS: certificates, client certificates, and connections that end abnormally."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLIENT = ssl.create_default_context(cafile=HERE / "authority.pem")
 
 @pytest.fixture(scope="module")
 def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
-    """A server of two workers with TLS, and the file of its certificate."""
+    """A server of two workers with TLS, and its certificate file."""
     home = tmp_path_factory.mktemp("secure")
     certificate = home / "server.pem"
     shutil.copy(HERE / "server.pem", certificate)
@@ -74,7 +74,7 @@ def test_plain_http_finds_nothing_there(secure: tuple[Server, Path]) -> None:
 
 
 def test_a_body_that_is_refused_unread_is_answered(secure: tuple[Server, Path]) -> None:
-    """TLS has no half-close: the answer must reach a client that is still sending."""
+    """TLS has no half-close: the response must reach a client that is still sending."""
     server, _ = secure
     for length in (2 * 2**20, 200 * 2**20):
         with connect(server) as sock:

@@ -1,4 +1,4 @@
-"""Tools on the demo model, which calls them for real: the openai SDK against a real server."""
+"""Tools on the demo model, which really calls them: the openai SDK against a real server."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_none_shows_no_tools(client: openai.OpenAI) -> None:
 
 
 def test_a_tool_that_may_not_be_called_is_not(client: openai.OpenAI) -> None:
-    """The prompt is that of all tools, so that its cached prefix serves; a call is text."""
+    """The prompt includes all tools, so that its cached prefix is used; a call is text."""
     allowed = {
         "type": "allowed_tools",
         "allowed_tools": {
@@ -191,7 +191,7 @@ def test_logprobs_come_with_calls(client: openai.OpenAI) -> None:
 def test_a_stop_string_cuts_a_call_off_where_it_is(
     client: openai.OpenAI, stop: str, tool_choice: str
 ) -> None:
-    """As a limit does: what came of the call is told, streamed or not, and why it ended."""
+    """As with a length limit: the partial call and its finish reason are returned."""
     fields = {"stop": stop, "tool_choice": tool_choice}
     choice = ask(client, **fields).choices[0]
     told = choice.message.tool_calls or []
@@ -200,9 +200,9 @@ def test_a_stop_string_cuts_a_call_off_where_it_is(
     assert [call["arguments"] for call in calls.values()] == arguments
     assert (content, reason) == (choice.message.content or "", choice.finish_reason)
     assert choice.model_extra["stop_reason"] == stop
-    if stop == "</tool_call>":  # behind the whole of it
+    if stop == "</tool_call>":  # after all of it
         assert (reason, json.loads(arguments[0])) == ("tool_calls", {"city": "Paris"})
-    elif stop != 'ments": {':  # the beginning of a call that has no name yet is text
+    elif stop != 'ments": {':  # the start of a call without a name yet is text
         assert reason == "stop"
         assert not content
         assert '{"city": "Paris"}'.startswith(arguments[0])

@@ -1,4 +1,4 @@
-"""Spans as a collector gets them: a real one, over HTTP, that reads OTLP's protobuf."""
+"""Spans as a real collector receives them over HTTP, in OTLP's protobuf."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEADERS = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=x"}
 
 
 class Collector:
-    """Takes spans at ``url``."""
+    """Receives spans at ``url``."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -64,13 +64,13 @@ class Collector:
             self._news.notify_all()
 
     def request(self, response_id: str, limit_s: float = 30.0) -> Span:
-        """The span of an answer, and all that came before it."""
+        """The span of a response, once it and all earlier ones have arrived."""
         with self._news:
             assert self._news.wait_for(lambda: self._find(response_id), limit_s), "no span came"
             return self._find(response_id)[0]
 
     def children(self, parent: Span) -> list[Span]:
-        """In the order in which they began."""
+        """The child spans in the order of their start."""
         with self._news:
             self._news.wait_for(lambda: self._below(parent), 10)
             return sorted(self._below(parent), key=lambda span: span.start_time_unix_nano)
@@ -156,7 +156,7 @@ def test_a_request_is_one_span_below_its_clients(server: Server, collector: Coll
         if following is not span:
             assert following.start_time_unix_nano == phase.end_time_unix_nano
     times.append(span.end_time_unix_nano)
-    slack_ns = 10**6  # of two clocks that are read one after the other
+    slack_ns = 10**6  # two clocks are read one after the other
     assert all(later >= earlier - slack_ns for earlier, later in pairwise(times))
     assert before_ns - slack_ns <= times[0]
     assert times[-1] <= after_ns + slack_ns
@@ -196,7 +196,7 @@ def test_a_client_that_is_not_sampled_is_not_traced(server: Server, collector: C
     body = {"model": MODEL, "prompt": "Three", "max_tokens": 1}
     skipped = server.post("/v1/completions", body, headers=unsampled).json()["id"]
     malformed = server.post("/v1/completions", body, headers={"traceparent": "nonsense"})
-    collector.request(malformed.json()["id"])  # sent later than the one before
+    collector.request(malformed.json()["id"])  # sent later than the previous one
     assert skipped not in {values(span).get("gen_ai.response.id") for span in collector.spans}
 
 

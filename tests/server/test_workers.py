@@ -1,4 +1,4 @@
-"""Several API workers before one engine: who dies, who does not notice, and what is counted."""
+"""Several API workers before one engine: deaths, their effects, and what is counted."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def children(server: Server, module: str) -> list[psutil.Process]:
 
 
 def connections(worker: psutil.Process) -> set[int]:
-    """The clients' ports of a worker's connections."""
+    """The client ports of a worker's connections."""
     established = worker.net_connections("tcp")
     return {c.raddr.port for c in established if c.status == psutil.CONN_ESTABLISHED}
 
 
 def wait_for_workers(server: Server, limit_s: float = 60.0) -> None:
-    """Until both accept, answer by themselves, and have been found by separate connections."""
+    """Wait until both workers accept, respond, and have been reached over separate connections."""
     deadline_s = time.monotonic() + limit_s
     served: set[int] = set()
     while len(served) < 2:
@@ -72,7 +72,7 @@ def body(index: int, max_tokens: int = 150) -> dict[str, Any]:
 
 
 class Streaming:
-    """Streams in flight, each on a connection of its own."""
+    """Streams in flight, each on its own connection."""
 
     def __init__(self, client: httpx.AsyncClient, count: int) -> None:
         self.begun = asyncio.Event()
@@ -81,7 +81,7 @@ class Streaming:
         self.tasks = [asyncio.create_task(self._run(client, i)) for i in range(count)]
 
     async def _run(self, client: httpx.AsyncClient, index: int) -> str | None:
-        """The text of a whole stream; None of one that was cut off."""
+        """The text of a whole stream; None if it was cut off."""
         raw = b""
         try:
             async with client.stream("POST", COMPLETIONS, json=body(index)) as answer:
@@ -110,7 +110,7 @@ async def streaming(server: Server, count: int = NUM_STREAMS) -> AsyncIterator[S
 
 @pytest.fixture(scope="module")
 def expected(workers: Server) -> list[str]:
-    """The text of each stream, without any fault."""
+    """The text of each stream, without faults."""
 
     async def run() -> list[Any]:
         async with streaming(workers) as streams:
@@ -154,7 +154,7 @@ async def test_a_killed_worker_is_replaced_and_the_other_does_not_notice(
     assert NUM_STREAMS - len(whole) >= min(cut, 1)
     wait_for_workers(workers)
     assert victim.pid not in {w.pid for w in children(workers, "server.workers.worker")}
-    # Its requests have ended with it, the engine has lived on, and no counter has gone back.
+    # Its requests have ended with it, the engine is alive, and no counter has decreased.
     after = workers.wait_idle()
     assert children(workers, "engine.worker") == [engine]
     assert after["kv_blocks_free"] == before["kv_blocks_free"]
@@ -170,17 +170,18 @@ async def test_metrics_are_the_whole_servers_whichever_worker_answers(workers: S
         assert seen["num_requests_running"] == NUM_STREAMS
         await asyncio.gather(*streams.tasks)
     workers.wait_idle()
-    for _ in range(6):  # connections of their own: over both workers
+    for _ in range(6):  # separate connections, over both workers
         async with httpx.AsyncClient(base_url=workers.url) as client:
             text = (await client.get("/metrics")).text
         told = dict(line.rsplit(" ", 1) for line in text.splitlines() if "#" not in line)
         labels = 'engine="0",model_name="quire-demo"'
         generated = float(told[f"quire:generation_tokens_total{{{labels}}}"])
         assert generated == before["generation_tokens_total"] + NUM_STREAMS * 150
-        # Every step was counted once: a token computed is of a prompt or an output, less the last.
+        # Every step was counted once: a computed token is a prompt or output token, except the last
+        # one.
         computed = float(told[f"quire:iteration_tokens_total_sum{{{labels}}}"])
         prompts = float(told[f"quire:prompt_tokens_total{{{labels}}}"])
-        assert computed <= generated + prompts + 24 * 200  # those resumed were computed again
+        assert computed <= generated + prompts + 24 * 200  # resumed ones were computed again
 
 
 def test_sigterm_drains_all_workers(tmp_path: Path) -> None:
@@ -256,4 +257,4 @@ def test_merged_numbers_are_sums_and_the_newest_snapshot() -> None:
     assert total.histograms["request_params_n"].total == 15
     assert sum(total.histograms["request_params_n"].counts) == 3
     assert total.engines[0].stats.num_running == 3
-    assert merge([first]).labelled["request_success"] == {"stop": 1}  # parts are left as they were
+    assert merge([first]).labelled["request_success"] == {"stop": 1}  # parts are not modified

@@ -1,4 +1,4 @@
-"""Models whose serving is planned in tests, by their config alone."""
+"""Models for tests of planning, by their configs alone."""
 
 from __future__ import annotations
 

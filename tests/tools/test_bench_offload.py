@@ -1,4 +1,4 @@
-"""The bench of the tier in the host's memory, on loads that take a moment."""
+"""The benchmark of the host tier, on loads that take a moment."""
 
 from __future__ import annotations
 

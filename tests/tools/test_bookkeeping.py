@@ -1,4 +1,4 @@
-"""The bench of the engine's bookkeeping, on a few steps."""
+"""The benchmark of the engine's bookkeeping, on a few steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a student reads: marks on what is learned, rows, a place in the stream that can be kept."""
+"""The student's training data: masks of learned tokens, packed rows, a resumable stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tokenizer():
 
 
 def documents_of(lengths: list[int]) -> Documents:
-    """Documents whose tokens say where they come from: 1000 * document + place."""
+    """Documents whose tokens encode their origin: 1000 * document + position."""
     rows = [(1000 * i + np.arange(n), np.ones(n, bool)) for i, n in enumerate(lengths)]
     return gather(rows)
 
@@ -109,7 +109,7 @@ def test_every_token_is_predicted_once_an_epoch(lengths, row_tokens, seed):
         assert starts[:, 0].all()
     everything = sorted(1000 * i + k for i, n in enumerate(lengths) for k in range(1, n))
     counts = {token: seen.count(token) for token in everything}
-    # A row may hold the end of one epoch and the beginning of the next, and some wait for room.
+    # A row may hold the end of one epoch and the start of the next, and some pieces wait for room.
     assert packer.epoch < 3 or min(counts.values()) >= 1
     assert max(counts.values()) <= packer.epoch + 1
 
@@ -128,7 +128,7 @@ def test_a_stream_goes_on_from_where_it_was(lengths, before):
 
 
 def test_no_row_teaches_nothing():
-    """Of a long question only the piece with its answer is read, whatever the cuts."""
+    """Of a long question only the piece with its answer is used, wherever it is cut."""
     long = (np.arange(100), np.arange(100) >= 95)
     documents = gather([long, (np.arange(8), np.arange(8) >= 4)])
     packer = Packer(documents, 0)
@@ -148,7 +148,7 @@ def test_rows_hold_each_document_once_where_they_are_to_be_judged():
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "qwen2_window", "gpt2", "gpt_neox"])
 def test_documents_of_a_row_do_not_see_each_other(tmp_path, kind):
-    """A document's logits in a packed row are those that it has alone."""
+    """A document's logits in a packed row equal those that it has alone."""
     from tests import tiny_models
 
     folder = tiny_models.save(kind, tmp_path)

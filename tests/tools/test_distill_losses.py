@@ -1,4 +1,4 @@
-"""Losses against their formulas, layer maps, shrunken students, and counts of acceptance."""
+"""Losses against their formulas, layer maps, shrunken students, and acceptance counts."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_student_of_the_same_width_begins_as_its_teachers_layers(tmp_path):
 def test_a_narrower_embedding_keeps_what_is_alike_alike(tmp_path):
     folder = save_teacher(tmp_path)
     teacher = models.load_model(folder, torch.float32, CPU, plain=False)
-    # Words along few directions: a narrow embedding can hold them without loss.
+    # Words along few directions: a narrow embedding can represent them without loss.
     with torch.no_grad():
         table = teacher.get_input_embeddings().weight
         table.copy_(torch.randn(3072, 12) @ torch.randn(12, 48))
@@ -160,16 +160,16 @@ def test_acceptance_by_hand():
 def test_every_token_of_an_answer_is_either_accepted_or_the_targets(agreed, drafts):
     found = count(agreed, drafts)
     tokens = sum(map(len, agreed))
-    # The target's own token after the last drafts may lie beyond the answer's end.
+    # The target's own token after the last draft tokens may lie beyond the answer's end.
     assert tokens <= found.accepted + found.rounds <= tokens + len(agreed)
     assert math.isclose(found.accepted, sum(found.by_place))
 
 
 def test_a_lead_is_told_with_its_error():
-    """The error is what drawing the answers again makes the lead differ by."""
+    """The error is the variation of the lead if answers are drawn again."""
     rng = np.random.default_rng(4)
     good = [(rng.random(rng.integers(1, 40)) < 0.95).tolist() for _ in range(200)]
-    # The other draft fails where this one does, and here and there beside.
+    # The other draft fails wherever this one does, and occasionally elsewhere.
     worse = [[kept and rng.random() < 0.97 for kept in agreed] for agreed in good]
     difference, error = lead(good, worse, 4)
     assert difference == count(good, 4).mean_accepted - count(worse, 4).mean_accepted

@@ -1,4 +1,4 @@
-"""Whole runs on a tiny teacher: nearer to it than by labels, killed and gone on with, in phases."""
+"""Whole runs with a tiny teacher: better than by labels alone, killed and resumed, in phases."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def chats(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def common(teacher: Path, chats: Path) -> list[str]:
-    """A run of few, short steps."""
+    """The settings of a run with few, short steps."""
     return [
         *(str(teacher), "--data", str(chats), "--student-layers", "1", "--student-hidden", "32"),
         *("--student-heads", "2", "--student-kv-heads", "1", "--row-tokens", "64"),
@@ -92,7 +92,7 @@ def test_a_student_comes_near_its_teacher_and_nearer_than_by_labels(tmp_path, co
     assert validations["labels"]["hard"] < validations["distilled"]["hard"]
     picture = (tmp_path / "distilled" / "curves.svg").read_text("utf-8")
     assert "validation kl" in picture
-    assert picture.count("<polyline") == 5  # loss and kl, two of validation, agreement
+    assert picture.count("<polyline") == 5  # loss and kl, two validation metrics, agreement
 
 
 def test_phases_with_hidden_states_and_attention(tmp_path, common, capsys):
@@ -113,7 +113,7 @@ def test_phases_with_hidden_states_and_attention(tmp_path, common, capsys):
     from transformers import AutoModelForCausalLM
 
     student = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert student.config.num_hidden_layers == 1  # and nothing of the projections is left in it
+    assert student.config.num_hidden_layers == 1  # without the projections
 
 
 def test_the_best_is_kept_and_a_phase_that_gains_nothing_ends(tmp_path, common, capsys):
@@ -131,7 +131,7 @@ def test_the_teachers_own_text_is_learned_from(tmp_path, common, capsys):
     run = [*common, "--generate", "12", "--generate-alone", "--generate-max-new-tokens", "8"]
     run += ["--generate-batch-rows", "4", "--steps", "4", "-o", str(tmp_path / "out")]
     assert cli.main(run) == 0
-    assert told(capsys)["documents"] == 11  # one is validated on
+    assert told(capsys)["documents"] == 11  # one is used for validation
     path = tmp_path / "out" / "work" / "generated.jsonl"
     first = path.read_text("utf-8")
     rows = [json.loads(line) for line in first.splitlines()]
@@ -139,7 +139,7 @@ def test_the_teachers_own_text_is_learned_from(tmp_path, common, capsys):
     assert all(0 < len(row["ids"]) - row["learn_from"] <= 8 for row in rows)
     path.write_text("".join(first.splitlines(keepends=True)[:6]) + '{"ids": [1', "utf-8")
     assert cli.main([*run, "--overwrite"]) == 0
-    assert path.read_text("utf-8") == first  # what was cut is written again, the same
+    assert path.read_text("utf-8") == first  # the truncated part is generated again, identically
 
 
 def test_another_run_in_the_same_place_is_refused(tmp_path, common, capsys):

@@ -1,4 +1,4 @@
-"""docs/models.md tells what the code reads."""
+"""docs/models.md is up to date with the code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_the_page_is_made_from_the_code() -> None:
 
 
 def test_every_family_has_a_twin() -> None:
-    """What the page says of all families is shown for each of them in tests/engine/models."""
+    """The page's claims about all families are tested for each of them in tests/engine/models."""
     import transformers
 
     twins = {getattr(transformers, name).model_type for name, _ in tiny_models.KINDS.values()}

@@ -1,4 +1,4 @@
-"""The planner: the engine's own core over computed times, and answers that follow from them."""
+"""The planner: the engine's own core over computed times, and the answers derived from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEP_S = 0.01
 
 
 def replica(**fields) -> Replica:
-    """One of which each step takes 10 ms, and each token of a prompt 0.1 ms."""
+    """A replica whose steps take 10 ms each, plus 0.1 ms per prompt token."""
     values = {
         "name": "even",
         "device": "cuda",
@@ -39,7 +39,7 @@ def replica(**fields) -> Replica:
 
 
 def test_a_request_alone_takes_what_its_steps_take() -> None:
-    """600 tokens of a prompt in two steps, then nine more tokens."""
+    """600 prompt tokens in two steps, then nine more tokens."""
     told = simulate(replica(), [Arrival(3.0, 600, 10)])
     (outcome,) = told.outcomes
     assert outcome.ttft_s == pytest.approx(2 * STEP_S + 600 * 1e-4)
@@ -203,7 +203,7 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> dict:
 
 
 def test_calibrate_then_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The embedded model, for a second: enough for a file that plans."""
+    """The embedded model, measured for a second: enough for a usable calibration."""
     file = tmp_path / "here.json"
     few = ["--seconds", "1", "--max-num-seqs", "2", "--num-threads", "1"]
     assert main(["plan", "--calibrate", "-o", str(file), *few]) == 0
@@ -283,7 +283,7 @@ def test_what_cannot_be_planned_is_one_line(
     (tmp_path / "here.json").write_bytes(msgspec.json.encode(found))
     less = msgspec.structs.replace(found, replica=replica(cost=Fitted((1.0,))))
     (tmp_path / "less.json").write_bytes(msgspec.json.encode(less))
-    monkeypatch.chdir(tmp_path)  # where calibrations are written to
+    monkeypatch.chdir(tmp_path)  # calibrations are written there
     given = [argument.replace("{}", str(tmp_path)) for argument in arguments]
     assert main(["plan", *given]) == 1
     (line,) = capsys.readouterr().err.splitlines()

@@ -1,4 +1,4 @@
-"""Plans of models on several devices: what each has, what they say, and how many are needed."""
+"""Plans of models on several devices: shares, communication, and the number of devices needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tools.plan.traffic import Arrival
 
 STEP_S = 0.01
 FREE = Link(bytes_per_s=1e30, latency_s=0.0)
-# Without what a step costs besides: times follow from bytes alone.
+# Without other costs of a step, so that times follow from bytes alone.
 H100 = ["--bandwidth-gb-s", "3350", "--tflops", "990", "--efficiency", "1", "--overhead-ms", "0"]
 FREE_LINK = ["--link-gb-s", "1e20", "--link-latency-us", "0", "--layer-launch-us", "0"]
 
@@ -29,7 +29,7 @@ def model(tmp_path: Path) -> str:
 
 
 def even(seconds: float) -> Roofline:
-    """Of which each pass takes so long."""
+    """A cost in which each pass takes ``seconds``."""
     return Roofline(seconds, 0, 0, 1, 1, efficiency=1, overhead_s=0)
 
 
@@ -52,12 +52,12 @@ def replica(cost, num_stages: int, **fields) -> Replica:
 
 
 def test_ranks_take_what_they_compute_and_what_they_say() -> None:
-    """Four sums a pass over four ranks, of which a ring sends 3/2 of the bytes."""
+    """Four all-reduces per pass over four ranks, for which a ring sends 3/2 of the bytes."""
     link = Link(bytes_per_s=1e6, latency_s=1e-3)
     said = Said(num_sums=4, sum_bytes=4000, num_broadcasts=1, broadcast_bytes=8, choice_bytes=500)
     stage = Stage(even(STEP_S), 4, said)
     shape = StepShape(2, 6, 0, 0, 0, 0)
-    expected = 2 * STEP_S + 8 * 1e-3 + 1.5 * 6 * 4000 / 1e6  # sums
+    expected = 2 * STEP_S + 8 * 1e-3 + 1.5 * 6 * 4000 / 1e6  # all-reduces
     expected += 2 * 3 * 1e-3 + 6 * (8 + 500) / 1e6  # ids, states and logits
     assert stage.step_s(shape, link) == pytest.approx(expected)
     alone = Stage(even(STEP_S), 1, Said(handed_bytes=100, returned_bytes=10))
@@ -72,7 +72,7 @@ def test_a_host_that_launches_layers_one_by_one_may_be_what_a_step_waits_for() -
 
 
 def test_stages_work_on_several_steps_at_once() -> None:
-    """A token goes through both; a crowd's tokens come twice as fast as one step at a time."""
+    """A token passes through both; many sequences get tokens at twice the rate of one step."""
     cost = Shared((Stage(even(STEP_S), 1, Said()), Stage(even(STEP_S), 1, Said())), FREE)
     (alone,) = simulate(replica(cost, 2), [Arrival(0.0, 100, 20)]).outcomes
     assert alone.tpot_s == pytest.approx(2 * STEP_S)
@@ -115,7 +115,7 @@ def test_ranks_share_the_bytes_and_stages_do_not_hurry_a_token(model, capsys) ->
     stages = tpot_ms(capsys, model, "--pipeline-parallel-size", "4", *FREE_LINK)
     assert stages == pytest.approx(alone, rel=0.01)
     slow = ["--link-gb-s", "1e20", "--link-latency-us", "100", "--layer-launch-us", "0"]
-    calls = 2 * 32 + 1 + 3  # two sums a layer, the embeddings' and its ids; states and logits
+    calls = 2 * 32 + 1 + 3  # two sums per layer, the embeddings' and its ids; states and logits
     linked = tpot_ms(capsys, model, "--tensor-parallel-size", "4", *slow)
     assert linked - four == pytest.approx(calls * 0.1)
     launched = tpot_ms(capsys, model, "--tensor-parallel-size", "4", *FREE_LINK[:-1], "500")
@@ -123,7 +123,7 @@ def test_ranks_share_the_bytes_and_stages_do_not_hurry_a_token(model, capsys) ->
 
 
 def test_what_one_device_cannot_hold_is_given_the_fewest_that_can(model, capsys) -> None:
-    """15 GiB of weights on devices of 10: two hold them, four are quicker and not needed."""
+    """15 GiB of weights on devices of 10: two hold them, four are faster but not needed."""
     asks = ["--memory-gib", "10", "--rate", "2", "--num-requests", "60", "--output-len", "32"]
     given = [model, *H100, *asks, "--max-ranks", "4"]
     told = planned(capsys, *given, "--tpot-p99-ms", "100")
@@ -155,7 +155,7 @@ def test_ranks_that_cannot_share_the_model_say_why(model, capsys) -> None:
 
 
 def test_whole_experts_are_counted_where_most_of_them_lie(tmp_path, capsys) -> None:
-    """Three experts on two ranks: one has two of them, and is waited for."""
+    """Three experts on two ranks: one has two of them and determines the time."""
     mixture = {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2}
     config = {
         **LLAMA_8B,
@@ -175,7 +175,7 @@ def test_all_reduces_of_this_machine_are_measured(capsys) -> None:
     assert told["num_ranks"] == 2
     assert len(told["seconds"]) >= 3
     link = Link(**told["link"])
-    # A tenth of a second a megabyte is more than even a busy machine takes.
+    # A tenth of a second per megabyte is more than even a busy machine takes.
     assert 0 < link.all_reduce_s(2**20, 2) < 0.1
 
 

@@ -1,5 +1,7 @@
-"""Whole models quantised: against Hugging Face's own, by the format's own definition, stopped and
-gone on with.
+"""Whole models quantised.
+
+They are compared with Hugging Face's models and read by the format's definition; runs are
+interrupted and resumed.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ def unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
 
 
 def dequantised(directory: Path) -> dict[str, torch.Tensor]:
-    """The weights that a compressed-tensors checkpoint stands for, read without our code."""
+    """The dequantised weights of a compressed-tensors checkpoint, read without our code."""
     config = json.loads((directory / "config.json").read_text())["quantization_config"]
     bits = config["config_groups"]["group_0"]["weights"]["num_bits"]
     stored = tensors_of(directory)
@@ -104,7 +106,7 @@ def hf_perplexity(model: Any, tokens: torch.Tensor) -> float:
 
 
 def hf_of(kind: str, weights: dict[str, torch.Tensor], directory: Path) -> Any:
-    """Hugging Face's model of these weights, written as an unquantised checkpoint."""
+    """Hugging Face's model of these weights, saved as an unquantised checkpoint."""
     plain = directory / "plain"
     plain.mkdir()
     save_file(
@@ -122,7 +124,7 @@ def hf_of(kind: str, weights: dict[str, torch.Tensor], directory: Path) -> Any:
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_perplexities_are_those_of_hugging_face_before_and_after(kind: str, tmp_path: Path) -> None:
-    """Layers one at a time are the model, and what is written is what was measured."""
+    """The layers one at a time equal the model, and what is written equals what was measured."""
     source = tiny_models.save(kind, tmp_path / "source")
     report = quantise(Job(source, tmp_path / "out", recipe(algorithm="awq+gptq")), windows())
     held_out = windows().held_out
@@ -130,7 +132,7 @@ def test_perplexities_are_those_of_hugging_face_before_and_after(kind: str, tmp_
     assert report.perplexity_before == pytest.approx(before, rel=1e-3)
     after = hf_perplexity(hf_of(kind, dequantised(tmp_path / "out"), tmp_path), held_out)
     assert report.perplexity_after == pytest.approx(after, rel=1e-3)
-    assert report.layers[-1]["stream_error"] > 1e-4  # it has been rounded
+    assert report.layers[-1]["stream_error"] > 1e-4  # it was rounded
     assert report.bytes_after < report.bytes_before
 
 
@@ -169,7 +171,7 @@ def test_schemes_of_eight_bits_on_both_sides(
     weights = dequantised(tmp_path / "out")
     original = tensors_of(source)[name]
     assert (weights[name] - original).norm() < 0.05 * original.norm()
-    # Rounded activations cost something, and it is told of.
+    # Rounded activations cost something, which is reported.
     assert report.perplexity_before is not None
     assert report.perplexity_after != pytest.approx(
         hf_perplexity(hf_of("llama", weights, tmp_path), windows().held_out), rel=1e-5
@@ -179,7 +181,7 @@ def test_schemes_of_eight_bits_on_both_sides(
 
 @pytest.mark.parametrize("kind", [*FAMILIES, "qwen3_moe", "gpt2", "gemma3"])
 def test_folded_scales_leave_the_model_as_it_was(kind: str, tmp_path: Path) -> None:
-    """Without rounding, any scale at all gives the same residual stream."""
+    """Without rounding, any scale gives the same residual stream."""
     source = Source(tiny_models.save(kind, tmp_path / "source"))
     layers = LayerQuantiser(source, recipe(), recipe().grid([], torch.float32))
     walk = LayerWalk(source.spec, WINDOW)

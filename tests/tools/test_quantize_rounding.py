@@ -1,4 +1,4 @@
-"""Rounding itself: grids, GPTQ against rounding to nearest, AWQ's searches, packed words."""
+"""Rounding: grids, GPTQ against rounding to nearest, AWQ's searches, packed words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GRIDS = [
 
 
 def layer(seed: int, outputs: int = 24, inputs: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight, and inputs that hang together as those of a model do: [500, inputs]."""
+    """A weight, and inputs that are correlated as those of a model are: [500, inputs]."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(outputs, inputs, generator=generator)
     mixed = torch.randn(500, inputs // 4, generator=generator)
@@ -41,7 +41,7 @@ def seen(x: torch.Tensor) -> InputStats:
 
 
 def error(weight: torch.Tensor, value: torch.Tensor, x: torch.Tensor) -> float:
-    """Of what the layer says, measured by running it."""
+    """The error of the layer's output, measured by running it."""
     return float((x @ (weight - value).T).square().sum() / (x @ weight.T).square().sum())
 
 
@@ -168,4 +168,4 @@ def test_gptq_in_blocks_is_the_papers_loop_over_all_inputs(by_activity: bool) ->
         left[:, j] = rounded
     expected = torch.empty_like(left)
     expected[:, order] = left
-    assert (found - expected).abs().gt(1e-4).float().mean() < 0.02  # ties fall to either side
+    assert (found - expected).abs().gt(1e-4).float().mean() < 0.02  # ties round either way

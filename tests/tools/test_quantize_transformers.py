@@ -1,4 +1,4 @@
-"""What ``quire quantize`` writes, read by transformers with compressed-tensors' own code."""
+"""The output of ``quire quantize``, loaded by transformers with compressed-tensors' own code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_transformers_loads_each_format(name: str, tmp_path: Path) -> None:
     tokens = windows().held_out
     with torch.inference_mode():
         expected = plain(tokens).logits
-    # Zero points it reads only so (docs/quantize.md); activations are rounded only otherwise.
+    # Zero points only load in this way (docs/quantize.md); activations are only rounded otherwise.
     ways = [transformers.CompressedTensorsConfig(dequantize=True)]
     if fields.get("symmetric", True) and "scheme" not in fields:
         ways.append(None)

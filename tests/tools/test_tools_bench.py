@@ -1,4 +1,4 @@
-"""The benches in process and the check of a GPU, on shapes that a CPU runs in a moment."""
+"""The in-process benchmarks and the GPU check, on shapes that a CPU runs in a moment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rows(text: str) -> list[dict]:
 
 
 def run(folder: Path, *codes: str, limit_s: float = 30.0, left_s: float = 60.0) -> list[dict]:
-    """Results of parts that run these programs, side by side."""
+    """Results of parts that run these programs in parallel."""
     parts = [Part(f"part {i}", ("-uc", code), limit_s) for i, code in enumerate(codes)]
     record = Record(folder)
     try:
@@ -52,7 +52,7 @@ def test_the_benchmark_is_the_published_one():
     ("name", "decode_floor_ms"), [("llama-3.1-8b", 3.52), ("qwen3-0.6b", 0.30)]
 )
 def test_floors_of_published_shapes(name, decode_floor_ms):
-    """One sequence of 1,024 tokens at 4.3 TB/s, as worked out by hand."""
+    """One sequence of 1,024 tokens at 4.3 TB/s, as computed by hand."""
     config = CONFIGS[name]
     per_token = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * 128
     moved = 2 * sum(matrix_parameters(name)) + 1024 * per_token
@@ -180,7 +180,7 @@ def test_a_part_that_hangs_tells_where(tmp_path):
 
 
 def test_each_test_is_told_of_as_it_ends(tmp_path):
-    """Where one ends the whole process, too."""
+    """Even if one kills the whole process."""
     file = tmp_path / "test_three.py"
     file.write_text(
         "import os\ndef test_good(): pass\n"
@@ -199,7 +199,7 @@ def test_each_test_is_told_of_as_it_ends(tmp_path):
 
 
 def test_what_a_part_has_started_ends_with_it(tmp_path):
-    """Or it would take the GPU's memory from the next."""
+    """Otherwise it would take the GPU's memory from the next one."""
     child = "import time; time.sleep(60)"
     code = f"import subprocess as s, sys; p = s.Popen([sys.executable, '-c', {child!r}]); "
     (told,) = run(tmp_path, code + "print('child', p.pid); p.wait()", limit_s=2.0)
@@ -220,7 +220,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_parts_of_a_group_run_side_by_side_and_fail_alone(tmp_path):
-    """The second waits for a file that the first writes; the third ends at once."""
+    """The second waits for a file that the first writes; the third exits at once."""
     there = tmp_path / "there"
     wait = "import os, time\nwhile not os.path.exists({0!r}): time.sleep(0.01)\nprint({1!r})"
     codes = (
@@ -248,7 +248,7 @@ def test_all_parts_together_have_a_limit(tmp_path, capsys):
 
 
 def test_the_tests_of_a_gpu_are_the_files_that_hold_some(tmp_path):
-    """Files of others would need what serves HTTP; their plugins' options are not asked for."""
+    """Other files would need what serves HTTP, and their plugins' options are not passed."""
     ((tests, *_), *_) = gpu_parts((), ())
     files = [word for word in tests.command if word.endswith(".py")]
     assert any(file.endswith("test_triton_gpu.py") for file in files)

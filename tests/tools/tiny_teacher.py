@@ -1,4 +1,4 @@
-"""A tiny random teacher with the demo model's tokenizer, and chats for it to be taught on."""
+"""A tiny random teacher with the demo model's tokenizer, and chats to train on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from demo.modelling import num_parameters
 
 
 def save_teacher(folder: Path, **changes: object) -> Path:
-    """A Llama of two layers; its embedding is scaled so that its choices are not all alike."""
+    """Save a Llama with two layers; its embedding is scaled so that its choices vary."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(5)

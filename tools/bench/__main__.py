@@ -3,9 +3,9 @@
     python -m tools.bench --output build/gpu-check
     python -m tools.bench --device cpu --tiny --output DIR     the same benches on tiny shapes
 
-Each part is a process with a time limit of its own, and all of them together have one. What a part
-measured is told when it ends, and lies in ``results.jsonl`` and ``log.txt`` of the output folder as
-it comes. What missed comes last, then one line of JSON.
+Each part is a process with its own time limit, and there is a limit for all parts together. Results
+are printed when a part ends, and written to ``results.jsonl`` and ``log.txt`` in the output folder
+as they come. The missed gates are printed last, followed by one line of JSON.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tools.bench.gates import compare, verdict
 from tools.bench.parts import Record, gpu_parts, run_parts, tiny_parts
 
 _LIMIT_S = 540.0
-_MOST_LINES = 40  # told of what missed
-_CLOSING_S = 3.0  # for the last words
+_MOST_LINES = 40  # limit on the misses that are printed
+_CLOSING_S = 3.0  # reserved for the summary
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0; 1 when a part failed or ran out of time, or a kernel is wrong."""
+    """Returns 0, or 1 if a part failed or ran out of time, or a kernel is wrong."""
     began_s = time.monotonic()
     options = _parser().parse_args(argv)
     if options.device == "cuda" and not _has_cuda():
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def format_table(results: Sequence[dict[str, Any]]) -> str:
-    """How each part ended, and a line for each of its cases; of one that failed, its last words."""
+    """How each part ended, with a line for each case; for a failed part, its last output."""
     lines: list[str] = []
     for result in results:
         rows = result["rows"]
@@ -83,8 +83,7 @@ def format_table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def missed(results: Sequence[dict[str, Any]]) -> list[str]:
-    """What is wrong or short of its gate, and which parts did not end well; no more lines than a
-    person reads at once."""
+    """The wrong results, missed gates and failed parts, cut to a readable number of lines."""
     lines = list(_missed(results))
     more = len(lines) - _MOST_LINES
     return lines if more <= 0 else [*lines[:_MOST_LINES], f"  and {more} more"]
@@ -124,7 +123,7 @@ def _measured(row: dict[str, Any]) -> str:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Whoever is told to stop ends its parts first."""
+    """Exit normally on SIGTERM, so that the parts are ended first."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield

@@ -1,11 +1,11 @@
-"""The same model in several files: how many questions each answers right, and how fast.
+"""The same model in several files: how many questions each answers correctly, and how fast.
 
     python -m tests.gguf_files demo/model build/gguf --types Q8_0 Q4_0
     python -m tools.bench.answers demo/model build/gguf/*.gguf
 
-Each is loaded in a process of its own, in bfloat16 as it would be served. Questions are answered
-greedily; speeds are of decode steps at 1 and 16 rows, in tokens a second of CPU time, which other
-work on the machine takes little from. Prints a line of JSON for each model.
+Each file is loaded in a process of its own, in bfloat16 as it would be served. Questions are
+answered greedily. Speeds are those of decode steps at 1 and 16 rows, in tokens per second of CPU
+time, which other work on the machine affects little. Prints a line of JSON for each model.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What the engine's own bookkeeping costs a step: scheduler and input building, without a model.
+"""What the engine's own bookkeeping costs per step: scheduler and input building, without a model.
 
     python -m tools.bench.bookkeeping
 
-Decode steps of 64 to 1,024 running sequences, and of 256 with 10,000 more in the queue. The tokens
-are chosen for nothing; what is timed is the plan, the batch's arrays and the taking in of results,
-in CPU time, which a busy machine does not stretch.
+Decode steps of 64 to 1,024 running sequences, and of 256 with 10,000 more in the queue. Choosing
+tokens is free. The plan, the batch's arrays and the processing of results are timed, in CPU time,
+which a busy machine does not inflate.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WARM_UP_STEPS = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a line for each case, then one of JSON. Returns 0."""
+    """Print a line for each case, then one of JSON. Returns 0."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(running: int, queued: int, steps: int) -> dict[str, Any]:
-    """Medians over ``steps`` decode steps of ``running`` sequences."""
+    """The medians over ``steps`` decode steps of ``running`` sequences."""
     length = _PROMPT + _WARM_UP_STEPS + steps + 8
     config = SchedulerConfig(max_num_seqs=running, max_num_batched_tokens=running * _PROMPT)
     pool = BlockPool(running * -(-length // _BLOCK_SIZE), _BLOCK_SIZE)
@@ -72,7 +72,7 @@ def measure(running: int, queued: int, steps: int) -> dict[str, Any]:
         scheduler.add(request)
     gc.collect()
     thresholds = gc.get_threshold()
-    settle()  # as the engine does once it has loaded
+    settle()  # as the engine does after loading
     taken: list[tuple[float, float, float]] = []
     for step in range(1 + _WARM_UP_STEPS + steps):
         begun_s = time.thread_time()
@@ -99,7 +99,7 @@ def measure(running: int, queued: int, steps: int) -> dict[str, Any]:
 
 
 def _build(plan: StepPlan, table: RowTable, uploads: Uploads) -> None:
-    """The host's share of a step, as ``engine/runner/model_runner.py`` does it."""
+    """The host's share of a step, as in ``engine/runner/model_runner.py``."""
     for row_id in plan.removed:
         table.remove(row_id)
     for added in plan.added:

@@ -1,7 +1,7 @@
-"""Where the time of decode steps goes: the longest kernels, and how busy the device is.
+"""A breakdown of decode steps: the longest kernels, and the device's utilisation.
 
-Steps are timed by themselves first and then under the tensor library's profiler, which slows the
-host: a device that is busy for most of the plain time waits for nobody.
+Steps are timed first without and then with torch's profiler, which slows down the host. If the
+device is busy for most of the unprofiled time, it is not waiting for the host.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tools.bench.session import TINY, Session, load_core, parser, tell, timed
 from tools.bench.steps import begin_decoding
 
 _CASES, _TINY_CASES = [(1, 1024), (64, 1024), (256, 1024)], [(2, 24)]
-_STEPS = 8  # timed, and as many recorded
+_STEPS = 8  # timed, and the same number profiled
 _MOST_KERNELS = 8
 _NAME_WIDTH = 60
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a line of JSON for each batch, and one for each of its longest kernels."""
+    """Print a line of JSON for each batch, and one for each of its longest kernels."""
     options = parser(__doc__, "qwen3-0.6b", "llama-3.1-8b").parse_args(argv)
     is_tiny = options.model == TINY
     session = Session(load_core(options, max_model_len=2048))
@@ -69,7 +69,7 @@ def _break_down(
 
 
 def covered(ranges: Iterable[tuple[float, float]]) -> float:
-    """The time within some range: kernels overlap, and wait for their turns where they lie."""
+    """The length of the union of ``ranges``, since the ranges of kernels may overlap."""
     total, reached = 0.0, float("-inf")
     for begin, end in sorted(ranges):
         total += max(0.0, end - max(begin, reached))
@@ -78,7 +78,7 @@ def covered(ranges: Iterable[tuple[float, float]]) -> float:
 
 
 def _time_us(event: Any) -> float:
-    """Of all launches of a kernel; on a CPU, of an operation by itself."""
+    """The time of all launches of a kernel; on a CPU, an operation's own time."""
     return event.self_device_time_total if _is_kernel(event) else event.self_cpu_time_total
 
 

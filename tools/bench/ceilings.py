@@ -1,4 +1,4 @@
-"""The device's memory and matrix units at their best, measured in the run that uses them."""
+"""The peak memory bandwidth and matrix throughput of the device, measured in the same run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CPU_SIDE = 512
 
 
 def measure(device: str) -> Ceilings:
-    """As the kernels' benches measure it on a GPU; a rough one on a CPU, for test runs."""
+    """As the kernels' benches measure it on a GPU; a rough estimate on a CPU, for test runs."""
     if device == "cuda":
         from kernels.bench.measure import measure_ceilings
 

@@ -1,6 +1,6 @@
-"""From starting a process to its first token: imports, weights, memory plan, warm-up and capture.
+"""Time from process start to the first token: imports, weights, memory plan, warm-up and capture.
 
-Two processes are measured: the second one finds what the first has compiled in the user's caches.
+Two processes are measured: the second finds what the first has compiled in the user's caches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FIRST_TOKEN = "first token"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a line of JSON for each of the two starts."""
+    """Print a line of JSON for each of the two starts."""
     made = parser(__doc__, "qwen3-0.6b", "llama-3.1-8b")
     made.add_argument("--child", action="store_true", help="be one of the measured processes")
     options = made.parse_args(argv)
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             assert process.stdout is not None
             is_told = any(line.strip() == _FIRST_TOKEN for line in process.stdout)
             first_s = time.perf_counter() - begun_s
-            process.stdout.read()  # until it has ended
+            process.stdout.read()  # until it has exited
         if process.returncode or not is_told:
             raise RuntimeError(f"the process ended with status {process.returncode}")
         tell({"case": f"{options.model} {start}", "time_s": first_s})

@@ -1,4 +1,4 @@
-"""What the rows of a check are held against."""
+"""The gates that measured rows must pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Gate(NamedTuple):
-    """A least value of one field of the cases whose name matches; a most where ``at_most``."""
+    """A minimum for one field of the cases whose name matches; a maximum if ``at_most`` is set."""
 
     part: str
     case: str  # a regular expression
@@ -31,13 +31,13 @@ GATES = (
 
 
 def compare(results: Sequence[dict[str, Any]]) -> None:
-    """Give rows of what was measured twice, another way, the ratio of the two."""
+    """Add ratios to rows that were measured in two ways."""
     _compare_with_peer(results)
     _compare_invariant(results)
 
 
 def _compare_invariant(results: Sequence[dict[str, Any]]) -> None:
-    """Batch-invariant steps: the speed of those that may round otherwise in other batches."""
+    """The speed of batch-invariant steps relative to plain ones."""
     plain_ms = {
         row["case"]: row["time_ms"]
         for result in results
@@ -53,7 +53,7 @@ def _compare_invariant(results: Sequence[dict[str, Any]]) -> None:
 
 
 def _compare_with_peer(results: Sequence[dict[str, Any]]) -> None:
-    """The peer's: of Quire's tokens/s on the same sequences to its own."""
+    """Quire's tokens/s relative to the peer's on the same sequences."""
     rates = {
         row["case"]: row["tokens_per_s"]
         for result in results
@@ -68,7 +68,7 @@ def _compare_with_peer(results: Sequence[dict[str, Any]]) -> None:
 
 
 def verdict(part: str, row: Mapping[str, Any]) -> str:
-    """``pass``, or ``MISS`` and by what; empty for a row without a gate."""
+    """``pass``, or ``MISS`` and by how much; empty for a row without a gate."""
     if row.get("is_right") is False:
         return f"WRONG: {row['failed']}" if "failed" in row else "WRONG"
     for gate in GATES:

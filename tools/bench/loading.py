@@ -1,9 +1,9 @@
-"""The memory that loading takes at its height, above what the process had before.
+"""The peak memory of loading a model, above what the process used before.
 
     python -m tools.bench.loading --mebibytes 400 --quantization int8
 
-A checkpoint of that size is made in shards, in bfloat16, and loaded in a process of its own. Prints
-a line of JSON: the size of the weights as they are held, the peak, and the ratio.
+A sharded bfloat16 checkpoint of that size is created and loaded in a separate process. Prints a
+line of JSON: the size of the weights in memory, the peak, and the ratio.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write_checkpoint(directory: Path, num_bytes: int) -> Path:
-    """A Llama of about so many bytes in bfloat16, in shards; the same numbers in every layer."""
+    """Write a sharded bfloat16 Llama of about ``num_bytes``; all layers have the same weights."""
     import torch
     from safetensors.torch import save_file
 
@@ -90,7 +90,7 @@ def write_checkpoint(directory: Path, num_bytes: int) -> Path:
 
 
 def peak_of_load(directory: Path, dtype: str, quantization: str | None) -> dict[str, Any]:
-    """Load in a process of its own; what ``--child`` prints.
+    """Load in a separate process and return what ``--child`` prints.
 
     Raises:
         RuntimeError: the process failed.
@@ -120,11 +120,11 @@ def _measure(model: str, dtype: Any, quantization: Any) -> dict[str, Any]:
             cache=CacheConfig(num_blocks=8),
         )
 
-    load_runner(config(str(default_model_dir())))  # libraries and kernels are there once
+    load_runner(config(str(default_model_dir())))  # load libraries and compile kernels beforehand
     headers = [] if read_config(model).gguf else read_headers(Path(model))
     entries = [entry for header in headers for entry in header.entries.values()]
     before = _memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     begun_s = time.perf_counter()
     runner = load_runner(config(model))
     took_s = time.perf_counter() - begun_s
@@ -139,7 +139,7 @@ def _measure(model: str, dtype: Any, quantization: Any) -> dict[str, Any]:
 
 
 def _memory(field: str) -> int:
-    """A line of the kernel's account of this process, in bytes."""
+    """A field of this process's status in /proc, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == field:

@@ -1,11 +1,12 @@
-"""What adapters cost a decode step: several in one batch, against the same rows without any.
+"""The cost of adapters in a decode step: several in one batch, against the same rows without any.
 
     python -m loadtest.models 100m DIR
     python -m tools.bench.lora DIR
 
-Adapters of all linear layers are made at random. The same sequences are continued with and without
-them, in turn; told are the medians of the steps' times, and the median over the rounds of what they
-leave of the throughput: a round's two halves see the same hour of a shared machine.
+Random adapters cover all linear layers. The same sequences are continued with and without them, in
+alternation. Reported are the median step times, and the median over the rounds of the throughput
+with adapters relative to that without: the two halves of a round see the same conditions on a
+shared machine.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from engine.requests import fan_out
 from engine.types import Adapter, SamplingParams
 
 _PROMPT, _WARM_UP_STEPS, _ROUNDS = 64, 8, 5
-_GATE = 0.7  # of the throughput without adapters
+_GATE = 0.7  # minimum share of the throughput without adapters
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a line of JSON. Returns 1 when the gate is missed."""
+    """Print a line of JSON. Returns 1 if the gate is missed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -72,10 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(core: EngineCore, adapters: Sequence[Adapter], rows: int, steps: int) -> dict[str, Any]:
-    """Rounds without and with adapters, in turn."""
+    """Measure rounds without and with adapters, in alternation."""
     rounds: dict[bool, list[list[float]]] = {False: [], True: []}  # seconds of steps
     for number in range(2 * _ROUNDS):
-        is_adapted = number % 4 in (1, 2)  # who goes first changes from round to round
+        is_adapted = number % 4 in (1, 2)  # the order alternates from round to round
         ids: list[str] = []
         taken: list[float] = []
         for index in range(rows):
@@ -87,7 +88,7 @@ def measure(core: EngineCore, adapters: Sequence[Adapter], rows: int, steps: int
             ids.append(request.id)
         waiting = rows
         while waiting:
-            waiting -= len(core.step().num_cached_tokens)  # told with the first token
+            waiting -= len(core.step().num_cached_tokens)  # reported with the first token
         for step in range(_WARM_UP_STEPS + steps):
             begun_s = time.perf_counter()
             core.step()

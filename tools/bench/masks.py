@@ -1,13 +1,13 @@
-"""What holding texts to a grammar costs a decode step.
+"""What grammar-constrained decoding costs a decode step.
 
     python -m loadtest.models 100m DIR
     python -m tools.bench.masks DIR
 
-The same sequences are continued with and without a grammar, in turn, at temperature 1, so that the
-masks are those of texts that wander. Told are the medians of the steps' times, round by round the
-ratio of the two, and what the masks take of the engine thread's CPU time: following the tokens and
-filling the lines. The share is that time, a mean, over the median of the steps without, as long as
-they last: of the rounds the median.
+The same sequences are continued with and without a grammar, in alternation, at temperature 1 so
+that texts diverge and their masks differ. Reported are the median step times, their ratio by round,
+and the CPU time the masks take on the engine thread: advancing the matchers and filling the mask
+rows. The mask share is the mean of that time over the median time of steps without a grammar; the
+median over the rounds counts.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from engine.types import Grammar, SamplingParams
 
 _ROWS = (1, 16, 64)
 _PROMPT, _WARM_UP_STEPS, _ROUNDS = 64, 8, 3
-_GATE = 0.05  # of the step
-# A bound on a string costs most: where its end is near, fewer tokens fit.
+_GATE = 0.05  # maximum share of a step
+# Length-limited strings cost the most: near the limit, fewer tokens fit.
 _NAMES = {"strings": {"type": "string"}, "bounded": {"type": "string", "maxLength": 30}}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a line for each number of rows, then one of JSON. Returns 1 when a gate is missed."""
+    """Print a line for each number of rows, then one of JSON. Returns 1 if a gate is missed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -80,14 +80,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure(
     core: EngineCore, schema: str, rows: int, steps: int, clock: _MaskClock
 ) -> dict[str, Any]:
-    """Rounds without and with a grammar, in turn."""
+    """Measure rounds without and with a grammar, in alternation."""
     grammar = Grammar("json_schema", json.dumps(_schema(_NAMES[schema])))
     core.compile(grammar)
     rounds: dict[bool, list[list[float]]] = {False: [], True: []}  # seconds of steps
     masks: list[list[float]] = []
     clock.num_waiting = clock.num_in_vain = num_masks = 0
     for number in range(2 * _ROUNDS):
-        is_held = number % 4 in (1, 2)  # who goes first changes from round to round
+        is_held = number % 4 in (1, 2)  # the order alternates from round to round
         _start(core, f"{rows}-{number}", rows, grammar if is_held else None)
         taken: list[float] = []
         masks_s: list[float] = []
@@ -128,7 +128,7 @@ def measure(
 
 
 def _schema(name: dict[str, Any]) -> dict[str, Any]:
-    """Never complete: people in an array that wants more of them than there are tokens."""
+    """A schema that is never complete: an array whose ``minItems`` exceeds the number of tokens."""
     person = {
         "type": "object",
         "properties": {
@@ -144,7 +144,7 @@ def _schema(name: dict[str, Any]) -> dict[str, Any]:
 
 
 def _start(core: EngineCore, name: str, rows: int, grammar: Grammar | None) -> None:
-    """Queue the sequences, and step until each of them has a token."""
+    """Queue the sequences and step until each of them has a token."""
     for index in range(rows):
         sampling = SamplingParams(seed=index, ignore_eos=True, grammar=grammar)
         prompt = [3 + (index * 131 + place * 7) % 1000 for place in range(_PROMPT)]
@@ -152,14 +152,14 @@ def _start(core: EngineCore, name: str, rows: int, grammar: Grammar | None) -> N
         core.add(request)
     waiting = rows
     while waiting:
-        waiting -= len(core.step().num_cached_tokens)  # told with the first token
+        waiting -= len(core.step().num_cached_tokens)  # reported with the first token
 
 
 class _MaskClock:
-    """CPU time that the masks of a step took, and how many of them waited.
+    """Measures the CPU time that masks take in a step, and how many of them were deferred.
 
-    What a row whose mask waits takes to find the tokens that it would choose takes the place of its
-    draw, and is not counted.
+    When the mask of a row is deferred, finding the tokens that the row would choose replaces its
+    draw and is not counted.
     """
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ class _MaskClock:
             self.num_in_vain += in_vain
             waited(matcher, in_vain=in_vain)
 
-        # Their types name the first arguments.
+        # ``setattr``, since the first parameters' types differ from ``self``.
         setattr(Sampler, "masks", timed_masks)  # noqa: B010
         setattr(MaskLines, "settle", timed_settle)  # noqa: B010
         setattr(LlguidanceMatcher, "waited", counted_waited)  # noqa: B010

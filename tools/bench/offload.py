@@ -1,14 +1,14 @@
-"""What a tier in the host's memory saves where the KV cache is too small for what is asked of it.
+"""What a host-memory tier saves when the KV cache is too small for its load.
 
     python -m loadtest.models 100m DIR
     python -m tools.bench.offload DIR
 
-*preempted*: texts that grow until some must make room, in a cache for a quarter of them.
-*displaced*: two long texts in the background, which now and then make room for a prompt that is
-more urgent, in a cache for the two. *prefixes*: long prompts that drive each other out of a cache
-for a quarter of them, each asked again after all others. All are run without a tier and with one
-that has room for all, in turn, and tell what was computed more than once, the seconds of a round,
-and the median over the rounds of what the tier makes of the speed.
+*preempted*: sequences that grow until some are preempted, in a cache for a quarter of them.
+*displaced*: two long background sequences that are now and then displaced by a more urgent prompt,
+in a cache for the two. *prefixes*: long prompts that evict each other from a cache for a quarter of
+them, each requested again after all the others. Each case runs without a tier and with one that has
+room for everything, in alternation. Reported are the tokens computed more than once, the seconds of
+a round, and the median over the rounds of the speed with the tier relative to that without.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from engine.types import EngineStats, SamplingParams
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Prompts of random tokens, no two of which begin alike, and how much follows each."""
+    """Random prompts without common prefixes, and their output lengths."""
 
     name: str
     lengths: Sequence[int]  # of prompts
-    num_output: int  # tokens of each answer
-    cached: float  # part of it all that the cache has room for
-    num_waves: int = 1  # all are asked so often; a wave begins when the one before it is done
-    num_at_once: int = 16  # sequences that run
-    visitors: Sequence[int] = ()  # lengths of prompts before which the others make room
-    visit_steps: int = 24  # steps between two of these
+    num_output: int  # tokens per request
+    cached: float  # the share of all tokens that fits the cache
+    num_waves: int = 1  # rounds of all prompts; each starts when the previous one is done
+    num_at_once: int = 16  # sequences running at once
+    visitors: Sequence[int] = ()  # prompt lengths of urgent requests that displace the others
+    visit_steps: int = 24  # steps between two visitors
 
     @property
     def num_tokens(self) -> int:
-        """Slots that all of a wave would take, but for visitors."""
+        """The slots that a wave takes in all, without visitors."""
         return sum(self.lengths) + len(self.lengths) * self.num_output
 
     def run(self, core: EngineCore, seed: int) -> tuple[float, dict[str, int]]:
-        """Seconds, and what the engine tells of them."""
+        """Run the load; returns the seconds taken and the engine's counts."""
         rng = random.Random(seed)
         top = core.info.vocab_size - 1
         prompts, visits = (
@@ -104,14 +104,14 @@ def cases(*, is_tiny: bool) -> list[Load]:
 
 
 def measure(model: str, load: Load, rounds: int, device: Device) -> dict[str, Any]:
-    """Rounds without a tier and with one, in turn; who is first changes from round to round."""
+    """Measure rounds without and with a tier; the order alternates from round to round."""
     engines = {has_tier: _engine(model, load, device, has_tier=has_tier) for has_tier in (0, 1)}
     taken: dict[int, list[float]] = {0: [], 1: []}
     told: dict[int, dict[str, int]] = {}
     for number in range(rounds + 1):
         for has_tier in (0, 1) if number % 2 else (1, 0):
             seconds, told[has_tier] = load.run(engines[has_tier], number)
-            if number:  # the first one writes to memory that nobody has touched
+            if number:  # the first round touches new memory
                 taken[has_tier].append(seconds)
     ratios = [without / with_ for without, with_ in zip(taken[0], taken[1], strict=True)]
     memory = engines[1].info.memory
@@ -127,7 +127,7 @@ def measure(model: str, load: Load, rounds: int, device: Device) -> dict[str, An
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a line of JSON for each case."""
+    """Print a line of JSON for each case."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -157,7 +157,7 @@ def _engine(model: str, load: Load, device: Device, *, has_tier: int) -> EngineC
             cache=CacheConfig(
                 block_size=block_size,
                 num_blocks=num_blocks,
-                # Of a model of a few hundred million parameters; taken as it is written to.
+                # Enough for a few hundred million parameters; memory is only taken once written to.
                 offload_bytes=has_tier * 2**31,
             ),
         )

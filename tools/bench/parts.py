@@ -1,9 +1,9 @@
-"""The parts of a check: what each runs, how long at most, and what is kept of it as it comes.
+"""The parts of a check: the command of each, its time limit, and the record of its results.
 
-    results.jsonl    every row of every part, a line each, written when it was measured
-    log.txt          all that the parts print, each line behind the name of its part
+    results.jsonl    every row of every part, one per line, written as it is measured
+    log.txt          everything that the parts print, each line prefixed with its part's name
 
-Whatever ends a part or the whole check, what was measured until then lies in these two files.
+If a part or the whole check is interrupted, these two files hold everything measured until then.
 """
 
 from __future__ import annotations
@@ -24,35 +24,34 @@ from pathlib import Path
 from typing import Any, TextIO
 
 _ROOT = Path(__file__).resolve().parents[2]
-# What a machine for a check need not have (plugins) or what must not end it (warnings) is left out.
+# Leave out plugins that a machine may lack, and do not let warnings fail the run.
 _PYTEST = (
     *("-m", "pytest", "-o", "addopts=", "-o", "filterwarnings=default", "-p", "no:cacheprovider"),
     *("-q", "-m", "gpu", "-rfE", "--tb=short", "-p", "tools.bench.pytest_rows"),
 )
-_TEST_LIMIT_S = 90  # where a plugin can end a test
+_TEST_LIMIT_S = 90  # per test, if the plugin for it is installed
 _MOST_TESTERS = 6
-_NUM_SHARES = 3  # processes that check the kernels' cases
-_LAST_LINES = 12  # of a part that failed, for whoever sees no more than the end of the output
+_NUM_SHARES = 3  # processes that share the kernels' cases
+_LAST_LINES = 12  # of a failed part, for readers who see only the end of the output
 _MOST_WIDE = 160
-_LEAST_S = 5.0  # a part that has less is not begun
-_LAST_WORDS_S = 2.0  # for where it stands, of a part that is out of time
+_LEAST_S = 5.0  # a part is not started with less time than this
+_LAST_WORDS_S = 2.0  # for the stack traces of a part that is out of time
 
 
 @dataclass(frozen=True)
 class Part:
-    """One process. What it prints as JSON lines with a ``case`` is its result."""
+    """One process. Its result is the JSON lines with a ``case`` that it prints."""
 
     name: str
-    command: tuple[str, ...]  # after the interpreter
+    command: tuple[str, ...]  # without the interpreter
     limit_s: float
 
 
 def gpu_parts(options: Sequence[str], pytest: Sequence[str]) -> list[list[Part]]:
-    """Everything, what matters most first; the parts of a group run side by side.
+    """All parts in order of importance; the parts of a group run side by side.
 
-    First whether all is right. The models' kernels are compiled meanwhile, by processes that
-    measure nothing, so that those that do need not wait for the compiler on a machine that has
-    never run them.
+    The first group checks correctness. Meanwhile the models' kernels are compiled by processes that
+    measure nothing, so that later measurements need not wait for the compiler on a new machine.
     """
 
     def bench(name: str, module: str, limit_s: float, *more: str) -> Part:
@@ -96,28 +95,30 @@ def tiny_parts(options: Sequence[str]) -> list[list[Part]]:
 
 
 def _gpu_tests() -> list[str]:
-    """The files that hold tests of a GPU: others would need all that those of servers import."""
+    """The files that hold GPU tests; others would import everything that server tests need."""
     files = sorted((_ROOT / "tests").rglob("test_*.py"))
     return [str(file) for file in files if "pytest.mark.gpu" in file.read_text(encoding="utf-8")]
 
 
 def _testers() -> list[str]:
-    """Several processes of pytest, most of whose time is the compiler's, and a limit for each test:
-    where the plugins for it are there."""
+    """Options for several pytest processes and a limit per test, if the plugins are installed.
+
+    Most of the time of these tests is spent compiling.
+    """
     options: list[str] = []
     if importlib.util.find_spec("xdist") is not None:
         options += ["-n", str(max(1, min(_MOST_TESTERS, (os.cpu_count() or 1) - 2)))]
     if importlib.util.find_spec("pytest_timeout") is not None:
-        # A signal would not end what waits for a kernel.
+        # A signal would not interrupt a wait for a kernel.
         options += ["--timeout", str(_TEST_LIMIT_S), "--timeout-method", "thread"]
     return options
 
 
 class Record:
-    """The files of a check's results; lines of several parts at once are whole.
+    """The files of a check's results. Lines of concurrent parts are not interleaved.
 
     Args:
-        output: a folder, made where it is missing.
+        output: the folder, created if missing.
     """
 
     def __init__(self, output: Path) -> None:
@@ -127,7 +128,7 @@ class Record:
         self._lock = threading.Lock()
 
     def note(self, part: str, line: str) -> dict[str, Any] | None:
-        """Keep what a part has printed; the row, if it is one."""
+        """Record a line that a part has printed, and return its row if it holds one."""
         row = _row(line)
         with self._lock:
             self._log.write(f"[{part}] {line}\n")
@@ -138,18 +139,18 @@ class Record:
         return row
 
     def close(self) -> None:
-        """No more comes."""
+        """Close the files."""
         self._log.close()
         self._rows.close()
 
 
 def run_parts(parts: Sequence[Part], record: Record, left_s: float) -> list[dict[str, Any]]:
-    """Run some parts side by side; of each its rows, as far as it came, and how it ended.
+    """Run parts side by side; return the rows of each, as far as it got, and how it ended.
 
     Args:
-        parts: of one group.
-        record: keeps what they print.
-        left_s: until all must have ended, whatever their own limits.
+        parts: the parts of one group.
+        record: where their output is recorded.
+        left_s: seconds until all must have ended, regardless of their own limits.
     """
     if left_s < _LEAST_S:
         return [_told(part, "not begun: no time was left", 0.0, [], []) for part in parts]
@@ -158,14 +159,14 @@ def run_parts(parts: Sequence[Part], record: Record, left_s: float) -> list[dict
         running += [_Running(part, record, min(part.limit_s, left_s)) for part in parts]
         for each in running:
             each.wait()
-    finally:  # also where whoever waits is told to stop
+    finally:  # also if this process is told to stop
         for each in running:
             each.end()
     return [each.result() for each in running]
 
 
 class _Running:
-    """A part under way, and a thread that reads what it prints."""
+    """A running part, and a thread that reads its output."""
 
     def __init__(self, part: Part, record: Record, limit_s: float) -> None:
         self._part, self._record = part, record
@@ -183,15 +184,15 @@ class _Running:
             encoding="utf-8",
             errors="replace",
             cwd=_ROOT,
-            # The second: SIGABRT has all threads tell where they stand.
+            # PYTHONFAULTHANDLER: on SIGABRT, all threads print their stacks.
             env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"},
-            process_group=0,  # its own children end with it
+            process_group=0,  # its children end with it
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def wait(self) -> None:
-        """Until it has ended, or its time is over: then it tells where it stands, if it can."""
+        """Wait until the part ends or its time is over; then request the stacks of its threads."""
         try:
             self._status = self._process.wait(max(0.0, self._ends_s - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -201,14 +202,14 @@ class _Running:
                 self._process.wait(_LAST_WORDS_S)
 
     def end(self) -> None:
-        """Nothing of it is left afterwards."""
-        with contextlib.suppress(ProcessLookupError):  # where all have ended
+        """Kill the part and all its children."""
+        with contextlib.suppress(ProcessLookupError):  # if all have exited
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._reader.join(_LEAST_S)
 
     def result(self) -> dict[str, Any]:
-        """See ``run_parts``."""
+        """The result as :func:`run_parts` returns it."""
         time_s = self._ended_s - self._begun_s
         return _told(self._part, self._status, time_s, self._rows, list(self._lines))
 
@@ -220,7 +221,7 @@ class _Running:
                     continue
                 row = self._record.note(self._part.name, line)
                 if row is None:
-                    if not self._is_over:  # what comes then is for the log
+                    if not self._is_over:  # later rows go to the log only
                         self._lines.append(line[:_MOST_WIDE])
                 else:
                     self._rows.append(row)
@@ -230,7 +231,7 @@ class _Running:
 def _told(
     part: Part, status: int | str, time_s: float, rows: list[dict[str, Any]], lines: list[str]
 ) -> dict[str, Any]:
-    """The result of a part."""
+    """Assemble the result of a part."""
     return {
         "part": part.name,
         "status": status,
@@ -241,7 +242,7 @@ def _told(
 
 
 def _row(line: str) -> dict[str, Any] | None:
-    """A line's row; None where it is none, or was cut by a time limit."""
+    """The row in a line; None if there is none or it was cut off by a time limit."""
     if not line.startswith("{"):
         return None
     try:

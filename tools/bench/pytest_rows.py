@@ -1,6 +1,6 @@
-"""A plugin of pytest: a line of JSON for each test as it ends, and at once why it failed.
+"""A pytest plugin that prints a line of JSON for each test as it ends, and why it failed.
 
-What pytest tells at its end is lost where a test hangs and a time limit ends all of them.
+pytest's own summary is lost if a test hangs and a time limit ends the whole run.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ _MOST = 200  # characters of a reason
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Called for the set-up, the call and the end of each test; with xdist by the process that the
-    others report to."""
+    """Called for the setup, call and teardown of each test; with xdist, in the controller."""
     if report.failed:
         why = report.longreprtext.strip()
         print(f"\n{report.nodeid} ({report.when}):\n{why}", flush=True)
-        crash = getattr(report.longrepr, "reprcrash", None)  # not where a fixture is missing
+        crash = getattr(report.longrepr, "reprcrash", None)  # absent if a fixture is missing
         told = why.splitlines()[-1] if crash is None else crash.message.splitlines()[0]
         row = {"case": report.nodeid, "is_right": False, "failed": told[:_MOST]}
         print(json.dumps(row), flush=True)

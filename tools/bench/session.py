@@ -1,4 +1,4 @@
-"""An engine with random weights in this process, and what is asked of it."""
+"""An engine with random weights in this process, and a driver for its requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TINY_CACHE_BYTES = 32 * 2**20
 
 
 def parser(description: str | None, *models: str) -> argparse.ArgumentParser:
-    """The options that all parts have in common."""
+    """A parser with the options that all parts share."""
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -45,11 +45,13 @@ def load_core(
     cache_bytes: int | None = None,
     batch_invariant: bool = False,
 ) -> EngineCore:
-    """An engine as the options of :func:`parser` ask for, without a prefix cache: no prompt of a
-    measurement may be found in it. ``cache_bytes``: of the KV cache; None: what the device has.
+    """Load an engine by the options of :func:`parser`.
+
+    The prefix cache is disabled, so that no prompt of a measurement is found in it. ``cache_bytes``
+    is the size of the KV cache; None uses what the device has.
 
     Raises:
-        ModelLoadError: the device has not enough memory, or a backend refuses the shape.
+        ModelLoadError: the device has too little memory, or a backend rejects the shape.
     """
     is_tiny = options.model == TINY
     with tempfile.TemporaryDirectory() as directory:
@@ -76,27 +78,27 @@ def load_core(
 
 
 class Session:
-    """Asks an engine for tokens and counts what comes. Not thread-safe."""
+    """Sends requests to an engine and counts the tokens it returns. Not thread-safe."""
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
-        self.num_tokens = 0  # told by the engine so far, over all requests
+        self.num_tokens = 0  # returned by the engine so far, over all requests
         self._live: set[str] = set()
         self._num_asked = 0
 
     @property
     def capacity_tokens(self) -> int:
-        """Token slots of the KV cache."""
+        """The token slots of the KV cache."""
         memory = self.core.info.memory
         return memory.num_blocks * memory.block_size
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request has not ended."""
+        """Whether any request is unfinished."""
         return bool(self._live)
 
     def ask(self, prompt: Sequence[int], num_output: int) -> None:
-        """Queue one request: greedy, of full length. Ids wrap around a small vocabulary."""
+        """Queue one greedy request of full length. Token ids wrap around in a small vocabulary."""
         self._num_asked += 1
         vocab = self.core.info.vocab_size
         ids = [token % vocab for token in prompt]
@@ -106,7 +108,7 @@ class Session:
         self._live.add(request.id)
 
     def step(self) -> int:
-        """One step; the tokens that it told.
+        """Run one step and return the number of tokens it produced.
 
         Raises:
             RuntimeError: a request failed.
@@ -122,7 +124,7 @@ class Session:
         return told
 
     def prepare(self) -> None:
-        """Capture what would be captured behind the first answers. Comes after one."""
+        """Capture now what would be captured after the first answers. Call it after one answer."""
         while self.core.prepare():
             pass
 
@@ -132,7 +134,7 @@ class Session:
             self.step()
 
     def abort(self) -> None:
-        """End every request now."""
+        """Abort every request."""
         for request_id in self._live:
             self.core.abort(request_id)
         self.finish()
@@ -140,7 +142,7 @@ class Session:
 
 @contextmanager
 def timed(device: str) -> Iterator[list[float]]:
-    """A list that will hold the seconds that the block took, the work of the device included."""
+    """Time a block, including the device's work, into the list that is yielded (seconds)."""
     taken: list[float] = []
     _wait(device)
     begun_s = time.perf_counter()
@@ -150,7 +152,7 @@ def timed(device: str) -> Iterator[list[float]]:
 
 
 def tell(row: dict[str, Any]) -> None:
-    """One result as a line of JSON, at once: what was measured before a time limit counts."""
+    """Print one result as a line of JSON, immediately, so that it survives a time limit."""
     print(json.dumps(row), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Shapes of published models, to be filled with random weights."""
+"""Shapes of published models, for random weights."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "torch_dtype": "bfloat16",
         "vocab_size": 128256,
     },
-    "tiny": {  # runs every path on a CPU in a moment
+    "tiny": {  # exercises every path on a CPU in a moment
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "attention_bias": False,
@@ -78,14 +78,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def write_config(name: str, directory: Path) -> Path:
-    """A model directory that holds the config alone, as ``load_format="dummy"`` reads it."""
+    """Write a model directory with only a config, for ``load_format="dummy"``."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(CONFIGS[name], indent=2))
     return directory
 
 
 def matrix_parameters(name: str) -> tuple[int, int]:
-    """Weights of all layers' matrices, and of the output layer."""
+    """The number of weights in all layers' matrices, and in the output layer."""
     config = CONFIGS[name]
     hidden = config["hidden_size"]
     head_dim = config.get("head_dim", hidden // config["num_attention_heads"])
@@ -95,7 +95,7 @@ def matrix_parameters(name: str) -> tuple[int, int]:
 
 
 def attention_flops(name: str, queries: int) -> float:
-    """Of a causal prompt of so many tokens: two products over the half that is not masked."""
+    """FLOPs of a causal prompt of ``queries`` tokens: two products over the unmasked half."""
     config = CONFIGS[name]
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim", config["hidden_size"] // heads)

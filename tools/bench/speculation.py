@@ -1,16 +1,16 @@
-"""What speculation gains on a model: tokens a second with it over those without, in turn.
+"""The speedup from speculation on a model: tokens/s with it over tokens/s without it.
 
     python -m tools.bench.speculation demo/model --draft demo/draft \\
         --questions tests/demo/heldout.jsonl --concurrency 1 --output results.json
 
-The same prompts are continued greedily by one engine for each way to guess, round after round; in
-a round the engines take turns of a few steps, so that what disturbs the machine disturbs all of
-them, in an order that chance decides each time: what one engine leaves in the caches serves the
-next. Only steps after those of each batch that compute prompts count. A ratio is the median over
-rounds of an engine's rate over that of the one without speculation, by the wall's clock and by the
-process's own; a second engine without any tells how much of it is chance. With ``--again`` each
-question has been asked and answered before in its conversation, so the answer is there to be
-copied.
+The same prompts are continued greedily by one engine for each drafting method, round after round.
+Within a round the engines alternate every few steps, so that disturbances of the machine affect all
+of them. Their order is random each time, since what one engine leaves in the CPU caches helps the
+next. Only steps after those that compute prompts count, in each batch. A ratio is the median over
+rounds of an engine's rate over that of the one without speculation, both by wall-clock time and by
+process CPU time. A second engine without speculation shows how much of it is noise. With
+``--again`` each question has been asked and answered earlier in its conversation, so that the
+answer can be copied.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _OFF, _CONTROL = "off", "off, once more"
 
 
 class _Round(NamedTuple):
-    rate: float  # tokens a second
-    cpu_rate: float  # of the process's own
+    rate: float  # tokens per second
+    cpu_rate: float  # tokens per second of process CPU time
     tokens_a_step: float
     num_draft_steps: int
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a line of JSON, and writes it where it is asked to."""
+    """Print a line of JSON, and write it to ``--output`` if given."""
     options = _parser().parse_args(argv)
     cores = {
         name: EngineCore.load(_config(options, speculation))
@@ -153,7 +153,7 @@ def _told(cores: dict[str, EngineCore], rounds: dict[str, list[_Round]]) -> dict
 
 
 def _requests(options: argparse.Namespace, core: EngineCore) -> list[Request]:
-    """The questions, chosen evenly; of ``--again`` those with the longest answers."""
+    """The questions, sampled evenly; with ``--again``, those with the longest answers."""
     tokenizer = Tokenizer.from_dir(options.model)
     template = ChatTemplate.from_dir(options.model, tokenizer, None)
     lines = options.questions.read_text(encoding="utf-8").splitlines()
@@ -178,7 +178,7 @@ def _requests(options: argparse.Namespace, core: EngineCore) -> list[Request]:
 
 
 def _answers(core: EngineCore, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """What the model says, without the token that ends it."""
+    """The model's answers, without the end token."""
     sampling = SamplingParams(temperature=0.0, max_tokens=96, seed=1)
     for index, prompt in enumerate(prompts):
         core.add(Request(id=str(index), prompt_token_ids=tuple(prompt), sampling=sampling))
@@ -197,7 +197,7 @@ def _round(
     options: argparse.Namespace,
     chance: random.Random,
 ) -> dict[str, _Round]:
-    """All requests by each engine, a few steps at a time."""
+    """Run all requests on each engine, a few steps at a time."""
     runs = {name: _run(core, requests, options.concurrency) for name, core in cores.items()}
     order, made = list(runs), {}
     while len(made) < len(runs):
@@ -214,7 +214,7 @@ def _round(
 def _run(
     core: EngineCore, requests: Sequence[Request], concurrency: int
 ) -> Generator[None, None, _Round]:
-    """All requests, so many at a time, a step at each call; returns what came of it."""
+    """Run all requests, ``concurrency`` at a time, one step per ``next()``; returns the figures."""
     num_tokens = num_steps = num_draft_steps = 0
     seconds = cpu_seconds = 0.0
     for begin in range(0, len(requests), concurrency):

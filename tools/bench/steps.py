@@ -1,7 +1,7 @@
-"""Steps against their floors: decoding at batch sizes and contexts, and one long prompt.
+"""Steps against their floors: decoding at several batch sizes and contexts, and one long prompt.
 
 The floor of a decode step is the bytes of all weights and of the context's keys and values over the
-memory's ceiling; that of a prompt is its products over the matrix units' ceiling.
+memory bandwidth. That of a prompt is its products over the matrix throughput.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PROMPT, _TINY_PROMPT = 8192, 96
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a line of JSON for each case as it is measured."""
+    """Print a line of JSON for each case as it is measured."""
     asked = parser(__doc__, "qwen3-0.6b", "llama-3.1-8b")
     asked.add_argument("--batch-invariant", action="store_true", help="and fewer cases")
     options = asked.parse_args(argv)
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _prefill(
     session: Session, options: argparse.Namespace, ceilings: Ceilings, length: int
 ) -> Iterator[dict[str, Any]]:
-    """One prompt in one step, alone."""
+    """Measure one prompt, alone in one step."""
     rng = random.Random(length)
     taken: list[float] = []
     for _ in range(4):
@@ -65,10 +65,11 @@ def _prefill(
 
 
 def begin_decoding(session: Session, rows: int, context: int, num_steps: int) -> bool:
-    """Bring ``rows`` sequences of about ``context`` tokens to where each step gives all of them a
-    token, for ``num_steps`` more; False where the KV cache has no room for them.
+    """Bring ``rows`` sequences of about ``context`` tokens to the point where all of them decode.
+
+    They have room for ``num_steps`` more tokens each. Returns False if the KV cache is too small.
     """
-    # Early sequences decode while the prompts of later ones are computed, two to a step at worst.
+    # Early sequences decode while later prompts are computed, at worst two prompts per step.
     block_size = session.core.info.memory.block_size
     limit = _WARM_UP_STEPS + num_steps + 16 + 2 * rows * context // MAX_STEP_TOKENS
     if rows * (context + limit + block_size) > session.capacity_tokens:
@@ -78,7 +79,7 @@ def begin_decoding(session: Session, rows: int, context: int, num_steps: int) ->
     for _ in range(rows):
         session.ask(_ids(context - num_steps // 2, rng), limit)
     while session.step() < rows:
-        pass  # until one gives every sequence a token
+        pass  # until a step gives every sequence a token
     for _ in range(_WARM_UP_STEPS):
         session.step()
     return True
@@ -91,7 +92,7 @@ def _decode(
     rows: int,
     context: int,
 ) -> dict[str, Any]:
-    """Steps in which ``rows`` sequences of about ``context`` tokens gain one token each."""
+    """Measure steps in which ``rows`` sequences of about ``context`` tokens gain one token each."""
     name = f"{options.model} decode {rows} x {context}"
     if not begin_decoding(session, rows, context, _STEPS):
         return {"case": name, "skipped": "the KV cache is too small"}

@@ -1,7 +1,7 @@
-"""The 256-sequence benchmark, offline: output tokens a second over the whole batch.
+"""The 256-sequence benchmark, offline: output tokens per second over the whole batch.
 
-A second, smaller run takes the sequences that the peer is given, so that the two can be compared on
-the same work (``tools.bench.transformers_peer``).
+A second, smaller run takes the same sequences as the peer, so that the two can be compared
+(``tools.bench.transformers_peer``).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from tools.bench.session import TINY, Session, load_core, parser, tell, timed
 from tools.bench.workload import Job, full_jobs, sample_jobs
 
-_LONGEST = 2048 + 64  # prompt and output of the longest job, and some room
+_LONGEST = 2048 + 64  # prompt and output of the longest job, with some margin
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a line of JSON for each batch."""
+    """Print a line of JSON for each batch."""
     options = parser(__doc__, "qwen3-0.6b", "llama-3.1-8b").parse_args(argv)
     is_tiny = options.model == TINY
     session = Session(load_core(options, max_model_len=_LONGEST))
     session.ask([1] * 16, 8)
-    session.finish()  # warms up
+    session.finish()  # warm-up
     session.prepare()
     sample = sample_jobs(is_tiny=is_tiny)
     for jobs in (full_jobs(is_tiny=is_tiny), sample):

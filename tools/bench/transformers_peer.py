@@ -1,7 +1,7 @@
 """Transformers' own continuous batching on a quarter of the 256-sequence benchmark.
 
-The same shapes, sequences and lengths as ``tools.bench.throughput``; its defaults otherwise. It is
-a weak peer, and the one that is always installed.
+The shapes, sequences and lengths are those of ``tools.bench.throughput``; everything else is left
+at Transformers' defaults. It is a weak peer, but one that is always installed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tools.bench.workload import Job, sample_jobs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a line of JSON."""
+    """Print a line of JSON."""
     options = parser(__doc__, "qwen3-0.6b", "llama-3.1-8b").parse_args(argv)
     from transformers import GenerationConfig
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     longest = max(job.num_output for job in jobs)
     config = GenerationConfig(max_new_tokens=longest, do_sample=False, eos_token_id=-1)
     with torch.no_grad(), model.continuous_batching_context_manager(config) as manager:
-        _run(manager, jobs[:2], model.config.vocab_size)  # warms up
+        _run(manager, jobs[:2], model.config.vocab_size)  # warm-up
         begun_s = time.perf_counter()
         tokens = _run(manager, jobs, model.config.vocab_size)
         seconds = time.perf_counter() - begun_s
@@ -55,7 +55,7 @@ def _random_model(name: str, device: str) -> Any:
 
 
 def _run(manager: Any, jobs: Sequence[Job], vocab: int) -> int:
-    """The tokens that came.
+    """The number of tokens generated.
 
     Raises:
         RuntimeError: a request failed or is not of full length.

@@ -1,6 +1,6 @@
-"""Runs each kind of step once, so that what measures steps finds their kernels compiled.
+"""Runs each kind of step once, so that later measurements find their kernels compiled.
 
-Triton keeps what it compiles in the user's cache, where other processes find it. A small KV cache
+Triton keeps compiled kernels in the user's cache, where other processes find them. A small KV cache
 is enough, so several of these can share a GPU.
 """
 
@@ -15,11 +15,11 @@ from typing import Any
 from tools.bench.session import MAX_STEP_TOKENS, TINY, Session, load_core, parser, tell
 
 _CACHE_BYTES = 6 * 2**30
-_LONG, _TINY_LONG = 2048, 96  # prompts with keys for several programs
+_LONG, _TINY_LONG = 2048, 96  # prompts long enough to use several programs per row
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints what the engine logs, and a line of JSON: how long it took, by which kernels."""
+    """Print the engine's log and a line of JSON: how long it took, and with which kernels."""
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
     options = parser(__doc__, "qwen3-0.6b", "llama-3.1-8b").parse_args(argv)
     is_tiny = options.model == TINY
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     longest, long = (_TINY_LONG,) * 2 if is_tiny else (MAX_STEP_TOKENS, _LONG)
     session.ask([7] * longest, 1)
     session.finish()
-    for _ in range(2):  # as they are, and captured
+    for _ in range(2):  # once eagerly, once captured
         for length in (long, 5, 3):
             session.ask([7] * length, 4)
         session.finish()

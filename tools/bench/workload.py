@@ -15,8 +15,10 @@ class Job:
 
 
 def make_jobs(count: int, *, longest: int = 1024, shortest: int = 100, seed: int = 0) -> list[Job]:
-    """``count`` sequences; all prompts are drawn before the first length of an output, so that
-    256 of them are the 142,827 tokens in and 133,966 out of published results.
+    """Make ``count`` sequences.
+
+    All prompts are drawn before the first output length, so that 256 of them have the 142,827 input
+    and 133,966 output tokens of published results.
     """
     rng = random.Random(seed)
     prompts = [
@@ -32,6 +34,6 @@ def full_jobs(*, is_tiny: bool) -> list[Job]:
 
 
 def sample_jobs(*, is_tiny: bool) -> list[Job]:
-    """Its first quarter: what a slow peer is given."""
+    """The first quarter of the benchmark, for slow peers."""
     jobs = full_jobs(is_tiny=is_tiny)
     return jobs[: max(2, len(jobs) // 4)]

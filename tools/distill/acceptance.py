@@ -1,14 +1,14 @@
-"""What a draft is worth: how many of its tokens the target would have written itself.
+"""How useful a draft model is: how many of its tokens the target model would have generated.
 
     python -m tools.distill.acceptance TARGET DRAFT questions.jsonl --drafts 4
 
-The target answers each prompt greedily. Then speculation is played through over its answer: the
-first token comes from the prompt's own step; in each round after it the draft proposes, greedily,
-K tokens; those that agree with the answer up to the first that does not are accepted, and the
-target's own token follows them. No drafting has to be done for that: as long as proposals agree,
-the draft has read nothing but the answer, so one pass over the answer tells all of its greedy
-choices. Proposals beyond an answer's end count as not accepted, as they do in a server, which
-cannot know that the end is near.
+The target answers each prompt greedily, and speculation is then simulated over its answer. The
+first token comes from the prompt's own step. In each round after it, the draft model greedily
+proposes K tokens. Those up to the first mismatch with the answer are accepted, and the target's own
+token follows them. No actual drafting is needed: as long as proposals match, the draft model has
+read nothing but the answer, so one forward pass over the answer yields all its greedy choices.
+Proposals beyond an answer's end count as rejected, as in a server, which cannot know that the end
+is near.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from tools.distill.errors import DistillError
 class Acceptance:
     """Counts over all answers; `drafts` is K.
 
-    rounds: of drafting. accepted: drafts taken. full_rounds and full_accepted: of those rounds
-    before which at least K tokens of the answer were left. agreed of tokens: greedy choices of
-    the draft that are the answer's. by_place: rounds in which the 1st, 2nd, ... draft was taken.
+    rounds: drafting rounds. accepted: accepted draft tokens. full_rounds and full_accepted: the
+    same for the rounds that began with at least K tokens of the answer left. agreed of tokens:
+    greedy choices of the draft model that match the answer. by_place: the number of rounds in which
+    the 1st, 2nd, ... draft token was accepted.
     """
 
     drafts: int
@@ -46,11 +47,11 @@ class Acceptance:
 
     @property
     def mean_accepted(self) -> float:
-        """Drafts taken a round, ends of answers and all."""
+        """Accepted draft tokens per round, over all rounds."""
         return self.accepted / max(1, self.rounds)
 
     def as_json(self) -> dict[str, Any]:
-        """The counts, and the means that they make."""
+        """The counts and the means derived from them."""
         return {
             "drafts": self.drafts,
             "rounds": self.rounds,
@@ -63,8 +64,10 @@ class Acceptance:
 
 
 def count(agreements: list[list[bool]], drafts: int) -> Acceptance:
-    """Play speculation through. agreements: for each answer, whether the draft's greedy choice of
-    its 2nd, 3rd, ... token is the answer's (its first comes from the prompt's own step).
+    """Simulate speculation.
+
+    agreements: for each answer, whether the draft model's greedy choice for its 2nd, 3rd, ... token
+    matches it (the first token comes from the prompt's own step).
     """
     rounds = accepted = full_rounds = full_accepted = 0
     by_place = [0] * drafts
@@ -94,16 +97,16 @@ def count(agreements: list[list[bool]], drafts: int) -> Acceptance:
 
 
 def lead(first: list[list[bool]], second: list[list[bool]], drafts: int) -> tuple[float, float]:
-    """By how much the first draft's mean of accepted tokens a round exceeds the second's over the
-    same answers, and the standard error of that over the answers, pair by pair.
+    """The lead of the first draft model in mean accepted tokens per round, and its standard error.
 
-    Each mean is a ratio of sums, accepted over rounds, so what an answer adds to the difference is
-    (accepted - mean * rounds) / rounds an answer, of the first less of the second: the ratio
-    estimator's first-order variance (Cochran, "Sampling Techniques" 1977, section 2.11).
+    The error is over the answers, paired. Each mean is a ratio of sums, accepted over rounds, so an
+    answer's contribution is (accepted - mean * rounds) / (rounds per answer), of the first less
+    that of the second: the ratio estimator's first-order variance (Cochran, "Sampling Techniques"
+    1977, section 2.11).
 
     Args:
         first, second: agreements; at least two answers, the same in both.
-        drafts: proposed at a time.
+        drafts: the number of tokens proposed at a time.
     """
     means, parts = [], []
     for told in (first, second):
@@ -112,7 +115,7 @@ def lead(first: list[list[bool]], second: list[list[bool]], drafts: int) -> tupl
         rounds = sum(one.rounds for one in each) / len(each)
         means.append(mean)
         parts.append([(one.accepted - mean * one.rounds) / rounds for one in each])
-    apart = [ours - theirs for ours, theirs in zip(*parts, strict=True)]  # their sum is 0
+    apart = [ours - theirs for ours, theirs in zip(*parts, strict=True)]  # the sum is 0
     number = len(apart)
     variance = sum(value**2 for value in apart) / (number - 1)
     return means[0] - means[1], math.sqrt(variance / number)
@@ -120,7 +123,7 @@ def lead(first: list[list[bool]], second: list[list[bool]], drafts: int) -> tupl
 
 @torch.no_grad()
 def agreements(draft: Any, prompts: list[list[int]], answers: list[list[int]]) -> list[list[bool]]:
-    """For each answer, whether the draft would have chosen its 2nd, 3rd, ... token."""
+    """For each answer, whether the draft model would have chosen its 2nd, 3rd, ... token."""
     told = []
     for prompt, answer in zip(prompts, answers, strict=True):
         choices = _logits(draft, prompt, answer).argmax(-1).tolist()
@@ -130,10 +133,10 @@ def agreements(draft: Any, prompts: list[list[int]], answers: list[list[int]]) -
 
 @torch.no_grad()
 def overlap(target: Any, draft: Any, prompts: list[list[int]], answers: list[list[int]]) -> float:
-    """Mean over the answers' tokens of the sum of min(p, q) over the vocabulary, at temperature 1.
+    """The mean over the answers' tokens of sum(min(p, q)) over the vocabulary, at temperature 1.
 
-    That is the chance that rejection sampling keeps a draft there (Leviathan et al. 2023, section
-    3.2).
+    This is the probability that rejection sampling accepts a draft token there (Leviathan et al.
+    2023, section 3.2).
     """
     total, tokens = 0.0, 0
     for prompt, answer in zip(prompts, answers, strict=True):
@@ -144,14 +147,14 @@ def overlap(target: Any, draft: Any, prompts: list[list[int]], answers: list[lis
 
 
 def _logits(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
-    """[len(answer) - 1, vocab] float32, where the 2nd, 3rd, ... token of the answer is chosen."""
+    """[len(answer) - 1, vocab] float32, the logits for the 2nd, 3rd, ... token of the answer."""
     device = next(model.parameters()).device
     ids = torch.tensor([[*prompt, *answer]], device=device)
     return model(ids, use_cache=False).logits[0, len(prompt) : -1].float()
 
 
 class Measured(NamedTuple):
-    """What came of a draft over some questions; see the functions of these names."""
+    """The results for a draft model over some questions; see the functions of these names."""
 
     counted: Acceptance
     overlap: float
@@ -161,10 +164,10 @@ class Measured(NamedTuple):
 def measure(
     target: str, draft: str, questions: Path, drafts: int = 4, max_new_tokens: int = 160
 ) -> Measured:
-    """Acceptance, and :func:`overlap`, over the prompts of a file of {"messages": [...]} or
-    {"prompt": ...} lines.
+    """Measure acceptance and :func:`overlap` over the prompts of a JSONL file.
 
-    Both models run in float32. Raises DistillError.
+    Its lines are {"messages": [...]} or {"prompt": ...}. Both models run in float32. Raises
+    DistillError.
     """
     from tools.distill import models
 
@@ -185,7 +188,7 @@ def measure(
 def answer(
     model: Any, tokenizer: Any, prompts: list[list[int]], max_new_tokens: int, rows: int = 32
 ) -> list[list[int]]:
-    """Greedy answers, as token ids with the end token."""
+    """Greedy answers as token ids, including the end token."""
     from tools.distill.generation import continue_prompts
     from tools.distill.settings import Generation
 
@@ -201,7 +204,7 @@ def answer(
 
 
 def read_prompts(path: Path, tokenizer: Any) -> list[list[int]]:
-    """The prompts of a JSONL file as token ids. Raises DistillError that names the line."""
+    """The prompts of a JSONL file as token ids. Raises DistillError, naming the line."""
     prompts = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -220,7 +223,7 @@ def read_prompts(path: Path, tokenizer: Any) -> list[list[int]]:
 
 
 def main() -> int:
-    """Print one JSON line."""
+    """Print the result as one line of JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("target", help="the model that decides, a directory")
     parser.add_argument("draft", help="the model that proposes, a directory")

@@ -1,4 +1,4 @@
-"""A run on disk: one file that holds all that the next step depends on, replaced as a whole."""
+"""The state of a run on disk: one file, replaced atomically, with all the next step depends on."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _FILE = "state.pt"
 
 @dataclass
 class Progress:
-    """How far a run has come. Writer: Trainer.
+    """The progress of a run. Written by Trainer.
 
-    step counts optimiser steps of all phases. history has an entry a step, validations one for
-    each; best holds the student's weights at the best of them.
+    step counts optimiser steps over all phases. history has an entry for each step, validations one
+    for each validation; best holds the student's weights at the best validation.
     """
 
     phase: int = 0
@@ -40,7 +40,7 @@ class Progress:
     best: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def judge(self, value: float) -> bool:
-        """Note a validation; whether it is the best so far."""
+        """Record a validation, and return whether it is the best so far."""
         if value < self.best_value:
             self.best_value, self.best_step, self.worse_in_a_row = value, self.step, 0
             return True
@@ -48,7 +48,7 @@ class Progress:
         return False
 
     def next_phase(self) -> None:
-        """Begin the phase after this one."""
+        """Advance to the next phase."""
         self.phase += 1
         self.step_in_phase = 0
         self.worse_in_a_row = 0
@@ -58,7 +58,7 @@ def save(
     settings: Settings, progress: Progress, learned: nn.Module,
     optimizer: torch.optim.Optimizer, packer: Packer,
 ) -> None:  # fmt: skip
-    """Write the state so that a reader finds the last one or this one, whole, whatever happens."""
+    """Write the state atomically: a reader always finds the previous one or this one, complete."""
     folder = settings.work_folder
     folder.mkdir(parents=True, exist_ok=True)
     state = {
@@ -81,9 +81,9 @@ def load(
     settings: Settings, learned: nn.Module, optimizer: torch.optim.Optimizer, packer: Packer,
     device: torch.device,
 ) -> Progress | None:  # fmt: skip
-    """Put everything back as it was at the last save; None where nothing was saved.
+    """Restore the state of the last save; None if nothing was saved.
 
-    Raises DistillError where the run that was saved is another one.
+    Raises DistillError if the saved run is a different one.
     """
     path = settings.work_folder / _FILE
     if not path.exists():
@@ -104,14 +104,14 @@ def load(
 
 
 def forget(settings: Settings) -> None:
-    """Remove the saved state, so that the next run begins anew."""
+    """Remove the saved state, so that the next run starts over."""
     (settings.work_folder / _FILE).unlink(missing_ok=True)
 
 
 def _read(path: Path, device: torch.device) -> dict[str, Any]:
     try:
         return torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:  # torch raises half a dozen kinds for a file that is cut
+    except Exception as error:  # torch raises many kinds for a truncated file
         reason = str(error).splitlines()[0] if str(error) else repr(error)
         raise DistillError(f"{path}: {reason}; --overwrite starts over") from None
 

@@ -1,4 +1,4 @@
-"""`quire distill`: flags to settings, and the last line."""
+"""`quire distill`: turns flags into settings, runs, and prints the result line."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    """Settings from parsed flags. Raises DistillError."""
+    """Build settings from parsed flags. Raises DistillError."""
 
     def group(kind: type, prefix: str) -> dict:
         found = {f.name: getattr(options, prefix + f.name, None) for f in fields(kind)}

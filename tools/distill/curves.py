@@ -1,4 +1,4 @@
-"""The curves of a run as an SVG picture: losses by step, and below them the validations."""
+"""The curves of a run as an SVG picture: losses by step, with the validations below."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Points = list[tuple[float, float]]
 
 
 def write_curves(progress: Progress, path: Path) -> None:
-    """Write the picture; each validation's criterion and each loss of nonzero weight is a line."""
+    """Write the picture, with a line for each loss of nonzero weight and each validation metric."""
     losses: dict[str, Points] = {}
     for row in progress.history:
         for name, value in row.items():
@@ -44,7 +44,7 @@ def write_curves(progress: Progress, path: Path) -> None:
 
 
 def smooth(points: Points) -> Points:
-    """At most 400 points, each the mean of as many neighbours as that takes."""
+    """At most 400 points, each the mean of an equal number of neighbours."""
     size = math.ceil(len(points) / _MOST_POINTS)
     groups = [points[i : i + size] for i in range(0, len(points), size)] if points else []
     return [tuple(sum(axis) / len(group) for axis in zip(*group, strict=True)) for group in groups]  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Documents from text and JSONL files, as tokens, with a mark on those that are to be learned."""
+"""Documents from text and JSONL files, as tokens, with a mask of the tokens to learn."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 
 from tools.distill.errors import DistillError
 
-_CHUNK = 512  # documents encoded at a time
+_CHUNK = 512  # documents encoded at once
 
 
 @dataclass(frozen=True)
 class Documents:
-    """All documents end to end; document i is tokens[starts[i] : starts[i + 1]].
+    """All documents, concatenated; document i is tokens[starts[i] : starts[i + 1]].
 
-    tokens: [num_tokens] int32. learn: [num_tokens] bool, True where a token is to be predicted.
-    starts: [num_documents + 1] int64.
+    tokens: [num_tokens] int32. learn: [num_tokens] bool, True for tokens to be predicted. starts:
+    [num_documents + 1] int64.
     """
 
     tokens: np.ndarray
@@ -36,13 +36,13 @@ class Documents:
         return self.tokens[here], self.learn[here]
 
     def subset(self, indices: np.ndarray) -> Documents:
-        """Some of the documents, in the order given."""
+        """The documents at ``indices``, in the order given."""
         return gather([self[i] for i in indices])
 
     def split(self, share: float, most: int, seed: int) -> tuple[Documents, Documents]:
-        """(for training, for validation): `share` of the documents, `most` at most, by chance.
+        """Split at random into (training, validation): `share` of the documents, `most` at most.
 
-        Raises DistillError where there are fewer than two documents.
+        Raises DistillError if there are fewer than two documents.
         """
         if len(self) < 2:
             raise DistillError("one document cannot be split: give --validation FILE")
@@ -65,15 +65,15 @@ def gather(rows: list[tuple[np.ndarray, np.ndarray]]) -> Documents:
 def read_documents(paths: tuple[Path, ...], tokenizer: Any) -> Documents:
     """Read and encode files. `tokenizer` is a fast tokenizer of transformers.
 
-    A file that ends in .jsonl has an object a line, of one of these kinds; of any other file the
-    parts between blank lines are documents.
+    A .jsonl file has one object per line, of one of the kinds below. In any other file, blank lines
+    separate documents.
 
         {"text": ...}                          every token is learned
-        {"prompt": ..., "completion": ...}     the completion is
-        {"messages": [...], "tools": [...]}    what the assistant says is
-        {"ids": [...], "learn_from": n}        tokens as they are, from the nth on
+        {"prompt": ..., "completion": ...}     the completion is learned
+        {"messages": [...], "tools": [...]}    the assistant's turns are learned
+        {"ids": [...], "learn_from": n}        token ids, learned from the nth on
 
-    Raises DistillError that names the file and the line.
+    Raises DistillError, naming the file and the line.
     """
     rows: list[tuple[np.ndarray, np.ndarray]] = []
     for path in paths:
@@ -87,7 +87,7 @@ def read_documents(paths: tuple[Path, ...], tokenizer: Any) -> Documents:
 
 @dataclass(frozen=True)
 class _Text:
-    """A document as text. learned: [start, end) in characters; ended: the text has its end mark."""
+    """A document as text. learned: [start, end) in characters; ended: it has its end token."""
 
     text: str
     learned: list[tuple[int, int]]
@@ -137,10 +137,10 @@ def _document(row: Any, tokenizer: Any) -> _Text | tuple[np.ndarray, np.ndarray]
 
 
 def _conversation(messages: list[Any], tools: Any, tokenizer: Any) -> _Text:
-    """The rendered chat; what each assistant turn adds to the prompt before it is learned.
+    """Render a chat; each assistant turn's addition to the preceding prompt is learned.
 
-    A template that rewrites earlier turns (dropping their reasoning, say) does not begin with what
-    it made of fewer messages; such turns are not learned.
+    A template may rewrite earlier turns (dropping their reasoning, say), so that the rendering of
+    the whole chat does not start with that of its first messages. Such turns are not learned.
     """
 
     def render(part: list[Any], prompt: bool) -> str:
@@ -187,7 +187,7 @@ def _encode_chunk(chunk: list, tokenizer: Any) -> Iterator[tuple[np.ndarray, np.
         tokens = np.array(ids, np.int32)
         ends = np.array([end for _, end in spans], np.int64)
         learn = np.zeros(len(tokens), bool)
-        for first, last in item.learned:  # a token belongs to where it ends
+        for first, last in item.learned:  # a token belongs to the range in which it ends
             learn |= (ends > first) & (ends <= last)
         marked = item.ended or (len(ids) > 0 and ids[-1] in special)
         if not marked and tokenizer.eos_token_id is not None:

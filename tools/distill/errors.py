@@ -1,5 +1,5 @@
-"""What a person is told, in one line, when a distillation cannot go on."""
+"""The error that ends a distillation with one line for the user."""
 
 
 class DistillError(Exception):
-    """Why a distillation cannot run; the message is one line that names the file or option."""
+    """A distillation cannot run; the message is one line that names the file or option."""

@@ -1,7 +1,7 @@
-"""The four things a student may be asked to match.
+"""The four losses that a student can be trained on.
 
-All take float tensors, compute in float32 and return a mean over positions, so that their
-weights mean the same for every batch size.
+All take float tensors, compute in float32 and return a mean over positions, so that their weights
+mean the same for every batch size.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch.nn import functional
 def logit_kl(student: torch.Tensor, teacher: torch.Tensor, temperature: float) -> torch.Tensor:
     """T^2 KL(softmax(teacher / T) || softmax(student / T)), mean over rows; logits [rows, vocab].
 
-    Hinton et al. (2015), section 2: the factor T^2 keeps the size of the gradients the same as
-    the temperature changes.
+    Hinton et al. (2015), section 2: the factor T^2 keeps the magnitude of the gradients independent
+    of the temperature.
     """
     theirs = functional.log_softmax(teacher.float() / temperature, dim=-1)
     ours = functional.log_softmax(student.float() / temperature, dim=-1)
@@ -28,7 +28,7 @@ def hard_labels(student: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def layer_map(num_student: int, num_teacher: int) -> list[int]:
-    """The teacher's layer (from 1) that each of the student's layers matches, evenly spread.
+    """The teacher's layer (from 1) that each of the student's layers matches, evenly spaced.
 
     The last matches the last; TinyBERT's uniform strategy (Jiao et al. 2020, section 3.1).
     """
@@ -36,10 +36,11 @@ def layer_map(num_student: int, num_teacher: int) -> list[int]:
 
 
 class HiddenTransfer(nn.Module):
-    """Mean squared distance of hidden states, the student's through a projection each.
+    """Mean squared distance of hidden states, after a projection of each of the student's.
 
-    TinyBERT's equation 8. States are the embedding's output and that of each layer; the
-    teacher's are divided by their root mean square, which differs by orders between layers.
+    TinyBERT's equation 8. The states are the outputs of the embedding and of each layer. The
+    teacher's are divided by their root mean square, which differs by orders of magnitude between
+    layers.
     """
 
     def __init__(self, student_hidden: int, teacher_hidden: int, mapped: list[int]) -> None:
@@ -52,7 +53,7 @@ class HiddenTransfer(nn.Module):
     def forward(
         self, student: tuple[torch.Tensor, ...], teacher: tuple[torch.Tensor, ...]
     ) -> torch.Tensor:
-        """States as transformers gives them: [rows, tokens, hidden], layers + 1 of each."""
+        """The loss of states as transformers returns them: layers + 1 of [rows, tokens, hidden]."""
         total = student[0].new_zeros((), dtype=torch.float32)
         for state, layer, projection in zip(student, self.mapped, self.projections, strict=True):
             goal = teacher[layer].float()
@@ -66,8 +67,8 @@ def attention_transfer(
 ) -> torch.Tensor:
     """KL between attention distributions, mean over queries and layers.
 
-    [rows, heads, queries, keys] each. As MiniLM has it (Wang et al. 2020, equation 4), but of
-    the mean over heads, since student and teacher may differ in their number, and of every layer
+    Each tensor is [rows, heads, queries, keys]. As in MiniLM (Wang et al. 2020, equation 4), but on
+    the mean over heads, since student and teacher may differ in their number, and for every layer
     of the student.
     """
     total = student[0].new_zeros((), dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Teachers and students as transformers has them: loading, saving, and what is asked of both."""
+"""Loads, runs and saves teachers and students as transformers models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.ji
 
 @dataclass(frozen=True)
 class Outputs:
-    """logits: [num_learned, vocab]; hidden states and attentions as transformers gives them."""
+    """logits: [num_learned, vocab]; hidden states and attentions as transformers returns them."""
 
     logits: torch.Tensor
     hidden: tuple[torch.Tensor, ...]
@@ -32,7 +32,7 @@ class Outputs:
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is a GPU where there is one. Raises DistillError for a device that is not there."""
+    """`auto` is a GPU if there is one. Raises DistillError for a missing device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -44,7 +44,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """What products are made in: `auto` is bfloat16 where the device multiplies in it."""
+    """The dtype of matrix products: `auto` is bfloat16 if the device supports it natively."""
     if name != "auto":
         return getattr(torch, name)
     if device.type == "cuda":
@@ -79,7 +79,7 @@ def load_config(folder: str | Path) -> Any:
 
 
 def load_model(folder: str | Path, dtype: torch.dtype, device: torch.device, plain: bool) -> Any:
-    """A causal model. plain: by attention code that can tell its distributions."""
+    """Load a causal model. plain: with an attention implementation that returns its weights."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -99,11 +99,11 @@ def run(
     model: Any, inputs: torch.Tensor, positions: torch.Tensor, learned: torch.Tensor,
     hidden: bool = False, attention: bool = False,
 ) -> Outputs:  # fmt: skip
-    """A pass over packed rows [rows, tokens] whose logits are made for learned tokens alone.
+    """A forward pass over packed rows [rows, tokens] that computes logits for learned tokens only.
 
-    The output matrix is the largest of a small model, and most tokens of a chat are questions: so
-    its input is picked from what the layers give. Scales and caps that a family puts on its
-    logits come after it and hold all the same.
+    The output matrix is the largest of a small model, and most tokens of a chat are questions. So
+    the learned positions are selected from the head's input. Scaling and capping of logits that a
+    family applies come after the head and still take effect.
     """
     head = model.get_output_embeddings()
 
@@ -127,7 +127,7 @@ def run(
 
 @torch.no_grad()
 def keeps_apart(model: Any) -> bool:
-    """Whether documents of a packed row do not see each other: one changes, one is watched."""
+    """Whether attention is isolated between packed documents: changes one and observes another."""
     device = next(model.parameters()).device
     half = _ISOLATION_TOKENS
     vocabulary = model.config.get_text_config().vocab_size
@@ -144,7 +144,7 @@ def keeps_apart(model: Any) -> bool:
 
 
 def check_vocabularies(teacher: Any, student: Any, folders: tuple[str, Path | None]) -> None:
-    """Refuse a student whose token ids mean something else. The arguments are configs.
+    """Reject a student whose token ids have other meanings. The arguments are configs.
 
     Raises DistillError.
     """
@@ -163,10 +163,10 @@ def check_vocabularies(teacher: Any, student: Any, folders: tuple[str, Path | No
 def check_memory(
     teacher: Any, student: Any, bytes_a_weight: int, batch_tokens: int, device: torch.device
 ) -> None:
-    """Refuse what cannot fit, before it is loaded. The arguments are configs.
+    """Reject what cannot fit, before it is loaded. The arguments are configs.
 
-    Counted: the teacher's weights; for each of the student's weights itself, its gradient and
-    Adam's two moments in float32; and for each token of a batch four rows of logits in float32.
+    Counted are the teacher's weights; for each of the student's weights itself, its gradient and
+    Adam's two moments in float32; and for each token of a batch, four rows of logits in float32.
 
     Raises DistillError.
     """
@@ -184,7 +184,7 @@ def check_memory(
 
 
 def num_parameters(config: Any) -> int:
-    """Distinct parameters of a model of this config, none of them made."""
+    """The distinct parameters of a model with this config, counted without creating it."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -193,9 +193,9 @@ def num_parameters(config: Any) -> int:
 
 
 def export(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype, teacher: str) -> None:
-    """Write a model directory that appears whole: weights in `dtype`, and the teacher's tokenizer.
+    """Write a model directory, each file atomically: weights in `dtype`, the teacher's tokenizer.
 
-    The tokenizer's files are the teacher's own, copied, where it is a directory.
+    If the teacher is a directory, its tokenizer files are copied unchanged.
     """
     folder.mkdir(parents=True, exist_ok=True)
     saved = copy.deepcopy(model).to(dtype)
@@ -211,7 +211,7 @@ def export(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype, teacher
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` whose files move there, each at once, when the block ends well."""
+    """Yield a folder in `folder`; its files move there, each atomically, if the block succeeds."""
     stage = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder))
     try:
         yield stage
@@ -229,7 +229,7 @@ def _vocabulary(path: Path) -> dict[str, int]:
 
 
 def _check_name(folder: str | Path) -> None:
-    """Raise DistillError for a path that is not there: transformers would ask the Hub for it."""
+    """Raise DistillError for a missing path: transformers would look it up on the Hub."""
     if not Path(folder).exists() and _HUB_NAME.fullmatch(str(folder)) is None:
         raise DistillError(f"there is no model directory {folder}")
 

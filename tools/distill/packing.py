@@ -1,9 +1,9 @@
-"""Rows of a fixed length from documents of any: several documents share a row.
+"""Packs documents of any length into rows of a fixed length, several to a row.
 
-Positions restart with each document, and transformers' masks, seeing them restart, keep attention
-within a document (`find_packed_sequence_indices`); :func:`tools.distill.models.keeps_apart` tries
-it on the model at hand. A document that is longer than a row is cut, and what is left of it begins
-a later row without what came before.
+Positions restart with each document, and transformers' masks detect this and confine attention to a
+document (`find_packed_sequence_indices`); :func:`tools.distill.models.keeps_apart` verifies it on
+the model at hand. A document longer than a row is split, and its rest starts a later row without
+the preceding context.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from tools.distill.documents import Documents
 from tools.distill.errors import DistillError
 
-# Documents among which one is looked for that fits what is left of a row.
+# The number of documents searched for one that fits the rest of a row.
 _WINDOW = 64
 
 
@@ -27,7 +27,7 @@ class Batch:
 
     inputs, positions: [rows, row_tokens] int64. learned: [rows, row_tokens] bool, True where the
     next token is to be predicted. targets: [num_learned] int64, those next tokens in row order.
-    num_tokens: without padding.
+    num_tokens: excluding padding.
     """
 
     inputs: torch.Tensor
@@ -37,7 +37,7 @@ class Batch:
     num_tokens: int
 
     def to(self, device: torch.device) -> Batch:
-        """The same on another device."""
+        """A copy on another device."""
         return Batch(
             inputs=self.inputs.to(device),
             positions=self.positions.to(device),
@@ -48,25 +48,25 @@ class Batch:
 
 
 class Packer:
-    """An endless stream of rows over documents in an order that (seed, epoch) decides.
+    """An endless stream of rows over documents, in an order determined by (seed, epoch).
 
-    `state` and `restore` carry the place in the stream over a stop, as JSON.
+    `state` and `restore` save and restore the position in the stream, as JSON.
     """
 
     def __init__(self, documents: Documents, seed: int) -> None:
         self._documents = documents
         self._seed = seed
         self.epoch = 0
-        self._cursor = 0  # documents of this epoch already taken
+        self._cursor = 0  # documents of this epoch already used
         self._waiting: list[tuple[int, int, int]] = []  # (document, first token, end)
         self._order = self._permutation()
 
     def state(self) -> dict[str, Any]:
-        """The place in the stream."""
+        """The position in the stream."""
         return {"epoch": self.epoch, "cursor": self._cursor, "waiting": list(self._waiting)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a place in the stream."""
+        """Continue from a position in the stream."""
         self.epoch, self._cursor = state["epoch"], state["cursor"]
         self._waiting = [tuple(piece) for piece in state["waiting"]]
         self._order = self._permutation()
@@ -76,7 +76,7 @@ class Packer:
         return lay_out(self._documents, [self._row(row_tokens) for _ in range(rows)], row_tokens)
 
     def _row(self, row_tokens: int) -> list[tuple[int, int, int]]:
-        """Pieces of one row: the one that has waited longest, then the longest that fits, ..."""
+        """The pieces of one row: the one waiting longest, then the longest that still fits, ..."""
         document, first, end = self._oldest(row_tokens)
         row, room = [(document, first, end)], row_tokens - (end - first)
         while True:
@@ -89,12 +89,13 @@ class Packer:
             room -= length
 
     def _oldest(self, row_tokens: int) -> tuple[int, int, int]:
-        """The piece that has waited longest, cut to a row; what teaches nothing is passed over."""
+        """The piece waiting longest, cut to a row; pieces without tokens to learn are skipped."""
         while True:
             self._refill()
             document, first, end = self._waiting.pop(0)
             if end - first > row_tokens:
-                # The last token of a row is predicted by none in it: the rest begins with it again.
+                # Nothing in the row follows its last token, so the rest starts with that token
+                # again.
                 self._waiting.insert(0, (document, first + row_tokens - 1, end))
                 end = first + row_tokens
             if self._documents[document][1][first + 1 : end].any():
@@ -115,9 +116,9 @@ class Packer:
 
 
 def once(documents: Documents, rows: int, row_tokens: int) -> list[Batch]:
-    """Batches that hold each document once, in order, what is beyond row_tokens left out.
+    """Batches with each document once, in order, truncated to row_tokens.
 
-    Raises DistillError where nothing within is to be learned.
+    Raises DistillError if they contain nothing to learn.
     """
     packed: list[list[tuple[int, int, int]]] = []
     room = 0
@@ -137,7 +138,7 @@ def once(documents: Documents, rows: int, row_tokens: int) -> list[Batch]:
 
 
 def lay_out(documents: Documents, rows: list[list[tuple[int, int, int]]], row_tokens: int) -> Batch:
-    """Tensors from rows of (document, first token, end); what is left of a row is padding."""
+    """Build tensors from rows of (document, first token, end); the rest of a row is padding."""
     shape = (len(rows), row_tokens)
     inputs, targets = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     positions, learned = np.zeros(shape, np.int64), np.zeros(shape, bool)
@@ -152,7 +153,7 @@ def lay_out(documents: Documents, rows: list[list[tuple[int, int, int]]], row_to
             targets[r, at : at + length - 1] = tokens[first + 1 : end]
             learned[r, at : at + length - 1] = learn[first + 1 : end]
             at += length
-        # Padding is a document of its own: nothing looks at it.
+        # Padding is a document of its own: no token attends to it.
         positions[r, at:] = np.arange(row_tokens - at)
         num_tokens += at
     return Batch(

@@ -1,4 +1,4 @@
-"""A whole run: read, check, load, train, keep what was best, tell what came out."""
+"""A whole run: read, check, load, train, keep the best weights, and report the result."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ logger = logging.getLogger("quire.distill")
 
 
 def distill(settings: Settings, overwrite: bool = False) -> dict[str, Any]:
-    """Run, or go on with, a distillation; the student is written to settings.out.
+    """Run or continue a distillation; the student is written to settings.out.
 
-    Returns what the last line tells: steps, tokens, the best validation, the student's size, and
-    whether documents of a packed row were kept apart. A run that is done is told again.
+    Returns the record that the last line prints: steps, tokens, the best validation, the student's
+    size, and whether documents of a packed row were isolated. For a completed run, the record is
+    returned again.
 
     Raises DistillError.
     """
@@ -71,7 +72,7 @@ def distill(settings: Settings, overwrite: bool = False) -> dict[str, Any]:
 def _student(
     settings: Settings, config: Any, teacher: Any, device: torch.device, plain: bool
 ) -> tuple[Any, list[str]]:
-    """The student, and the names of what it took from its teacher."""
+    """The student, and the names of the tensors it inherited from the teacher."""
     source = settings.student
     if source is not None and source.is_dir() and any(source.glob("*.safetensors")):
         return models.load_model(source, torch.float32, device, plain), []
@@ -80,13 +81,13 @@ def _student(
 
 
 def _documents(settings: Settings, teacher: Any, tokenizer: Any) -> tuple[Documents, Documents]:
-    """(for training, for validation)."""
+    """The documents for (training, validation)."""
     documents = read_documents(settings.data, tokenizer) if settings.data else None
     if settings.generation.num_documents:
         written = generate(settings, teacher, tokenizer, documents)
         paths = (written,) if settings.generation.alone else (*settings.data, written)
         documents = read_documents(paths, tokenizer)
-    assert documents is not None  # Settings sees to it that there is one of the two
+    assert documents is not None  # Settings guarantees that there is one of the two
     if settings.validation is not None:
         held_out = read_documents((settings.validation,), tokenizer)
         return documents, held_out
@@ -96,7 +97,7 @@ def _documents(settings: Settings, teacher: Any, tokenizer: Any) -> tuple[Docume
 
 
 def _show(settings: Settings, progress: Progress) -> None:
-    """Refresh the picture and the numbers behind it."""
+    """Update the picture and the numbers behind it."""
     settings.out.mkdir(parents=True, exist_ok=True)
     write_curves(progress, settings.out / "curves.svg")
     rows = [*progress.history, *(row | {"validation": True} for row in progress.validations)]

@@ -1,4 +1,4 @@
-"""What a run is asked to do, checked once, before anything is loaded."""
+"""The settings of a run, checked once, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tools.distill.errors import DistillError
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training with weights of its own; a schedule is a list of them.
+    """A stretch of training with its own loss weights; a schedule is a list of phases.
 
-    steps: optimiser steps. row_tokens: tokens in a packed row. temperature: of the KL term.
-    kl, hard, hidden, attention: weights of the four losses (:mod:`tools.distill.losses`).
-    learning_rate falls along a cosine to end_rate by the last step of the phase.
+    steps: optimiser steps. row_tokens: tokens in a packed row. temperature: of the KL term. kl,
+    hard, hidden, attention: weights of the four losses (:mod:`tools.distill.losses`). learning_rate
+    falls along a cosine to end_rate by the last step of the phase.
     """
 
     steps: int = 1000
@@ -48,7 +48,7 @@ class Phase:
             )
 
     def rate(self, step: int, warm_up: int = 0) -> float:
-        """The learning rate at `step` (from 0) of the phase, after `warm_up` rising steps."""
+        """The learning rate at `step` (from 0) of the phase, after `warm_up` linear steps."""
         if step < warm_up:
             return self.learning_rate * (step + 1) / warm_up
         done = (step - warm_up) / max(1, self.steps - warm_up)
@@ -58,7 +58,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class StudentShape:
-    """How the student differs from the teacher where it is made by shrinking; None: not at all."""
+    """Differences from the teacher if the student is made by shrinking it; None: no difference."""
 
     layers: int | None = None
     hidden: int | None = None
@@ -71,10 +71,10 @@ class StudentShape:
 
 @dataclass(frozen=True)
 class Generation:
-    """Text that the teacher writes for the student to learn from; see tools.distill.generation.
+    """Text that the teacher generates for the student; see tools.distill.generation.
 
-    num_documents: how many, 0 for none. temperature 0 is greedy. alone: learn from them only,
-    and use the documents that were read for their prompts.
+    num_documents: how many, 0 for none. temperature 0 is greedy. alone: learn only from generated
+    documents, and use the documents that were read only for their prompts.
     """
 
     num_documents: int = 0
@@ -87,11 +87,11 @@ class Generation:
 
 @dataclass(frozen=True)
 class Settings:
-    """A whole run. Paths are kept as given, so that a run may be moved as a directory.
+    """A whole run. Paths are kept as given, so that a run can be moved as a directory.
 
-    batch_rows rows go through the models at a time, and accumulate of those make one step.
-    validate_every and save_every count steps. patience: validations without a better one after
-    which a phase ends, 0 for never.
+    batch_rows rows go through the models at a time, and accumulate such batches make one step.
+    validate_every and save_every count steps. patience: the number of validations without
+    improvement after which a phase ends, 0 for never.
     """
 
     teacher: str
@@ -131,37 +131,37 @@ class Settings:
 
     @property
     def work_folder(self) -> Path:
-        """Where checkpoints and what the teacher wrote are kept."""
+        """The folder of checkpoints and of the teacher's generated text."""
         return self.work or self.out / "work"
 
     @property
     def needs_inner_states(self) -> bool:
-        """Whether any phase looks at hidden states or attention."""
+        """Whether any phase uses hidden states or attention."""
         return any(phase.hidden or phase.attention for phase in self.phases)
 
     @property
     def needs_attention(self) -> bool:
-        """Whether any phase looks at attention, which only plain attention code can tell."""
+        """Whether any phase uses attention, which only plain attention code returns."""
         return any(phase.attention for phase in self.phases)
 
     @property
     def criterion(self) -> str:
-        """What the best weights are chosen by: `kl`, or `hard` where no KL is learned."""
+        """The metric by which the best weights are chosen: `kl`, or `hard` if no KL is learned."""
         return "kl" if self.phases[-1].kl or not self.phases[-1].hard else "hard"
 
     def as_json(self) -> dict[str, Any]:
-        """Every setting by name, in types that JSON has."""
+        """Every setting by name, in JSON types."""
         return json.loads(json.dumps(asdict(self), default=str))
 
 
-# What may differ between a run and its continuation: nothing here changes what is learned.
+# What may differ between a run and its continuation: none of it affects what is learned.
 FREE_TO_CHANGE = {"out", "work", "save_every", "max_validation_documents"}
 
 
 def read_schedule(path: Path, default: Phase) -> tuple[Phase, ...]:
-    """The phases of a JSON file, a list of objects; `default` fills what an object leaves out.
+    """The phases of a JSON file, a list of objects; `default` provides what an object leaves out.
 
-    Raises DistillError that names the file, the phase and the key.
+    Raises DistillError, naming the file, the phase and the key.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The student: read from a directory, made from a config, or the teacher made smaller."""
+"""The student: read from a directory, created from a config, or a smaller teacher."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tools.distill.losses import layer_map
 from tools.distill.models import load_config
 from tools.distill.settings import StudentShape
 
-# Config lists with an entry for each layer, which shrink with the layers.
+# Config lists with an entry for each layer, which are shortened with the layers.
 _BY_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types")
-# option -> the config's name for it; a family has one of the names.
+# option -> the config's names for it; a family has one of them.
 _NAMES = {
     "layers": ("num_hidden_layers", "n_layer"),
     "hidden": ("hidden_size", "n_embd"),
@@ -28,9 +28,9 @@ _NAMES = {
 
 
 def student_config(teacher: Any, source: Path | None, shape: StudentShape) -> Any:
-    """The student's config: that of `source` (a directory or a JSON file), or a smaller teacher's.
+    """The config of `source` (a directory or a JSON file), or the teacher's config, shrunk.
 
-    Raises DistillError where a dimension does not exist, or does not fit the others.
+    Raises DistillError if a dimension does not exist, or does not fit the others.
     """
     if source is not None:
         return load_config(source)
@@ -69,7 +69,7 @@ def _check(config: Any) -> None:
     if hasattr(config, "validate"):
         try:
             config.validate()
-        except Exception as error:  # of a class of huggingface_hub's own; its cause is last
+        except Exception as error:  # huggingface_hub raises its own class; the cause is last
             reason = (str(error).strip().splitlines() or [repr(error)])[-1].strip()
             raise DistillError(f"no {config.model_type} model of this shape: {reason}") from None
 
@@ -89,11 +89,12 @@ def make_student(config: Any, seed: int, plain: bool) -> Any:
 
 @torch.no_grad()
 def inherit(student: Any, teacher: Any) -> list[str]:
-    """Start the student from the teacher; returns the names of the tensors that were taken.
+    """Initialise the student from the teacher; returns the names of the inherited tensors.
 
-    A tensor of the same shape is copied, layers by :func:`layer_map`. A narrower embedding takes
-    the directions along which the teacher's varies most (its right singular vectors), so that
-    words that are alike to the teacher are alike from the start. The rest stays random.
+    Tensors of the same shape are copied, with layers mapped by :func:`layer_map`. A narrower
+    embedding is projected on the directions of largest variance of the teacher's (its right
+    singular vectors), so that words that are similar to the teacher are similar from the start. The
+    rest stays random.
     """
     theirs = teacher.state_dict()
     ours = student.state_dict()
@@ -117,7 +118,7 @@ def inherit(student: Any, teacher: Any) -> list[str]:
 
 
 def _narrowed(embedding: torch.Tensor, width: int) -> torch.Tensor:
-    """[vocab, hidden] to [vocab, width], inner products kept as well as can be."""
+    """[vocab, hidden] to [vocab, width], preserving inner products as well as possible."""
     _, directions = torch.linalg.eigh(embedding.T @ embedding)  # ascending
     return embedding @ directions[:, -width:]
 

@@ -1,4 +1,4 @@
-"""The loop: batches in, weights out; everything that a step depends on is in its state."""
+"""The training loop; everything that a step depends on is in its state."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tools.distill.validation import validate
 
 
 class Trainer:
-    """One student learning from one teacher.
+    """Trains one student on one teacher.
 
-    The order of a step's sums does not depend on when the run was started, so a run that is
-    killed and goes on from its last checkpoint has the same losses and weights, to the bit on a
-    CPU with the same number of threads, as one that was left alone.
+    The order of summation in a step does not depend on when the run was started. So a run that is
+    killed and continues from its last checkpoint has the same losses and weights as an
+    uninterrupted one, bit for bit on a CPU with the same number of threads.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class Trainer:
         self.progress = Progress()
 
     def resume(self) -> bool:
-        """Go on from the last checkpoint; whether there is one. Raises DistillError."""
+        """Continue from the last checkpoint; returns whether there is one. Raises DistillError."""
         found = load(self._settings, self._learned, self._optimizer, self._packer, self._device)
         self.progress = found or self.progress
         return found is not None
 
     def train(self, on_save: Callable[[Progress], None]) -> None:
-        """Train to the end of the last phase; `on_save` is told the progress after each save."""
+        """Train to the end of the last phase; calls `on_save` with the progress after each save."""
         from tqdm import tqdm
 
         settings, progress = self._settings, self.progress
@@ -70,9 +70,9 @@ class Trainer:
                     on_save(progress)
 
     def _advance(self, phase: Phase) -> tuple[dict[str, float], bool]:
-        """One step, with the validation and the save that are due after it.
+        """Run one step, with the validation and the save that are due after it.
 
-        Returns what the step tells, and whether the state was saved.
+        Returns the step's metrics, and whether the state was saved.
         """
         settings, progress = self._settings, self.progress
         began = time.monotonic()
@@ -92,12 +92,12 @@ class Trainer:
         return told, due
 
     def use_best(self) -> Any:
-        """The student, with the weights that validated best."""
+        """The student with the weights of the best validation."""
         self._student.load_state_dict(self.progress.best)
         return self._student.eval()
 
     def _step(self, phase: Phase) -> dict[str, float]:
-        """One optimiser step over `accumulate` batches; returns what the curves show."""
+        """Run one optimiser step over `accumulate` batches; returns the metrics for the curves."""
         settings, progress = self._settings, self.progress
         warm_up = settings.warm_up if progress.phase == 0 else 0
         rate = phase.rate(progress.step_in_phase, min(warm_up, phase.steps - 1))
@@ -134,7 +134,7 @@ class Trainer:
         if phase.hard:
             parts["hard"] = losses.hard_labels(ours.logits, batch.targets)
         if not (phase.kl or phase.hidden or phase.attention):
-            return parts  # the teacher, which costs the most, is not asked
+            return parts  # skip the teacher, which costs the most
         with torch.no_grad(), self._autocast():
             theirs = models.run(self._teacher, *rows, **wanted)
         if phase.kl:
@@ -148,7 +148,7 @@ class Trainer:
         return parts
 
     def _validate(self) -> bool:
-        """Measure, keep the weights if they are the best; whether the phase should end early."""
+        """Validate, keep the weights if they are the best, and return whether to end the phase."""
         self._student.eval()
         with self._autocast():
             found = validate(self._teacher, self._student, self._held_out, self._device)
@@ -170,7 +170,7 @@ class Trainer:
 
 
 def _optimizer(module: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """AdamW that draws matrices towards zero, and leaves norms and biases alone."""
+    """AdamW with weight decay on matrices, but not on norms and biases."""
     learned = [p for p in module.parameters() if p.requires_grad]
     return torch.optim.AdamW(
         [
@@ -184,7 +184,7 @@ def _optimizer(module: nn.Module, settings: Settings) -> torch.optim.Optimizer:
 
 
 def _short(told: dict[str, float], progress: Progress) -> dict[str, str]:
-    """What stands beside the bar."""
+    """What the progress bar shows."""
     shown = {"loss": f"{told['loss']:.3f}"}
     if progress.validations:
         last = progress.validations[-1]

@@ -1,4 +1,4 @@
-"""How near the student is to the teacher on documents that it does not learn from."""
+"""How closely the student matches the teacher on held-out documents."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tools.distill.packing import Batch
 def validate(
     teacher: Any, student: Any, batches: list[Batch], device: torch.device
 ) -> dict[str, float]:
-    """Means over the tokens to be learned.
+    """Means over the learned tokens.
 
-    kl: of the distributions, at temperature 1, in nats. hard: cross-entropy with the text.
-    agreement: share of tokens of which both hold the same for the likeliest.
+    kl: between the distributions, at temperature 1, in nats. hard: cross-entropy with the text.
+    agreement: share of tokens for which both have the same most likely token.
     """
     totals = {"kl": 0.0, "hard": 0.0, "agreement": 0.0}
     count = 0

@@ -1,13 +1,13 @@
-"""Capacity planning: the engine's own core and scheduler, over steps whose time is computed.
+"""Capacity planning: the engine's own core and scheduler, with computed step times.
 
-    cost       what a step takes: fitted to measured steps, or a roofline of ceilings
-    link       measures what ranks take to tell each other something
-    ranks      what each rank has and says, of a model on several devices known by their ceilings
+    cost       the time of a step: fitted to measured steps, or a roofline of ceilings
+    link       measures the communication between ranks
+    ranks      the shares and communication of the ranks of a model, on devices known by ceilings
     calibrate  measures the steps of a real model on this machine, and fits them
-    traffic    when requests come, and how long they are
-    simulate   runs the traffic through an engine whose runner only lets time pass
-    answer     percentiles, the most that one replica takes, how many are needed
-    search     which way to share a model out needs fewest devices
+    traffic    arrival times and lengths of requests
+    simulate   runs the traffic through an engine whose runner only advances the clock
+    answer     percentiles, the maximum rate of one replica, how many replicas are needed
+    search     the parallel layout that needs the fewest devices
 
-No part of the scheduler is written again: what is planned is what would be done.
+No part of the scheduler is reimplemented, so plans match what the engine does.
 """

@@ -1,4 +1,4 @@
-"""From traffic and limits to what will be seen, what a replica takes, and how many are needed."""
+"""From traffic and limits to latencies, a replica's maximum rate, and the replicas needed."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from loadtest.summary import spread
 from tools.plan.simulate import Replica, simulate
 from tools.plan.traffic import Arrival, at_rate, rate_of
 
-_PRECISION = 0.03  # of the greatest rate
+_PRECISION = 0.03  # relative precision of the greatest rate
 
 
 class Slo(msgspec.Struct, frozen=True):
-    """Limits that 99 of 100 requests must keep, in milliseconds; None: no limit."""
+    """Limits that 99 of 100 requests must meet, in milliseconds; None: no limit."""
 
     ttft_p99_ms: float | None = None
     tpot_p99_ms: float | None = None
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """What one replica does at one rate. Spreads have mean, p50, p95, p99, min and max."""
+    """One replica's performance at one rate. Spreads have mean, p50, p95, p99, min and max."""
 
-    rate: float  # requests a second
+    rate: float  # requests per second
     requests: int
-    refused: int  # that could never fit the context or the KV cache
+    refused: int  # requests that could never fit the context or the KV cache
     output_tokens_per_s: float
     ttft_ms: dict[str, float] | None
     tpot_ms: dict[str, float] | None
@@ -34,7 +34,7 @@ class Prediction(msgspec.Struct, frozen=True):
     preemptions: int
 
     def keeps(self, slo: Slo) -> bool:
-        """Whether the limits are kept."""
+        """Whether the limits are met."""
         return not self.refused and all(
             limit is None or found is None or found["p99"] <= limit
             for limit, found in (
@@ -45,12 +45,12 @@ class Prediction(msgspec.Struct, frozen=True):
 
 
 def predict(replica: Replica, arrivals: Sequence[Arrival], front_ms: float = 0.0) -> Prediction:
-    """What the requests will see.
+    """Predict the latencies of requests.
 
     Args:
-        replica: that serves them all.
-        arrivals: in the order of their times.
-        front_ms: what is before and behind the engine adds to each first token.
+        replica: the replica that serves them all.
+        arrivals: the requests, ordered by time.
+        front_ms: the latency outside the engine, added to each first token.
     """
     told = simulate(replica, arrivals)
     outcomes = told.outcomes
@@ -69,10 +69,10 @@ def predict(replica: Replica, arrivals: Sequence[Arrival], front_ms: float = 0.0
 def greatest_rate(
     replica: Replica, arrivals: Sequence[Arrival], slo: Slo, front_ms: float = 0.0
 ) -> Prediction | None:
-    """The most requests a second with which one replica keeps the limits, by bisection.
+    """The highest rate at which one replica meets the limits, by bisection.
 
-    The same requests come at each rate, closer together or further apart. None where the limits are
-    not kept even by a request that is alone.
+    The same requests arrive at each rate, closer together or further apart. None if not even a
+    single request alone meets the limits.
     """
 
     def at(rate: float) -> Prediction:
@@ -81,7 +81,7 @@ def greatest_rate(
     alone = predict(replica, arrivals[:1], front_ms).e2e_ms
     if alone is None:
         return None
-    # So far apart that one is in flight, about: most of what is needed to find the rest quickly.
+    # So far apart that about one is in flight: close to what is needed to find the rest quickly.
     first = at(1e3 / max(alone["max"], 1e-3))
     if first.keeps(slo):
         low, high = first, first.rate
@@ -92,10 +92,10 @@ def greatest_rate(
                 break
             low = found
             if high > 1e6:
-                return low  # nothing limits it
+                return low  # nothing limits the rate
     else:
         high = first.rate
-        low = at(high / len(arrivals))  # each is alone, or nearly
+        low = at(high / len(arrivals))  # each request is alone, or nearly so
         if not low.keeps(slo):
             return None
     while high / low.rate > 1.0 + _PRECISION:
@@ -115,20 +115,20 @@ def replicas_for(
     most: Prediction,
     front_ms: float = 0.0,
 ) -> tuple[int, Prediction]:
-    """How many replicas keep the limits at ``rate``, and what each then does.
+    """How many replicas meet the limits at ``rate``, and the performance of each.
 
-    Each has an equal share, as of a Poisson process that is shared out at random: a balancer that
+    Each gets an equal share, as of a Poisson process that is split at random; a load balancer that
     looks at queues does no worse.
 
     Args:
         replica: one of them.
-        arrivals: the requests that each is tried with, at its share of the rate.
+        arrivals: the requests with which each is simulated, at its share of the rate.
         slo: the limits.
-        rate: requests a second, of all.
-        most: what one takes, as ``greatest_rate`` found it.
+        rate: requests per second, over all replicas.
+        most: the greatest rate of one replica, from ``greatest_rate``.
         front_ms: see ``predict``.
     """
-    # Fewer than the greatest rate asks for may do: it is known to so much.
+    # Start below the estimate by the precision of the greatest rate, since fewer may suffice.
     count = max(1, math.ceil(rate / (most.rate * (1 + _PRECISION))))
     while True:
         found = predict(replica, at_rate(arrivals, rate / count), front_ms)

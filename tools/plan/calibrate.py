@@ -1,7 +1,7 @@
 """Measures the steps of a real model on this machine, and fits costs to them.
 
-Requests of random lengths are kept in flight, one number after the other, so that steps come as
-they do in service: few rows and many, short contexts and long, with prompts and without.
+Requests of random lengths are kept in flight, at one concurrency after another, so that steps occur
+as they do in service: with few and many rows, short and long contexts, with and without prompts.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tools.plan.cost import NUM_COSTS, FitErrors, Fitted, StepShape, fit
 from tools.plan.simulate import Replica
 
 _NUM_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_CONTEXTS = (32, 128, 512, 2048)  # tokens of a prompt, about
-_STEPS = 60  # of a case and round
+_CONTEXTS = (32, 128, 512, 2048)  # approximate prompt lengths, in tokens
+_STEPS = 60  # per case and round
 _MAX_OUTPUT = 48
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """A replica as it was measured, and how well its costs fit."""
+    """A measured replica, and how well the fitted costs match it."""
 
     replica: Replica
     fit: FitErrors
@@ -41,14 +41,14 @@ class Calibration(msgspec.Struct, frozen=True):
 
 
 class CalibrationError(ValueError):
-    """A file is no calibration; one line that names it."""
+    """A file is not a calibration; the message is one line that names it."""
 
 
 def read_calibration(path: Path) -> Calibration:
-    """What :func:`calibrate` found, from the file it was written to.
+    """Read a calibration from the file it was written to.
 
     Raises:
-        CalibrationError: it holds something else.
+        CalibrationError: the file holds something else.
         OSError: it cannot be read.
     """
     try:
@@ -67,10 +67,10 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def calibrate(config: EngineConfig, seconds: float, on_progress: LoadProgress) -> Calibration:
-    """Load the model that ``config`` names and measure its steps for about so long.
+    """Load the model that ``config`` names and measure its steps for about ``seconds``.
 
     Raises:
-        ModelLoadError: it cannot be loaded, or generates nothing.
+        ModelLoadError: it cannot be loaded, or does not generate.
         ValueError: there were too few steps in that time.
     """
     runner = _Recording(load_runner(config, on_progress))
@@ -83,7 +83,7 @@ def calibrate(config: EngineConfig, seconds: float, on_progress: LoadProgress) -
     cases = list(_cases(most, memory.num_blocks * memory.block_size, info.max_model_len))
     rng = random.Random(0)
     for num_rows in sorted({num_rows for num_rows, _ in cases}):
-        _run(core, runner, num_rows, _CONTEXTS[0], rng)  # what is compiled or recorded is now
+        _run(core, runner, num_rows, _CONTEXTS[0], rng)  # compile or capture first
     while core.prepare():
         pass
     runner.records.clear()
@@ -116,7 +116,7 @@ def calibrate(config: EngineConfig, seconds: float, on_progress: LoadProgress) -
 
 
 def _cases(most: int, capacity: int, max_model_len: int) -> Iterator[tuple[int, int]]:
-    """(requests in flight, tokens of a prompt) that the KV cache has room for, mixed."""
+    """Pairs (requests in flight, prompt length) that the KV cache has room for, shuffled."""
     for context in _CONTEXTS:
         if 2 * context + _MAX_OUTPUT > max_model_len:
             continue
@@ -128,7 +128,7 @@ def _cases(most: int, capacity: int, max_model_len: int) -> Iterator[tuple[int, 
 def _run(
     core: EngineCore, runner: _Recording, num_rows: int, context: int, rng: random.Random
 ) -> None:
-    """Some steps with so many requests in flight; those that are left are aborted."""
+    """Run some steps with ``num_rows`` requests in flight, then abort the rest."""
     vocab = core.info.vocab_size
     live: set[str] = set()
     for _ in range(_STEPS):
@@ -157,32 +157,34 @@ def _run(
 
 
 class _Recording:
-    """A runner that remembers what its last step computed."""
+    """A runner that records the shape and time of each step."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._plan: StepPlan | None = None
-        self.records: list[tuple[StepShape, float]] = []  # steps, and the seconds they took
+        self.records: list[tuple[StepShape, float]] = []  # steps and their duration in seconds
 
     @property
     def info(self) -> EngineInfo:
-        """The runner's."""
+        """The wrapped runner's info."""
         return self._runner.info
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Begin a step."""
+        """Launch a step and remember its plan."""
         self._plan = plan if plan.rows else None
         return self._runner.launch(plan)
 
     def note(self, seconds: float, num_passes: int) -> None:
-        """The last step took so long and made so many passes; with fewer than were planned it is
-        not counted."""
+        """Record the last step, which took ``seconds`` and ``num_passes`` passes.
+
+        A step with fewer passes than planned is not counted.
+        """
         plan, self._plan = self._plan, None
         if plan is not None and (plan.num_passes == 1 or num_passes >= plan.num_passes):
             self.records.append((StepShape.of(plan.rows), seconds))
 
     def forget(self) -> None:
-        """The last step is not to be counted."""
+        """Do not count the last step."""
         self._plan = None
 
     def mark(self, spans: Spans) -> None:

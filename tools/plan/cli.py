@@ -1,4 +1,4 @@
-"""``quire plan``: calibrate a machine, or answer how many replicas some traffic needs."""
+"""``quire plan``: calibrate a machine, or answer how many replicas a given traffic needs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _GIB = 2**30
 
 
 def main(argv: Sequence[str]) -> int:
-    """Calibrate or plan. Returns the exit status: 0 done, 1 failed or not possible."""
+    """Calibrate or plan. Returns the exit status: 0 on success, 1 if it failed or is impossible."""
     options = build_parser().parse_args(argv)
     try:
         check(options)
@@ -52,7 +52,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
     if options.output.is_dir() or not os.access(options.output.absolute().parent, os.W_OK):
         raise PlanError(f"--output: {options.output} cannot be written")
-    if options.pipeline_parallel_size is not None:  # a step ends here before it does in all stages
+    if options.pipeline_parallel_size is not None:  # the first stage alone would be timed
         raise PlanError("--pipeline-parallel-size: stages are planned by ceilings, not measured")
     config = EngineConfig(
         model=options.source or str(default_model_dir()),
@@ -66,7 +66,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     found = calibrate(config, options.seconds, _show)
     if sys.stderr.isatty():
         print(file=sys.stderr)
-    # Steps were measured one by one; in service they overlap where that is the default.
+    # Steps were measured one by one; in service they overlap if that is the default.
     scheduler = msgspec.structs.replace(found.replica.scheduler, overlap=None)
     replica = msgspec.structs.replace(found.replica, scheduler=scheduler)
     found = msgspec.structs.replace(found, replica=replica)
@@ -118,7 +118,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _search(options: argparse.Namespace, slo: Slo) -> int:
-    """Which way to share the model out needs fewest devices."""
+    """Search for the parallel layout that needs the fewest devices."""
     from tools.plan.search import best_of, shapes, try_shape
 
     fixed = "tensor_parallel_size", "pipeline_parallel_size"
@@ -153,7 +153,7 @@ def _search(options: argparse.Namespace, slo: Slo) -> int:
 
 
 def _told(replica: Replica, slo: Slo) -> dict[str, object]:
-    """What the last line begins with."""
+    """The common first fields of the JSON line."""
     return {
         "replica": replica.name,
         "tensor_parallel_size": replica.tensor_parallel_size,
@@ -163,13 +163,13 @@ def _told(replica: Replica, slo: Slo) -> dict[str, object]:
 
 
 def _replicas(count: int, replica: Replica) -> str:
-    """How many, and of how many devices where that is not one each."""
+    """The number of replicas, with their devices if each has several."""
     size = replica.num_ranks
     return f"{count}" if size == 1 else f"{count} of {shape_of(replica)}, {count * size} devices"
 
 
 def _tell_assumptions(options: argparse.Namespace, replica: Replica) -> None:
-    """What a plan of several ranks takes for granted."""
+    """Print the assumptions of a plan with several ranks."""
     if isinstance(replica.cost, Shared):
         print(
             f"Taken for granted between ranks: {options.link_gb_s:g} GB/s, "
@@ -196,7 +196,7 @@ def _replica(options: argparse.Namespace) -> Replica:
 
 
 def _has_ceilings(options: argparse.Namespace) -> bool:
-    """Whether a device is told by them. Raises PlanError where nothing is told, or a part."""
+    """Whether the device is given by ceilings. Raises PlanError if none or only some are set."""
     ceilings = (options.bandwidth_gb_s, options.tflops, options.memory_gib)
     if options.source is None:
         raise PlanError("name a calibration's file, or a model with --calibrate or ceilings")
@@ -210,7 +210,7 @@ def _has_ceilings(options: argparse.Namespace) -> bool:
 
 
 def _asked(options: argparse.Namespace) -> tuple[EngineConfig, DecoderSpec, Device]:
-    """An engine on devices that are known by their ceilings. Brings torch, to read the model."""
+    """The engine config for devices known by their ceilings. Imports torch to read the model."""
     from tools.plan.ranks import Device, read_spec
 
     if not _has_ceilings(options):
@@ -246,7 +246,7 @@ def _scheduler(options: argparse.Namespace, given: SchedulerConfig) -> Scheduler
 def _traffic(
     options: argparse.Namespace, max_total: int, slo: Slo
 ) -> tuple[float | None, list[Arrival]]:
-    """Requests a second, where they are told, and the requests."""
+    """The rate in requests per second, if given, and the requests."""
     if options.trace is not None:
         arrivals = read_trace(options.trace)
     else:
@@ -275,7 +275,7 @@ def _json(result: dict[str, object]) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """The same with six digits of each number, more than a plan knows."""
+    """``value`` with each number rounded to six digits, more than a plan's accuracy."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):

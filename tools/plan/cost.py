@@ -1,4 +1,4 @@
-"""What a step takes, by what it computes."""
+"""The time of a step, by what it computes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import numpy as np
 from engine.plan_rows import PlanRows
 from tools.plan.least_squares import non_negative
 
-_HUBER = 0.1  # relative error, beyond which a measured step counts less: others used the machine
+_HUBER = 0.1  # relative error above which a step counts less: other processes disturbed it
 _ROUNDS = 12
-NUM_COSTS = 8  # of a step: StepShape.features
+NUM_COSTS = 8  # terms of a step's cost: StepShape.features
 
 
 class StepShape(msgspec.Struct, frozen=True, array_like=True):
-    """What a step computes, summed over its rows and passes."""
+    """The shape of a step, summed over its rows and passes."""
 
     num_passes: int
-    num_decodes: int  # rows of one token
-    decode_context: int  # tokens that those read from the KV cache
-    num_prompts: int  # rows of several
+    num_decodes: int  # rows with one token
+    decode_context: int  # tokens that those rows read from the KV cache
+    num_prompts: int  # rows with several tokens
     num_prompt_tokens: int
-    prompt_pairs: int  # of a prompt's tokens and those that they attend to
+    prompt_pairs: int  # pairs of a prompt token and a token it attends to
 
     @classmethod
     def of(cls, rows: PlanRows) -> StepShape:
-        """The shape of a plan's rows, all of their passes included."""
+        """The shape of a plan's rows, including all of their passes."""
         decodes = context = prompts = tokens = pairs = 0
         most = 1
         for place, (start, ids) in enumerate(zip(rows.starts, rows.token_ids, strict=True)):
@@ -61,35 +61,39 @@ class StepShape(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Fitted(msgspec.Struct, frozen=True, tag="fitted"):
-    """Seconds as a sum: of a step, each pass, decoding row and token it reads, of there being a
-    prompt, each prompt, token and pair of it.
+    """A linear model of seconds.
+
+    Its terms are: a step; each pass, decoding row and token it reads; whether there is a prompt;
+    each prompt, prompt token and attended pair.
     """
 
-    seconds: tuple[float, ...]  # of each of StepShape.features
+    seconds: tuple[float, ...]  # for each of StepShape.features
 
     def step_s(self, shape: StepShape) -> float:
-        """Seconds that the step takes."""
+        """The duration of a step, in seconds."""
         return sum(map(operator.mul, self.seconds, shape.features))
 
 
 class Roofline(msgspec.Struct, frozen=True, tag="roofline"):
-    """What the memory takes to be read, or the products to be made, whichever is longer
-    (Williams, Waterman and Patterson 2009), over the share of both ceilings that is reached.
+    """A roofline (Williams, Waterman and Patterson 2009).
+
+    A step takes the longer of the times for its memory reads and its products, divided by the share
+    of both ceilings that is reached.
     """
 
     weights_bytes: float
     kv_bytes_per_token: float
-    num_parameters: float  # that a token is multiplied with
+    num_parameters: float  # multiplied per token
     bytes_per_s: float
     flops_per_s: float
-    attention_flops: float = 0.0  # of a pair of tokens, over all layers
-    state_bytes: float = 0.0  # of a sequence, read and written for each of its tokens
+    attention_flops: float = 0.0  # per pair of tokens, over all layers
+    state_bytes: float = 0.0  # per sequence, read and written for each of its tokens
     efficiency: float = 0.6
-    overhead_s: float = 0.0005  # of a step
-    launch_s: float = 0.0  # that a pass takes the host whose kernels it launches one by one
+    overhead_s: float = 0.0005  # per step
+    launch_s: float = 0.0  # host time to launch a pass's kernels one by one
 
     def step_s(self, shape: StepShape) -> float:
-        """Seconds that the step takes."""
+        """The duration of a step, in seconds."""
         tokens = shape.num_decodes + shape.num_prompt_tokens
         pairs = shape.decode_context + shape.prompt_pairs
         read = self.weights_bytes * shape.num_passes + self.kv_bytes_per_token * pairs_read(shape)
@@ -101,50 +105,50 @@ class Roofline(msgspec.Struct, frozen=True, tag="roofline"):
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """What connects the ranks of a model.
+    """The interconnect between the ranks of a model.
 
-    A collective takes a latency, and the bytes that each rank sends:
+    A collective takes a latency, plus the time for the bytes that each rank sends:
 
         all-reduce    latency + 2 (n - 1) / n * bytes / bandwidth  (a ring: Patarasuk, Yuan 2009)
         others        latency + bytes / bandwidth
 
-    So the bandwidth is what nccl-tests calls an all-reduce's bus bandwidth. The latency is taken to
-    be the same for any number of ranks.
+    So the bandwidth is what nccl-tests calls an all-reduce's bus bandwidth. The latency is assumed
+    to be the same for any number of ranks.
     """
 
     bytes_per_s: float
-    latency_s: float  # of a call
+    latency_s: float  # per call
 
     def all_reduce_s(self, num_bytes: float, num_ranks: int) -> float:
-        """Seconds of a sum that all ranks have."""
+        """The seconds of an all-reduce."""
         return self.latency_s + 2 * (num_ranks - 1) / num_ranks * num_bytes / self.bytes_per_s
 
     def send_s(self, num_bytes: float) -> float:
-        """Seconds until one rank has what another one had."""
+        """The seconds of sending data from one rank to another."""
         return self.latency_s + num_bytes / self.bytes_per_s
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ranks of a stage say to each other in a pass, besides what they compute."""
+    """The communication of a stage's ranks in a pass."""
 
     num_sums: int = 0  # all-reduces
-    sum_bytes: float = 0.0  # of all of these together, of a token
+    sum_bytes: float = 0.0  # of all of these together, per token
     num_broadcasts: int = 0
-    broadcast_bytes: float = 0.0  # of a token
-    choice_bytes: float = 0.0  # that come and go for a row that chooses a token: states, logits
-    handed_bytes: float = 0.0  # of a token, to the next stage
-    returned_bytes: float = 0.0  # of a row that chooses a token, from the last stage to the first
+    broadcast_bytes: float = 0.0  # per token
+    choice_bytes: float = 0.0  # both ways, per row that chooses a token: states, logits
+    handed_bytes: float = 0.0  # per token, to the next stage
+    returned_bytes: float = 0.0  # per row that chooses a token, from the last stage to the first
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """One run of a model's layers, which several ranks have together."""
+    """A run of a model's layers, held by several ranks together."""
 
-    share: Roofline  # of the rank that has most
+    share: Roofline  # of the rank with the largest share
     num_ranks: int
     said: Said
 
     def step_s(self, shape: StepShape, link: Link) -> float:
-        """Seconds from what it is handed to what it hands on."""
+        """Seconds from receiving a step's inputs to passing on its outputs."""
         said, passes = self.said, shape.num_passes
         tokens = shape.num_decodes + shape.num_prompt_tokens
         choices = shape.num_decodes + shape.num_prompts
@@ -165,17 +169,17 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 class Shared(msgspec.Struct, frozen=True, tag="shared"):
-    """A model on several devices: what the ranks of each stage compute, and what they say."""
+    """A model on several devices: the computation and communication of each stage's ranks."""
 
     stages: tuple[Stage, ...]
     link: Link
 
     def step_s(self, shape: StepShape) -> float:
-        """Seconds that a step takes through all stages."""
+        """The seconds that a step takes through all stages."""
         return sum(self.stages_s(shape))
 
     def stages_s(self, shape: StepShape) -> tuple[float, ...]:
-        """Seconds that it takes in each."""
+        """The seconds that a step takes in each stage."""
         return tuple(stage.step_s(shape, self.link) for stage in self.stages)
 
 
@@ -183,13 +187,15 @@ Cost = Fitted | Roofline | Shared
 
 
 def stages_s(cost: Cost, shape: StepShape) -> tuple[float, ...]:
-    """Seconds that a step takes in each of its stages."""
+    """The seconds that a step takes in each of its stages."""
     return cost.stages_s(shape) if isinstance(cost, Shared) else (cost.step_s(shape),)
 
 
 def pairs_read(shape: StepShape) -> float:
-    """Tokens whose keys and values a step reads: those of a prompt's context once for all of its
-    tokens, on average."""
+    """The number of tokens whose keys and values a step reads.
+
+    A prompt's context counts once for all of its tokens, on average.
+    """
     if not shape.num_prompt_tokens:
         return shape.decode_context
     per_prompt = shape.num_prompt_tokens / shape.num_prompts
@@ -197,18 +203,18 @@ def pairs_read(shape: StepShape) -> float:
 
 
 class FitErrors(msgspec.Struct, frozen=True):
-    """How far a fitted cost is from what was measured."""
+    """How far a fitted cost is from the measurements."""
 
     num_steps: int
-    median_error: float  # relative, without its sign
+    median_error: float  # absolute relative error
     p90_error: float
 
 
 def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[Fitted, FitErrors]:
-    """The non-negative costs that come nearest to the measured steps, by their relative errors.
+    """Fit non-negative costs to the measured steps, minimising relative errors.
 
-    Least squares, iterated with Huber's weights (1964) so that a step that was disturbed counts
-    for less; a cost that would be negative is left out (an active set of one at a time).
+    Least squares, iterated with Huber's weights (1964) so that disturbed steps count less. Costs
+    that would be negative are set to zero (an active-set method, one at a time).
 
     Raises:
         ValueError: there are fewer steps than costs.

@@ -1,5 +1,5 @@
-"""What a person is told, in one line, when a plan cannot be made."""
+"""The error that ends a plan with one line for the user."""
 
 
 class PlanError(ValueError):
-    """What was asked for cannot be planned; the message is one line that names the option."""
+    """A request that cannot be planned; the message is one line that names the option."""

@@ -1,4 +1,4 @@
-"""Least squares whose factors are not negative."""
+"""Non-negative least squares."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def non_negative(terms: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Least squares over the terms whose factors are not negative."""
+    """The non-negative coefficients of ``terms`` that best fit ``target``, by least squares."""
     active = list(range(terms.shape[1]))
     while True:
         size = np.linalg.norm(terms[:, active], axis=0)

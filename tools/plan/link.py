@@ -1,7 +1,8 @@
-"""Measures what connects the ranks of a model: what a sum over them takes, as layers ask for it.
+"""Measures the interconnect between ranks: the time of an all-reduce, as layers use it.
 
-Ranks compute a little before each sum, as they do in a model: on a CPU the threads that carry a
-sum then compete with what is computed, and a sum takes several times what it does by itself.
+Ranks compute a little before each all-reduce, as they do in a model: on a CPU the communication
+threads compete with the computation, so an all-reduce takes several times as long as it would
+alone.
 """
 
 from __future__ import annotations
@@ -24,36 +25,36 @@ from tools.plan.errors import PlanError
 from tools.plan.least_squares import non_negative
 
 _ITEMSIZE = 2
-_SIZES = {  # bytes of the all-reduces that are measured
+_SIZES = {  # bytes of the measured all-reduces
     "cpu": tuple(2**power for power in range(11, 23)),
     "cuda": tuple(2**power for power in range(13, 28)),
 }
 _ROUNDS = 5
-_LEAST_SIZES = 3  # that a line is laid through
+_LEAST_SIZES = 3  # minimum number of points for the line fit
 _IN_A_ROW = 12
 _WIDTH = 256
 _PATIENCE_S = 300.0
 
 
 class MeasuredLink(msgspec.Struct, frozen=True, kw_only=True):
-    """A link as all-reduces of some ranks found it."""
+    """A link, fitted to measured all-reduces."""
 
     link: Link
     num_ranks: int
     device: str
-    median_error: float  # of the fitted times, relative, without its sign
-    seconds: dict[int, float]  # of an all-reduce of so many bytes, the median
+    median_error: float  # absolute relative error of the fitted times
+    seconds: dict[int, float]  # median time of an all-reduce, by bytes
 
 
 def measure_link(num_ranks: int, device: str) -> MeasuredLink:
-    """Time all-reduces of so many ranks on this machine, as a model's layers call them.
+    """Time all-reduces between ``num_ranks`` ranks on this machine, as a model's layers call them.
 
     Args:
-        num_ranks: processes; on a GPU each has one of its own.
+        num_ranks: the number of processes; on a GPU machine each has its own GPU.
         device: "cpu" or "cuda".
 
     Raises:
-        PlanError: the ranks cannot meet.
+        PlanError: the ranks cannot connect.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
@@ -82,12 +83,12 @@ def measure_link(num_ranks: int, device: str) -> MeasuredLink:
 
 
 def fit_link(seconds: dict[int, float], num_ranks: int, device: str) -> MeasuredLink:
-    """The latency and bandwidth that come nearest to measured all-reduces, by relative errors.
+    """Fit latency and bandwidth to measured all-reduces, minimising relative errors.
 
     Args:
-        seconds: of an all-reduce of so many bytes.
-        num_ranks: that made it.
-        device: that they were on.
+        seconds: the time of an all-reduce, by bytes.
+        num_ranks: the number of ranks that took part.
+        device: the device they were on.
     """
     sizes, taken = np.array([*seconds], np.float64), np.array([*seconds.values()], np.float64)
     sent = sizes * 2 * (num_ranks - 1) / num_ranks
@@ -112,10 +113,10 @@ class _Place(NamedTuple):
 
 
 def _be_rank(rank: int, num_ranks: int, device: str, meeting: str, tell: Connection) -> None:
-    """In a process of its own: sum with the others; the first rank tells what it took."""
+    """Run one rank in its own process; the first rank sends the measured times."""
     try:
         found = _sum_with_others(_Place(rank, num_ranks, device, meeting))
-    except Exception as error:  # whatever keeps a device or a group from being there
+    except Exception as error:  # whatever makes a device or a group unavailable
         tell.send(f"rank {rank}: {str(error).splitlines()[0]}")
         return
     if rank == 0:
@@ -123,7 +124,7 @@ def _be_rank(rank: int, num_ranks: int, device: str, meeting: str, tell: Connect
 
 
 def _sum_with_others(place: _Place) -> dict[int, float]:
-    """Seconds by bytes, medians."""
+    """The median seconds, by bytes."""
     from engine.parallel.group import Group, Meeting, file_store
     from engine.parallel.shard import Shard
 
@@ -134,8 +135,8 @@ def _sum_with_others(place: _Place) -> dict[int, float]:
     work = torch.ones(_WIDTH, _WIDTH, dtype=torch.float32, device=device)
 
     def take_s(x: torch.Tensor | None) -> float:
-        """Seconds of a round: what a layer computes, and a sum with the others."""
-        group.broadcast(torch.zeros(1, device=device))  # all begin together
+        """The mean seconds of a layer's computation and, with ``x``, an all-reduce."""
+        group.broadcast(torch.zeros(1, device=device))  # start together
         _finish(device)
         begun_s = time.perf_counter()
         for _ in range(_IN_A_ROW):
@@ -148,7 +149,7 @@ def _sum_with_others(place: _Place) -> dict[int, float]:
     found: dict[int, float] = {}
     for size in _SIZES[place.device]:
         x = torch.zeros(size // _ITEMSIZE, dtype=torch.bfloat16, device=device)
-        # In turn, so that what disturbs the machine disturbs both.
+        # Alternate, so that disturbances of the machine affect both.
         rounds = [(take_s(x), take_s(None)) for _ in range(_ROUNDS)]
         with_sum_s, without_s = (statistics.median(column) for column in zip(*rounds, strict=True))
         if with_sum_s > without_s:

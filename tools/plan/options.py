@@ -1,4 +1,4 @@
-"""The options of ``quire plan``, and what their numbers may be."""
+"""The options of ``quire plan``, and the allowed ranges of their numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ examples:
       --rate 10 --workload chat --input-len 1000 --output-len 300 --tpot-p99-ms 60
   quire plan --measure-link 4                            measure the links between devices
 """
-# What numbers may be: more than 0, at least as much, or a share.
+# Allowed ranges: greater than 0, at least a minimum, or a share.
 _POSITIVE = ("seconds", "bandwidth_gb_s", "tflops", "memory_gib", "efficiency", "rate")
 _POSITIVE += ("ttft_p99_ms", "tpot_p99_ms", "link_gb_s")
 _AT_LEAST = {
@@ -41,7 +41,7 @@ _SHARES = ("efficiency", "range_ratio")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The options; lengths are named as in ``quire bench``."""
+    """Build the parser; lengths are named as in ``quire bench``."""
     parser = argparse.ArgumentParser(
         prog="quire plan",
         description=_DESCRIPTION,
@@ -202,7 +202,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raise PlanError where a number makes no sense."""
+    """Raise PlanError if a number is out of range."""
     for name, value in vars(options).items():
         problem = ""
         if value is None:

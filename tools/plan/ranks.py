@@ -1,9 +1,9 @@
-"""A replica on one device or several that are known by their ceilings.
+"""A replica on one or several devices that are known by their ceilings.
 
-What each rank has follows from the rules by which the engine shares models out
-(``engine/parallel``): its parameters, its heads' keys and values, its states. What ranks say to
-each other follows from what the layers ask of their peers. The scheduler's room is what the rank
-with the least memory has.
+The share of each rank follows from the rules by which the engine shards models
+(``engine/parallel``): its parameters, its heads' keys and values, its states. The communication
+follows from the collectives that the layers use. The scheduler's capacity is that of the rank with
+the least memory.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from tools.plan.errors import PlanError
 from tools.plan.simulate import Replica
 
 _GIB = 2**30
-_USABLE = 0.9  # of a device's memory, as --gpu-memory-utilization has it
-_BLOCK = 64  # tokens, on a GPU
-_MAX_BLOCKS = 2**22  # more than any traffic holds; the books of more take memory here
-_ITEMSIZE = 2  # bytes of a weight, of a number in the KV cache, and of what ranks sum
+_USABLE = 0.9  # of a device's memory, as for --gpu-memory-utilization
+_BLOCK = 64  # tokens per block, on a GPU
+_MAX_BLOCKS = 2**22  # more than any traffic needs; the bookkeeping of more takes memory here
+_ITEMSIZE = 2  # bytes of a weight, a KV cache element, and an all-reduce element
 _ID_BYTES = 8
 _FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One of those that a replica is to run on.
+    """One of the devices that a replica runs on.
 
     Attributes:
-        bytes_per_s: that its memory reads.
-        flops_per_s: of its products.
-        memory_bytes: that it has.
+        bytes_per_s: memory bandwidth.
+        flops_per_s: matrix throughput.
+        memory_bytes: memory size.
         efficiency: the share of both ceilings that is reached.
-        overhead_s: of a step, besides.
-        layer_launch_s: that the host takes to launch a layer's kernels where steps are not
-            captured, as with ranks.
-        link: between it and the others.
+        overhead_s: additional time per step.
+        layer_launch_s: host time to launch a layer's kernels if steps are not captured, as with
+            several ranks.
+        link: the interconnect with the other devices.
     """
 
     bytes_per_s: float
@@ -60,7 +60,7 @@ class Device:
 
 
 def read_spec(model: str) -> DecoderSpec:
-    """What the model in a directory is. Raises PlanError or ModelLoadError."""
+    """The spec of the model in a directory. Raises PlanError or ModelLoadError."""
     spec = read_config(model).spec
     if not isinstance(spec, DecoderSpec):
         raise PlanError(f"{model}: the model does not generate text")
@@ -68,10 +68,10 @@ def read_spec(model: str) -> DecoderSpec:
 
 
 def replica_of(config: EngineConfig, spec: DecoderSpec, device: Device) -> Replica:
-    """One engine of as many ranks as ``config`` asks for, each on such a device, in bfloat16.
+    """An engine with the ranks of ``config``, each on such a device, in bfloat16.
 
     Raises:
-        ModelLoadError: the model cannot be shared out so.
+        ModelLoadError: the model cannot be sharded this way.
         PlanError: a rank's weights do not fit.
     """
     size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
@@ -99,7 +99,7 @@ def replica_of(config: EngineConfig, spec: DecoderSpec, device: Device) -> Repli
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """What one rank has."""
+    """The share of one rank."""
 
     share: DecoderSpec
     num_parameters: int
@@ -122,7 +122,7 @@ class _Rank:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What a rank has memory for beside its weights."""
+    """What a rank has memory for besides its weights."""
 
     num_blocks: int
     num_states: int
@@ -130,7 +130,7 @@ class _Room:
 
 
 def _room(rank: _Rank, config: EngineConfig, device: Device) -> _Room:
-    """As an engine plans it (``engine/kv_cache/storage.py``). Raises PlanError."""
+    """The engine's memory plan (``engine/kv_cache/storage.py``). Raises PlanError."""
     room = device.memory_bytes * _USABLE - rank.weights_bytes
     num_states = num_snapshots = 0
     if each := rank.state_bytes:
@@ -148,7 +148,7 @@ def _room(rank: _Rank, config: EngineConfig, device: Device) -> _Room:
 
 
 def _cost(ranks: list[_Rank], device: Device, size: int, num_stages: int) -> Cost:
-    """What steps take; of each stage what the rank takes that has most to read."""
+    """The cost of steps; each stage counts as its rank with the most to read."""
     launch_s = device.layer_launch_s if len(ranks) > 1 else 0.0
     stages: list[Stage] = []
     for stage in range(num_stages):
@@ -173,16 +173,16 @@ def _cost(ranks: list[_Rank], device: Device, size: int, num_stages: int) -> Cos
 
 
 def _attended_size(spec: DecoderSpec) -> int:
-    """The width of all layers' queries that attend."""
+    """The total query width of all attention layers."""
     return sum(spec.of_layer(layer).query_size for layer in spec.layers if not layer.recurrent)
 
 
 def said_of(share: DecoderSpec, size: int) -> Said:
-    """What a stage's ranks say in a pass, by what each has of the model.
+    """The communication of a stage's ranks in a pass, derived from a rank's share of the model.
 
     Args:
-        share: of a rank.
-        size: ranks of the stage.
+        share: the share of one rank.
+        size: the number of ranks in the stage.
     """
     stage = share.stage
     handed = returned = 0
@@ -215,7 +215,7 @@ def said_of(share: DecoderSpec, size: int) -> Said:
 
 
 def _sums_of_layer(share: DecoderSpec, place: int) -> Iterator[int]:
-    """Bytes of a token in each all-reduce of a layer."""
+    """The bytes per token of each all-reduce of a layer."""
     layer, stream = share.layers[place], share.hidden_size * _ITEMSIZE
     if layer.keeps_state:
         recurrence = share.recurrence

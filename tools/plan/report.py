@@ -1,4 +1,4 @@
-"""What people are told of a plan."""
+"""Formats plans for people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def told_of(found: Calibration) -> str:
-    """How many steps were measured, and how well the costs fit."""
+    """The number of measured steps, and the quality of the fit."""
     fit = found.fit
     return (
         f"{found.replica.name}: {fit.num_steps:,} steps measured; the fitted costs are off by "
@@ -24,7 +24,7 @@ def told_of(found: Calibration) -> str:
 
 
 def table(told: Prediction) -> str:
-    """What requests will see, in percentiles."""
+    """The latencies of requests, in percentiles."""
     lines = [f"{'':14}{'p50':>10}{'p95':>10}{'p99':>10}"]
     for title, values in (
         ("TTFT, ms", told.ttft_ms),
@@ -41,19 +41,19 @@ def table(told: Prediction) -> str:
 
 
 def a_second(rate: float) -> str:
-    """A rate for people: in three digits, a large one whole."""
+    """A rate with three digits, or as a whole number if it is large."""
     return f"{rate:,.0f} requests a second" if rate >= 100 else f"{rate:.3g} requests a second"
 
 
 def shape_of(replica: Replica) -> str:
-    """How a replica's model is shared out: ``4 ranks in 2 stages``."""
+    """A replica's parallel layout, such as ``4 ranks in 2 stages``."""
     size, stages = replica.num_ranks, replica.pipeline_parallel_size
     ranks = "1 rank" if size == 1 else f"{size} ranks"
     return ranks if stages == 1 else f"{ranks} in {stages} stages"
 
 
 def table_of_tried(tried: Sequence[Tried]) -> str:
-    """A line for each way to share the model out."""
+    """A line for each parallel layout."""
     lines = [
         f"{'tensor':>7}{'pipeline':>9}  {'most, requests/s':>17}{'replicas':>10}{'devices':>9}"
     ]
@@ -70,7 +70,7 @@ def table_of_tried(tried: Sequence[Tried]) -> str:
 
 
 def told_of_link(found: MeasuredLink) -> str:
-    """What was measured, and the options that say it."""
+    """The measurements, and the options that express them."""
     rows = "\n".join(
         f"{size:12,} bytes{seconds * 1e6:12,.0f} us" for size, seconds in found.seconds.items()
     )

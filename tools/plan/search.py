@@ -1,4 +1,4 @@
-"""Which way to share a model out to devices serves some traffic with fewest of them."""
+"""Searches for the parallel layout that serves some traffic with the fewest devices."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """One way, and what came of it.
+    """One parallel layout and its result.
 
     Attributes:
-        tensor_parallel_size: ranks of a stage.
+        tensor_parallel_size: ranks per stage.
         pipeline_parallel_size: stages.
-        problem: why it does not do; None: it does.
-        replica: an engine of so many ranks; None: there is none.
-        most: what it takes within the limits.
-        replicas: how many are needed for the traffic, where that is told.
-        each: what each of them then does.
+        problem: why the layout does not work; None: it does.
+        replica: an engine with these ranks; None: there is none.
+        most: its performance at the greatest rate within the limits.
+        replicas: how many the traffic needs, if a rate is given.
+        each: the performance of each of them.
     """
 
     tensor_parallel_size: int
@@ -44,11 +44,11 @@ class Tried:
 
     @property
     def num_ranks(self) -> int:
-        """Devices of one replica."""
+        """The devices of one replica."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def told(self) -> dict[str, object]:
-        """For programs."""
+        """The result as a JSON object."""
         return {
             "tensor_parallel_size": self.tensor_parallel_size,
             "pipeline_parallel_size": self.pipeline_parallel_size,
@@ -60,8 +60,10 @@ class Tried:
 
 
 def shapes(config: EngineConfig, max_ranks: int) -> Iterator[EngineConfig]:
-    """The engine with all powers of two of ranks and stages that make no more than ``max_ranks``
-    ranks, few ranks first; with whole experts on ranks of one stage where it asks for them."""
+    """Configs with power-of-two ranks and stages, up to ``max_ranks`` in all, fewest first.
+
+    With expert parallelism, the ranks of one stage hold whole experts.
+    """
     powers = [2**power for power in range(max_ranks.bit_length())]
     pairs = [(size, stages) for size in powers for stages in powers if size * stages <= max_ranks]
     for size, stages in sorted(pairs, key=lambda pair: (pair[0] * pair[1], pair[1])):
@@ -82,15 +84,15 @@ def try_shape(
     rate: float | None,
     front_ms: float,
 ) -> Tried:
-    """What an engine of these ranks takes, and how many are needed.
+    """Find the greatest rate of an engine with these ranks, and how many replicas are needed.
 
     Args:
-        config: says how many ranks, and how they share.
-        spec: of the model.
-        device: of each rank.
+        config: the engine's config, with its ranks.
+        spec: the model.
+        device: the device of each rank.
         arrivals: the requests.
         slo: the limits.
-        rate: requests a second, of all replicas; None: nobody asks how many are needed.
+        rate: requests per second, over all replicas; None: do not compute the replicas needed.
         front_ms: see ``predict``.
     """
     from tools.plan.ranks import replica_of
@@ -113,8 +115,11 @@ def try_shape(
 
 
 def best_of(tried: Sequence[Tried]) -> Tried | None:
-    """The way that needs fewest devices, or takes most requests a second with each of them where
-    nobody said how many come; of equal ones the one with fewer ranks. None where none does."""
+    """The working layout that needs the fewest devices; None if there is none.
+
+    Without a given rate, the one with the most requests per second and device. Ties go to the
+    layout with fewer ranks.
+    """
     working = [each for each in tried if each.most is not None]
     return min(working, key=_devices_needed, default=None)
 

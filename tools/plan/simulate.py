@@ -1,7 +1,7 @@
-"""Traffic through an engine whose steps take no time of ours.
+"""Runs traffic through an engine in simulated time.
 
-The core is the one that serves (``engine/core.py``), with its scheduler, passes and overlapping;
-its clock is a number, and its runner says of each step when it would be done.
+The core is the one that serves (``engine/core.py``), with its scheduler, passes and overlapping.
+Its clock is a number, and its runner computes when each step would be done.
 """
 
 from __future__ import annotations
@@ -29,82 +29,82 @@ from engine.types import (
 from tools.plan.cost import Cost, StepShape, stages_s
 from tools.plan.traffic import Arrival
 
-_VOCAB = 1 << 20  # token ids that tell prompts apart; nothing is computed with them
+_VOCAB = 1 << 20  # token ids to distinguish prompts; nothing is computed with them
 _TOKEN = 0
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine: what it has room for, and what its steps take."""
+    """One engine: its capacity, and the cost of its steps."""
 
     name: str
-    device: str  # "cpu" or "cuda": decides what the scheduler's settings leave open
+    device: str  # "cpu" or "cuda": determines the scheduler's defaults
     num_blocks: int
     block_size: int
     max_model_len: int
     cost: Cost
     scheduler: SchedulerConfig = SchedulerConfig()
     enable_prefix_caching: bool = True
-    num_states: int = 0  # sequences that may run at once, where layers keep a state of each
-    num_snapshots: int = 0  # of states, for prompts that begin as others did
-    tensor_parallel_size: int = 1  # ranks of each of its stages
+    num_states: int = 0  # sequences that may run at once, if layers keep a state for each
+    num_snapshots: int = 0  # of states, for prompts with a common prefix
+    tensor_parallel_size: int = 1  # ranks per stage
     pipeline_parallel_size: int = 1  # stages
 
     @property
     def num_ranks(self) -> int:
-        """Devices that it takes."""
+        """The number of devices it takes."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 class Outcome(NamedTuple):
-    """One request that was served; seconds."""
+    """One request that was served; times in seconds."""
 
     ttft_s: float
-    tpot_s: float | None  # None: of a single token
+    tpot_s: float | None  # None with a single output token
     e2e_s: float
     num_preemptions: int
 
 
 class Simulated(NamedTuple):
-    """What came of the traffic."""
+    """The results of the simulation."""
 
     outcomes: list[Outcome]
-    num_refused: int  # that could never fit
+    num_refused: int  # requests that could never fit
     duration_s: float
     num_steps: int
     num_output: int  # tokens
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """A clock that only advances when it is set."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
 
     def __call__(self) -> float:
-        """The time."""
+        """The current time."""
         return self.now_s
 
 
 class CostRunner:
-    """Computes nothing, and lets the time pass that a step takes.
+    """A runner that computes nothing, and advances the clock by the time of each step.
 
-    Steps follow one another on a device, however early they are launched: on each stage's, where
-    there are several, and each goes through one stage after the other.
+    Steps run one after another on a device, however early they are launched. With several stages,
+    each step passes through them in order, and each stage runs one step at a time.
     """
 
     def __init__(self, info: EngineInfo, cost: Cost, clock: Clock, num_stages: int = 1) -> None:
         self._info = info
         self._cost = cost
         self._clock = clock
-        self._free_s = [0.0] * num_stages  # when each stage has done what it was given
+        self._free_s = [0.0] * num_stages  # when each stage finishes the steps it was given
 
     @property
     def info(self) -> EngineInfo:
-        """Sizes, and no weights."""
+        """The sizes of the engine, without weights."""
         return self._info
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Begin a step when the one before it ends."""
+        """Launch a step that starts when the previous one ends."""
         rows = plan.rows
         end_s = max(self._free_s[0], self._clock.now_s)
         if rows:
@@ -118,23 +118,23 @@ class CostRunner:
         return _Passing(self._clock, end_s, StepResult(ids, told, (None,) * len(ids)))
 
     def mark(self, spans: Spans) -> None:
-        """There are no parts to be marked."""
+        """Do nothing: a simulated step has no parts to mark."""
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """There is no model to be adapted. Raises InvalidParameter."""
+        """Raise InvalidParameter: there is no model to adapt."""
         raise InvalidParameter("a simulated engine takes no adapters", param="model")
 
     def prepare(self) -> bool:
-        """There is nothing to prepare."""
+        """Return False: there is nothing to prepare."""
         return False
 
     def rest(self, level: int) -> Resting:
-        """A simulated engine does not rest. Raises RestRefused."""
+        """Raise RestRefused: a simulated engine does not rest."""
         raise RestRefused("a simulated engine does not rest")
 
 
 class _Passing:
-    """A step that ends at a time."""
+    """A launched step that ends at a given time."""
 
     def __init__(self, clock: Clock, end_s: float, result: StepResult) -> None:
         self._clock = clock
@@ -142,13 +142,13 @@ class _Passing:
         self._result = result
 
     def result(self) -> StepResult:
-        """What it gives, once it has ended."""
+        """Advance the clock to the end of the step and return its result."""
         self._clock.now_s = max(self._clock.now_s, self._end_s)
         return self._result
 
 
 def simulate(replica: Replica, arrivals: Sequence[Arrival]) -> Simulated:
-    """Serve ``arrivals``, which are in the order of their times, to their ends."""
+    """Serve ``arrivals``, which are ordered by time, until all have ended."""
     clock = Clock()
     core = _engine(replica, clock)
     waiting = deque(enumerate(arrivals))
@@ -159,7 +159,7 @@ def simulate(replica: Replica, arrivals: Sequence[Arrival]) -> Simulated:
         while waiting and waiting[0][1].at_s <= clock.now_s:
             index, arrival = waiting.popleft()
             try:
-                if arrival.num_prompt >= replica.max_model_len:  # before there is such a prompt
+                if arrival.num_prompt >= replica.max_model_len:  # before it is built
                     raise ContextLengthExceeded("the prompt does not fit")
                 core.add(_request(index, arrival))
             except RequestError:
@@ -175,7 +175,7 @@ def simulate(replica: Replica, arrivals: Sequence[Arrival]) -> Simulated:
             clock.now_s += idle_s
             continue
         output = core.step()
-        if output.errors:  # of a limit that was not foreseen, or of our own
+        if output.errors:  # a limit that was not anticipated, or a bug
             raise RuntimeError(next(iter(output.errors.values())).message)
         for id_, reason in zip(output.ids, output.finish_reasons, strict=True):
             if reason is None:
@@ -231,7 +231,7 @@ def _engine(replica: Replica, clock: Clock) -> EngineCore:
 
 
 def _request(index: int, arrival: Arrival) -> Request:
-    """A prompt that has its shared beginning, and nothing else, in common with others."""
+    """A request whose prompt shares its common prefix, and nothing else, with others."""
     own = arrival.num_prompt - arrival.num_shared
     prompt = (_TOKEN,) * arrival.num_shared + (1 + index % (_VOCAB - 1),) * own
     sampling = SamplingParams(max_tokens=arrival.num_output, ignore_eos=True, seed=index)

@@ -1,4 +1,4 @@
-"""When requests come, and how long they are: drawn, or as a trace has them."""
+"""Arrival times and lengths of requests, random or from a trace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Arrival(NamedTuple):
     at_s: float
     num_prompt: int  # tokens
     num_output: int
-    num_shared: int = 0  # of the prompt's first ones, that all requests have in common
+    num_shared: int = 0  # first prompt tokens that all requests share
 
 
 class TraceLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -31,14 +31,14 @@ class TraceLine(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TraceError(ValueError):
-    """A trace cannot be used; one line that names file and line."""
+    """A trace cannot be used; the message is one line that names the file and line."""
 
 
 def draw(shape: Shape, rate: float, count: int, seed: int) -> list[Arrival]:
-    """``count`` requests at the times of a Poisson process of ``rate`` requests a second.
+    """Draw ``count`` requests at the times of a Poisson process of ``rate`` requests per second.
 
-    The same seed gives the same lengths, and the same gaps but for their scale, at any rate: those
-    that ``quire bench --rate`` sends with it in its first run.
+    The same seed gives the same lengths at any rate, and the same gaps up to scale. They are those
+    that ``quire bench --rate`` sends in its first run with the same seed.
     """
     rng = random.Random(f"{seed} arrivals")
     gaps = (rng.expovariate(rate) for _ in range(count - 1))
@@ -51,10 +51,10 @@ def draw(shape: Shape, rate: float, count: int, seed: int) -> list[Arrival]:
 
 
 def read_trace(path: Path) -> list[Arrival]:
-    """The requests of a JSON Lines file: ``at_s``, ``prompt_tokens`` and ``output_tokens`` each.
+    """Read the requests of a JSON Lines file, one :class:`TraceLine` per line.
 
     Raises:
-        TraceError: a line cannot be used, or there is none.
+        TraceError: a line is invalid, or there is none.
         OSError: the file cannot be read.
     """
     decoder = msgspec.json.Decoder(TraceLine)
@@ -76,12 +76,12 @@ def read_trace(path: Path) -> list[Arrival]:
 
 
 def rate_of(arrivals: Sequence[Arrival]) -> float:
-    """Requests a second, from the first to the last."""
+    """Requests per second, from the first to the last."""
     span_s = arrivals[-1].at_s - arrivals[0].at_s
     return (len(arrivals) - 1) / span_s if span_s > 0 else float(len(arrivals))
 
 
 def at_rate(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
-    """The same requests, with their times stretched so that so many come a second."""
+    """The same requests, with their times scaled to ``rate`` requests per second."""
     scale, first_s = rate_of(arrivals) / rate, arrivals[0].at_s
     return [arrival._replace(at_s=(arrival.at_s - first_s) * scale) for arrival in arrivals]

@@ -1,7 +1,8 @@
-"""``quire quantize``: a checkpoint in, one of fewer bits out, a layer at a time.
+"""``quire quantize``: quantises a checkpoint to fewer bits, one layer at a time.
 
-    [ read a layer ─► watch its inputs ─► fold, clip, round ─► write it ] x layers
+    [ read a layer ─► observe its inputs ─► fold, clip, round ─► write it ] x layers
 
-What of a layer is rounded says ``sites``; to what, ``grid``; how, ``gptq`` and ``awq``; in which
-tensors it is written, ``compressed``. ``run`` ties them together, and goes on where it was stopped.
+``sites`` defines which weights of a layer are rounded, ``grid`` the levels they are rounded to,
+``gptq`` and ``awq`` how, and ``compressed`` the tensors they are written as. ``run`` ties them
+together and resumes an interrupted run.
 """

@@ -1,7 +1,7 @@
 """The residual stream of all windows between two layers, in files.
 
-Each layer reads one file and writes the next, a few windows at a time, so memory holds no more than
-those, and a run that is stopped within a layer finds the layer's inputs as they were.
+Each layer reads one file and writes the next, a few windows at a time. Memory holds only those, and
+a run that is interrupted within a layer finds that layer's inputs unchanged.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Streams:
     """Streams by name, each [windows, tokens, hidden_size] float32.
 
     Args:
-        directory: where their files are; it is there.
-        shapes: of each. One without windows has no file.
-        batch: windows that are read together.
+        directory: where their files are; it must exist.
+        shapes: the shape of each. A stream without windows has no file.
+        batch: the number of windows read together.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Streams:
         self._batch = batch
 
     def read(self, name: str, layer: int) -> Iterator[torch.Tensor]:
-        """What layer ``layer`` reads: [up to batch, tokens, hidden_size] after another."""
+        """The inputs of layer ``layer``, in batches [up to batch, tokens, hidden_size]."""
         count, *shape = self._shapes[name]
         if not count:
             return
@@ -42,10 +42,10 @@ class Streams:
                 yield x
 
     def write(self, name: str, layer: int, batches: Iterable[torch.Tensor]) -> None:
-        """Write what layer ``layer`` will read.
+        """Write the inputs of layer ``layer``.
 
         Raises:
-            OSError: the disk has no room for it.
+            OSError: the disk is full.
         """
         if not self._shapes[name][0]:
             return
@@ -54,7 +54,7 @@ class Streams:
                 file.write(x.contiguous().view(-1).numpy().data)
 
     def are_there(self, layer: int) -> bool:
-        """Whether all that layer ``layer`` reads has been written."""
+        """Whether all inputs of layer ``layer`` have been written."""
         return all(
             not shape[0]
             or ((path := self._path(name, layer)).is_file() and _size(path) == 4 * math.prod(shape))
@@ -62,7 +62,7 @@ class Streams:
         )
 
     def drop(self, layer: int) -> None:
-        """Let go of what layer ``layer`` read."""
+        """Delete the inputs of layer ``layer``."""
         for name in self._shapes:
             self._path(name, layer).unlink(missing_ok=True)
 

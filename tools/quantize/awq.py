@@ -1,12 +1,12 @@
 """AWQ (Lin, Tang, Tang, Yang, Chen, Wang, Gan, Dang, Han 2023, arXiv:2306.00978).
 
-Inputs that are large matter most. Their weights are multiplied by a scale ``s`` before they are
-rounded, and what makes the inputs is divided by it: the layer says the same, with less error where
-it counts. The scale is ``mean(|x|) ^ a``, and ``a`` is what a search finds best. Then the range of
-each group is cut, where more of the weights gain from finer levels than lose by it.
+Inputs with large magnitudes matter most. Their weights are multiplied by a scale ``s`` before
+rounding, and the operation that produces the inputs is divided by it: the layer's output stays the
+same, with less error where it counts. The scale is ``mean(|x|) ^ a``, with ``a`` found by search.
+Then the range of each group is clipped if finer levels gain more than the clipped weights lose.
 
-The paper runs the layer for each candidate. Here the error of a candidate is told exactly by the
-second moments of the inputs, which have been gathered anyway (``inputs``).
+The paper runs the layer for each candidate. Here the error of a candidate is computed exactly from
+the second moments of the inputs, which are collected anyway (``inputs``).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import torch
 from tools.quantize.grid import Grid, round_to_nearest
 from tools.quantize.inputs import InputStats, squared_output
 
-_STEPS = 20  # candidates of the exponent, in [0, 1)
+_STEPS = 20  # candidates for the exponent, in [0, 1)
 _SHRINKS = tuple(1.0 - 0.05 * step for step in range(11))
 
 
 class Reader(NamedTuple):
-    """A weight that will be rounded, and the inputs it has been given."""
+    """A weight to be rounded, and the statistics of its inputs."""
 
     weight: torch.Tensor  # [outputs, inputs] float32
     stats: InputStats
@@ -34,15 +34,15 @@ Tie = Callable[[torch.Tensor], torch.Tensor]
 
 
 def search_scale(readers: Sequence[Reader], grid: Grid, tie: Tie | None = None) -> torch.Tensor:
-    """What to multiply the columns of all ``readers`` by before they are rounded, [inputs].
+    """The factors for the columns of all ``readers`` before rounding, [inputs].
 
     Args:
-        readers: layers of the same inputs, or of parts of one batch (experts).
-        grid: what they are rounded to.
-        tie: makes the magnitudes of inputs equal whose scales must be.
+        readers: layers with the same inputs, or with parts of one batch (experts).
+        grid: the levels they are rounded to.
+        tie: makes the magnitudes equal for inputs that must have equal scales.
 
     Returns:
-        Ones where no candidate is better than none.
+        Ones if no candidate improves on no scaling.
     """
     seen = sum(reader.stats.count for reader in readers)
     magnitude = torch.zeros_like(readers[0].weight[0])
@@ -64,10 +64,10 @@ def search_scale(readers: Sequence[Reader], grid: Grid, tie: Tie | None = None) 
 
 
 def search_shrink(weight: torch.Tensor, hessian: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """What to multiply the range of each group by, [outputs, groups].
+    """The factors for the range of each group, [outputs, groups].
 
-    The error of a group is told by the second moments of its own inputs, as if the groups had
-    nothing to do with each other.
+    The error of a group is computed from the second moments of its own inputs, as if the groups
+    were independent.
     """
     size = grid.group_of(weight.shape[1])
     count = weight.shape[1] // size
@@ -87,7 +87,7 @@ def search_shrink(weight: torch.Tensor, hessian: torch.Tensor, grid: Grid) -> to
 
 
 def _scale(magnitude: torch.Tensor, exponent: float) -> torch.Tensor:
-    """``magnitude ^ exponent``, its greatest and its least equally far from one."""
+    """``magnitude ^ exponent``, normalised so that its extremes are equally far from one."""
     scale = magnitude.clamp(min=1e-4) ** exponent
     return scale / (scale.max() * scale.min()).sqrt()
 

@@ -1,11 +1,11 @@
-"""Rounded weights as compressed-tensors files have them, the format of vLLM and transformers.
+"""Rounded weights in the compressed-tensors format, which vLLM and transformers read.
 
     int4, int8   pack-quantized   X.weight_packed int32, X.weight_scale, X.weight_shape
     w8a8         int-quantized    X.weight int8, X.weight_scale
     fp8          float-quantized  X.weight float8_e4m3fn, X.weight_scale
 
-Packed codes have half their range added, and lie from the low bits of a word upwards. Zero points
-are packed in the same way, but along the outputs.
+Packed codes are offset by half their range and fill a word from the low bits up. Zero points are
+packed in the same way, but along the outputs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FORMATS = {
 
 
 def tensors_of(module: str, rounded: Rounded, recipe: Recipe) -> dict[str, torch.Tensor]:
-    """The tensors that stand for a module's weight, by name."""
+    """The tensors that represent a module's weight, by name."""
     grid = rounded.grid
     scale = rounded.scales.scale.to(grid.scale_dtype).contiguous()
     found = {f"{module}.weight_scale": scale}
@@ -54,7 +54,7 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def quantization_config(recipe: Recipe, grid: Grid, ignored: list[str]) -> dict[str, Any]:
-    """What config.json says of it."""
+    """The ``quantization_config`` of config.json."""
     weights: dict[str, Any] = {
         "num_bits": grid.bits,
         "type": "float" if grid.is_float else "int",

@@ -1,6 +1,6 @@
-"""Writes safetensors files: from tensors, or by joining what lies in others.
+"""Writes safetensors files from tensors, or by joining parts of other files.
 
-Through ``open`` and ``write`` alone, so that a full disk is an OSError that names the file.
+Uses only ``open`` and ``write``, so that a full disk raises an OSError that names the file.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _NAMES = {
 
 
 class Piece(NamedTuple):
-    """A tensor as it lies in a file."""
+    """A tensor's location in a file."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     path: Path
-    begin: int  # of its bytes in the file
+    begin: int  # offset of its bytes in the file
     num_bytes: int
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Write a file; it is there in whole or not at all."""
+    """Write a file atomically."""
     held = {name: tensor.contiguous() for name, tensor in tensors.items()}
     table = [(name, t.dtype, tuple(t.shape), t.nbytes) for name, t in held.items()]
     unfinished = path.with_name(f"{path.name}.unfinished")
@@ -55,7 +55,7 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def join(path: Path, pieces: Iterable[Piece]) -> None:
-    """Write a file of tensors that lie in others, some MiB at a time."""
+    """Write a file of tensors copied from other files, a few MiB at a time."""
     pieces = list(pieces)
     table = [(piece.name, piece.dtype, piece.shape, piece.num_bytes) for piece in pieces]
     with path.open("wb") as target:
@@ -75,11 +75,12 @@ def join(path: Path, pieces: Iterable[Piece]) -> None:
 
 
 def write_shards(directory: Path, parts: list[list[Piece]], max_bytes: int) -> int:
-    """Write a model's tensors: one file, or where they exceed ``max_bytes`` one for each run of
-    parts that fits (at least one part), and an index.
+    """Write a model's tensors, in shards if they exceed ``max_bytes``, with an index.
+
+    Each shard holds a run of parts that fits (at least one part).
 
     Returns:
-        Bytes of all tensors.
+        The size of all tensors, in bytes.
     """
     shards: list[list[Piece]] = [[]]
     size = 0
@@ -106,10 +107,10 @@ def write_shards(directory: Path, parts: list[list[Piece]], max_bytes: int) -> i
 
 
 def read_part(path: Path) -> list[Piece]:
-    """What ``write_tensors`` wrote.
+    """Read the table of a file written by ``write_tensors``.
 
     Raises:
-        OSError: it cannot be read, or has been damaged since.
+        OSError: the file cannot be read, or is damaged.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -133,7 +134,7 @@ def read_part(path: Path) -> list[Piece]:
 
 
 def _header(table: list[tuple[str, torch.dtype, tuple[int, ...], int]]) -> bytes:
-    """Length and table of contents, padded so that the tensors begin on eight bytes."""
+    """Length and table of contents, padded so that the tensors are aligned to eight bytes."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begin = 0
     for name, dtype, shape, num_bytes in table:

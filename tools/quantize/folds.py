@@ -1,10 +1,11 @@
-"""Where a scale of inputs can be taken out of what makes them, so that the model stays the same.
+"""Where a scale of inputs can be folded into the operation that produces them.
 
     norm * w          ─►  qkv, gate and up         the norm's weight is divided
     value             ─►  attention's output       the rows of the value projection are
     act(gate) * up    ─►  down                     the rows of the up projection are
 
-What reads the same inputs and stays as it is, such as a router, is multiplied as well.
+The model's output stays the same. Weights that read the same inputs and are not rounded, such as a
+router's, are multiplied as well.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ _LayerWeights = dict[str, torch.Tensor]
 
 
 class Fold(NamedTuple):
-    """One place where a scale can be moved."""
+    """One place where a scale can be folded."""
 
-    norm: str | None  # a norm parameter that is divided, or
-    rows: tuple[str, int, int] | None  # outputs [begin, end) of a linear layer that are
-    readers: tuple[Site, ...]  # layers of these inputs, which will be rounded
-    others: tuple[str, ...] = ()  # parameters that read them too and are not
-    repeats: tuple[int, int] = (1, 1)  # heads that share a key-value head, and their dimensions
+    norm: str | None  # the norm parameter that is divided, or
+    rows: tuple[str, int, int] | None  # the outputs [begin, end) of a linear layer that are
+    readers: tuple[Site, ...]  # layers with these inputs that will be rounded
+    others: tuple[str, ...] = ()  # parameters with these inputs that will not be rounded
+    repeats: tuple[int, int] = (1, 1)  # query heads per key-value head, and head size
 
     def tie(self, magnitude: torch.Tensor) -> torch.Tensor:
-        """Magnitudes of inputs [inputs], alike where one output makes several of them."""
+        """Magnitudes of inputs [inputs], averaged over those produced by the same output."""
         times, size = self.repeats
         if times == 1:
             return magnitude
@@ -44,7 +45,7 @@ class Fold(NamedTuple):
         return scale if times == 1 else scale.view(-1, times, size)[:, 0].reshape(-1)
 
     def to_inputs(self, scale: torch.Tensor) -> torch.Tensor:
-        """And back: [outputs] -> [inputs]."""
+        """The inverse mapping: [outputs] -> [inputs]."""
         times, size = self.repeats
         if times == 1:
             return scale
@@ -55,7 +56,7 @@ class Fold(NamedTuple):
 def folds_of(
     spec: DecoderSpec, wanted: dict[str, Parameter], i: int, sites: list[Site]
 ) -> Iterator[Fold]:
-    """The places of layer ``i``; ``sites`` are those that will be rounded."""
+    """The folds of layer ``i``; ``sites`` are the layers that will be rounded."""
     by_label = {site.label: site for site in sites}
     first = [site for site in sites if site.label.endswith("gate_up")]
     beside = tuple(name for name in (f"{i}.router", f"{i}.shared.gate") if name in wanted)
@@ -88,20 +89,20 @@ def apply_fold(
     offset: float,
     dtypes: dict[str, torch.dtype],
 ) -> torch.Tensor:
-    """Divide the source by ``scale`` and multiply what reads it, in place.
+    """Divide the source by ``scale`` and multiply its readers, in place.
 
-    A norm's weight is rounded to its dtype in the file, and the readers are multiplied by what it
-    was really divided by: nothing of the fold is lost to that rounding.
+    A norm's weight is rounded to its dtype in the file. The readers are multiplied by the factor it
+    was actually divided by, so that this rounding causes no error.
 
     Args:
-        fold: where.
+        fold: the place.
         scale: [inputs].
         weights: the layer's parameters, float32.
         offset: what the model adds to a norm's weights.
-        dtypes: of parameters in the file.
+        dtypes: the dtypes of parameters in the file.
 
     Returns:
-        [inputs], what the readers' columns have been multiplied by.
+        [inputs], the factors that the readers' columns were multiplied by.
     """
     divisor = fold.of_source(scale)
     if fold.norm is not None:
@@ -129,7 +130,7 @@ def apply_fold(
 
 
 def _num_first(spec: DecoderSpec, i: int) -> int:
-    """Layers that read the MLP's norm, the router apart."""
+    """The number of linear layers that read the MLP's norm, not counting the router."""
     if not (spec.layers[i].experts and spec.moe):
         return 1
     return spec.moe.num_experts + (spec.moe.shared_intermediate_size > 0)

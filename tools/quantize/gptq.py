@@ -1,9 +1,9 @@
 """GPTQ (Frantar, Ashkboos, Hoefler, Alistarh 2022, arXiv:2210.17323).
 
-Inputs are rounded one after the other, and each one's error is made good for by those that are
-still to come, as the optimal brain surgeon has it: with H the second moments of the inputs and U
-the upper Cholesky factor of its inverse, rounding input j by an error e changes the later ones by
-``-e / U[j, j] * U[j, j+1:]``.
+Inputs are rounded one after the other, and the error of each is compensated by those that follow,
+as in the optimal brain surgeon: with H the second moments of the inputs and U the upper Cholesky
+factor of its inverse, rounding input j with an error e changes the later ones by ``-e / U[j, j] *
+U[j, j+1:]``.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _MOST_DAMPING = 1e3
 
 @dataclass(frozen=True, slots=True)
 class GptqOptions:
-    """How errors are made good for.
+    """How errors are compensated.
 
     Attributes:
         damping: what is added to the diagonal of H, as a share of its mean.
-        by_activity: the inputs of the greatest second moments are rounded first ("act-order").
-            Groups stay those of neighbours, with scales of the weights as they were, so the file
-            needs no table of the order.
+        by_activity: round the inputs with the largest second moments first ("act-order"). Groups
+            still consist of neighbours, with scales of the original weights, so the file needs no
+            table of the order.
     """
 
     damping: float = 0.01
@@ -40,21 +40,21 @@ def gptq(
     options: GptqOptions,
     shrink: torch.Tensor | None = None,
 ) -> Rounded:
-    """Round a weight, each input's error made good for by the inputs after it.
+    """Round a weight, compensating the error of each input by the inputs after it.
 
     Args:
         weight: [outputs, inputs] float32.
         hessian: [inputs, inputs], second moments of the layer's inputs.
         grid: the levels.
-        options: see there.
-        shrink: [outputs, groups], what the range of each group is multiplied by.
+        options: how errors are compensated.
+        shrink: [outputs, groups], factors for the range of each group.
 
     Raises:
-        ValueError: the second moments are not numbers.
+        ValueError: the second moments are not finite.
     """
-    dead = hessian.diagonal() == 0  # inputs that never came: their weights do not matter
+    dead = hessian.diagonal() == 0  # inputs that were always zero: their weights do not matter
     left = weight.masked_fill(dead, 0.0)
-    fixed = grid.fit(left, shrink)  # what does not matter does not widen a group's range either
+    fixed = grid.fit(left, shrink)  # dead weights must not widen a group's range either
     order = torch.arange(weight.shape[1], device=weight.device)
     if options.by_activity:
         order = hessian.diagonal().argsort(descending=True, stable=True)
@@ -72,7 +72,7 @@ def gptq(
 
 
 class _Columns:
-    """The scales of the input that is rounded next."""
+    """The scales of the next input to be rounded."""
 
     def __init__(
         self,
@@ -91,10 +91,10 @@ class _Columns:
         self._refits = refits
 
     def of(self, column: int, left: torch.Tensor) -> Scales:
-        """Of the column-th input to be rounded, [outputs]; ``left`` is what the weights are now.
+        """The scales of the column-th input in rounding order, [outputs].
 
-        Where groups are rounded one after the other, a group's scales are those of its weights as
-        the groups before it have left them.
+        ``left`` holds the current weights. If groups are rounded one after the other, a group's
+        scales fit its weights as changed by the groups before it.
         """
         group, place = divmod(self._order[column], self._group)
         if self._refits and place == 0:
@@ -116,9 +116,10 @@ def _round_block(
     block: slice,
     columns: _Columns,
 ) -> torch.Tensor:
-    """Round the inputs of a block; returns each one's error over U[j, j], [outputs, block].
+    """Round the inputs of a block; returns the error of each over U[j, j], [outputs, block].
 
-    Within the block errors are passed on at once, to those behind it by one product at its end.
+    Within the block, errors are propagated at once; the columns after it are updated by one product
+    at its end.
     """
     errors = torch.empty_like(left[:, block])
     inner = factor[block, block]
@@ -136,7 +137,7 @@ def _round_block(
 
 
 def _inverse_factor(hessian: torch.Tensor, damping: float) -> torch.Tensor:
-    """The upper Cholesky factor of the damped inverse; more damping until there is one.
+    """The upper Cholesky factor of the damped inverse; damping is raised until one exists.
 
     ``hessian`` is overwritten.
     """

@@ -1,8 +1,8 @@
-"""What weights are rounded to: levels, and the scales by which groups of inputs share them.
+"""The levels that weights are rounded to, and the scales that groups of inputs share.
 
     weight[n, k] = (code[n, k] - zero[n, k // group]) * scale[n, k // group]
 
-Nothing here knows how a file holds them.
+This module does not know about file formats.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ _FP8 = torch.float8_e4m3fn
 
 
 class Scales(NamedTuple):
-    """Of some groups, in float32: scales are such as the file's dtype can hold."""
+    """The scales of some groups: float32 values that the file's dtype can represent."""
 
     scale: torch.Tensor  # [n, groups]
     zero: torch.Tensor | None  # [n, groups], whole numbers; None: all 0
 
     def column(self, group: int) -> Scales:
-        """Of one group, [n]."""
+        """The scales of one group, [n]."""
         return Scales(self.scale[:, group], None if self.zero is None else self.zero[:, group])
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Levels of a code.
+    """The levels of a code.
 
     Attributes:
         bits: 4 or 8.
-        is_float: codes are floats (E4M3, Micikevicius et al. 2022) rather than whole numbers.
+        is_float: codes are floats (E4M3, Micikevicius et al. 2022) rather than integers.
         symmetric: zero is a level of every group without a zero point.
-        group: neighbouring inputs that share a scale; 0: all of an output's.
-        scale_dtype: of the scales in the file.
+        group: the number of neighbouring inputs that share a scale; 0: all inputs of an output.
+        scale_dtype: the dtype of the scales in the file.
     """
 
     bits: int
@@ -46,24 +46,24 @@ class Grid:
 
     @property
     def lowest(self) -> float:
-        """The least code."""
+        """The smallest code."""
         return float(torch.finfo(_FP8).min) if self.is_float else -(2.0 ** (self.bits - 1))
 
     @property
     def highest(self) -> float:
-        """The greatest code."""
+        """The largest code."""
         return float(torch.finfo(_FP8).max) if self.is_float else 2.0 ** (self.bits - 1) - 1
 
     def group_of(self, inputs: int) -> int:
-        """Inputs that share a scale, of a weight with so many."""
+        """The number of inputs that share a scale, for a weight with ``inputs`` inputs."""
         return self.group or inputs
 
     def fit(self, weight: torch.Tensor, shrink: torch.Tensor | None = None) -> Scales:
-        """Scales that the greatest weights of a group just reach.
+        """Scales that map the largest weights of each group to the end of the range.
 
         Args:
             weight: [n, inputs] float32, ``inputs`` a multiple of the group.
-            shrink: [n, groups] or a number, what the range of a group is multiplied by.
+            shrink: [n, groups] or a number, factors for the range of a group.
         """
         groups = weight.unflatten(1, (-1, self.group_of(weight.shape[1])))
         factor = 1.0 if shrink is None else shrink
@@ -86,15 +86,15 @@ class Grid:
         return codes.to(_FP8).float() if self.is_float else codes.round_()
 
     def rounded(self, weight: torch.Tensor, scales: Scales) -> torch.Tensor:
-        """What the nearest codes stand for."""
+        """The values of the nearest codes."""
         return value(self.code(weight, scales), scales)
 
     def stored(self, codes: torch.Tensor) -> torch.Tensor:
-        """Codes in eight bits each."""
+        """The codes in eight bits each."""
         return codes.to(_FP8 if self.is_float else torch.int8)
 
     def _stored(self, scale: torch.Tensor) -> torch.Tensor:
-        """Scales as the file holds them, never 0: a group of zeros has one too."""
+        """Scales as the file holds them, never 0, not even for a group of zeros."""
         held = scale.to(self.scale_dtype).float()
         return torch.where(held > 0, held, torch.full_like(held, self._least_scale))
 
@@ -105,32 +105,32 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """A weight [outputs, inputs] in codes."""
+    """A weight [outputs, inputs] as codes."""
 
     codes: torch.Tensor  # [outputs, inputs] int8 or float8
     scales: Scales  # [outputs, groups]
     grid: Grid
 
     def dequantise(self) -> torch.Tensor:
-        """What it stands for, [outputs, inputs] float32."""
+        """The weight's values, [outputs, inputs] float32."""
         return value(self.codes.float(), spread(self.scales, self.codes.shape[1]))
 
     def rows(self, index: torch.Tensor) -> Rounded:
-        """Some of its outputs."""
+        """A selection of its outputs."""
         scale, zero = self.scales
         picked = Scales(scale[index], None if zero is None else zero[index])
-        # Indexing is not made for eight-bit floats.
+        # Indexing is not implemented for eight-bit floats.
         codes = self.codes.view(torch.int8)[index].view(self.codes.dtype)
         return Rounded(codes, picked, self.grid)
 
 
 def value(codes: torch.Tensor, scales: Scales) -> torch.Tensor:
-    """What codes stand for; ``scales`` broadcast to them."""
+    """The values of codes; ``scales`` broadcast to them."""
     return (codes if scales.zero is None else codes - scales.zero) * scales.scale
 
 
 def spread(scales: Scales, inputs: int) -> Scales:
-    """Scales of groups, for every input: [n, groups] -> [n, inputs]."""
+    """Scales of groups, expanded to every input: [n, groups] -> [n, inputs]."""
     times = inputs // scales.scale.shape[1]
 
     def repeated(x: torch.Tensor) -> torch.Tensor:
@@ -142,7 +142,7 @@ def spread(scales: Scales, inputs: int) -> Scales:
 def round_to_nearest(
     weight: torch.Tensor, grid: Grid, shrink: torch.Tensor | None = None
 ) -> Rounded:
-    """Every weight by itself, to the nearest level of its group: [outputs, inputs] float32."""
+    """Round every weight [outputs, inputs] float32 to the nearest level of its group."""
     scales = grid.fit(weight, shrink)
     codes = grid.code(weight, spread(scales, weight.shape[1]))
     return Rounded(grid.stored(codes), scales, grid)

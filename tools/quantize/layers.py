@@ -1,4 +1,4 @@
-"""One layer: its inputs watched, its weights rounded, and what then goes on to the next layer."""
+"""Quantises one layer: observes its inputs, rounds its weights, computes its outputs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _FP8 = torch.float8_e4m3fn
 
 @dataclass(frozen=True, slots=True)
 class RoundedLayer:
-    """A layer in codes.
+    """A rounded layer.
 
     Attributes:
-        weights: what its parameters stand for, float32.
+        weights: the dequantised parameters, float32.
         rounded: the codes of each site.
-        errors: what rounding changed of each linear layer's output on the calibration text, as a
-            share of its mean square.
+        errors: the error of each linear layer's output on the calibration text, as a share of its
+            mean square.
     """
 
     weights: dict[str, torch.Tensor]
@@ -46,8 +46,8 @@ class LayerQuantiser:
 
     Args:
         source: the checkpoint.
-        recipe: how.
-        grid: to which levels.
+        recipe: how to round.
+        grid: the levels to round to.
     """
 
     def __init__(self, source: Source, recipe: Recipe, grid: Grid) -> None:
@@ -61,11 +61,11 @@ class LayerQuantiser:
         return {name: self._source.weights[name] for name in self._source.names(i)}
 
     def made(self, i: int, weights: dict[str, torch.Tensor]) -> Layer:
-        """The layer of these parameters."""
+        """Build the layer with these parameters."""
         return make_layer(self._source.spec, Copies(weights), self._method, i)
 
     def observed(self, i: int, layer: Layer) -> tuple[Layer, dict[str, InputStats]]:
-        """The layer, and what will be known of the inputs of each site once it has run."""
+        """The layer, and the statistics of each site's inputs, which fill as it runs."""
         stats = {
             site.label: InputStats(site.inputs, torch.device("cpu"))
             for site in self._source.sites(i, self._recipe)
@@ -79,7 +79,7 @@ class LayerQuantiser:
     def rounded(
         self, i: int, weights: dict[str, torch.Tensor], stats: dict[str, InputStats]
     ) -> RoundedLayer:
-        """Fold and round; ``weights`` are overwritten with what they then stand for."""
+        """Fold and round; ``weights`` are overwritten with their dequantised values."""
         sites = self._source.sites(i, self._recipe)
         if self._recipe.scales_inputs:
             self._fold(i, sites, weights, stats)
@@ -94,18 +94,18 @@ class LayerQuantiser:
             rows.copy_(value)
         codes = {site.parameter for site in sites}
         for name, dtype in self._source.dtypes(i).items():
-            if name not in codes:  # as the file will hold what a fold has changed
+            if name not in codes:  # rounded to the file's dtype, after a fold
                 weights[name] = weights[name].to(dtype).float()
         return RoundedLayer(weights, rounded, errors)
 
     def rounding_inputs(self, layer: Layer) -> Layer:
-        """The layer as it will run: its inputs rounded too, where the scheme says so."""
+        """The layer as it will be served: with rounded inputs if the scheme has them."""
         if not self._recipe.rounds_inputs:
             return layer
         return with_linears(layer, lambda _, linear: RoundedInputs(linear, self._grid.is_float))
 
     def tensors(self, i: int, layer: RoundedLayer) -> dict[str, torch.Tensor]:
-        """The layer as the file has it, by tensor names."""
+        """The layer as stored in the file, by tensor names."""
         source, spec = self._source, self._source.spec
         found: dict[str, torch.Tensor] = {}
         in_codes: set[str] = set()
@@ -152,7 +152,7 @@ class LayerQuantiser:
 
 
 class RoundedInputs:
-    """A ``Linear`` whose inputs are rounded to eight bits, token by token."""
+    """A ``Linear`` whose inputs are rounded to eight bits per token."""
 
     def __init__(self, layer: Linear, is_float: bool) -> None:
         self._layer = layer
@@ -172,18 +172,18 @@ class RoundedInputs:
 
 
 def stream_error(exact: torch.Tensor, rounded: torch.Tensor) -> tuple[float, float]:
-    """Squared difference, and squared length, of two streams of the same shape."""
+    """The squared difference of two streams of one shape, and the squared length of the exact."""
     return float(functional.mse_loss(rounded, exact, reduction="sum")), float(exact.square().sum())
 
 
 def layer_report(i: int, layer: RoundedLayer, stream: float | None) -> dict[str, Any]:
-    """What is told of a layer.
+    """The report on a layer.
 
     Args:
-        i: which one.
-        layer: rounded.
-        stream: by how much the residual stream of the held-out text behind it differs from the
-            unquantised model's, as a share of its mean square.
+        i: its index.
+        layer: the rounded layer.
+        stream: the error of the held-out text's residual stream after it, against the unquantised
+            model's, as a share of its mean square.
     """
     return {"layer": i, "stream_error": stream, "linear_errors": layer.errors}
 

@@ -1,8 +1,8 @@
-"""Questions with one right answer each, asked of a model before and after.
+"""Questions with one right answer each, put to a model before and after quantisation.
 
 A file of JSON lines: ``{"messages": [...], "tools": [...]?, "expected": "..."}``, as
-``tests/demo/heldout.jsonl``. An answer is right when it is the expected text, outer white space
-apart.
+``tests/demo/heldout.jsonl``. An answer is right if it equals the expected text, ignoring outer
+whitespace.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_TOKENS = 160
 
 
 class Question(NamedTuple):
-    """One of them."""
+    """One question and its answer."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
@@ -27,10 +27,10 @@ class Question(NamedTuple):
 
 
 def read_questions(path: Path) -> list[Question]:
-    """All of a file.
+    """All questions of a file.
 
     Raises:
-        QuantizeError: a line is no question; says which.
+        QuantizeError: a line is not a question; names the line.
         OSError: it cannot be read.
     """
     found: list[Question] = []
@@ -49,18 +49,20 @@ def read_questions(path: Path) -> list[Question]:
 
 
 def num_right(model: Path, questions: list[Question]) -> int:
-    """How many a model answers right, greedily; in float32, so that nothing but its weights counts.
+    """How many questions a model answers correctly, greedily.
+
+    The model runs in float32, so that only its weights matter.
 
     Raises:
         ModelLoadError: the model cannot be loaded.
-        RequestError: a question cannot be put to it.
+        RequestError: the model cannot take a question.
     """
     with LLM(model, dtype="float32", use_tqdm=False) as llm:
         return answers_right(llm, questions)
 
 
 def answers_right(llm: LLM, questions: list[Question]) -> int:
-    """The same of a model that is loaded. Raises RequestError."""
+    """The same for a model that is already loaded. Raises RequestError."""
     sampling = SamplingParams(temperature=0, max_tokens=_MAX_TOKENS)
     prompts = [llm.encode_chat(asked.messages, tools=asked.tools) for asked in questions]
     results = llm.generate(prompts, sampling, use_tqdm=False)

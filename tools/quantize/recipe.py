@@ -1,4 +1,4 @@
-"""What is asked of a quantisation, checked before anything is read or written."""
+"""The settings of a quantisation, checked before anything is read or written."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ Algorithm = Literal["rtn", "gptq", "awq", "awq+gptq"]
 
 SCHEMES: tuple[Scheme, ...] = ("int4", "int8", "w8a8", "fp8")
 ALGORITHMS: tuple[Algorithm, ...] = ("rtn", "gptq", "awq", "awq+gptq")
-# Group sizes that kernels are made for, the usual one first.
+# Group sizes that kernels support, the most common first.
 GROUP_SIZES = (128, 64, 32)
-PER_OUTPUT = -1  # a group size: one scale for all inputs of an output
+PER_OUTPUT = -1  # as a group size: one scale for all inputs of an output
 
 
 class QuantizeError(Exception):
-    """What was asked for cannot be done; one line for the person who asked."""
+    """A request that cannot be carried out; the message is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How weights are rounded.
+    """The method of rounding.
 
     Attributes:
-        scheme: int4 and int8 round the weights alone; w8a8 and fp8 say that activations are to be
-            rounded too, token by token, when the model runs.
-        algorithm: rtn rounds each weight by itself, gptq makes good for errors, awq scales what
-            matters first, awq+gptq does both.
-        group_size: neighbouring inputs that share a scale; -1: all of an output's; None: 128, 64
-            or 32 for int4, whichever divides all layers, and all of an output's for the others.
+        scheme: int4 and int8 round only the weights; w8a8 and fp8 also have activations rounded,
+            token by token, when the model runs.
+        algorithm: rtn rounds each weight independently, gptq compensates errors, awq scales the
+            important inputs first, awq+gptq does both.
+        group_size: neighbouring inputs that share a scale; -1: all inputs of an output; None:
+            128, 64 or 32 for int4, whichever divides all layers, and -1 for the others.
         symmetric: without zero points.
         gptq: its options.
-        ignore: names of modules that stay as they are: whole names, or ``re:`` and a pattern for
-            the beginning of one.
+        ignore: names of modules that are not rounded: whole names, or ``re:`` and a pattern that
+            matches the start of one.
     """
 
     scheme: Scheme = "int4"
@@ -51,7 +51,7 @@ class Recipe:
     ignore: tuple[str, ...] = ("lm_head",)
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself."""
+        """Reject contradictory settings."""
         size = self.group_size
         if self.scheme in ("w8a8", "fp8"):
             if size not in (None, PER_OUTPUT):
@@ -72,26 +72,26 @@ class Recipe:
 
     @property
     def bits(self) -> int:
-        """Of a weight."""
+        """The bits of a weight."""
         return 4 if self.scheme == "int4" else 8
 
     @property
     def rounds_inputs(self) -> bool:
-        """Whether activations are rounded when the model runs."""
+        """Whether activations are rounded at run time."""
         return self.scheme in ("w8a8", "fp8")
 
     @property
     def scales_inputs(self) -> bool:
-        """Whether AWQ is part of it."""
+        """Whether AWQ is part of the algorithm."""
         return self.algorithm.startswith("awq")
 
     @property
     def makes_good(self) -> bool:
-        """Whether GPTQ is part of it."""
+        """Whether GPTQ is part of the algorithm."""
         return self.algorithm.endswith("gptq")
 
     def ignores(self, module: str) -> bool:
-        """Whether the module of this name stays as it is."""
+        """Whether the module of this name is left unrounded."""
         return any(
             re.match(pattern[3:], module) is not None
             if pattern.startswith("re:")
@@ -100,10 +100,10 @@ class Recipe:
         )
 
     def grid(self, sites: list[Site], scale_dtype: torch.dtype) -> Grid:
-        """The levels for these layers.
+        """The grid for these layers.
 
         Raises:
-            QuantizeError: the group size does not divide the inputs of one of them.
+            QuantizeError: the group size does not divide the inputs of a layer.
         """
         return Grid(
             bits=self.bits,

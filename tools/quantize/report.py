@@ -1,4 +1,4 @@
-"""What a quantisation cost and gained: as JSON, and as a table for a person."""
+"""The costs and gains of a quantisation, as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ describes the original model.
 {table}
 ```
 """
-# transformers makes the layers without memory first, and there compressed-tensors (0.20) forgets
-# that zero points are stored packed: those of the file then seem to have the wrong shape.
+# transformers creates the layers on the meta device first, and compressed-tensors (0.20) then
+# forgets that zero points are stored packed: those of the file seem to have the wrong shape.
 _ZERO_POINTS = """
 transformers can load weights with zero points if it dequantises them:
 `from_pretrained(..., quantization_config=CompressedTensorsConfig(dequantize=True))`.
@@ -28,14 +28,14 @@ transformers can load weights with zero points if it dequantises them:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was measured.
+    """The measurements.
 
     Attributes:
-        layers: for each, ``linear_errors`` (of each linear layer's output on the calibration text,
-            as a share of its mean square) and ``stream_error`` (of the residual stream of the
-            held-out text behind it, against the unquantised model's).
-        perplexity_before, perplexity_after: of the held-out text; None where there was none.
-        accuracy: of questions, where they were asked; see ``questions``.
+        layers: for each layer, ``linear_errors`` (of each linear layer's output on the calibration
+            text, as a share of its mean square) and ``stream_error`` (of the residual stream of
+            the held-out text after it, against the unquantised model's).
+        perplexity_before, perplexity_after: of the held-out text; None if there was none.
+        accuracy: on questions, if there were any; see ``questions``.
     """
 
     source: str
@@ -53,13 +53,13 @@ class Report:
 
 
 def write_report(directory: Path, report: Report) -> None:
-    """Write it beside the weights."""
+    """Write the report beside the weights."""
     text = json.dumps(asdict(report), indent=2) + "\n"
     (directory / REPORT).write_text(text, "utf-8")
 
 
 def write_card(directory: Path, report: Report) -> None:
-    """Say on the model's card what was done to it."""
+    """Add a section on the quantisation to the model card."""
     path = directory / "README.md"
     card = path.read_text("utf-8").rstrip() + "\n\n" if path.is_file() else ""
     section = _CARD.format(recipe=_recipe(report), table=format_report(report))
@@ -69,7 +69,7 @@ def write_card(directory: Path, report: Report) -> None:
 
 
 def format_report(report: Report) -> str:
-    """The table that ends a run."""
+    """The table printed at the end of a run."""
     lines = [
         _row("layer", "linear layers", "worst", "residual stream"),
         *(_layer_row(layer) for layer in report.layers),

@@ -1,12 +1,12 @@
-"""From a checkpoint to a quantised one.
+"""Turns a checkpoint into a quantised one.
 
-    for each layer:   stream ─► watched layer          the inputs of its linear layers
+    for each layer:   stream ─► observed layer         the inputs of its linear layers
                       fold, clip, round                 its codes, written at once
-                      stream ─► rounded layer ─► next   so later layers are rounded for what they
-                                                        will really be given
+                      stream ─► rounded layer ─► next   so later layers are rounded for the inputs
+                                                        that they will really get
 
-The held-out windows go through twice, once through the model as it was: that tells how far the
-streams part, and both perplexities, without the whole model ever being in memory.
+The held-out windows go through both the original and the rounded model. This gives the divergence
+of the streams and both perplexities, without the whole model ever being in memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _STREAMS = ("calibration", "exact", "rounded")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be made of what."""
+    """The source, the output and how to produce it."""
 
     source: Path
     output: Path
@@ -52,20 +52,20 @@ class Job:
 
 
 def quantise(job: Job, windows: Windows, on_progress: LoadProgress | None = None) -> Report:
-    """Make the quantised checkpoint; goes on where a run of the same job was stopped.
+    """Create the quantised checkpoint; resumes an interrupted run of the same job.
 
     Args:
-        job: what to make.
-        windows: token ids of the calibration text, and of the held-out one.
-        on_progress: is told how far it is.
+        job: what to create.
+        windows: token ids of the calibration text, and of the held-out text.
+        on_progress: called with the progress.
 
     Returns:
-        What was measured on the way; it lies beside the weights too.
+        The measurements, which are also written beside the weights.
 
     Raises:
-        QuantizeError: what is asked for cannot be done; nothing has been written then.
+        QuantizeError: the job is impossible; nothing has been written then.
         ModelLoadError: the checkpoint is missing, damaged or not supported.
-        OSError: the disk is full, or cannot be written.
+        OSError: the disk is full, or not writable.
     """
     return _Run(job, windows, on_progress)()
 
@@ -100,7 +100,7 @@ class _Run:
         )
 
     def __call__(self) -> Report:
-        with torch.no_grad():  # not inference_mode: weights are filled by other threads
+        with torch.no_grad():  # not inference_mode: other threads fill in weights
             first = self._space.num_done
             if first == 0 or not self._streams.are_there(first):
                 first = self._begin()
@@ -132,7 +132,7 @@ class _Run:
         return 0
 
     def _layer(self, i: int) -> None:
-        """Watch, round and write one layer, and bring the streams behind it."""
+        """Observe, round and write one layer, and advance the streams past it."""
         layers = self._layers
         self._tell_layer(i, 0.0, "reading")
         weights = layers.read(i)
@@ -157,7 +157,7 @@ class _Run:
         return (self._walk.run(layer, i, x) for x in self._streams.read(name, i))
 
     def _parted(self, layer: int) -> float | None:
-        """How far the held-out streams are apart before ``layer``."""
+        """The relative divergence of the held-out streams before ``layer``."""
         pairs = zip(
             self._streams.read("exact", layer), self._streams.read("rounded", layer), strict=True
         )
@@ -166,7 +166,7 @@ class _Run:
         return sum(error for error, _ in sums) / whole if whole else None
 
     def _perplexities(self) -> tuple[float | None, float | None]:
-        """Of the held-out windows, before and after."""
+        """The perplexities of the held-out windows, before and after."""
         spec, held_out = self._source.spec, self._windows.held_out
         if not len(held_out) or not spec.generates or held_out.shape[1] < 2:
             return None, None
@@ -186,7 +186,7 @@ class _Run:
         return perplexity("exact"), perplexity("rounded")
 
     def _finish(self, before: float | None, after: float | None) -> Report:
-        """Put the result together, and in its place."""
+        """Assemble the result and move it to its place."""
         self._tell(0.99, "writing the model")
         space, source = self._space, self._source
         shutil.rmtree(space.model, ignore_errors=True)
@@ -232,7 +232,7 @@ class _Run:
                 )
 
     def _description(self) -> dict[str, Any]:
-        """What a run must have in common with one that it goes on with."""
+        """What a run must have in common with the one that it resumes."""
         data = (tokens.numpy().tobytes().hex() for tokens in self._windows)
         return {
             "model": self._source.fingerprint,
@@ -245,7 +245,7 @@ class _Run:
 
 
 def _copy_others(source: Path, target: Path) -> None:
-    """Tokenizer, templates, card: all that is no weight, no config.json and not hidden."""
+    """Copy tokenizer, templates and card: everything but weights, config.json and hidden files."""
     target.mkdir(parents=True)
     for path in sorted(source.rglob("*")):
         relative = path.relative_to(source)
@@ -258,6 +258,6 @@ def _copy_others(source: Path, target: Path) -> None:
 
 
 def _peak_bytes() -> int:
-    """The most memory this process has had."""
+    """The peak memory of this process."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,4 +1,4 @@
-"""The linear layers of a decoder layer: what each is called, and where its weight lies."""
+"""The linear layers of a decoder layer: their names, and where their weights are."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Wrap = Callable[[str, Linear], Linear]
 
 
 class Site(NamedTuple):
-    """One linear layer, whose outputs all read the same inputs."""
+    """One linear layer, or a slice of one, whose outputs all have the same inputs."""
 
-    label: str  # in the layer: "qkv", "experts.3.down"
+    label: str  # within the layer: "qkv", "experts.3.down"
     parameter: str  # "7.qkv.weight"
-    begin: int  # its outputs within the parameter
+    begin: int  # first of its outputs within the parameter
     end: int
     inputs: int
 
@@ -52,7 +52,7 @@ def sites_of(spec: DecoderSpec, wanted: dict[str, Parameter], i: int) -> list[Si
 
 
 def with_linears(layer: Layer, wrap: Wrap) -> Layer:
-    """The layer with each of its linear layers wrapped, by its label."""
+    """The layer with each of its linear layers wrapped, given its label."""
     mlp = layer.mlp
     if isinstance(mlp, MlpWeights):
         wrapped: MlpWeights | ExpertWeights = _wrapped_mlp(mlp, "", wrap)

@@ -1,4 +1,4 @@
-"""The checkpoint that is quantised: its layers' parameters, and where each tensor of it belongs."""
+"""The checkpoint to quantise: its layers' parameters, and the parameter of each of its tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tools.quantize.sites import Site, sites_of
 
 
 class Place(NamedTuple):
-    """A tensor of the checkpoint, and the parameter it is a part of."""
+    """A tensor of the checkpoint, and the parameter that it is part of."""
 
     header: Header
     entry: TensorEntry
@@ -40,7 +40,7 @@ class Source:
     """An unquantised checkpoint of a decoder.
 
     Raises:
-        QuantizeError: it is quantised already, an encoder, or of layers that are not walked here.
+        QuantizeError: it is already quantised, an encoder, or has unsupported layers.
         ModelLoadError: it is missing, damaged or not supported.
     """
 
@@ -84,7 +84,7 @@ class Source:
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors."""
+        """The size of all tensors."""
         return sum(entry.num_bytes for header in self.headers for entry in header.entries.values())
 
     def names(self, i: int) -> list[str]:
@@ -92,20 +92,20 @@ class Source:
         return [name for name in self.wanted if name.startswith(f"{i}.")]
 
     def dtypes(self, i: int) -> dict[str, torch.dtype]:
-        """What layer ``i``'s parameters are stored in."""
+        """The dtypes in which layer ``i``'s parameters are stored."""
         return {name: self.places[name][0].entry.dtype for name in self.names(i)}
 
     def sites(self, i: int, recipe: Recipe) -> list[Site]:
-        """The linear layers of layer ``i`` that are to be rounded.
+        """The linear layers of layer ``i`` that will be rounded.
 
         Raises:
-            QuantizeError: a part of one is to be left as it is, or lies in the file as no
-                compressed-tensors file has it.
+            QuantizeError: a part of one is to be ignored, or its layout in the file has no
+                equivalent in compressed-tensors.
         """
         return [site for site in sites_of(self.spec, self.wanted, i) if self._rounds(site, recipe)]
 
     def ends(self) -> list[Piece]:
-        """The tensors outside the layers, as they lie in the files."""
+        """The tensors outside the layers, by their locations in the files."""
         return [
             Piece(e.name, e.dtype, e.shape, place.header.path, e.begin, e.num_bytes)
             for name, places in self.places.items()
@@ -115,7 +115,7 @@ class Source:
         ]
 
     def ignored(self, recipe: Recipe) -> list[str]:
-        """The linear modules that stay as they are."""
+        """The linear modules that are not rounded."""
         rounded = {
             place.entry.name
             for i in range(self.spec.num_layers)
@@ -129,7 +129,7 @@ class Source:
             for place in places
             if place.entry.name not in rounded and place.entry.name.endswith(".weight")
         ]
-        # A tied head has no tensor, and is a module all the same.
+        # A tied head has no tensor, but is a module all the same.
         return list(dict.fromkeys((*kept, "lm_head")))
 
     def _rounds(self, site: Site, recipe: Recipe) -> bool:
@@ -162,7 +162,7 @@ class Source:
 
 
 class Copies(Mapping[str, torch.Tensor]):
-    """Parameters of which every reader gets a copy that it may change."""
+    """A mapping of parameters that returns a copy on each read, so that readers may modify it."""
 
     def __init__(self, weights: dict[str, torch.Tensor]) -> None:
         self._weights = weights
@@ -178,7 +178,7 @@ class Copies(Mapping[str, torch.Tensor]):
 
 
 def stored_order(layout: Layout | None, spec: DecoderSpec, rows: int) -> torch.Tensor:
-    """Which of the parameter's outputs each row of the file is, [rows]."""
+    """The parameter's output for each row of the file, [rows]."""
     order = torch.arange(rows)
     if layout is None:
         return order
@@ -197,12 +197,12 @@ def as_stored(layout: Layout | None, spec: DecoderSpec, tensor: torch.Tensor) ->
 
 
 def digest(*parts: object) -> str:
-    """A short name of what ``parts`` are."""
+    """A short hash of ``parts``."""
     text = json.dumps([str(part) for part in parts])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _keeps_rows(layout: Layout, spec: DecoderSpec) -> bool:
-    """Whether the file has the parameter's outputs, each whole, in whatever order."""
+    """Whether the file has the parameter's outputs as whole rows, in whatever order."""
     heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     return layout.stored_shape(spec, (heads, 3)) == (heads, 3) and spec.moe is None

@@ -1,4 +1,4 @@
-"""Texts as windows of tokens: what layers are watched on, and what the result is judged by."""
+"""Texts as windows of tokens, for calibration and for evaluation."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from tools.quantize.recipe import QuantizeError
 
-_MOST_CHARACTERS = 16  # of a token, on average: no more of a long text is read
+_MOST_CHARACTERS = 16  # per token, on average: limits how much of a long text is read
 
 
 class Windows(NamedTuple):
     """Windows of one length, all int64."""
 
     calibration: torch.Tensor  # [n, window]
-    held_out: torch.Tensor  # [m, window]: of these, nothing is learnt
+    held_out: torch.Tensor  # [m, window], not used for calibration
 
 
 def read_texts(path: Path) -> list[dict[str, Any]]:
-    """A file of texts: JSON lines, each with ``messages`` (and ``tools``) or ``text``; any other
-    file is one text.
+    """Read a file of texts.
+
+    JSON lines have ``messages`` (and ``tools``) or ``text``; any other file is one text.
 
     Raises:
-        QuantizeError: a line is neither; says which.
+        QuantizeError: a line is neither; names the line.
         OSError: it cannot be read.
     """
     try:
@@ -62,18 +63,19 @@ def make_windows(
     num_windows: int,
     num_held_out: int,
 ) -> Windows:
-    """Texts one after the other, in the model's own tokens, cut into windows.
+    """Concatenate texts in the model's own tokens, and cut them into windows.
 
     Args:
-        model: the directory of the tokenizer and the chat template, by which messages are written;
-            without one, their contents.
-        texts: as ``read_texts`` gives them. No more are read than are needed.
-        window: tokens of a window.
-        num_windows: to be watched.
-        num_held_out: to be judged by, the last ones. Of a short text they get a quarter.
+        model: the directory of the tokenizer and the chat template that renders messages; without a
+            template, their contents are used.
+        texts: as ``read_texts`` returns them. Only as many as needed are read.
+        window: tokens per window.
+        num_windows: the number of windows for calibration.
+        num_held_out: the number of windows for evaluation, taken from the end. If the text is
+            short, a quarter of it.
 
     Raises:
-        QuantizeError: the texts do not fill two windows, or one cannot be written.
+        QuantizeError: the texts do not fill two windows, or one cannot be rendered.
         ModelLoadError: there is no tokenizer.
     """
     tokenizer = Tokenizer.from_dir(model)

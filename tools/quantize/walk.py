@@ -1,7 +1,8 @@
-"""Runs windows of tokens through a model a layer at a time, with the engine's own layers.
+"""Runs windows of tokens through a model one layer at a time, with the engine's own layers.
 
-The engine's decoder rather than transformers' modules: it knows which layers share their inputs and
-what stands before them, reads a layer's weights alone, and is what will serve the result.
+The engine's decoder is used rather than transformers' modules: it knows which layers share their
+inputs and what produces them, can read one layer's weights alone, and is what will serve the
+result.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ class LayerWalk:
 
     Args:
         spec: the model.
-        window: tokens of a window.
+        window: tokens per window.
     """
 
     def __init__(self, spec: DecoderSpec, window: int) -> None:
         self._spec = spec
         self._window = window
-        self._blocks = -(-window // _BLOCK_SIZE)  # of the cache, for a window
+        self._blocks = -(-window // _BLOCK_SIZE)  # cache blocks per window
         self._attention = attention_spec(spec, _BLOCK_SIZE, torch.float32, _CPU)
         self._kernels = choose_kernels("auto", self._attention)
         self._rotations = Rotations(spec, window, self._kernels.operations, _CPU)
-        self.batch = max(1, _BATCH_TOKENS // window)  # windows that go through a layer together
+        self.batch = max(1, _BATCH_TOKENS // window)  # windows that pass through a layer at once
 
     def embed(self, tokens: torch.Tensor, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Windows [n, window] int64 -> the residual stream, [n, window, hidden_size].
 
         Args:
-            tokens: of the windows.
+            tokens: the windows.
             weights: the model's parameters, of which the embeddings are read.
         """
         table = weights["embedding"]
@@ -63,10 +64,10 @@ class LayerWalk:
         return embeddings(tokens.reshape(-1), positions).view(*tokens.shape, -1)
 
     def run(self, layer: Layer, index: int, x: torch.Tensor) -> torch.Tensor:
-        """One layer: the residual stream [n, window, hidden_size] before it -> behind it.
+        """Run one layer: the residual stream [n, window, hidden_size] before it -> after it.
 
         Args:
-            layer: what it is made of.
+            layer: its weights.
             index: its place in the model.
             x: overwritten.
         """
@@ -80,12 +81,12 @@ class LayerWalk:
     def losses(
         self, x: torch.Tensor, tokens: torch.Tensor, weights: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
-        """What each next token costs: ``-log p``, [n, window - 1] float32.
+        """The loss of each next token: ``-log p``, [n, window - 1] float32.
 
         Args:
-            x: [n, window, hidden_size], behind the last layer.
+            x: [n, window, hidden_size], after the last layer.
             tokens: [n, window] int64.
-            weights: the model's parameters: its last norm, and its head.
+            weights: the model's parameters, of which the last norm and the head are read.
         """
         spec = self._spec
         weight = weights["norm"] + spec.norm.offset

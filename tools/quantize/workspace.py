@@ -1,10 +1,10 @@
-"""The directory in which a run lies until it is done, and from which it goes on.
+"""The working directory of a run, from which an interrupted run is resumed.
 
 OUT.partial/
-  state.json        what is being made, and how many layers are
-  parts/            a file for each layer that is
+  state.json        the job, and how many layers are done
+  parts/            a file for each finished layer
   streams/          activations before the next layer
-  model/            the result, once all layers are there; becomes OUT by one rename
+  model/            the result, once all layers are done; becomes OUT by one rename
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tools.quantize.recipe import QuantizeError
 
 
 class Workspace:
-    """Where a run lies.
+    """The working directory of a run.
 
     Args:
-        output: the directory to be made.
-        job: what it is made of and how; a run goes on only with the same.
+        output: the directory to create.
+        job: a description of the job; a run is only resumed for the same job.
 
     Raises:
-        QuantizeError: the output is there already, or an unfinished run of another job is.
-        OSError: nothing can be written there.
+        QuantizeError: the output exists already, or there is an unfinished run of another job.
+        OSError: the directory cannot be written.
     """
 
     def __init__(self, output: Path, job: dict[str, Any]) -> None:
@@ -47,22 +47,22 @@ class Workspace:
 
     @property
     def parts(self) -> Path:
-        """Of the files of layers."""
+        """The directory of the layers' files."""
         return self.root / "parts"
 
     @property
     def streams(self) -> Path:
-        """Of the activations."""
+        """The directory of the activations."""
         return self.root / "streams"
 
     @property
     def model(self) -> Path:
-        """Of the result."""
+        """The directory of the result."""
         return self.root / "model"
 
     @property
     def num_done(self) -> int:
-        """Layers that are done."""
+        """The number of finished layers."""
         return len(self.reports)
 
     def part(self, layer: int) -> Path:
@@ -70,16 +70,16 @@ class Workspace:
         return self.parts / f"layer-{layer:05}.safetensors"
 
     def commit(self, report: dict[str, Any]) -> None:
-        """The next layer is done: its part is written, and so are its activations."""
+        """Mark the next layer as done, once its part and its activations are written."""
         self.reports.append(report)
         self._write()
 
     def start(self) -> None:
-        """Nothing is done."""
+        """Start over with no layer done."""
         self._write()
 
     def finish(self) -> None:
-        """The result is whole: it takes its place, and the rest goes."""
+        """Move the complete result to its place and remove the rest."""
         try:
             self.model.rename(self.output)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""A head's parameters in the form it computes with."""
+"""Make a draft head's modules from its weights."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def make_draft_head(
     *,
     stacked: bool = False,
 ) -> tuple[DraftHeadModules, int]:
-    """Read the weights and make the layer; with ``stacked``, its experts as tensors of all of them.
+    """Read the weights and make the layer; ``stacked``: its experts become tensors of all of them.
 
     Args:
-        model: what it drafts for, whose matrices it borrows where it has none.
+        model: the target model, whose matrices it borrows where it has none.
         scored_ids: see ``DraftHeadModules``.
 
     Returns:
         The modules, and the bytes of what is not borrowed.
 
     Raises:
-        ModelLoadError: they cannot be read, or the device has no room for them.
+        ModelLoadError: they cannot be read, or do not fit on the device.
     """
 
     def norm(name: str) -> NormWeights | None:
@@ -55,8 +55,8 @@ def make_draft_head(
         head = method.make_head(stored(weights, "head"))
         head_spec = spec.layer
         num_bytes += head.num_bytes
-    assert embed is not None  # no stage is drafted for
-    assert head is not None  # a model that generates has one
+    assert embed is not None  # stages are not drafted for
+    assert head is not None  # a generating model has one
     modules = DraftHeadModules(
         fc=fc,
         token_norm=norm("token_norm"),
@@ -74,11 +74,13 @@ def make_draft_head(
 def read_scored_ids(
     spec: DraftHeadSpec, headers: Sequence[Header], device: torch.device
 ) -> torch.Tensor | None:
-    """The tokens that an EAGLE-3 head scores, from ``d2t``: how far each one's id lies behind its
-    place. None where it scores all. Without ``headers``, where weights are random, the first ones.
+    """Return the token ids that an EAGLE-3 head scores; None if it scores all.
+
+    They come from ``d2t``, the offset of each id from its place. Without ``headers``, for random
+    weights, they are the first ids.
 
     Raises:
-        ModelLoadError: they are no such tokens.
+        ModelLoadError: they are not valid.
     """
     count = spec.num_scored
     if spec.kind != "eagle3" or count == spec.layer.vocab_size:

@@ -1,13 +1,13 @@
-"""A head at work: its layer, and what stands before and behind it.
+"""The forward pass of a draft head: its layer, and what precedes and follows it.
 
-A head at position t reads the token at t + 1, e, and what the model made of the text up to t, f; it
-foresees the token at t + 2:
+A head at position t reads the token at t + 1, e, and the model's state of the text up to t, f; it
+predicts the token at t + 2:
 
     mtp, eagle    x = fc[norm(e), norm(f)]    x += attention(norm(x))            x += mlp(norm(x))
     eagle3        x = f                       x += attention[norm(e), norm(f)]   x += mlp(norm(x))
 
-(EAGLE's first version has none of these norms but the MLP's.) From its second guess on it reads x,
-what it made itself, in the place of f; Qwen's mtp what its last norm makes of x.
+(EAGLE's first version has only the MLP's norm.) From its second guess on it reads its own x instead
+of f; Qwen's mtp reads the final norm of x.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kernels.operations import Kernels
 
 @dataclass(frozen=True, slots=True)
 class DraftHeadModules:
-    """All that is loaded of a head, and what it borrows from its model."""
+    """Everything loaded of a head, and what it borrows from its model."""
 
     fc: Linear
     token_norm: NormWeights | None
@@ -45,12 +45,12 @@ class DraftHeadModules:
 
 
 class DraftHead:
-    """A loaded head, with the face of a decoder of one layer.
+    """A loaded draft head, with the interface of a one-layer decoder.
 
     Args:
-        spec: what it is.
+        spec: the head.
         modules: its parameters.
-        kernels: what computes attention and all that is no matrix product.
+        kernels: compute the attention and everything that is not a matrix product.
         max_model_len: longest context served, in tokens.
         device: of the parameters.
     """
@@ -81,12 +81,11 @@ class DraftHead:
         self._rotations = Rotations(spec.layer, max_model_len, operations, device)
 
     def rotations(self, positions: torch.Tensor) -> tuple[Rotation, ...]:
-        """Cosines and sines of a step's positions, for its ``StepState``."""
+        """Return the cosines and sines of a step's positions, for its ``StepState``."""
         return self._rotations(positions)
 
     def condense(self, states: torch.Tensor) -> torch.Tensor:
-        """What it keeps of a token: [n, as many states as it taps, one after the other] ->
-        [n, hidden_size]."""
+        """Reduce a token's tapped states, concatenated in [n, taps * T], to [n, hidden_size]."""
         return self._modules.fc(states) if self.taps else states
 
     def forward(
@@ -99,14 +98,13 @@ class DraftHead:
         """Run the layer, and store its keys and values.
 
         Args:
-            input_ids: [num_tokens] int64, each behind the token whose state it is read with.
+            input_ids: [num_tokens] int64, each the token after the one whose state it is read with.
             state: the step's, with ``read_states``.
-            caches: of its one layer, written in place.
-            wanted: [num_wanted] int64, the tokens whose result is read; None for all of them.
+            caches: of its one layer, updated in place.
+            wanted: [num_wanted] int64, the tokens whose result is read; None: all of them.
 
         Returns:
-            [num_wanted or num_tokens, hidden_size], for ``logits``, and to be read with the next
-            guess.
+            [num_wanted or num_tokens, hidden_size], for ``logits`` and as input of the next guess.
         """
         assert state.read_states is not None
         block = self._block
@@ -130,7 +128,7 @@ class DraftHead:
         return self._norm(x) if self._hands_on_normed else x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, hidden_size] -> [n, vocab_size] float32; -inf of tokens that it does not score."""
+        """[n, hidden_size] -> [n, vocab_size] float32; -inf for tokens that it does not score."""
         modules = self._modules
         said = modules.head.logits(hidden if self._hands_on_normed else self._norm(hidden))
         scores = finish_logits(modules.head_spec, said, self._operations).float()

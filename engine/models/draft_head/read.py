@@ -1,4 +1,4 @@
-"""Which head a checkpoint has, by its config and by the tensors that are there."""
+"""Determine a checkpoint's draft head from its config and its tensors."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from engine.models.families import read_spec
 from engine.models.json_file import parse_object, read_bytes
 from engine.models.spec import DecoderSpec
 
-# Of an EAGLE head's config.json, beside a decoder's own keys.
+# Keys of an EAGLE head's config.json beyond those of a decoder.
 _OWN_KEYS = ("draft_vocab_size", "target_hidden_size", "eagle_config", "bias")
 _LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
 
 
 def mtp_spec(spec: DecoderSpec, present: Collection[str], where: Path) -> DraftHeadSpec:
-    """The head in the checkpoint of a model itself.
+    """Return the draft head in a model's own checkpoint.
 
     Args:
         spec: of the model.
-        present: names of its checkpoint's tensors; none where the weights are random.
+        present: names of its checkpoint's tensors; none if the weights are random.
         where: the model's directory.
 
     Raises:
@@ -54,7 +54,7 @@ def mtp_spec(spec: DecoderSpec, present: Collection[str], where: Path) -> DraftH
 
 
 def _qwen_mtp_spec(spec: DecoderSpec, present: Collection[str], where: Path) -> DraftHeadSpec:
-    """That of Qwen3-Next and Qwen3.5: a layer that attends, whatever the model's last one does."""
+    """That of Qwen3-Next and Qwen3.5: an attention layer, whatever the model's last layer is."""
     if present and "mtp.fc.weight" not in present:
         raise ModelLoadError(
             f"{where}: missing tensor 'mtp.fc.weight': the checkpoint was saved without the head "
@@ -72,11 +72,11 @@ def _qwen_mtp_spec(spec: DecoderSpec, present: Collection[str], where: Path) -> 
 
 
 def read_eagle_config(directory: Path, spec: DecoderSpec) -> DraftHeadSpec:
-    """The EAGLE head that a directory's config.json describes, as if it borrowed all it can.
+    """Return the EAGLE head that a directory's config.json describes, borrowing all it can.
 
     Args:
         directory: of the head.
-        spec: of the model that it is to draft for.
+        spec: of the target model.
 
     Raises:
         ModelLoadError: it is missing, or cannot draft for this model; one line that names the key.
@@ -109,7 +109,7 @@ def read_eagle_config(directory: Path, spec: DecoderSpec) -> DraftHeadSpec:
     num_scored = reader.count("draft_vocab_size", own.vocab_size)
     if num_scored > own.vocab_size:
         raise reader.error("draft_vocab_size", f"exceeds the {own.vocab_size} tokens")
-    reader.flag("bias")  # the tensor is there, or it is not
+    reader.flag("bias")  # the tensor's presence decides
     longest = max(own.max_position_embeddings, spec.max_position_embeddings)
     return DraftHeadSpec(
         kind="eagle3" if is_third else "eagle",
@@ -121,10 +121,10 @@ def read_eagle_config(directory: Path, spec: DecoderSpec) -> DraftHeadSpec:
 
 
 def with_present(head: DraftHeadSpec, present: Collection[str], where: Path) -> DraftHeadSpec:
-    """The same, with what the tensors ``present`` say: which matrices it has of its own.
+    """Return the head with the matrices of its own that ``present`` shows it has.
 
     Raises:
-        ModelLoadError: it would need one that it cannot borrow.
+        ModelLoadError: it lacks one that it cannot borrow.
     """
     names = {own_name(head, name) for name in present}
     head = replace(
@@ -147,13 +147,13 @@ def with_present(head: DraftHeadSpec, present: Collection[str], where: Path) -> 
 
 
 def _is_plain(own: DecoderSpec) -> bool:
-    """Whether its layer is one of those that heads are made of."""
+    """Return whether its layer is of a kind that heads have."""
     is_attention = own.latent is None and not own.has_sinks and own.rope is not None
     return is_attention and own.moe is None and own.placement == "pre" and own.norm.kind == "rms"
 
 
 def _taps(reader: ConfigReader, spec: DecoderSpec) -> tuple[int, ...]:
-    """The layers whose inputs are read: as the config names them, or as EAGLE-3 was published."""
+    """Return the layers whose inputs it reads: from the config, or as EAGLE-3 was published."""
     section, count = reader.section("eagle_config"), spec.num_layers
     for owner in (reader, section):
         if owner is not None and _LAYERS_KEY in owner:

@@ -1,4 +1,4 @@
-"""What a head that drafts is, its parameters, and what checkpoints call them."""
+"""Draft heads as data: their parameters, and checkpoints' names for them."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ DraftHeadKind = Literal["mtp", "qwen_mtp", "eagle", "eagle3"]
 
 @dataclass(frozen=True)
 class DraftHeadSpec:
-    """A head of one decoder layer. T is the hidden size of the model it drafts for, H its own."""
+    """A head of one decoder layer. T is the target model's hidden size, H its own."""
 
     kind: DraftHeadKind
-    layer: DecoderSpec  # whose one layer it is; its vocabulary is the model's
+    layer: DecoderSpec  # its one layer; the vocabulary is the model's
     model_size: int  # T
-    num_scored: int  # tokens that its scores are of: all, or the likeliest
-    taps: tuple[int, ...] = ()  # layers of the model whose inputs it reads; none: the last norm
+    num_scored: int  # tokens it scores: all, or the most frequent
+    taps: tuple[int, ...] = ()  # model layers whose inputs it reads; none: the final norm
     fc_bias: bool = False
     has_embedding: bool = False  # of its own; else the model's
-    has_scores: bool = False  # a matrix of its own that scores tokens; else the model's
-    index: int = 0  # of an ``mtp`` layer in its checkpoint, behind the model's last
+    has_scores: bool = False  # its own output matrix; else the model's
+    index: int = 0  # of an ``mtp`` layer, after the model's last
 
     @property
     def architecture(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return f"{self.layer.architecture} {self.kind}"
 
     @property
     def is_in_model(self) -> bool:
-        """Whether its tensors are in its model's checkpoint."""
+        """Whether its tensors are in the model's checkpoint."""
         return self.kind in ("mtp", "qwen_mtp")
 
 
 def draft_head_parameters(spec: DraftHeadSpec) -> dict[str, Parameter]:
-    """All parameters of a head, by name; those of its layer begin with ``0.``"""
+    """All parameters of a head by name; those of its layer begin with ``0.``"""
     hidden = spec.layer.hidden_size
     found = {
         name: parameter
@@ -80,13 +80,15 @@ def draft_head_targets(spec: DraftHeadSpec, wanted: Mapping[str, Parameter]) -> 
 
 
 def mtp_prefix(spec: DraftHeadSpec) -> str:
-    """What the tensors of a head in its model's checkpoint begin with."""
+    """The name prefix of a head's tensors in its model's checkpoint."""
     return "mtp." if spec.kind == "qwen_mtp" else f"model.layers.{spec.index}."
 
 
 def own_name(spec: DraftHeadSpec, name: str) -> str:
-    """A tensor's full name: EAGLE's heads are written with and without ``model.``, the layer of
-    EAGLE-3's under two names."""
+    """Return a tensor's full name.
+
+    EAGLE heads are saved with and without ``model.``, and EAGLE-3's layer has two names.
+    """
     if spec.is_in_model:
         return name
     name = name.removeprefix("model.")
@@ -94,16 +96,18 @@ def own_name(spec: DraftHeadSpec, name: str) -> str:
 
 
 def is_unused(spec: DraftHeadSpec, name: str) -> bool:
-    """Whether a tensor may be passed over: the model's own, computed here, or a map of tokens,
-    which is read by itself."""
+    """Return whether a tensor may be skipped: the model's own, computed here, or a token map.
+
+    Token maps are read separately.
+    """
     if spec.is_in_model:
         is_foreign = not name.startswith(mtp_prefix(spec))
-        # Qwen's model passes over all that is called so, and its head over none of it.
+        # Qwen's model skips everything under this name, and its head nothing.
         return is_foreign or (spec.kind == "mtp" and weights.is_redundant(spec.layer, name))
     return name in TOKEN_MAPS or weights.is_redundant(spec.layer, "model." + name)
 
 
-# EAGLE-3: how far a scored token's id lies from the model's, and which tokens are scored at all.
+# EAGLE-3: the offset of a scored token's id from the model's, and which tokens are scored at all.
 TOKEN_MAPS = ("d2t", "t2d")
 
 _MTP = {

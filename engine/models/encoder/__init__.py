@@ -1,5 +1,5 @@
-"""Encoders of BERT's kind: every token of a text sees all the others, and nothing is generated.
+"""Encoders like BERT: every token of a text attends to all others, and nothing is generated.
 
-A text is computed whole, in one step; there is no KV cache. What comes of it is pooled into one
-vector, or scored by a classification head.
+A text is computed whole, in one step; there is no KV cache. The result is pooled into one vector,
+or scored by a classification head.
 """

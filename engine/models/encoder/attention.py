@@ -1,7 +1,7 @@
-"""Attention of every token to all tokens of its own text, over texts of any lengths at once.
+"""Bidirectional attention within each text, over a batch of texts of any lengths.
 
-Texts of about one length are padded to the longest of them and go through torch's attention
-together; what is padded is masked, and at most a quarter of it.
+Texts of similar lengths are padded to the longest and go through torch's attention together; the
+padding is masked, and is at most a quarter of the tokens.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _SLACK_TOKENS = 4
 
 
 class Bucket(NamedTuple):
-    """Texts of about one length, padded to the longest: B texts of T tokens."""
+    """Texts of similar lengths, padded to the longest: B texts of T tokens."""
 
-    tokens: torch.Tensor  # [B * T] int64: which of the batch's tokens; any where it is padding
+    tokens: torch.Tensor  # [B * T] int64, indices into the batch; arbitrary for padding
     num_texts: int
     is_token: torch.Tensor | None  # [B, T] bool; None: there is no padding
-    # Of the scores, [B or 1, heads or 1, T or 1, T]: what is added to them, or what of them counts.
+    # Of the scores, [B or 1, heads or 1, T or 1, T]: an additive bias, or a boolean mask.
     mask: torch.Tensor | None
 
 
@@ -31,12 +31,12 @@ Bias = Callable[[int], torch.Tensor]  # T -> [heads, T, T], added to the scores 
 def make_buckets(
     lengths: Sequence[int], device: torch.device, bias: Bias | None = None
 ) -> list[Bucket]:
-    """The texts of a batch by length.
+    """Group the texts of a batch by length.
 
     Args:
-        lengths: of the texts, in tokens; they lie one after the other.
+        lengths: of the concatenated texts, in tokens.
         device: of the batch.
-        bias: of the model's scores, where it has one.
+        bias: of the model's scores, if it has one.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     starts = [0]

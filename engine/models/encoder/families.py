@@ -20,7 +20,7 @@ _ACTIVATIONS: dict[str, EncoderActivation] = {
     "silu": "silu",
     "swish": "silu",
 }
-# Of training, of heads that are not served, and of older exports.
+# Keys of training, of heads that are not served, and of older exports.
 _WITHOUT_EFFECT = (
     *("attention_probs_dropout_prob", "classifier_dropout", "directionality", "emb_size"),
     *("gradient_checkpointing", "hidden_dropout_prob", "output_past", "pooler_fc_size"),
@@ -35,13 +35,13 @@ def bert(reader: ConfigReader) -> EncoderSpec:
 
 
 def roberta(reader: ConfigReader) -> EncoderSpec:
-    """RoBERTa and XLM-RoBERTa: positions count from behind the padding token's id."""
+    """RoBERTa and XLM-RoBERTa: positions start after the padding token's id."""
     padding = reader.token_ids("pad_token_id")
     return _read_bert(reader, first_position=(padding[0] if padding else 1) + 1)
 
 
 def mpnet(reader: ConfigReader) -> EncoderSpec:
-    """MPNet (Song et al. 2020): distances between tokens count besides, and no token types."""
+    """MPNet (Song et al. 2020): relative position buckets in addition, and no token types."""
     buckets = reader.count("relative_attention_num_buckets", 32)
     if buckets % 4:
         raise reader.error("relative_attention_num_buckets", "must be a multiple of 4")
@@ -50,11 +50,11 @@ def mpnet(reader: ConfigReader) -> EncoderSpec:
 
 
 def distilbert(reader: ConfigReader) -> EncoderSpec:
-    """DistilBERT: BERT without token types, under names of its own."""
+    """DistilBERT: BERT without token types, with its own parameter names."""
     for key in ("attention_dropout", "dropout", "qa_dropout", "seq_classif_dropout"):
         reader.ignore(key)
     for key in ("sinusoidal_pos_embds", "tie_weights_", "tie_word_embeddings"):
-        reader.ignore(key)  # its positions are in the checkpoint, however they were made
+        reader.ignore(key)  # its positions are in the checkpoint in either case
     head = read_head(reader)
     return EncoderSpec(
         architecture=reader.text("model_type"),
@@ -73,7 +73,7 @@ def distilbert(reader: ConfigReader) -> EncoderSpec:
 
 
 class EncoderFamily(NamedTuple):
-    """What a Hugging Face model_type is read by, and what is known by it."""
+    """How a Hugging Face model_type is read."""
 
     read: Callable[[ConfigReader], EncoderSpec]
     models: str

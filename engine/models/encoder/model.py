@@ -1,4 +1,4 @@
-"""The encoder: one for all families, made from a spec and its weights.
+"""The encoder: one implementation for all families, made from a spec and weights.
 
 embedding + positions + token types ─► norm ─► [ attention ─ + ─ norm ─ MLP ─ + ─ norm ] x layers
 """
@@ -37,15 +37,15 @@ class _Layer:
 
 
 class Encoder:
-    """A loaded model.
+    """A loaded encoder.
 
     Args:
-        spec: what it is.
+        spec: of the model.
         weights: its parameters, read here one by one.
         method: how linear layers are held.
 
     Raises:
-        ModelLoadError: the weights cannot be read, or the device has no room for them.
+        ModelLoadError: the weights cannot be read, or do not fit on the device.
     """
 
     def __init__(self, spec: EncoderSpec, weights: Weights, method: LinearMethod) -> None:
@@ -65,17 +65,17 @@ class Encoder:
 
     @property
     def device(self) -> torch.device:
-        """Of all its parameters."""
+        """The device of all parameters."""
         return self._embedding.device
 
     def forward(
         self, token_ids: torch.Tensor, token_types: torch.Tensor, lengths: Sequence[int]
     ) -> torch.Tensor:
-        """The last hidden states of some texts, whole and one after the other.
+        """Return the last hidden states of whole, concatenated texts.
 
         Args:
             token_ids: [num_tokens] int64.
-            token_types: [num_tokens] int64, of a pair's second text 1, else 0.
+            token_types: [num_tokens] int64: 1 for the second text of a pair, else 0.
             lengths: of the texts, in tokens.
 
         Returns:
@@ -87,7 +87,7 @@ class Encoder:
         x = functional.embedding(token_ids, self._embedding)
         x = x + functional.embedding(positions, self._positions)
         if self._token_types is not None:
-            # Families that never saw a second kind of token have one row.
+            # Families trained without token types have a single row.
             kinds = token_types.clamp(max=self._token_types.shape[0] - 1)
             x = x + functional.embedding(kinds, self._token_types)
         x = self._embedding_norm(x)
@@ -100,7 +100,7 @@ class Encoder:
         return x
 
     def score(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the classification head says of texts by the hidden states of their first tokens.
+        """Apply the classification head to texts' first hidden states.
 
         [n, hidden_size] -> [n, num_labels] float32.
         """
@@ -110,7 +110,7 @@ class Encoder:
         return classifier(activate(pooler(hidden))).float()
 
     def _bias(self, num_tokens: int) -> torch.Tensor:
-        """What is added to the scores of so many tokens: [heads, num_tokens, num_tokens]."""
+        """Return the score bias for ``num_tokens`` tokens: [heads, num_tokens, num_tokens]."""
         assert self._relative is not None
         where = distance_buckets(num_tokens, self.spec.relative_buckets, self.device)
         return functional.embedding(where, self._relative).permute(2, 0, 1)

@@ -1,4 +1,4 @@
-"""Scores that depend on how far two tokens are apart: T5's buckets, as MPNet has them."""
+"""Relative position buckets as in T5, which MPNet uses."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import math
 
 import torch
 
-_MAX_DISTANCE = 128  # tokens further apart are one bucket
+_MAX_DISTANCE = 128  # tokens further apart share one bucket
 
 
 def distance_buckets(num_tokens: int, num_buckets: int, device: torch.device) -> torch.Tensor:
-    """The bucket of each pair of positions: [num_tokens, num_tokens] int64.
+    """Return the bucket of each pair of positions: [num_tokens, num_tokens] int64.
 
-    Half of the buckets is for either direction; of these, half for small distances one by one,
-    half for larger ones by their logarithm (Raffel et al. 2020).
+    Half of the buckets are for either direction. Of these, half are for single small distances and
+    half for larger ones on a logarithmic scale (Raffel et al. 2020).
     """
     positions = torch.arange(num_tokens, device=device)
-    behind = positions[:, None] - positions[None, :]  # by how much the key is before the query
+    behind = positions[:, None] - positions[None, :]  # distance from key to query
     half = num_buckets // 2
     exact = half // 2
     distance = behind.abs()

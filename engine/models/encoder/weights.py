@@ -1,4 +1,4 @@
-"""The parameters of an encoder, and what checkpoints call them: a table for each family."""
+"""The parameters of an encoder, and checkpoints' names for them: one table per family."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ _TABLES = {
     "xlm-roberta": _ROBERTA,
     "distilbert": _DISTILBERT,
 }
-# Whole models name their encoder; the oldest checkpoints name a norm's parts as TensorFlow did.
+# Whole models prefix their encoder's names; the oldest checkpoints name norms as TensorFlow did.
 _PREFIX = re.compile(r"(bert|roberta|distilbert|mpnet)\.")
 _OLD_NORMS = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
-# Buffers, and heads of training that make no embedding.
+# Buffers, and training heads that do not affect embeddings.
 _UNUSED = re.compile(
     r"embeddings\.(position_ids|token_type_ids)|pooler\..*|cls\..*|lm_head\..*"
     r"|vocab_(transform|layer_norm|projector)\..*"
@@ -95,7 +95,7 @@ _UNUSED = re.compile(
 
 
 def encoder_targets(spec: EncoderSpec, wanted: Mapping[str, Parameter]) -> dict[str, Target]:
-    """Checkpoint name -> place, for every part of every parameter."""
+    """Return checkpoint name -> place, for every part of every parameter."""
     places: dict[str, Target] = {}
     for rule in _TABLES[spec.architecture]:
         for i in range(spec.num_layers if "{i}" in rule.pattern else 1):
@@ -106,7 +106,7 @@ def encoder_targets(spec: EncoderSpec, wanted: Mapping[str, Parameter]) -> dict[
 
 
 def own_name(name: str) -> str:
-    """The name that a tensor has in the encoder by itself, as newer checkpoints spell it."""
+    """Return a tensor's name in a bare encoder, in the newer spelling."""
     name = _PREFIX.sub("", name, count=1) if _PREFIX.match(name) else name
     for old, new in _OLD_NORMS:
         name = name.replace(old, new)
@@ -114,12 +114,12 @@ def own_name(name: str) -> str:
 
 
 def is_unused(name: str) -> bool:
-    """Whether a tensor without a place may be passed over: no embedding depends on it."""
+    """Return whether a tensor without a place may be skipped: no embedding depends on it."""
     return _UNUSED.fullmatch(name) is not None
 
 
 def encoder_parameters(spec: EncoderSpec) -> dict[str, Parameter]:
-    """All parameters of an encoder, by name."""
+    """Return all parameters of an encoder, by name."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     found = {
         "embedding": Parameter((spec.vocab_size,), (hidden,)),

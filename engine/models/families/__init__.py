@@ -1,6 +1,6 @@
 """Family readers: a Hugging Face config becomes a DecoderSpec, or is refused by name.
 
-A reader asks for the keys its family has. What is left over and not known to be harmless is an
+A reader reads the keys that its family has. Any other key that is not known to be harmless is an
 error: a key that is ignored today is a wrong answer tomorrow.
 """
 
@@ -41,12 +41,12 @@ from engine.models.spec import DecoderSpec
 
 
 class Family(NamedTuple):
-    """What a Hugging Face model_type is read by, and what is known by it."""
+    """How a Hugging Face model_type is read."""
 
     read: Callable[[ConfigReader], DecoderSpec]
     models: str
     differs: str  # from Llama
-    names_code: bool = False  # published ones name code of their own, which Hugging Face's replaced
+    names_code: bool = False  # published configs name remote code, now in Hugging Face
 
 
 FAMILIES: dict[str, Family] = {
@@ -329,10 +329,10 @@ FAMILIES: dict[str, Family] = {
 
 
 def read_spec(config: dict[str, Any]) -> DecoderSpec | EncoderSpec:
-    """The spec of a model from its parsed config.json.
+    """Return the spec of a model from its parsed config.json.
 
     Raises:
-        ModelLoadError: the architecture is not known, a value is out of range, or a key is not
+        ModelLoadError: the architecture is unknown, a value is out of range, or a key is not
             understood; one line that names it.
     """
     reader = ConfigReader(config)
@@ -352,7 +352,7 @@ def read_spec(config: dict[str, Any]) -> DecoderSpec | EncoderSpec:
         raise ModelLoadError(
             f"config.json: architecture {model_type[:80]!r} is not supported (known: {known})"
         )
-    reader.section("quantization_config")  # read by itself: engine/quantization/formats
+    reader.section("quantization_config")  # see engine/quantization/formats
     spec = with_head(family.read(reader), reader)
     reader.finish()
     return spec

@@ -1,5 +1,4 @@
-"""DeepSeek-V2 and V3, and others with their attention: latents, shared and routed experts, experts
-in groups."""
+"""DeepSeek-V2, V3 and other models with latent attention; shared, routed and grouped experts."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ from engine.models.families.shared import (
 )
 from engine.models.spec import DecoderSpec, LatentSpec, LayerSpec, MoeSpec
 
-_SHARED = ("n_shared_experts", "num_shared_experts")  # DeepSeek's name, and EXAONE's
+_SHARED = ("n_shared_experts", "num_shared_experts")  # DeepSeek's name and EXAONE's
 _TRAINING = ("aux_loss_alpha", "seq_aux", "ep_size", "router_aux_loss_coef")
 
 
 def deepseek_v2(reader: ConfigReader) -> DecoderSpec:
-    """DeepSeek-V2 and V2-Lite: experts by softmax, in groups or of all."""
+    """DeepSeek-V2 and V2-Lite: softmax experts, with or without groups."""
     reader.require("scoring_func", "softmax")
     reader.require("norm_topk_prob", False)
     reader.require("mlp_bias", False)
@@ -43,19 +42,19 @@ def deepseek_v2(reader: ConfigReader) -> DecoderSpec:
 
 
 def deepseek_v3(reader: ConfigReader) -> DecoderSpec:
-    """DeepSeek-V3 and R1: experts by sigmoid, chosen by a corrected score."""
+    """DeepSeek-V3 and R1: sigmoid experts, chosen by corrected scores."""
     moe = corrected_experts(reader, groups=(8, 4), scale=2.5)
     return _deepseek(reader, moe, first_dense=3, interleaved=reader.flag("rope_interleave", True))
 
 
 def glm4_moe_lite(reader: ConfigReader) -> DecoderSpec:
-    """GLM-4.7-Flash: DeepSeek-V3's layers, in GLM's sizes."""
+    """GLM-4.7-Flash: DeepSeek-V3's layers in GLM's sizes."""
     moe = corrected_experts(reader, scale=1.8)
     return _deepseek(reader, moe, first_dense=1, interleaved=reader.flag("rope_interleave", True))
 
 
 def mistral4(reader: ConfigReader) -> DecoderSpec:
-    """Mistral Small 4: experts by a softmax, and queries that grow with their position."""
+    """Mistral Small 4: softmax experts, and a query factor that grows with the position."""
     moe = dataclasses.replace(
         _grouped(reader, _experts(reader)),
         exact_router=False,
@@ -63,7 +62,7 @@ def mistral4(reader: ConfigReader) -> DecoderSpec:
         scale=reader.number("routed_scaling_factor", 1.0),
     )
     interleaved = reader.flag("rope_interleave", True)
-    reader.ignore("head_dim")  # as wide as plain and rotated part together
+    reader.ignore("head_dim")  # the sum of plain and rotary dimensions
     spec = _deepseek(
         reader,
         moe,
@@ -90,16 +89,16 @@ def corrected_experts(
     scale: float = 1.0,
     normalised: bool = True,
 ) -> MoeSpec:
-    """Experts as DeepSeek-V3 has them: scored by sigmoids, and chosen by those with a bias.
+    """Read experts like DeepSeek-V3's: sigmoid scores, chosen after adding a bias.
 
     Args:
         reader: the config.
-        groups, scale, normalised: the family's defaults for what the config leaves out.
+        groups, scale, normalised: the family's defaults for absent keys.
 
     Raises:
         ModelLoadError: a value is missing or out of range.
     """
-    if not reader.is_value("scoring_func", "noaux_tc"):  # as dots.llm1 says it
+    if not reader.is_value("scoring_func", "noaux_tc"):  # dots.llm1's value
         reader.require("scoring_func", "sigmoid")
     reader.require("topk_method", "noaux_tc")
     return dataclasses.replace(
@@ -112,7 +111,7 @@ def corrected_experts(
 
 
 def layers_with_experts(reader: ConfigReader, first_dense: int) -> tuple[LayerSpec, ...]:
-    """Experts in all layers but the first few, or as ``mlp_layer_types`` says."""
+    """Return layers with experts in all but the first few, or as ``mlp_layer_types`` says."""
     reader.require("moe_layer_freq", 1)
     count, dense = num_layers(reader), first_dense
     if "first_k_dense_replace" in reader:
@@ -127,7 +126,7 @@ def layers_with_experts(reader: ConfigReader, first_dense: int) -> tuple[LayerSp
 
 
 def draft_layers(reader: ConfigReader) -> int:
-    """Layers for multi-token prediction, which draft where that is asked for."""
+    """Return the number of multi-token prediction layers, which serve as draft heads on request."""
     newer = reader.whole("num_mtp_layers", 0)
     return reader.whole("num_nextn_predict_layers", newer)
 
@@ -143,8 +142,7 @@ def _deepseek(
     rotates_query: bool = False,
     tied: bool = False,
 ) -> DecoderSpec:
-    """``rotates_query``: the config tells which part of a whole query is rotated, not only how wide
-    it is."""
+    """``rotates_query``: the config has the rotated fraction of a query, not only its width."""
     ignore_router_training(reader)
     for key in (*_TRAINING, "qk_head_dim"):
         reader.ignore(key)
@@ -209,7 +207,7 @@ def _num_experts(reader: ConfigReader) -> int:
 
 
 def _grouped(reader: ConfigReader, moe: MoeSpec, groups: tuple[int, int] = (1, 1)) -> MoeSpec:
-    """Experts in groups as good as their two best."""
+    """Return the experts in groups, each scored by its two best."""
     num_groups, top_groups = _groups(reader, *groups)
     moe = dataclasses.replace(moe, num_groups=num_groups, top_groups=top_groups, group_best=2)
     if num_groups > 1 and moe.num_experts // num_groups < moe.group_best:
@@ -218,7 +216,7 @@ def _grouped(reader: ConfigReader, moe: MoeSpec, groups: tuple[int, int] = (1, 1
 
 
 def _groups(reader: ConfigReader, groups: int = 1, top: int = 1) -> tuple[int, int]:
-    """How many groups the experts are in, and of how many a token's experts may be."""
+    """Return the number of groups, and how many of them a token may use."""
     num_groups, top_groups = reader.count("n_group", groups), reader.count("topk_group", top)
     num_experts, top_k = _num_experts(reader), reader.count("num_experts_per_tok")
     if num_experts % num_groups:
@@ -231,7 +229,7 @@ def _groups(reader: ConfigReader, groups: int = 1, top: int = 1) -> tuple[int, i
 
 
 def _temperature(reader: ConfigReader) -> float:
-    """YaRN's share of the scale of the scores: ``(0.1 m ln(factor) + 1)^2``."""
+    """Return YaRN's factor of the scores: ``(0.1 m ln(factor) + 1)^2``."""
     section = reader.section("rope_parameters") or reader.section("rope_scaling")
     if section is None or section.text("rope_type", section.text("type", "default")) == "default":
         return 1.0

@@ -1,4 +1,4 @@
-"""ERNIE 4.5, text: interleaved rope; experts by a corrected softmax."""
+"""ERNIE 4.5, text only: interleaved rope, softmax experts with corrected choice."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def ernie4_5_moe(reader: ConfigReader) -> DecoderSpec:
     reader.refuse("use_bias", "is true, which is not supported")
     reader.require("moe_gate", "topk")
     reader.require("moe_use_aux_free", True)
-    # Capacities bind in training alone; the layers for multi-token prediction are not read, and
-    # sums of shares never come near the least that they are divided by.
+    # Capacities apply only in training, multi-token prediction layers are not read, and sums of
+    # weights never get near the minimum divisor.
     for key in ("moe_capacity", "num_nextn_predict_layers", "moe_norm_min"):
         reader.ignore(key)
     inner = reader.count("moe_intermediate_size", 1536)
@@ -66,7 +66,7 @@ def ernie4_5_moe(reader: ConfigReader) -> DecoderSpec:
 
 
 def _layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
-    """Experts in every ``moe_layer_interval``-th layer of a run of them."""
+    """Return layers with experts in every ``moe_layer_interval``-th one of a range."""
     count = num_layers(reader)
     begin = reader.whole("moe_layer_start_index", 1)
     end = count - 1

@@ -1,4 +1,4 @@
-"""Falcon: layer norms, one key for many heads, attention and MLP side by side."""
+"""Falcon: layer norms, one key for many heads, parallel attention and MLP."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def falcon(reader: ConfigReader) -> DecoderSpec:
 
 
 def _num_kv_heads(reader: ConfigReader, num_heads: int, *, is_grouped: bool) -> int:
-    """As the config tells it; without groups there is one, or one for each head."""
+    """Return the config's number; without groups there is one KV head, or one for each head."""
     told = reader.count("num_kv_heads", num_heads)
     is_shared = reader.flag("multi_query", True)
     if not is_grouped:

@@ -1,4 +1,4 @@
-"""Gemma: scaled embeddings, norms whose weights are stored less one, tanh GELU."""
+"""Gemma: scaled embeddings, norms with weights stored less one, tanh GELU."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from engine.models.spec import DecoderSpec, LayerSpec, NormSpec
 
 def gemma(reader: ConfigReader) -> DecoderSpec:
     """Gemma 1."""
-    reader.text("hidden_act", "gelu_pytorch_tanh")  # older exports say gelu and mean its tanh form
+    reader.text("hidden_act", "gelu_pytorch_tanh")  # older exports' gelu means tanh GELU
     return _gemma(reader, head_dim=256)
 
 
 def gemma2(reader: ConfigReader) -> DecoderSpec:
-    """Gemma 2: norms on both sides, windows in every other layer, soft-capped scores."""
+    """Gemma 2: sandwich norms, windows in every other layer, soft-capped scores."""
     return _gemma2(
         reader,
         head_dim=256,
@@ -29,12 +29,12 @@ def gemma2(reader: ConfigReader) -> DecoderSpec:
 
 
 def vaultgemma(reader: ConfigReader) -> DecoderSpec:
-    """VaultGemma 1B: Gemma 2 without the norms behind attention and MLP."""
+    """VaultGemma 1B: Gemma 2 without norms after attention and MLP."""
     return dataclasses.replace(gemma2(reader), placement="pre")
 
 
 def gemma3(reader: ConfigReader) -> DecoderSpec:
-    """Gemma 3's text model: five windowed layers with a rope of their own to one without."""
+    """Gemma 3's text model: five windowed layers with their own rope to each full one."""
     full, local = read_ropes_by_layer(
         reader,
         theta=1_000_000.0,
@@ -77,7 +77,7 @@ def _gemma(reader: ConfigReader, **fields: Any) -> DecoderSpec:
 def _layers(
     reader: ConfigReader, *, period: int, local_rope: bool = False
 ) -> tuple[LayerSpec, ...]:
-    """The last of every ``period`` layers sees everything, or as ``layer_types`` says."""
+    """Return layers of which every ``period``-th has full attention, or as ``layer_types`` says."""
     count = num_layers(reader)
     window = reader.count("sliding_window", 4096)
     for key in ("sliding_window_pattern", "_sliding_window_pattern"):

@@ -1,4 +1,4 @@
-"""Gemma 4: layers that see everything have heads of their own, wider ones and fewer of them."""
+"""Gemma 4: full attention layers have wider and fewer heads than windowed ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.models.families.shared import layer_types, num_layers, read_activati
 from engine.models.rope_spec import ProportionalScaling, RopeSpec
 from engine.models.spec import DecoderSpec, HeadSpec, LayerSpec, MoeSpec, NormSpec
 
-_PERIOD = 6  # of so many layers the last sees everything
+_PERIOD = 6  # every sixth layer has full attention
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _OF_EXPERTS = ("num_experts", "top_k_experts", "moe_intermediate_size")
 
@@ -33,10 +33,10 @@ def gemma4(reader: ConfigReader) -> DecoderSpec:
 
 
 def gemma4_unified(reader: ConfigReader) -> DecoderSpec:
-    """The text model of the one that reads images and sound without encoders of their own."""
+    """The text model of the variant that reads images and sound without separate encoders."""
     for key in ("hidden_size_per_layer_input", "enable_moe_block"):
         reader.refuse(key, "is set, which this kind of Gemma 4 does not have")
-    for key in ("vocab_size_per_layer_input", *_OF_EXPERTS):  # without effect without these
+    for key in ("vocab_size_per_layer_input", *_OF_EXPERTS):  # unused in this variant
         reader.ignore(key)
     return _text(reader, max_positions=262_144, window=1024)
 
@@ -49,7 +49,7 @@ def _pad_id(reader: ConfigReader, embedded: int) -> int:
 
 
 def _experts(reader: ConfigReader) -> MoeSpec | None:
-    """Of every layer, beside its MLP; None where there are none."""
+    """Return every layer's experts, beside its MLP; None if there are none."""
     if not reader.flag("enable_moe_block"):
         for key in _OF_EXPERTS:
             reader.ignore(key)
@@ -75,7 +75,7 @@ def _text(
         )
     kinds = _kinds(reader)
     sources = _sources(reader, kinds)
-    wide = reader.flag("use_double_wide_mlp")  # where keys and values are another layer's
+    wide = reader.flag("use_double_wide_mlp")  # in layers that read another's keys and values
     wider = 2 * reader.count("intermediate_size") if wide else None
     heads = _heads(reader, kinds)
     whole, local = heads[_FULL], heads.get(_SLIDING)
@@ -126,7 +126,7 @@ def _text(
 
 
 def _kinds(reader: ConfigReader) -> list[str]:
-    """Of each layer. The last one sees everything, whatever the config says of it."""
+    """Return each layer's kind. The last one has full attention, whatever the config says."""
     count = num_layers(reader)
     kinds = layer_types(reader, count) or [
         _SLIDING if (i + 1) % _PERIOD else _FULL for i in range(count)
@@ -135,8 +135,10 @@ def _kinds(reader: ConfigReader) -> list[str]:
 
 
 def _sources(reader: ConfigReader, kinds: list[str]) -> list[int | None]:
-    """Of each layer the number of the one whose keys and values it reads: the last ones read those
-    of the last layer of their kind before them. None: its own."""
+    """Return, for each layer, the layer whose keys and values it reads; None: its own.
+
+    The final layers read those of the last preceding layer of their kind.
+    """
     count = len(kinds)
     first = count - reader.whole("num_kv_shared_layers", 0)
     if first < 1 or set(kinds[first:]) - set(kinds[:first]):
@@ -146,8 +148,11 @@ def _sources(reader: ConfigReader, kinds: list[str]) -> list[int | None]:
 
 
 def _heads(reader: ConfigReader, kinds: list[str]) -> dict[str, HeadSpec]:
-    """Those of each kind of layer: by ``per_layer_config`` (transformers 5.23), or by two keys of
-    the full layers' own, as the models were published."""
+    """Return each kind of layer's heads.
+
+    They are in ``per_layer_config`` (transformers 5.23), or in two keys for the full layers, as in
+    the published models.
+    """
     shared = reader.flag("attention_k_eq_v")
     usual = reader.count("num_key_value_heads", 4), reader.count("head_dim", 256)
     wide = reader.count("global_head_dim", 512)
@@ -171,11 +176,11 @@ def _heads(reader: ConfigReader, kinds: list[str]) -> dict[str, HeadSpec]:
 def _told_heads(
     reader: ConfigReader, kinds: list[str], usual: tuple[int, int]
 ) -> dict[str, tuple[int, int]]:
-    """Of each kind of layer, as ``per_layer_config`` has them: KV heads and their width."""
+    """Return each kind's number of KV heads and their width, from ``per_layer_config``."""
     own: dict[str, tuple[int, int]] = {}
     told = reader.section("per_layer_config")
     assert told is not None
-    names = {int(name): name for name in told.names if name.isdecimal()}  # as "04" of many layers
+    names = {int(name): name for name in told.names if name.isdecimal()}  # may be "04"
     for i, kind in enumerate(kinds):
         heads, entry = usual, told.section(names.get(i, str(i)))
         if entry is not None:

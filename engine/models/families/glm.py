@@ -1,6 +1,6 @@
-"""GLM: rope on half of the head, fused gate and up, in GLM-4.5 and later experts as DeepSeek-V3's.
+"""GLM: rope on half of the head, fused gate and up; GLM-4.5 and later have DeepSeek-V3's experts.
 
-Its smallest one with experts has DeepSeek-V3's attention too: ``deepseek.glm4_moe_lite``.
+The smallest one with experts also has DeepSeek-V3's attention: ``deepseek.glm4_moe_lite``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def glm(reader: ConfigReader) -> DecoderSpec:
 
 
 def glm4(reader: ConfigReader) -> DecoderSpec:
-    """GLM-4-0414 and GLM-Z1: norms on both sides."""
+    """GLM-4-0414 and GLM-Z1: sandwich norms."""
     return _glm(reader, "sandwich")
 
 
 def glm4_moe(reader: ConfigReader) -> DecoderSpec:
-    """GLM-4.5 to 4.7 and their Air."""
+    """GLM-4.5 to 4.7, and the Air variants."""
     spec = read_decoder(
         reader,
         norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
@@ -54,7 +54,7 @@ def solar_open(reader: ConfigReader) -> DecoderSpec:
         head_dim=128,
         theta=1_000_000.0,
         max_positions=_MAX_POSITIONS,
-        intermediate_size=moe.intermediate_size,  # of layers without experts: there are none
+        intermediate_size=moe.intermediate_size,  # of layers without experts; there are none
         qkv_bias=reader.flag("attention_bias"),
         moe=moe,
         layers=layers_with_experts(reader, 0),

@@ -13,7 +13,7 @@ from engine.models.families.shared import (
 )
 from engine.models.spec import DecoderSpec, LayerSpec, NormSpec
 
-# Of the code that StarCoder was published with.
+# Keys of the code that StarCoder was published with.
 _RUNNER = ("inference_runner", "max_batch_size", "pre_allocate_kv_cache", "validate_runner_input")
 
 
@@ -25,9 +25,9 @@ def gpt2(reader: ConfigReader) -> DecoderSpec:
 
 
 def gpt_bigcode(reader: ConfigReader) -> DecoderSpec:
-    """StarCoder and SantaCoder: GPT-2 whose heads share one key and value."""
+    """StarCoder and SantaCoder: GPT-2 with one key and value head for all queries."""
     for key in ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"):
-        reader.flag(key)  # a matter of rounding
+        reader.flag(key)  # only affects rounding
     for key in _RUNNER:
         reader.ignore(key)
     spec = _gpt2(reader, "gelu_pytorch_tanh")
@@ -39,8 +39,7 @@ def gpt_bigcode(reader: ConfigReader) -> DecoderSpec:
 
 
 def opt(reader: ConfigReader) -> DecoderSpec:
-    """OPT: learned positions, ReLU. Not 350M, whose norms stand behind attention and MLP and whose
-    embeddings are narrower than its layers."""
+    """OPT: learned positions, ReLU. OPT-350M (post-norm, narrow embeddings) is refused."""
     for key, value in (("do_layer_norm_before", True), ("_remove_final_layer_norm", False)):
         reader.require(key, value)
     reader.require("layer_norm_elementwise_affine", True)
@@ -75,7 +74,7 @@ def opt(reader: ConfigReader) -> DecoderSpec:
 
 
 def gpt_neox(reader: ConfigReader) -> DecoderSpec:
-    """GPT-NeoX and Pythia: rope on a quarter of the head, attention and MLP side by side."""
+    """GPT-NeoX and Pythia: rope on a quarter of the head, parallel attention and MLP."""
     reader.flag("is_decoder")
     reader.ignore("classifier_dropout")
     bias = reader.flag("attention_bias", True)

@@ -17,7 +17,7 @@ def gpt_oss(reader: ConfigReader) -> DecoderSpec:
     """GPT-OSS 20B and 120B."""
     ignore_router_training(reader)
     reader.require("hidden_act", "silu")
-    reader.ignore("initial_context_length")  # the rope's own section tells it as well
+    reader.ignore("initial_context_length")  # also in the rope section
     if "rope_parameters" not in reader and "rope_scaling" not in reader:
         raise reader.error("rope_parameters", "is missing")
     top_k = reader.count("num_experts_per_tok", 4)
@@ -27,7 +27,7 @@ def gpt_oss(reader: ConfigReader) -> DecoderSpec:
         top_k=top_k,
         intermediate_size=reader.count("intermediate_size"),
         width_key="intermediate_size",
-        normalised=True,  # a softmax over the chosen ones alone, which is the same
+        normalised=True,  # a softmax over the chosen experts only is the same
         biased=True,
     )
     spec = read_decoder(
@@ -49,7 +49,7 @@ def gpt_oss(reader: ConfigReader) -> DecoderSpec:
 
 
 def _layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
-    """A window in every other layer, the first included, or as ``layer_types`` says."""
+    """Return layers with windows in every other one from the first, or by ``layer_types``."""
     count = num_layers(reader)
     window = reader.optional_count("sliding_window")
     kinds = layer_types(reader, count) or [

@@ -28,15 +28,14 @@ def granite(reader: ConfigReader) -> DecoderSpec:
 
 
 def granitemoe(reader: ConfigReader) -> DecoderSpec:
-    """Granite 3.x with experts, all of which are in one tensor; some with one that all tokens go
-    to."""
+    """Granite 3.x with experts, stacked in one tensor; some have a shared expert."""
     ignore_router_training(reader)
     shared = reader.whole("shared_intermediate_size", 0)
     moe = MoeSpec(
         num_experts=reader.count("num_local_experts", 8),
         top_k=reader.count("num_experts_per_tok", 2),
         intermediate_size=reader.count("intermediate_size"),
-        normalised=True,  # a softmax over the chosen ones alone, which is the same
+        normalised=True,  # a softmax over the chosen experts only is the same
         shared_intermediate_size=shared,
         width_key="intermediate_size",
         shared_width_key="shared_intermediate_size",
@@ -57,14 +56,14 @@ def granite_swa(reader: ConfigReader) -> DecoderSpec:
 
 
 def granitemoe_swa(reader: ConfigReader) -> DecoderSpec:
-    """The same with experts."""
+    """Granite with sinks, windows and experts."""
     layers, ropes = _windowed(reader)
     layers = tuple(dataclasses.replace(layer, experts=True) for layer in layers)
     return dataclasses.replace(granitemoe(reader), has_sinks=True, layers=layers, **ropes)
 
 
 def hyperclovax(reader: ConfigReader) -> DecoderSpec:
-    """HyperCLOVA X SEED Think: Granite with norms on both sides, and logits multiplied."""
+    """HyperCLOVA X SEED Think: Granite with sandwich norms and scaled logits."""
     head_dim = reader.count("hidden_size") // reader.count("num_attention_heads")
     return _granite(
         reader,
@@ -78,7 +77,7 @@ def hyperclovax(reader: ConfigReader) -> DecoderSpec:
 
 
 def _windowed(reader: ConfigReader) -> tuple[tuple[LayerSpec, ...], dict[str, RopeSpec]]:
-    """The layers, and the one or two ropes that they choose from."""
+    """Return the layers, and the one or two ropes that they choose from."""
     window, count = reader.optional_count("sliding_window"), num_layers(reader)
     kinds = layer_types(reader, count) or [
         "sliding_attention" if i % 4 else "full_attention" for i in range(count)

@@ -1,4 +1,4 @@
-"""Hunyuan: norms of queries and keys behind rope; experts beside one that all tokens go to."""
+"""Hunyuan: query and key norms after rope; routed experts and a shared one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.models.families.shared import (
 from engine.models.rope_spec import RopeSpec
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
 
-# Of its exporters, about other tokens than the end and other models than the text's.
+# Exporter keys about tokens other than the end, and about models other than the text model.
 _UNUSED = (
     *("eod_token_id", "sep_token_id", "im_start_id", "im_end_id", "im_newline_id", "pad_id"),
     *("text_start_id", "text_end_id", "image_token_id", "mask_init_id", "org_vocab_size"),
@@ -45,7 +45,7 @@ def hunyuan_moe(reader: ConfigReader) -> DecoderSpec:
     reader.refuse("moe_layer_num_skipped", "is not 0, which is not supported")
     reader.refuse("group_limited_greedy", "is true, which is not supported")
     for key in ("moe_drop_tokens", "moe_random_routing_dropped_token", "capacity_factor"):
-        reader.ignore(key)  # of training
+        reader.ignore(key)  # training only
     layers = (LayerSpec(experts=True),) * num_layers(reader)
     return with_checked_experts(reader, _hunyuan(reader, moe=moe, layers=layers))
 
@@ -75,7 +75,7 @@ def _hunyuan(reader: ConfigReader, **fields: Any) -> DecoderSpec:
 
 
 def _rope(reader: ConfigReader, head_dim: int) -> RopeSpec:
-    """Its kind with ``alpha`` has a base of ``theta * alpha ^ (d / (d - 2))``, for any length."""
+    """Read the rope; with ``alpha`` the base is ``theta * alpha ^ (d / (d - 2))``."""
     trained = reader.count("max_position_embeddings", 2048)
     section = reader.section("rope_parameters") or reader.section("rope_scaling")
     if section is None or "alpha" not in section:
@@ -86,7 +86,7 @@ def _rope(reader: ConfigReader, head_dim: int) -> RopeSpec:
 
 
 def _one_for_all(reader: ConfigReader, key: str, default: int) -> int:
-    """A number, or a list with the same for each layer."""
+    """Return a number that may be given as a list with the same value for each layer."""
     listed = reader.listed(key, num_layers(reader)) if reader.is_list(key) else None
     if listed is None:
         return reader.count(key, default)

@@ -1,5 +1,5 @@
-"""Models some of whose layers keep a state in place of keys and values: gated delta rules
-(Qwen3-Next and 3.5, OLMo Hybrid), short convolutions (LFM2)."""
+"""Recurrent models: gated delta rules (Qwen3-Next and 3.5, OLMo Hybrid), short convolutions
+(LFM2)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from engine.models.recurrence import GatedDeltaSpec, ShortConvSpec
 from engine.models.rope_spec import ProportionalScaling, RopePlanes, RopeSpec
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
 
-# How published LFM2 were begun with, and what other keys say as well.
+# LFM2 keys of initialisation, and duplicates of other keys.
 _LFM2_UNUSED = (
     *("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale"),
     *("block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads"),
 )
-# Of layers for multi-token prediction: whether there is one, its tensors tell.
+# Keys of multi-token prediction layers; the tensors show whether there is one.
 _MTP = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
 
 
@@ -45,7 +45,7 @@ def qwen3_5(reader: ConfigReader, *, rope_planes: RopePlanes | None = None) -> D
 
 
 def qwen3_5_moe(reader: ConfigReader, *, rope_planes: RopePlanes | None = None) -> DecoderSpec:
-    """Qwen3.5 with experts, and one that all tokens go to."""
+    """Qwen3.5 with routed experts and a shared one."""
     reader.require("mlp_only_layers", [])
     layers = tuple(dataclasses.replace(layer, experts=True) for layer in _layers(reader))
     moe = _experts(reader, normalised=True)
@@ -54,8 +54,10 @@ def qwen3_5_moe(reader: ConfigReader, *, rope_planes: RopePlanes | None = None) 
 
 
 def olmo_hybrid(reader: ConfigReader) -> DecoderSpec:
-    """OLMo Hybrid: OLMo 3's attention in every fourth layer, without position embedding as
-    published, and norms before the layers between."""
+    """OLMo Hybrid: OLMo 3's attention in every fourth layer, pre-norm layers between.
+
+    Published models have no position embedding.
+    """
     for key in ("a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor"):
         reader.ignore(f"linear_{key}")
     hidden_size, num_heads = reader.count("hidden_size"), reader.count("num_attention_heads")
@@ -91,7 +93,7 @@ def olmo_hybrid(reader: ConfigReader) -> DecoderSpec:
 
 
 def lfm2(reader: ConfigReader) -> DecoderSpec:
-    """LFM2: gated convolutions, and attention between them."""
+    """LFM2: gated convolutions, with attention layers in between."""
     reader.require("block_use_swiglu", True)
     inner = reader.count("block_ff_dim", reader.count("intermediate_size", 12_288))
     multiplier = reader.number("block_ffn_dim_multiplier", 1.0)
@@ -124,8 +126,7 @@ def lfm2_moe(reader: ConfigReader) -> DecoderSpec:
 
 
 def lfm3(reader: ConfigReader) -> DecoderSpec:
-    """LFM3: LFM2 with norms on both sides, gated heads, and windows in some layers, which have a
-    rope of their own."""
+    """LFM3: LFM2 with sandwich norms, gated heads, and some windows with their own rope."""
     head_dim = reader.count("head_dim", 128)
     full, local = read_ropes_by_layer(
         reader,
@@ -214,7 +215,7 @@ def _checked(reader: ConfigReader, spec: GatedDeltaSpec) -> GatedDeltaSpec:
 
 
 def _layers(reader: ConfigReader) -> list[LayerSpec]:
-    """``layer_types``, or where absent attention in the last of every few layers."""
+    """Return ``layer_types``; if absent, attention is in the last of every few layers."""
     count, period = num_layers(reader), reader.count("full_attention_interval", 4)
     usual = ["linear_attention" if (i + 1) % period else "full_attention" for i in range(count)]
     return _kinds(reader, reader.listed("layer_types", count) or usual, "linear_attention")
@@ -230,7 +231,7 @@ def _kinds(reader: ConfigReader, kinds: list[str], recurrent: str) -> list[Layer
 
 
 def _has_theta(reader: ConfigReader) -> bool:
-    """Whether there are rotary positions: not where their base is said to be null."""
+    """Return whether there are rotary positions; a null base means there are none."""
     section = reader.mapping("rope_parameters")
     return "rope_theta" not in section or section["rope_theta"] is not None
 
@@ -238,7 +239,7 @@ def _has_theta(reader: ConfigReader) -> bool:
 def _lfm2(
     reader: ConfigReader, layers: tuple[LayerSpec, ...], *, width: int = 3, **fields: Any
 ) -> DecoderSpec:
-    """``width``: the family's, of a convolution."""
+    """``width``: the family's default convolution width."""
     reader.require("use_pos_enc", True)
     for key in _LFM2_UNUSED:
         reader.ignore(key)
@@ -265,7 +266,7 @@ def _lfm2(
 
 
 def _lfm3_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
-    """``layer_types``, or full attention, a window and two convolutions in turn."""
+    """Return ``layer_types``; by default full attention, a window and two convolutions in turn."""
     window, count = reader.optional_count("sliding_window"), num_layers(reader)
     usual = [
         "full_attention" if i % 4 == 2 else "sliding_attention" if i and i % 4 == 0 else "conv"
@@ -286,7 +287,7 @@ def _lfm3_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
 
 
 def _lfm2_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
-    """``layer_types``, or attention where ``full_attn_idxs`` says so; else everywhere."""
+    """Return ``layer_types``; if absent, attention is in ``full_attn_idxs``, or else everywhere."""
     count = num_layers(reader)
     attending = frozenset(range(count))
     if "full_attn_idxs" in reader:

@@ -1,4 +1,4 @@
-"""Llama and those that differ from it in a few places."""
+"""Llama, and models that differ from it in a few places."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.models.spec import DecoderSpec, LayerSpec, NormSpec
 
 
 def llama(reader: ConfigReader) -> DecoderSpec:
-    """Llama 2 and 3.x, SmolLM 1 and 2, and much else that was exported as a Llama."""
+    """Llama 2 and 3.x, SmolLM 1 and 2, and many others exported as Llama."""
     reader.require("rope_interleaved", False)
     return read_decoder(
         reader,
@@ -27,7 +27,7 @@ def llama(reader: ConfigReader) -> DecoderSpec:
 
 
 def mistral(reader: ConfigReader) -> DecoderSpec:
-    """Mistral 7B and later: a window in all layers, or in none."""
+    """Mistral 7B and later: a window in all layers or none."""
     window = reader.optional_count("sliding_window")
     return read_decoder(reader, layers=(LayerSpec(window=window),) * num_layers(reader))
 
@@ -40,7 +40,7 @@ def ministral(reader: ConfigReader) -> DecoderSpec:
 
 
 def ministral3(reader: ConfigReader) -> DecoderSpec:
-    """Ministral 3: no windows, and queries that grow with their position."""
+    """Ministral 3: no windows, and a query factor that grows with the position."""
     window = reader.optional_count("sliding_window")
     return read_decoder(
         reader,
@@ -53,7 +53,7 @@ def ministral3(reader: ConfigReader) -> DecoderSpec:
 
 
 def seed_oss(reader: ConfigReader) -> DecoderSpec:
-    """Seed-OSS: biases of queries, keys and values."""
+    """Seed-OSS: biases on queries, keys and values."""
     reader.ignore("residual_dropout")
     return read_decoder(
         reader,
@@ -65,7 +65,7 @@ def seed_oss(reader: ConfigReader) -> DecoderSpec:
 
 
 def internlm3(reader: ConfigReader) -> DecoderSpec:
-    """InternLM3, whose biases have names of their own in older exports."""
+    """InternLM3, whose biases have different keys in older exports."""
     bias = reader.flag("bias", reader.flag("mlp_bias"))
     qkv_bias = reader.flag("qkv_bias", reader.flag("attention_bias"))
     if bias != qkv_bias:
@@ -82,7 +82,7 @@ def internlm3(reader: ConfigReader) -> DecoderSpec:
 
 
 def iquestcoder(reader: ConfigReader) -> DecoderSpec:
-    """IQuest-Coder, without the loop of its other variant."""
+    """IQuest-Coder, without the other variant's loop."""
     reader.refuse("clip_qkv", "is set, which is not supported")
     reader.refuse("use_sliding_window", "is true, which is not supported")
     for key in ("sliding_window", "max_window_layers"):
@@ -91,8 +91,7 @@ def iquestcoder(reader: ConfigReader) -> DecoderSpec:
 
 
 def exaone4(reader: ConfigReader) -> DecoderSpec:
-    """EXAONE 4.0: norms behind attention and MLP; where there are windows, rope in their layers
-    alone."""
+    """EXAONE 4.0: post-norm; if there are windows, only windowed layers have rope."""
     return read_decoder(
         reader,
         norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
@@ -166,7 +165,7 @@ def smollm3(reader: ConfigReader) -> DecoderSpec:
 
 
 def phi3(reader: ConfigReader) -> DecoderSpec:
-    """Phi-3, Phi-3.5 and Phi-4: fused projections, and rope on a part of the head in some."""
+    """Phi-3, Phi-3.5 and Phi-4: fused projections, and in some rope on part of the head."""
     window = reader.optional_count("sliding_window")
     return read_decoder(
         reader,
@@ -193,13 +192,13 @@ def stablelm(reader: ConfigReader) -> DecoderSpec:
 
 
 def cohere(reader: ConfigReader) -> DecoderSpec:
-    """Command R: attention and MLP side by side on one norm, interleaved rope."""
+    """Command R: parallel attention and MLP on one norm, interleaved rope."""
     reader.refuse("use_qk_norm", "is true, which is not supported")
     return _cohere(reader, theta=500_000.0)
 
 
 def cohere2(reader: ConfigReader) -> DecoderSpec:
-    """Command R7B and Command A: as Command R, with windows and rope in three layers of four."""
+    """Command R7B and Command A: Command R with windows and rope in three layers of four."""
     reader.require("use_gated_activation", True)
     count = num_layers(reader)
     window = reader.count("sliding_window", 4096)
@@ -215,10 +214,9 @@ def cohere2(reader: ConfigReader) -> DecoderSpec:
 
 
 def exaone_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
-    """EXAONE: windows in three layers of four, and rope in those alone; without windows, rope in
-    all."""
+    """Return EXAONE's layers: windows and rope in three of four; without windows, rope in all."""
     window = reader.optional_count("sliding_window")
-    reader.ignore("sliding_window_pattern")  # "LLLG" in some: three of four have a window
+    reader.ignore("sliding_window_pattern")  # "LLLG" in some: windows in three of four
     kinds = alternating_layers(reader, window=window, period=4)
     return tuple(
         LayerSpec(window) if kind == "sliding_attention" else LayerSpec(rope=window is None)
@@ -227,7 +225,7 @@ def exaone_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
 
 
 def windowed_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
-    """Qwen: a window in the layers from ``max_window_layers`` on, or as ``layer_types`` says."""
+    """Return Qwen's layers: windows from ``max_window_layers`` on, or as ``layer_types`` says."""
     count = num_layers(reader)
     first_windowed = reader.optional_count("max_window_layers") or 0
     window = None
@@ -244,7 +242,7 @@ def windowed_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
 
 
 def windowed(kinds: list[str], window: int | None) -> tuple[LayerSpec, ...]:
-    """Layers by their ``layer_types``, where only the window differs."""
+    """Return layers that differ only in their window, by ``layer_types``."""
     return tuple(LayerSpec(window if kind == "sliding_attention" else None) for kind in kinds)
 
 
@@ -268,9 +266,9 @@ def _cohere(
 
 
 def _smollm3_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
-    """No position embedding in every fourth layer; where windows are used, only in those."""
+    """Return layers without rope in every fourth one; windows, if used, are only in those."""
     count = num_layers(reader)
-    reader.optional_count("max_window_layers")  # written by Qwen's exporter, and without effect
+    reader.optional_count("max_window_layers")  # from Qwen's exporter; no effect
     interval = reader.count("no_rope_layer_interval", 4)
     rope = reader.listed("no_rope_layers", count)  # 1: the layer has rope
     if rope is None:

@@ -1,4 +1,4 @@
-"""Llama 4, text: chunks, layers without rope, experts that are weighed before they read."""
+"""Llama 4, text only: chunks, layers without rope, experts whose inputs are weighted."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def llama4_text(reader: ConfigReader) -> DecoderSpec:
 
 
 def _layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
-    """Rope but in every fourth layer, chunks where there is rope, experts in every so manieth."""
+    """Return layers with rope and chunks except every fourth, and experts at a fixed interval."""
     count = num_layers(reader)
     interval = reader.count("no_rope_layer_interval", 4)
     rope = reader.listed("no_rope_layers", count)  # 1: the layer has rope

@@ -1,4 +1,4 @@
-"""Models some of whose layers are selective state spaces (Mamba-2): Granite 4, Bamba."""
+"""Models with selective state space layers (Mamba-2): Granite 4, Bamba."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from engine.models.families.shared import (
 from engine.models.recurrence import MambaSpec
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
 
-_RECURRENT = ("linear_attention", "mamba")  # as Hugging Face calls them now, and called them before
-_INFINITE = {"__float__": "Infinity"}  # in a JSON file, which has no such number
+_RECURRENT = ("linear_attention", "mamba")  # Hugging Face's current and former names
+_INFINITE = {"__float__": "Infinity"}  # JSON has no literal for it
 _ATTENDING = ("full_attention", "attention")
 
 
 def granitemoehybrid(reader: ConfigReader) -> DecoderSpec:
-    """Granite 4 with state spaces, with experts or without, and without position embedding as
-    published."""
+    """Granite 4 with state spaces, with or without experts.
+
+    Published models have no position embedding.
+    """
     for key in ("init_method", "initializer_range"):
         reader.ignore(key)
     reader.require("normalization_function", "rmsnorm")
@@ -39,7 +41,7 @@ def granitemoehybrid(reader: ConfigReader) -> DecoderSpec:
             num_experts=num_experts,
             top_k=reader.count("num_experts_per_tok", 2),
             intermediate_size=inner,
-            normalised=True,  # a softmax over the chosen ones alone, which is the same
+            normalised=True,  # a softmax over the chosen experts only is the same
             shared_intermediate_size=shared,
             width_key="intermediate_size",
             shared_width_key="shared_intermediate_size",
@@ -72,7 +74,7 @@ def granitemoehybrid(reader: ConfigReader) -> DecoderSpec:
 
 
 def bamba(reader: ConfigReader) -> DecoderSpec:
-    """Bamba: attention in a few layers, with rotary positions on half of a head."""
+    """Bamba: a few attention layers, with rotary positions on half of the head."""
     for key in ("num_logits_to_keep", "z_loss_coefficient", "layers_block_type", "layer_types"):
         reader.ignore(key)
     count, attending = num_layers(reader), reader.indices("attn_layer_indices")
@@ -93,8 +95,10 @@ def bamba(reader: ConfigReader) -> DecoderSpec:
 
 
 def falcon_h1(reader: ConfigReader) -> DecoderSpec:
-    """Falcon-H1: attention and a state space of the same norm in each layer, and many multipliers,
-    which become part of the weights they belong to."""
+    """Falcon-H1: attention and a state space on the same norm in each layer; many multipliers.
+
+    The multipliers become part of the weights they apply to.
+    """
     for key in ("num_logits_to_keep", "mamba_use_mlp", "attn_layer_indices", "layers_block_type"):
         reader.ignore(key)
     reader.ignore("layer_types")  # all of them "hybrid"
@@ -160,14 +164,13 @@ def _mamba(
     *,
     inner: int | None = None,
 ) -> MambaSpec | None:
-    """What the layers that are no attention have in common; None where there are none, as in
-    Granite 4.0 Micro."""
+    """Return the recurrent layers' spec; None if there are none (Granite 4.0 Micro)."""
     if not any(layer.keeps_state for layer in layers):
         for key in reader.names:
             if key.startswith("mamba_") or key == "time_step_limit":
                 reader.ignore(key)
         return None
-    reader.ignore("mamba_chunk_size")  # how sums are cut, which changes none
+    reader.ignore("mamba_chunk_size")  # the result does not depend on it
     heads, groups = reader.count("mamba_n_heads", 128), reader.count("mamba_n_groups", 1)
     expanded = reader.count("mamba_expand", 2) * reader.count("hidden_size")
     inner = inner or expanded
@@ -197,7 +200,7 @@ def _mamba(
 
 
 def time_step_limit(reader: ConfigReader) -> tuple[float, float]:
-    """``time_step_limit``: the least and the most; Hugging Face writes that there is none.
+    """Return the minimum and maximum of ``time_step_limit``, where Hugging Face writes no limit.
 
     Raises:
         ModelLoadError: it is something else.
@@ -211,7 +214,7 @@ def time_step_limit(reader: ConfigReader) -> tuple[float, float]:
 
 
 def _recurrent_layers(reader: ConfigReader) -> list[bool]:
-    """By ``layer_types`` which are state spaces; older exports call it ``layers_block_type``."""
+    """Return which layers are state spaces: ``layer_types``, formerly ``layers_block_type``."""
     count = num_layers(reader)
     older = reader.listed("layers_block_type", count)
     kinds = reader.listed("layer_types", count) or older or [_RECURRENT[0]] * count

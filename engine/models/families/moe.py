@@ -1,4 +1,4 @@
-"""Models with experts in place of MLPs."""
+"""Models with experts instead of MLPs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MTP = (
     *("num_mtp_layers", "num_nextn_predict_layers", "mtp_layer_types", "mtp_mlp_layer_types"),
     "mtp_loss_scaling_factor",
 )
-# Of MiniMax's earlier models, and of layers for multi-token prediction, which are not read.
+# Keys of MiniMax's earlier models, and of multi-token prediction layers, which are not read.
 _MINIMAX_UNUSED = (
     *("layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta"),
     *("mlp_intermediate_size", "shared_moe_mode"),
@@ -35,7 +35,7 @@ _MINIMAX_UNUSED = (
 
 
 def mixtral(reader: ConfigReader) -> DecoderSpec:
-    """Mixtral: eight experts, two for a token."""
+    """Mixtral: eight experts, two per token."""
     ignore_router_training(reader)
     window = reader.optional_count("sliding_window")
     moe = MoeSpec(
@@ -50,7 +50,7 @@ def mixtral(reader: ConfigReader) -> DecoderSpec:
 
 
 def qwen2_moe(reader: ConfigReader) -> DecoderSpec:
-    """Qwen1.5-MoE and Qwen2-57B-A14B: a gated shared expert beside the chosen ones."""
+    """Qwen1.5-MoE and Qwen2-57B-A14B: routed experts and a gated shared expert."""
     reader.require("qkv_bias", True)
     moe = _qwen_experts(
         reader,
@@ -100,7 +100,7 @@ def dots1(reader: ConfigReader) -> DecoderSpec:
 
 
 def exaone_moe(reader: ConfigReader) -> DecoderSpec:
-    """K-EXAONE 236B-A23B: EXAONE's attention between norms before it and DeepSeek-V3's experts."""
+    """K-EXAONE 236B-A23B: EXAONE's attention with norms before it, and DeepSeek-V3's experts."""
     ignore_router_training(reader)
     _ignore_mtp(reader)
     layers = (
@@ -120,7 +120,7 @@ def exaone_moe(reader: ConfigReader) -> DecoderSpec:
 def hy_v3(reader: ConfigReader) -> DecoderSpec:
     """Hy3: Qwen3's attention, experts by corrected sigmoids in all layers but the first."""
     ignore_router_training(reader)
-    reader.ignore("enable_moe_fp32_combine")  # whether the shared expert is added in float32
+    reader.ignore("enable_moe_fp32_combine")  # adding the shared expert in float32
     inner = reader.count("moe_intermediate_size", 1536)
     moe = MoeSpec(
         num_experts=reader.count("num_experts", 192),
@@ -150,7 +150,7 @@ def hy_v3(reader: ConfigReader) -> DecoderSpec:
 
 
 def mellum(reader: ConfigReader) -> DecoderSpec:
-    """Mellum 2: Qwen3's experts, windows with a rope of their own."""
+    """Mellum 2: Qwen3's experts, windows with their own rope."""
     _ignore_mtp(reader)
     head_dim = reader.count("head_dim", 128)
     full, local = read_ropes_by_layer(
@@ -184,10 +184,12 @@ def mellum(reader: ConfigReader) -> DecoderSpec:
 
 
 def afmoe(reader: ConfigReader) -> DecoderSpec:
-    """Trinity Nano, Mini and Large: gated attention, rope in windowed layers alone, experts by
-    corrected sigmoids in all layers but the first few."""
+    """Trinity Nano, Mini and Large: gated attention, rope only in windowed layers.
+
+    All layers but the first few have experts by corrected sigmoids.
+    """
     ignore_router_training(reader)
-    for key in ("load_balance_coeff", "use_grouped_mm"):  # of training, and of other code
+    for key in ("load_balance_coeff", "use_grouped_mm"):  # training, and other code
         reader.ignore(key)
     reader.require("score_func", "sigmoid")
     reader.require("route_norm", True)
@@ -235,7 +237,7 @@ def afmoe(reader: ConfigReader) -> DecoderSpec:
 
 
 def minimax_m2(reader: ConfigReader) -> DecoderSpec:
-    """MiniMax-M2: norms over all heads of a query or key together, rope on half of the head."""
+    """MiniMax-M2: norms over all heads of a query or key, rope on half of the head."""
     ignore_router_training(reader)
     reader.require("scoring_func", "sigmoid")
     reader.require("use_routing_bias", True)
@@ -274,7 +276,7 @@ def minimax_m2(reader: ConfigReader) -> DecoderSpec:
 
 
 def _ignore_mtp(reader: ConfigReader) -> None:
-    """Keys of a head for multi-token prediction, which is not read."""
+    """Ignore the keys of multi-token prediction heads, which are not read."""
     for key in _MTP:
         reader.ignore(key)
 
@@ -295,7 +297,7 @@ def _qwen_experts(
 
 
 def _qwen_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
-    """Experts in every ``decoder_sparse_step``-th layer, but for those in ``mlp_only_layers``."""
+    """Return layers with experts every ``decoder_sparse_step``, except ``mlp_only_layers``."""
     step = reader.count("decoder_sparse_step", 1)
     dense = reader.indices("mlp_only_layers")
     return tuple(

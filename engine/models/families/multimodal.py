@@ -1,5 +1,7 @@
-"""The text models of those that read images as well, as they are published. What they read images
-with is read by ``engine/models/vision``, for the families whose images are taken."""
+"""The text models of published multimodal models.
+
+Their vision parts are read by ``engine/models/vision``, for families whose images are supported.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ _LLAVA = (
     *("image_seq_length", "multimodal_projector_bias", "projector_hidden_act", "ignore_index"),
     *("vision_feature_layer", "vision_feature_select_strategy", "pixel_values_dtype"),
 )
-# What the text models of LLaVA's configs say by leaving it out.
+# Values that the text sections of LLaVA's configs leave out.
 _LLAMA_DEFAULTS = {
     **{"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32},
     **{"num_attention_heads": 32, "vocab_size": 32000, "max_position_embeddings": 2048},
@@ -47,7 +49,7 @@ _QWEN2_DEFAULTS = {
     **{"num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 151_936},
     **{"max_position_embeddings": 32768, "rms_norm_eps": 1e-6},
 }
-# What the text model of Gemma 3 4B, whose config says little, has besides.
+# Values that the sparse config of Gemma 3 4B's text model leaves out.
 _GEMMA3_DEFAULTS = {
     **{"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26},
     **{"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208},
@@ -79,12 +81,12 @@ def gemma3(reader: ConfigReader) -> DecoderSpec:
 
 
 def gemma4(reader: ConfigReader) -> DecoderSpec:
-    """Gemma 4 with encoders of images and sound."""
+    """Gemma 4 with image and sound encoders."""
     return _text_part(reader, gemma_4.gemma4, _GEMMA4)
 
 
 def gemma4_unified(reader: ConfigReader) -> DecoderSpec:
-    """Gemma 4 without encoders, which reads images and sound as they are."""
+    """Gemma 4 without encoders, which reads images and sound directly."""
     return _text_part(reader, gemma_4.gemma4_unified, _GEMMA4)
 
 
@@ -124,8 +126,7 @@ def llava(reader: ConfigReader) -> DecoderSpec:
 
 
 def qwen_vl(reader: ConfigReader) -> DecoderSpec:
-    """Qwen2-VL and Qwen2.5-VL, whose text model's keys stand in the config itself in older
-    exports."""
+    """Qwen2-VL and Qwen2.5-VL; in older exports the text model's keys are at the top level."""
     return _text_part(reader, lambda text: llama.qwen2(text, rope_planes=_QWEN2_PLANES), _QWEN)
 
 
@@ -135,7 +136,7 @@ def qwen3_vl(reader: ConfigReader) -> DecoderSpec:
 
 
 def qwen3_vl_moe(reader: ConfigReader) -> DecoderSpec:
-    """Qwen3-VL with experts, whose shares add up to one whatever its text model's config says."""
+    """Qwen3-VL with experts, whose weights always sum to one, whatever the text config says."""
 
     def read(text: ConfigReader) -> DecoderSpec:
         spec = moe.qwen3_moe(text, rope_planes=_QWEN3_PLANES)
@@ -160,8 +161,10 @@ def qwen3_5_moe(reader: ConfigReader) -> DecoderSpec:
 def _text_part(
     reader: ConfigReader, read: Callable[[ConfigReader], DecoderSpec], ignored: tuple[str, ...]
 ) -> DecoderSpec:
-    """What ``read`` makes of the config's section, or of the config where it has none; what the
-    config itself says of ends, dtype and tied embeddings comes first."""
+    """Read the text section with ``read``, or the whole config if it has none.
+
+    The outer config takes precedence for end tokens, dtype and tied embeddings.
+    """
     for key in (*_VISION, *ignored):
         reader.ignore(key)
     text = reader.section("text_config")

@@ -1,11 +1,11 @@
-"""Nemotron-H: state spaces (Mamba-2), attention, MLPs and experts, each a layer of its own in a
-checkpoint.
+"""Nemotron-H: in its checkpoints, mixers (Mamba-2, attention), MLPs and experts are separate
+layers.
 
     checkpoint:  M   -   M   *   E   M        M: state space, *: attention, -: MLP, E: experts
     here:       [M   -] [M] [*   E] [M]
 
-An MLP, or what has its place, belongs to the mixer before it, so that its layer is like any other
-model's; a mixer that has none behind it is a layer without an MLP.
+An MLP or mixture of experts is joined to the mixer before it, so that the layer is like those of
+other models. A mixer that is followed by another one becomes a layer without an MLP.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.models.families.shared import read_activation, read_decoder, with_ch
 from engine.models.recurrence import MambaSpec
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
 
-# By the letters of ``hybrid_override_pattern``, and as Hugging Face lists them now and before.
+# The letters of ``hybrid_override_pattern``, and Hugging Face's current and former names.
 _KINDS = {
     **{"M": "state", "linear_attention": "state", "mamba": "state"},
     **{"*": "attention", "full_attention": "attention", "attention": "attention"},
@@ -28,9 +28,8 @@ _KINDS = {
 }
 _LISTS = ("layers_block_type", "layer_types")
 _MOST_LAYERS = 10_000
-# How weights began (NVIDIA's own code has ``time_step_limit`` bound a time step, and not
-# ``time_step_min``, to which Hugging Face's clamps it), how sums are cut, layers that draft, and
-# norms' eps once more.
+# Keys of initialisation, chunk sizes, draft layers, and a duplicate of the norms' eps. NVIDIA's own
+# code limits time steps by ``time_step_limit``; Hugging Face's clamps them to ``time_step_min``.
 _UNUSED = (
     *("time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "chunk_size"),
     *("rescale_prenorm_residual", "expand", "num_logits_to_keep", "use_mamba_kernels"),
@@ -38,7 +37,7 @@ _UNUSED = (
     *("mamba_ssm_cache_dtype", "rms_norm_eps", "norm_eps", "output_router_logits"),
     "moe_shared_expert_overlap",
 )
-# Said of experts also where there are none.
+# Expert keys that are also written without experts.
 _OF_EXPERTS = (
     *("n_routed_experts", "n_shared_experts", "moe_intermediate_size", "moe_latent_size"),
     *("moe_shared_expert_intermediate_size", "num_experts_per_tok", "routed_scaling_factor"),
@@ -77,7 +76,7 @@ def nemotron_h(reader: ConfigReader) -> DecoderSpec:
 
 
 def _experts(reader: ConfigReader) -> MoeSpec:
-    """Experts as DeepSeek-V3's, and one of a width of its own that all tokens go to."""
+    """Read experts like DeepSeek-V3's, and a shared expert with its own width."""
     reader.require("n_shared_experts", 1)
     reader.require("mlp_bias", False)
     return dataclasses.replace(
@@ -89,9 +88,9 @@ def _experts(reader: ConfigReader) -> MoeSpec:
 
 
 def _layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
-    """Mixers, each with the MLP behind it."""
+    """Return the mixers, each with the MLP after it."""
     layers: list[LayerSpec] = []
-    mixer: int | None = None  # the one before, which has no MLP yet
+    mixer: int | None = None  # the previous one, if it has no MLP yet
     key, kinds = _kinds(reader)
     for i, kind in enumerate(kinds):
         if kind in ("state", "attention"):
@@ -114,7 +113,7 @@ def _layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
 
 
 def _kinds(reader: ConfigReader) -> tuple[str, list[str]]:
-    """What each layer of the checkpoint is, and the key that says it."""
+    """Return the kind of each checkpoint layer, and the key it was read from."""
     pattern: list[str] = list(reader.text("hybrid_override_pattern", ""))
     key, told = "hybrid_override_pattern", pattern
     for name in _LISTS:

@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms behind attention and MLP, and over all heads of a query or key together."""
+"""OLMo 2 and 3: post-norm, and norms over all heads of a query or key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def olmo2(reader: ConfigReader) -> DecoderSpec:
 
 
 def olmo3(reader: ConfigReader) -> DecoderSpec:
-    """OLMo 3: windows in three layers of four, whose rope is not scaled."""
+    """OLMo 3: windows in three layers of four, with unscaled rope."""
     trained = reader.count("max_position_embeddings", 2048)
     theta = reader.number("rope_theta", 500_000.0, above=1.0)
     hidden_size, num_heads = reader.count("hidden_size"), reader.count("num_attention_heads")
@@ -48,7 +48,7 @@ def olmo3(reader: ConfigReader) -> DecoderSpec:
 
 
 def olmoe(reader: ConfigReader) -> DecoderSpec:
-    """OLMoE: experts in all layers, and norms before them."""
+    """OLMoE: pre-norm, experts in all layers."""
     ignore_router_training(reader)
     reader.refuse("clip_qkv", "is set, which is not supported")
     moe = MoeSpec(

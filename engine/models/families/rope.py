@@ -31,18 +31,19 @@ def read_rope(
     besides: tuple[str, ...] = (),
     planes: RopePlanes | None = None,
 ) -> RopeSpec:
-    """The rotary embedding of a model, in both spellings: ``rope_parameters`` (transformers 5),
-    and ``rope_theta`` with ``rope_scaling``.
+    """Read a model's rotary embedding, in either spelling.
+
+    These are ``rope_parameters`` (transformers 5), and ``rope_theta`` with ``rope_scaling``.
 
     Args:
         reader: the model's config.
-        theta: the family's base where the config names none.
+        theta: the family's default base.
         trained: ``max_position_embeddings``.
         head_dim: of the heads.
-        partial: the family's share of a head that is rotated where the config names none.
-        interleaved: whether neighbouring dimensions are rotated against each other.
-        besides: keys of the section that say nothing about frequencies; others read them.
-        planes: the family's where the config names none; None: positions have one dimension.
+        partial: the family's default fraction of a head that is rotated.
+        interleaved: whether adjacent dimensions are rotated against each other.
+        besides: keys of the section unrelated to frequencies; other readers use them.
+        planes: the family's default sections; None: positions have one dimension.
     """
     partial = reader.number("partial_rotary_factor", partial)
     theta = reader.number("rope_theta", theta, above=1.0)
@@ -63,7 +64,7 @@ def read_rope(
 
 
 def _read_planes(section: ConfigReader, family: RopePlanes) -> RopePlanes:
-    section.ignore("mrope_interleaved")  # what a family has always
+    section.ignore("mrope_interleaved")  # fixed for each family
     sizes = section.listed("mrope_section", 3)
     if sizes is None:
         return family
@@ -75,7 +76,7 @@ def _read_planes(section: ConfigReader, family: RopePlanes) -> RopePlanes:
 def _in_planes(
     section: ConfigReader, rope: RopeSpec, planes: RopePlanes | None, head_dim: int
 ) -> RopeSpec:
-    """``rope`` with its planes. Raises ModelLoadError where they are of another head."""
+    """Add the planes to ``rope``. Raises ModelLoadError if they do not fit the head."""
     if planes is None:
         return rope
     num_frequencies = (rope.num_dims or head_dim) // 2
@@ -94,15 +95,17 @@ def read_ropes_by_layer(
     head_dim: int,
     absent: RopeSpec | None = None,
 ) -> tuple[RopeSpec, RopeSpec]:
-    """That of full attention and that of windowed layers: ``rope_parameters`` by layer type
-    (transformers 5), or ``rope_local_base_freq`` beside the older keys (Gemma 3), which scale the
-    full layers' alone. ``absent``: the full layers' where the config has no such section, and of a
-    family that never had other keys."""
+    """Read the ropes of full attention and of windowed layers.
+
+    They are in ``rope_parameters`` by layer type (transformers 5), or in ``rope_local_base_freq``
+    and the older keys (Gemma 3), which scale only the full layers' rope. ``absent`` is the full
+    layers' rope if the config has no such section, in families that never had the older keys.
+    """
     local_theta = reader.number("rope_local_base_freq", local_theta, above=1.0)
     both = reader.section("rope_parameters")
     if both is None and absent is not None:
         return absent, RopeSpec(local_theta)
-    if both is None or "rope_type" in both:  # one for the full layers, as older exports have it
+    if both is None or "rope_type" in both:  # older exports: the full layers' only
         return (
             read_rope(reader, theta=theta, trained=trained, head_dim=head_dim),
             RopeSpec(local_theta),
@@ -133,7 +136,7 @@ def _read_section(
     num_dims = _num_dims(section, partial, head_dim)
     kind = section.text("type", "default")
     kind = section.text("rope_type", kind)
-    if kind in ("default", "mrope"):  # the latter with keys that only readers of text parts allow
+    if kind in ("default", "mrope"):  # the latter only in readers of text parts
         section.finish()
         return RopeSpec(theta, None, num_dims, interleaved)
     if kind == "proportional":
@@ -164,7 +167,7 @@ def _num_dims(reader: ConfigReader, partial: float, head_dim: int) -> int | None
 
 
 def _factor(section: ConfigReader, default: float | None = None) -> float:
-    """By how much the context is stretched."""
+    """Read the factor by which the context is stretched."""
     factor = section.number("factor", default)
     if factor < 1.0:
         raise section.error("factor", f"must be at least 1, not {factor:g}")
@@ -212,7 +215,7 @@ def _yarn(section: ConfigReader, trained: int, original: int) -> YarnScaling:
 
 
 def _yarn_mscale(factor: float, mscale: float) -> float:
-    """Attention temperature of YaRN's equation 22: ``0.1 m ln(factor) + 1``."""
+    """Return the attention temperature of YaRN's equation 22: ``0.1 m ln(factor) + 1``."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
@@ -238,5 +241,5 @@ SCALINGS: dict[str, Callable[[ConfigReader, int, int], RopeScaling]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
-    "su": _longrope,  # the name longrope had at first
+    "su": _longrope,  # longrope's former name
 }

@@ -1,4 +1,4 @@
-"""What the readers of all families share."""
+"""Helpers shared by all family readers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.models.rope_spec import RopePlanes
 from engine.models.spec import Activation, DecoderSpec, LayerSpec, NormSpec, TemperatureSpec
 
 _MAX_LAYERS = 10_000
-# Keys of the rope's section that ``read_temperature`` reads, or that say nothing.
+# Keys of the rope section that ``read_temperature`` reads, or that have no effect.
 TEMPERED_ROPE = ("llama_4_scaling_beta", "max_position_embeddings")
 
 # Hugging Face's names of activations.
@@ -22,7 +22,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-# Those that MLPs without a gate have besides.
+# Additional activations of MLPs without a gate.
 _UNGATED: dict[str, Activation] = {**_ACTIVATIONS, "relu": "relu", "relu2": "relu2"}
 
 
@@ -42,18 +42,18 @@ def read_decoder(
     rope_planes: RopePlanes | None = None,
     **fields: Any,
 ) -> DecoderSpec:
-    """The spec of a model whose keys are named as Llama's.
+    """Read a model whose keys have Llama's names.
 
     Args:
         reader: the config.
-        layers: where they differ; all alike, without windows, when left out.
-        norm: RMS with ``rms_norm_eps`` when left out.
+        layers: the layers, if they differ; default: all alike, without windows.
+        norm: default: RMS with ``rms_norm_eps``.
         tied, head_dim, theta, partial, max_positions, intermediate_size: the family's defaults for
-            what the config leaves out.
+            absent keys.
         interleaved: the family's layout of rotary dimensions.
-        rope_besides: keys of the rope's section that say nothing about frequencies.
-        rope_planes: the family's, where images have positions of their own.
-        fields: fields of ``DecoderSpec``; a ``rope`` among them is taken as it is.
+        rope_besides: keys of the rope section unrelated to frequencies.
+        rope_planes: the family's, if images have three-dimensional positions.
+        fields: fields of ``DecoderSpec``; a ``rope`` among them is used as it is.
 
     Raises:
         ModelLoadError: a value is missing or out of range.
@@ -101,14 +101,14 @@ def read_decoder(
 
 
 def num_layers(reader: ConfigReader, key: str = "num_hidden_layers") -> int:
-    """How many layers the model has."""
+    """Return the model's number of layers."""
     return reader.count(key, limit=_MAX_LAYERS)
 
 
 def read_activation(
     reader: ConfigReader, key: str, default: str = "silu", *, gated: bool = True
 ) -> Activation:
-    """The activation of the MLP. Raises ModelLoadError for one that is not known."""
+    """Return the MLP's activation. Raises ModelLoadError for an unknown one."""
     name, table = reader.text(key, default), _ACTIVATIONS if gated else _UNGATED
     if name not in table:
         known = ", ".join(sorted(table))
@@ -117,13 +117,14 @@ def read_activation(
 
 
 def read_dtype(reader: ConfigReader) -> str | None:
-    """``dtype``, or ``torch_dtype`` as it was called before transformers 5."""
+    """Return ``dtype``, or ``torch_dtype``, its name before transformers 5."""
     older = reader.text("torch_dtype", "")
     return reader.text("dtype", older) or None
 
 
 def read_temperature(reader: ConfigReader) -> TemperatureSpec | None:
-    """What queries grow by with their position, as Mistral's rope section tells it; None: nothing.
+    """Read the query factor that grows with the position from Mistral's rope section; None: no
+    factor.
 
     Raises:
         ModelLoadError: there is no such section.
@@ -142,7 +143,7 @@ def read_temperature(reader: ConfigReader) -> TemperatureSpec | None:
 
 
 def layer_types(reader: ConfigReader, count: int) -> list[str] | None:
-    """``layer_types``: "full_attention" or "sliding_attention" for each layer, where given."""
+    """Return ``layer_types``, if given: "full_attention" or "sliding_attention" for each layer."""
     kinds = reader.listed("layer_types", count)
     for kind in kinds or ():
         if kind not in ("full_attention", "sliding_attention"):
@@ -151,14 +152,16 @@ def layer_types(reader: ConfigReader, count: int) -> list[str] | None:
 
 
 def ignore_router_training(reader: ConfigReader) -> None:
-    """Keys of models with experts that are for training alone."""
+    """Ignore the keys of experts that are only for training."""
     for key in ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"):
         reader.ignore(key)
 
 
 def alternating_layers(reader: ConfigReader, *, window: int | None, period: int) -> list[str]:
-    """``layer_types``, or where absent: of every ``period`` layers the last sees everything, or all
-    where there is no window."""
+    """Return ``layer_types``, or by default full attention in the last of every ``period`` layers.
+
+    Without a window, all layers have full attention.
+    """
     count = num_layers(reader)
     kinds = layer_types(reader, count)
     if kinds is not None:
@@ -170,7 +173,7 @@ def alternating_layers(reader: ConfigReader, *, window: int | None, period: int)
 
 
 def with_checked_experts(reader: ConfigReader, spec: DecoderSpec) -> DecoderSpec:
-    """The spec, if a token does not choose more experts than there are.
+    """Return the spec, if a token does not choose more experts than there are.
 
     Raises:
         ModelLoadError: it does.

@@ -1,4 +1,4 @@
-"""Models like Llama but for an MLP without a gate: Arcee, Nemotron, Jais 2, StarCoder2."""
+"""Models like Llama except for an MLP without a gate: Arcee, Nemotron, Jais 2, StarCoder2."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def arcee(reader: ConfigReader) -> DecoderSpec:
 
 
 def nemotron(reader: ConfigReader) -> DecoderSpec:
-    """Nemotron-4 and Minitron: layer norms stored less one, rope on a part of the head."""
+    """Nemotron-4 and Minitron: layer norms stored less one, rope on part of the head."""
     bias = reader.flag("attention_bias")
     return read_decoder(
         reader,
@@ -54,7 +54,7 @@ def jais2(reader: ConfigReader) -> DecoderSpec:
 
 
 def starcoder2(reader: ConfigReader) -> DecoderSpec:
-    """StarCoder2: layer norms, GELU and biases, a window in all layers of some."""
+    """StarCoder2: layer norms, GELU and biases; in some, a window in all layers."""
     for key in ("residual_dropout", "embedding_dropout"):
         reader.ignore(key)
     bias, window = reader.flag("use_bias", True), reader.optional_count("sliding_window")

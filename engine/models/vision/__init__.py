@@ -1,7 +1,8 @@
-"""Vision encoders: an image becomes the embeddings of the tokens that stand for it in a prompt.
+"""Vision encoders: an image becomes the embeddings of its tokens in a prompt.
 
     pixels ─► patches ─► [ attention ─► MLP ] x layers ─► merger ─► an embedding for each cell
 
-A *patch* is the square of pixels that the encoder sees as one, a *cell* the square of patches that
-becomes one token. One image is computed at a time, so that it has the same bits in any company.
+A *patch* is the square of pixels that the encoder embeds, a *cell* the square of patches that
+becomes one token. Images are computed one at a time, so that an image's bits do not depend on the
+others.
 """

@@ -1,4 +1,4 @@
-"""Readers of vision encoders: a config's part for images becomes a VisionSpec, or is refused."""
+"""Readers of vision encoders: a config's vision section becomes a VisionSpec, or is refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ACTIVATIONS: dict[str, VisionActivation] = {
     "silu": "silu",
     "swish": "silu",
 }
-_QWEN_EPS = 1e-6  # of all norms; no config says it
+_QWEN_EPS = 1e-6  # of all norms; not in any config
 _HALF = PixelSpec((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _CLIP = PixelSpec((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 
@@ -49,10 +49,10 @@ _CLIP = PixelSpec((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 
 class VisionFamily(NamedTuple):
     """How the encoder of a Hugging Face model_type is read."""
 
-    # From the whole config, its part for images, which is read to its end, and the text model.
+    # Reads the whole config, its vision section (to the end), and the text model's spec.
     read: Callable[[ConfigReader, ConfigReader, DecoderSpec], VisionSpec]
     tokens: TokenReader
-    # As published, where no file beside config.json tells them. None: to the encoder's only size.
+    # The published limits, if no file beside config.json has them. None: the encoder's only size.
     scaling: Scaling | None
     resampling: Resampling = "bicubic"
 
@@ -72,7 +72,7 @@ def qwen2_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Vi
 
 def qwen2_5_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
     """Qwen2.5-VL (Bai et al. 2025): windows, RMS norms, a gated MLP."""
-    reader.ignore("tokens_per_second")  # of films
+    reader.ignore("tokens_per_second")  # video only
     base = _qwen(
         reader,
         hidden=reader.count("hidden_size", 3584),
@@ -93,7 +93,7 @@ def qwen2_5_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> 
 
 
 def qwen3_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
-    """Qwen3-VL (Qwen Team 2025): learned positions besides, and features of inner layers."""
+    """Qwen3-VL (Qwen Team 2025): learned positions in addition, and features of inner layers."""
     base = _qwen3(reader)
     deep = reader.layers("deepstack_visual_indexes", (8, 16, 24))
     if any(layer >= base.num_layers for layer in deep) or len(set(deep)) < len(deep):
@@ -102,13 +102,13 @@ def qwen3_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Vi
 
 
 def qwen3_5(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
-    """Qwen3.5: as Qwen3-VL, of the last layer alone."""
+    """Qwen3.5: as Qwen3-VL, but only the last layer's features."""
     reader.refuse("deepstack_visual_indexes", "is set, which is not supported in this family")
     return _qwen3(reader)
 
 
 def mistral3(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
-    """Mistral Small 3.1 and later, Ministral 3: Pixtral's encoder, cells of several patches."""
+    """Mistral Small 3.1 and later, Ministral 3: Pixtral's encoder, several patches per cell."""
     return replace(
         _pixtral(whole, reader, text),
         merge_size=whole.count("spatial_merge_size", 2, limit=_MAX_MERGE),
@@ -123,12 +123,12 @@ def mistral3(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Vi
 
 
 def llava(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
-    """LLaVA (Liu et al. 2023), whose encoder may be of several kinds."""
+    """LLaVA (Liu et al. 2023), which has one of several encoders."""
     kind = _encoder_of(whole)
     if kind not in _LLAVA_ENCODERS:
         known = ", ".join(_LLAVA_ENCODERS)
         raise reader.error("model_type", f"is {kind[:80]!r}; known: {known}")
-    # Features of all patches, or of those behind the class token.
+    # Features of all patches, or of those after the class token.
     chosen = "default" if kind == "clip_vision_model" else "full"
     whole.require("vision_feature_select_strategy", chosen)
     reader.ignore("is_composition")
@@ -147,8 +147,10 @@ def _encoder_of(whole: ConfigReader) -> str:
 
 
 def gemma3(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
-    """Gemma 3 (Gemma Team 2025): SigLIP's encoder (Zhai et al. 2023), whose patches are averaged to
-    a number of tokens that is the same for each image."""
+    """Gemma 3 (Gemma Team 2025): SigLIP's encoder (Zhai et al. 2023).
+
+    Its patches are averaged to the same number of tokens for each image.
+    """
     reader.require("model_type", "siglip_vision_model")
     eps = reader.number("layer_norm_eps", 1e-6)
     pool = PoolSpec(eps, weighted=True, inputs_first=True)
@@ -164,10 +166,10 @@ def gemma3(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Visi
 
 
 def gemma4(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
-    """Gemma 4: an encoder of its own, for images of any shape."""
+    """Gemma 4: its own encoder, for images of any shape."""
     reader.require("attention_bias", False)
     for key in ("max_position_embeddings", "global_head_dim", "default_output_length"):
-        reader.ignore(key)  # rope has no bound here, all layers are alike, and tokens are told
+        reader.ignore(key)  # unbounded rope, uniform layers, tokens given elsewhere
     hidden = reader.count("hidden_size", 768)
     heads = _num_heads(reader, "num_attention_heads", hidden, 12)
     reader.require("num_key_value_heads", heads)
@@ -207,7 +209,7 @@ def _qwen(
     num_layers: int = 32,
     patch: int = 14,
 ) -> VisionSpec:
-    """What all of Qwen's encoders have in common; the values are defaults but for the sizes."""
+    """Read what Qwen's encoders have in common; all values but the sizes are defaults."""
     reader.require("in_channels", 3)
     reader.require("in_chans", 3)
     side = reader.count("patch_size", patch, limit=_MAX_SIDE)
@@ -249,9 +251,9 @@ def _qwen3(reader: ConfigReader) -> VisionSpec:
 
 
 def _pixtral(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
-    """Pixtral's encoder (Agrawal et al. 2024), each patch a cell of its own."""
+    """Pixtral's encoder (Agrawal et al. 2024), with one patch per cell."""
     reader.require("num_channels", 3)
-    reader.ignore("image_size")  # the longest side in training
+    reader.ignore("image_size")  # longest side in training
     reader.ignore("vocab_size")
     whole.require("vision_feature_layer", -1)
     hidden = reader.count("hidden_size", 1024)
@@ -323,7 +325,7 @@ def _fixed(
     norm_eps: float,
     activation: str,
 ) -> VisionSpec:
-    """What sees images of one size; the values are defaults."""
+    """Read an encoder of images of one size; the values are defaults."""
     reader.require("num_channels", 3)
     for key in ("vocab_size", "initializer_factor"):
         reader.ignore(key)
@@ -354,12 +356,12 @@ def _fixed(
 
 
 def _features(whole: ConfigReader) -> int:
-    """Behind how many layers, or how many from the end, LLaVA takes what it reads."""
+    """Return the layer whose features LLaVA reads, possibly counted from the end."""
     return whole.integer("vision_feature_layer", -2)
 
 
 def _projector(whole: ConfigReader, text: DecoderSpec) -> MergerSpec:
-    """LLaVA's, of each patch by itself."""
+    """LLaVA's projector, which is applied to each patch separately."""
     return MergerSpec(
         None,
         text.hidden_size,
@@ -383,7 +385,7 @@ def _rope(
     *,
     staggered: bool = False,
 ) -> AxialRope:
-    """Newer exports say it in a section, older ones at most its base."""
+    """Read the rope: newer exports have a section, older ones at most its base."""
     if head_dim % 4:
         raise reader.error(heads_key, f"makes heads of {head_dim} dimensions, not a multiple of 4")
     section = reader.section("rope_parameters")

@@ -1,4 +1,4 @@
-"""The parts of Gemma's encoders that others do not have, made from their weights."""
+"""The parts specific to Gemma's vision encoders, made from their weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.models.vision.spec import PoolSpec, VisionSpec
 
 
 class Pool:
-    """Makes an embedding of the text model out of each cell's patches; see ``PoolSpec``.
+    """Turns the patches of each cell into an embedding of the text model; see ``PoolSpec``.
 
     Args:
         spec: of the encoder.
@@ -29,8 +29,8 @@ class Pool:
             self._standard = weights["merger.mean"], weights["merger.scale"]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[num_patches, hidden_size], those of a cell side by side -> [num_cells, out_size]."""
-        # Scaled numbers may lie beyond what float16 holds.
+        """[num_patches, hidden_size], each cell's patches adjacent -> [num_cells, out_size]."""
+        # Scaled numbers may exceed float16's range.
         pooled = x.reshape(self._shape).mean(1, dtype=torch.float32).mul_(self._pool.scale)
         if self._standard is not None:
             mean, scale = self._standard
@@ -40,13 +40,14 @@ class Pool:
 
 
 class ClippedProjections:
-    """Projections without biases side by side: [n, inputs] -> [n, outputs]. Where a checkpoint has
-    bounds, each keeps what it reads and what it makes within its own.
+    """Concatenated projections without biases: [n, inputs] -> [n, outputs].
+
+    If the checkpoint has bounds, each projection clamps its inputs and outputs to its own.
 
     Args:
         weights: of the encoder.
-        name: what the names of their parameters begin with.
-        count: how many they are, of the same size.
+        name: the prefix of their parameters' names.
+        count: number of projections, all of the same size.
     """
 
     def __init__(self, weights: Tensors, name: str, count: int = 1) -> None:
@@ -58,7 +59,7 @@ class ClippedProjections:
             self._parts = tuple(zip(parts, bounds.view(-1, 4).tolist(), strict=True))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply to a batch of rows."""
+        """Apply the projections to a batch of rows."""
         if not self._parts:
             return functional.linear(x, self._weight)
         made = []
@@ -68,7 +69,7 @@ class ClippedProjections:
 
 
 class SandwichBlock(Layer):
-    """A layer of Gemma 4: attention and a gated MLP are between norms."""
+    """A layer of Gemma 4: attention and a gated MLP, each between two norms."""
 
     scale = 1.0
 

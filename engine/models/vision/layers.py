@@ -31,7 +31,7 @@ class Projection:
     bias: torch.Tensor | None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply to a batch of rows."""
+        """Apply the projection to a batch of rows."""
         return functional.linear(x, self.weight, self.bias)
 
 
@@ -44,22 +44,24 @@ class Normalisation:
     bias: torch.Tensor | None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The norm of each row."""
+        """Return the norm of each row."""
         if self.spec.kind == "rms":
             return functional.rms_norm(x, self.weight.shape, self.weight, self.spec.eps)
         return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.spec.eps)
 
 
 class Layer(ABC):
-    """A layer of an encoder: attention, and an MLP, each added to what it reads."""
+    """A layer of an encoder: attention and an MLP, each added to its input."""
 
-    scale: float | None = None  # of scores; None: one over the root of a head's width
+    scale: float | None = None  # of scores; None: head_dim ** -0.5
 
     def pieces(
         self, x: torch.Tensor, turns: Turns | None, windows: Sequence[Windows], most: int
     ) -> Iterator[None]:
-        """Compute [num_patches, hidden_size] in place, about ``most`` patches at a time, as this is
-        iterated over. Patches see those of their windows."""
+        """Compute [num_patches, hidden_size] in place, about ``most`` patches per iteration.
+
+        Patches attend to those of their window.
+        """
         parts: list[tuple[torch.Tensor, ...]] = []
         for rows in spans(x.shape[0], most):
             parts.append(self.heads(x[rows], None if turns is None else turns.of(rows)))
@@ -81,19 +83,19 @@ class Layer(ABC):
 
     @abstractmethod
     def heads(self, x: torch.Tensor, turns: Turns | None) -> tuple[torch.Tensor, ...]:
-        """Queries, keys and values of patches, each [num_patches, heads, head_dim]."""
+        """Return queries, keys and values of patches, each [num_patches, heads, head_dim]."""
 
     @abstractmethod
     def output(self, attended: torch.Tensor) -> torch.Tensor:
-        """What attention adds: [num_patches, hidden_size], and so is its result."""
+        """Return what attention adds: [num_patches, hidden_size] -> the same shape."""
 
     @abstractmethod
     def mlp(self, x: torch.Tensor) -> torch.Tensor:
-        """What the MLP adds: [num_patches, hidden_size], and so is its result."""
+        """Return what the MLP adds: [num_patches, hidden_size] -> the same shape."""
 
 
 class Block(Layer):
-    """The usual layer: attention and the MLP have a norm before them."""
+    """The usual pre-norm layer."""
 
     def __init__(self, spec: VisionSpec, weights: Tensors, name: str) -> None:
         self._num_heads = spec.num_heads
@@ -128,14 +130,14 @@ class Block(Layer):
 
 
 class Merger:
-    """Makes an embedding of the text model out of each cell's patches; see ``MergerSpec``.
+    """Turns the patches of each cell into an embedding of the text model; see ``MergerSpec``.
 
     Args:
         spec: of the encoder.
-        merger: what it is.
+        merger: its spec.
         weights: of the encoder.
-        name: what the names of the merger's begin with.
-        norm_of_cells: the norm is one of the patches side by side, not of each.
+        name: the prefix of the merger's parameter names.
+        norm_of_cells: the norm is over a cell's concatenated patches, not over each patch.
     """
 
     def __init__(
@@ -160,7 +162,7 @@ class Merger:
         self._down = read_projection(weights, f"{name}.down")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[num_patches, hidden_size], those of a cell side by side -> [num_cells, out_size]."""
+        """[num_patches, hidden_size], each cell's patches adjacent -> [num_cells, out_size]."""
         if self._norm_of_cells:
             x = x.reshape(-1, self._width)
         if self._norm is not None:
@@ -172,12 +174,12 @@ class Merger:
 
 
 def read_norm(spec: VisionNorm, weights: Tensors, name: str) -> Normalisation:
-    """The norm whose weight is called ``name``."""
+    """Make the norm whose weight is called ``name``."""
     bias = weights[f"{name}.bias"] if spec.kind == "layer" else None
     return Normalisation(spec, weights[name], bias)
 
 
 def read_projection(weights: Tensors, name: str) -> Projection:
-    """The projection whose tensors' names begin with ``name``, with a bias where there is one."""
+    """Make the projection whose tensors' names begin with ``name``; the bias is optional."""
     bias = weights.get(f"{name}.bias")
     return Projection(weights[f"{name}.weight"], bias)

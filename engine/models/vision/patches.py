@@ -1,4 +1,4 @@
-"""An image cut into patches, in the order in which an encoder computes them."""
+"""Cut an image into patches, in the order in which an encoder computes them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from kernels.sending import to_device
 
 
 class Windows(NamedTuple):
-    """Windows of one shape, whose patches lie one window after the other."""
+    """Windows of one shape, whose patches are stored window after window."""
 
-    begin: int  # the first patch of the first one
+    begin: int  # first patch of the first window
     num_windows: int
-    length: int  # patches of each
+    length: int  # patches per window
 
     @property
     def end(self) -> int:
-        """Behind the last patch of the last one."""
+        """One past the last patch of the last window."""
         return self.begin + self.num_windows * self.length
 
     def of_each(self, x: torch.Tensor) -> torch.Tensor:
@@ -28,7 +28,7 @@ class Windows(NamedTuple):
         return x[self.begin : self.end].unflatten(0, (self.num_windows, self.length))
 
     def parts(self, most: int) -> Iterator[tuple[Windows, slice]]:
-        """About ``most`` patches at a time, and which of the windows they see."""
+        """Yield about ``most`` patches at a time, and the slice of windows that they attend to."""
         if self.length <= most:
             for windows in spans(self.num_windows, most // self.length):
                 begin = self.begin + windows.start * self.length
@@ -43,13 +43,15 @@ class Windows(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where the patches of an image lie while it is computed: those of a cell side by side, the
-    cells of a window as well, and windows of one shape."""
+    """The order of an image's patches during the computation.
+
+    The patches of a cell are adjacent, as are the cells of a window and the windows of one shape.
+    """
 
     rows: torch.Tensor  # [num_patches] int64, of each patch in the image
     columns: torch.Tensor
-    windows: tuple[Windows, ...]  # one, the whole image, where the encoder has no windows
-    cells: torch.Tensor | None  # [num_cells] int64: where the image's cells lie; None: row by row
+    windows: tuple[Windows, ...]  # without windows: the whole image
+    cells: torch.Tensor | None  # [num_cells] int64, where the image's cells are; None: row by row
 
     @property
     def whole(self) -> Windows:
@@ -57,16 +59,16 @@ class Layout(NamedTuple):
         return Windows(0, 1, self.windows[-1].end)
 
     def of(self, rows: slice) -> Layout:
-        """That of some patches, for ``cut``."""
+        """Return the layout of some patches, for ``cut``."""
         return self._replace(rows=self.rows[rows], columns=self.columns[rows])
 
     def row_by_row(self, x: torch.Tensor) -> torch.Tensor:
-        """What is of each cell, [num_cells, n], as the cells lie in the image."""
+        """Reorder per-cell values [num_cells, n] to the order of cells in the image."""
         return x if self.cells is None else x[self.cells]
 
 
 def lay_out(num_rows: int, num_columns: int, spec: VisionSpec, device: torch.device) -> Layout:
-    """The layout of an image of so many patches.
+    """Compute the layout of an image.
 
     Args:
         num_rows, num_columns: of patches; whole cells.
@@ -104,7 +106,7 @@ def lay_out(num_rows: int, num_columns: int, spec: VisionSpec, device: torch.dev
 
 
 def cut(pixels: torch.Tensor, layout: Layout, size: int, spec: PixelSpec) -> torch.Tensor:
-    """The patches of an image.
+    """Cut an image into patches.
 
     Args:
         pixels: [height, width, 3] uint8, whole patches.
@@ -113,7 +115,7 @@ def cut(pixels: torch.Tensor, layout: Layout, size: int, spec: PixelSpec) -> tor
         spec: how they are normalised.
 
     Returns:
-        [num_patches, 3 * size * size] float32: the channels one after the other.
+        [num_patches, 3 * size * size] float32, channel by channel.
     """
     height, width, channels = pixels.shape
     grid = pixels.view(height // size, size, width // size, size, channels)
@@ -125,13 +127,13 @@ def cut(pixels: torch.Tensor, layout: Layout, size: int, spec: PixelSpec) -> tor
 
 
 def spans(length: int, most: int) -> Iterator[slice]:
-    """``length`` things, ``most`` at a time."""
+    """Yield slices of at most ``most`` items that cover ``length``."""
     for begin in range(0, length, most):
         yield slice(begin, min(begin + most, length))
 
 
 def _bands(length: int, window: int) -> Iterator[tuple[int, int, int]]:
-    """From, to and the length of each window in between: whole ones, and the rest as one."""
+    """Yield start, end and window length of the bands: whole windows, and the remainder as one."""
     whole = length - length % window
     if whole:
         yield 0, whole, window

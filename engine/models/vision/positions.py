@@ -1,4 +1,4 @@
-"""Where a patch lies in its image, as attention and embeddings learn of it."""
+"""A patch's position in its image, for attention and embeddings."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from engine.models.vision.spec import AxialRope
 
 
 class Turns(NamedTuple):
-    """By which angles each patch turns the pairs of a head: [num_patches, 1, head_dim / 2]; where
-    the parts of a head turn apart, [num_patches, 1, 2, head_dim / 4]."""
+    """The rotation angles of each patch's pairs: [num_patches, 1, head_dim / 2].
+
+    If the parts of a head rotate separately: [num_patches, 1, 2, head_dim / 4].
+    """
 
     cos: torch.Tensor
     sin: torch.Tensor
 
     def of(self, rows: slice) -> Turns:
-        """Those of some patches."""
+        """Return those of some patches."""
         return Turns(self.cos[rows], self.sin[rows])
 
     def turn(self, x: torch.Tensor) -> torch.Tensor:
-        """[num_patches, heads, head_dim], in float32 and back."""
+        """Rotate [num_patches, heads, head_dim], in float32 internally."""
         parts = x.float().view(*x.shape[:2], *self.cos.shape[2:-1], -1)
         first, second = parts.chunk(2, dim=-1)
         turned = (first * self.cos - second * self.sin, second * self.cos + first * self.sin)
@@ -30,10 +32,10 @@ class Turns(NamedTuple):
 
 
 def make_turns(rope: AxialRope, head_dim: int, rows: torch.Tensor, columns: torch.Tensor) -> Turns:
-    """The turns of patches.
+    """Compute the angles of patches.
 
     Args:
-        rope: how.
+        rope: of the encoder.
         head_dim: a multiple of 4.
         rows, columns: [num_patches] int64, of each patch.
     """
@@ -50,11 +52,11 @@ def make_turns(rope: AxialRope, head_dim: int, rows: torch.Tensor, columns: torc
 
 
 def learned(table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """What patches learn of where they lie.
+    """Return the learned position embeddings of patches.
 
     Args:
-        table: [side * side, hidden_size] float32, see ``interpolated``; or [2, n, hidden_size], a
-            position for each column, and one for each row.
+        table: [side * side, hidden_size] float32, see ``interpolated``; or [2, n, hidden_size], one
+            table for columns and one for rows.
         rows, columns: [num_patches] int64, of each patch.
 
     Returns:
@@ -66,14 +68,14 @@ def learned(table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> t
 
 
 def interpolated(table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Learned positions of a square grid, stretched over an image so that the corners meet.
+    """Interpolate learned positions of a square grid over an image, aligning the corners.
 
     Args:
         table: [side * side, hidden_size] float32, row by row.
-        rows, columns: [num_patches] int64, of each patch; the image ends with the last.
+        rows, columns: [num_patches] int64, of each patch; the last one is the image's corner.
 
     Returns:
-        [num_patches, hidden_size] float32: of the four positions around, by their distance.
+        [num_patches, hidden_size] float32, bilinear between the four nearest positions.
     """
     side = round(table.shape[0] ** 0.5)
     row, below = _taps(rows, side)
@@ -89,7 +91,7 @@ def interpolated(table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor)
 
 
 def _taps(index: torch.Tensor, side: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The position of the grid before each row or column, and how far it lies behind that."""
+    """Return the grid position before each row or column, and the fractional distance from it."""
     last = index.max().clamp(min=1)
     at = index.float() * (side - 1) / last
     before = at.floor()

@@ -1,4 +1,4 @@
-"""How images are made ready for a model: what the files beside config.json say of it.
+"""How images are preprocessed for a model, from the files beside config.json.
 
 Older exports have ``preprocessor_config.json``; newer ones a section of ``processor_config.json``.
 """
@@ -20,9 +20,9 @@ from engine.models.config_reader import ConfigReader
 from engine.models.json_file import parse_object, read_bytes
 from engine.models.vision.spec import PixelSpec, VisionSpec
 
-_RESAMPLING: dict[int, Resampling] = {2: "bilinear", 3: "bicubic"}  # as Pillow counts
+_RESAMPLING: dict[int, Resampling] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 _MAX_PIXELS = 2**31
-# What the code is called and what it makes, which the model's own config decides here.
+# Names of code and of its outputs, which are determined by the model's own config here.
 _WITHOUT_EFFECT = (
     *("image_processor_type", "feature_extractor_type", "processor_class", "video_processor_type"),
     *("data_format", "input_data_format", "return_tensors", "device", "disable_grouping"),
@@ -32,7 +32,7 @@ _WITHOUT_EFFECT = (
 
 
 class Processing(NamedTuple):
-    """How an image becomes what an encoder reads."""
+    """How an image becomes the encoder's input."""
 
     pixels: PixelSpec
     scaling: Scaling
@@ -42,15 +42,15 @@ class Processing(NamedTuple):
 def read_processing(
     directory: Path, spec: VisionSpec, scaling: Scaling, resampling: Resampling
 ) -> Processing:
-    """What the directory says of images.
+    """Read a directory's image preprocessing.
 
     Args:
         directory: of the model.
         spec: of its encoder.
-        scaling, resampling: of the family, for what no file says.
+        scaling, resampling: the family's, as defaults.
 
     Raises:
-        ModelLoadError: a file is damaged, or asks for something else than is done here.
+        ModelLoadError: a file is damaged, or requires something that is not implemented.
     """
     reader = _find(directory)
     if reader is None:
@@ -95,9 +95,9 @@ def _scaling(reader: ConfigReader, spec: VisionSpec, scaling: Scaling) -> Scalin
 
 
 def _fixed(reader: ConfigReader, scaling: FixedScaling) -> FixedScaling:
-    """The size is the encoder's; whether the middle is cut out is said."""
+    """Use the encoder's size; the file says whether to crop the centre."""
     reader.require("do_pad", False)
-    reader.require("do_pan_and_scan", False)  # parts of an image besides (Gemma 3)
+    reader.require("do_pan_and_scan", False)  # additional crops of an image (Gemma 3)
     for key in ("min_crop_size", "max_num_crops", "min_ratio_to_activate"):
         reader.ignore(f"pan_and_scan_{key}")
     square = {"height": scaling.side, "width": scaling.side}
@@ -112,7 +112,7 @@ def _fixed(reader: ConfigReader, scaling: FixedScaling) -> FixedScaling:
 
 
 def _find(directory: Path) -> ConfigReader | None:
-    """What is said of images; the newer file comes first, as it does in transformers."""
+    """Find the image settings; the newer file takes precedence, as in transformers."""
     path = directory / "processor_config.json"
     if path.is_file():
         section = ConfigReader(parse_object(path, read_bytes(path)), str(path)).section(
@@ -127,7 +127,7 @@ def _find(directory: Path) -> ConfigReader | None:
 
 
 def _area(reader: ConfigReader, scaling: AreaScaling) -> AreaScaling:
-    """Its bounds have had three spellings; those outside of ``size`` come first."""
+    """Read the area limits, in any of three spellings; those outside of ``size`` come first."""
     least, most = scaling.min_pixels, scaling.max_pixels
     size = reader.section("size")
     if size is not None:
@@ -157,7 +157,7 @@ def _budget(reader: ConfigReader, spec: VisionSpec, scaling: BudgetScaling) -> B
 
 
 def _unnormalised(reader: ConfigReader, pixels: PixelSpec) -> PixelSpec:
-    """Where the model itself does it: bytes are only made numbers from 0 to 1."""
+    """For models that normalise images themselves: bytes are only scaled to 0..1."""
     if reader.flag("do_normalize"):
         for key, value in (("image_mean", 0.0), ("image_std", 1.0)):
             reader.require(key, [value] * 3)
@@ -169,7 +169,7 @@ def _unnormalised(reader: ConfigReader, pixels: PixelSpec) -> PixelSpec:
 def _channels(
     reader: ConfigReader, key: str, default: tuple[float, float, float]
 ) -> tuple[float, float, float]:
-    """A number for each of the three channels."""
+    """Read one number for each of the three channels."""
     if key not in reader:
         return default
     values = reader.numbers(key)

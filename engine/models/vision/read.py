@@ -1,4 +1,4 @@
-"""The encoder of a model that reads images, from the files of its directory."""
+"""Read a model's vision encoder from the files of its directory."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ from engine.models.vision.families import FAMILIES
 from engine.models.vision.processor import read_processing
 from engine.models.vision.spec import VisionSpec
 
-_MAX_IMAGES = 16  # in one prompt, where nothing else is asked for
+_MAX_IMAGES = 16  # default limit per prompt
 
 
 @dataclass(frozen=True, slots=True)
 class VisionModel:
-    """How a model sees images, and which tokens stand for them."""
+    """How a model reads images, and which tokens represent them."""
 
     spec: VisionSpec
     rules: ImageRules
 
 
 def read_vision(config: dict[str, Any], directory: Path, text: DecoderSpec) -> VisionModel | None:
-    """What a model directory says of images.
+    """Read a model directory's vision part.
 
     Args:
         config: its parsed config.json.
-        directory: where it lies; its processor's files are read, where they are there.
-        text: the model that reads the images.
+        directory: its path; the processor's files are read if they exist.
+        text: the text model.
 
     Returns:
-        None where the config has no part for images, or one of a family whose images are not
-        taken.
+        None if the config has no vision part, or one of an unsupported family.
 
     Raises:
-        ModelLoadError: that part, or a processor's file, cannot be served; one line that says why.
-            The text model can be.
+        ModelLoadError: the vision part or a processor's file cannot be served; a one-line reason.
+            The text model can still be served.
     """
     family = FAMILIES.get(text.architecture)
     whole = ConfigReader(config)
@@ -83,7 +82,7 @@ def read_vision(config: dict[str, Any], directory: Path, text: DecoderSpec) -> V
 
 
 def _check_positions(whole: ConfigReader, spec: VisionSpec, scaling: Scaling) -> None:
-    """Every patch of the longest image that the budget has room for has a position."""
+    """Check that every patch of the longest image within the budget has a position."""
     if not isinstance(scaling, BudgetScaling):
         return
     longest = scaling.max_cells * spec.merge_size

@@ -1,4 +1,4 @@
-"""What a vision encoder is, apart from its weights. Standard library only."""
+"""A vision encoder as data, without its weights. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VisionActivation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu"]
 
 @dataclass(frozen=True)
 class VisionNorm:
-    """How norms are computed. Layer norms have a bias, RMS norms none."""
+    """How norms are computed. Layer norms have a bias, RMS norms have none."""
 
     kind: Literal["layer", "rms"]
     eps: float
@@ -19,13 +19,13 @@ class VisionNorm:
 
 @dataclass(frozen=True)
 class AxialRope:
-    """Rotary positions in two dimensions: the first half of a head's pairs turns by the row of a
-    patch, the second by its column, halves of the head against each other (Su et al. 2021, by
-    axis).
+    """Rotary positions in two dimensions (Su et al. 2021, by axis).
 
-    With ``staggered`` the columns have the frequencies between those of the rows (Pixtral), else
-    the same. With ``apart`` the first half of a head turns by the column and the second by the row,
-    the halves of each half against each other (Gemma 4).
+    The first half of a head's pairs rotates by the patch's row, the second by its column; halves of
+    the head are rotated against each other. With ``staggered`` the columns have frequencies between
+    those of the rows (Pixtral), else the same ones. With ``apart`` the first half of a head rotates
+    by the column and the second by the row, and the halves of each half are rotated against each
+    other (Gemma 4).
     """
 
     theta: float
@@ -35,21 +35,21 @@ class AxialRope:
 
 @dataclass(frozen=True)
 class MergerSpec:
-    """What makes one embedding of the text model out of the patches of a cell.
+    """How the patches of a cell become one embedding of the text model.
 
-    norm ─► patches side by side [─► joined: as wide as one patch] ─► up ─► activation ─► down
+    norm ─► concatenate patches [─► joined: as wide as one patch] ─► up ─► activation ─► down
     """
 
     norm: VisionNorm | None
     inner_size: int  # between ``up`` and ``down``
     activation: VisionActivation = "gelu"
     bias: bool = True
-    joined: bool = False  # by a projection without a bias or an activation (Mistral Small 3.1)
+    joined: bool = False  # by a bare projection (Mistral Small 3.1)
 
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """What makes one embedding of Gemma's out of the patches of a cell.
+    """How the patches of a cell become one of Gemma's embeddings.
 
     average, times ``scale`` [─► standardised] ─► RMS norm ─► projection
     """
@@ -57,13 +57,13 @@ class PoolSpec:
     eps: float  # of the norm
     scale: float = 1.0
     weighted: bool = False  # the norm has a weight, stored less one (Gemma 3)
-    inputs_first: bool = False  # in the projection's weights as they are stored
-    standardised: bool = False  # each number has a mean and a scale of its own (Gemma 4)
+    inputs_first: bool = False  # stored layout of the projection's weights
+    standardised: bool = False  # by a mean and scale per number (Gemma 4)
 
 
 @dataclass(frozen=True)
 class PixelSpec:
-    """How bytes become what the first layer reads: ``(x * rescale - mean) / std`` by channel."""
+    """How bytes become the first layer's input: ``(x * rescale - mean) / std`` by channel."""
 
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
@@ -72,7 +72,7 @@ class PixelSpec:
 
 @dataclass(frozen=True)
 class VisionSpec:
-    """A vision transformer (Dosovitskiy et al. 2020) and what leads from it to a text model."""
+    """A vision transformer (Dosovitskiy et al. 2020) and its connection to a text model."""
 
     hidden_size: int
     intermediate_size: int
@@ -87,34 +87,35 @@ class VisionSpec:
     pixels: PixelSpec
     architecture: str = ""  # Hugging Face model_type of the whole model
     gated: bool = False  # the MLP
-    bias: bool = True  # of the projections of attention
+    bias: bool = True  # of attention's projections
     mlp_bias: bool = True
     patch_bias: bool = False
-    colours_last: bool = False  # in the weights of patches as they are stored, pixel by pixel
-    # Frames that a patch spans, all of them the image; None: its weights know no time.
+    colours_last: bool = False  # stored layout of the patch weights
+    # Frames that a patch spans, all filled with the image; None: the weights have no time
+    # dimension.
     num_frames: int | None = None
-    patch_norm: bool = False  # of the patches before the first layer
-    final_norm: bool = False  # behind the last one
-    # Norms on both sides of attention and of the MLP, and of queries, keys and values, whose
-    # scores are not scaled (Gemma 4).
+    patch_norm: bool = False  # of patches before the first layer
+    final_norm: bool = False  # after the last layer
+    # Norms on both sides of attention and MLP, and of queries, keys and values; scores are not
+    # scaled (Gemma 4).
     sandwich: bool = False
-    clipped: bool = False  # what projections read and make stays within bounds of the checkpoint
+    clipped: bool = False  # projections clamp inputs and outputs to stored bounds
     rope: AxialRope | None = None
-    # The side of a square table of learned positions, stretched over the image between its corners
-    # by bilinear interpolation (Qwen3-VL); 0: there is none.
+    # The side of a square table of learned positions, bilinearly interpolated over the image
+    # between its corners (Qwen3-VL); 0: there is none.
     position_grid: int = 0
-    # The side in pixels of the only images that it sees, whose patches have a learned position each
-    # (CLIP, SigLIP); None: it sees images of all sizes.
+    # The side in pixels of all images, whose patches have a learned position each (CLIP, SigLIP);
+    # None: images have any size.
     image_size: int | None = None
-    class_token: bool = False  # a learned token before the patches, of which nothing is read
-    num_unread_layers: int = 0  # in the checkpoint, behind those whose features are taken
+    class_token: bool = False  # a learned token before the patches, whose result is not read
+    num_unread_layers: int = 0  # stored, but after the layer whose features are used
     # The length of two tables of learned positions, of columns and of rows (Gemma 4); 0: none.
     position_axis: int = 0
-    # Cells along a side of the windows that attention stays within, but for the layers that see
-    # everything (Qwen2.5-VL); None: all layers do.
+    # The side in cells of the attention windows, except in full attention layers (Qwen2.5-VL);
+    # None: no windows.
     window: int | None = None
     full_layers: frozenset[int] = frozenset()
-    # Behind which layers a merger of its own makes what is added behind the text model's first
+    # The layers after which a separate merger makes what is added after the text model's first
     # layers (DeepStack, Meng et al. 2024).
     deep_layers: tuple[int, ...] = ()
 
@@ -125,7 +126,7 @@ class VisionSpec:
 
     @property
     def cell_size(self) -> int:
-        """Pixels, the side of a cell."""
+        """The side of a cell, in pixels."""
         return self.patch_size * self.merge_size
 
     @property
@@ -137,9 +138,9 @@ class VisionSpec:
 
     @property
     def merged_size(self) -> int:
-        """Of the patches of a cell side by side."""
+        """Width of a cell's concatenated patches."""
         return self.hidden_size * self.merge_size**2
 
     def is_windowed(self, layer: int) -> bool:
-        """Whether attention stays within windows there."""
+        """Return whether a layer's attention stays within windows."""
         return self.window is not None and layer not in self.full_layers

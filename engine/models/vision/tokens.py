@@ -1,4 +1,4 @@
-"""Which tokens stand for an image, from the files of a model directory."""
+"""The tokens that represent an image, from the files of a model directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TokenReader = Callable[[ConfigReader, Path], ImageTokens]
 
 
 def qwen_tokens(default: int) -> TokenReader:
-    """Qwen: one for each cell, and none between."""
+    """Qwen: one token per cell, without separators."""
 
     def read(config: ConfigReader, directory: Path) -> ImageTokens:
         return ImageTokens(config.whole("image_token_id", default))
@@ -36,12 +36,12 @@ def qwen_tokens(default: int) -> TokenReader:
 
 
 def mistral_tokens(config: ConfigReader, directory: Path) -> ImageTokens:
-    """Mistral Small 3.1: one behind each row besides, whose names the tokenizer knows."""
+    """Mistral Small 3.1: one token more after each row; the tokenizer has their ids."""
     token_id = config.whole("image_token_index", config.whole("image_token_id", 10))
     path = directory / "processor_config.json"
     names = parse_object(path, read_bytes(path)) if path.is_file() else {}
     ids = _added_tokens(directory / "tokenizer.json")
-    if ids is None:  # a tokenizer of another kind, which has them in the places of all of Mistral's
+    if ids is None:  # another tokenizer: Mistral's usual ids
         return ImageTokens(token_id, 12, 13)
     found = []
     for key, usual in (("image_break_token", "[IMG_BREAK]"), ("image_end_token", "[IMG_END]")):
@@ -53,7 +53,7 @@ def mistral_tokens(config: ConfigReader, directory: Path) -> ImageTokens:
 
 
 def gemma3_tokens(config: ConfigReader, directory: Path) -> ImageTokens:
-    """Gemma 3: templates write what an image begins with."""
+    """Gemma 3: templates write the begin-of-image token."""
     token_id = config.whole("image_token_index", config.whole("image_token_id", 262_144))
     begin = config.whole("boi_token_index", config.whole("boi_token_id", 255_999))
     end = config.whole("eoi_token_index", config.whole("eoi_token_id", 256_000))
@@ -65,7 +65,7 @@ def gemma3_tokens(config: ConfigReader, directory: Path) -> ImageTokens:
 
 
 def gemma4_tokens(config: ConfigReader, directory: Path) -> ImageTokens:
-    """Gemma 4: templates write an image's own token, which stands between two others."""
+    """Gemma 4: templates write the image token, which is between two others."""
     token_id = config.whole("image_token_id", 258_880)
     begin = config.whole("boi_token_id", 255_999)
     end = config.whole("eoi_token_id", 258_882)
@@ -76,7 +76,7 @@ def gemma4_tokens(config: ConfigReader, directory: Path) -> ImageTokens:
 
 
 def _names(directory: Path, ids: tuple[int, ...]) -> list[str] | None:
-    """How tokens are spelled; None of all of them where no ``tokenizer.json`` tells it."""
+    """Return the spelling of tokens; None if there is no ``tokenizer.json``."""
     path = directory / "tokenizer.json"
     added = _added_tokens(path)
     if added is None:
@@ -98,7 +98,7 @@ class _Tokenizer(msgspec.Struct):
 
 
 def _added_tokens(path: Path) -> dict[str, int] | None:
-    """The tokens that are no pieces of text, by name; None without the file."""
+    """Return the special tokens by name; None without the file."""
     if not path.is_file():
         return None
     try:

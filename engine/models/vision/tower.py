@@ -1,4 +1,4 @@
-"""A vision encoder: one for all families, made from a spec and its weights."""
+"""A vision encoder: one implementation for all families, made from a spec and weights."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from engine.models.vision.read import VisionModel
 from engine.models.vision.spec import MergerSpec, PoolSpec, VisionSpec
 from engine.models.vision.weights import is_foreign
 
-# Patches of a piece: a tenth of a second at most on two cores, with the widest encoders.
+# Patches per piece: at most a tenth of a second on two cores, with the widest encoders.
 _MOST_ON_CPU = 256
-_OWN_BYTES = 16 * 2**20  # of torch's kernels, whatever the image
+_OWN_BYTES = 16 * 2**20  # used by torch's kernels for any image
 
 
 class ImageStates(NamedTuple):
-    """What a text model reads of an image, in its own dtype."""
+    """An image's embeddings for the text model, in its dtype."""
 
     embeddings: torch.Tensor  # [num_cells, out_size], row by row
-    deep: tuple[torch.Tensor, ...]  # each [num_cells, out_size]; added behind its first layers
+    deep: tuple[torch.Tensor, ...]  # each [num_cells, out_size]; added after its first layers
 
 
 class VisionTower:
-    """A loaded encoder.
+    """A loaded vision encoder.
 
     Args:
-        spec: what it is.
+        spec: of the encoder.
         tensors: its parameters, as ``load_tower`` makes them.
     """
 
@@ -62,7 +62,7 @@ class VisionTower:
         self._dtype = tensors["0.up.weight"].dtype
 
     def embed(self, pixels: torch.Tensor) -> ImageStates:
-        """The embeddings of an image.
+        """Embed an image.
 
         Args:
             pixels: [height, width, 3] uint8, RGB, on the tower's device; whole cells.
@@ -75,10 +75,11 @@ class VisionTower:
                 return done.value
 
     def pieces(self, pixels: torch.Tensor) -> Generator[None, None, ImageStates]:
-        """``embed``, in pieces: each step of the iterator computes one, and what it returns at its
-        end are the embeddings. They do not depend on what is done between two pieces.
+        """Run ``embed`` in pieces: each iteration computes one, and the embeddings are returned at
+        the end.
 
-        On a CPU a piece is a part of a layer for some hundred patches, on a GPU for all of them.
+        Other work between two pieces does not affect the result. On a CPU a piece is a part of a
+        layer for some hundred patches, on a GPU for all of them.
         """
         spec = self.spec
         side = spec.patch_size
@@ -118,7 +119,7 @@ class VisionTower:
         return ImageStates(layout.row_by_row(merged), tuple(deep))
 
     def _positions_of(self, layout: Layout) -> torch.Tensor:
-        """What is learned of where each patch lies: [num_patches, hidden_size] float32."""
+        """Return the learned position embeddings of patches: [num_patches, hidden_size] float32."""
         assert self._positions is not None
         spec, table = self.spec, self._positions
         if spec.image_size is None:
@@ -128,10 +129,10 @@ class VisionTower:
         return torch.cat((table[:num_before], table[num_before:][at]))
 
     def activation_bytes(self, num_cells: int) -> int:
-        """A bound of what ``embed`` takes at once for an image of so many cells, beside the pixels.
+        """Return an upper bound of ``embed``'s memory for an image, beside the pixels.
 
-        It grows with the cells, not with their square, where torch's attention is fused: on a CPU
-        always, on a GPU in every dtype that it serves.
+        It grows with the number of cells, not with its square, where torch's attention is fused: on
+        a CPU always, on a GPU in every supported dtype.
         """
         spec = self.spec
         hidden, size, pixels = spec.hidden_size, self._dtype.itemsize, 3 * spec.patch_size**2
@@ -140,19 +141,21 @@ class VisionTower:
         of_a_patch = max(
             6 * pixels + 4 * hidden,  # cut as bytes and again in order, normalised, embedded
             16 * hidden if spec.position_grid or spec.position_axis else 0,
-            # Attention, which turns heads in float32.
+            # Attention, which rotates heads in float32.
             max(9 * size, (7 if spec.sandwich else 5) * size + 12) * hidden,
             3 * hidden * size + of_inner * spec.intermediate_size * size,
             3 * hidden * size + 3 * merged * size // spec.merge_size**2,
         )
-        of_a_patch += 8 * spec.head_dim + 128  # where it lies and how it is turned
+        of_a_patch += 8 * spec.head_dim + 128  # positions and rotations
         of_a_cell = (2 + len(spec.deep_layers)) * spec.out_size * size
         return _OWN_BYTES + num_cells * (of_a_patch * spec.merge_size**2 + of_a_cell)
 
 
 def refuse_tower(headers: list[Header]) -> str | None:
-    """Why a checkpoint's encoder cannot be loaded, where text can be: there is none in it, or it is
-    quantised; None where it can."""
+    """Return why a checkpoint's encoder cannot be loaded while its text model can; None if it can.
+
+    The encoder may be missing or quantised.
+    """
     entries = [
         entry
         for header in headers
@@ -173,18 +176,19 @@ def load_tower(
     device: torch.device,
     seed: int | None = None,
 ) -> VisionTower:
-    """The encoder of a checkpoint, or with a seed one of random weights.
+    """Load the encoder of a checkpoint, or make a random one from a seed.
 
     Args:
-        vision: what its config says.
-        headers: of the checkpoint's files; not looked at with a seed.
-        dtype: of its layers. Patches are read in float32 whatever it is.
+        vision: from its config.
+        headers: of the checkpoint's files; unused with a seed.
+        dtype: of its layers. Patches are embedded in float32 in any case.
         device: of its weights.
         seed: of random weights.
 
     Raises:
         ModelLoadError: a tensor of the encoder is missing, has no place or another shape than the
-            config says, or the device has no room; one line that names the tensor and the file.
+            config says, or the device is out of memory; one line that names the tensor and the
+            file.
     """
     spec = vision.spec
     if seed is None:
@@ -198,12 +202,12 @@ def load_tower(
 def _arranged(
     spec: VisionSpec, tensors: dict[str, torch.Tensor], *, is_random: bool
 ) -> dict[str, torch.Tensor]:
-    """The parameters as they are computed with; checkpoints have some of them in another order."""
+    """Convert the parameters from checkpoints' layouts to those of the computation."""
     patch = tensors["patch.weight"]
     if spec.colours_last:  # of a pixel
         patch = patch.unflatten(1, (-1, 3)).transpose(1, 2)
     elif spec.num_frames is not None:
-        # [hidden_size, 3, frames, side, side]: an image is the same in all frames.
+        # [hidden_size, 3, frames, side, side]: all frames are the same image.
         patch = patch.sum(2)
     arranged = {**tensors, "patch.weight": patch.flatten(1).contiguous()}
     if isinstance(spec.merger, PoolSpec):
@@ -211,10 +215,10 @@ def _arranged(
             projection = tensors["merger.projection.weight"].T
             arranged["merger.projection.weight"] = projection.contiguous()
     elif spec.merger.joined:
-        # Checkpoints have the patches of a cell within each dimension; here it is the other way.
+        # Checkpoints have a cell's patches within each dimension; here it is the reverse.
         stored = tensors["merger.join.weight"].unflatten(1, (spec.hidden_size, -1))
         arranged["merger.join.weight"] = stored.transpose(1, 2).flatten(1).contiguous()
-    if is_random:  # which no bounds were found for
+    if is_random:  # random weights have no calibrated bounds
         arranged = {name: held for name, held in arranged.items() if not name.endswith(".bounds")}
     return arranged
 
@@ -222,7 +226,7 @@ def _arranged(
 def _merge(
     merger: Merger | Pool, x: torch.Tensor, most: int
 ) -> Generator[None, None, torch.Tensor]:
-    """``merger(x)``, for about ``most`` patches at a time."""
+    """Apply ``merger(x)``, about ``most`` patches at a time."""
     parts = []
     for rows in spans(x.shape[0], most):
         parts.append(merger(x[rows]))

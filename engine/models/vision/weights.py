@@ -1,4 +1,4 @@
-"""The parameters of a vision encoder, and what checkpoints call them: a table for each family."""
+"""The parameters of a vision encoder, and checkpoints' names for them: one table per family."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _norm(pattern: str, parameter: str) -> tuple[Rule, ...]:
 
 
 def _clipped(pattern: str, parameter: str, part: int = 0) -> tuple[Rule, ...]:
-    """A projection, and the bounds of what it reads and makes, where it has them."""
+    """A projection and, if it has them, the bounds of its inputs and outputs."""
     bounds = ("input_min", "input_max", "output_min", "output_max")
     return (
         Rule(f"{pattern}.linear.weight", f"{parameter}.weight", part),
@@ -142,44 +142,44 @@ _TABLES = {
     "qwen3_vl": _QWEN3,
     "qwen3_vl_moe": _QWEN3,
 }
-# What the names of an encoder begin with; newer exports put the whole model's before it, and older
-# ones another within.
+# Prefixes of an encoder's names; newer exports put the whole model's name before them, and older
+# ones nest another inside.
 _OWN = re.compile(
     r"(?:model\.)?(visual|vision_tower|multi_modal_projector|embed_vision)\."
     r"(?:vision_model\.)?(.*)",
     re.DOTALL,
 )
-# What stands behind the features that are taken, and a table that is counted out.
+# Modules after the features that are used, and a table that is computed instead.
 _UNREAD = re.compile(r"vision_tower\.(?:post_layernorm\..*|head\..*|embeddings\.position_ids)")
 _LAYER = re.compile(r"vision_tower\.encoder\.layers\.(\d{1,5})\..*")
 
 
 def vision_targets(spec: VisionSpec, wanted: Mapping[str, Parameter]) -> dict[str, Target]:
-    """Checkpoint name -> place, for every part of every parameter."""
+    """Return checkpoint name -> place, for every part of every parameter."""
     places: dict[str, Target] = {}
     for rule in _TABLES[spec.architecture]:
         count = spec.num_layers if "{i}" in rule.pattern else 1
         for i in range(len(spec.deep_layers) if "deep." in rule.parameter else count):
             parameter = rule.parameter.replace("{i}", str(i))
-            # Of encoders of several kinds some have fewer parts.
+            # Some kinds of encoder have fewer parts.
             if parameter in wanted and (rule.part or 0) < len(wanted[parameter].parts):
                 places[rule.pattern.replace("{i}", str(i))] = Target(parameter, rule.part)
     return places
 
 
 def own_name(name: str) -> str:
-    """The name of an encoder's tensor in the tables; others as they are."""
+    """Return an encoder tensor's name in the tables; other names are returned as they are."""
     found = _OWN.fullmatch(name)
     return f"{found[1]}.{found[2]}" if found else name
 
 
 def is_foreign(name: str) -> bool:
-    """Whether a tensor is no part of the encoder, but of the text model."""
+    """Return whether a tensor belongs to the text model, not to the encoder."""
     return _OWN.fullmatch(name) is None
 
 
 def is_unread(spec: VisionSpec, name: str) -> bool:
-    """Whether a tensor without a place, by its name in the tables, may be passed over."""
+    """Return whether a tensor without a place, by its name in the tables, may be skipped."""
     layer = _LAYER.fullmatch(name)
     unread = range(spec.num_layers, spec.num_layers + spec.num_unread_layers)
     if layer is not None and int(layer[1]) in unread:
@@ -188,10 +188,10 @@ def is_unread(spec: VisionSpec, name: str) -> bool:
 
 
 def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
-    """All parameters of an encoder, by name."""
+    """Return all parameters of an encoder, by name."""
     hidden, side = spec.hidden_size, spec.patch_size
     frames = () if spec.num_frames is None else (spec.num_frames,)
-    # In float32: the pixels are read so, and the frames' weights are summed.
+    # In float32: the pixels are, and the frames' weights are summed.
     shape = (3 * side**2,) if spec.colours_last else (3, *frames, side, side)
     found = {"patch.weight": Parameter((hidden,), shape, is_exact=True)}
     if spec.patch_bias:

@@ -1,4 +1,4 @@
-"""Checkpoints of AWQ (Lin et al. 2023), in the layout that AutoAWQ calls "gemm".
+"""AWQ checkpoints (Lin et al. 2023), in the layout that AutoAWQ calls "gemm".
 
     X.qweight [inputs, outputs / 8] int32   codes, eight outputs to a word
     X.qzeros  [groups, outputs / 8] int32   zeros, packed alike
@@ -29,7 +29,7 @@ from engine.quantization.formats.shared import (
 from kernels.packed import PackedWeight
 
 _BITS = 4
-_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the nibble that holds output i of a word
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the nibble of a word that holds output i
 _HISTORY = """
     backend do_fuse exllama_config fuse_max_seq_len modules_to_fuse modules_to_not_convert
 """
@@ -49,7 +49,7 @@ class Awq:
     def recipe(
         self, name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]
     ) -> Recipe | None:
-        """See ``Format``: what has ``qweight`` is quantised."""
+        """See ``Format``: matrices with ``qweight`` are quantised."""
         stem = stem_of(name)
         if f"{stem}.qweight" not in present:
             return None
@@ -65,7 +65,7 @@ class Awq:
 
 
 def read_awq(reader: ConfigReader) -> Awq:
-    """The format that a ``quantization_config`` of AWQ describes. Raises ModelLoadError."""
+    """Read a ``quantization_config`` of AWQ. Raises ModelLoadError."""
     reader.require("quant_method", "awq")
     reader.require("bits", _BITS)
     reader.require("w_bit", _BITS)

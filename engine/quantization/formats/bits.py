@@ -1,4 +1,4 @@
-"""Codes as files pack them, turned into those of ``PackedWeight``."""
+"""Convert codes from files' packing to that of ``PackedWeight``."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ _WORD_BITS = 32
 
 
 def words_for(count: int, bits: int) -> int:
-    """32-bit words that ``count`` codes of ``bits`` bits fill, the last one perhaps not wholly."""
+    """Return the number of 32-bit words that hold ``count`` codes of ``bits`` bits."""
     return -(-count * bits // _WORD_BITS)
 
 
 def codes_of_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
-    """Codes that lie end to end in the words of a row, the first in the lowest bits.
+    """Unpack codes that are stored end to end in the words of a row, the first in the lowest bits.
 
     Args:
         words: [rows, words] int32.
-        bits: of a code: 2, 3, 4 or 8. Three bits may begin in one word and end in the next.
+        bits: of a code: 2, 3, 4 or 8. Codes of three bits may straddle two words.
         count: codes of a row.
 
     Returns:
         [rows, count] uint8.
     """
-    stream = words.contiguous().view(torch.uint8)  # as the machine, words are little-endian
+    stream = words.contiguous().view(torch.uint8)  # in memory, words are little-endian
     if 8 % bits == 0:
         shifts = range(0, 8, bits)
         codes = torch.stack([stream >> shift & (1 << bits) - 1 for shift in shifts], dim=2)
@@ -33,7 +33,7 @@ def codes_of_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     first = torch.arange(count) * bits
     low, shift = first // 8, first % 8
     pairs = stream.to(torch.int16)
-    pairs[:, :-1] |= pairs[:, 1:] << 8  # of neighbouring bytes: a code lies in one such pair
+    pairs[:, :-1] |= pairs[:, 1:] << 8  # of adjacent bytes: every code lies within one pair
     found = pairs[:, low].to(torch.int32) & 0xFFFF
     return (found >> shift & (1 << bits) - 1).to(torch.uint8)
 
@@ -46,25 +46,25 @@ def integer_weight(
     group: int,
     groups_of_inputs: torch.Tensor | None = None,
 ) -> PackedWeight:
-    """The weight ``(code - zero) * scale`` of unsigned codes; those of 2 and 3 bits become 4.
+    """Make the weight ``(code - zero) * scale`` of unsigned codes; 2 and 3 bits are widened to 4.
 
     Args:
         codes: [outputs, inputs] uint8.
         bits: of a code: 2, 3, 4 or 8.
         scales: [outputs, groups].
-        zeros: [outputs, groups] integers; None: half of the range, as in symmetric rounding.
+        zeros: [outputs, groups] integers; None: half of the range, as in symmetric quantisation.
         group: inputs of a group.
-        groups_of_inputs: [inputs], which group each is in; None: in order.
+        groups_of_inputs: [inputs], the group of each; None: in order.
 
     Raises:
-        ValueError: inputs are not spread over the groups as the number of these says.
+        ValueError: the inputs' groups contradict the number of groups.
     """
     order = None
     if groups_of_inputs is not None:
         order = _order(groups_of_inputs, group, scales.shape[1])
     if order is not None:
         codes = codes.index_select(1, order)
-    # What a symmetric zero stands for comes to the middle of the range that is held.
+    # Shift codes so that a symmetric zero is in the middle of the stored range.
     middle, shift = 1 << bits - 1, None
     if zeros is not None:
         shift = zeros.to(torch.int16) - middle
@@ -81,10 +81,10 @@ def integer_weight(
 
 
 def _order(groups: torch.Tensor, group: int, num_groups: int) -> torch.Tensor | None:
-    """The inputs in the order of their groups, or None where they lie so.
+    """Return the inputs sorted by group, or None if they are sorted already.
 
     Raises:
-        ValueError: a group has another number of inputs than it must.
+        ValueError: a group has the wrong number of inputs.
     """
     inputs = len(groups)
     if bool((groups < 0).any()) or bool((groups >= num_groups).any()):

@@ -1,17 +1,17 @@
-"""Checkpoints of bitsandbytes: four bits (Dettmers et al. 2023, QLoRA) and eight (LLM.int8).
+"""bitsandbytes checkpoints: four bits (Dettmers et al. 2023, QLoRA) and eight (LLM.int8).
 
-Four bits, in blocks of neighbouring weights, whatever row they are in:
+Four bits, in blocks of consecutive weights that ignore row boundaries:
 
     X.weight                  bytes of two codes, the first in the high half
-    X.weight.quant_map        [16] float32, what codes stand for
-    X.weight.absmax           [blocks] float32 scales; or, quantised once more, uint8 and with it
+    X.weight.quant_map        [16] float32, the codes' values
+    X.weight.absmax           [blocks] float32 scales; or uint8, quantised again, together with
     X.weight.nested_quant_map [256] float32
     X.weight.nested_absmax    [blocks / nested_blocksize] float32
     X.weight.quant_state.bitsandbytes__nf4 (or fp4)   JSON as bytes: shape, block sizes, an offset
 
 Eight bits:
 
-    X.weight [outputs, inputs] int8     X.SCB [outputs] float32, the value that 127 stands for
+    X.weight [outputs, inputs] int8     X.SCB [outputs] float32, the value of code 127
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _UNREAD = """
 
 
 class _State(msgspec.Struct):
-    """What ``quant_state`` says; keys that are not here change nothing."""
+    """The contents of ``quant_state``; other keys have no effect."""
 
     shape: list[int]
     blocksize: int
@@ -52,7 +52,7 @@ class _State(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class BitsAndBytes:
-    """See ``engine.models.stored.Format``. What a matrix is shows in its own tensors."""
+    """See ``engine.models.stored.Format``. Each matrix's tensors show how it is stored."""
 
     name: str
 
@@ -78,7 +78,7 @@ class BitsAndBytes:
 
 
 def read_bitsandbytes(reader: ConfigReader) -> BitsAndBytes:
-    """The format that a ``quantization_config`` of bitsandbytes says. Raises ModelLoadError."""
+    """Read a ``quantization_config`` of bitsandbytes. Raises ModelLoadError."""
     is_4bit = reader.flag("load_in_4bit")
     kind = reader.text("bnb_4bit_quant_type", "nf4").upper() if is_4bit else "INT8"
     for key in _UNREAD.split():
@@ -90,7 +90,7 @@ def _four_bits(
     name: str, state: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]
 ) -> Recipe:
     size = -(-prod(shape) // 2)
-    # The bytes may be told to be of another dtype, for the sake of those who shard them.
+    # The bytes may be declared with another dtype, to make sharding them easier.
     held = present[name]
     width = held.dtype.itemsize
     state_size = min(present[state].num_bytes, _MAX_STATE_BYTES)
@@ -119,7 +119,7 @@ def _make_four_bits(shape: tuple[int, int], tensors: Mapping[str, torch.Tensor])
     absmax = _absmax(state, tensors)
     if len(absmax) != -(-prod(shape) // state.blocksize):
         raise ValueError(f"{len(absmax)} scales for blocks of {state.blocksize}")
-    # Blocks go on from row to row; what divides both is a group that lies in one of either.
+    # Blocks continue across rows: a group that divides both is within one block and one row.
     group = gcd(state.blocksize, inputs)
     starts = torch.arange(outputs * (inputs // group)) * group
     scales = absmax[starts // state.blocksize].view(outputs, -1)

@@ -1,6 +1,6 @@
-"""Checkpoints of compressed-tensors, as llm-compressor writes them.
+"""compressed-tensors checkpoints, as written by llm-compressor.
 
-Groups of the config say for which modules which scheme is meant; its ``format`` how it is stored:
+The config's groups assign schemes to modules; its ``format`` says how they are stored:
 
     pack-quantized    X.weight_packed int32, codes end to end along the inputs (zeros: the outputs)
     int-quantized     X.weight int8
@@ -10,8 +10,7 @@ Groups of the config say for which modules which scheme is meant; its ``format``
                       X.weight_packed uint8, two codes a byte as in MXFP4; of the former, scales are
                       float8 in groups of 16, divided by X.weight_global_scale
 
-each with ``X.weight_scale``, and where they are there ``X.weight_zero_point`` and
-``X.weight_g_idx``.
+each with ``X.weight_scale`` and, if present, ``X.weight_zero_point`` and ``X.weight_g_idx``.
 """
 
 from __future__ import annotations
@@ -62,27 +61,27 @@ class Scheme:
     strategy: str
     group_size: int | None
     block: tuple[int, int] | None
-    rounds_inputs: bool  # activations are meant to be rounded to the same eight bits
+    rounds_inputs: bool  # activations are rounded to the same eight bits
 
     @property
     def told(self) -> str:
-        """For users."""
+        """Its name for users."""
         kind = "FP" if self.is_float else "INT"
         return f"{kind}{self.bits} {self.format}"
 
 
 class CompressedTensors:
-    """See ``engine.models.stored.Format``. Of one checkpoint.
+    """See ``engine.models.stored.Format``. One object per checkpoint.
 
     Args:
-        schemes: the first that names a module is its own.
-        ignored: modules that are dense, whatever names them.
+        schemes: the first one that matches a module applies.
+        ignored: modules that are dense even if a scheme matches.
     """
 
     def __init__(self, schemes: Sequence[Scheme], ignored: ModuleNames) -> None:
         self._schemes = tuple(schemes)
         self._ignored = ignored
-        self._scheme_of: dict[str, Scheme] | None = None  # by module, once they are known
+        self._scheme_of: dict[str, Scheme] | None = None  # by module, once it has been determined
 
     @property
     def name(self) -> str:
@@ -93,7 +92,7 @@ class CompressedTensors:
     def recipe(
         self, name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]
     ) -> Recipe | None:
-        """See ``Format``: what is named by a group, not ignored, and has a scale."""
+        """See ``Format``: modules that a scheme matches, that are not ignored and have a scale."""
         if self._scheme_of is None:
             scales = (other for other in present if other.endswith(_SCALE))
             self._scheme_of = self._sort({scale.removesuffix(_SCALE) for scale in scales})
@@ -101,7 +100,7 @@ class CompressedTensors:
         return None if scheme is None else _recipe(scheme, name, shape, present)
 
     def _sort(self, modules: set[str]) -> dict[str, Scheme]:
-        """All modules at once, as patterns are matched in a process of their own."""
+        """Assign all modules at once, because patterns are matched in a separate process."""
         left = modules - self._ignored.among(modules)
         found: dict[str, Scheme] = {}
         for scheme in self._schemes:
@@ -112,10 +111,10 @@ class CompressedTensors:
 
 
 def read_compressed_tensors(reader: ConfigReader) -> CompressedTensors:
-    """The format that a ``quantization_config`` describes. Raises ModelLoadError."""
+    """Read a ``quantization_config`` of compressed-tensors. Raises ModelLoadError."""
     for key in ("quant_method", "quantization_status", "global_compression_ratio", "version"):
         reader.ignore(key)
-    # How keys and values are cached is decided at the start of a server.
+    # The server's settings decide how keys and values are cached.
     reader.ignore("kv_cache_scheme")
     reader.refuse("transform_config", "is set: rotations of activations are not supported")
     sparsity = reader.mapping("sparsity_config")
@@ -204,7 +203,7 @@ def _make_integers(
 ) -> PackedWeight:
     outputs, inputs = shape
     groups = -(-inputs // group)
-    # From signed codes to the unsigned ones that are their neighbours by half of the range.
+    # Shift signed codes by half of the range to make them unsigned.
     middle, zeros = 1 << scheme.bits - 1, None
     if "words" in tensors:
         if tensors["shape"].tolist() != list(shape):
@@ -220,7 +219,7 @@ def _make_integers(
     scales = rows_of_scales(tensors["scales"].reshape(-1, groups), outputs)
     order = tensors.get("groups")
     if order is not None and bool((order < 0).all()):
-        order = None  # what llm-compressor writes for "not used"
+        order = None  # llm-compressor's value for "not used"
     weight = integer_weight(codes, scheme.bits, scales, zeros, group, order)
     if scheme.rounds_inputs and weight.bits == 8:
         return weight.for_rounded_inputs()

@@ -1,13 +1,12 @@
-"""Checkpoints with weights in float8 (e4m3), as Hugging Face's ``fp8`` and ``fbgemm_fp8`` and
-DeepSeek have them.
+"""Checkpoints with float8 weights (e4m3): Hugging Face's ``fp8`` and ``fbgemm_fp8``, and
+DeepSeek's.
 
     X.weight            [outputs, inputs] float8_e4m3fn
-    X.weight_scale_inv  [outputs / 128, inputs / 128]   what blocks of codes are multiplied by, or
+    X.weight_scale_inv  [outputs / 128, inputs / 128]   factors of blocks of codes, or
     X.weight_scale      [], [1], [outputs] or [outputs, 1]
-    X.input_scale       what activations would be divided by; not needed, as those that are rounded
-                        have a scale for each row
+    X.input_scale       static activation scale; unused, as activations are scaled per row
 
-Matrices whose weight is no float8 are dense: ``modules_to_not_convert`` is a list of them.
+Matrices whose weights are not float8 are dense; ``modules_to_not_convert`` lists them.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from engine.quantization.formats.shared import (
 from kernels.packed import PackedWeight
 
 _SCALES = (*FLOATS, torch.float8_e8m0fnu)
-# Which matrices are dense is seen by their tensors; of activations see above.
+# The tensors show which matrices are dense; for activations see above.
 _UNREAD = """
     activation_scale_ub activation_scheme dequantize ignored_layers modules_to_not_convert
     scale_fmt
@@ -52,7 +51,7 @@ class Fp8:
     def recipe(
         self, name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]
     ) -> Recipe | None:
-        """See ``Format``: what is in float8 is quantised."""
+        """See ``Format``: float8 matrices are quantised."""
         entry = present.get(name)
         if entry is None or entry.dtype not in FLOAT8:
             return None
@@ -76,7 +75,7 @@ def float8_recipe(
     *,
     rounds_inputs: bool = True,
 ) -> Recipe:
-    """Of a matrix in float8 with a scale for the tensor or for each output."""
+    """Return the recipe of a float8 matrix with one scale, or one per output."""
     stem, (outputs, inputs) = stem_of(name), shape
     scale = f"{stem}.weight_scale"
     if scale not in present and f"{stem}.weight_scale_inv" in present:
@@ -99,7 +98,7 @@ def make_float8(
     *,
     rounds_inputs: bool = True,
 ) -> PackedWeight:
-    """From ``codes`` and ``scales``, of which each is for ``rows`` x ``columns`` codes."""
+    """Make the weight from ``codes`` and ``scales``, one for each ``rows`` x ``columns`` codes."""
     codes, scales = tensors["codes"], tensors["scales"]
     check_float8(codes)
     groups = -(-shape[1] // columns)
@@ -108,7 +107,7 @@ def make_float8(
 
 
 def read_fp8(reader: ConfigReader) -> Fp8:
-    """The format that a ``quantization_config`` of either name describes. Raises ModelLoadError."""
+    """Read a ``quantization_config`` of either name. Raises ModelLoadError."""
     reader.ignore("quant_method")
     reader.require("fmt", "e4m3")
     for key in _UNREAD.split():

@@ -1,12 +1,12 @@
-"""Checkpoints of GPTQ (Frantar et al. 2022), as AutoGPTQ and GPTQModel write them.
+"""GPTQ checkpoints (Frantar et al. 2022), as written by AutoGPTQ and GPTQModel.
 
     X.qweight [inputs * bits / 32, outputs] int32   codes, packed along the inputs
     X.qzeros  [groups, outputs * bits / 32] int32   zeros, packed along the outputs
     X.scales  [groups, outputs]
     X.g_idx   [inputs] int32                        the group of each input
 
-``checkpoint_format`` "gptq" has stored each zero less one, "gptq_v2" as it is. Under ``desc_act``
-the groups were formed by another order of the inputs, which ``g_idx`` tells.
+With ``checkpoint_format`` "gptq" zeros are stored less one, with "gptq_v2" as they are. With
+``desc_act`` the groups follow another order of the inputs, given by ``g_idx``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from engine.quantization.formats.shared import (
 from kernels.packed import PackedWeight
 
 _BITS = (2, 3, 4, 8)
-# How the codes were found, or how others compute with them: nothing that they mean.
+# How the codes were found, or how others compute with them; nothing about their meaning.
 _HISTORY = """
     act_group_aware backend batch_size block_name_to_quantize cache_block_outputs damp_percent
     damp_auto_increment dataset desc_act device exllama_config lm_head max_input_length meta
@@ -47,7 +47,7 @@ class Gptq:
 
     bits: int
     group_size: int | None  # None: all inputs are one group
-    zero_offset: int  # what a stored zero lacks
+    zero_offset: int  # to be added to stored zeros
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class Gptq:
     def recipe(
         self, name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]
     ) -> Recipe | None:
-        """See ``Format``: what has ``qweight`` is quantised."""
+        """See ``Format``: matrices with ``qweight`` are quantised."""
         stem = stem_of(name)
         if f"{stem}.qweight" not in present:
             return None
@@ -90,7 +90,7 @@ class Gptq:
 
 
 def read_gptq(reader: ConfigReader) -> Gptq:
-    """The format that a ``quantization_config`` of GPTQ describes. Raises ModelLoadError."""
+    """Read a ``quantization_config`` of GPTQ. Raises ModelLoadError."""
     bits = reader.count("bits")
     if bits not in _BITS:
         raise reader.error("bits", f"is {bits}; GPTQ has 2, 3, 4 and 8")

@@ -1,7 +1,7 @@
-"""Matches patterns in a confined process (``engine/confined``): standard library only.
+"""Match patterns in a confined process (``engine/confined``): standard library only.
 
-A frame ``{"patterns": [...], "names": [...]}`` is answered by ``{"matched": [...]}``, the names
-whose beginning one of the patterns matches, or by ``{"invalid": pattern}``.
+The answer to a frame ``{"patterns": [...], "names": [...]}`` is ``{"matched": [...]}``, the names
+with a prefix that matches a pattern, or ``{"invalid": pattern}``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def prepare(first: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """What answers a frame."""
+    """Return the function that answers frames."""
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         compiled: list[re.Pattern[str]] = []
@@ -27,5 +27,5 @@ def prepare(first: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def exhausted() -> dict[str, Any]:
-    """What is answered when matching has used too much memory."""
+    """Return the answer for running out of memory."""
     return {}

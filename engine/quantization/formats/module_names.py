@@ -1,7 +1,7 @@
-"""Names and patterns of modules in a ``quantization_config``, which somebody else has written.
+"""Names and patterns of modules in an untrusted ``quantization_config``.
 
-Patterns are regular expressions, and matching one of them may take longer than anybody waits:
-``(a+)+$``. So they are compiled and matched in a process that is ended after some seconds.
+Patterns are regular expressions, and matching may take practically forever: ``(a+)+$``. They are
+compiled and matched in a process that is killed after some seconds.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from engine.errors import ModelLoadError
 from engine.models.config_reader import ConfigReader
 
 _HANDLER = Path(__file__).with_name("match_worker.py")
-_LIMIT_S = 5.0  # for all patterns and modules together
+_LIMIT_S = 5.0  # for all patterns and modules
 _PREFIX = "re:"
 
 
 class ModuleNames:
-    """A list of modules: whole names, and patterns for the beginning of one.
+    """A list of modules: whole names, and patterns for prefixes of names.
 
     Args:
-        words: of the list; patterns stand after ``re:``.
-        where: the file and key that it stands in, for messages.
+        words: of the list; patterns begin with ``re:``.
+        where: file and key of the list, for messages.
     """
 
     def __init__(self, words: Iterable[str], where: str) -> None:
@@ -36,18 +36,18 @@ class ModuleNames:
 
     @classmethod
     def read(cls, reader: ConfigReader, key: str) -> Self:
-        """The list under a key of a config. Raises ModelLoadError where it is none of strings."""
+        """Read the list under a config key. Raises ModelLoadError if it is not of strings."""
         return cls(reader.texts(key), str(reader.error(key, "")).strip())
 
     def __contains__(self, name: str) -> bool:
-        """Whether this very name, or class of modules, is in the list."""
+        """Return whether the list has exactly this name or class of modules."""
         return name in self._names
 
     def among(self, modules: Iterable[str]) -> frozenset[str]:
-        """Those of these modules that the list names.
+        """Return the modules that the list matches.
 
         Raises:
-            ModelLoadError: a pattern is none, or takes too long; one line that names the key.
+            ModelLoadError: a pattern is invalid or takes too long; one line that names the key.
         """
         modules = list(modules)
         named = self._names.intersection(modules)

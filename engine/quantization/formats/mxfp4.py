@@ -1,9 +1,9 @@
-"""Checkpoints in MXFP4 (OCP Microscaling Formats 1.0), as GPT-OSS comes.
+"""MXFP4 checkpoints (OCP Microscaling Formats 1.0), such as GPT-OSS.
 
     X_blocks [experts, outputs, inputs / 32, 16] uint8   two codes a byte, the first in the low half
-    X_scales [experts, outputs, inputs / 32] uint8       the exponent of a power of two, less 127
+    X_scales [experts, outputs, inputs / 32] uint8       exponent of a power of two, plus 127
 
-A code is a float of a sign, two bits of exponent and one of mantissa.
+A code is a float with a sign, two exponent bits and one mantissa bit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Mxfp4:
     def recipe(
         self, name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]
     ) -> Recipe | None:
-        """See ``Format``: what has blocks is quantised."""
+        """See ``Format``: matrices with blocks are quantised."""
         blocks = present.get(f"{name}_blocks")
         if blocks is None:
             return None
@@ -46,14 +46,14 @@ class Mxfp4:
 
 
 def read_mxfp4(reader: ConfigReader) -> Mxfp4:
-    """The format that a ``quantization_config`` of MXFP4 describes. Raises ModelLoadError."""
+    """Read a ``quantization_config`` of MXFP4. Raises ModelLoadError."""
     for key in ("quant_method", "modules_to_not_convert", "dequantize"):
         reader.ignore(key)
     return Mxfp4()
 
 
 def powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
-    """What scales of uint8 stand for, in float32.
+    """Return the values of uint8 scales, in float32.
 
     Raises:
         ValueError: one of them is not a number.

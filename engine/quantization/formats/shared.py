@@ -1,4 +1,4 @@
-"""What the readers of several formats share."""
+"""Helpers shared by several formats' readers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ FLOAT8 = (torch.float8_e4m3fn,)
 
 
 def stem_of(name: str) -> str:
-    """What a matrix and its companions have in common: ``X`` of ``X.weight``."""
+    """Return the common prefix of a matrix's tensors: ``X`` of ``X.weight``."""
     return name.removesuffix(".weight")
 
 
 def group_of(group_size: int | None, inputs: int) -> int:
-    """Inputs of a group, at most all of them."""
+    """Return the inputs of a group, at most all of them."""
     return inputs if group_size is None else min(group_size, inputs)
 
 
 def read_group_size(reader: ConfigReader, *keys: str) -> int | None:
-    """Inputs of a group under the first of these keys that is there; -1, or none of them, is all
-    inputs: None. Raises ModelLoadError.
+    """Return the inputs of a group, from the first of these keys that is present.
+
+    None means all inputs: the value is -1, or no key is present. Raises ModelLoadError.
     """
     for key in keys:
         if key in reader and not reader.is_value(key, -1):
@@ -33,7 +34,7 @@ def read_group_size(reader: ConfigReader, *keys: str) -> int | None:
 
 
 def rows_of_scales(scales: torch.Tensor, outputs: int, block: int = 1) -> torch.Tensor:
-    """[rows or 1, groups] of scales that ``block`` outputs share -> [outputs, groups].
+    """Expand scales [rows or 1, groups] that ``block`` outputs share to [outputs, groups].
 
     Raises:
         ValueError: one of them is not a positive number.
@@ -47,6 +48,6 @@ def rows_of_scales(scales: torch.Tensor, outputs: int, block: int = 1) -> torch.
 
 
 def check_float8(codes: torch.Tensor) -> None:
-    """Raises ValueError where one of them is not a number."""
+    """Raise ValueError if a code is not a number."""
     if bool(((codes.view(torch.uint8) & 0x7F) == 0x7F).any()):
         raise ValueError("a code is not a number")

@@ -1,4 +1,4 @@
-"""Which formats there are, by the ``quant_method`` of a ``quantization_config``."""
+"""The supported formats, by the ``quant_method`` of a ``quantization_config``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.quantization.formats.mxfp4 import read_mxfp4
 
 
 class FormatReader(NamedTuple):
-    """What a ``quant_method`` is read by, and what of it is served."""
+    """The reader of a ``quant_method``, and which variants are supported."""
 
     read: Callable[[ConfigReader], Format]
     served: str
@@ -43,20 +43,20 @@ FORMATS: dict[str, FormatReader] = {
 
 
 def read_format(config: dict[str, Any], where: str) -> Format:
-    """The format that a ``quantization_config`` describes.
+    """Return the format that a ``quantization_config`` describes.
 
     Args:
         config: the section of config.json.
-        where: it is, for errors.
+        where: its location, for errors.
 
     Raises:
-        ModelLoadError: the method is not known, a value is not supported, or a key is not
-            understood; one line that names it.
+        ModelLoadError: the method is unknown, a value is not supported, or a key is not understood;
+            one line that names it.
     """
     reader = ConfigReader(config, where)
     method = reader.text("quant_method", "")
     if not method and ("load_in_4bit" in reader or "load_in_8bit" in reader):
-        method = "bitsandbytes"  # as it was written before methods had names
+        method = "bitsandbytes"  # older exports have no quant_method
     found = FORMATS.get(method.replace("compressed_tensors", "compressed-tensors"))
     if found is None:
         known = ", ".join(FORMATS)

@@ -3,17 +3,18 @@
     python -m kernels.cpu.native.build           compiles it into the user's cache folder
     python -m kernels.cpu.native.build --here    into this folder, for an image or a wheel
 
-There are several kinds of processor (``_TARGETS``): attention, norms and sampling are written for
-all of them; linear layers are in ``panels/``, their tiles in ``avx512/`` and, for processors that
-multiply in float32, in ``vectors/``. The first kind that this machine is of is taken, or the one
-that QUIRE_CPU_TARGET names, to compare or to find a fault. A library is named by a hash of its
-sources and flags, so a stale one is never loaded. It is looked for in this folder, then in the
-user's cache folder; where it is in neither, it is compiled into the latter, which takes some
-seconds once. Nothing here is required: where the processor or the compiler is missing, ``load``
-says why in the log and other code serves.
+There are several targets, kinds of processor (``_TARGETS``). Attention, norms and sampling are
+written for all of them; linear layers are in ``panels/``, with tiles in ``avx512/`` and, for
+processors that multiply in float32, in ``vectors/``. The first target that this machine supports is
+used, or the one named by QUIRE_CPU_TARGET, for comparisons and debugging.
 
-The library has a team of threads of its own (``team.h``), as large as torch is told its own is. For
-that number it asks the libgomp that torch brings along, so torch is imported first.
+A library's name has a hash of its sources and flags, so a stale one is never loaded. It is searched
+for in this folder, then in the user's cache folder; if it is in neither, it is compiled into the
+latter, which takes some seconds once. Nothing here is required: without a suitable processor or a
+compiler, ``load`` logs the reason, and other kernels are used.
+
+The library has its own team of threads (``team.h``), as large as torch's. It asks torch's libgomp
+for that number, so torch is imported first.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _COMPILERS = ("g++", "c++")
 _COMPILE_TIMEOUT_S = 600
 _FLAGS = (
     *("-std=c++20", "-O3", "-fPIC", "-fopenmp"),
-    # No code here asks for errno or traps; vectors wider than the processor's are cut in two.
+    # The code uses neither errno nor traps; vectors wider than the processor's are split.
     *("-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
 )
 
@@ -50,21 +51,21 @@ _FLAGS = (
 class _Target(NamedTuple):
     """A kind of processor that the library is compiled for."""
 
-    name: str  # by which QUIRE_CPU_TARGET asks for it
+    name: str  # value of QUIRE_CPU_TARGET
     machine: str  # as platform.machine() names it
     needs: tuple[str, ...]  # as /proc/cpuinfo names them
-    folders: tuple[str, ...]  # sources for it, beside those of this folder
+    folders: tuple[str, ...]  # sources for it, in addition to this folder's
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What the compiler is told of the instructions."""
+        """The compiler's flags for the instruction set."""
         return tuple(_FLAG_OF.get(name, f"-m{name.replace('_', '')}") for name in self.needs)
 
 
-_FLAG_OF = {"asimddp": "-march=armv8.2-a+dotprod"}  # where it is another than the name
+_FLAG_OF = {"asimddp": "-march=armv8.2-a+dotprod"}  # if it differs from the name
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "fma")
 _AVX2 = ("avx2", "fma", "f16c")
-# The first that this processor is of is taken.
+# In order of preference.
 _TARGETS = (
     _Target("avx512", "x86_64", _AVX512, ("panels", "avx512")),
     _Target("avx2-vnni", "x86_64", (*_AVX2, "avx_vnni"), ("panels", "vectors")),
@@ -75,12 +76,12 @@ _TARGETS = (
 
 
 class BuildError(Exception):
-    """The library cannot be had here; the message says why in one line."""
+    """The library is not available; the message gives the reason in one line."""
 
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """The library, or None where it cannot be had; the reason is logged once."""
+    """Return the library, or None if it is not available; the reason is logged once."""
     try:
         return open_library()
     except BuildError as error:
@@ -90,10 +91,10 @@ def load() -> ctypes.CDLL | None:
 
 @functools.cache
 def open_library() -> ctypes.CDLL:
-    """The library.
+    """Return the library.
 
     Raises:
-        BuildError: it cannot be had; the message says why.
+        BuildError: it is not available; the message gives the reason.
     """
     import torch  # its libgomp must be the first  # noqa: F401
 
@@ -104,7 +105,7 @@ def open_library() -> ctypes.CDLL:
 
 
 def target_name() -> str:
-    """The kind of processor that the library is for.
+    """Return the name of the library's target.
 
     Raises:
         BuildError: as ``library``.
@@ -113,18 +114,18 @@ def target_name() -> str:
 
 
 def library() -> Path:
-    """Where the library lies; compiled first if need be.
+    """Return the path of the library, compiling it if necessary.
 
     Raises:
-        BuildError: the processor lacks what the kernels are made of, or they cannot be compiled.
+        BuildError: the processor lacks required instructions, or the compilation fails.
     """
     target = _this_target()
     if found := _find(target):
         return found
     try:
-        with _alone_in(cache_dir()):  # other engines and ranks that start now wait, and find it
+        with _alone_in(cache_dir()):  # engines and ranks that start meanwhile wait and find it
             return _find(target) or compile_into(cache_dir(), target)
-    except OSError:  # no home, or it cannot be written: again at each start
+    except OSError:  # no writable home: compiled at each start
         return compile_into(Path(tempfile.mkdtemp(prefix="quire-")), target)
 
 
@@ -133,7 +134,7 @@ def compile_into(folder: Path, target: _Target) -> Path:
 
     Raises:
         BuildError: there is no compiler, or it fails.
-        OSError: the folder cannot be written.
+        OSError: the folder is not writable.
     """
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
@@ -141,7 +142,7 @@ def compile_into(folder: Path, target: _Target) -> Path:
     logger.info("compiling the native CPU kernels; this happens once and takes some seconds")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     made = folder / _name(target)
-    # Made aside and moved when whole: others may build or load the same at this moment.
+    # Built aside and moved when complete: other processes may build or load the same one now.
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         sources = _sources(target, ".cpp")
         objects = [f"{scratch}/{source.stem}.o" for source in sources]
@@ -155,14 +156,14 @@ def compile_into(folder: Path, target: _Target) -> Path:
         )
         whole = f"{scratch}/{made.name}"
         _run([(compiler, "-shared", "-fopenmp", *objects, "-o", whole)])
-        if _name(target) != made.name:  # somebody has changed the sources meanwhile
+        if _name(target) != made.name:  # the sources have changed meanwhile
             return compile_into(folder, target)
         os.replace(whole, made)
     return made
 
 
 def cache_dir() -> Path:
-    """The folder in which this user's builds are kept."""
+    """Return this user's folder of builds."""
     base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     return Path(base) / "quire"
 
@@ -174,20 +175,22 @@ def _find(target: _Target) -> Path | None:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """One process at a time. The system lets the next one in when one dies."""
+    """Exclude other processes. The lock is released when its holder dies."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (folder / "lock").open("w") as file:
-        with contextlib.suppress(OSError):  # as on some network's disk: then all of them compile
+        with contextlib.suppress(OSError):  # as on some network file systems; all then compile
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _run(commands: list[tuple[str, ...]]) -> None:
-    """Run them side by side, no more at a time than there are cores: a compiler takes hundreds of
-    megabytes. The first that fails is told."""
+    """Run commands in parallel, at most one per core: a compiler takes hundreds of megabytes.
+
+    The first failure is raised.
+    """
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         for _ in pool.map(_run_one, commands):
-            pass  # raises what it raised; those that have not begun are left out then
+            pass  # raises its failure; those not begun are skipped
 
 
 def _run_one(command: tuple[str, ...]) -> None:
@@ -222,10 +225,10 @@ def _name(target: _Target) -> str:
 
 
 def _this_target() -> _Target:
-    """The first target that this machine meets, or that which QUIRE_CPU_TARGET asks for.
+    """Return the first target that this machine supports, or the one that QUIRE_CPU_TARGET names.
 
     Raises:
-        BuildError: it meets none, or not that one.
+        BuildError: it supports none, or not that one.
     """
     if sys.platform != "linux":
         raise BuildError("they are made for Linux")
@@ -244,7 +247,7 @@ def _this_target() -> _Target:
 
 
 def _processor_flags() -> set[str]:
-    """What the first processor can do: x86 calls that its flags, aarch64 its features."""
+    """Return the capabilities of the first processor: flags on x86, features on aarch64."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):
@@ -253,7 +256,7 @@ def _processor_flags() -> set[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compile into the cache for this machine, or into this folder for all of its family."""
+    """Compile into the cache for this machine, or into this folder for its whole family."""
     try:
         if "--here" in arguments:
             for target in _TARGETS:

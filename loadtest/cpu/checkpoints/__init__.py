@@ -1,1 +1,1 @@
-"""The same random weights in the formats that peers read."""
+"""The same random weights in the formats that peers load."""

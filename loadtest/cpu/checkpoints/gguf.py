@@ -1,8 +1,8 @@
-"""A model directory as one GGUF file, the format that llama.cpp loads.
+"""Converts a model directory to one GGUF file, the format that llama.cpp loads.
 
-The format (version 3): a header, metadata as typed keys and values, a table of tensors, then
-their data, each aligned to 32 bytes. Quantised tensors are rows of blocks of 32 weights, each with
-a float16 scale d: Q8_0 holds 32 signed bytes, Q4_0 32 values of 4 bits, read as d * (q - 8).
+The format (version 3): a header, metadata as typed keys and values, a table of tensors, then their
+data, each aligned to 32 bytes. Quantised tensors are rows of blocks of 32 weights, each with a
+float16 scale d: Q8_0 holds 32 signed bytes, Q4_0 32 values of 4 bits, read as d * (q - 8).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ Tensor = tuple[str, tuple[int, ...], int, bytes]  # name, shape, type, data
 
 
 def ensure_gguf(model: Path, kind: str) -> Path:
-    """``model`` (Llama or Qwen2, tied embeddings, bfloat16) as GGUF beside its weights.
+    """Write ``model`` (Llama or Qwen2, tied embeddings, bfloat16) as GGUF beside its weights.
 
     Args:
         model: a directory in Hugging Face format.
-        kind: of all matrices, one of :data:`WEIGHT_TYPES`; vectors stay float32.
+        kind: the type of all matrices, one of :data:`WEIGHT_TYPES`; vectors stay float32.
     """
     path = model / f"model-{kind}.gguf"
     if path.exists():
@@ -112,8 +112,10 @@ def _tensors(model: Path, config: dict[str, Any], kind: int) -> Iterator[Tensor]
 
 
 def _interleave_rope(values: Floats, inner: str, config: dict[str, Any]) -> Floats:
-    """llama.cpp turns neighbouring rows of a Llama's query and key heads by one angle, Hugging
-    Face row i and row i + head_dim / 2.
+    """Reorder the query and key rows of a Llama from Hugging Face's RoPE layout to llama.cpp's.
+
+    llama.cpp rotates neighbouring rows of a head by one angle, Hugging Face rows i and i + head_dim
+    / 2.
     """
     heads = {
         "self_attn.q_proj": config["num_attention_heads"],
@@ -128,14 +130,14 @@ def _interleave_rope(values: Floats, inner: str, config: dict[str, Any]) -> Floa
 def _encode(values: Floats, kind: int) -> bytes:
     if kind == _F32:
         return values.tobytes()
-    if kind == _BF16:  # the upper half of a float32; exact, since the weights came as bfloat16
+    if kind == _BF16:  # the upper half of a float32; exact, since the weights are bfloat16
         return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
     blocks = values.reshape(-1, _BLOCK)
     if kind == _Q8_0:
         scales = np.abs(blocks).max(1, keepdims=True) / np.float32(127)
         codes = np.rint(blocks * _inverse(scales)).astype(np.int8).view(np.uint8)
     else:
-        # The value furthest from zero becomes -8, the one code without a positive twin.
+        # The value furthest from zero becomes -8, the only code without a positive counterpart.
         furthest: Floats = np.take_along_axis(blocks, np.abs(blocks).argmax(1)[:, None], 1)
         scales = -furthest / np.float32(8)
         quads = np.clip(np.rint(blocks * _inverse(scales)) + 8, 0, 15).astype(np.uint8)

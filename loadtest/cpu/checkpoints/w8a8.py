@@ -1,7 +1,7 @@
-"""A model directory with int8 weights and activations quantised on the fly, as vLLM reads it.
+"""Writes a model directory with int8 weights and dynamically quantised activations, for vLLM.
 
-The compressed-tensors layout: every linear layer's weight in int8 with one scale a row, and a
-``quantization_config`` that asks for one scale a token on the activations, found at run time.
+The layout is that of compressed-tensors: every linear layer's weight in int8 with one scale per
+row, and a ``quantization_config`` that requests one activation scale per token, found at run time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CONFIG = {
 
 
 def ensure_w8a8(model: Path) -> Path:
-    """``model`` with its layers' matrices in int8, in a directory beside it."""
+    """Write ``model`` with its layers' matrices in int8 to a directory beside it."""
     import torch
     from safetensors.torch import load_file, save_file
 

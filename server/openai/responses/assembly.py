@@ -1,7 +1,7 @@
-"""From the parts of an answer to the events of a stream and the response they add up to.
+"""Assembly of a choice's parts into a stream's events and the response they add up to.
 
-Pure: no clock but the one it is given, no engine and no store. The events, put together by a
-client, are the response that ``response`` holds at the end; a test makes that a property.
+Pure: it has no clock but the one passed in, no engine and no store. A client that adds up the
+events gets the final ``response``; a property test checks this.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Assembly:
     """One response while it is generated.
 
     Args:
-        response: as it is before anything was generated; written here.
+        response: the initial state, before any output; updated here.
         numbering: of the stream's events.
         now: Unix time in seconds.
-        summaries: reasoning is told as a summary instead of as content.
-        sealed: reasoning is also given as ``encrypted_content``.
+        summaries: send reasoning as a summary instead of as content.
+        sealed: also send reasoning as ``encrypted_content``.
     """
 
     def __init__(
@@ -61,22 +61,22 @@ class Assembly:
         self._summaries = summaries
         self._sealed = sealed
         self._open: Writer | None = None
-        self._logprobs: list[TokenLogprob] = []  # of tokens whose text is not out yet
+        self._logprobs: list[TokenLogprob] = []  # of tokens whose text has not been sent
         self.has_begun = False  # whether any event was made
 
     def queued(self) -> list[Event]:
-        """The response is there, and waits for its turn."""
+        """The first events of a response that waits for its turn."""
         self.response.status = "queued"
         return [self._told(Created), self._told(Queued)]
 
     def begin(self) -> list[Event]:
-        """It is being generated."""
+        """The events at the start of generation."""
         is_new = self.response.status != "queued"
         self.response.status = "in_progress"
         return [*([self._told(Created)] if is_new else []), self._told(InProgress)]
 
     def requeue(self) -> bool:
-        """It waits for its turn again, if nothing of the answer has been told; whether it does."""
+        """Return to the queue if no output has been sent; whether that was possible."""
         if self._open is not None or self.response.output:
             return False
         self._logprobs.clear()
@@ -84,9 +84,9 @@ class Assembly:
         return True
 
     def push(self, parts: Sequence[Part], logprobs: Sequence[TokenLogprob]) -> list[Event]:
-        """What the answer gained; ``logprobs`` are those of its new tokens.
+        """The events for new parts; ``logprobs`` are those of the new tokens.
 
-        They are told with the text that follows them; those of reasoning and of calls are not.
+        They are sent with the text that follows; those of reasoning and calls are dropped.
         """
         self._logprobs += logprobs
         events: list[Event] = []
@@ -112,13 +112,13 @@ class Assembly:
         return events
 
     def end(self, reason: FinishReason | None, usage: Usage) -> list[Event]:
-        """The answer is over, but not yet told to be; ``finish`` does that."""
+        """The events that close the output. The response is still open until ``finish``."""
         cut_off = reason == "length"
         events: list[Event] = []
         is_empty = self._open is None and not self.response.output
         if is_empty or (self._logprobs and isinstance(self._open, MessageWriter)):
-            events += self._text("", is_last=True)  # an empty answer is an answer
-        # Behind a whole call the reason is that of calls: a stop string ended this one within.
+            events += self._text("", is_last=True)  # an empty answer has a message too
+        # A complete call ends with the reason of calls; "stop" means that a stop string cut it.
         half_a_call = reason == "stop" and isinstance(self._open, CallWriter)
         events += self._close("incomplete" if cut_off or half_a_call else "completed")
         response = self.response
@@ -132,11 +132,11 @@ class Assembly:
         return events
 
     def finish(self) -> list[Event]:
-        """The last event."""
+        """The final event."""
         return [self._told(Incomplete if self.response.status == "incomplete" else Completed)]
 
     def fail(self, error: ApiError) -> list[Event]:
-        """The last event of an answer that could not be finished; what there is of it stays."""
+        """The final event of a failed response, which keeps its output so far."""
         if self._open is not None:
             self.response.output.append(self._open.item("incomplete"))
             self._open = None
@@ -145,7 +145,7 @@ class Assembly:
         return [self._told(Failed)]
 
     def cancel(self) -> list[Event]:
-        """The last event of an answer that nobody wants any more; nothing of it stays."""
+        """The final event of a cancelled response, which drops its output."""
         self._open = None
         self.response.output.clear()
         self.response.status = "cancelled"
@@ -154,7 +154,7 @@ class Assembly:
     # ------------------------------------------------------------ items
 
     def _text(self, text: str, *, is_last: bool) -> list[Event]:
-        """More of the answer; ``is_last``: no part of something else follows it here."""
+        """Add text to the message; ``is_last``: nothing of another kind follows it in this step."""
         writer = self._open
         if isinstance(writer, MessageWriter):
             return [writer.add(text, self._take(text, is_first=False, is_last=is_last))]
@@ -163,17 +163,20 @@ class Assembly:
         return [*self._turn_to(writer), writer.add(text, logprobs)]
 
     def _take(self, text: str, *, is_first: bool, is_last: bool) -> list[TokenLogprob]:
-        """Of the tokens that wait, those of ``text``. Before it may lie marks that are not shown
-        where it is the first of a message, and behind it what is told of later, or never."""
+        """Remove the logprobs of ``text`` from the pending ones, and return them.
+
+        Hidden marks may precede the text if it is the first of a message, and tokens of text that
+        is sent later, or never, may follow it.
+        """
         waiting = self._logprobs
         place = _place_of(text, waiting, from_the_end=is_first and is_last)
-        # Bytes that are no text are told as other ones, which lie nowhere.
+        # Invalid UTF-8 is shown as replacement characters, which match no token's bytes.
         begin, end = place or (0 if text or not is_first else len(waiting), len(waiting))
         self._logprobs = waiting[end:]
         return waiting[begin if is_first else 0 : end]
 
     def _pass_over(self, text: str) -> None:
-        """Tokens whose text is told as something else are not told."""
+        """Drop the logprobs of tokens whose text is not sent as message text."""
         if place := _place_of(text, self._logprobs):
             del self._logprobs[: place[1]]
 
@@ -211,8 +214,10 @@ class Assembly:
 def _place_of(
     text: str, logprobs: list[TokenLogprob], *, from_the_end: bool = False
 ) -> tuple[int, int] | None:
-    """The first token of ``text`` and the one behind its last, where some token begins with it, or
-    with space that is not told and then with it."""
+    """The range of the tokens that spell ``text``: the first one, and the one after the last.
+
+    Some token must begin with the text, or else with white space that was stripped before it.
+    """
     sought = text.encode("utf-8", "surrogatepass")
     joined = b"".join(bytes(each.bytes) for each in logprobs)
     ends = list(accumulate(len(each.bytes) for each in logprobs))
@@ -228,7 +233,7 @@ def _place_of(
 
 
 def fault_of(error: ApiError) -> ResponseFault:
-    """What a failed response tells of ``error``."""
+    """The ``error`` field of a response that failed with ``error``."""
     if error.status == 429:
         return ResponseFault("rate_limit_exceeded", error.message)
     return ResponseFault("invalid_prompt" if error.status < 500 else "server_error", error.message)

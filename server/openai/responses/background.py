@@ -1,12 +1,12 @@
-"""Responses that are made while nobody waits for them.
+"""Background responses, which are generated without a waiting client.
 
     POST ──► store: queued ──► Job (a task of this process) ──► store: completed, failed ...
                                   │ every half second: status and events ──► store
     GET, from any process ◄── store          GET ?stream=true ◄── the job here, or the store
 
-The store is the truth that all processes share: who cancels or deletes a response elsewhere changes
-its row, and its job ends when it next looks. A response whose process has died is marked as
-failed by whoever asks for it next.
+The store is the source of truth for all processes. Another process cancels or deletes a response by
+changing its row, and its job ends when it next reads the row. A response whose process has died is
+marked as failed by the next process that looks it up.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from server.store.database import StoreError
 from server.store.responses import ResponseStore, StoredEvent, StoredResponse
 from server.store.retention import purge_regularly
 
-_SAVE_S = 0.5  # between looks at the store, while there are jobs
-_POLL_S = 0.25  # between looks at another process's events
-_RETRY_S = 0.5  # between tries: the queue is full, the engine sleeps or is being restarted
+_SAVE_S = 0.5  # between polls of the store, while there are jobs
+_POLL_S = 0.25  # between polls for another process's events
+_RETRY_S = 0.5  # between retries: the queue is full, or the engine sleeps or restarts
 _PASSING = ("server_is_overloaded", "engine_asleep")
-_END_TRIES = 60  # to keep an end, a second apart
+_END_TRIES = 60  # to store the final state, a second apart
 _LAST = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
 _LOST = "The server ended before this response was complete."
 _log = logging.getLogger(__name__)
 
 
 class Job:
-    """One response in the making. Belongs to the event loop."""
+    """One response being generated. Belongs to the event loop."""
 
     def __init__(self, call: ResponseCall, tenant: str) -> None:
         self.call = call
@@ -51,33 +51,33 @@ class Job:
 
     @property
     def id(self) -> str:
-        """The response's."""
+        """The response's id."""
         return self.call.response.id
 
     @property
     def is_running(self) -> bool:
-        """Whether it has begun and not ended."""
+        """Whether it has started and not ended."""
         return self.task is not None and not self.ended
 
     def tell(self, events: Sequence[Event], *, last: bool = False) -> None:
-        """Let followers have more events."""
+        """Add events for followers."""
         self._events += map(to_sse, events)
         self.ended = last
         news, self._news = self._news, asyncio.Event()
         news.set()
 
     def unsaved(self) -> list[StoredEvent]:
-        """The events that the store does not have; from now on it is taken to have them."""
+        """Return the events that are not stored yet, and mark them as stored."""
         start, self._num_saved = self._num_saved, len(self._events)
         return [StoredEvent(start + i, event) for i, event in enumerate(self._events[start:])]
 
     def not_saved(self, events: Sequence[StoredEvent]) -> None:
-        """The store could not take these."""
+        """Mark events as not stored after a failed write."""
         if events:
             self._num_saved = min(self._num_saved, events[0].number)
 
     async def follow(self, after: int) -> AsyncGenerator[bytes]:
-        """The events with numbers above ``after``, as they come."""
+        """The events numbered above ``after``, as they are made."""
         place = after + 1
         while True:
             news = self._news
@@ -90,13 +90,13 @@ class Job:
                 await news.wait()
 
     def cancel(self) -> None:
-        """Stop: nobody wants the answer."""
+        """Stop generating."""
         self._unwanted = True
         if self.task is not None:
             self.task.cancel()
 
     async def run(self, store: ResponseStore) -> None:
-        """Generate, and keep how it ended."""
+        """Generate, and store the final state."""
         call = self.call
         try:
             await self._generate()
@@ -124,10 +124,10 @@ class Job:
                 await asyncio.sleep(_RETRY_S)
 
     def _waits_after(self, error: ApiError | EngineDead | EngineAsleep) -> bool:
-        """Whether to try again in a while, as nothing has been made so far."""
-        if isinstance(error, EngineAsleep):  # it fell asleep after it was given the request
+        """Whether to retry later, because nothing has been generated so far."""
+        if isinstance(error, EngineAsleep):  # it fell asleep after it got the request
             return self.call.requeue()
-        # An engine that has been given up is an ApiError.
+        # An engine that is gone for good raises an ApiError.
         passes = isinstance(error, EngineDead) or error.code in _PASSING
         return passes and self.call.response.status == "queued"
 
@@ -143,7 +143,7 @@ class Job:
 
 
 class BackgroundResponses:
-    """This process's jobs, and the way to everybody's responses."""
+    """This process's jobs, and access to those of other processes."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
@@ -152,9 +152,9 @@ class BackgroundResponses:
         self._saver: asyncio.Task[None] | None = None
 
     async def start(self, call: ResponseCall, tenant: str) -> Job:
-        """Begin to make a response.
+        """Start generating a response.
 
-        Raises ApiError (503) when too many are being made, or it cannot be kept.
+        Raises ApiError (503) if too many are being generated, or the store fails.
         """
         most = self._state.admission.most
         if len(self._jobs) >= most:
@@ -167,7 +167,7 @@ class BackgroundResponses:
         except BaseException:
             del self._jobs[job.id]
             raise
-        self._state.requests_in_flight += 1  # a graceful end waits for it
+        self._state.requests_in_flight += 1  # a graceful shutdown waits for it
         job.task = asyncio.create_task(job.run(self._store))
         job.task.add_done_callback(lambda task: self._forget(job, task))
         if self._saver is None:
@@ -175,14 +175,14 @@ class BackgroundResponses:
         return job
 
     async def find(self, id: str, tenant: str) -> Response | None:
-        """A stored response; one that nobody makes any more has failed."""
+        """A stored response; if its process has died, it is marked as failed."""
         stored = await self._store.find(id, tenant)
         return None if stored is None else await self._settled(stored)
 
     async def cancel(self, id: str, tenant: str) -> Response | None:
-        """Cancel a background response, and give it as it is then.
+        """Cancel a background response and return its current state.
 
-        Raises ApiError (400) when it is not a background one.
+        Raises ApiError (400) if it is not a background response.
         """
         stored = await self._store.find(id, tenant)
         if stored is None:
@@ -203,7 +203,7 @@ class BackgroundResponses:
         return await self.find(id, tenant)
 
     async def delete(self, id: str, tenant: str) -> bool:
-        """Forget a response, and stop making it. Whether there was one."""
+        """Delete a response and stop generating it. Whether it existed."""
         found = await self._store.delete(id, tenant)
         job = self._jobs.get(id)
         if found and job is not None:
@@ -211,7 +211,7 @@ class BackgroundResponses:
         return found
 
     async def follow(self, id: str, tenant: str, after: int) -> AsyncGenerator[bytes]:
-        """The events of a background response with numbers above ``after``, until it ends."""
+        """The events of a background response numbered above ``after``, until it ends."""
         job = self._jobs.get(id)
         if job is not None and job.tenant == tenant:
             async with contextlib.aclosing(job.follow(after)) as events:
@@ -219,7 +219,7 @@ class BackgroundResponses:
                     yield event
             return
         while True:
-            response = await self.find(id, tenant)  # before its events: they are all there then
+            response = await self.find(id, tenant)  # before its events, which are then complete
             events = await self._store.events(id, after)
             if events:
                 after = events[-1].number
@@ -236,7 +236,7 @@ class BackgroundResponses:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Within the block old responses are purged; at its end jobs are stopped, as failed."""
+        """While the block runs, purge old responses; at its end, stop the jobs as failed."""
         purging = asyncio.create_task(purge_regularly(self._state))
         try:
             yield
@@ -254,7 +254,7 @@ class BackgroundResponses:
             _log.error("response %s failed in the background", job.id, exc_info=error)
 
     async def _save(self) -> None:
-        """Keep how far the jobs are, and end those that nobody wants, while there are any."""
+        """While there are jobs, store their progress and end those that were cancelled."""
         try:
             while self._jobs:
                 await asyncio.sleep(_SAVE_S)

@@ -1,4 +1,4 @@
-"""One response: from its request to its events, and into the store."""
+"""One response, from its request to its events and into the store."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _decode = msgspec.json.Decoder(Response).decode
 
 
 class StreamEnding:
-    """How these streams end: with the response's own last event, and nothing after it.
+    """The end of a Responses stream: the response's own last event, and nothing after it.
 
-    An error that is not the response's is an ``error`` event, numbered as the next one.
+    An error outside the response is an ``error`` event with the next number.
     """
 
     end = b""
@@ -63,7 +63,7 @@ class StreamEnding:
 
 
 class ResponseCall:
-    """A request, judged and encoded, ready to be answered once."""
+    """A validated and encoded request, ready to be answered once."""
 
     def __init__(
         self,
@@ -95,28 +95,28 @@ class ResponseCall:
         request: ResponsesRequest,
         numbering: Numbering | None = None,
     ) -> ResponseCall:
-        """Judge a request, look up what it goes on from, and encode the whole.
+        """Validate a request, look up the history it continues, and encode the whole.
 
         Raises:
-            ApiError: a field is at fault, or nothing can be served.
-            RequestError: as before, found by the engine's own rules.
+            ApiError: a field is invalid, or nothing can be served.
+            RequestError: the same, found by the engine's own rules.
         """
         given, conversation = await converse(state, caller, request, new_response_id())
         return cls(state, caller, request, given, conversation, numbering or Numbering())
 
     @property
     def response(self) -> Response:
-        """The response as it is now."""
+        """The response in its current state."""
         return self._assembly.response
 
     async def complete(self) -> Response:
-        """The whole answer."""
+        """The whole response."""
         async for _ in self.steps():
             pass
         return await self.keep()
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """The answer as server-sent events. What goes wrong after the first is one of them."""
+        """The response as server-sent events. Errors after the first event are events too."""
         try:
             async for events in self.steps():
                 yield b"".join(map(to_sse, events))
@@ -130,9 +130,9 @@ class ResponseCall:
         yield b"".join(map(to_sse, last or self._assembly.finish()))
 
     async def steps(self) -> AsyncGenerator[list[Event]]:
-        """What the answer gains, all but its last event.
+        """Yield the events of the output, all but the last one.
 
-        Raises what ``Generation`` raises; nothing was told before the first list of events.
+        Raises what ``Generation`` raises; no event has been yielded before the first list.
         """
         assembly, conversation = self._assembly, self._conversation
         wants_logprobs = self._request.wants_logprobs
@@ -151,29 +151,29 @@ class ResponseCall:
         return self._assembly.queued()
 
     def requeue(self) -> bool:
-        """Have ``steps`` be asked anew after it raised, if nothing was told; whether it may be."""
+        """Allow ``steps`` to be called again after it raised; false if output was already sent."""
         return self._assembly.requeue()
 
     def finish(self) -> list[Event]:
-        """The last event, once ``steps`` is through."""
+        """The final event, once ``steps`` is exhausted."""
         return self._assembly.finish()
 
     def fail(self, error: Exception) -> list[Event]:
-        """The last event instead, when ``steps`` raised."""
+        """The final event if ``steps`` raised."""
         told = to_api_error(error, self.response.id)
         if told.status == 500:
             _log.error("response %s failed", self.response.id, exc_info=error)
         return self._assembly.fail(told)
 
     def cancel(self) -> list[Event]:
-        """The last event instead, when nobody wants the answer any more; there is none then."""
+        """The final event after a cancellation, which drops the answer."""
         return self._assembly.cancel()
 
     async def keep(self) -> Response:
-        """Store the response as it is, where that was asked for.
+        """Store the response in its current state, if the request asks for it.
 
-        An answer is not lost because it cannot be kept: it says then that it is not stored, and
-        in no conversation.
+        If the store fails, the answer is still returned; it then says that it is not stored, and
+        belongs to no conversation.
         """
         response = self.response
         try:
@@ -186,18 +186,18 @@ class ResponseCall:
         return response
 
     async def keep_queued(self) -> None:
-        """Store the response before it begins. Raises StoreError."""
+        """Store the response before generation. Raises StoreError."""
         await self._store.add(self.stored(), given_of(self._given))
 
     def stored(self) -> StoredResponse:
-        """The response as it is now, as the store takes it."""
+        """The response in its current state, in the store's form."""
         return to_stored(self.response, self._caller.tenant)
 
 
 async def converse(
     state: ServerState, caller: Caller, request: ResponseInput, id: str
 ) -> tuple[list[Item], Conversation]:
-    """The items given by a request itself, and the conversation that they go on.
+    """The items of the request itself, and the conversation that includes their history.
 
     Raises what ``ResponseCall.prepare`` raises.
     """
@@ -222,17 +222,17 @@ async def converse(
 
 
 def new_response_id() -> str:
-    """A fresh ``resp_...``."""
+    """A new id ``resp_...``."""
     return f"resp_{uuid.uuid4().hex}"
 
 
 def given_of(items: Sequence[Item]) -> list[StoredItem]:
-    """Items as the store takes them."""
+    """Items in the store's form."""
     return [StoredItem(item.id, to_json(item)) for item in items]
 
 
 def to_stored(response: Response, tenant: str) -> StoredResponse:
-    """A response as the store takes it: its output is kept item by item."""
+    """A response in the store's form: its output is stored item by item."""
     body = msgspec.structs.replace(response, output=[])
     return StoredResponse(
         id=response.id,
@@ -248,7 +248,7 @@ def to_stored(response: Response, tenant: str) -> StoredResponse:
 
 
 def from_stored(stored: StoredResponse) -> Response:
-    """A response as it was kept."""
+    """A response from its stored form."""
     response = _decode(stored.body)
     response.status = cast("ResponseStatus", stored.status)
     response.output = [read_item(item.body) for item in stored.output]
@@ -256,7 +256,7 @@ def from_stored(stored: StoredResponse) -> Response:
 
 
 def _blank(request: ResponsesRequest, conversation: Conversation) -> Response:
-    """The response before anything was generated, with what was left out filled in."""
+    """The response before any output, with defaults filled in."""
     sampling: SamplingParams = conversation.sampling
     reasoning = request.reasoning
     return Response(

@@ -1,4 +1,4 @@
-"""The conversation a request goes on: earlier responses, references, and what fits the context."""
+"""The history that a request continues: earlier responses, references, and truncation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from server.store.database import Database
 from server.store.files import FileStore
 from server.store.responses import MAX_CHAIN, ResponseStore
 
-_MAX_HISTORY_BYTES = 32 * 2**20  # images with it; read before its tokens are counted
+_MAX_HISTORY_BYTES = 32 * 2**20  # including images; checked before tokens are counted
 _TOO_LONG = "context_length_exceeded"
 _T = TypeVar("_T")
 
@@ -33,9 +33,9 @@ _T = TypeVar("_T")
 async def resolve(
     database: Database, files: FileStore, caller: Caller, items: Sequence[NewItem], field: str
 ) -> list[Item]:
-    """The items of a request's ``field``, references and files looked up.
+    """The items of a request's ``field``, with references and files resolved.
 
-    Raises ApiError (400) that names a reference to nothing.
+    Raises ApiError (400) that names a reference that does not exist.
     """
     resolved: list[Item] = []
     for index, item in enumerate(items):
@@ -54,10 +54,10 @@ async def resolve(
 
 
 async def history(database: Database, caller: Caller, request: ResponseInput) -> list[Item]:
-    """The items of what ``request`` goes on from: a conversation, or a response and all before it.
+    """The items that ``request`` continues: a conversation, or a response and all before it.
 
-    Raises ApiError (400, 404) when it is not there, one of the responses is not or has not ended,
-    or the items are too many.
+    Raises ApiError (400, 404) if it does not exist, if one of the responses does not exist or has
+    not ended, or if there are too many items.
     """
     if request.conversation is not None:
         return await _said(ConversationStore(database), caller, request.conversation)
@@ -82,7 +82,7 @@ async def history(database: Database, caller: Caller, request: ResponseInput) ->
 
 
 def no_conversation(id: str, param: str = "conversation_id") -> ApiError:
-    """A 404 for a conversation that is not there, or another's."""
+    """The 404 for a conversation that does not exist, or is another tenant's."""
     return ApiError(404, f"There is no conversation '{cut(id, 80)}'.", param=param)
 
 
@@ -103,11 +103,11 @@ def _read(bodies: Sequence[bytes] | None, param: str, what: str) -> list[Item]:
 async def fitting(
     items: Sequence[Item], prepare: Callable[[Sequence[Item]], Awaitable[_T]], *, truncate: bool
 ) -> _T:
-    """What ``prepare`` makes of the conversation; with ``truncate`` of as much as fits.
+    """Apply ``prepare`` to the conversation, with ``truncate`` to as much of it as fits.
 
-    The oldest items are left out, as few as will do, so that what is left begins with a message of
-    the user's; where that does not help, with any item. A call stays with its output and
-    reasoning with what it led to; messages of the system and the last item stay in any case.
+    As few of the oldest items as possible are dropped, such that the rest begins with a user
+    message; if that does not suffice, such that it begins with any item. A call stays with its
+    output, and reasoning with what it led to. System messages and the last item always stay.
 
     Raises what ``prepare`` raises, also when nothing fits.
     """
@@ -129,8 +129,8 @@ async def fitting(
 async def _first_fitting(
     items: Sequence[Item], cuts: Sequence[int], prepare: Callable[[Sequence[Item]], Awaitable[_T]]
 ) -> _T | None:
-    """What ``prepare`` makes after the first cut that suffices, by bisection."""
-    low, high = 0, len(cuts)  # cuts before low do not suffice; those from high on do
+    """Find the first cut that fits by bisection, and return what ``prepare`` makes after it."""
+    low, high = 0, len(cuts)  # cuts before low do not fit; those from high on do
     best: _T | None = None
     while low < high:
         middle = (low + high) // 2
@@ -150,7 +150,7 @@ def _cuts(items: Sequence[Item]) -> list[int]:
     unanswered: set[str] = set()
     for index, item in enumerate(items):
         if _is_users(item):
-            unanswered.clear()  # nobody will answer them any more
+            unanswered.clear()  # they can no longer be answered
         after_reasoning = index > 0 and isinstance(items[index - 1], ReasoningItem)
         if index > 0 and not (unanswered or after_reasoning):
             cuts.append(index)

@@ -1,4 +1,4 @@
-"""/v1/conversations: lists of items that grow, and are kept as long as they are used."""
+"""/v1/conversations: growing lists of items, kept as long as they are used."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ NewItems = Annotated[
 
 
 class NewConversation(Shape):
-    """What a conversation begins with."""
+    """A conversation's initial items and labels."""
 
     items: NewItems = Field(default_factory=list)
     metadata: Metadata | None = None
 
 
 class ConversationUpdate(Shape):
-    """The labels that a conversation is to have, in the place of all others."""
+    """The labels that replace all of a conversation's labels."""
 
     metadata: Metadata | None
 
 
 class ItemsToAdd(Shape):
-    """What comes to the end of a conversation."""
+    """Items to append to a conversation."""
 
     items: NewItems
 
@@ -84,7 +84,7 @@ class Conversation(Struct, kw_only=True):
 
 
 class ConversationDeleted(Struct, kw_only=True):
-    """The answer of a deletion."""
+    """The response to a deletion."""
 
     id: str
     object: Literal["conversation.deleted"] = "conversation.deleted"
@@ -97,7 +97,7 @@ class ConversationDeleted(Struct, kw_only=True):
     openapi_extra=describe(NewConversation, Conversation, body_required=False),
 )
 async def create_conversation(request: Request) -> Response:
-    """Make a conversation, with some items or none."""
+    """Create a conversation, optionally with items."""
     body, headers = await read_request(request, NewConversation, optional=True)
     conversation = StoredConversation(
         id=f"conv_{uuid.uuid4().hex}",
@@ -119,7 +119,7 @@ async def create_conversation(request: Request) -> Response:
     openapi_extra=describe(None, Conversation),
 )
 async def retrieve_conversation(conversation_id: str, request: Request) -> Response:
-    """One of the caller's conversations."""
+    """Retrieve one of the caller's conversations."""
     return json_response(_told(await _find(request, conversation_id)))
 
 
@@ -129,7 +129,7 @@ async def retrieve_conversation(conversation_id: str, request: Request) -> Respo
     openapi_extra=describe(ConversationUpdate, Conversation),
 )
 async def update_conversation(conversation_id: str, request: Request) -> Response:
-    """Give a conversation other labels, in the place of all that it has."""
+    """Replace all labels of a conversation."""
     body, headers = await read_request(request, ConversationUpdate)
     tenant, metadata = caller_of(request).tenant, to_json(body.metadata or {})
     conversation = await _store(request).relabel(conversation_id, tenant, metadata)
@@ -144,7 +144,7 @@ async def update_conversation(conversation_id: str, request: Request) -> Respons
     openapi_extra=describe(None, ConversationDeleted),
 )
 async def delete_conversation(conversation_id: str, request: Request) -> Response:
-    """Forget a conversation with its items; responses that were made in it stay."""
+    """Delete a conversation with its items; responses that were made in it stay."""
     if not await _store(request).delete(conversation_id, caller_of(request).tenant):
         raise no_conversation(conversation_id)
     return json_response(ConversationDeleted(id=conversation_id))
@@ -162,7 +162,7 @@ async def list_conversation_items(
     order: Order = "desc",
     after: After = None,
 ) -> Response:
-    """The items of a conversation, page by page; the newest first unless asked otherwise."""
+    """List a conversation's items page by page, by default newest first."""
     await _find(request, conversation_id)
     page = await _store(request).page(
         conversation_id, after=after, limit=limit, ascending=order == "asc"
@@ -179,7 +179,7 @@ async def list_conversation_items(
     openapi_extra=describe(ItemsToAdd, ItemList),
 )
 async def create_conversation_items(conversation_id: str, request: Request) -> Response:
-    """Add items to the end of a conversation, as they are; the model is not asked."""
+    """Append items to a conversation unchanged, without generating."""
     body, headers = await read_request(request, ItemsToAdd)
     items = await _resolved(request, body.items)
     tenant = caller_of(request).tenant
@@ -200,7 +200,7 @@ async def create_conversation_items(conversation_id: str, request: Request) -> R
 async def retrieve_conversation_item(
     conversation_id: str, item_id: str, request: Request
 ) -> Response:
-    """One item."""
+    """Retrieve one item."""
     await _find(request, conversation_id)
     tenant = caller_of(request).tenant
     found = await _store(request).find_item(item_id, tenant, conversation_id)
@@ -215,7 +215,7 @@ async def retrieve_conversation_item(
 async def delete_conversation_item(
     conversation_id: str, item_id: str, request: Request
 ) -> Response:
-    """Forget an item; what is left is the conversation."""
+    """Delete an item and return the conversation."""
     conversation = await _find(request, conversation_id)
     if not await _store(request).delete_item(conversation_id, item_id):
         _no_item(item_id)
@@ -255,7 +255,7 @@ def _list(items: list[Item], *, has_more: bool = False) -> ItemList:
 
 
 def _taken(items: Sequence[Item], error: ItemTaken) -> ApiError:
-    """The last of them is at fault where two of them have one id."""
+    """If two items share an id, the error names the later one."""
     index = max(index for index, item in enumerate(items) if item.id == error.id)
     return bad_field(f"items.{index}.id", "is the id of another item of the conversation")
 

@@ -21,13 +21,13 @@ from server.openai.responses.outputs import Response
 
 
 class Event(Struct, tag_field="type", kw_only=True):
-    """Base of all; numbers rise by one from 0 within a stream."""
+    """Base of all events; numbers count up from 0 within a stream."""
 
     sequence_number: int
 
 
 class ResponseEvent(Event, kw_only=True):
-    """Base of those that carry the response as it is at the time."""
+    """Base of events that carry the response in its current state."""
 
     response: Response
 
@@ -37,19 +37,19 @@ class Created(ResponseEvent, tag="response.created"):
 
 
 class Queued(ResponseEvent, tag="response.queued"):
-    """A background response waits."""
+    """A background response waits for its turn."""
 
 
 class InProgress(ResponseEvent, tag="response.in_progress"):
-    """It is being generated."""
+    """Generation has started."""
 
 
 class Completed(ResponseEvent, tag="response.completed"):
-    """The end: all is there."""
+    """The end: the response is complete."""
 
 
 class Incomplete(ResponseEvent, tag="response.incomplete"):
-    """The end: the output was cut at its limit, or a background response was cancelled."""
+    """The end: the output reached its limit, or a background response was cancelled."""
 
 
 class Failed(ResponseEvent, tag="response.failed"):
@@ -57,7 +57,7 @@ class Failed(ResponseEvent, tag="response.failed"):
 
 
 class ItemEvent(Event, kw_only=True):
-    """Base of those about one item of the output."""
+    """Base of events about one output item."""
 
     output_index: int
 
@@ -69,13 +69,13 @@ class ItemAdded(ItemEvent, tag="response.output_item.added"):
 
 
 class ItemDone(ItemEvent, tag="response.output_item.done"):
-    """An item is whole."""
+    """An item is complete."""
 
     item: Item
 
 
 class ContentEvent(ItemEvent, kw_only=True):
-    """Base of those about a part of an item's content."""
+    """Base of events about a part of an item's content."""
 
     item_id: str
     content_index: int
@@ -88,7 +88,7 @@ class PartAdded(ContentEvent, tag="response.content_part.added"):
 
 
 class PartDone(ContentEvent, tag="response.content_part.done"):
-    """A part is whole."""
+    """A part is complete."""
 
     part: OutputText | ReasoningText
 
@@ -120,7 +120,7 @@ class ReasoningDone(ContentEvent, tag="response.reasoning_text.done"):
 
 
 class SummaryEvent(ItemEvent, kw_only=True):
-    """Base of those about a part of a reasoning item's summary."""
+    """Base of events about a part of a reasoning item's summary."""
 
     item_id: str
     summary_index: int
@@ -133,7 +133,7 @@ class SummaryPartAdded(SummaryEvent, tag="response.reasoning_summary_part.added"
 
 
 class SummaryPartDone(SummaryEvent, tag="response.reasoning_summary_part.done"):
-    """A part is whole."""
+    """A part is complete."""
 
     part: SummaryText
 
@@ -166,7 +166,7 @@ class ArgumentsDone(ItemEvent, tag="response.function_call_arguments.done"):
 
 
 class ErrorEvent(Event, tag="error"):
-    """The stream ends for a reason that is not the response's: the server is ending."""
+    """The stream ends for a reason outside the response: the server is shutting down."""
 
     code: str | None
     message: str
@@ -201,7 +201,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Numbering:
-    """Counts the events of one stream."""
+    """Numbers the events of one stream."""
 
     def __init__(self) -> None:
         self.used = 0

@@ -1,4 +1,4 @@
-"""Images that were uploaded before: from a file's id to what an item holds instead."""
+"""Images by file id: the file's contents replace the id in an item."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _MAX_BYTES = 16 * 2**20
 
 
 async def read_files(files: FileStore, caller: Caller, item: Item, where: str) -> None:
-    """Give the images of an item that name a file the contents of that file.
+    """Replace file ids in an item's images by the contents of the files.
 
-    The item is kept with them: what is said later does not depend on whether there still is a file.
+    The item is stored with the contents, so later turns do not depend on the file.
 
     Raises:
-        ApiError: 400 that names the part of the request, where the caller has no such file.
-        StoreError: it cannot be read.
+        ApiError: 400 that names the part of the request, if the caller has no such file.
+        StoreError: the file cannot be read.
     """
     for image in _images_of(item):
         if image.file_id is not None and not image.image_url:

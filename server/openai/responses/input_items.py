@@ -1,8 +1,8 @@
-"""The items of ``input`` as clients send them, and as they are kept.
+"""The items of ``input``, as sent by clients and as stored.
 
-Clients send messages in an easy form (a role and a string) and in full, calls and their outputs,
-reasoning that they were given, and references to items that are stored here. Each is judged by a
-shape of its own, and becomes an :class:`Item`; a reference stays one until the store is asked.
+Clients send messages in an easy form (a role and a string) or in full, calls and their outputs,
+reasoning from earlier responses, and references to stored items. Each kind is validated by its own
+shape and becomes an :class:`Item`; a reference is resolved later, from the store.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from server.openai.responses.items import (
 
 _MAX_ITEMS = 10_000
 _MAX_ID = 256
-_SEAL = "quire1."  # begins what ``seal`` makes
+_SEAL = "quire1."  # prefix of the strings made by ``seal``
 _TEXTS = ("input_text", "output_text", "text")
 
 ItemId = Annotated[str, Field(min_length=1, max_length=_MAX_ID)]
 
 
 class Reference(NamedTuple):
-    """An item of a stored response, by its id."""
+    """A reference to an item of a stored response, by id."""
 
     id: str
 
@@ -52,23 +52,23 @@ NewItem = Item | Reference
 
 
 class TextPart(Shape):
-    """A piece of text in a message, or in what a call gave."""
+    """A piece of text in a message or a call's output."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
 
 
 class ImagePart(Shape):
-    """An image in a message of the user's, or in what a call gave."""
+    """An image in a user message or a call's output."""
 
     type: Literal["input_image"]
     image_url: str | None = None
-    file_id: ItemId | None = None  # instead
+    file_id: ItemId | None = None  # instead of a URL
     detail: Literal["auto", "low", "high", "original"] | None = None
 
 
 class RefusalPart(Shape):
-    """A refusal in a message of the model's."""
+    """A refusal in an assistant message."""
 
     type: Literal["refusal"]
     refusal: str
@@ -96,7 +96,7 @@ class NewCall(Shape):
 
 
 class NewCallOutput(Shape):
-    """What a call gave."""
+    """The output of a call."""
 
     type: Literal["function_call_output"]
     call_id: ItemId
@@ -113,7 +113,7 @@ class ReasoningPart(Shape):
 
 
 class NewReasoning(Shape):
-    """What the model thought, given back to it."""
+    """Reasoning of an earlier response, passed back to the model."""
 
     type: Literal["reasoning"]
     summary: list[ReasoningPart] | None = None
@@ -124,7 +124,7 @@ class NewReasoning(Shape):
 
 
 class NewReference(Shape):
-    """An item of a stored response."""
+    """A reference to an item of a stored response."""
 
     type: Literal["item_reference"] | None = None
     id: ItemId
@@ -134,9 +134,9 @@ InputItem = NewMessage | NewCall | NewCallOutput | NewReasoning | NewReference
 
 
 def read_input(value: Any) -> list[NewItem]:
-    """The items of a request: a string is one message of the user's.
+    """Parse a request's input; a string is one user message.
 
-    Raises ApiError (400) that names the item at fault, ValueError when there are none.
+    Raises ApiError (400) that names the invalid item, ValueError if there are none.
     """
     if isinstance(value, str):
         return [_message(NewMessage(role="user", content=value), "input")]
@@ -148,25 +148,25 @@ def read_input(value: Any) -> list[NewItem]:
 
 
 def read_items(value: list[Any], field: str) -> list[NewItem]:
-    """The items of a field. Raises ApiError (400) that names the one at fault."""
+    """Parse the items of a field. Raises ApiError (400) that names the invalid one."""
     return [_read_item(item, f"{field}.{index}") for index, item in enumerate(value)]
 
 
 def new_item_id(prefix: str) -> str:
-    """A fresh id: ``msg_``, ``fc_``, ``fco_`` or ``rs_``."""
+    """A new id: ``msg_``, ``fc_``, ``fco_`` or ``rs_``."""
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
 def seal(text: str) -> str:
-    """Reasoning as an opaque string that a client may keep instead of a stored response.
+    """Encode reasoning as an opaque string, for clients that do not use stored responses.
 
-    It holds the text itself: what it hides is shown as reasoning anyway.
+    It contains the plain text: the same reasoning is shown to the client anyway.
     """
     return _SEAL + base64.urlsafe_b64encode(text.encode("utf-8", "surrogatepass")).decode("ascii")
 
 
 def unseal(sealed: str) -> str:
-    """The text of ``seal``. Raises ValueError when it is not one of ours."""
+    """Decode what ``seal`` made. Raises ValueError if the string is not one of ours."""
     body = sealed.removeprefix(_SEAL)
     try:
         if body == sealed:
@@ -204,7 +204,7 @@ def _read_item(item: Any, where: str) -> NewItem:
 
 
 def _check_parts(parts: Any, where: str) -> None:
-    """Name what is wrong with a part by its type, before the shape calls it malformed."""
+    """Report an unsupported part by its type, before the shape calls it malformed."""
     if not isinstance(parts, list):
         if not isinstance(parts, str):
             raise bad_field(where, "must be a string or a list of parts")

@@ -1,7 +1,7 @@
 """The body of POST /v1/responses.
 
-What shapes a chat answer beyond OpenAI's fields (``top_k``, ``seed``, ``stop``, ...) does the same
-here and is passed on; what chat calls by another name is refused with the name it has here.
+Chat's sampling fields beyond OpenAI's (``top_k``, ``seed``, ``stop``, ...) have the same effect
+here and are forwarded. A chat field that has another name here is refused with that name.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _MAX_ID = 256
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
-IMAGES = "message.input_image.image_url"  # which are told in any case
-# What ``include`` may name: with an effect, and for tools that are not here.
+IMAGES = "message.input_image.image_url"  # which are always included
+# Valid values of ``include``: those with an effect, and those of tools that are not supported.
 _INCLUDES = frozenset({LOGPROBS, ENCRYPTED, IMAGES})
 _FOREIGN_INCLUDES = frozenset(
     {
@@ -38,7 +38,7 @@ _FOREIGN_INCLUDES = frozenset(
         "web_search_call.results",
     }
 )
-# Chat's names for what has another one here.
+# Chat fields that have another name here.
 _ELSEWHERE = {
     "messages": "'input'",
     "max_tokens": "'max_output_tokens'",
@@ -56,7 +56,7 @@ _UNSUPPORTED = {
     "moderation": "is not supported; nothing here judges texts",
     "prompt_logprobs": "is not supported here; see /v1/chat/completions",
 }
-# Chat's fields that are passed on.
+# Chat fields that are forwarded.
 FORWARDED = frozenset(
     {
         "add_generation_prompt",
@@ -124,7 +124,7 @@ def _names_function(tool: Any) -> bool:
 
 
 def _read_conversation(value: Any) -> str | None:
-    """A conversation by its id, or as an object with one."""
+    """Parse a conversation's id, which may be wrapped in an object."""
     found = value.get("id") if isinstance(value, dict) else value
     if value is None or (isinstance(found, str) and 0 < len(found) <= _MAX_ID):
         return found
@@ -142,7 +142,7 @@ class ResponseTool(Shape):
 
 
 def _read_tools(value: Any) -> list[ResponseTool] | None:
-    """Tools one by one, so that the one at fault is named; ours are functions."""
+    """Parse tools one by one, so that the error names the invalid one. Only functions are valid."""
     if value is None:
         return None
     if not isinstance(value, list):
@@ -161,7 +161,7 @@ def _read_tools(value: Any) -> list[ResponseTool] | None:
 
 
 class TextFormat(Shape):
-    """What the answer's text must be."""
+    """The format of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Annotated[str, Field(pattern=FORMAT_NAME)] | None = None
@@ -180,14 +180,14 @@ class TextFormat(Shape):
 
 
 class TextOptions(Shape):
-    """How the answer's text is to be."""
+    """Options of the answer's text."""
 
     format: TextFormat | None = None
     verbosity: Verbosity | None = None
 
 
 class ReasoningOptions(Shape):
-    """How much the model is to think, and how it is told."""
+    """How much the model reasons, and how reasoning is returned."""
 
     effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -195,13 +195,13 @@ class ReasoningOptions(Shape):
 
 
 class NamedConversation(Shape):
-    """A conversation, by its id."""
+    """A conversation, by id."""
 
     id: Annotated[str, Field(min_length=1, max_length=_MAX_ID)]
 
 
 class ResponseStreamOptions(Shape):
-    """Padding against those who watch a network; there is none here."""
+    """Padding against traffic analysis, which this server does not add."""
 
     include_obfuscation: bool | None = None
 
@@ -227,7 +227,7 @@ ConversationId = Annotated[
 
 
 class ResponseInput(Shape):
-    """What makes a prompt; all that counting its tokens needs."""
+    """The fields that determine the prompt; enough to count its tokens."""
 
     model: Annotated[str, Field(max_length=_MAX_MODEL_NAME)]
     input: Input
@@ -259,12 +259,12 @@ class ResponseInput(Shape):
 
     @property
     def forwarded(self) -> dict[str, Any]:
-        """Chat's fields that do the same here; what it refuses is refused there."""
+        """Chat fields with the same effect here; chat's own shape validates them."""
         extra = self.model_extra or {}
         return {k: v for k, v in extra.items() if k in FORWARDED and v is not None}
 
     def ignored(self) -> list[str]:
-        """The names of the fields that asked for something and have no effect."""
+        """Names of fields that request something but have no effect."""
         extra = self.model_extra or {}
         known = {*self.forwarded, "n"}  # which is 1, or refused
         names = ignored_params({k: v for k, v in extra.items() if k not in known})
@@ -320,23 +320,23 @@ class ResponsesRequest(ResponseInput):
 
     @property
     def stored(self) -> bool:
-        """Whether the response is kept; so unless the client says no."""
+        """Whether the response is stored; true by default."""
         return self.store is not False
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether tokens are told with their probabilities."""
+        """Whether logprobs are returned."""
         return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
     @property
     def summary(self) -> str | None:
-        """The kind of summary that was asked for."""
+        """The requested kind of summary."""
         if self.reasoning is None:
             return None
         return self.reasoning.summary or self.reasoning.generate_summary
 
     def ignored(self) -> list[str]:
-        """As above, with those that the whole request adds."""
+        """As above, including those of the whole request."""
         names = super().ignored()
         if self.stream_options is not None:
             names += ignored_params(self.stream_options.model_extra, "stream_options.")

@@ -1,7 +1,7 @@
-"""What a conversation is made of here: items, as they are answered, stored and listed.
+"""The items of a conversation, as returned, stored and listed.
 
-An item that came in and one that was generated have the same form, so that the output of one
-response is the input of the next. ``type`` is the tag of each struct.
+Received and generated items have the same form, so that the output of one response can be the input
+of the next. ``type`` is the tag of each struct.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ Role = Literal["user", "assistant", "system", "developer"]
 
 
 class InputText(Struct, tag_field="type", tag="input_text"):
-    """Text that was sent."""
+    """Text from a request."""
 
     text: str
 
 
 class InputImage(Struct, tag_field="type", tag="input_image"):
-    """An image that was sent."""
+    """An image from a request."""
 
-    image_url: str  # data:image/...;base64,...; empty until the file has been read
+    image_url: str  # data:image/...;base64,...; empty until the file is read
     detail: str = "auto"
-    file_id: str | None = None  # of the file that it was
+    file_id: str | None = None  # the uploaded file, if it was one
 
 
 class OutputText(Struct, tag_field="type", tag="output_text"):
-    """Text that was generated."""
+    """Generated text."""
 
     text: str
-    annotations: list[Any] = []  # made by tools that are not here
-    logprobs: list[TokenLogprob] = []  # empty unless they were asked for
+    annotations: list[Any] = []  # only made by tools that are not supported here
+    logprobs: list[TokenLogprob] = []  # empty unless requested
 
 
 class Refusal(Struct, tag_field="type", tag="refusal"):
-    """A refusal that was sent as part of the history."""
+    """A refusal in the history."""
 
     refusal: str
 
 
 class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
-    """What the model thought."""
+    """The model's reasoning."""
 
     text: str
 
 
 class SummaryText(Struct, tag_field="type", tag="summary_text"):
-    """What the model thought, where a summary of it was asked for."""
+    """The model's reasoning, if a summary was requested."""
 
     text: str
 
@@ -62,7 +62,7 @@ Content = InputText | InputImage | OutputText | Refusal
 
 
 class MessageItem(Struct, tag_field="type", tag="message", kw_only=True):
-    """A message, of the user's side or the model's."""
+    """A user, system or assistant message."""
 
     id: str
     role: Role
@@ -70,17 +70,17 @@ class MessageItem(Struct, tag_field="type", tag="message", kw_only=True):
     content: list[Content]
 
     def text(self) -> str:
-        """Its whole text. Parts that were sent are lines of their own, as in chat."""
+        """The whole text. Received parts are joined by newlines, as in chat."""
         texts = [_text(part) for part in self.content if not isinstance(part, InputImage)]
         return ("" if self.role == "assistant" else "\n").join(texts)
 
     def for_chat(self) -> str | list[dict[str, Any]]:
-        """Its content as chats have it: text, or parts where there are images."""
+        """The content in chat's form: text, or parts if there are images."""
         return _for_chat(self.content) or self.text()
 
 
 class CallItem(Struct, tag_field="type", tag="function_call", kw_only=True):
-    """A call of a function by the model."""
+    """A function call by the model."""
 
     id: str
     call_id: str
@@ -90,7 +90,7 @@ class CallItem(Struct, tag_field="type", tag="function_call", kw_only=True):
 
 
 class CallOutputItem(Struct, tag_field="type", tag="function_call_output", kw_only=True):
-    """What a call gave."""
+    """The output of a call."""
 
     id: str
     call_id: str
@@ -98,7 +98,7 @@ class CallOutputItem(Struct, tag_field="type", tag="function_call_output", kw_on
     status: ItemStatus
 
     def for_chat(self) -> str | list[dict[str, Any]]:
-        """What it gave as chats have it: text, or parts where there are images."""
+        """The output in chat's form: text, or parts if there are images."""
         if isinstance(self.output, str):
             return self.output
         texts = [part.text for part in self.output if isinstance(part, InputText)]
@@ -106,16 +106,16 @@ class CallOutputItem(Struct, tag_field="type", tag="function_call_output", kw_on
 
 
 class ReasoningItem(Struct, tag_field="type", tag="reasoning", kw_only=True):
-    """What the model thought before it answered."""
+    """The model's reasoning before its answer."""
 
     id: str
     summary: list[SummaryText]
     content: list[ReasoningText] | None = None
-    encrypted_content: str | None = None  # the same text, for clients that keep nothing else
+    encrypted_content: str | None = None  # the same text, for clients that store it themselves
     status: ItemStatus = "completed"
 
     def text(self) -> str:
-        """Its whole text."""
+        """The whole text."""
         return "".join(part.text for part in self.content or self.summary)
 
 
@@ -125,12 +125,12 @@ _decode_item = msgspec.json.Decoder(Item).decode
 
 
 def read_item(data: bytes) -> Item:
-    """An item as ``to_json`` wrote it."""
+    """Decode an item encoded by ``to_json``."""
     return _decode_item(data)
 
 
 def _for_chat(parts: Sequence[Content]) -> list[dict[str, Any]]:
-    """The parts as chats have them; none where all of them are text."""
+    """The parts in chat's form; empty if all of them are text."""
     if not any(isinstance(part, InputImage) for part in parts):
         return []
     return [

@@ -1,4 +1,4 @@
-"""The shapes of answers: a response, the list of its input, counts, and a deletion."""
+"""The shapes of responses: a response, its list of input items, token counts, and a deletion."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ResponseFault(Struct):
 
 
 class IncompleteDetails(Struct):
-    """Why a response ended early: its own limit, or what the context left."""
+    """Why a response ended early: its own limit or the context's."""
 
     reason: Literal["max_output_tokens"]
 
@@ -30,7 +30,7 @@ class InputTokensDetails(Struct):
     """Part of ``usage``."""
 
     cached_tokens: int
-    cache_write_tokens: int = 0  # billed by some; not counted here
+    cache_write_tokens: int = 0  # some providers bill it; not counted here
 
 
 class OutputTokensDetails(Struct):
@@ -40,7 +40,7 @@ class OutputTokensDetails(Struct):
 
 
 class ResponseUsage(Struct):
-    """Tokens taken in and generated."""
+    """Tokens read and generated."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -63,7 +63,7 @@ class ResponseUsage(Struct):
 
 
 class ReasoningConfig(Struct):
-    """What was asked of the model's reasoning."""
+    """The request's reasoning options."""
 
     effort: str | None = None
     summary: str | None = None
@@ -85,7 +85,7 @@ class InConversation(Struct):
 
 
 class Response(Struct, kw_only=True):
-    """A response: what was asked for, and what came of it so far."""
+    """A response: the request's settings and the output so far."""
 
     id: str
     object: Literal["response"] = "response"
@@ -121,7 +121,7 @@ class Response(Struct, kw_only=True):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Whether its state is final."""
         return self.status in ENDED
 
 
@@ -136,14 +136,14 @@ class ItemList(Struct, kw_only=True):
 
 
 class InputTokens(Struct, kw_only=True):
-    """The answer of /v1/responses/input_tokens."""
+    """The response of /v1/responses/input_tokens."""
 
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
 
 
 class ResponseDeleted(Struct, kw_only=True):
-    """The answer of a deletion."""
+    """The response to a deletion."""
 
     id: str
     object: Literal["response"] = "response"

@@ -41,10 +41,10 @@ StartingAfter = Annotated[
     openapi_extra=describe(ResponsesRequest, Response, chunk=StreamEvent, typed=True),
 )
 async def create_response(request: Request) -> HttpResponse:
-    """Make a response: at once, as a stream of typed events, or in the background."""
+    """Create a response: whole, as a stream of typed events, or in the background."""
     body, headers = await read_request(request, ResponsesRequest)
     state = state_of(request)
-    # Nobody waits for a response in the background, unless the request says itself how long.
+    # A background response has no deadline unless the request sets one.
     limit_s = None if body.background else state.settings.default_deadline_s
     caller = caller_until(request, body.deadline_ms, limit_s)
     ending = StreamEnding()
@@ -58,7 +58,7 @@ async def create_response(request: Request) -> HttpResponse:
         return await answer(request, prepare, stream=streams, headers=headers, ending=ending)
     async with until_disconnect(request.receive):
         call = await prepare()
-    # What has begun goes on when the client leaves.
+    # A job that has started continues after a disconnect.
     job = await _background(request).start(call, caller.tenant)
     if body.stream:
         return _stream(request, job.follow(-1), ending, headers)
@@ -71,7 +71,7 @@ async def create_response(request: Request) -> HttpResponse:
     openapi_extra=describe(InputTokensRequest, InputTokens),
 )
 async def count_input_tokens(request: Request) -> HttpResponse:
-    """The number of tokens that the model would be given."""
+    """Count the input tokens of a request."""
     body, headers = await read_request(request, InputTokensRequest)
     state = state_of(request)
     caller = caller_until(request, body.deadline_ms, state.settings.default_deadline_s)
@@ -91,7 +91,7 @@ async def retrieve_response(
     stream: Streams = False,
     starting_after: StartingAfter = None,
 ) -> HttpResponse:
-    """The response; with ``stream=true`` the events of one that was made in the background."""
+    """Retrieve a response; with ``stream=true`` the events of a background response."""
     caller = caller_of(request)
     background = _background(request)
     response = await background.find(response_id, caller.tenant)
@@ -113,7 +113,7 @@ async def retrieve_response(
     openapi_extra=describe(None, ResponseDeleted),
 )
 async def delete_response(response_id: str, request: Request) -> HttpResponse:
-    """Forget a response; one that is still being made is stopped."""
+    """Delete a response; if it is still being generated, it is stopped."""
     if not await _background(request).delete(response_id, caller_of(request).tenant):
         _not_found(response_id)
     return json_response(ResponseDeleted(id=response_id))
@@ -125,7 +125,7 @@ async def delete_response(response_id: str, request: Request) -> HttpResponse:
     openapi_extra=describe(None, Response),
 )
 async def cancel_response(response_id: str, request: Request) -> HttpResponse:
-    """Cancel a background response; one that has ended stays as it is."""
+    """Cancel a background response; one that has ended is unchanged."""
     response = await _background(request).cancel(response_id, caller_of(request).tenant)
     if response is None:
         _not_found(response_id)
@@ -144,7 +144,7 @@ async def list_input_items(
     order: Order = "desc",
     after: After = None,
 ) -> HttpResponse:
-    """The items of the request itself, page by page; the newest first unless asked otherwise."""
+    """List the request's own items page by page, by default newest first."""
     store = ResponseStore(state_of(request).database)
     if await store.find(response_id, caller_of(request).tenant) is None:
         _not_found(response_id)

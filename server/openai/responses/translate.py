@@ -1,4 +1,4 @@
-"""From a response's items and options to a chat request, and chat's complaints back again."""
+"""Translation of a response's items and options to a chat request, and of chat's errors back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from server.openai.responses.items import (
     ReasoningItem,
 )
 
-# Chat's fields, and what a client of this API calls them; the first that fits counts.
+# Chat's field names and this API's; the first that matches counts.
 _NAMES = {
     "messages": "input",
     "prompt": "input",
@@ -29,10 +29,10 @@ _NAMES = {
 
 
 def chat_body(request: ResponseInput, items: Sequence[Item]) -> dict[str, Any]:
-    """The body of the chat request that asks for the same.
+    """The body of the equivalent chat request.
 
     Args:
-        request: its own ``input`` is not looked at.
+        request: its own ``input`` is ignored.
         items: the whole conversation, resolved.
     """
     body: dict[str, Any] = {
@@ -62,8 +62,8 @@ def chat_body(request: ResponseInput, items: Sequence[Item]) -> dict[str, Any]:
 def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
     """The items as chat messages.
 
-    What the model gave in one turn (reasoning, text, calls) is one message, and so are
-    instructions and the system messages that follow them: many templates take one alone.
+    The model's output of one turn (reasoning, text, calls) is one message. So are instructions and
+    the system messages that follow them, because many templates accept only one.
     """
     messages: list[dict[str, Any]] = []
     if instructions:
@@ -97,7 +97,7 @@ def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[st
 
 
 def tools_of(request: ResponseInput) -> list[dict[str, Any]]:
-    """The tools as they are echoed: flat, with what was left out filled in."""
+    """The tools as they are echoed: flat, with defaults filled in."""
     return [
         {
             "type": "function",
@@ -112,7 +112,7 @@ def tools_of(request: ResponseInput) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def naming_fields() -> Iterator[None]:
-    """Errors that name chat's fields name this API's outside the block."""
+    """Rename chat's fields in errors raised in the block to this API's."""
     try:
         yield
     except (ApiError, RequestError) as error:
@@ -128,7 +128,7 @@ def naming_fields() -> Iterator[None]:
 
 
 def _turn(messages: list[dict[str, Any]], *taken: str) -> dict[str, Any]:
-    """The assistant's last message, or a new one where that is over or has any of ``taken``."""
+    """The last assistant message, or a new one if that is complete or has any of ``taken``."""
     last = messages[-1] if messages else None
     if last is None or last["role"] != "assistant" or any(name in last for name in taken):
         last = {"role": "assistant"}

@@ -1,4 +1,4 @@
-"""One writer for each kind of output item: from its first piece to the whole, as events."""
+"""One writer for each kind of output item, which turns its pieces into events."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ from server.openai.responses.items import (
 
 
 class Writer(Protocol):
-    """An item that is being written. Its events are numbered in the order of the calls."""
+    """An output item while it is generated. Events are numbered in the order of the calls."""
 
     def begin(self) -> list[Event]:
-        """The item is there, empty."""
+        """The events that open the item, still empty."""
         ...
 
     def end(self, status: ItemStatus) -> list[Event]:
-        """The item is whole, or cut off."""
+        """The events that close the item, complete or cut off."""
         ...
 
     def item(self, status: ItemStatus) -> Item:
-        """The item as it is now."""
+        """The item in its current state."""
         ...
 
 
 class MessageWriter:
-    """The model's message, with one part of text."""
+    """An assistant message with one text part."""
 
     def __init__(self, index: int, numbering: Numbering) -> None:
         self._place = {"output_index": index}
@@ -72,7 +72,7 @@ class MessageWriter:
         ]
 
     def add(self, text: str, logprobs: list[TokenLogprob]) -> Event:
-        """A piece of the text, and its tokens where they were asked for."""
+        """Add a piece of text, with logprobs if requested."""
         self._texts.append(text)
         self._logprobs += logprobs
         return TextDelta(
@@ -102,7 +102,7 @@ class MessageWriter:
 
 
 class CallWriter:
-    """A call of a function."""
+    """A function call."""
 
     def __init__(self, index: int, numbering: Numbering, call_id: str, name: str) -> None:
         self._place = {"output_index": index}
@@ -119,7 +119,7 @@ class CallWriter:
         return [ItemAdded(sequence_number=self._number(), item=item, **self._place)]
 
     def add(self, text: str) -> Event:
-        """A piece of the arguments."""
+        """Add a piece of the arguments."""
         self._arguments.append(text)
         return ArgumentsDelta(sequence_number=self._number(), delta=text, **self._within)
 
@@ -147,9 +147,9 @@ class CallWriter:
 
 
 class ReasoningWriter:
-    """What the model thinks: as content, or as a summary where one was asked for.
+    """Reasoning: as content, or as a summary if one was requested.
 
-    A summary is the text itself: clients that asked for one look for it there.
+    The summary is the reasoning itself: clients that request one look for it there.
     """
 
     def __init__(self, index: int, numbering: Numbering, *, summary: bool, sealed: bool) -> None:
@@ -177,7 +177,7 @@ class ReasoningWriter:
         return events
 
     def add(self, text: str) -> Event:
-        """A piece of the reasoning."""
+        """Add a piece of reasoning."""
         self._texts.append(text)
         kind = SummaryDelta if self._summary else ReasoningDelta
         return kind(sequence_number=self._number(), delta=text, **self._within)

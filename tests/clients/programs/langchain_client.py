@@ -38,7 +38,7 @@ def main(base_url: str, model: str) -> None:
     for method in ("json_schema", "function_calling", "json_mode"):
         structured = chat.with_structured_output(Capital, method=method, include_raw=True)
         told = structured.invoke("Give the capital of France as JSON with country and city.")
-        if method == "json_mode":  # any object may come: it is JSON that is promised
+        if method == "json_mode":  # any object may come back: only JSON is promised
             assert told["raw"].content.lstrip().startswith("{"), told
         else:
             assert isinstance(told["parsed"], Capital), told
@@ -67,7 +67,7 @@ def main(base_url: str, model: str) -> None:
 
     asyncio.run(several())
 
-    # Else it would count tokens by a vocabulary that it downloads.
+    # Otherwise it would count tokens with a vocabulary that it downloads.
     embeddings = OpenAIEmbeddings(
         base_url=base_url, api_key="none", model=model, check_embedding_ctx_length=False
     )

@@ -1,4 +1,4 @@
-"""The engine around the scheduler: faults, times, the batching window, requests it refuses."""
+"""The engine around the scheduler: faults, timing, the batching window, rejected requests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def crowd(n: int = 12, **fields) -> list[Request]:
 
 
 def drain(core: EngineCore, requests: Iterable[Request]) -> tuple[dict[str, list[int]], dict]:
-    """All texts, and what became of each request."""
+    """All texts, and how each request ended."""
     texts: dict[str, list[int]] = {request.id: [] for request in requests}
     ends: dict[str, object] = {}
     while core.has_work:
@@ -148,8 +148,7 @@ def test_a_lost_device_ends_the_engine() -> None:
 
 
 class _FaultyLife(Life):
-    """A life whose steps fail now and then, at random, after they have done their damage: when
-    they are launched, or when their results are asked for."""
+    """A life whose steps fail at random after doing their damage, at launch or when read."""
 
     def _make_runner(self, info: EngineInfo) -> FaultyRunner:
         self.chance = random.Random(self.num_blocks)
@@ -212,7 +211,7 @@ def test_the_check_is_loud(caplog: pytest.LogCaptureFixture) -> None:
     assert any(record.levelno == logging.CRITICAL for record in caplog.records)
 
 
-# ---------------------------------------------------------------- times
+# ---------------------------------------------------------------- timing
 
 
 def test_timings_say_when_things_happened() -> None:
@@ -259,7 +258,7 @@ def test_the_batching_window_gathers_prompts_until_time_or_number_is_up() -> Non
     drain(core, requests)
 
 
-# ---------------------------------------------------------------- refusals
+# ---------------------------------------------------------------- rejected requests
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""The whole engine on a GPU, overlapped and its decode steps captured, says what it says on a CPU.
+"""The whole engine on a GPU, overlapped and with captured steps, has the same output as on a CPU.
 
-In float32, where the two differ by less than what a choice hangs on.
+In float32, where the two differ by less than the margins between tokens.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SAMPLINGS = (
 
 
 def load(directory: Path, device: Device, **changes: Any) -> EngineCore:
-    """With so few blocks that requests are preempted, and so small steps that prompts are cut."""
+    """An engine with so few blocks that it preempts, and so small steps that it splits prompts."""
     on_gpu = device == "cuda"
     changes.setdefault("attention_backend", "triton" if on_gpu else "reference")
     changes.setdefault("cache", CacheConfig(block_size=4, num_blocks=24))
@@ -62,8 +62,10 @@ def load(directory: Path, device: Device, **changes: Any) -> EngineCore:
 
 
 def told_by(core: EngineCore, adapters: tuple[Adapter | None, ...] = (None,)) -> list[Any]:
-    """Tokens and alternatives of each request: of two rounds, the second with its prompts cached
-    and all that can be captured."""
+    """Tokens and alternatives of each request, over two rounds.
+
+    The second round has its prompts cached and everything captured.
+    """
     told: dict[str, list[Any]] = {}
     for turn in range(2):
         for index, sampling in enumerate(SAMPLINGS):
@@ -91,7 +93,7 @@ def told_by(core: EngineCore, adapters: tuple[Adapter | None, ...] = (None,)) ->
 
 
 def count_replays(core: EngineCore) -> list[bool]:
-    """Whether each decode step from now on was captured."""
+    """Record whether each decode step from now on was captured."""
     runner = core._runner
     assert isinstance(runner, ModelRunner)
     graphs = runner._graphs
@@ -109,7 +111,7 @@ def count_replays(core: EngineCore) -> list[bool]:
 
 
 def texts_about_images(core: EngineCore, directory: Path) -> dict[str, list[int]]:
-    """Of two rounds, the second with all that can be captured."""
+    """The texts of two rounds, the second with everything captured."""
     rules = rules_of(directory)
     told: dict[str, list[int]] = {}
     for turn in range(2):
@@ -164,7 +166,7 @@ def test_texts_are_those_of_a_cpu(kind: str, tmp_path: Path) -> None:
 def test_no_launch_waits_for_the_device(
     speculation: SpeculationConfig | None, tmp_path: Path
 ) -> None:
-    """Whatever a step is asked for, it is launched while the one before runs."""
+    """Each step is launched while the previous one runs, whatever it is asked for."""
     core = load(tiny_models.save("qwen3", tmp_path), DEVICE, speculation=speculation)
     told_by(core)  # compiled and captured
     runner = core._runner
@@ -200,7 +202,7 @@ def test_adapters_change_texts_as_on_a_cpu(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     directory = tiny_models.save("llama", tmp_path / "base")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of PEFT and transformers about each other
+        warnings.simplefilter("ignore")  # PEFT and transformers warn about each other
         torch.manual_seed(0)
         config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "down_proj"])
         adapted = peft.get_peft_model(tiny_models.build("llama"), config)
@@ -217,7 +219,7 @@ def test_adapters_change_texts_as_on_a_cpu(tmp_path: Path) -> None:
 @pytest.mark.skipif(not (default_model_dir() / "model.safetensors").exists(), reason="not built")
 @pytest.mark.parametrize("changes", [{}, {"quantization": "int8"}, {"kv_cache_dtype": "fp8"}])
 def test_questions_are_answered_in_bfloat16(changes: dict[str, Any]) -> None:
-    """As many as on a CPU (92 of 100) but for a few that the last bits decide."""
+    """As many as on a CPU (92 of 100), except for a few that rounding decides."""
     asked = read_questions(HELDOUT)[:100]
     changes = {"dtype": "bfloat16", "kv_cache_memory_bytes": 2**28, **changes}
     with LLM(default_model_dir(), device=DEVICE, use_tqdm=False, **changes) as llm:

@@ -1,4 +1,4 @@
-"""Requests with images through the whole engine: each text is what it is alone."""
+"""Requests with images through the whole engine: each text is the same as alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kernels.cpu import linear
 from tests import tiny_vision
 from tests.image_prompts import ask, rules_of
 
-# A text model of widths that native layers hold, so that its steps are recorded.
+# A text model with widths that native layers support, so that its steps are captured.
 SHAPE = {
     **{"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4},
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
@@ -47,7 +47,7 @@ def core(model, *, cache=None, scheduler=None, **changes) -> EngineCore:
 
 
 def texts(engine, requests, rng=None) -> dict[str, list[int]]:
-    """Of requests that come at once, or at random."""
+    """The texts of requests that come at once, or at random."""
     left, told = list(requests), {}
     while left or engine.has_work:
         while left and (rng is None or rng.random() < 0.6):
@@ -61,7 +61,7 @@ def texts(engine, requests, rng=None) -> dict[str, list[int]]:
 
 
 def some_requests(rules, rng, count) -> list[Request]:
-    """With few images among them, so that some begin alike."""
+    """Requests with few different images, so that some prefixes are shared."""
     made = []
     for number in range(count):
         sampling = SamplingParams(
@@ -74,7 +74,7 @@ def some_requests(rules, rng, count) -> list[Request]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_texts_are_those_alone(model, seed):
-    """Though they come at random, share prefixes, are preempted and computed in chunks."""
+    """Requests come at random, share prefixes, are preempted and computed in chunks."""
     rng = random.Random(seed)
     requests = some_requests(rules_of(model), rng, 12)
     busy = core(model, cache={"num_blocks": 16})
@@ -87,7 +87,7 @@ def test_texts_are_those_alone(model, seed):
 
 
 def test_a_text_goes_on_while_an_image_is_read(model, monkeypatch):
-    monkeypatch.setattr(gate, "_TURN_S", 0.0)  # a piece for each of its tokens
+    monkeypatch.setattr(gate, "_TURN_S", 0.0)  # one piece for each of its tokens
     rules, engine = rules_of(model), core(model, scheduler={"max_step_passes": 1})
     sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     engine.add(Request(id="text", prompt_token_ids=(3, 4, 5), sampling=sampling))
@@ -103,7 +103,7 @@ def test_a_text_goes_on_while_an_image_is_read(model, monkeypatch):
 
 
 def test_what_is_read_ahead_is_there_when_it_is_computed(model, monkeypatch):
-    """In the room of one image, though a prompt has two and nobody else is admitted meanwhile."""
+    """There is room for one image, a prompt has two, and nothing else is admitted meanwhile."""
     monkeypatch.setattr(image_load, "_LEAST_KEPT", 1)
     requests = [ask(str(n), rules_of(model), n, shapes=((3, 3), (2, 3))) for n in range(4)]
     expected = texts(core(model), requests)
@@ -150,7 +150,7 @@ def test_a_prefix_with_the_same_image_is_found_and_no_other(model):
     texts(engine, [ask("a", rules, 0)])
     prompt = len(ask("a", rules, 0).prompt_token_ids)
     texts(engine, [ask("b", rules, 1)])
-    assert engine.stats.prefix_cache_hits == 0  # an image is in the first block
+    assert engine.stats.prefix_cache_hits == 0  # the first block contains an image
     texts(engine, [ask("c", rules, 0)])
     assert engine.stats.prefix_cache_hits == (prompt - 1) // 4 * 4
 

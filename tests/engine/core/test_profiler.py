@@ -1,4 +1,4 @@
-"""Traces of steps: what is in them, when they end, and what they cost when there are none."""
+"""Traces of steps: their contents, when they end, and no cost when there are none."""
 
 from __future__ import annotations
 

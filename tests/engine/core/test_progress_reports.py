@@ -1,4 +1,4 @@
-"""How far a prompt has come: told to who asked, in order, to its end, and now and then."""
+"""Prompt progress: reported only on request, in order, to the end, and at intervals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROMPT = tuple(index % 5 for index in range(60))
 
 
 class Clock:
-    """Goes on by ``step_s`` whenever it is read."""
+    """A clock that advances by ``step_s`` on each read."""
 
     def __init__(self, step_s: float) -> None:
         self.now_s = 100.0
@@ -39,7 +39,7 @@ def request(id_: str = "a", prompt: tuple[int, ...] = PROMPT, **fields) -> Reque
 
 
 def run(core: EngineCore, *requests: Request) -> dict[str, list[PromptProgress]]:
-    """What each request is told; nobody is told after its first token, nor after its end."""
+    """The reports of each request; none come after its first token or its end."""
     told: dict[str, list[PromptProgress]] = {item.id: [] for item in requests}
     texts: dict[str, list[int]] = {item.id: [] for item in requests}
     ended: set[str] = set()

@@ -1,4 +1,4 @@
-"""How much of prompts a step on a CPU computes beside texts that wait for their next token."""
+"""How many prompt tokens a CPU step computes beside decoding sequences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_LEN = 20_000
 
 
 class Machine:
-    """An engine on a machine whose steps take so long, and what its steps computed of prompts."""
+    """An engine with given step times, and the prompt tokens of its steps."""
 
     def __init__(self, step_s: float, token_s: float, **scheduler) -> None:
         self.now_s = 100.0
@@ -38,7 +38,7 @@ class Machine:
         self.core.add(Request(id=f"{self._num_made}", prompt_token_ids=prompt, sampling=params))
 
     def step(self, times: int) -> tuple[list[float], list[int]]:
-        """The seconds of the next steps, and their tokens of prompts."""
+        """The seconds of the next steps, and their prompt tokens."""
         self.seconds.clear()
         self.prompts.clear()
         for _ in range(times):

@@ -1,4 +1,4 @@
-"""Sleep, wake, other weights: the same texts afterwards, and memory that is really given back."""
+"""Sleep, wake, other weights: the same texts afterwards, and memory that is really freed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make(model: Path, num_blocks: int = 80, offload: int = 0, **changes: object)
 def text(
     core: EngineCore, prompt: tuple[int, ...] = PROMPT, id_: str = "a"
 ) -> tuple[tuple[int, ...], int]:
-    """What the model says to a prompt, and how much of that was found in the cache."""
+    """The text for a prompt, and how many of the prompt's tokens were cached."""
     sampling = SamplingParams(temperature=0.8, seed=5, max_tokens=12, ignore_eos=True)
     core.add(Request(id=id_, prompt_token_ids=prompt, sampling=sampling))
     tokens: list[int] = []
@@ -103,7 +103,7 @@ def test_what_went_to_the_host_is_forgotten_too(models) -> None:
     core = make(models["first"], num_blocks=16, offload=MIB)
     text(core)
     other = tuple(token + 50 for token in PROMPT)
-    for prompt in (other, PROMPT, other):  # each has no room but the other's
+    for prompt in (other, PROMPT, other):  # each fits only in place of the other
         _, num_cached = text(core, prompt=prompt)
     assert num_cached, "nothing came back from the host"
     core.reload(str(models["second"]))
@@ -135,7 +135,7 @@ def test_other_weights_are_those_of_an_engine_that_began_with_them(models) -> No
     assert (core.info.generation, core.info.model) == (1, str(models["second"]))
     assert core.info.fingerprint != old
     core.sleep(2)
-    core.wake()  # by the weights it had last
+    core.wake()  # with the weights it had last
     assert text(core) == (second, 0)
     core.reload(str(models["first"]))
     assert (text(core), core.info.generation) == ((first, 0), 2)
@@ -183,7 +183,7 @@ def resident_bytes() -> int:
 
 
 def test_memory_is_given_back_to_the_system(tmp_path: Path) -> None:
-    """In a process of its own: what other tests leave behind in this one comes and goes."""
+    """In a separate process, since memory of other tests comes and goes in this one."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         weights, full, without_cache, without_weights = alone.submit(rest_twice, tmp_path).result()
     assert weights > 50 * MIB
@@ -192,7 +192,7 @@ def test_memory_is_given_back_to_the_system(tmp_path: Path) -> None:
 
 
 def rest_twice(tmp_path: Path) -> tuple[int, int, int, int]:
-    """Bytes of the weights, and resident: with a full cache, without it, and without weights."""
+    """Sizes: the weights, and resident bytes with a full cache, without it, without weights."""
     shape = {"hidden_size": 512, "num_hidden_layers": 8, "intermediate_size": 1536}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}
     config = json.loads((default_model_dir() / "config.json").read_text())
@@ -202,7 +202,7 @@ def rest_twice(tmp_path: Path) -> tuple[int, int, int, int]:
         model=str(tmp_path), load_format="dummy", num_threads=1, max_model_len=4096, cache=cache
     )
     core = EngineCore(engine, load_runner(engine))
-    for layer in core._runner._cache.layers:  # as long prompts fill it, in no time
+    for layer in core._runner._cache.layers:  # as long prompts would fill it, but at once
         layer.keys.fill_(1)
         layer.values.fill_(1)
     del layer
@@ -215,11 +215,11 @@ def rest_twice(tmp_path: Path) -> tuple[int, int, int, int]:
 
 
 def test_a_host_copy_finds_every_weight_and_brings_it_back(models) -> None:
-    """What is done on a GPU, with tensors of the tensor library's own allocator."""
+    """As on a GPU, with tensors from torch's own allocator."""
     runner = handmade.load(models["first"], attention_backend="reference")
     modules = runner._model._modules
     layers = [layer.mlp.down for layer in modules.layers]
-    for layer in layers:  # out of pages of their own, which cannot be resized
+    for layer in layers:  # move them out of page-aligned memory, which cannot be resized
         layer.weight = layer.weight.clone()
     held = [layer.weight.clone() for layer in layers]
     copy = HostCopy.of(layers, torch.device("cpu"))
@@ -236,5 +236,5 @@ def test_a_host_copy_sees_all_that_a_model_is_made_of(models, monkeypatch) -> No
     monkeypatch.setattr(HostCopy, "__init__", lambda self, storages: found.extend(storages))
     HostCopy.of(runner._rest(0), torch.device("cpu"))
     num_bytes = runner.info.memory.weights_bytes
-    # Pages of their own are whole pages.
+    # Page-aligned memory comes in whole pages.
     assert num_bytes <= sum(storage.nbytes() for storage in found) < 4 * num_bytes

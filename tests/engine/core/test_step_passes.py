@@ -1,4 +1,4 @@
-"""When a step makes several passes, how many, and for whom it does not."""
+"""When a step makes several passes, how many, and when it does not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_LEN = 100
 
 
 class Engine:
-    """A core whose passes take so long, by its clock, and the plans of its steps."""
+    """A core with given pass times on its own clock, and the plans of its steps."""
 
     def __init__(self, pass_s: float = 0.0, *, num_blocks: int = 120, **scheduler) -> None:
         self.now_s = 100.0
@@ -31,7 +31,7 @@ class Engine:
         self.core.add(Request(id=name, prompt_token_ids=(1, 2, 3), sampling=params))
 
     def step(self, times: int = 1) -> list[int]:
-        """The passes of the next steps."""
+        """The numbers of passes of the next steps."""
         self.plans.clear()
         for _ in range(times):
             self.core.step()
@@ -89,7 +89,7 @@ def test_who_comes_is_told_a_first_token_before_there_are_passes_again() -> None
     assert engine.step(4)[-1] == 8
     engine.add("b")
     assert engine.step() == [1]
-    # Two rows have not been seen: what a pass of theirs takes is found out first.
+    # Two rows are a new batch size: the time of its passes is measured first.
     assert engine.step(3) == [1, 1, 8]
 
 
@@ -125,7 +125,7 @@ def test_one_row_that_is_not_plain_keeps_all_to_one_pass(sampling: dict) -> None
 def test_rows_end_in_the_pass_of_their_last_token() -> None:
     engine = Engine()
     engine.add("long")
-    engine.add("short", max_tokens=6)  # of which the prompt's step and two others tell three
+    engine.add("short", max_tokens=6)  # the prompt's step and two others yield three of them
     engine.step(3)
     engine.step()
     assert [row.num_passes for row in engine.plans[0].rows] == [8, 3]
@@ -151,10 +151,10 @@ def test_passes_fit_the_tokens_of_a_step() -> None:
 
 
 def test_passes_leave_a_block_to_each_that_runs() -> None:
-    """Nobody is preempted before its time because others have gone ahead."""
-    engine = Engine(num_blocks=6, max_step_passes=8)  # of four tokens
+    """No sequence is preempted early because others have computed ahead."""
+    engine = Engine(num_blocks=6, max_step_passes=8)  # blocks of four tokens
     for name in "ab":
-        engine.add(name, max_tokens=9)  # twelve tokens each: all there are
+        engine.add(name, max_tokens=9)  # twelve tokens each: all blocks
     for _ in range(40):
         engine.step()
         if not engine.core.has_work:

@@ -1,4 +1,4 @@
-"""What an engine tells of its steps, requests and blocks is what happened, and changes nothing."""
+"""Snapshots of steps, requests and blocks are accurate, and taking them changes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.engine.process.test_profile_questions import inline, subprocess
 
 
 class Ticking:
-    """A clock that goes on by a millisecond whenever it is read; all requests come before it."""
+    """A clock that advances by a millisecond on each read; all requests arrive before it."""
 
     def __init__(self) -> None:
         self.now_s = time.monotonic() + 1000.0
@@ -46,7 +46,7 @@ def make_core(
 def run(
     core: EngineCore, requests: list[Request], each: Callable[[Snapshot], None] = lambda _: None
 ) -> tuple[dict[str, list[int]], Snapshot]:
-    """Run all, looking after every step; the texts, and the last look."""
+    """Run all requests with a snapshot after each step; returns the texts and the last snapshot."""
     texts: dict[str, list[int]] = {request.id: [] for request in requests}
     for request in requests:
         core.add(request)
@@ -68,7 +68,7 @@ def in_order(life: Life, now_s: float) -> bool:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_lives_under_pressure_are_told_as_they_were(overlap: bool) -> None:
-    """Few blocks: sequences are preempted and come back, forks share, prefixes are found."""
+    """With few blocks: sequences are preempted and return, forks share, prefixes are found."""
     core = make_core(num_blocks=14, overlap=overlap, max_num_seqs=6)
     preempted: set[str] = set()
 
@@ -78,7 +78,7 @@ def test_lives_under_pressure_are_told_as_they_were(overlap: bool) -> None:
         for life in live:
             if life.phases[-1].kind == "preempted":
                 preempted.add(life.id)
-                # It may be back in a step that is under way, of which nothing is told yet.
+                # It may be back in a step in flight, which is not reported yet.
                 assert overlap or not life.num_blocks
         running = live[: snapshot.stats.num_running]
         assert sum(life.num_blocks > 0 for life in live) == len(running)
@@ -87,7 +87,7 @@ def test_lives_under_pressure_are_told_as_they_were(overlap: bool) -> None:
         assert sum(references > 1 for references in blocks.references) == stats.shared
         owners = Counter(blocks.owners)
         for place, life in enumerate(running):
-            # Of a shared block one holder is told.
+            # Of a shared block, one holder is reported.
             assert owners[HELD + place] <= life.num_blocks
         assert sum(life.num_blocks for life in running) == sum(blocks.references)
         assert owners[CACHED] <= stats.cached

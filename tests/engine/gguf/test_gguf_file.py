@@ -1,4 +1,4 @@
-"""GGUF tables: read as the ``gguf`` package reads them; what is damaged or hostile is refused."""
+"""GGUF tables: parsed like the ``gguf`` package does; damaged and hostile ones are rejected."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_split_model_is_one_model(saved, tmp_path):
 def test_which_file_is_meant(saved, tmp_path):
     assert find_gguf(saved) == saved
     assert find_gguf(saved.parent) == saved
-    blob = tmp_path / "sha256-0123"  # as other tools keep them
+    blob = tmp_path / "sha256-0123"  # the naming of other tools
     blob.write_bytes(saved.read_bytes())
     assert find_gguf(blob) == blob
     assert find_gguf(default_model_dir()) is None
@@ -95,7 +95,7 @@ def test_which_file_is_meant(saved, tmp_path):
     assert find_gguf(tmp_path) is None  # a directory in Hugging Face format
 
 
-# ----------------------------------------------------------------------- what is refused
+# ----------------------------------------------------------------------- rejected files
 
 
 def header(num_tensors=0, num_keys=0, body=b"", version=3):
@@ -238,11 +238,11 @@ def test_models_that_cannot_be_served_are_refused(tmp_path, name):
 )
 @given(data=st.data())
 def test_a_changed_file_is_read_or_refused(saved, tmp_path, data):
-    """Whatever byte of the tables is changed, wherever the file ends: no other exception."""
+    """For any changed byte of the tables and any truncation, there is no other exception."""
     raw = bytearray(saved.read_bytes())
     size = min(tensor.begin for tensor in read_gguf(saved).tensors.values())
     for _ in range(data.draw(st.integers(1, 4))):
-        # Most of the tables are the vocabulary; half of the changes are beside it.
+        # The vocabulary is most of the tables; half of the changes are outside it.
         end = data.draw(st.sampled_from([1200, size]))
         raw[data.draw(st.integers(0, end - 1))] = data.draw(st.integers(0, 255))
     end = data.draw(st.one_of(st.just(len(raw)), st.integers(0, len(raw))))

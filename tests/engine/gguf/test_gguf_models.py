@@ -1,4 +1,4 @@
-"""GGUF files of tiny random models: the same logits as the models that they were written from."""
+"""GGUF files of tiny random models: the same logits as the models they were written from."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.engine.handmade import Hand, load, request
 
 NUM_TOKENS = 40
 
-# Only what the files can tell: scores of Gemma are scaled as its heads are wide, and windows of
-# Qwen and Mistral are not written down.
+# Only what the files can express: Gemma's scores are scaled by the head size, and the windows of
+# Qwen and Mistral are not stored.
 CHANGES = {
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3": {
@@ -85,12 +85,12 @@ def test_logits_equal_the_source(kind, tmp_path):
 
 
 def random_blocks(rng: np.random.Generator, name: str, rows: int, width: int) -> np.ndarray:
-    """Bytes of rows in a tensor type: codes at random, scales that give weights of about 0.1."""
+    """Bytes of rows in a tensor type: random codes, and scales for weights of about 0.1."""
     kind = TENSOR_TYPES[NUMBERS[name]]
     raw = rng.integers(0, 256, (rows, width // kind.block, kind.num_bytes), dtype=np.uint8)
     for at in HALVES.get(name, (0,)):
         values = rng.normal(scale=SCALES.get(name, 4e-4), size=raw.shape[:2]).astype(np.float16)
-        values[0, 0] = 0  # of equal weights
+        values[0, 0] = 0  # a block of equal weights
         raw[:, :, at : at + 2] = values.view(np.uint8).reshape(*values.shape, 2)
     if name == "MXFP4":
         raw[:, :, 0] = rng.integers(118, 124, raw.shape[:2])
@@ -98,7 +98,7 @@ def random_blocks(rng: np.random.Generator, name: str, rows: int, width: int) ->
 
 
 NUMBERS = {kind.name: number for number, kind in TENSOR_TYPES.items()}
-# Where the float16 numbers of a block lie, and of what size they are.
+# The offsets of the float16 numbers in a block, and their magnitudes.
 HALVES = {
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
     **{"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": (), "TQ2_0": (64,)},
@@ -126,8 +126,11 @@ def test_codes_and_scales_say_what_the_blocks_say(name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_gpu_holds_the_codes_of_every_type(name):
-    """In at most a byte for each 16 weights more than codes and 16 bits for a scale and a zero, and
-    as exactly as the bfloat16 that they are multiplied in."""
+    """A GPU holds the codes compactly and exactly.
+
+    At most a byte for each 16 weights more than codes and 16 bits for a scale and a zero, and as
+    exact as the bfloat16 in which they are multiplied.
+    """
     raw = torch.from_numpy(random_blocks(np.random.default_rng(3), name, 6, 512))
     kind = FORMATS[name]
     found = unpack_rows(kind, raw, TENSOR_TYPES[NUMBERS[name]].num_bytes)
@@ -181,7 +184,7 @@ WIDE |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 def quantised(tmp_path, name):
-    """A file of matrices in one type, and the model that has its weights widened."""
+    """A file with matrices in one type, and the model with the dequantised weights."""
     rng = np.random.default_rng(4)
     model = tiny_models.build("llama", **WIDE)
     number = gguf.GGMLQuantizationType(NUMBERS[name])
@@ -204,7 +207,7 @@ def quantised(tmp_path, name):
 
 
 def as_hugging_face(key: str, values: torch.Tensor) -> torch.Tensor:
-    """Rows of queries and keys in the order that the converter took them out of."""
+    """Undo the converter's reordering of query and key rows."""
     heads = {"q_proj": 4, "k_proj": 2}.get(key.split(".")[-2])
     if heads is None:
         return values
@@ -214,7 +217,7 @@ def as_hugging_face(key: str, values: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", [*FORMATS, "IQ2_XXS", "IQ3_S", "TQ2_0"])
 def test_quantised_models_answer_as_their_widened_weights(name, tmp_path):
-    """Matrices in every type, the table of embeddings among them."""
+    """Matrices in every type, including the embedding table."""
     path, model = quantised(tmp_path, name)
     expected = logits_of_twin(model)
     assert expected.std() > 0.01
@@ -223,18 +226,18 @@ def test_quantised_models_answer_as_their_widened_weights(name, tmp_path):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_native_kernels_multiply_the_codes_as_they_lie(name, tmp_path):
-    """In the memory of the codes, up to the kernel's bfloat16."""
+    """In the memory of the codes, with the kernel's bfloat16 error."""
     if not linear.is_available():
         pytest.skip("no native kernels here")
     path, model = quantised(tmp_path, name)
     expected = logits_of_twin(model)
     found = logits_of(path, dtype="bfloat16").float()
-    likeness = functional.cosine_similarity(found, expected)  # a row or two hang by a thread
+    likeness = functional.cosine_similarity(found, expected)  # a row or two are near ties
     assert likeness.median() > 0.9995
     assert likeness.mean() > 0.995
     wide = load(path, dtype="float32").info.memory.weights_bytes
     held = load(path, dtype="bfloat16").info.memory.weights_bytes
-    most_bits = 12 if FORMATS[name].levels is None else 7  # with scales and zeros
+    most_bits = 12 if FORMATS[name].levels is None else 7  # including scales and zeros
     assert held < wide * most_bits / 32
     with pytest.raises(ModelLoadError, match=f"quantised already .GGUF {name}."):
         load(path, dtype="bfloat16", quantization="int8")

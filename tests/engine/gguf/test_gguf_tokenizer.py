@@ -1,4 +1,4 @@
-"""Tokenizers out of GGUF files: the ids that their sources give."""
+"""Tokenizers from GGUF files give the same ids as their sources."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.text.template import ChatTemplate
 from tests import gguf_files
 
 _ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-# As the models' own tokenizer.json has them.
+# As in the models' own tokenizer.json.
 LLAMA3 = (
     _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
@@ -56,7 +56,7 @@ def corpus(count: int = 300) -> list[str]:
 
 
 def made(tmp_path, fill) -> text.Tokenizer:
-    """A tokenizer out of a file of nothing else."""
+    """The tokenizer of a file with nothing else."""
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
     fill(writer)
     gguf_files.finish(writer)
@@ -99,11 +99,11 @@ def test_byte_level_ids_equal_the_source(tmp_path, name):
         assert found.decode(ids) == source.decode(expected)
     assert found.encode("<|im_end|>", parse_special=True)[-1] == 1
     assert 1 not in found.encode("<|im_end|>")
-    assert found.eos_token_ids == (0, 1)  # the one that is named, and the turn's by its spelling
+    assert found.eos_token_ids == (0, 1)  # the one declared, and the end of turn by its spelling
 
 
 def sentencepiece(line: str, scores: dict[str, float], ids: dict[str, int], *, prefix: bool):
-    """Its algorithm by the book: the neighbours whose union has the highest score become one."""
+    """SentencePiece's algorithm: repeatedly merge the neighbours with the best-scoring union."""
     line = line.replace(" ", "▁")
     symbols = list(("▁" if prefix and line else "") + line)
     while True:
@@ -133,8 +133,8 @@ def test_sentencepiece_ids_follow_the_scores(tmp_path, prefix):
         for _ in range(3):
             at = chosen.randrange(len(line) + 1)
             piece = line[at : at + chosen.randint(2, 6)]
-            if set(piece) <= set(letters):  # what has no letter is in no piece
-                for end in range(2, len(piece) + 1):  # with all that leads to it
+            if set(piece) <= set(letters):  # pieces consist only of letters
+                for end in range(2, len(piece) + 1):  # with all intermediate pieces
                     pieces.setdefault(piece[:end], -float(len(pieces)))
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
     types = [2, 3, 3, *[6] * 256, *[1] * len(pieces)]
@@ -151,7 +151,7 @@ def test_sentencepiece_ids_follow_the_scores(tmp_path, prefix):
     for line in corpus():
         assert found.encode(line) == [1, *sentencepiece(line, pieces, ids, prefix=prefix)], line
         assert found.decode(found.encode(line)) == line
-    assert found.eos_token_ids == (2,)  # where nothing is said, as SentencePiece has it
+    assert found.eos_token_ids == (2,)  # SentencePiece's default
 
 
 def test_unigram_ids_are_the_most_likely_pieces(tmp_path):
@@ -196,7 +196,7 @@ def test_templates_come_by_name(tmp_path):
     source = json.loads((directory / "tokenizer.json").read_text())
     gguf_files.add_byte_level(writer, source, "gpt-2")
     gguf_files.finish(writer)
-    tokenizer = text.Tokenizer.from_dir(tmp_path)  # a directory that holds one file
+    tokenizer = text.Tokenizer.from_dir(tmp_path)  # a directory with a single file
     template = ChatTemplate.from_dir(tmp_path, tokenizer)
     assert template.templates == {"default": "plain", "tool_use": "with tools"}
     template.close()

@@ -16,6 +16,6 @@ def demo_tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def backend(demo_tokenizer: Tokenizer) -> LlguidanceBackend:
-    """Of the demo model's vocabulary, with eight rows of logits more than there are tokens."""
+    """The backend for the demo model's vocabulary, with eight more logits than there are tokens."""
     size = demo_tokenizer.vocab_size + 8
     return LlguidanceBackend(demo_tokenizer, size, demo_tokenizer.eos_token_ids)

@@ -1,7 +1,7 @@
-"""Schemas that cover JSON Schema's keywords one by one and together, by name.
+"""Schemas that cover JSON Schema's keywords one by one and combined, by name.
 
-``SCHEMAS`` are held; every text of a model that ends must satisfy its schema. ``REFUSED`` cannot be
-held; the refusal names the word given with each.
+``SCHEMAS`` are supported: every finished text of a model must satisfy its schema. ``REFUSED`` are
+not; the error names the word given with each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 Schema = dict[str, Any] | bool
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
-# What a short text can satisfy: unbounded strings and numbers run on at a high temperature.
+# Short texts can satisfy these: unbounded strings and numbers run on at a high temperature.
 WORD = {"type": "string", "maxLength": 8}
 SMALL = {"type": "integer", "minimum": 0, "maximum": 99}
 FLAG = {"type": "boolean"}
@@ -22,7 +22,7 @@ LEAVES: dict[str, Schema] = {"word": WORD, "small": SMALL, "flag": FLAG, "choice
 
 
 def closed(properties: dict[str, Schema], required: list[str] | None = None) -> dict[str, Any]:
-    """An object of these properties alone, all required unless told otherwise."""
+    """An object with only these properties, all required unless stated otherwise."""
     return {
         "type": "object",
         "properties": properties,
@@ -406,7 +406,7 @@ def of_references() -> Iterator[tuple[str, Schema]]:
 
 
 def of_annotations() -> Iterator[tuple[str, Schema]]:
-    """What says something to people and nothing about values."""
+    """Keywords that annotate and do not constrain values."""
     remarks = {
         "title": "A title",
         "description": "What it is",
@@ -427,7 +427,7 @@ def of_annotations() -> Iterator[tuple[str, Schema]]:
 
 
 def of_applications() -> Iterator[tuple[str, Schema]]:
-    """What people send."""
+    """Schemas as applications send them."""
     yield (
         "a person",
         closed(

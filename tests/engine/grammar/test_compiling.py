@@ -1,4 +1,4 @@
-"""Compiling: on a thread while others run, kept by bytes, judged in a child that can be killed."""
+"""Compiling grammars: on a thread beside decoding, cached by size, checked in a killable child."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.engine.fakes import FakeRunner, expected_output, make_config, make_in
 
 
 class SlowBackend:
-    """Compiles when it is told to; the text ``bad`` cannot be compiled."""
+    """Compiles when told to; the text ``bad`` does not compile."""
 
     num_bytes = 10
 
@@ -62,7 +62,7 @@ def held(name: str, text: str, n: int = 1) -> list:
 
 
 def run(core: EngineCore, until: set[str]) -> dict[str, object]:
-    """Steps until these have ended; what became of all that have."""
+    """Step until these requests have ended; returns the outcome of all that have."""
     ends: dict[str, object] = {}
     while not until <= set(ends):
         assert core.has_work
@@ -158,7 +158,7 @@ def test_five_thousand_schemas_leave_a_bounded_cache(backend: LlguidanceBackend)
 
 
 def spell(backend: LlguidanceBackend, grammar: Grammar, text: str, tokenizer: Tokenizer) -> bool:
-    """Whether a whole text is one of the grammar's, token by token under its masks."""
+    """Whether the grammar accepts a whole text, token by token under its masks."""
     matcher = backend.compile(grammar).matcher()
     mask = np.zeros(-(-backend.vocab_size // 32), np.int32)
 
@@ -201,7 +201,7 @@ def test_each_kind_allows_its_texts_and_no_others(
 
 
 def test_special_tokens_are_no_text(backend: LlguidanceBackend, demo_tokenizer: Tokenizer):
-    """A string of a schema may spell a special token; the token itself does not come."""
+    """A string may contain the spelling of a special token, but never the token itself."""
     matcher = backend.compile(Grammar("json_schema", '{"type": "string"}')).matcher()
     mask = np.zeros(-(-backend.vocab_size // 32), np.int32)
     matcher.accept(demo_tokenizer.encode('"<', add_special_tokens=False))
@@ -225,7 +225,7 @@ def test_tokens_can_be_taken_back(backend: LlguidanceBackend, demo_tokenizer: To
     assert (mask == again).all()
 
 
-# ---------------------------------------------------------------- the judge
+# ---------------------------------------------------------------- the checking process
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ async def test_a_verdict_is_remembered(checker: GrammarChecker):
     refusal = await checker.judge(bad)
     assert refusal is not None
     assert refusal.code is None
-    checker._idle.clear()  # nobody left to ask
+    checker._idle.clear()  # no idle child left
     assert await checker.judge(good) is None
     assert await checker.judge(bad) == refusal
 

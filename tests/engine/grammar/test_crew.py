@@ -1,4 +1,4 @@
-"""Texts that are followed together come out as each by itself would."""
+"""Texts that are advanced together come out as each would alone."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def choices(line: np.ndarray) -> np.ndarray:
 
 
 def drawn(matcher: LlguidanceMatcher, mask: np.ndarray, chance: random.Random) -> list[int]:
-    """None, one or two tokens by which a text may go on; the matcher stays where it is."""
+    """Zero to two tokens by which a text may continue; the matcher's state is unchanged."""
     token_ids: list[int] = []
     while len(token_ids) < chance.choice((0, 1, 1, 2)) and not matcher.is_complete:
         token_ids.append(int(chance.choice(choices(mask))))
@@ -108,9 +108,9 @@ def test_what_takes_long_is_paid_for_by_who_took_it(
     crew.follow(rows, masks)
     paid = [matcher._spare_s for matcher in matchers]
     crew.follow(rows, masks)
-    assert [matcher._spare_s for matcher in matchers] == paid  # together nobody pays
+    assert [matcher._spare_s for matcher in matchers] == paid  # groups pay nothing
     monkeypatch.setattr(llguidance_backend, "_SPARE_S_A_TOKEN", 0.0)
     monkeypatch.setattr(llguidance_backend, "_SPARE_S_A_ROW", 0.0)
-    crew.follow(rows, masks)  # found to take long, and from now on
+    crew.follow(rows, masks)  # found to be slow: they pay from now on
     crew.follow(rows, masks)
     assert all(m._spare_s < before for m, before in zip(matchers, paid, strict=True))

@@ -1,4 +1,4 @@
-"""Held texts are the same whatever the schedule: overlapped, preempted, resumed, in a crowd."""
+"""Constrained texts are the same under any schedule: overlapped, preempted, resumed, batched."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make_core(overlap: bool = False, num_blocks: int = 256, grammars=None) -> En
 
 
 def crowd(tokenizer: Tokenizer) -> list[Request]:
-    """Requests with and without a grammar, greedy and not, forked and not."""
+    """Requests with and without a grammar, greedy and sampled, forked and not."""
     grammar = Grammar("json_schema", json.dumps(PERSON))
     words = SamplingParams(temperature=0.0, max_tokens=24)
     bad = tuple(tokenizer.encode(" is", add_special_tokens=False))
@@ -115,7 +115,7 @@ def test_a_resumed_text_goes_on_as_it_was(demo_tokenizer: Tokenizer, expected: d
 
 
 class _Tiring:
-    """A grammar that lets everything come, and fails after three tokens."""
+    """A grammar that allows everything, and fails after three tokens."""
 
     num_bytes = 1
     crew = None

@@ -1,4 +1,4 @@
-"""Lines of bits: what a row may choose, on the host and where they are mirrored on a device."""
+"""Token bitmasks: what a row may choose, on the host and as mirrored on a device."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Script:
 
 
 class Choice(Script):
-    """A grammar of texts in which some tokens may always come."""
+    """A grammar in which some tokens are always allowed."""
 
     def __init__(self, token_ids: set[int]) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Choice(Script):
 
 
 class Rows:
-    """Rows of a runner, one step a call; ``mirrored`` as on a device with memory of its own."""
+    """Rows of a runner, one step per call; ``mirrored`` as on a device with its own memory."""
 
     def __init__(self, mirrored: bool = False) -> None:
         self.lines = MaskLines(VOCAB, (EOS,), torch.device("cpu"))
@@ -93,7 +93,7 @@ class Rows:
         return self
 
     def allowed(self, slot: int, output: Sequence[int] = ()) -> set[int]:
-        """What the slot may choose, having told this output in its last row."""
+        """The tokens allowed for the slot, given this output of its last row."""
         tokens = (PROMPT + tuple(output))[-1:]
         row = (slot, len(PROMPT) + len(output) - 1, tokens)
         failures, _ = self.lines.update([row], self.send)

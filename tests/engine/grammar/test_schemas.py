@@ -1,4 +1,4 @@
-"""Every text that the demo model ends under a schema satisfies it."""
+"""Every text that the demo model finishes under a schema satisfies it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def llm() -> Iterator[LLM]:
 
 
 def texts(llm: LLM, schemas: Sequence[Schema], temperature: float) -> list[str | None]:
-    """A text for each schema; None where the model did not come to its end."""
+    """A text for each schema; None if the model did not finish."""
     params = [
         SamplingParams(
             grammar=Grammar("json_schema", json.dumps(schema)),
@@ -136,7 +136,7 @@ def test_keywords_that_say_nothing_do_no_harm(llm: LLM) -> None:
 
 
 def test_a_schema_cannot_loosen_its_own_rules(llm: LLM) -> None:
-    """The library takes options from the schema; here they are the server's."""
+    """The library reads options from the schema; here the server's options apply."""
     schema = {"not": {"type": "object"}, "x-guidance": {"lenient": True}}
     with pytest.raises(InvalidParameter, match="not"):
         texts(llm, [schema], 0.0)

@@ -1,4 +1,4 @@
-"""Masks that wait until the model has said what it would choose change no text."""
+"""Deferring masks until the model's choices are known changes no text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ GRAMMARS = (
 def test_a_token_is_allowed_where_its_mask_says_so(
     backend: LlguidanceBackend, grammar: Grammar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At each place of random texts at which a mask may wait, for all tokens."""
+    """At each position of random texts where a mask may be deferred, for all tokens."""
     monkeypatch.setattr(llguidance_backend, "_FEW", 1)
     chance = random.Random(5)
     compiled = backend.compile(grammar)
@@ -72,11 +72,11 @@ def test_a_token_is_allowed_where_its_mask_says_so(
                 assert said == bits.astype(bool).tolist()
             if matcher.is_complete:
                 break
-            # Letters rather than ends: those texts wait.
+            # Prefer letters over ends, since masks are deferred within texts.
             choices = np.flatnonzero(bits).tolist()
             wordy = [id_ for id_ in choices if matcher.crew._is_text[id_]]
             token = chance.choice(wordy if wordy and chance.random() < 0.8 else choices)
-    assert (num_waited > 5) == (grammar.kind != "choice")  # where no letter stands for others
+    assert (num_waited > 5) == (grammar.kind != "choice")  # a choice has no equivalent letters
 
 
 def make_core() -> EngineCore:
@@ -92,7 +92,7 @@ def make_core() -> EngineCore:
 
 
 def crowd(tokenizer: Tokenizer) -> list[Request]:
-    """All grammars, each with other parameters beside it."""
+    """All grammars, with various other parameters."""
     end = tokenizer.eos_token_ids[0]
     word = tuple(tokenizer.encode(" is", add_special_tokens=False))
     extras: list[dict[str, Any]] = [
@@ -139,7 +139,7 @@ def texts(tokenizer: Tokenizer) -> dict[str, Told]:
 def test_texts_are_those_of_masks_that_do_not_wait(
     demo_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, always: bool
 ) -> None:
-    if always:  # wherever there is text, as if each mask were dear
+    if always:  # defer wherever there is text, as if each mask were expensive
         monkeypatch.setattr(llguidance_backend, "_DEAR_S", -1.0)
         monkeypatch.setattr(llguidance_backend, "_FEW", 1)
     counted: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Requests wait for their images while others go on, and each text is what it is alone."""
+"""Requests wait for their images while others continue, and each text is the same as alone."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.engine.grammar.test_compiling import SlowBackend
 
 MAX_LEN = 100
 PIECE_S = 0.03
-PIECES = 12  # of an image
+PIECES = 12  # per image
 
 
 class Clock:
-    """Goes on with the pieces alone."""
+    """A clock that only advances with the pieces."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -40,12 +40,12 @@ class Clock:
 
 
 class Reader:
-    """Reads images that are nothing but a digest; what is not kept longer is dropped at once."""
+    """Reads images that are only a digest; an image that is no longer kept is dropped at once."""
 
     def __init__(self, clock: Clock, room: int) -> None:
         self.room = room
         self.kept: OrderedDict[bytes, int] = OrderedDict()
-        self.read: list[bytes] = []  # to the end
+        self.read: list[bytes] = []  # images read to the end
         self.num_pieces = 0
         self.faults: dict[bytes, BaseException] = {}
         self._clock = clock
@@ -79,7 +79,7 @@ class Reader:
 
 
 class ReadingRunner(FakeRunner):
-    """Reads ahead; an image that was not is read by the step that computes its tokens."""
+    """Reads ahead; an image that was not read is read by the step that computes its tokens."""
 
     def __init__(self, num_blocks: int, clock: Clock, room: int) -> None:
         super().__init__(make_info(num_blocks, 4, MAX_LEN))
@@ -130,7 +130,7 @@ class Rig:
 
 
 def show(name: str, digests: str = "", *, size: int = 5, length: int = 6, **fields) -> Request:
-    """About images of these digests, a letter each."""
+    """A request with images of these digests, a letter each."""
     prompt, images = [2, 3], []
     for digest in digests:
         images.append(
@@ -154,7 +154,7 @@ def show(name: str, digests: str = "", *, size: int = 5, length: int = 6, **fiel
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", range(40))
 def test_texts_are_those_alone(seed: int, overlap: bool) -> None:
-    """Of random arrivals, some aborted, that share images, in little or much room."""
+    """Random requests, some aborted, share images in little or much memory."""
     rng = random.Random(seed)
     is_tight = seed % 2 == 0
     rig = Rig(
@@ -189,7 +189,7 @@ def test_texts_are_those_alone(seed: int, overlap: bool) -> None:
     for id_, request in requests.items():
         if rig.ends[id_] != "abort":
             assert (rig.texts[id_], rig.ends[id_]) == expected_output(request, MAX_LEN)
-    if not rig.core.stats.num_preemptions:  # else a prompt may be computed again
+    if not rig.core.stats.num_preemptions:  # after a preemption a prompt may be computed again
         assert not rig.runner.in_steps
     assert rig.core.check() == []
     if rig.reader.room == 1000:
@@ -235,7 +235,7 @@ def test_an_image_is_read_once_for_all_in_the_order_of_their_arrival() -> None:
     assert rig.runner.added == ["1", "3", "2", "4", "5"]
     assert rig.reader.read == [b"a", b"b", b"c"]
     rig.core.add(show("6", "x"))
-    rig.core.add(show("7", "ca"))  # whose images are there
+    rig.core.add(show("7", "ca"))  # whose images are already read
     rig.drain()
     assert rig.runner.added[5:] == ["7", "6"]
 
@@ -320,16 +320,16 @@ def test_images_whose_tokens_are_cached_are_not_read() -> None:
     rig.drain()
     assert rig.reader.read == [b"a", b"b", b"c"]
     assert len(rig.reader.kept) == 1
-    rig.core.add(show("2", "abcd"))  # its first 16 tokens are found
+    rig.core.add(show("2", "abcd"))  # its first 16 tokens are cached
     rig.drain()
     assert rig.reader.read[3:] in ([b"d"], [b"c", b"d"])
     rig.core.add(show("3", "abcde", sampling=SamplingParams(max_tokens=1, prompt_logprobs=0)))
     rig.drain()
-    assert {b"a", b"b"} <= set(rig.reader.read[4:])  # they are computed once more
+    assert {b"a", b"b"} <= set(rig.reader.read[4:])  # they are computed again
 
 
 def test_no_more_is_read_ahead_than_there_is_room_for() -> None:
-    """Though a text runs for long, and nobody else is admitted."""
+    """Even if a text runs for long and nothing else is admitted."""
     rig = Rig(room=12, max_num_seqs=1)
     rig.core.add(show("text", length=60))
     rig.step()

@@ -1,4 +1,4 @@
-"""Where the tokens of prompts with images stand: as in Hugging Face's models."""
+"""Positions of tokens in prompts with images, as in Hugging Face's models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.runner.turns import Turns
 from engine.types import Request
 
 CELL = 8
-# Tokens of text before each image and behind the last, and the images' rows and columns.
+# Numbers of text tokens before each image and after the last, and the images' rows and columns.
 SHAPES = st.integers(1, 4), st.integers(1, 4)
 PROMPTS = st.lists(st.tuples(st.integers(0, 4), *SHAPES), max_size=4)
 APART = st.lists(st.tuples(st.integers(1, 4), *SHAPES), max_size=4)
@@ -41,7 +41,7 @@ def length(images, behind: int) -> int:
 
 @pytest.fixture(scope="module")
 def twin():
-    """Hugging Face's model, for its way of counting."""
+    """Hugging Face's model, for its computation of positions."""
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
     text = {"num_hidden_layers": 1, "intermediate_size": 16, "vocab_size": 16, **sizes}
@@ -79,7 +79,7 @@ def test_the_cells_of_an_image_lie_between_the_ends_of_its_rows(parts, behind, r
 
 @given(PROMPTS, st.integers(1, 4), st.lists(st.integers(1, 7), min_size=1, max_size=9))
 def test_the_chunks_of_a_row_stand_where_its_whole_text_does(parts, behind, counts):
-    """However it is cut; and beside a row without images, whose places are its positions."""
+    """However the row is split, and next to a row without images."""
     images = placed(parts)
     count = length(images, behind)
     request = Request(id="a", prompt_token_ids=(0,) * count, images=tuple(images))
@@ -105,7 +105,7 @@ def test_a_row_that_has_left_turns_nothing():
 
 
 def batch(*rows) -> HostBatch:
-    """Of slots, starts and counts."""
+    """Build a batch from slots, starts and counts."""
     slots, starts, counts = (np.array(column, np.int32) for column in zip(*rows, strict=True))
     bounds = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     tokens = np.zeros(bounds[-1], np.int32)

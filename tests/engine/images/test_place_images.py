@@ -1,4 +1,4 @@
-"""One token of a template becomes the tokens of an image, and the prompt says where they are."""
+"""A template's single image token becomes all tokens of the image, with its position recorded."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Files become the pixels that Hugging Face's image processors make of them; what is no image is
-refused in words."""
+"""Files are decoded to the pixels of Hugging Face's image processors, or rejected clearly."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ def rules(scaling: Scaling, cell: int = 28, resampling: Resampling = "bicubic") 
 
 
 def picture(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
-    """Noise over a gradient, so that neither a flip nor another filter goes unseen."""
+    """Noise over a gradient, so that flips and different filters are detected."""
     rng = np.random.default_rng(seed)
     ramp = np.add.outer(np.arange(height), np.arange(width))[..., None] % 200
     values = (ramp + rng.integers(0, 56, (height, width, 4))).astype(np.uint8)
@@ -57,7 +56,7 @@ def file_of(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
 def seen_by_hugging_face(
     image: Image.Image, scaling: Scaling, cell: int, resampling: Resampling = "bicubic"
 ) -> np.ndarray:
-    """The pixels [height, width, 3] that its image processor would normalise."""
+    """The pixels [height, width, 3] that Hugging Face's image processor would normalise."""
     plain: dict[str, Any] = {"do_rescale": False, "do_normalize": False, "return_tensors": "np"}
     if isinstance(scaling, EdgeScaling):
         from transformers.models.pixtral.image_processing_pil_pixtral import (
@@ -100,7 +99,7 @@ def seen_by_hugging_face(
     )
     found = processor(image, **plain)
     _, rows, columns = found["image_grid_thw"][0]
-    # Patches of cells of two by two, each of its channels, rows and columns.
+    # Patches of cells of two by two, with channels, rows and columns.
     patches = found["pixel_values"].reshape(rows // 2, columns // 2, 2, 2, 3, cell // 2, cell // 2)
     whole = patches.transpose(0, 2, 5, 1, 3, 6, 4)
     return whole.reshape(rows * cell // 2, columns * cell // 2, 3)
@@ -146,7 +145,7 @@ def test_transparency_is_over_white() -> None:
     ("RGBA", None), ("LA", None), ("P", 3), ("L", 7), ("RGB", (50, 60, 70)),
 ])  # fmt: skip
 def test_a_large_image_is_over_white_everywhere(mode: str, clear: Any) -> None:
-    """In as many bands as it takes."""
+    """In several bands."""
     tile = picture(64, 64, mode)
     image = Image.new(mode, (1500, 1100), 0 if clear is None else clear)
     if mode == "P":
@@ -238,7 +237,7 @@ def test_sizes_within_a_budget_are_gemmas(
     found = scaled_size(height, width, rules(BudgetScaling(most), patch * merge))
     try:
         wanted = get_aspect_ratio_preserving_size(height, width, patch, most * merge**2, merge)
-    except ValueError:  # a cell that rounding has made less than one
+    except ValueError:  # rounding has produced an empty side
         wanted = (patch * merge, patch * merge)
     assert found == wanted
 
@@ -275,7 +274,7 @@ def test_a_jpeg_of_endless_scans_is_refused() -> None:
     data = file_of(picture(64, 48), "JPEG", progressive=True, exif=exif)
     assert thumbnails in data
     read_image(data, rules(QWEN))
-    read_image(data + data[-2000:] * 200, rules(QWEN))  # what follows the end is not looked at
+    read_image(data + data[-2000:] * 200, rules(QWEN))  # data after the end is ignored
     scan = data[data.rindex(b"\xff\xda") : -2]
     read_image(data[:-2] + scan * 50 + data[-2:], rules(QWEN))
     with pytest.raises(InvalidParameter, match="more than 128 scans"):
@@ -286,7 +285,7 @@ def test_an_image_of_no_pixels_is_refused() -> None:
     gif = bytearray(file_of(picture(8, 8), "GIF"))
     gif[6:10] = bytes(4)  # the screen's size
     at = gif.index(b",", 13 + 3 * 2 ** ((gif[10] & 7) + 1))
-    gif[at + 5 : at + 9] = bytes(4)  # the frame's
+    gif[at + 5 : at + 9] = bytes(4)  # the frame's size
     for scaling in (QWEN, PIXTRAL, FixedScaling(28, True), FixedScaling(28, False)):
         with pytest.raises(InvalidParameter, match="damaged or cut off"):
             read_image(bytes(gif), rules(scaling))

@@ -1,4 +1,4 @@
-"""The block pool against a model of it that is too simple to be wrong."""
+"""The block pool, compared with a simple model of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ tokens_of_few_kinds = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 
 
 class _Holder:
-    """A sequence, as far as a pool can see one."""
+    """A sequence, as far as a pool sees one."""
 
     def __init__(self, pool: BlockPool, salt: str, token_ids: list[int]) -> None:
         self.salt, self.token_ids = salt, token_ids
@@ -31,7 +31,7 @@ class _Holder:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Sequences of few kinds of tokens come, grow, fork and go.
+    """Sequences with few kinds of tokens arrive, grow, fork and leave.
 
     The model is what each block must contain: the prefix that its last writer computed.
     """
@@ -129,7 +129,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 class SparingPoolMachine(PoolMachine):
-    """The same where memory is taken by the blocks that are written to."""
+    """The same if memory is only taken by blocks that have been written."""
 
     max_idle = 2
 
@@ -169,7 +169,7 @@ def test_the_least_recently_freed_goes_first_and_of_a_chain_its_end() -> None:
         holder = _computed(pool, token_ids)
         pool.release(holder.table)
     other = BlockTable()
-    pool.extend(other, 3)  # the empty ones: nothing is forgotten for them
+    pool.extend(other, 3)  # the empty ones: nothing is evicted for them
     assert (_num_cached(pool, old), _num_cached(pool, new)) == (3, 2)
     pool.extend(other, 1)
     assert (_num_cached(pool, old), _num_cached(pool, new)) == (2, 2)
@@ -233,7 +233,7 @@ def test_the_check_finds_damage(damage, complaint: str) -> None:
 def test_with_a_window_the_longest_prefix_is_found_of_which_enough_is_there(
     cached: list[bool], window: int, rest: int
 ) -> None:
-    """Against the definition: all blocks with a token that the first one computed will see."""
+    """By the definition: all blocks with a token that the first computed one will see."""
     count = len(cached)
     pool = BlockPool(count + 1, SIZE)
     token_ids = list(range(count * SIZE + rest))

@@ -1,4 +1,4 @@
-"""The books of blocks in the host's memory; what becomes of them is held by the lives, too."""
+"""The bookkeeping of host blocks; their contents are also checked by the lives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEXTS = [[text * 10 + at for at in range(4)] for text in range(9)]  # two blocks
 
 
 def leave(tier: HostTier, *digests: bytes, lands: bool = True) -> tuple[BlockCopy, ...]:
-    """Blocks of these digests are evicted by one step."""
+    """Evict the blocks with these digests in one step."""
     for block, digest in enumerate(digests):
         tier.leave(digest, block)
     offloads = tier.take_offloads()
@@ -92,13 +92,13 @@ def test_the_check_finds_damage(damage) -> None:
 
 
 class Filled:
-    """A pool of two texts, in which four have been computed, one after the other."""
+    """A pool for two texts, in which four have been computed, one after the other."""
 
     def __init__(self, num_slots: int = 20, window: int | None = None) -> None:
         self.tier = HostTier(num_slots)
         self.pool = BlockPool(4, SIZE, tier=self.tier)
         self.window = window
-        self.where: dict[tuple[str, int], tuple[int, ...]] = {}  # what lies where
+        self.where: dict[tuple[str, int], tuple[int, ...]] = {}  # the location of each text
         for token_ids in TEXTS[:4]:
             self.compute(token_ids)
 
@@ -123,7 +123,7 @@ class Filled:
 def test_a_prefix_goes_on_in_the_hosts_memory_where_it_ends_on_the_device() -> None:
     filled = Filled()
     table = BlockTable()
-    filled.pool.extend(table, 1)  # the end of the third text goes, too
+    filled.pool.extend(table, 1)  # evicts the end of the third text, too
     filled.land()
     found = filled.find(TEXTS[2])
     assert [block >= 0 for block in found.block_ids] == [True, False]
@@ -135,7 +135,7 @@ def test_a_prefix_goes_on_in_the_hosts_memory_where_it_ends_on_the_device() -> N
     assert filled.where["slot", load.source] == tuple(TEXTS[2])
     assert filled.where["block", mine.block_ids[0]] == tuple(TEXTS[2][:SIZE])
     assert filled.pool.check([table, mine]) == []
-    # Who comes with the same prefix shares what the first one loads.
+    # Another sequence with the same prefix shares the blocks that the first one loads.
     shared = filled.find(TEXTS[2])
     assert shared.block_ids == mine.block_ids
     assert filled.pool.adopt(BlockTable(), shared) == []
@@ -148,7 +148,7 @@ def test_blocks_that_a_prefix_has_are_held_before_others_make_room_for_it() -> N
     filled.land()
     mine = BlockTable()
     filled.pool.adopt(mine, filled.find(TEXTS[2]))
-    # All that was left to take was the fourth text, not the beginning of this one.
+    # Only the fourth text was left to evict, not the beginning of this one.
     assert filled.pool.num_free == 1
     assert filled.find(TEXTS[2]) == (0, mine.block_ids)
 
@@ -166,7 +166,7 @@ def test_a_prefix_on_its_way_to_the_host_is_waited_for() -> None:
     found = pool.match(chain, text)
     assert not pool.awaits(chain, text, found)
     assert len(found.block_ids) == 2
-    pool.extend(table, 2)  # in whose place the fourth text went: it was looked for longer ago
+    pool.extend(table, 2)  # evicts the fourth text, which was looked up less recently
     filled.land()
     assert pool.match(chain, text).block_ids[0] >= 0
     assert not pool.awaits(chain, [9, 9, 9], pool.match(pool.chain(""), [9, 9, 9]))

@@ -1,4 +1,4 @@
-"""Prompts with the same tokens and other images share what comes before these, and no more."""
+"""Prompts with equal tokens but different images share only what precedes the images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.images.nouns import Image
 from engine.kv_cache.prefix import PrefixChain
 
 BLOCK = 4
-TOKENS = [7] * 40  # text and images have the same tokens here: what differs is the images
+TOKENS = [7] * 40  # text and images have the same tokens, so that only the images differ
 
 
 def image(start: int, count: int, digest: bytes) -> Image:
@@ -24,7 +24,7 @@ def digests(*images: Image) -> list[bytes]:
 def num_shared(one: list[bytes], other: list[bytes]) -> int:
     same = [a == b for a, b in zip(one, other, strict=True)]
     count = same.index(False) if False in same else len(same)
-    assert not any(same[count:])  # a chain that has parted stays apart
+    assert not any(same[count:])  # chains that have diverged stay apart
     return count
 
 
@@ -51,7 +51,7 @@ def test_of_two_images_the_second_alone_may_differ(start, count, gap, second):
 
 
 def test_text_behind_an_image_is_found_however_long_the_chain_was_before():
-    """Digests are made as a text grows."""
+    """Digests are extended as a text grows."""
     images = (image(2, 9, b"a"),)
     grown = PrefixChain(b"key", "salt", BLOCK, images=images)
     for count in range(11):

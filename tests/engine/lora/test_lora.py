@@ -36,7 +36,7 @@ ADAPTERS = {
     "mlp": {"r": 3, "lora_alpha": 9, "target_modules": ["gate_proj", "down_proj"]},
 }
 FAMILIES = ["llama", "qwen3", "cohere", "gpt_neox", "phi3", "gemma2"]
-# Run at one schedule: those whose layers are their own.
+# Tested under one schedule: only their layers differ.
 MORE_FAMILIES = [
     *("gpt2", "falcon_groups", "llama4", "qwen2_moe", "gemma4", "gemma4_shared"),
     *("deepseek_v2_lite", "deepseek_v3", "deepseek_v3_halves"),
@@ -59,7 +59,7 @@ _OTHER_NAMES = {
     "qwen3_next": [*ALL[:4], "in_proj_qkvz", "out_proj"],
     "olmo_hybrid": [*ALL, "g_proj"],
     "granitemoehybrid_dense": [*ALL[:4], "in_proj", "out_proj", "input_linear", "output_linear"],
-    "falcon_h1": [*ALL, "in_proj"],  # PEFT refuses ``out_proj``
+    "falcon_h1": [*ALL, "in_proj"],  # PEFT rejects ``out_proj``
     "nemotron_h": [*ALL[:4], "in_proj", "up_proj", "down_proj"],  # here too
     "lfm2": [*ALL[:3], "in_proj", "out_proj", "w1", "w2", "w3"],
     "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
@@ -67,7 +67,7 @@ _OTHER_NAMES = {
 
 
 def make_adapter(base, kind, directory, seed, **options):
-    """A random adapter, saved by PEFT; returns the merged model."""
+    """Save a random adapter with PEFT; returns the merged model."""
     if kind in _OTHER_NAMES:
         options["target_modules"] = _OTHER_NAMES[kind]
     torch.manual_seed(seed)
@@ -168,8 +168,11 @@ def test_each_row_of_a_mixed_batch_equals_its_merged_model(served, schedule):
 
 @pytest.mark.parametrize("kind", MORE_FAMILIES)
 def test_layers_of_other_kinds_equal_their_merged_model(kind, tmp_path):
-    """Latent attention, whose ``kv_b_proj`` is absorbed; fused and transposed projections; the
-    expert that all tokens see; interleaved rotary positions; layers that keep a state."""
+    """Layers with special treatment.
+
+    Latent attention with its absorbed ``kv_b_proj``, fused and transposed projections, the shared
+    expert, interleaved rotary positions, and stateful layers.
+    """
     two = {name: ADAPTERS[name] for name in ("all", "root")}
     base, adapters, prompts, texts = make_served(kind, tmp_path, two)
     order = [(name, i) for i in range(len(prompts)) for name in (None, *adapters)]
@@ -190,7 +193,7 @@ def test_prefixes_of_different_adapters_are_kept_apart(served):
 
 @pytest.fixture
 def adapter(tmp_path):
-    """A tiny model's directory and an adapter's beside it, to be spoiled."""
+    """A tiny model's directory with an adapter's beside it, to be damaged."""
     base = tiny_models.save("llama", tmp_path / "base")
     make_adapter(tiny_models.build("llama"), "llama", tmp_path / "a", 0, **ADAPTERS["all"])
     return base, tmp_path / "a"

@@ -1,4 +1,4 @@
-"""Adapters in a batch whose drafts come from a model that has none."""
+"""Adapters in a batch whose drafts come from the model without adapters."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def base(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory) -> list[Adapter]:
-    """One that changes what is said, and one so weak that a draft of the base often fits."""
+    """An adapter that changes the output, and one so weak that drafts of the base often fit."""
     made = []
     for name, scale in (("strong", 0.3), ("weak", 0.02)):
         torch.manual_seed(len(made))
         path = tmp_path_factory.mktemp(name)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of PEFT and transformers about each other
+            warnings.simplefilter("ignore")  # PEFT and transformers warn about each other
             config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "up_proj"])
             adapted = peft.get_peft_model(tiny_models.build("llama"), config)
             for parameter_name, parameter in adapted.named_parameters():
@@ -81,7 +81,7 @@ def texts(
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("method", ["draft", "ngram", "suffix"])
 def test_rows_with_adapters_say_what_they_say_without_drafts(base, adapters, method, temperature):
-    """The base model guesses for all: always right for its own rows, at times for the others'."""
+    """The base model drafts for all: always right for its own rows, sometimes for the others."""
     expected, _ = texts(base, adapters, None, temperature=temperature)
     speculation = SpeculationConfig(
         method=method,
@@ -95,4 +95,4 @@ def test_rows_with_adapters_say_what_they_say_without_drafts(base, adapters, met
     drafts = core.stats.drafts
     assert drafts.num_accepted_tokens < drafts.num_draft_tokens
     if method == "draft":
-        assert drafts.num_accepted_tokens > 24  # of three rows that are the base model's
+        assert drafts.num_accepted_tokens > 24  # from three rows of the base model

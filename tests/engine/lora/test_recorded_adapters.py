@@ -1,4 +1,4 @@
-"""Decode steps with adapters as recorded programs: the same bits as steps from Python."""
+"""Decode steps with adapters as captured programs: the same bits as steps from Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kernels.cpu import linear
 from tests import tiny_models
 
 pytestmark = pytest.mark.skipif(not linear.is_available(), reason="no native linear layers here")
-# Multiples of what the panels hold; the projections of the latent model are listed below.
+# Multiples of the panel size; the projections of the latent model are listed below.
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_attention_heads": 4}
 LATENT = {
     **{"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4},
@@ -69,8 +69,10 @@ def make(directory: Path, *, eager: bool, max_loaded: int = 8) -> EngineCore:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_adapters_are_batch_invariant(dtype: str, tmp_path: Path) -> None:
-    """Log-probabilities to the last bit, of rows with an adapter and without, alone and in a crowd;
-    prompts long enough that a library would have multiplied them."""
+    """Log-probabilities are bit-identical alone and in a batch, with an adapter and without.
+
+    The prompts are long enough that a library would have multiplied them.
+    """
     directory = tiny_models.save("llama", tmp_path / "base", **SHAPE)
     adapters = [make_adapter(tmp_path / name, LLAMA_LAYERS, rank, rank) for name, rank in RANKS]
     rng, told = random.Random(4), SamplingParams(temperature=0.0, max_tokens=5, logprobs=3)
@@ -109,14 +111,13 @@ def test_adapters_are_batch_invariant(dtype: str, tmp_path: Path) -> None:
     for request in requests:
         assert heard([request])[request.id] == crowd[request.id]
     texts = {tuple(map(str, crowd[f"{name}-90"])) for name in ("None", "small", "large")}
-    assert len(texts) == 3  # as long as adapters change them
+    assert len(texts) == 3  # the adapters change the text within this length
 
 
 def live(
     core: EngineCore, adapters: list[Adapter | None], seed: int
 ) -> tuple[dict[str, list[int]], list[bool]]:
-    """The tokens of requests that come at random, and of each replayed step whether it had rows
-    with adapters."""
+    """The tokens of random requests, and for each replayed step whether it had adapters."""
     rng = random.Random(seed)
     told: dict[str, list[int]] = {}
     replayed: list[bool] = []
@@ -137,7 +138,7 @@ def live(
                 max_tokens=rng.randrange(1, 20),
                 ignore_eos=True,
             )
-            # Those that come later bring adapters that none of the recorded steps had.
+            # Later requests bring adapters that none of the captured steps had.
             adapter = rng.choice(adapters[: 2 + len(told) // 6])
             prompt = tuple(rng.randrange(3, 160) for _ in range(rng.randrange(1, 20)))
             request_id = str(len(told))
@@ -158,7 +159,7 @@ def live(
     ids=["all at once", "one slot", "gemma3"],
 )
 def test_the_same_bits_as_steps_from_python(tmp_path: Path, kind: str, max_loaded: int) -> None:
-    """Also when adapters of more ranks come, which move what recorded steps read."""
+    """Also when adapters of more ranks arrive, which relocate what captured steps read."""
     shape = {**SHAPE, "num_key_value_heads": KV_HEADS}
     directory = tiny_models.save(kind, tmp_path / "base", **shape)
     adapters = [None] + [
@@ -176,7 +177,7 @@ def test_the_same_bits_as_steps_from_python(tmp_path: Path, kind: str, max_loade
 def test_where_an_adapter_is_absorbed_only_its_steps_run_as_ever(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Latent attention has what ``kv_b_proj`` adds in several products."""
+    """Latent attention applies the adapter of ``kv_b_proj`` in several products."""
     directory = tiny_models.save("deepseek_v2_lite", tmp_path / "base", **LATENT)
     layers = {"self_attn.kv_b_proj": (4 * (32 + 32), 32)}
     adapters = [None, make_adapter(tmp_path / "a", layers, 2, 0)]

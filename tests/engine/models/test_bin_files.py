@@ -1,4 +1,4 @@
-"""PyTorch's own checkpoints: read where they are asked for, as safetensors are; never run."""
+"""PyTorch's own checkpoints: read on request, like safetensors, and never executed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def greedy(directory, **changes):
 
 @pytest.fixture
 def directory(tmp_path):
-    """A model whose weights are both safetensors and a pickle."""
+    """A model with its weights both as safetensors and as a pickle."""
     tiny_models.save("llama", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     torch.save({name: tensor.clone() for name, tensor in tensors.items()}, bin_of(tmp_path))
@@ -60,7 +60,7 @@ def test_shards_go_by_their_index(directory):
 
 
 def test_they_are_not_read_unless_asked_for(directory):
-    assert greedy(directory)  # safetensors come first
+    assert greedy(directory)  # safetensors take precedence
     (directory / "model.safetensors").unlink()
     with pytest.raises(ModelLoadError, match=r"as pickles only .* --load-format bin"):
         load(directory)
@@ -81,7 +81,7 @@ def strided(path):
 
 
 def rezipped(path, compression, change=lambda name, data: data):
-    """The same archive, written anew."""
+    """The same archive, rewritten."""
     with zipfile.ZipFile(path) as archive:
         members = {info.filename: archive.read(info) for info in archive.infolist()}
     with zipfile.ZipFile(path, "w", compression) as archive:
@@ -100,7 +100,7 @@ def pickled(data):
 
 
 DEEP = b"\x80\x02" + b"(" * 200_000 + b"t" * 200_000 + b"."
-# Hashing a tuple ends the process where tuples lie in it as deep as that.
+# Hashing tuples nested this deep crashes the process.
 DEEP_KEY = b"\x80\x02})" + b"\x85" * 1_000_000 + b"K\x01s."
 KEPT_KEY = b"\x80\x02})" + b"q\x00h\x00\x86" * 300_000 + b"K\x01s."
 BIG = b"\x80\x02" + b"N0" * (5 * 2**20) + b"}."

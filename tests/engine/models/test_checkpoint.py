@@ -1,4 +1,4 @@
-"""Checkpoints: shards, casts and dummies load; damaged and hostile ones are refused in a line."""
+"""Checkpoints: shards, casts and dummies load; damaged and hostile ones fail with one line."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_end_tokens_of_both_configs(copy):
 
 def test_memory_plan_and_context(saved):
     info = load(saved, num_blocks=10).info
-    assert info.max_model_len == 40  # what ten blocks of four hold, below the model's 128
+    assert info.max_model_len == 40  # ten blocks of four, below the model's 128
     assert load(saved).info.max_model_len == 128
     assert load(saved, max_model_len=100).info.max_model_len == 100
     memory = info.memory
@@ -130,7 +130,7 @@ def test_settings_that_cannot_be_served(saved, changes, message):
         load_runner(EngineConfig(model=str(saved), **changes))
 
 
-# ----------------------------------------------------------------------- what is refused
+# ----------------------------------------------------------------------- rejected checkpoints
 
 
 def _drop(name):
@@ -218,7 +218,7 @@ def test_computed_buffers_and_tied_copies_are_passed_over(tmp_path):
     plain = greedy(load(tmp_path))
     _put("model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(4))(tmp_path)
     _put("lm_head.weight", torch.ones(160, 48))(tmp_path)
-    # A calibration's scales of the KV cache, by either tool's names: each row has its own here.
+    # KV cache scales from calibration, by either tool's names: here each row has its own.
     for name in ("k_scale", "v_scale", "k_proj.k_scale", "v_proj.output_scale"):
         _put(f"model.layers.1.self_attn.{name}", torch.full((1,), 3e-4))(tmp_path)
     assert greedy(load(tmp_path)) == plain

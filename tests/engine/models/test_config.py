@@ -1,4 +1,4 @@
-"""Configs: both spellings are read, and what is not understood is refused by name."""
+"""Configs: both spellings are read, and unsupported values are rejected by name."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_windows_of_qwen():
 
 
 def test_what_exports_write_besides_is_harmless():
-    """Keys as found in published checkpoints of these families."""
+    """Keys found in published checkpoints of these families."""
     extra = {
         "_name_or_path": "x",
         "architectures": ["LlamaForCausalLM"],

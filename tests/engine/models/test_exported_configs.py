@@ -1,4 +1,4 @@
-"""Keys that a family's own exporter writes beside those of Hugging Face: read, not refused."""
+"""Additional keys written by a family's own exporter: accepted, not rejected."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_qwen3_5_attends_in_every_fourth_layer_and_turns_a_part_of_the_head():
     spec = read_spec({"model_type": "qwen3_5_text", **_SIZES, **EXPORTED["qwen3_5_text"]})
     assert [layer.recurrent for layer in spec.layers] == [True, True, True, False]
     assert spec.rope.num_dims == 4
-    assert spec.kv_bytes_per_token(2) == 2 * 1 * 2 * 8 * 2  # of the one layer that attends
+    assert spec.kv_bytes_per_token(2) == 2 * 1 * 2 * 8 * 2  # for the single attention layer
     assert spec.state_bytes(2) == 3 * (3 * 64 * 2 + 4 * 8 * 8 * 4)
 
 

@@ -1,4 +1,4 @@
-"""Gemma 4: what its configs may say, and its layers with heads of their own on each backend."""
+"""Gemma 4: supported configs, and its layers with different heads on each backend."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.engine.models.test_parity import paged_logits, prompt
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """(directory, logits of Hugging Face for the test's prompt)."""
+    """(directory, Hugging Face's logits for the test's prompt)."""
     return saved("gemma4", tmp_path_factory)
 
 
 @pytest.fixture(scope="module", params=["gemma4", "gemma4_moe", "gemma4_shared"])
 def either(request, tmp_path_factory):
-    """The same, of a model with experts, and of one with embeddings and shared keys."""
+    """The same for a model with experts, and for one with embeddings and shared keys."""
     return saved(request.param, tmp_path_factory)
 
 
@@ -37,7 +37,7 @@ def saved(kind, tmp_path_factory):
 
 
 def changed(directory, **changes) -> dict:
-    """Its config with other keys; None removes one."""
+    """A config with some keys changed; None removes a key."""
     config = json.loads((directory / "config.json").read_text()) | changes
     return {key: value for key, value in config.items() if value is not None}
 
@@ -66,12 +66,12 @@ def likeness(directory, expected, **changes) -> float:
 
 
 def test_weights_may_be_rounded_as_they_load(either):
-    """Keys that are values among them: the same codes, twice."""
+    """With keys that double as values: the same codes, twice."""
     assert likeness(*either, quantization="int8", dtype="bfloat16") > 0.99
 
 
 def test_four_bits(tiny):
-    """Of a tiny model with experts they change which are chosen."""
+    """With experts it would change which of them are chosen."""
     assert likeness(*tiny, quantization="int4", dtype="bfloat16") > 0.9
 
 
@@ -87,7 +87,7 @@ def test_a_token_takes_what_its_layers_heads_take(tiny):
 
 
 def test_layers_that_share_keys_take_nothing(tmp_path):
-    """Three of six have keys: sliding, full, sliding; the others read the last of their kind."""
+    """Three of six layers have keys (sliding, full, sliding); others use the last such."""
     tiny_models.save("gemma4_shared", tmp_path)
     runner = load_runner(EngineConfig(model=str(tmp_path), dtype="float32"))
     assert runner.info.memory.bytes_per_token == 2 * (2 * 3 * 8 + 3 * 16) * 4
@@ -96,7 +96,7 @@ def test_layers_that_share_keys_take_nothing(tmp_path):
 
 
 def test_keys_that_a_checkpoint_has_for_them_are_passed_over(tmp_path):
-    """As the published ones do."""
+    """Published checkpoints contain them."""
     model = tiny_models.build("gemma4_shared")
     model.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
@@ -119,7 +119,7 @@ def test_published_keys_tell_the_same_as_saved_ones(tiny, tmp_path):
 
 
 def test_saved_keys_of_many_layers_are_read(tmp_path):
-    """Transformers numbers them "01", "03" and so on where there are more than ten."""
+    """Transformers numbers them "01", "03" and so on if there are more than ten."""
     kinds = ["sliding_attention", "full_attention"] * 6
     directory = tiny_models.save("gemma4", tmp_path, num_hidden_layers=12, layer_types=kinds)
     saved = read_config(str(directory)).spec
@@ -140,7 +140,7 @@ def test_what_a_config_leaves_out_is_the_familys(tiny, tmp_path):
 
 
 def test_the_unified_kind_has_neither_experts_nor_embeddings_of_layers(tmp_path):
-    """A config may say so."""
+    """A config may state this."""
     tiny_models.save("gemma4_unified", tmp_path)
     saved = read_config(str(tmp_path)).spec
     absent = {"hidden_size_per_layer_input": 0, "enable_moe_block": False}

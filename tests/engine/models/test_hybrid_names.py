@@ -1,4 +1,4 @@
-"""Other names and parts that checkpoints of models with states have."""
+"""Other names and parts in checkpoints of stateful models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """(directory, its tensors, Hugging Face's logits of the prompt)."""
+    """(directory, its tensors, Hugging Face's logits for the prompt)."""
 
     def make(kind: str, **changes):
         model = tiny_models.build(kind, **changes)
@@ -36,7 +36,7 @@ def check(directory, tensors, expected) -> None:
 
 
 def test_experts_of_qwen3_5_in_one_tensor_of_a_layer(checkpoint):
-    """As Hugging Face holds them."""
+    """As Hugging Face stores them."""
     directory, tensors, expected = checkpoint("qwen3_5_moe_text")
     found = {name: match for name in tensors if (match := _EXPERT.fullmatch(name))}
     assert found
@@ -67,7 +67,7 @@ def test_norms_of_olmo_hybrid_by_either_name(checkpoint):
 
 
 def test_olmo_hybrid_has_values_wider_than_keys(checkpoint):
-    """As published. Hugging Face saves three convolutions of one width, which belong otherwise."""
+    """As published. Hugging Face saves three convolutions of equal width; they are resplit."""
     directory, tensors, expected = checkpoint("olmo_hybrid", linear_value_head_dim=16)
     for layer in (0, 2):
         names = [f"model.layers.{layer}.linear_attn.{part}_conv1d.weight" for part in "qkv"]

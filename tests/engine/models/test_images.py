@@ -1,4 +1,4 @@
-"""Texts about images equal Hugging Face's, however prompts are cut and whatever is beside them."""
+"""Texts for prompts with images equal Hugging Face's, under any chunking and batching."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHUNKS = ((64,), (5, 1, 2, 3, 9, 64), (1,) * 64)
 
 
 class Twin:
-    """A tiny model of Hugging Face's, saved for us."""
+    """A tiny Hugging Face model, saved for our engine."""
 
     def __init__(self, kind, directory):
         self.model = tiny_vision.save(kind, directory)
@@ -28,15 +28,14 @@ class Twin:
         self._processor = tiny_vision.processor(kind)
 
     def uncut(self, asked, end):
-        """Where a step may end that would end there: not within images of which each token sees
-        all others."""
+        """Where a step that would end here may end: not in images with bidirectional attention."""
         for image in asked.images if self.sees_both_ways else ():
             if image.start < end < image.start + image.num_tokens:
                 return image.start + image.num_tokens
         return end
 
     def logits(self, asked, more=()):
-        """[tokens, vocab], of a prompt and of what has been generated."""
+        """[tokens, vocab], for a prompt and the generated tokens."""
         with torch.no_grad():
             return self.model(**self._inputs(asked, more)).logits[0]
 
@@ -89,7 +88,7 @@ def test_logits_of_a_prompt_with_images(twin, chunks):
 
 
 def test_the_text_behind_images_goes_on(twin):
-    """Beside a text without images and one with others."""
+    """In a batch with a text without images and one with others."""
     hand = Hand(load(twin.directory))
     asked = [ask("a", twin.rules, 0), ask("b", twin.rules, 1), request("c", [9, 4, 2])]
     for each in asked:

@@ -1,4 +1,4 @@
-"""What loading takes at its height: little more than the weights, as they are held."""
+"""The peak memory of loading: little more than the weights in their final form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_the_peak_is_that_of_the_weights(checkpoint, quantization):
-    """A second copy of them, or the dense ones beside the rounded, would be twice as much."""
+    """A second copy, or dense weights beside the rounded ones, would take twice as much."""
     measured = peak_of_load(checkpoint, "bfloat16", quantization)
     assert measured["weights_bytes"] > (120 if quantization else 250) * 2**20
     assert measured["peak_bytes"] < 1.1 * measured["weights_bytes"]

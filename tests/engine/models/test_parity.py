@@ -1,4 +1,4 @@
-"""Logits equal Hugging Face's, for every family and rope kind, through the paged cache."""
+"""Logits equal Hugging Face's, for every family and RoPE variant, through the paged cache."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.engine.handmade import Hand, load, request
 from tests.tiny_hybrids import HYBRIDS
 
 NUM_TOKENS = 50
-CHUNKS = (13, 1, 20, 16)  # blocks are of 4: chunks begin and end within them
+CHUNKS = (13, 1, 20, 16)  # with blocks of 4, chunks begin and end within blocks
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """kind -> (directory, logits of Hugging Face for the test's prompt), made when asked for."""
+    """kind -> (directory, Hugging Face's logits for the test's prompt), created on demand."""
     made = {}
 
     def get(kind):
@@ -57,7 +57,7 @@ def paged_logits(directory, tokens=None, chunks=CHUNKS, **changes) -> torch.Tens
     forward = model.forward
     model.forward = lambda *arguments: hidden.append(forward(*arguments)) or hidden[-1]
     hand = Hand(runner)
-    # Who asks for its prompt's has every position computed to the end.
+    # With prompt_logprobs, every position is computed to the end.
     hand.add(request("a", tokens or prompt(), SamplingParams(prompt_logprobs=0)))
     for count in chunks:
         hand.step({"a": count})
@@ -68,12 +68,12 @@ def paged_logits(directory, tokens=None, chunks=CHUNKS, **changes) -> torch.Tens
 @pytest.mark.parametrize("kind", tiny_models.KINDS)
 def test_logits_equal_hugging_face(checkpoints, kind):
     directory, expected = checkpoints(kind)
-    # Hugging Face sums the delta rule in chunks, whose own error is as large as all others'.
+    # Hugging Face sums the delta rule in chunks, with an error as large as all others together.
     atol = 2e-4 if kind in HYBRIDS else 1e-4
     torch.testing.assert_close(paged_logits(directory), expected, atol=atol, rtol=0)
 
 
-# Those that have a norm before attention and MLP or experts, and nothing behind them.
+# Families with a norm before attention and before MLP or experts, and none after them.
 FEW_TOKENS = {
     *("llama", "llama_mha", "llama_mqa", "llama_bias", "llama_linear", "llama_dynamic"),
     *("llama_llama3", "llama_yarn", "llama_longrope", "smollm", "smollm3", "mistral"),
@@ -89,7 +89,7 @@ FEW_TOKENS = {
 
 @pytest.mark.parametrize("kind", tiny_models.KINDS)
 def test_steps_of_few_tokens_take_norms_and_sums_along(checkpoints, monkeypatch, kind):
-    """As a GPU has the layers; the kernel's twin is held against it in tests/kernels."""
+    """With a GPU's layers; tests/kernels compares the kernel's reference with the kernel."""
     skinny = pytest.importorskip("engine.quantization.skinny")
     monkeypatch.setattr(skinny, "skinny_linear", skinny_linear)
     monkeypatch.setattr(choose, "DenseMethod", skinny.SkinnyMethod)
@@ -115,7 +115,7 @@ def test_steps_of_few_tokens_take_norms_and_sums_along(checkpoints, monkeypatch,
     ],
 )
 def test_experts_as_one_grouped_product(checkpoints, monkeypatch, kind):
-    """As a GPU computes them; the kernel's twin is held against it in tests/kernels."""
+    """As a GPU computes them; tests/kernels compares the kernel's reference with the kernel."""
     directory, expected = checkpoints(kind)
     stacked = functools.partial(load_module.make_modules, stacked=True)
     monkeypatch.setattr(load_module, "make_modules", lambda *args, **_: stacked(*args))
@@ -157,7 +157,7 @@ def test_low_precision_is_near(checkpoints, dtype):
 
 @pytest.mark.parametrize(("served", "chunks"), [(32, (11, 9)), (128, CHUNKS)])
 def test_longrope_takes_the_set_for_the_context_served(checkpoints, served, chunks):
-    """Hugging Face takes it by the length of the batch; so does it here, by the longest served."""
+    """Hugging Face decides by the length of the batch; here it is the longest context served."""
     directory, _ = checkpoints("llama_longrope")
     tokens = prompt()[: sum(chunks)]
     with torch.no_grad():
@@ -177,7 +177,7 @@ def test_dynamic_rope_beyond_the_trained_context(tmp_path):
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
-# ------------------------------------------------- what parity would catch, planted
+# ------------------------------------------------- planted bugs
 
 
 def _spec_with(**changes):
@@ -333,7 +333,7 @@ def test_parity_catches_a_wrong_spec(checkpoints, monkeypatch, name):
     ],
 )
 def test_parity_catches_a_weight_that_is_not_used(checkpoints, monkeypatch, kind, pattern):
-    """The weight is loaded into place and then ignored, as a decoder that forgot it would."""
+    """The weight is loaded and then ignored, as by a decoder that forgot it."""
     directory, expected = checkpoints(kind)
     load_weights = weight_files.load_weights
 

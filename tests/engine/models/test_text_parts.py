@@ -1,4 +1,4 @@
-"""Models that read images: their text model alone equals Hugging Face's whole one on text."""
+"""Vision-language models: our text model equals Hugging Face's whole model on text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _QWEN_VISION = {
 }
 _QWEN3_5_VISION = {**_QWEN_VISION, "num_position_embeddings": 16}
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
-# model_type -> (Hugging Face class, the text model's kind, changes to it, part for images)
+# model_type -> (Hugging Face class, text model's kind, changes to it, vision config)
 PUBLISHED = {
     "llama4": ("Llama4", "llama4", {}, _LLAMA4_VISION),
     "gemma3": ("Gemma3", "gemma3", {}, _VISION),

@@ -1,4 +1,4 @@
-"""Ranks are threads in these tests."""
+"""Runs ranks as threads in these tests."""
 
 from __future__ import annotations
 

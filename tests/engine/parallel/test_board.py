@@ -1,4 +1,4 @@
-"""What ranks tell one another to find each other reaches all of them, or its failing does."""
+"""The rendezvous of ranks reaches all of them, and so does its failure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from engine.parallel.ranks import all_said
 
 @dataclass
 class End:
-    """A rank as rank 0 has it; ``theirs`` is the other end."""
+    """A rank as rank 0 sees it; ``theirs`` is the other end."""
 
     socket: socket.socket
     theirs: socket.socket
@@ -80,13 +80,13 @@ def test_every_rank_reads_what_every_rank_writes(ranks):
 
 
 def test_ranks_meet_through_it_and_add_up(ranks):
-    """Frames that follow the meeting are not read by it, nor those before it by the meeting."""
+    """It does not read frames after the rendezvous, nor does the rendezvous read earlier frames."""
     said = [all_said(rank) for rank in ranks]
 
     def come(number: int) -> tuple[float, object]:
         end = ranks[number - 1]
         messages = read_messages(end.theirs)
-        end.theirs.sendall(encode(Prepared()))  # in one piece with what the meeting says, perhaps
+        end.theirs.sendall(encode(Prepared()))  # possibly in one segment with the rendezvous
         attendance = Attendance(messages, lambda message: end.theirs.sendall(encode(message)))
         group = gloo(attendance.board, number)
         attendance.finish()

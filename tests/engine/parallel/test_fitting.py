@@ -1,4 +1,4 @@
-"""What all ranks have room for."""
+"""The memory plan that fits all ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.types import MemoryPlan
 
 
 def plan(**changes) -> MemoryPlan:
-    """Of 20 blocks of 4 tokens of 10 bytes each."""
+    """A plan of 20 blocks of 4 tokens of 10 bytes each."""
     usual = {
         **{"weights_bytes": 7, "kv_cache_bytes": 800, "free_bytes": 100, "bytes_per_token": 10},
         **{"num_blocks": 20, "block_size": 4, "max_model_len": 64},
@@ -48,6 +48,6 @@ def test_no_more_states_either_and_what_they_leave_is_free(stages):
 
 
 def test_stages_without_states_have_room_for_any_number():
-    """Rank 0's among them: it counts what the others have."""
+    """Rank 0's stage may be one of them; it uses the numbers of the others."""
     found = fitted(plan(), rank(num_states=4, num_snapshots=3), rank(), stages=3)
     assert (found.num_states, found.num_snapshots, found.state_bytes) == (4, 3, 0)

@@ -1,4 +1,4 @@
-"""Who may join an engine from another machine, and what is refused in which words."""
+"""Which nodes may join an engine, and how others are rejected."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def place_of(config: EngineConfig) -> tuple[str, int]:
 
 
 def knock(config: EngineConfig) -> socket.socket:
-    """A connection whose other end knows that we know the secret."""
+    """A connection whose other end has proof that we know the secret."""
     connection = socket.create_connection(place_of(config), timeout=20)
     handshake.introduce(connection, SECRET)
     connection.settimeout(20)
@@ -78,7 +78,7 @@ def answer_to(config: EngineConfig, told: Enlist) -> Welcome | Refused:
 
 
 def names_of(waits: Gathering) -> list[str]:
-    """Of all ranks, once they are there; they are let go."""
+    """The names of all ranks once they have joined; they are released."""
     ranks = waits.wait()
     for rank in ranks:
         rank.end(0.0)
@@ -89,7 +89,7 @@ def names_of(waits: Gathering) -> list[str]:
 
 
 def both(ours: bytes, theirs: bytes) -> list[str]:
-    """What the listener and the dialer say of each other."""
+    """The listener's and the dialer's outcome."""
     one, other = socket.socketpair()
     said = ["", ""]
 
@@ -116,7 +116,7 @@ def test_who_does_not_is_sent_away_and_told_so():
 
 
 def test_a_listener_that_does_not_know_it_is_found_out():
-    """It takes whatever it is sent, and answers with what a listener could have made up."""
+    """It accepts anything, and answers with what a listener could have made up."""
     one, other = socket.socketpair()
     with one, other:
         one.sendall(handshake._GREETING + bytes(32))
@@ -126,7 +126,7 @@ def test_a_listener_that_does_not_know_it_is_found_out():
 
 
 def test_a_code_cannot_be_sent_back():
-    """What the dialer has proved with is no proof of the listener's."""
+    """The dialer's proof does not prove the listener."""
     one, other = socket.socketpair()
 
     def reflect() -> None:
@@ -143,7 +143,7 @@ def test_a_code_cannot_be_sent_back():
 
 
 def test_nothing_but_fixed_bytes_is_read_of_a_stranger(model, tmp_path):
-    """A frame of a gigabyte announced before the handshake is 64 bytes that are wrong."""
+    """Before the handshake, the announcement of a gigabyte frame is just 64 wrong bytes."""
     config = config_of(model, tmp_path)
     with gathering(config), socket.create_connection(place_of(config), timeout=20) as stranger:
         stranger.sendall(b"\xff" * 64)
@@ -187,14 +187,14 @@ def test_what_differs_is_named(model, tmp_path):
     ours = standing(config)
     assert difference(ours, standing(config, unless=config), 1) is None
     theirs = standing(other, unless=config)
-    assert sorted(theirs.settings) == ["cache.block_size", "dtype"]  # what is its own is not told
+    assert sorted(theirs.settings) == ["cache.block_size", "dtype"]  # local ones are not sent
     assert difference(ours, theirs, 1) == 'dtype is "float32" on node 1, and "auto" on node 0'
     older = msgspec.structs.replace(theirs, versions={**theirs.versions, "torch": "1.0"})
     assert "torch is 1.0 on node 1, and " in (difference(ours, older, 1) or "")
 
 
 def test_what_is_not_given_is_not_compared(model, tmp_path):
-    """Node 0 tells it."""
+    """Node 0 sends it."""
     default = EngineConfig(model="elsewhere")
     config = msgspec.structs.replace(config_of(model, tmp_path), dtype="float32")
     theirs = standing(of_node(msgspec.structs.replace(config, dtype="auto"), 1), unless=default)
@@ -203,12 +203,12 @@ def test_what_is_not_given_is_not_compared(model, tmp_path):
 
 @pytest.mark.parametrize("at", [0, 1 << 20, (1 << 21) - 1])
 def test_other_weights_are_noticed(model, tmp_path, at):
-    """Of a large file samples are compared, its beginning and end among them."""
+    """Large files are compared by samples, including the beginning and the end."""
     config = config_of(model, tmp_path)
     before = standing(config)
     weights = model / "model.safetensors"
     content = bytearray(weights.read_bytes())
-    content[at : at + 40_000] = bytes(len(content[at : at + 40_000]))  # as a tensor would differ
+    content[at : at + 40_000] = bytes(len(content[at : at + 40_000]))  # as a different tensor would
     content[at] ^= 1
     weights.write_bytes(content)
     reason = difference(before, standing(config), 1)
@@ -218,7 +218,7 @@ def test_other_weights_are_noticed(model, tmp_path, at):
     assert reason == "the model has no model.safetensors on node 1, and has one on node 0"
 
 
-# ------------------------------------------------------------ gathering
+# ------------------------------------------------------------ joining
 
 
 def test_ranks_are_taken_in_and_then_nobody_listens(model, tmp_path):
@@ -294,11 +294,11 @@ def test_an_address_that_is_not_this_machines_is_refused(model, tmp_path):
         Gathering(config, join)
 
 
-# ------------------------------------------------------------ the other machine
+# ------------------------------------------------------------ other nodes
 
 
 def test_what_waits_on_another_machine_has_no_tensor_library():
-    """It holds no memory of the model, nor of what computes it."""
+    """A waiting node has not imported torch, nor the code that computes the model."""
     code = "import sys, server.cli.node; print('torch' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert told.stdout == "False\n", told.stderr

@@ -1,4 +1,4 @@
-"""What a plan says of ranks, held to what real ones have and say."""
+"""The plan of shares and communication, compared with real ranks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ KINDS = {
     "qwen2": {},
     "olmo2": {},  # norms over all heads exchange squares
     "deepseek_v3": {},
-    "cohere": {},  # attention and MLP side by side
-    "granitemoehybrid": {},  # ranks have parts of one group
+    "cohere": {},  # attention and MLP in parallel
+    "granitemoehybrid": {},  # ranks share one group
     "nemotron_h": {},  # layers without an MLP
     "gemma4_moe": GEMMA,  # experts beside an MLP
     "gemma4_shared": GEMMA,  # embeddings of each layer
@@ -31,7 +31,7 @@ KINDS = {
 
 
 class Heard:
-    """What rank 0 says to those of its stage in a step."""
+    """What rank 0 sends to the ranks of its stage in a step."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, int]] = []
@@ -49,7 +49,7 @@ class Heard:
         return noted
 
     def total(self, name: str) -> tuple[int, int]:
-        """Calls, and their bytes."""
+        """The calls and their bytes."""
         sizes = [size for called, size in self.calls if called == name]
         return len(sizes), sum(sizes)
 
@@ -70,7 +70,7 @@ def test_ranks_say_what_is_planned(kind, tmp_path, monkeypatch):
         runner._team.close()
     said = said_of(share_of(spec, Shard(0, 2)), 2)
     assert heard.total("all_reduce") == (said.num_sums, said.sum_bytes * NUM_ROWS)
-    # Ids to be embedded, and the states that choose, before their logits come back.
+    # Token ids to embed, and the states that choose, before their logits come back.
     width = spec.hidden_size * 2
     assert heard.total("broadcast") == (
         said.num_broadcasts + 1,
@@ -82,7 +82,7 @@ def test_ranks_say_what_is_planned(kind, tmp_path, monkeypatch):
 
 
 def test_stages_hand_on_what_is_planned(tmp_path, monkeypatch):
-    """Of a model with embeddings of each layer, which go with the stream."""
+    """For a model with embeddings of each layer, which travel with the residual stream."""
     directory = tiny_models.save("gemma4_shared", tmp_path)
     spec = read_config(str(directory)).spec
     sent: list[int] = []

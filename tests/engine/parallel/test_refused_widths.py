@@ -1,4 +1,4 @@
-"""A width that ranks cannot cut is told by what the model's own config.json calls it."""
+"""A width that cannot be sharded is reported by its name in the model's own config.json."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ EXPERTS = {
 
 
 def refusal(kind, directory, *, whole_experts: bool, **widths: int) -> str:
-    """Of two ranks, for a model of such a kind with such widths of its experts."""
+    """The error of two ranks, for a model of this kind with these expert widths."""
     spec = read_config(str(tiny_models.save(kind, directory))).spec
     assert isinstance(spec, DecoderSpec)
     assert isinstance(spec.moe, MoeSpec)
-    # What else ranks must share is even.
+    # All other sharded widths are even.
     even = replace(spec, num_heads=4, num_kv_heads=2, intermediate_size=64)
     config = EngineConfig(
         model=str(directory), tensor_parallel_size=2, enable_expert_parallel=whole_experts

@@ -1,4 +1,4 @@
-"""Sleep, wake and other weights of a model that several ranks have."""
+"""Sleep, wake and other weights for a model on several ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RANKS = pytest.mark.parametrize(("size", "stages"), [(2, 1), (1, 2)])
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two checkpoints of one model, one of another, and one that ends in its middle."""
+    """Two checkpoints of one model, one of another, and a truncated one."""
     home = tmp_path_factory.mktemp("models")
     found = {
         "first": tiny_models.save("llama", home / "first", seed=1),
@@ -45,7 +45,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def make():
-    """Makes engines, and ends their ranks."""
+    """Creates engines, and ends their ranks."""
     cores: list[EngineCore] = []
 
     def made(model: Path, size: int = 2, stages: int = 1, **changes) -> EngineCore:
@@ -76,7 +76,7 @@ def make():
 
 
 def text(core: EngineCore, prompt=PROMPT, adapter: Adapter | None = None) -> tuple[list[int], int]:
-    """What the model says to a prompt, and how much of that was found in the cache."""
+    """The text for a prompt, and how many of the prompt's tokens were cached."""
     sampling = SamplingParams(temperature=0.8, seed=5, max_tokens=12, ignore_eos=True)
     core.add(Request(id="a", prompt_token_ids=prompt, sampling=sampling, adapter=adapter))
     tokens: list[int] = []
@@ -128,7 +128,7 @@ def test_other_weights_are_those_of_an_engine_that_began_with_them(
     assert text(core) == (second, 0)
     assert (core.info.generation, core.info.model) == (1, str(models["second"]))
     core.sleep(2)
-    core.wake()  # by the weights it had last
+    core.wake()  # with the weights it had last
     assert text(core) == (second, 0)
     core.reload(str(models["first"]))
     assert (text(core), core.info.generation) == ((first, 0), 2)
@@ -249,7 +249,7 @@ def test_ranks_on_several_machines_do_not_sleep(models, make) -> None:
 
 @pytest.mark.slow
 def test_every_rank_gives_its_memory_back(tmp_path: Path) -> None:
-    """Ranks that are processes, of a process of its own."""
+    """With ranks that are processes, started from a separate process."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         weights, *told = alone.submit(rest_in_turn, tmp_path).result()
     assert weights > 25 * MIB
@@ -260,8 +260,10 @@ def test_every_rank_gives_its_memory_back(tmp_path: Path) -> None:
 
 
 def rest_in_turn(tmp_path: Path) -> tuple:
-    """Bytes of a rank's weights, and what is resident of each rank: awake, asleep at level 1, at
-    level 2, and awake again."""
+    """The size of a rank's weights, and resident bytes by rank.
+
+    Measured awake, asleep at level 1, at level 2, and awake again.
+    """
     shape = {"hidden_size": 512, "num_hidden_layers": 8, "intermediate_size": 1536}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}
     config = json.loads((default_model_dir() / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""Ranks of one model on several machines: the texts are those of one process."""
+"""Ranks of one model on several nodes: the texts equal those of one process."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_lost_machine_is_the_end_of_the_engine(checkpoint, tmp_path):
         core.add(request("a", PROMPT, SamplingParams(max_tokens=60, ignore_eos=True)))
         core.step()
         (rank,) = runner._team._ranks
-        rank.socket.shutdown(2)  # as when the other end is closed
+        rank.socket.shutdown(2)  # as if the other end were closed
         with pytest.raises(EngineDead, match="rank 1"):
             run(core)
         assert lost.get(timeout=30) == "rank 1 (node 1, 127.0.0.1) ended"

@@ -1,4 +1,4 @@
-"""LoRA adapters over ranks: each row of a mixed batch equals its merged model."""
+"""LoRA adapters on several ranks: each row of a mixed batch equals its merged model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from tests.engine.lora.test_lora import ADAPTERS, make_served, requests_of, run
 
 @pytest.mark.parametrize("kind", ["llama", "phi3", "gpt2", "qwen2_moe", "deepseek_v3"])
 def test_each_row_equals_its_merged_model(kind, tmp_path):
-    """Projections cut by outputs and by inputs, fused and transposed ones, the expert that all
-    tokens see, latents that all ranks have."""
+    """Projections sharded by outputs and by inputs, fused, transposed; shared experts; latents."""
     two = {name: ADAPTERS[name] for name in ("all", "root")}
     base, adapters, prompts, texts = make_served(kind, tmp_path, two)
     config = EngineConfig(

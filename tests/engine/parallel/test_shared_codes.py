@@ -1,4 +1,4 @@
-"""Quantised checkpoints and GGUF files, shared out to ranks: the codes are those of the files."""
+"""Quantised checkpoints and GGUF files on several ranks: the codes are those of the files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.engine.quantization.test_formats import FORMATS, _write
 
 @pytest.fixture
 def widened(monkeypatch):
-    """In float32, to the last bits: without native kernels, which compute in bfloat16."""
+    """Compute in float32: native kernels, which compute in bfloat16, are disabled."""
     monkeypatch.setattr("kernels.cpu.linear.is_available", lambda: False)
 
 
-# Groups of inputs that end where ranks' inputs do, or one for all of them.
+# Groups of inputs that end where ranks' inputs do, or one group for all of them.
 SHARED_FORMATS = sorted(FORMATS.keys() - {"gptq4_act", "w4a16_act", "fp8_block"})
 QUICK = ("awq", "w8a8", "nf4")
 FORMAT_SHAPE = {"hidden_size": 128, "intermediate_size": 256}

@@ -1,5 +1,8 @@
-"""Gemma 4 shared out to ranks: heads of two kinds, experts beside MLPs, embeddings of each layer,
-layers that read the keys and values of another."""
+"""Gemma 4 on several ranks.
+
+It has two kinds of heads, experts beside MLPs, embeddings of each layer, and layers that read the
+keys and values of another.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ from tests.engine.lora.test_lora import ADAPTERS, make_served, requests_of, run
 from tests.engine.parallel.test_shared_logits import logits_of, prompt, shared_logits
 from tests.engine.parallel.test_shared_texts import engine, texts_of
 
-TWO_HEADS = {"num_key_value_heads": 2}  # two ranks have one each, and both the one of other layers
+TWO_HEADS = {"num_key_value_heads": 2}  # one each for two ranks; other layers have one for both
 NUM_OUTPUT = 12
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT, ignore_eos=True)
 
 
 def said_by(kind, directory, **changes) -> torch.Tensor:
-    """What Hugging Face's model says of the prompt; it lies in the directory then."""
+    """Hugging Face's logits for the prompt; also saves the model in the directory."""
     model = tiny_models.build(kind, **{**TWO_HEADS, **changes})
     model.save_pretrained(directory)
     with torch.no_grad():
@@ -41,14 +44,14 @@ def test_two_ranks_say_what_hugging_face_says(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["gemma4", "gemma4_shared"])
 @pytest.mark.parametrize("head_dim", [8, 16])
 def test_more_ranks_than_heads_of_any_kind(tmp_path, kind, head_dim):
-    """Of each kind a rank has one then; where both are as wide, kinds are told apart no more."""
+    """Then a rank has one head of each kind; if both have the same size, the kinds are merged."""
     shape = {"num_attention_heads": 8, "global_head_dim": head_dim}
     expected = said_by(kind, tmp_path, **shape)
     torch.testing.assert_close(shared_logits(tmp_path, 4), expected, atol=1e-4, rtol=0)
 
 
 def test_what_a_rank_asks_of_attention(tmp_path):
-    """Heads that are alike there are one kind, with the windows of both; a stage has its own."""
+    """Equal heads form one kind, with the windows of both; each stage has its own kinds."""
     shape = {**TWO_HEADS, "num_attention_heads": 8, "global_head_dim": 8}
     spec = read_config(str(tiny_models.save("gemma4", tmp_path, **shape))).spec
 
@@ -81,7 +84,7 @@ def test_experts_may_lie_whole(tmp_path):
     ids=lambda changes: "-".join(changes.values()),
 )
 def test_rounded_models_are_shared_out(tmp_path, kind, changes):
-    """Not to the last bit: scales are of a rank's own part, and sums are rounded once more."""
+    """Not to the last bit: scales belong to a rank's own part, and sums are rounded once more."""
     shape = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8}
     if kind == "gemma4_moe":
         shape["moe_intermediate_size"] = 64
@@ -94,7 +97,7 @@ def test_rounded_models_are_shared_out(tmp_path, kind, changes):
 
 @pytest.mark.parametrize("kind", ["gemma4", "gemma4_shared"])
 def test_each_row_equals_its_merged_model(kind, tmp_path):
-    """Adapters of keys that are values add to both."""
+    """Adapters of keys that double as values change both."""
     two = {name: ADAPTERS[name] for name in ("all", "root")}
     base, adapters, prompts, texts = make_served(kind, tmp_path, two, **TWO_HEADS)
     core, runner = engine(base, num_blocks=512, max_num_batched_tokens=17)
@@ -141,7 +144,7 @@ def test_greedy_texts_equal_hugging_face_under_any_schedule(checkpoint, name):
 
 
 def plans_of(directory):
-    """Memory as one process plans it, and as one of two ranks does."""
+    """The memory plans of one process and of one of two ranks."""
     plans = []
     for size in (1, 2):
         _, runner = engine(directory, size)
@@ -152,14 +155,14 @@ def plans_of(directory):
 
 
 def test_a_rank_has_its_heads_of_each_kind(tmp_path):
-    """Of two layers one of two, of the other two the only one: keys and values in float32."""
+    """One of two heads in two layers, the only one in the others: keys and values in float32."""
     alone, shared = plans_of(tiny_models.save("gemma4", tmp_path, **TWO_HEADS))
     assert alone.bytes_per_token == 2 * 4 * (2 * 2 * 8 + 2 * 16)
     assert shared.bytes_per_token == 2 * 4 * (2 * 1 * 8 + 2 * 16)
 
 
 def test_each_tokens_embeddings_lie_with_one_rank(tmp_path):
-    """Those of the layers among them, which are most of a small model."""
+    """Including those of the layers, which are most of a small model."""
     directory = tiny_models.save("gemma4_shared", tmp_path, **TWO_HEADS)
     alone, shared = plans_of(directory)
     assert shared.weights_bytes < 0.6 * alone.weights_bytes

@@ -1,4 +1,4 @@
-"""Images on several ranks: rank 0 embeds them, and all of its stage are given what it sees."""
+"""Images on several ranks: rank 0 embeds them and sends the embeddings to all of its stage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.engine.parallel.test_shared_texts import engine, texts_of
 from tests.image_prompts import ask, rules_of
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
-# Two ranks have a KV head each; of four layers three may be told of an image.
+# Two ranks have a KV head each; of four layers three may receive image features.
 LAYERS = {"num_hidden_layers": 4, "num_key_value_heads": 2}
 TEXTS = {
     "qwen2_5_vl": LAYERS,
@@ -39,7 +39,7 @@ def requests_of(directory) -> list[Request]:
     ],
 )
 def test_texts_are_those_of_one_process(tmp_path, kind, size, stages):
-    """In chunks that cut images, and again from the prefix cache."""
+    """In chunks that split images, and again from the prefix cache."""
     tiny_vision.save(kind, tmp_path, text=TEXTS[kind])
     requests = requests_of(tmp_path)
     alone = engine(tmp_path, 1)[0]

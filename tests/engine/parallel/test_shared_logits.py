@@ -1,4 +1,4 @@
-"""A model shared out to ranks says what Hugging Face's says, for every family."""
+"""The logits of a model on several ranks equal Hugging Face's, for every family."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests import tiny_kinds, tiny_models
 from tests.engine.handmade import Hand, load, request
 
 NUM_TOKENS = 50
-CHUNKS = (13, 1, 20, 16)  # blocks are of 4: chunks begin and end within them
-# What they differ in from others is nothing that ranks share.
+CHUNKS = (13, 1, 20, 16)  # with blocks of 4, chunks begin and end within blocks
+# They differ from others only in what is not sharded.
 LIKE_OTHERS = {
     *("llama_linear", "llama_dynamic", "llama_llama3", "llama_yarn", "llama_longrope"),
     *("smollm", "mistral", "mistral_full", "qwen2_window", "smollm3", "phi4_mini", "cohere2"),
@@ -71,7 +71,7 @@ def test_two_ranks_say_what_hugging_face_says(tmp_path, kind):
 @pytest.mark.parametrize(
     ("kind", "size", "changes"),
     [
-        # Four ranks have two KV heads: neighbours have the same one.
+        # Four ranks have two KV heads: neighbours share one.
         ("qwen2", 4, {"num_attention_heads": 8, "num_key_value_heads": 2}),
         ("olmo2", 4, {"num_attention_heads": 8, "num_key_value_heads": 2}),
         # 160 tokens on three ranks: one has fewer.
@@ -100,7 +100,7 @@ def test_more_ranks_than_kv_heads_and_an_uneven_vocabulary(tmp_path, kind, size,
     ids=lambda changes: "-".join(changes.values()),
 )
 def test_rounded_models_are_shared_out(tmp_path, kind, changes):
-    """Not to the last bit: scales are of a rank's own part, and sums are rounded once more."""
+    """Not to the last bit: scales belong to a rank's own part, and sums are rounded once more."""
     shape = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8}
     directory = tiny_models.save(kind, tmp_path, **shape)
     exact, alone = logits_of(load(directory)), logits_of(load(directory, **changes))

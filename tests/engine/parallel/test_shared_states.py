@@ -1,5 +1,8 @@
-"""Models that keep a state of each sequence, shared out to ranks: each has the state of its heads
-or channels, and texts are those of Hugging Face's whatever happens to it."""
+"""Stateful models on several ranks.
+
+Each rank has the states of its heads or channels, and texts equal Hugging Face's under any
+schedule.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ from tests.engine.parallel.test_shared_texts import engine, texts_of
 from tests.engine.quantization.test_formats import _write
 
 _OLMO = {"linear_num_key_heads": 4, "linear_num_value_heads": 4}
-# What two ranks can have equal parts of.
+# Widths that two ranks can share equally.
 CHANGES = {
     "olmo_hybrid": _OLMO,
     "olmo_hybrid_nope": _OLMO,
     "bamba": {"mamba_n_groups": 2, "mlp_bias": True},
 }
-# What they differ in from others is nothing that ranks share.
+# They differ from others only in what is not sharded.
 LIKE_OTHERS = {
     *("olmo_hybrid_nope", "lfm2_adjusted", "granitemoehybrid_attention", "bamba_limited"),
 }
@@ -33,7 +36,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT, ignore_eos=True)
 
 
 def said_by(kind, directory, **changes) -> torch.Tensor:
-    """What Hugging Face's model says of the prompt; it lies in the directory then."""
+    """Hugging Face's logits for the prompt; also saves the model in the directory."""
     model = tiny_models.build(kind, **{**CHANGES.get(kind, {}), **changes})
     model.save_pretrained(directory)
     with torch.no_grad():
@@ -57,7 +60,7 @@ def test_two_ranks_say_what_hugging_face_says(tmp_path, kind):
     [
         # Two ranks have the same key head.
         ("qwen3_5_text", 4, {"num_attention_heads": 8}),
-        # One group's heads lie with three ranks.
+        # Three ranks share the heads of one group.
         ("granitemoehybrid_dense", 3, {"num_key_value_heads": 3, "shared_intermediate_size": 48}),
         ("bamba", 3, {"num_key_value_heads": 3, "intermediate_size": 96, "mamba_n_groups": 3}),
     ],
@@ -94,7 +97,7 @@ _WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8}
 )
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 def test_rounded_models_are_shared_out(tmp_path, kind, shape, quantization):
-    """Not to the last bit: scales are of a rank's own part, and sums are rounded once more."""
+    """Not to the last bit: scales belong to a rank's own part, and sums are rounded once more."""
     directory = tiny_models.save(kind, tmp_path, **_WIDE, **shape)
     changes = {"dtype": "bfloat16", "quantization": quantization}
     exact, alone = logits_of(load(directory)), logits_of(load(directory, **changes))
@@ -124,11 +127,11 @@ WIDTHS = {
     ],
 )
 def test_codes_of_files_are_shared_out_as_they_are(tmp_path, monkeypatch, kind, written):
-    """By key heads, as Qwen3-Next fuses them, among them."""
+    """Including those in which key heads are interleaved, as in Qwen3-Next."""
     monkeypatch.setattr("kernels.cpu.linear.is_available", lambda: False)  # to the last bits
     shape = {"intermediate_size": 256, **WIDTHS[kind]}
     directory, _ = _write(kind, written, tmp_path, expect=False, **shape)
-    expected = logits_of(load(directory))  # held to Hugging Face's in test_formats.py
+    expected = logits_of(load(directory))  # test_formats.py compares them with Hugging Face
     torch.testing.assert_close(shared_logits(directory, 2), expected, atol=2e-4, rtol=0)
 
 
@@ -165,7 +168,7 @@ def checkpoint(request, tmp_path_factory):
 
 
 def texts_in_rounds(core, expected) -> None:
-    """The second round begins with snapshots of the first one's prompts, on every rank."""
+    """The second round starts from snapshots of the first one's prompts, on every rank."""
     for again in range(2):
         for index, each in enumerate(PROMPTS):
             core.add(request(f"{again}/{index}", each, GREEDY))
@@ -194,7 +197,7 @@ def test_a_rank_has_the_states_of_its_heads(checkpoint):
             runner._team.close()
     alone, shared = plans
     assert (shared.num_states, shared.num_snapshots) == (alone.num_states, alone.num_snapshots)
-    # Of Mamba-2, what a group's heads have together lies with each rank that has some of them.
+    # In Mamba-2, each rank with heads of a group also has what these share.
     assert 2 * shared.state_bytes == alone.state_bytes
     assert "states of 3 sequences" in shared.describe()
 

@@ -1,4 +1,4 @@
-"""Texts of a model on several ranks are those of Hugging Face's, whatever the schedule."""
+"""Texts of a model on several ranks equal Hugging Face's under any schedule."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def checkpoint(tmp_path_factory):
 
 
 def engine(directory, size=2, stages=1, **settings):
-    """An engine in ``stages`` of ``size`` ranks, and its runner."""
+    """An engine with ``stages`` of ``size`` ranks, and its runner."""
     speculation = settings.pop("speculation", None)
     cache = CacheConfig(
         block_size=BLOCK_SIZE,
@@ -70,7 +70,7 @@ def engine(directory, size=2, stages=1, **settings):
 
 
 def texts_of(core) -> dict[str, list[int]]:
-    """Run until all are done."""
+    """Run until all requests are done."""
     texts: dict[str, list[int]] = {}
     while core.has_work:
         output = core.step()
@@ -96,7 +96,7 @@ def test_greedy_texts_equal_hugging_face_under_any_schedule(checkpoint, name):
 
 
 def test_seeded_choices_and_told_logprobs_are_those_of_one_process(checkpoint):
-    """Forks copy blocks on every rank; sampling, its masks and biases are rank 0's alone."""
+    """Forks copy blocks on every rank; sampling, masks and biases exist only on rank 0."""
     directory, prompts, _ = checkpoint
     sampling = SamplingParams(
         n=3,
@@ -132,7 +132,7 @@ def test_seeded_choices_and_told_logprobs_are_those_of_one_process(checkpoint):
 @pytest.mark.parametrize("method", ["ngram", "draft"])
 def test_drafts_are_verified_on_all_ranks(checkpoint, method, size, stages):
     directory, prompts, expected = checkpoint
-    draft = str(directory) if method == "draft" else None  # it guesses right: all are kept
+    draft = str(directory) if method == "draft" else None  # its drafts are always right
     options = SpeculationConfig(method=method, draft_model=draft, adaptive=False)
     core, runner = engine(directory, size, stages, speculation=options)
     sampling = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT, ignore_eos=True)
@@ -155,7 +155,7 @@ def test_a_rank_has_its_part_of_weights_and_cache(checkpoint):
     alone, shared = (info.memory for info in infos)
     assert shared.bytes_per_token * 2 == alone.bytes_per_token
     assert shared.kv_cache_bytes * 2 == alone.kv_cache_bytes
-    assert shared.weights_bytes < 0.52 * alone.weights_bytes  # norms are everybody's
+    assert shared.weights_bytes < 0.52 * alone.weights_bytes  # norms are replicated
     assert infos[0].num_parameters == infos[1].num_parameters
     assert infos[0].fingerprint != infos[1].fingerprint
 
@@ -176,7 +176,7 @@ def test_a_lost_rank_is_the_end_of_the_engine(checkpoint):
 
 
 def test_a_pass_that_fails_on_rank_0_is_the_end_of_the_engine(checkpoint, monkeypatch):
-    """The others have gone on: no part of the step can be run again."""
+    """The others have continued: no part of the step can be repeated."""
     directory, prompts, _ = checkpoint
     core, runner = engine(directory)
     forward = runner._model.forward

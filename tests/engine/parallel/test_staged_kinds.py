@@ -1,5 +1,8 @@
-"""Stages of models whose layers are of several kinds: those that keep a state of each sequence, and
-Gemma 4's, which have heads of two kinds, embeddings of their own and the keys of others."""
+"""Pipeline stages of models with several kinds of layers.
+
+Stateful models, and Gemma 4, which has two kinds of heads, embeddings of each layer, and layers
+that read the keys and values of another.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _GROUPS = {**_MAMBAS, "mamba_n_groups": 2}
 _DELTA = {**_LAYERS, "linear_num_key_heads": 4, "linear_num_value_heads": 4}
 _NEMOTRON = ["linear_attention", "mlp", "full_attention"]
 _TWO_HEADS = {"num_key_value_heads": 2}
-# Two stages have a layer each that attends, and two ranks of one equal parts.
+# Two stages have an attention layer each, and two ranks of one have equal parts.
 CHANGES = {
     **dict.fromkeys(tiny_hybrids.HYBRIDS, _LAYERS),
     **dict.fromkeys(("lfm2", "lfm2_adjusted", "lfm2_moe", "lfm3_ungated"), _CONVS),
@@ -43,7 +46,7 @@ CHANGES = {
     "nemotron_h_biased": {"layers_block_type": [*_NEMOTRON[1:], *_NEMOTRON]},
     **dict.fromkeys(tiny_gemmas.GEMMAS, _TWO_HEADS),
 }
-# What they differ in from others is nothing that stages share.
+# They differ from others only in what stages do not divide.
 LIKE_OTHERS = {
     *("olmo_hybrid_nope", "lfm2_adjusted", "granitemoehybrid_attention", "bamba_limited"),
     *("nemotron_h_biased", "falcon_h1_norm", "lfm3_ungated"),
@@ -58,8 +61,10 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT, ignore_eos=True)
     [pytest.param(kind, marks=pytest.mark.slow if kind in LIKE_OTHERS else ()) for kind in CHANGES],
 )
 def test_two_stages_compute_what_one_process_does(tmp_path, kind):
-    """To the bit: nothing is summed over ranks. What one process says is held to Hugging Face's in
-    ``tests/engine/models``."""
+    """Bit for bit, since nothing is summed over ranks.
+
+    The result of one process is compared with Hugging Face's in ``tests/engine/models``.
+    """
     directory = tiny_models.save(kind, tmp_path, **CHANGES[kind])
     alone = logits_of(load(directory, enforce_eager=True))
     torch.testing.assert_close(staged_logits(directory, 2), alone, atol=0, rtol=0)
@@ -86,7 +91,7 @@ def test_rounded_stages_compute_what_one_process_does(tmp_path, kind, changes):
 
 @pytest.mark.parametrize("stages", [3, 4])
 def test_each_layer_of_gemma_by_itself(tmp_path, stages):
-    """Then a stage has heads of one kind alone."""
+    """Then each stage has only one kind of heads."""
     directory = tiny_models.save("gemma4", tmp_path)
     alone = logits_of(load(directory, enforce_eager=True))
     torch.testing.assert_close(staged_logits(directory, stages), alone, atol=0, rtol=0)
@@ -144,8 +149,7 @@ def checkpoint(request, tmp_path_factory):
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_greedy_texts_equal_hugging_face_under_any_schedule(checkpoint, name, size):
-    """The second round begins with prefixes of the first one's prompts, and the snapshots at their
-    end."""
+    """The second round starts from the first one's prefixes, and the snapshots at their ends."""
     directory, expected = checkpoint
     core, runner = engine(directory, size, 2, **SCHEDULES[name])
     for again in range(2):
@@ -172,7 +176,7 @@ def test_each_row_has_its_adapter_in_every_stage(kind, tmp_path):
 
 
 def test_a_stage_has_the_states_of_its_layers(tmp_path):
-    """Twice as many lines as sequences may run: a step that is under way holds its rows."""
+    """Twice as many states as running sequences: a step in flight holds its rows."""
     directory = tiny_models.save("qwen3_5_text", tmp_path, **_LAYERS)
     plans = []
     for stages in (1, 2):
@@ -201,7 +205,7 @@ def test_each_stage_has_a_layer_that_attends(tmp_path, layers, stages):
 
 
 def test_layers_that_share_keys_lie_together(tmp_path):
-    """Of six the last three read those of layers 1 and 2."""
+    """Of six layers, the last three read the keys and values of layers 1 and 2."""
     spec = read_config(str(tiny_models.save("gemma4_shared", tmp_path))).spec
     assert most_stages(spec) == 2
     assert stage_layers(spec, 2) == [(0, 1), (1, 6)]

@@ -1,4 +1,4 @@
-"""A model in stages says what Hugging Face's says, for every family."""
+"""The logits of a model in pipeline stages equal Hugging Face's, for every family."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def staged_logits(directory, stages, size=1, **changes) -> torch.Tensor:
     ],
 )
 def test_three_stages_say_what_hugging_face_says(tmp_path, kind):
-    """Each has one layer: what is between any two of them goes from process to process."""
+    """Each has one layer, so everything between two layers is sent between processes."""
     model = tiny_models.build(kind)
     with torch.no_grad():
         expected = model(torch.tensor([prompt()])).logits[0]
@@ -51,8 +51,8 @@ def test_three_stages_say_what_hugging_face_says(tmp_path, kind):
     torch.testing.assert_close(staged_logits(tmp_path, 3), expected, atol=1e-4, rtol=0)
 
 
-# Tied embeddings, learned positions, norms that ranks share, windows and soft caps, experts of
-# some layers, latents, both norms of a layer at once.
+# Tied embeddings, learned positions, sharded norms, windows and soft caps, experts in some layers,
+# latents, both norms of a layer at once.
 @pytest.mark.parametrize(
     "kind", ["qwen2", "gpt2", "olmo2", "gemma2", "qwen2_moe", "deepseek_v3", "gpt_neox"]
 )
@@ -86,7 +86,7 @@ def test_whole_experts_of_a_stage(tmp_path):
     ids=lambda changes: "-".join(map(str, changes.values())),
 )
 def test_a_stage_computes_what_its_layers_do_in_one_process(tmp_path, changes):
-    """To the bit: nothing is summed over ranks."""
+    """Bit for bit, since nothing is summed over ranks."""
     shape = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8}
     directory = tiny_models.save("qwen2", tmp_path, **shape)
     alone = logits_of(load(directory, enforce_eager=True, **changes))
@@ -95,7 +95,7 @@ def test_a_stage_computes_what_its_layers_do_in_one_process(tmp_path, changes):
 
 @pytest.mark.parametrize("written", ["gptq4_act", "awq"])
 def test_codes_of_files(tmp_path, monkeypatch, written):
-    """In whatever groups: no stage has a part of a matrix."""
+    """With any groups, since no stage has part of a matrix."""
     monkeypatch.setattr("kernels.cpu.linear.is_available", lambda: False)  # to the last bits
     shape = {"hidden_size": 128, "intermediate_size": 256}
     directory, expected = _write("llama", written, tmp_path, **shape)

@@ -1,5 +1,4 @@
-"""Texts of a model in stages are those of one process, whatever the schedule, and its stages work
-on several steps at once."""
+"""Texts of a model in pipeline stages equal those of one process, with several steps in flight."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ def test_greedy_texts_equal_hugging_face_under_any_schedule(checkpoint, name, st
 
 
 class Flights:
-    """What is under way, by what a runner is asked for: rows of steps, and the most at once."""
+    """What a runner has in flight: the rows of steps, and the maximum number at once."""
 
     def __init__(self, runner, monkeypatch) -> None:
         self.under_way: list[set[str]] = []
@@ -81,11 +80,11 @@ class Flights:
 
 @pytest.mark.parametrize("stages", [2, 3])
 def test_each_stage_has_a_step_of_other_sequences(checkpoint, monkeypatch, stages):  # noqa: F811
-    """While one step is under way the next ones begin, with a fair share of the sequences each."""
+    """While one step is in flight the next ones start, each with a fair share of the sequences."""
     directory, prompts, _ = checkpoint
     core, runner = staged(directory, stages)
     flights = Flights(runner, monkeypatch)
-    handed: list[int] = []  # how many steps rank 0 had handed on when it read a result
+    handed: list[int] = []  # how many steps rank 0 had passed on when it read a result
     hand_on, fetch = runner._pipeline.hand_on, runner._pipeline.fetch
     num_handed = 0
 
@@ -112,7 +111,7 @@ def test_each_stage_has_a_step_of_other_sequences(checkpoint, monkeypatch, stage
 
 
 def test_chunks_of_a_prompt_follow_one_another(checkpoint, monkeypatch):  # noqa: F811
-    """The next one is under way before the one before it has come through."""
+    """The next chunk starts before the previous one has passed all stages."""
     directory, prompts, expected = checkpoint
     core, runner = staged(directory, 3, max_num_batched_tokens=4)
     flights = Flights(runner, monkeypatch)
@@ -163,8 +162,10 @@ def test_seeded_choices_and_told_logprobs_are_those_of_one_process(checkpoint): 
 
 
 def test_a_place_is_not_given_on_while_a_step_has_it(checkpoint):  # noqa: F811
-    """Sequences end while their steps are under way, and others come at once: whoever is given
-    their places is chosen for by its own seed, penalties and biases."""
+    """Sequences end while their steps are in flight, and others arrive at once.
+
+    The successor in a slot is sampled with its own seed, penalties and biases.
+    """
     directory, prompts, _ = checkpoint
 
     def sampling(index: int) -> SamplingParams:
@@ -228,12 +229,12 @@ def test_a_stage_has_its_layers_of_weights_and_cache(checkpoint):  # noqa: F811
     alone, shared = (info.memory for info in infos)
     assert shared.bytes_per_token * 3 == alone.bytes_per_token
     assert shared.kv_cache_bytes * 3 == alone.kv_cache_bytes
-    assert shared.weights_bytes < 0.6 * alone.weights_bytes  # embeddings and head are whole
+    assert shared.weights_bytes < 0.6 * alone.weights_bytes  # embeddings and head are not divided
     assert infos[0].num_parameters == infos[1].num_parameters
 
 
 def test_as_many_blocks_as_the_stage_with_the_most_layers_has_room_for(checkpoint):  # noqa: F811
-    """Blocks have the same numbers in all stages, on the host too."""
+    """Blocks have the same numbers in all stages, and on the host."""
     directory, _, _ = checkpoint
     config = EngineConfig(model=str(directory), dtype="float32", num_threads=1)
     cache = msgspec.structs.replace(

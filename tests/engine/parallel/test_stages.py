@@ -1,4 +1,4 @@
-"""Which layers and parameters each stage has."""
+"""The layers and parameters of each stage."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_first_stage_has_as_many_layers_less_as_the_ends_weigh(tmp_path, voc
 
 
 def test_layers_of_other_weights_are_counted_by_them(tmp_path):
-    """Of a model whose first layers are dense, small ones count for little."""
+    """In a model whose first layers are dense, small layers count for little."""
     spec = read_config(str(tiny_models.save("deepseek_v3", tmp_path))).spec
     dense = replace(spec.layers[0], experts=False)
     experts = replace(spec.layers[0], experts=True)

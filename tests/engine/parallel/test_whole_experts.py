@@ -1,4 +1,4 @@
-"""A mixture's experts shared out whole: each lies with one rank, and texts stay the same."""
+"""Expert parallelism: each expert is on one rank, and texts stay the same."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ WHOLE = {"enable_expert_parallel": True}
     ("kind", "size"),
     [
         ("mixtral", 2),  # five experts: one rank has two
-        ("qwen2_moe", 2),  # and one expert that all tokens see
+        ("qwen2_moe", 2),  # and a shared expert
         ("qwen3_moe", 2),
         ("deepseek_v3", 3),
         ("gpt_oss", 2),  # all experts in one tensor of the file, with biases
-        ("llama4", 2),  # weights multiply what an expert reads
+        ("llama4", 2),  # weights multiply an expert's input
     ],
 )
 def test_ranks_say_what_hugging_face_says(tmp_path, kind, size):
@@ -40,7 +40,7 @@ def test_ranks_say_what_hugging_face_says(tmp_path, kind, size):
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 def test_experts_in_bfloat16_and_in_codes(tmp_path, quantization):
-    """As the kernels hold them that a CPU is served by."""
+    """In the forms that the CPU kernels use."""
     shape = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8}
     directory = tiny_models.save("mixtral", tmp_path, **shape)
     changes = {"dtype": "bfloat16", "quantization": quantization}

@@ -1,4 +1,4 @@
-"""Other machines as threads of the test's own process: they come over TCP, by the handshake."""
+"""Other nodes as threads of the test's process; they connect over TCP with the real handshake."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def free_port() -> int:
 
 
 def with_nodes(config: EngineConfig, directory: Path, size: int = 2, **given) -> EngineConfig:
-    """Of node 0."""
+    """The config of node 0."""
     secret = directory / "secret"
     secret.write_bytes(SECRET + b"\n")
     nodes = NodesConfig(
@@ -39,13 +39,13 @@ def with_nodes(config: EngineConfig, directory: Path, size: int = 2, **given) ->
 
 
 def of_node(config: EngineConfig, rank: int, **given) -> EngineConfig:
-    """The same of another machine."""
+    """The config of another node."""
     nodes = msgspec.structs.replace(config.nodes, rank=rank, **given)
     return msgspec.structs.replace(config, nodes=nodes)
 
 
 class ThreadFollower(ThreadRank):
-    """A rank of such a machine, in the place of ``engine.child.Child``."""
+    """A rank of such a node, in place of ``engine.child.Child``."""
 
     def __init__(self, module: str, option: str, leader: str, pass_fds: Sequence[int]) -> None:
         assert (option, list(pass_fds)) == ("--leader", [int(leader)])
@@ -53,13 +53,13 @@ class ThreadFollower(ThreadRank):
         super().__init__(module)
 
     def _run(self, connection: socket.socket) -> None:
-        super()._run(self._leader)  # closes it
+        super()._run(self._leader)  # closes the connection
         connection.close()
 
 
 @contextlib.contextmanager
 def serving(*configs: EngineConfig) -> Iterator[None]:
-    """Each has the ranks of one engine."""
+    """Run these nodes, each with its ranks of one engine."""
     node.Child, child = ThreadFollower, node.Child
     threads = [
         threading.Thread(target=node._Node(config, config).serve_once, daemon=True)

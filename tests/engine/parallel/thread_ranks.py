@@ -1,5 +1,6 @@
-"""Ranks as threads of the test's own process: the real leader, follower, frames and collectives,
-without the seconds that a process takes to import the tensor library.
+"""Ranks as threads of the test's process: real leader, follower, frames and collectives.
+
+This avoids the seconds that a process takes to import torch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from engine.parallel.frames import Join
 
 
 class ThreadRank:
-    """In the place of ``engine.child.Child``."""
+    """A rank in place of ``engine.child.Child``."""
 
     _pids = itertools.count(1)
 
@@ -28,7 +29,7 @@ class ThreadRank:
         self._thread.start()
 
     def hang_up(self) -> None:
-        """End as a process that is killed does, once it has done what it is doing."""
+        """End like a killed process, once the current work is done."""
         self._theirs.shutdown(socket.SHUT_RDWR)
 
     def end(self, grace_s: float) -> int:
@@ -47,5 +48,5 @@ class ThreadRank:
                 follow(connection, join, messages)
             except (BrokenPipeError, ConnectionResetError):
                 pass
-            except BaseException as error:  # told by ``end``, in the test's thread
+            except BaseException as error:  # raised by ``end`` in the test's thread
                 self.failure = error

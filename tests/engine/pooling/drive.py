@@ -1,4 +1,4 @@
-"""Runs pooling requests through a whole engine core and gives their vectors."""
+"""Runs pooling requests through a whole engine core and returns their vectors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load(directory: Path, *, step_tokens: int = 64, **changes: Any) -> EngineCor
 def embed(
     core: EngineCore, prompts: Sequence[Sequence[int]], params: PoolingParams
 ) -> dict[int, np.ndarray]:
-    """The vector of each prompt, by its place; nothing stays behind."""
+    """The vector of each prompt, in order; checks that nothing is left behind."""
     for index, prompt in enumerate(prompts):
         core.add(Request(id=str(index), prompt_token_ids=tuple(prompt), pooling=params))
     found: dict[int, np.ndarray] = {}

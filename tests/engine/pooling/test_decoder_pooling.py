@@ -1,4 +1,4 @@
-"""Vectors of decoder models equal Hugging Face's hidden states, pooled; whole and in chunks."""
+"""Vectors of decoder models equal Hugging Face's pooled hidden states, whole and in chunks."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_vectors_are_cut_and_then_normalised(llama):
 
 
 def test_text_and_vectors_share_steps(llama):
-    """A sequence generates the same tokens while prompts beside it are pooled, and they too."""
+    """A sequence generates the same tokens while prompts are pooled beside it, and vice versa."""
     directory, _ = llama
     core, texts = load(directory, step_tokens=16), prompts(40, 9, 33)
     alone = [embed(core, [text], PoolingParams(kind="mean"))[0] for text in texts]

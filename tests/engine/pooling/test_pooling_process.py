@@ -1,4 +1,4 @@
-"""Vectors over the process boundary: to whoever asked, and after the engine has died."""
+"""Vectors across the process boundary, including after the engine has died."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_each_client_of_an_engine_gets_its_own(tmp_path: Path) -> None:
 
 
 async def test_vectors_outlive_the_engine(capfd) -> None:
-    """It dies in the midst of them; they are asked for again and told once."""
+    """It dies while computing them; they are requested again and delivered once."""
     client = subprocess_client(step_s=0.02)
     await client.start()
     checking = asyncio.create_task(check(client, pooling_requests("v", 12)))

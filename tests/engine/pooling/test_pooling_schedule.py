@@ -1,4 +1,4 @@
-"""What the scheduler does with prompts that become vectors."""
+"""Scheduling of prompts that are pooled."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(core: EngineCore) -> list[EngineOutput]:
 
 
 def test_a_vector_cut_short_by_preemption_begins_again() -> None:
-    """A text that grows takes the blocks of a prompt that is half computed."""
+    """A growing sequence takes the blocks of a half-computed prompt."""
     config = make_config(cache=CacheConfig(block_size=1), max_num_batched_tokens=2)
     core = EngineCore(config, FakeRunner(make_info(20, 1, 20)))
     text = SamplingParams(max_tokens=15, ignore_eos=True)
@@ -47,7 +47,7 @@ def test_a_vector_cut_short_by_preemption_begins_again() -> None:
 
 
 def test_a_fault_in_the_middle_of_a_prompt_counts_nothing_twice() -> None:
-    """The step runs twice, row by row the second time; one row is to blame and fails alone."""
+    """The step runs twice, the second time row by row; only the faulty row fails."""
 
     def fault(plan: StepPlan) -> None:
         if any(row.id == "bad" and row.start >= 8 for row in plan.rows):
@@ -65,7 +65,7 @@ def test_a_fault_in_the_middle_of_a_prompt_counts_nothing_twice() -> None:
 
 
 class _Encoder(FakeRunner):
-    """Of the kind that must see a prompt whole; it notes how it is shown them."""
+    """A runner that must see a prompt whole; it records the prompts of each step."""
 
     def __init__(self, info: EngineInfo) -> None:
         super().__init__(info)
@@ -89,5 +89,5 @@ def test_whole_prompts_are_never_cut() -> None:
         core.add(pooling("long", 41))
     found = {id_: vector for output in run(core) for id_, vector in output.embeddings.items()}
     assert found == {request.id: expected_embedding(request) for request in requests}
-    # As many as fit a step of the longest prompt, in their order.
+    # As many as fit a step of the longest prompt, in order.
     assert [lengths for lengths in runner.steps if lengths] == [[7], [40], [3, 20, 17], [9]]

@@ -1,4 +1,4 @@
-"""Both clients: the same promises with and without a process boundary."""
+"""Both clients: the same guarantees with and without a process boundary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engine.requests import fan_out
 from engine.types import EngineOutput, Request, RequestOutput, SamplingParams
 from tests.engine import fakes
 
-MAX_LEN = 200  # of the engines that fakes.load makes
+MAX_LEN = 200  # of the engines that fakes.load creates
 
 MakeClient = Callable[..., EngineClient]
 
@@ -41,7 +41,7 @@ def inline_client(**options: object) -> InlineClient:
 
 @pytest_asyncio.fixture(params=[subprocess_client, inline_client], ids=["process", "inline"])
 async def start(request: pytest.FixtureRequest) -> AsyncIterator[Callable]:
-    """Starts a client of each kind; closes it in the end."""
+    """Starts a client of each kind and closes it at the end."""
     clients: list[EngineClient] = []
 
     async def start(**options: object) -> EngineClient:

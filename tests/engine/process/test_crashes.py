@@ -1,4 +1,4 @@
-"""The engine process dies, or the one that started it: what happens to everybody else."""
+"""The engine process or its parent dies: the effect on everything else."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 async def kill_after(client: SubprocessClient, num_tokens: int) -> None:
-    """Kill the engine outright once ``num_tokens`` more have come."""
+    """Kill the engine once ``num_tokens`` more have arrived."""
     enough, count = asyncio.Event(), 0
 
     def listen(output) -> None:
@@ -62,7 +62,7 @@ async def test_streams_outlive_the_engine(capfd: pytest.CaptureFixture) -> None:
     (stream,) = client.submit([aborted])
     await kill_after(client, 100)
     await until(lambda: not client.alive)
-    stream.abort()  # while nobody is there to be told
+    stream.abort()  # while there is no engine to notify
     with pytest.raises(EngineDead, match="restarted"):
         client.submit([doomed])
     await until(lambda: client.alive)
@@ -104,7 +104,7 @@ async def test_a_step_that_hangs_is_ended_and_its_requests_go_on(
         assert text == fakes.expected_output(request, MAX_LEN)
     assert (client.num_restarts, client.num_resumed) == (1, 3)
     assert "in fault" in capfd.readouterr().err  # where it hung
-    await asyncio.sleep(4.2)  # nothing is taken for hung while there is nothing to do
+    await asyncio.sleep(4.2)  # an idle engine is not mistaken for a hung one
     assert client.alive
     await client.close()
 
@@ -229,7 +229,7 @@ def test_the_engine_does_not_outlive_its_parent(starter: str) -> None:
     command = [sys.executable, "-c", PARENT, starter]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
         assert parent.stdout is not None
-        engine = psutil.Process(int(parent.stdout.readline()))  # in a step of a minute by now
+        engine = psutil.Process(int(parent.stdout.readline()))  # by now in a step of a minute
         parent.kill()
     deadline_s = time.monotonic() + 10
     while engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE:

@@ -1,4 +1,4 @@
-"""The boundary's bytes: what goes in comes out, however it is cut, and garbage is refused."""
+"""The wire format: messages round-trip however they are split, and garbage is rejected."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_garbage_is_refused_or_waited_for_but_never_believed(data: bytes) -> Non
         messages = FrameReader().feed(data)
     except FrameError:
         return
-    for message in messages:  # random bytes may spell an Abort; they cannot spell anything else
+    for message in messages:  # random bytes may spell an Abort, but nothing else
         assert isinstance(message, Abort | Shutdown | Loading | Fatal)
 
 
@@ -116,7 +116,7 @@ def test_garbage_is_refused_or_waited_for_but_never_believed(data: bytes) -> Non
         msgspec.msgpack.encode(["no such tag", 1]),
         msgspec.msgpack.encode({"an": "object"}),
         encode(MESSAGES[1])[4:].replace(b"temperature", b"temperaturE") + b"\xc1",
-        b"\x91" * 100_000,  # deeper than any message of ours
+        b"\x91" * 100_000,  # deeper than any of our messages
     ],
 )
 def test_a_frame_of_another_shape_is_refused(body: bytes) -> None:

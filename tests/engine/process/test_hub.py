@@ -1,4 +1,4 @@
-"""Several clients at one engine, seen from its hub: who goes away takes all its requests along."""
+"""Several clients of one engine, seen from its hub: a client's requests end with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMIT_S = 30.0
 
 
 def test_what_a_lost_client_has_asked_for_last_is_aborted_too(tmp_path: Path) -> None:
-    """The loop finds that it is gone while its thread has a request of it in its hands."""
+    """The loop notices the loss while the client's thread is handling one of its requests."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "engine"))
     listener.listen()
@@ -36,13 +36,13 @@ def test_what_a_lost_client_has_asked_for_last_is_aborted_too(tmp_path: Path) ->
     submits = [Submit((Request(id=id_, prompt_token_ids=(1,)),)) for id_ in "ab"]
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(tmp_path / "engine"))
-        client.recv(1)  # of its greeting: the hub knows it
+        client.recv(1)  # of its greeting: the hub knows the client
         client.sendall(b"".join(map(encode, submits)))
     assert first.wait(LIMIT_S)
     news = EngineOutput(ids=("a",), token_ids=((3,),), finish_reasons=(None,))
     loop = threading.Thread(target=hub.emit, args=(news,))
     loop.start()
-    loop.join(0.1)  # as far as it comes without the client's thread
+    loop.join(0.1)  # as far as it gets without the client's thread
     told.set()
     loop.join(LIMIT_S)
     assert ended.wait(LIMIT_S)

@@ -1,4 +1,4 @@
-"""Profiles through a client: the answer comes to who asked, or the reason why there is none."""
+"""Profiles through a client: the answer goes to the caller, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_of_several_clients_each_is_told_its_own_answer(tmp_path: Path) ->
             first.stop_profile(),
             return_exceptions=True,
         )
-        # Profiling is off in this engine: each question has the refusal that fits it.
+        # Profiling is off in this engine: each request gets the matching error.
         assert [getattr(answer, "code", None) for answer in answers] == [
             *("profiling_off", "profiling_off", "profile_not_running"),
         ]

@@ -1,4 +1,4 @@
-"""Rests of an engine seen by its clients: who runs, who comes, who asks, and who comes after."""
+"""Sleep and reload seen by clients: running, new and later requests, and status queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several clients at one engine process: each has its own; only the engine's death is shared."""
+"""Several clients of one engine process: they are independent, except for the engine's death."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ async def test_each_client_gets_its_own_and_the_steps_are_told_once(tmp_path: Pa
                 assert sum(len(output.prompt_logprobs) for output in told) == 3, request.id
         newest = max(shared.clients, key=lambda client: client.stats_s).stats
         assert (newest.num_running, newest.blocks.held) == (0, 0)
-        # Prompts and outputs but the last of each were computed, and each step counted once.
+        # All prompts and outputs but each one's last token were computed, and each step counted
+        # once.
         computed = sum(3 + len(fakes.expected_output(r, MAX_LEN)[0]) for own in asked for r in own)
         cached = newest.prefix_cache_hits
         assert sum(output.stats.step_tokens for output in heard) == computed - cached
@@ -110,12 +111,12 @@ async def test_a_client_that_goes_takes_only_its_own_along(tmp_path: Path) -> No
         readers = [asyncio.create_task(collect(s)) for s in staying.submit(requests)]
         gone = leaving.submit(own_requests(0, 4, 190, ignore_eos=True))
         await gone[0].next()
-        # Whose requests come first is chance, and nothing announces that all run.
+        # The order of requests is random, and no event signals that all are running.
         while max(staying.stats.num_running, leaving.stats.num_running) < 8:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         await leaving.close()
         with pytest.raises(EngineDead):
-            await collect(gone[0])  # what had come may still be read
+            await collect(gone[0])  # received output can still be read
         check(requests, await asyncio.gather(*readers))
         assert (staying.stats.num_running, staying.stats.blocks.held) == (0, 0)
         assert staying.num_resumed == 0

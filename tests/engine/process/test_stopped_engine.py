@@ -1,4 +1,4 @@
-"""An engine process that is stopped, by a debugger or in a frozen container, is found out."""
+"""An engine process that is stopped, by a debugger or in a frozen container, is detected."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_a_stopped_process_does_not_respond_until_it_goes_on(
         os.kill(pid, signal.SIGSTOP)
         try:
             await until(lambda: not client.responds)
-            assert client.alive  # what is submitted now waits
+            assert client.alive  # new requests wait
             (request,) = make_requests(1)
             (stream,) = client.submit([request])
         finally:
@@ -79,5 +79,5 @@ async def test_a_long_step_is_no_stopped_process(
         monkeypatch.setattr(link.EngineLink, "data_received", note)
         (stream,) = client.submit(make_requests(1, 2, ignore_eos=True))
         await collect(stream)
-        # Several answers came within the steps, to questions put meanwhile.
+        # Several answers came during the steps, to requests made meanwhile.
         assert len([asked for asked in told if asked is not None]) > 4

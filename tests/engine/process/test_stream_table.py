@@ -1,4 +1,4 @@
-"""The table of live streams: the tokens it counts are those that its streams hold."""
+"""The table of live streams counts exactly the tokens that its streams hold."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def request(number: int, rng: random.Random, leader: str | None) -> Request:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_tokens_counted_are_those_of_the_streams(seed: int) -> None:
-    """Through steps, ends, failures, aborts, and the deaths of engines."""
+    """Through steps, ends, failures, aborts, and engine deaths."""
     rng = random.Random(seed)
     tables = [StreamTable(lambda id: None) for _ in range(2)]
     live: list[dict[str, Stream]] = [{}, {}]
@@ -69,7 +69,7 @@ def test_the_tokens_counted_are_those_of_the_streams(seed: int) -> None:
 
 
 async def test_a_resumed_request_has_its_first_token_before_its_end() -> None:
-    """A reader that lags sees a token later than the engine's clock the end of its text."""
+    """A lagging reader may see a token later than the engine's timestamp of the end."""
     table = StreamTable(lambda id: None)
     late, early = (table.open(Request(id=id, prompt_token_ids=(1,))) for id in "ab")
     table.dispatch(EngineOutput(ids=("b",), token_ids=((3, 4),), finish_reasons=(None,)))
@@ -82,7 +82,7 @@ async def test_a_resumed_request_has_its_first_token_before_its_end() -> None:
 
 
 async def first_token_s(stream: Stream, timings: RequestTimings) -> float:
-    """As it is told of a text that ends with such timings."""
+    """The time to first token reported for a text that ends with these timings."""
     stream.push((5,), None)
     stream.set_timings(timings)
     stream.push((6,), "length")

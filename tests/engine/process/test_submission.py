@@ -1,4 +1,4 @@
-"""Requests with images cross to the engine whole, their pixels once, and in frames of their own."""
+"""Requests with images reach the engine complete, their pixels once and in frames of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny GPT-OSS as it is published: its experts in MXFP4, all else dense."""
+"""A tiny GPT-OSS as it is published: experts in MXFP4, everything else dense."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHAPE = {
 
 
 def save(directory: Path) -> tuple[Path, Path]:
-    """The model, and the dense one that its numbers stand for."""
+    """Save the model, and the dense one with the dequantised weights."""
     dense = tiny_models.save("gpt_oss", directory / "dense", **_SHAPE)
     held = tiny_models.save("gpt_oss", directory / "mxfp4", **_SHAPE)
     tensors, quantised = load_file(dense / "model.safetensors"), {}

@@ -1,8 +1,8 @@
-"""Writes matrices as each format's definition says, element by element, and what they stand for.
+"""Writes matrices by the definition of each format, element by element, with their values.
 
-Nothing here is taken from the readers: words are made of Python integers, values of float64. A
-writer takes a weight [outputs, inputs] and gives the tensors that replace ``X.weight``, by what
-follows ``X``, and the weight that they mean.
+Nothing here is shared with the readers: words are built from Python integers, values from float64.
+A writer takes a weight [outputs, inputs] and returns the tensors that replace ``X.weight``, by the
+suffix of ``X``, and the dequantised weight.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 
 
 def words_of(rows: list[list[int]], bits: int) -> torch.Tensor:
-    """Each row's codes as one long number, the first code lowest, cut into words of 32 bits."""
+    """Each row's codes as one long number, the first code lowest, split into words of 32 bits."""
     found = []
     for row in rows:
         number = sum(code << (bits * i) for i, code in enumerate(row))
@@ -26,7 +26,7 @@ def words_of(rows: list[list[int]], bits: int) -> torch.Tensor:
 
 
 def round_to_codes(weight, bits, group_of, scale_dtype, *, symmetric):
-    """Unsigned codes and their meaning, with a scale and a zero for each (output, group)."""
+    """Unsigned codes and their values, with a scale and a zero for each (output, group)."""
     outputs, inputs = weight.shape
     groups = max(group_of) + 1
     members = [[k for k in range(inputs) if group_of[k] == g] for g in range(groups)]
@@ -56,7 +56,7 @@ def round_to_codes(weight, bits, group_of, scale_dtype, *, symmetric):
 def gptq(weight, *, bits=4, group=32, symmetric=False, act_order=False, version=1):
     outputs, inputs = weight.shape
     group = inputs if group == -1 else group
-    # The order of the inputs is that of their weight, as that of their Hessian would be.
+    # The order of the inputs is that of their weight, as it would be that of their Hessian.
     order = list(range(inputs))
     if act_order:
         order.sort(key=lambda k: -float(weight[:, k].norm()))
@@ -132,7 +132,7 @@ def compressed_int8(weight, *, per_tensor=False):
 
 
 def float8(weight, *, form="channel", name=".weight_scale", block=(16, 32)):
-    """Scales for the tensor (a scalar or of one element), for outputs, or for blocks."""
+    """Scales for the tensor (a scalar or a single element), for outputs, or for blocks."""
     outputs, inputs = weight.shape
     rows, columns = {"block": block, "channel": (1, inputs)}.get(form, (outputs, inputs))
     down, across = -(-outputs // rows), -(-inputs // columns)
@@ -157,7 +157,7 @@ def float8_flat(weight, name):
 
 
 def mxfp4(weight):
-    """Without the shape of experts: codes [outputs, groups, 16] and exponents [outputs, groups]."""
+    """For a single matrix: codes [outputs, groups, 16] and exponents [outputs, groups]."""
     outputs, inputs = weight.shape
     codes = torch.zeros(outputs, inputs // 32, 16, dtype=torch.uint8)
     exponents = torch.zeros(outputs, inputs // 32, dtype=torch.uint8)
@@ -204,7 +204,7 @@ def compressed_mxfp4(weight):
 
 
 def nf4(weight, *, block=64, nested=False, storage=torch.uint8):
-    """Blocks go along the flattened weight, over the ends of rows."""
+    """Blocks run along the flattened weight, across the ends of rows."""
     levels = torch.tensor(NF4)
     flat = weight.flatten().double()
     count = -(-len(flat) // block)

@@ -1,4 +1,4 @@
-"""Experts in codes, all of a layer as one: what a GPU holds, computed by its kernels' twins."""
+"""Experts in codes, one product per layer as on a GPU, computed by the reference kernels."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from tests.engine.quantization.test_formats import _SHAPE, _write
 
 @pytest.fixture
 def widened(monkeypatch):
-    """In float32, to the last bits: without native kernels, which compute in bfloat16."""
+    """Compute in float32: native kernels, which compute in bfloat16, are disabled."""
     monkeypatch.setattr("kernels.cpu.linear.is_available", lambda: False)
 
 
 @pytest.fixture
 def stacked(monkeypatch):
-    """As a GPU computes experts: all of a layer as one product, whose twin runs here. Gives what is
-    made."""
+    """Compute experts as a GPU does, one product per layer, with the reference kernels.
+
+    Returns the layers that are created.
+    """
     made, make = [], load_module.make_modules
 
     def make_stacked(*args, **_):
@@ -43,8 +45,10 @@ def stacked(monkeypatch):
     ],
 )
 def test_experts_of_one_product_stay_in_codes(kind, written, tmp_path, caplog, stacked):
-    """Within what scales lose in sixteen bits: an eighth of what bfloat16 makes of so small a model
-    (``test_formats.py``)."""
+    """The error is that of sixteen-bit scales: an eighth of bfloat16's on so small a model.
+
+    See ``test_formats.py``.
+    """
     directory, expected = _write(kind, written, tmp_path)
     error = paged_logits(directory) - expected
     assert float(error.norm() / expected.norm()) < 0.01
@@ -58,7 +62,7 @@ def test_experts_of_one_product_stay_in_codes(kind, written, tmp_path, caplog, s
 @pytest.mark.usefixtures("widened")
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_experts_of_one_product_are_rounded_at_load(quantization, tmp_path, request):
-    """To the same codes as those that are layers of their own."""
+    """To the same codes as experts that are separate layers."""
     directory = tiny_models.save("qwen3_moe", tmp_path, **_SHAPE)
     expected = paged_logits(directory, quantization=quantization)
     stacked = request.getfixturevalue("stacked")
@@ -66,7 +70,7 @@ def test_experts_of_one_product_are_rounded_at_load(quantization, tmp_path, requ
     torch.testing.assert_close(logits, expected, atol=1e-3, rtol=0)
     paged_logits(directory)
     rounded, dense = (made.layers[0].mlp.num_bytes for made in stacked)
-    assert rounded < 0.4 * dense  # of float32, and the router stays as it is
+    assert rounded < 0.4 * dense  # of float32, and the router is not rounded
 
 
 @pytest.mark.usefixtures("widened", "stacked")
@@ -74,7 +78,7 @@ def test_experts_of_one_product_are_rounded_at_load(quantization, tmp_path, requ
     ("written", "reason", "told"),
     [
         ("gptq8", "the GPU is too old", "the GPU is too old"),
-        ("gptq4_act", None, "not in the same codes"),  # gate and up, each in an order of its own
+        ("gptq4_act", None, "not in the same codes"),  # gate and up have separate orders
     ],
 )
 def test_experts_that_no_kernel_multiplies_are_widened_and_told(

@@ -1,4 +1,4 @@
-"""A tiny model in each format of quantised checkpoints gives the logits of what it stands for."""
+"""A tiny model in each quantised format has the logits of its dequantised weights."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _float(strategy: str, bits: int = 8, **keys):
 _DYNAMIC = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
 _bnb4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 
-# What is written: how a matrix is, and what config.json says.
+# format -> how a matrix is written, and the entry in config.json.
 FORMATS = {
     "gptq2": (functools.partial(stored.gptq, bits=2), _gptq(bits=2)),
     "gptq3": (functools.partial(stored.gptq, bits=3), _gptq(bits=3)),
@@ -133,7 +133,7 @@ FORMATS = {
 }
 
 
-# That their projections divide by groups and words as those of published models do.
+# Projections that are divisible by groups and words, as those of published models are.
 _HEADS = {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "num_hidden_layers": 3}
 _DELTA = {**_HEADS, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
 _WIDTHS = {
@@ -153,7 +153,7 @@ def _is_quantised(name: str, tensor: torch.Tensor) -> bool:
 
 
 def _write(kind: str, written: str, directory, *, expect: bool = True, **changes):
-    """A model in a format, and the logits of the one that its numbers stand for."""
+    """Save a model in a format; returns the logits with the dequantised weights."""
     write, config = FORMATS[written]
     dense = tiny_models.save(kind, directory / "dense", **{**_SHAPE, **changes})
     tensors, quantised = load_file(dense / "model.safetensors"), {}
@@ -183,7 +183,7 @@ def _logits(directory) -> torch.Tensor:
 
 @pytest.fixture
 def widened(monkeypatch):
-    """In float32, to the last bits: without native kernels, which compute in bfloat16."""
+    """Compute in float32: native kernels, which compute in bfloat16, are disabled."""
     monkeypatch.setattr("kernels.cpu.linear.is_available", lambda: False)
 
 
@@ -197,7 +197,7 @@ def test_logits_are_those_of_what_the_codes_stand_for(written, tmp_path):
 @native
 @pytest.mark.parametrize("written", FORMATS)
 def test_kernels_read_the_codes_as_they_are(written, tmp_path, caplog):
-    """Within what bfloat16 makes of so small a model (0.02 to 0.05), with nothing widened."""
+    """Within bfloat16's error on so small a model (0.02 to 0.05), with nothing dequantised."""
     directory, expected = _write("llama", written, tmp_path)
     with caplog.at_level("INFO"):
         logits = paged_logits(directory, dtype="bfloat16").float()
@@ -212,7 +212,7 @@ def test_kernels_read_the_codes_as_they_are(written, tmp_path, caplog):
     [("gptq4_act", 0.75), ("awq", 0.75), ("nf4", 0.75), ("fp8_channel", 1.1), ("w8a8", 1.1)],
 )
 def test_the_memory_told_is_that_of_the_codes(written, most, tmp_path):
-    """Bytes for each weight of the linear layers; scales, zeros and padding are in them."""
+    """Bytes per weight of the linear layers, including scales, zeros and padding."""
     shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1}
     directory, _ = _write("llama", written, tmp_path, expect=False, **shape)
     told = load(directory, dtype="bfloat16").info.memory.weights_bytes
@@ -240,7 +240,7 @@ def test_the_memory_told_is_that_of_the_codes(written, most, tmp_path):
     ],
 )
 def test_in_other_families_too(kind, written, tmp_path):
-    """Biases, fused projections, other orders of heads, experts, layers that keep a state."""
+    """Biases, fused projections, other head orders, experts, stateful layers."""
     directory, expected = _write(kind, written, tmp_path, **_WIDTHS.get(kind, {}))
     atol = 2e-4 if kind in _WIDTHS else 1e-4  # see test_parity.py
     torch.testing.assert_close(paged_logits(directory), expected, atol=atol, rtol=0)
@@ -249,7 +249,7 @@ def test_in_other_families_too(kind, written, tmp_path):
 @pytest.mark.usefixtures("widened")
 def test_experts_in_mxfp4(tmp_path):
     directory, dense = mxfp4_model.save(tmp_path)
-    expected = paged_logits(dense)  # equal to Hugging Face's: tests/engine/models
+    expected = paged_logits(dense)  # compared with Hugging Face in tests/engine/models
     torch.testing.assert_close(paged_logits(directory), expected, atol=1e-4, rtol=0)
 
 

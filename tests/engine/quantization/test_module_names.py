@@ -1,4 +1,4 @@
-"""Names and patterns of modules that a checkpoint's config gives: hostile ones end in one line."""
+"""Module names and patterns in a checkpoint's config: hostile ones fail with one line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_names_are_whole_and_patterns_are_for_the_beginning() -> None:
         *MODULES[2:4],
         MODULES[0],
     }
-    assert names(r"re:(?!.*_proj)model").among(MODULES) == set(MODULES[::2])  # looks ahead
+    assert names(r"re:(?!.*_proj)model").among(MODULES) == set(MODULES[::2])  # with a lookahead
     assert names("re:layers").among(MODULES) == frozenset()
     assert "Linear" in names("Linear", "re:.*")
 

@@ -1,4 +1,4 @@
-"""Which linear method serves, what it says, and that models answer under each."""
+"""The choice of linear method, what it reports, and answers under each method."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def no_native(monkeypatch):
 
 @pytest.fixture
 def kernels_of_a_gpu(monkeypatch):
-    """What their checks say, as if there were a device to ask: None, that they are right."""
+    """The results of their self-checks, without a device; None means correct."""
     check_products = pytest.importorskip("kernels.triton.check_products")
     says = {"skinny": None, "packed": None}
     monkeypatch.setattr("kernels.triton.launch.refuse_device", lambda _: None)
@@ -43,7 +43,7 @@ def kernels_of_a_gpu(monkeypatch):
 
 @pytest.mark.parametrize("quantization", [None, "int4"])
 def test_a_gpu_takes_few_rows_where_the_kernels_are_right(kernels_of_a_gpu, caplog, quantization):
-    """Dense layers, and the head of a model whose layers are rounded."""
+    """Dense layers, and the head of a model with rounded layers."""
     skinny, weight = pytest.importorskip("engine.quantization.skinny"), torch.zeros(64, 64)
     for reason, kind in ((None, skinny.SkinnyLinear), ("it is wrong", DenseLinear)):
         kernels_of_a_gpu["skinny"] = reason
@@ -56,7 +56,7 @@ def test_a_gpu_takes_few_rows_where_the_kernels_are_right(kernels_of_a_gpu, capl
 
 @pytest.mark.parametrize("stored", ["GPTQ, 4 bits", "FP8 in blocks", "GGUF Q4_K"])
 def test_a_gpu_multiplies_codes_where_the_kernels_are_right(stored, kernels_of_a_gpu, caplog):
-    """Told by the format, the device and what the check of the kernels says; no device is asked."""
+    """Decided by format, device and the kernel's self-check, without querying a device."""
     gpu = pytest.importorskip("engine.quantization.gpu")
     on_gpu, weight = torch.device("cuda"), quantise_int4(torch.randn(32, 64))
     for reason, layer in ((None, gpu.TritonPacked), ("its products are wrong", WidenedPacked)):
@@ -83,7 +83,7 @@ def test_the_demo_model_answers(quantization, how, request, caplog):
     assert "Paris" in answer
     assert ("linear layers: native" in caplog.text) == (how == "native")
     parameters, told = info.num_parameters, info.memory.weights_bytes
-    # The head of a model in four bits is int8; in torch alone it stays in bfloat16.
+    # The head of a model in four bits is int8; with torch alone it stays in bfloat16.
     bytes_each = {None: 2.0, "int8": 1.1, "fp8": 1.1, "int4": 0.9, "nf4": 0.9}[quantization]
     spare = 0 if how == "native" else parameters * 0.6
     if how == "native" and quantization is None:  # kernels/cpu/screened.py: int8 codes, two scales

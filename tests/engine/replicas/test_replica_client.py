@@ -1,4 +1,4 @@
-"""Several engine processes behind one client: the same texts, whatever dies."""
+"""Several engine processes behind one client: the same texts, whichever of them dies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NEW = json.dumps({"new": "weights"})
 async def replicas(
     count: int = 2, per_engine: Callable[[int], dict[str, object]] = lambda index: {}, **options
 ) -> AsyncIterator[ReplicaClient]:
-    """So many engines, loaded; ended with the block."""
+    """Load several engines for the duration of the block."""
     client = ReplicaClient(
         [
             SubprocessClient(
@@ -64,7 +64,7 @@ def check(requests: list[Request], told: list[list[RequestOutput]]) -> None:
 
 
 def held(client: ReplicaClient) -> list[int]:
-    """Tokens that each engine holds."""
+    """The tokens that each engine holds."""
     return [member.num_tokens for member in client._replicas]
 
 
@@ -102,7 +102,7 @@ async def test_a_prompt_goes_where_its_beginning_is_cached() -> None:
                 cached = [o.num_cached_tokens for o in outputs if o.num_cached_tokens is not None]
                 assert (cached[0] >= 28) == (turn > 0), (number, turn)
         assert all(member.stats.num_steps for member in client.members), "all were used"
-        # What keeps prefixes apart in the cache keeps them apart here: nothing to be drawn by.
+        # A salt separates prefixes in the cache and in routing: there is no affinity.
         salted = msgspec.structs.replace(request, cache_salt="s")
         adapted = msgspec.structs.replace(request, adapter=Adapter("a", "a", "a"))
         roots = {tuple(client._digests(one)[:1]) for one in (request, salted, adapted)}
@@ -112,7 +112,7 @@ async def test_a_prompt_goes_where_its_beginning_is_cached() -> None:
 async def test_streams_go_on_in_the_other_engine_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
-    """They do not wait for the dead one's successor, which cannot load while ``flag`` is there."""
+    """They do not wait for the dead one's successor, which cannot load while ``flag`` exists."""
     monkeypatch.setattr("engine.supervisor.MAX_CRASHES", 10_000)
     flag = tmp_path / "flag"
 
@@ -253,7 +253,7 @@ async def test_an_engine_that_is_given_up_leaves_the_others_to_serve(
         await until(lambda: client.members[1].dead)
         assert client.alive
         assert not client.dead
-        await client.sleep(1, 0.0)  # those that are there
+        await client.sleep(1, 0.0)  # the surviving ones
         assert client.activity == "asleep"
         await client.wake()
         readers = ask(client, requests)
@@ -305,7 +305,7 @@ async def test_weights_are_exchanged_in_all_and_nobody_who_comes_has_the_old() -
 async def test_weights_that_one_cannot_take_are_kept_by_none(
     capfd: pytest.CaptureFixture,
 ) -> None:
-    """The second dies over the question, and its successor has no room for them."""
+    """The second dies during the reload, and its successor has no room for the weights."""
     async with replicas(step_s=0.005) as client:
         first, second = client._replicas
         reload, asked = second.reload, []
@@ -328,7 +328,7 @@ async def test_weights_that_one_cannot_take_are_kept_by_none(
 
 
 async def test_no_text_is_made_by_two_sets_of_weights() -> None:
-    """Whose engine dies while the others have new weights waits for one that has the old ones."""
+    """Streams of a dead engine wait for one with the old weights while the others have new ones."""
     async with replicas(step_s=0.01) as client:
         first, second = client._replicas
         requests = make_requests(6, 100, ignore_eos=True)

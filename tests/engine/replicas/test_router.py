@@ -1,4 +1,4 @@
-"""Where requests go: to their prefix, but never far into a crowd, and by bounded books."""
+"""Routing: requests go to their prefix, except on overloaded engines; bookkeeping is bounded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def digests_of(tokens: list[int]) -> list[bytes]:
 
 
 def random_prompt(rng: random.Random) -> list[int]:
-    """Of a small tree of prefixes, so that many prompts begin alike."""
+    """A prompt from a small tree of prefixes, so that many share a prefix."""
     return [rng.randrange(2) for _ in range(rng.choice((1, 3, 8, 9, 24, 40)))]
 
 
@@ -35,7 +35,8 @@ def test_no_choice_is_far_busier_than_the_least_busy(seed: int) -> None:
         assert chosen in allowed
         assert allowed[chosen] <= min(allowed.values()) + CACHED_WEIGHT * known[chosen]
         assert known[chosen] <= len(prompt)
-        # Nobody who has as much of the prompt is less busy, nobody as busy has more of it.
+        # No engine with as much of the prompt has less load, and none with as little load has more
+        # of it.
         for other, load in allowed.items():
             assert not (load < allowed[chosen] and known[other] >= known[chosen])
             assert not (load <= allowed[chosen] and known[other] > known[chosen])
@@ -47,7 +48,7 @@ def test_no_choice_is_far_busier_than_the_least_busy(seed: int) -> None:
 
 
 def test_strangers_join_the_shortest_queue() -> None:
-    """Prompts that begin unlike are shared out as evenly as their lengths let them be."""
+    """Prompts without common prefixes are distributed as evenly as their lengths allow."""
     rng = random.Random(1)
     router, loads = Router(4, BLOCK, 10_000), dict.fromkeys(range(4), 0)
     for number in range(500):
@@ -57,7 +58,7 @@ def test_strangers_join_the_shortest_queue() -> None:
 
 
 def test_conversations_stay_where_their_beginnings_are() -> None:
-    """Turns that come when nobody is busy find all of what came before; so do engines in turn."""
+    """On idle engines, each turn finds the whole conversation so far, and so do concurrent ones."""
     router, idle = Router(3, BLOCK, 10_000), dict.fromkeys(range(3), 0)
     talks = [[number] * 20 for number in range(9)]
     homes = [router.route(digests_of(talk), idle) for talk in talks]
@@ -71,7 +72,7 @@ def test_conversations_stay_where_their_beginnings_are() -> None:
 
 
 def test_a_prefix_in_demand_spreads_to_others() -> None:
-    """One system prompt for everybody does not keep all but one engine idle."""
+    """A system prompt shared by all requests does not leave the other engines idle."""
     router, loads = Router(3, BLOCK, 10_000), dict.fromkeys(range(3), 0)
     for number in range(60):
         prompt = [1] * 40 + [number] * 8
@@ -91,7 +92,7 @@ def test_books_are_bounded_and_a_prefix_is_forgotten_from_its_end(seed: int) -> 
         recent.append(digests)
         known = router._known[0]
         assert len(known) <= most
-        for earlier in recent:  # who knows a block knows all before it
+        for earlier in recent:  # an engine that has a block has all the ones before it
             flags = [digest in known for digest in earlier]
             assert flags == sorted(flags, reverse=True)
         assert router.num_cached(0, digests) == min(len(digests), most) * BLOCK

@@ -1,4 +1,4 @@
-"""What engines on one machine have of it: GPUs of their own, cores and memory in equal parts."""
+"""How engines share a machine: separate GPUs, and equal parts of cores and memory."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_gpus_must_be_there(
 
 
 def test_a_cache_is_planned_within_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the others have not taken theirs yet, so that all seems to be free."""
+    """Also before the others have taken theirs, when all memory still seems free."""
     monkeypatch.setattr(storage, "available_bytes", lambda device: 100 * 2**30)
     spec = read_config(default_model_dir()).spec
     assert isinstance(spec, DecoderSpec)
@@ -93,7 +93,7 @@ def test_a_cache_is_planned_within_the_share(monkeypatch: pytest.MonkeyPatch) ->
     assert plan(2 * 2**30, share_bytes=3 * 2**30).free_bytes == 0
     with pytest.raises(ModelLoadError, match="1,024 MiB are free"):
         plan(2 * 2**30, share_bytes=2 * 2**30)
-    with pytest.raises(ModelLoadError, match="512 MiB are free"):  # of each of two ranks
+    with pytest.raises(ModelLoadError, match="512 MiB are free"):  # for each of two ranks
         plan(2**30, share_bytes=3 * 2**30, num_sharers=2)
 
 

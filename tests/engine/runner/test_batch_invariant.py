@@ -64,7 +64,7 @@ def test_the_same_bits_alone_in_a_crowd_in_chunks_and_with_hits(directory: str, 
     prompts = [stem + tuple(rng.randrange(3, 160) for _ in range(n)) for n in (1, 9, 23)]
     prompts += [tuple(rng.randrange(3, 160) for _ in range(n)) for n in (1, 2, 5, 14, 45)]
     core = make(directory, dtype)
-    alone = [answers(core, [prompt])[0] for prompt in prompts]  # the stem is found from here on
+    alone = [answers(core, [prompt])[0] for prompt in prompts]  # from here on the stem is cached
     assert core.stats.prefix_cache_hits > 0
     for limits in ({}, {"max_num_batched_tokens": 7}, {"max_num_batched_tokens": 19}):
         crowd = make(directory, dtype, **limits)
@@ -101,7 +101,7 @@ def test_experts_in_panels(kind: str, tmp_path) -> None:
 
 
 def test_the_ordinary_mode_does_not_promise_it(directory: str) -> None:
-    """Else the test above could not fail."""
+    """Otherwise the test above could not fail."""
     prompts = [tuple(range(20 + i, 60 + 3 * i)) for i in range(8)]
     config = EngineConfig(
         model=directory, dtype="float32", num_threads=1, attention_backend="reference"

@@ -1,4 +1,4 @@
-"""A KV cache of codes through the whole engine: its size, its text, who else uses its blocks."""
+"""A quantised KV cache in the whole engine: its size, its text, and block sharing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEDULES = {
     "preempted": {"num_blocks": 16},
     "overlapped": {"overlap": True},
 }
-# Normalised keys and grouped heads; alternating windows with soft caps; sinks would be the same.
+# Normalised keys and grouped heads; alternating windows with soft caps. Sinks would add nothing.
 FAMILIES = ["qwen3", "gemma2"]
 
 
@@ -45,7 +45,7 @@ def prompts() -> list[list[int]]:
 
 
 def texts(directory, dtype: str, backend: str = "auto", **settings) -> dict[str, list[int]]:
-    """Greedy continuations, twice over: the second round finds the first one's prefixes."""
+    """Greedy continuations, twice: the second round finds the first one's prefixes."""
     config = EngineConfig(
         model=str(directory),
         dtype="float32",
@@ -74,7 +74,7 @@ def texts(directory, dtype: str, backend: str = "auto", **settings) -> dict[str,
 
 @pytest.mark.parametrize("dtype", CACHE_DTYPES)
 def test_greedy_text_is_the_same_under_any_schedule_and_kernels(tiny, dtype):
-    """Chunks, prefixes from the cache, preemption: a token's codes depend on the token alone."""
+    """Chunks, cached prefixes, preemption: a token's codes depend only on the token."""
     directory, _ = tiny
     expected = texts(directory, dtype)
     for index in range(6):
@@ -84,7 +84,7 @@ def test_greedy_text_is_the_same_under_any_schedule_and_kernels(tiny, dtype):
     assert texts(directory, dtype, "reference") == expected
 
 
-# The most that a log-probability of a tiny model moves, and the mean; float32, contexts of 60.
+# The largest and the mean change of a tiny model's log-probability; float32, contexts of 60.
 TOLERANCES = {"int8": (0.3, 0.05), "fp8": (1.0, 0.2)}
 
 
@@ -104,12 +104,12 @@ def test_logits_are_hugging_faces_within_the_rounding(tiny, dtype):
     most, mean = TOLERANCES[dtype]
     assert differences.max() < most
     assert differences.mean() < mean
-    assert differences.max() > 1e-5  # the codes are read at all
+    assert differences.max() > 1e-5  # the codes are really used
 
 
 @pytest.mark.parametrize("dtype", CACHE_DTYPES)
 def test_a_copied_block_continues_as_the_original(tiny, dtype):
-    """A fork, as n > 1 and beams make it: full blocks shared, the last copied with its scales."""
+    """A fork, as for n > 1 and beams: full blocks are shared, the last is copied with scales."""
     directory, _ = tiny
     prompt = list(range(20, 31))
     hand = Hand(load(directory, cache_dtype=dtype))
@@ -129,7 +129,7 @@ def test_a_copied_block_continues_as_the_original(tiny, dtype):
 
 
 def test_offline_and_fp8s_other_name():
-    """The embedded model answers the same by either name of the format."""
+    """The embedded model gives the same answer under either name of the format."""
     answers = []
     for name in ("fp8", "fp8_e4m3"):
         llm = LLM(kv_cache_dtype=name, max_model_len=64, num_gpu_blocks_override=16, use_tqdm=False)

@@ -1,4 +1,4 @@
-"""The whole engine on the model that ships with it, through the CPU kernels and without them."""
+"""The whole engine on the embedded model, with the CPU kernels and without them."""
 
 from __future__ import annotations
 

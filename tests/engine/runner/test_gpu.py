@@ -1,4 +1,4 @@
-"""The reference backend on a GPU gives what it gives on the CPU."""
+"""The reference backend gives the same results on a GPU as on the CPU."""
 
 from __future__ import annotations
 

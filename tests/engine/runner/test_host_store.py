@@ -1,4 +1,4 @@
-"""Blocks in the host's memory: copies there and back, and texts of engines that live by them."""
+"""Blocks in host memory: copies in both directions, and texts of engines that depend on them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.engine.runner.test_speculation import (
 )
 from tests.engine.speculation.test_draft_head import saved
 
-PLENTY = 2**22  # bytes: room for all that these tests compute
+PLENTY = 2**22  # bytes: enough for everything that these tests compute
 CPU = torch.device("cpu")
 
 
@@ -38,7 +38,7 @@ CPU = torch.device("cpu")
 
 
 def tensors_of(kind: str) -> list[torch.Tensor]:
-    """Random blocks: twelve of them."""
+    """Twelve random blocks."""
     if kind == "odd":
         return [torch.randint(0, 255, (12, n), dtype=torch.uint8) for n in (3, 8)]
     codes = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}.get(kind)
@@ -65,7 +65,7 @@ def test_blocks_come_back_to_other_places_bit_by_bit(kind, stage_bytes, monkeypa
     store.exchange([BlockCopy(3, 6), BlockCopy(0, 1), BlockCopy(11, 0)], [])
     for tensor in tensors:
         tensor.view(torch.uint8)[[3, 0, 11]] = 0
-    # What a step offloads it may load, and into the very block that it has offloaded.
+    # A step may load what it offloads, even into the block that it has offloaded.
     store.exchange([BlockCopy(5, 2)], [BlockCopy(0, 5), BlockCopy(2, 3), BlockCopy(6, 0)])
     after = {block: bytes_of(tensors, block) for block in range(12)}
     assert (after[5], after[3], after[0]) == (before[11], before[5], before[3])
@@ -95,7 +95,7 @@ def test_a_drafts_books_go_with_the_blocks():
 
 
 def offloaded(config: EngineConfig, num_bytes: int = PLENTY) -> EngineConfig:
-    """The same with a tier."""
+    """The same config with a host tier."""
     cache = msgspec.structs.replace(config.cache, offload_bytes=num_bytes)
     return msgspec.structs.replace(config, cache=cache)
 
@@ -103,7 +103,7 @@ def offloaded(config: EngineConfig, num_bytes: int = PLENTY) -> EngineConfig:
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"num_blocks": 22},  # a window in every layer
-    "gemma2": {},  # and in some
+    "gemma2": {},  # and in some layers
     "deepseek_v3": {},  # latents
     "qwen3": {"dtype": "int8"},
     "smollm": {"dtype": "fp8"},
@@ -139,9 +139,9 @@ def test_preempted_texts_are_the_same_and_hardly_computed_again(kind, overlap, d
     stats = core.stats
     assert stats.tier.num_loaded > 0
     assert core.check() == []
-    # Of each but the last block, which is not full, and at most one that had not landed.
+    # Per preemption, only the last, partial block and at most one more in flight.
     assert stats.num_recomputed <= stats.num_preemptions * 2 * 4 < without.stats.num_recomputed
-    texts, _, core = generate(offloaded(few, 40_000), requests)  # some of it is forgotten
+    texts, _, core = generate(offloaded(few, 40_000), requests)  # some of it is evicted
     assert texts == expected
 
 
@@ -173,7 +173,7 @@ def test_a_prefix_that_others_have_driven_out_is_found_again(directories):
     assert stats.tier.num_queries == stats.prefix_cache_queries == 81 + 3 * 90 + 81
     _, num_cached = ask("another tenant's", [*stem, 7], salt="tenant")
     assert num_cached == 0
-    # Those who come at once with it share the blocks that the first of them loads.
+    # Concurrent requests with the same prefix share the blocks that the first one loads.
     for index in range(3):
         ask(f"another {index}", [rng.randrange(3, 160) for _ in range(90)])
     for index in range(4):
@@ -216,7 +216,7 @@ def test_each_rank_has_its_part_of_what_is_offloaded(directories):
 
 
 def test_what_a_head_reads_of_its_model_comes_back(tmp_path, monkeypatch):
-    """Texts whose beginnings come from the host are foreseen as those that are computed."""
+    """Texts whose prefixes come from the host are drafted as well as those that are computed."""
     twin = tiny_draft_heads.build("eagle3", tiny_models.build("llama"))
     model, _ = saved(twin, tmp_path)
     requests = requests_of(**GREEDY)
@@ -244,7 +244,7 @@ def test_what_a_head_reads_of_its_model_comes_back(tmp_path, monkeypatch):
     assert all(told[id_] == greedy[id_.partition("-")[2]] for id_ in told)
 
 
-# ---------------------------------------------------------------- refusals
+# ---------------------------------------------------------------- rejected settings
 
 
 @pytest.mark.parametrize(

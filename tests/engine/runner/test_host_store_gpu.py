@@ -1,4 +1,4 @@
-"""Blocks in page-locked memory beside a GPU: copied as they are, though a step overwrites them."""
+"""Host blocks in page-locked memory: copied correctly even if a step overwrites the source."""
 
 from __future__ import annotations
 

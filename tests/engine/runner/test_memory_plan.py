@@ -1,4 +1,4 @@
-"""How many blocks, how long a context: from what is asked for and what is free."""
+"""The number of blocks and the context length, from the settings and the free memory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def plan(cache=CacheConfig(), max_num_seqs=256, max_model_len=None, **changes): 
 
 def test_a_modest_share_by_default(free):
     free(400 * GIB)
-    # Little, but one sequence of full length fits.
+    # Small, but one sequence of full length fits.
     assert plan().kv_cache_bytes == max(512 * MIB, 8192 * A_TOKEN)
     assert plan(max_model_len=16).kv_cache_bytes == 256 * 16 * A_TOKEN
     free(GIB)
@@ -63,7 +63,7 @@ def test_a_modest_share_by_default(free):
 
 def test_prefixes_keep_little_of_what_nobody_asked_for_and_all_of_what_was_asked_for(free):
     free(400 * GIB)
-    # One text of full length, which may go on, or a little where texts are short.
+    # One text of full length for a possible continuation, or a little if texts are short.
     assert plan().max_idle_blocks == 8192 // 16
     assert plan(max_model_len=1024, max_num_seqs=64).max_idle_blocks == 64 * MIB // (16 * A_TOKEN)
     assert plan(CacheConfig(memory_bytes=GIB)).max_idle_blocks is None
@@ -88,7 +88,7 @@ def test_the_context_is_cut_to_what_the_cache_holds_unless_it_is_asked_for(free)
     small = CacheConfig(num_blocks=10)
     assert plan().max_model_len == 8192
     assert plan(small).max_model_len == 160
-    assert plan(small, max_model_len=1000).max_model_len == 1000  # single prompts are refused
+    assert plan(small, max_model_len=1000).max_model_len == 1000  # only prompts are rejected
     with pytest.raises(ModelLoadError, match="context is 8192"):
         plan(max_model_len=8193)
 
@@ -131,7 +131,7 @@ def test_steps_of_some_tens_of_sequences_leave_a_core():
 
 @pytest.mark.parametrize("codes", [torch.int8, torch.float8_e4m3fn])
 def test_codes_make_nearly_twice_the_blocks_of_the_same_memory(free, codes):
-    """A head of 64 takes 64 bytes and 4 of scale where it took 128."""
+    """A head of 64 takes 64 bytes and 4 of scale instead of 128."""
     free(8 * GIB)
     cache = CacheConfig(memory_bytes=GIB)
     wide, coded = (plan(cache, dtype=torch.bfloat16, codes=c) for c in (None, codes))

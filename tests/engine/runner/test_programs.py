@@ -1,4 +1,4 @@
-"""Decode steps as recorded programs: the same tokens, to the last bit, as steps from Python."""
+"""Decode steps as captured programs: the same tokens, to the last bit, as steps from Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernels.cpu import linear
 from tests import tiny_models
 
 pytestmark = pytest.mark.skipif(not linear.is_available(), reason="no native linear layers here")
-# Multiples of what the panels hold, as the models have that people serve.
+# Multiples of the panel size, as in widely used models.
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_attention_heads": 4}
 LATENT = {
     **{"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4},
@@ -37,7 +37,7 @@ SHARED = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Saves a tiny model once for all tests that ask for its kind."""
+    """Saves a tiny model once for all tests that use its kind."""
     saved: dict[str, str] = {}
 
     def save(kind: str, **changes: object) -> str:
@@ -71,9 +71,9 @@ def make(
 
 
 def live(core: EngineCore, seed: int) -> tuple[dict[str, list], int]:
-    """What requests that come at random are told, and how many steps were programs.
+    """The output of randomly arriving requests, and how many steps were programs.
 
-    Most are plain; some ask for what only the ordinary sampler does.
+    Most requests are plain; some need the ordinary sampler.
     """
     rng = random.Random(seed)
     told: dict[str, list] = {}
@@ -113,7 +113,7 @@ def live(core: EngineCore, seed: int) -> tuple[dict[str, list], int]:
 
 
 def texts(told: dict[str, list]) -> dict[str, list]:
-    """All tokens and log-probabilities of each request, however steps cut them."""
+    """All tokens and log-probabilities of each request, however steps are divided."""
     return {
         key: [(token, logprobs) for tokens, logprobs in parts for token in tokens]
         for key, parts in told.items()
@@ -126,24 +126,24 @@ def texts(told: dict[str, list]) -> dict[str, list]:
         ("llama", None),
         ("llama", "int8"),
         ("llama", "int4"),
-        ("qwen2", None),  # biases, and embeddings that are the head
+        ("qwen2", None),  # biases, and tied embeddings
         ("qwen2", "int8"),
-        ("qwen3", None),  # norms of heads
+        ("qwen3", None),  # per-head norms
         ("mistral", None),  # a window
         ("llama_yarn", None),
         ("mixtral", None),  # experts
         ("mixtral", "int4"),
         ("qwen2_moe", "int8"),  # and a shared one
         ("gpt_oss", None),  # with biases
-        ("deepseek_v2_lite", None),  # attention to latents
+        ("deepseek_v2_lite", None),  # latent attention
         ("deepseek_v3", None),  # and experts in groups
         ("deepseek_v3", "int8"),
-        ("qwen3_5_text", None),  # a state beside the cache, and gates of what attention gives
+        ("qwen3_5_text", None),  # a state beside the cache, and gated attention outputs
         ("qwen3_5_text", "int8"),
         ("qwen3_next", None),  # and experts
-        ("lfm2", None),  # a convolution between gates
+        ("lfm2", None),  # a gated convolution
         ("lfm2_moe", "int8"),
-        ("gemma3", "int8"),  # embeddings that are the head, and scaled
+        ("gemma3", "int8"),  # tied and scaled embeddings
         ("gemma2", None),  # and a cap on logits
         ("stablelm", "int8"),  # layer norms
         ("starcoder2", "int4"),  # and no gate
@@ -151,8 +151,8 @@ def texts(told: dict[str, list]) -> dict[str, list]:
 )
 def test_the_same_bits_as_steps_from_python(model, kind: str, quantization) -> None:
     directory = model(kind, **(LATENT if "deepseek" in kind else SHAPE), **SHARED.get(kind, {}))
-    # How many tokens a step makes depends on the clock, and so does then who is there with whom:
-    # products of int4 round a few rows otherwise than many.
+    # The number of passes in a step depends on the clock, and with it the composition of batches:
+    # int4 products round differently for few rows than for many.
     steady = {"max_step_passes": 1} if quantization == "int4" else {}
     recorded = make(directory, eager=False, quantization=quantization, **steady)
     ordinary = make(directory, eager=True, quantization=quantization, **steady)
@@ -168,8 +168,10 @@ def test_the_same_bits_as_steps_from_python(model, kind: str, quantization) -> N
     [("llama", None), ("llama", "int8"), ("granite", None), ("gemma2", None), ("gemma2", "int8")],
 )
 def test_greedy_rows_alone_make_no_logits(model, kind: str, quantization) -> None:
-    """And choose what they choose where a seeded row beside them has all logits made; also where
-    these are scaled or capped."""
+    """They choose the same tokens as next to a seeded row, which needs all logits.
+
+    Also if logits are scaled or capped.
+    """
     core = make(model(kind, **SHAPE), eager=False, quantization=quantization)
     prompts = [tuple(range(3 + i, 12 + 2 * i)) for i in range(5)]
     sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -198,7 +200,7 @@ def test_greedy_rows_alone_make_no_logits(model, kind: str, quantization) -> Non
 
 
 def test_results_read_after_the_next_step_was_computed(model) -> None:
-    """Overlapped, a program runs again before its last results are taken."""
+    """When overlapped, a program runs again before its last results are read."""
     directory = model("llama", **SHAPE)
     told, replayed = live(make(directory, eager=False, overlap=True), 3)
     expected, _ = live(make(directory, eager=True), 3)
@@ -209,7 +211,7 @@ def test_results_read_after_the_next_step_was_computed(model) -> None:
 def test_what_cannot_be_recorded_runs_as_ever_and_the_log_says_why(
     model, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In float32 products are the tensor library's."""
+    """In float32 products are done by torch."""
     directory = model("llama", **SHAPE)
     with caplog.at_level(logging.INFO):
         told, replayed = live(make(directory, eager=False, dtype="float32"), 4)
@@ -221,7 +223,7 @@ def test_what_cannot_be_recorded_runs_as_ever_and_the_log_says_why(
 
 @pytest.mark.parametrize("kind", tiny_models.KINDS)
 def test_the_steps_of_each_family_are_recorded(kind: str, tmp_path: Path) -> None:
-    """In widths that the panels pad, and in the same bits as computed call by call."""
+    """In widths that panels have to pad; the same bits as computed call by call."""
     directory = str(tiny_models.save(kind, tmp_path))
     told, replayed = live(make(directory, eager=False), 1)
     expected, _ = live(make(directory, eager=True), 1)

@@ -1,4 +1,4 @@
-"""A draft whose checkpoint is quantised is read as it is stored, whatever the model is held in."""
+"""A quantised draft checkpoint is read in its own format, whatever the target's quantisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runner's contract, and greedy text that equals Hugging Face's whatever the schedule."""
+"""The runner's contract, and greedy text that equals Hugging Face's under any schedule."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.engine.handmade import BLOCK_SIZE, GREEDY, Hand, load, request
 NUM_OUTPUT = 12
 
 
-# One of each family, but for those that differ from others in nothing but names and numbers.
+# One of each family, except for those that differ from others only in names and numbers.
 FAMILIES = [
     *(
         "llama",
@@ -90,7 +90,7 @@ def test_greedy_text_equals_hugging_face_under_any_schedule(checkpoint, name, ov
     runner = load_runner(config)
     core = EngineCore(config, runner)
     sampling = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT, ignore_eos=True)
-    # Twice over in different orders: the second round finds the first one's prefixes.
+    # Twice in different orders: the second round finds the first one's prefixes.
     for seed in range(2):
         order = random.Random(seed).sample(range(len(prompts)), len(prompts))
         for index in order:
@@ -105,14 +105,14 @@ def test_greedy_text_equals_hugging_face_under_any_schedule(checkpoint, name, ov
             assert texts[f"{seed}/{index}"] == expected
     stats = core.stats
     assert stats.blocks.held == 0
-    if name != "preempted" or runner.info.window is None:  # else blocks may come back in time
+    if name != "preempted" or runner.info.window is None:  # else blocks may be freed in time
         assert (stats.num_preemptions > 0) == (name == "preempted")
     if cache.get("enable_prefix_caching", True) and name != "preempted":
         assert stats.prefix_cache_hits > 0
 
 
 def test_a_copied_block_continues_as_the_original(tiny):
-    """A fork: full blocks shared, the partial one copied, both go on apart."""
+    """A fork: full blocks are shared, the partial one is copied, and the two diverge."""
     prompt = list(range(20, 31))
     told = SamplingParams(temperature=0.0, logprobs=0)
     hand = Hand(load(tiny))
@@ -126,7 +126,7 @@ def test_a_copied_block_continues_as_the_original(tiny):
     hand.add(request("child", prompt, told), shared_blocks=(*hand.blocks["parent"][:2], target))
     hand.computed["child"] = 10
     result = hand.step({"parent": 1, "child": 1}, copies=[BlockCopy(source, target)])
-    # The copy came before the child attended to it, and did not undo what the child wrote.
+    # The copy preceded the child's attention, and did not overwrite the child's tokens.
     child = result.logprobs[1]
     assert expected is not None
     assert child is not None
@@ -157,7 +157,7 @@ def test_output_is_counted_once_for_rows_with_penalties(tiny, pending):
 
 
 def test_the_newest_token_need_not_be_told(tiny):
-    """A pending token is the one that the row sampled last; its text is the same."""
+    """A pending token is the one that the row sampled last; the text is the same."""
     hand = Hand(load(tiny))
     for row_id in ("told", "pending"):
         hand.add(request(row_id, range(20, 31), SamplingParams(temperature=0.8, seed=1)))
@@ -171,7 +171,7 @@ def test_the_newest_token_need_not_be_told(tiny):
 
 
 def test_removed_rows_are_forgotten_and_may_come_back_in_the_same_plan(tiny):
-    """Also their counts: a penalised row goes on as if it had never been away."""
+    """Including their counts: a penalised row continues as if it had never been removed."""
     penalties = SamplingParams(temperature=0, frequency_penalty=2.0, repetition_penalty=3.0)
     hand = Hand(load(tiny))
     texts = []
@@ -189,7 +189,7 @@ def test_removed_rows_are_forgotten_and_may_come_back_in_the_same_plan(tiny):
 
 
 def test_more_rows_than_there_is_room_for_are_an_error(tiny):
-    hand = Hand(load(tiny))  # for twelve
+    hand = Hand(load(tiny))  # room for twelve
     for i in range(12):
         hand.add(request(str(i), [20 + i] * (i + 1)))
     hand.step({str(i): i + 1 for i in range(12)})
@@ -233,12 +233,12 @@ def test_prompt_logprobs_are_the_same_in_chunks(tiny):
     for piece, entry in zip(pieces, entries, strict=True):
         assert piece.top_ids == entry.top_ids
         assert piece.logprob == pytest.approx(entry.logprob, abs=1e-4)
-    # Nothing is judged once the prompt is over.
+    # Nothing is scored once the prompt is over.
     assert not chunked.step({"a": 1}).prompt_logprobs
 
 
 def test_a_broken_row_fails_alone_and_its_blocks_harm_nobody(tiny):
-    """nan in one row's cache: that row is told, its mates and the blocks' next owners are well."""
+    """nan in one row's cache: only that row fails, not others or later users of its blocks."""
     runner = load(tiny, num_blocks=16)
     solo = Hand(runner)
     solo.add(request("x", range(20, 30)))
@@ -255,7 +255,7 @@ def test_a_broken_row_fails_alone_and_its_blocks_harm_nobody(tiny):
     assert list(result.errors) == ["bad"]
     assert result.errors["bad"].kind == "RequestFailed"
     assert hand.decode("good", 3) == expected[2:]
-    # The poisoned blocks go to a row that fills them only in part.
+    # The poisoned blocks go to a row that fills them only partly.
     heir = Hand(runner)
     heir._free = hand.blocks["bad"][::-1] + heir._free[:1]
     heir.add(request("heir", range(20, 30)))
@@ -274,7 +274,7 @@ def test_running_out_of_memory_has_its_own_error(tiny, monkeypatch):
         patch.setattr(runner._model, "forward", out_of_memory)
         with pytest.raises(OutOfMemory):
             hand.step({"a": 10})
-    # As the engine does after a fault: the row is told anew, and gives what it would have given.
+    # As the engine does after a fault: the row is added again and gives the right result.
     again = Hand(runner)
     again.add(request("a", range(20, 30)))
     again.step({"a": 10}, removed=["a"])
@@ -284,7 +284,7 @@ def test_running_out_of_memory_has_its_own_error(tiny, monkeypatch):
 
 
 def test_the_cache_takes_memory_only_when_written(tiny):
-    """A plan of gigabytes starts at once and stays small."""
+    """A plan of gigabytes starts at once and uses little memory."""
     import resource
 
     def peak():

@@ -1,4 +1,4 @@
-"""What a start does not wait for: modules that the model at hand has no use for."""
+"""Modules that startup does not import because the model does not need them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# Loads the model that ships with Quire and tells what came along.
+# Loads the embedded model and prints the imported modules.
 PROGRAM = """
 import sys
 from engine.config import CacheConfig, EngineConfig

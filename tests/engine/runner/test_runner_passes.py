@@ -1,4 +1,4 @@
-"""Steps of several passes of a real model tell what as many steps would have told."""
+"""Steps of several passes of a real model have the same output as single-pass steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _recorded = pytest.mark.skipif(not linear.is_available(), reason="no native line
 
 
 class _Always(PassPace):
-    """As many passes as there may be."""
+    """Always makes the maximum number of passes."""
 
     def most(self, num_rows: int) -> int:
         return self._most
@@ -31,7 +31,7 @@ def directory(tmp_path_factory) -> str:
 
 @pytest.fixture(params=["float32", pytest.param("bfloat16", marks=_recorded)])
 def make(request, directory):
-    """Makes an engine whose steps have so many passes; in bfloat16 its steps are recorded."""
+    """Creates an engine with this many passes per step; in bfloat16 its steps are captured."""
 
     def make(passes: int) -> EngineCore:
         config = EngineConfig(
@@ -50,7 +50,7 @@ def make(request, directory):
 
 
 def ask(core: EngineCore, **stop) -> tuple[dict[str, list[int]], dict[str, str], int]:
-    """Greedy and seeded texts of many lengths, how each ended, and the most tokens told at once."""
+    """Greedy and seeded texts of many lengths, finish reasons, and the most tokens at once."""
     for index in range(6):
         is_greedy = index % 2 == 0
         sampling = SamplingParams(
@@ -86,7 +86,7 @@ def test_texts_are_those_of_single_passes(make, passes: int) -> None:
     assert most == 1
     core = make(passes)
     assert ask(core) == (expected, ends, passes)
-    # What later passes have computed is found by whoever has the same text.
+    # Blocks computed by later passes are found by requests with the same text.
     hits = core.stats.prefix_cache_hits
     prompt = (*range(9, 24), *expected["4"])
     greedy = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)

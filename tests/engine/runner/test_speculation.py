@@ -1,4 +1,4 @@
-"""Texts with speculation are those without, whoever guesses and whatever is asked for."""
+"""Speculation changes no text, whichever drafter and parameters are used."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory):
-    """Another family, which knows nothing of what the first would say."""
+    """Another family, which does not predict the first one's text."""
     return str(tiny_models.save("gemma2", tmp_path_factory.mktemp("gemma2")))
 
 
@@ -134,7 +134,7 @@ ASKED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("name", ["ngram", "itself"])
 def test_coupled_drafts_change_no_text_whatever_is_asked_for(tiny, other, name, asked):
-    """Seed by seed; a draft that draws with the same noise is nearly always right."""
+    """For each seed; a draft model that draws with the same noise is nearly always right."""
     requests = requests_of(**ASKED[asked])
     expected, expected_logprobs, _ = generate(config_of(tiny, None), requests)
     config = config_of(tiny, speculation_of(name, tiny, other))
@@ -163,7 +163,7 @@ HELD = [
 
 @pytest.mark.parametrize("name", ["ngram", "itself"])
 def test_texts_held_to_a_grammar_are_the_same(name):
-    """Their masks are computed behind drafts, and taken back."""
+    """Their masks are computed after drafts, and rolled back."""
     demo = str(default_model_dir())
     requests = [
         Request(
@@ -184,7 +184,7 @@ def test_texts_held_to_a_grammar_are_the_same(name):
 
 
 def test_rejection_keeps_a_models_own_drafts_and_greedy_text(tiny, other):
-    """A draft that is the model itself is kept whatever it drew: q over p is 1."""
+    """If the draft is the model itself, every draft is accepted: q over p is 1."""
     drawn = speculation_of("itself", tiny, other, draft_sampling="rejection")
     _, _, core = generate(config_of(tiny, drawn), requests_of(top_p=0.9))
     stats = core.stats.drafts
@@ -195,7 +195,7 @@ def test_rejection_keeps_a_models_own_drafts_and_greedy_text(tiny, other):
 
 
 def test_rejection_gives_the_same_text_alone_and_in_a_crowd(tiny, other):
-    """What is drawn depends on seed, position and draft, and on nobody else."""
+    """The draw depends on seed, position and draft, and on no other row."""
     drawn = speculation_of("another model", tiny, other, draft_sampling="rejection")
     requests = requests_of(top_k=30)
     crowd, _, _ = generate(config_of(tiny, drawn), requests)
@@ -224,8 +224,10 @@ def test_a_draft_that_does_not_fit_is_refused(tiny, tmp_path, draft, told):
 @pytest.mark.skipif(not is_available(), reason="no native linear layers here")
 @pytest.mark.parametrize("how", [{}, {"logit_bias": {7: 2.0}}], ids=["plain", "biased"])
 def test_a_recorded_draft_model_guesses_as_well(monkeypatch, how):
-    """The embedded model and its draft in bfloat16, whose steps are recorded: drafts of the same
-    worth as from ordinary steps, and the text that there is without drafts."""
+    """The embedded model and its draft in bfloat16, with captured steps.
+
+    Drafts are as good as from ordinary steps, and the text is the same as without drafts.
+    """
     used = []
     of_size = DecodePrograms.of_size
 
@@ -266,7 +268,7 @@ def test_a_recorded_draft_model_guesses_as_well(monkeypatch, how):
         texts.append(told)
         kept.append(core.stats.drafts.num_accepted_tokens)
     assert texts[0] == texts[1] == texts[2]
-    assert (False, True) in used  # a step of the draft model was recorded
+    assert (False, True) in used  # a step of the draft model was captured
     assert (False, False) not in used
     assert kept[0] == 0
     assert kept[1] == pytest.approx(kept[2], rel=0.1)
@@ -274,8 +276,10 @@ def test_a_recorded_draft_model_guesses_as_well(monkeypatch, how):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_draft_model_that_is_seldom_asked_has_read_all(tiny, other, schedule, monkeypatch):
-    """The model as its own draft is always right, so each guess tells whether it has read what
-    it should: prompts, cached prefixes that it never guessed in, forks, what was preempted."""
+    """The model as its own draft is always right, so each draft shows whether it has read the text.
+
+    This covers prompts, cached prefixes in which it never drafted, forks, and preempted sequences.
+    """
     rng = random.Random(3)
     monkeypatch.setattr(Pace, "claim", lambda pace, *_: rng.choice((0, 0, 0, 1, 3)))
     requests = requests_of(**GREEDY)
@@ -309,8 +313,10 @@ def test_a_draft_model_that_is_seldom_asked_has_read_all(tiny, other, schedule, 
 @pytest.mark.skipif(not is_available(), reason="no native linear layers here")
 @pytest.mark.parametrize("num_blocks", [512, 48], ids=["plenty", "preempted"])
 def test_recorded_guesses_of_a_model_for_itself_are_right(num_blocks, monkeypatch):
-    """Whoever has been guessed for seldom, in ever other company, with prompts of any length: what
-    is unread is read by programs, by chunks, and by the first pass of a chain."""
+    """Rows that are seldom drafted for, in changing batches, with prompts of any length.
+
+    Unread text is read by programs, by chunks, and by the first pass of a chain.
+    """
     rng = random.Random(8)
     monkeypatch.setattr(Pace, "claim", lambda pace, *_: rng.choice((0, 0, 0, 0, 1, 2, 4)))
     demo = str(default_model_dir())
@@ -338,5 +344,5 @@ def test_recorded_guesses_of_a_model_for_itself_are_right(num_blocks, monkeypatc
     assert texts[0] == texts[1]
     assert (core.stats.num_preemptions > 0) == (num_blocks < 100)
     drafts = core.stats.drafts
-    # Prompts are read by other kernels than single tokens: a tie may be decided otherwise.
+    # Prompts go through other kernels than single tokens: a tie may be decided differently.
     assert drafts.num_accepted_tokens > 0.97 * drafts.num_draft_tokens > 30

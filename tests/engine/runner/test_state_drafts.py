@@ -1,5 +1,4 @@
-"""Drafts for models that keep a state of each sequence: what a refused one has been fed to must
-leave nothing there."""
+"""Drafts for stateful models: a rejected draft must leave no trace in the state."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ def model(request, tmp_path_factory) -> str:
 
 @dataclass
 class Oracle:
-    """A proposer that knows the texts, and is wrong now and then."""
+    """A proposer that knows the texts and is occasionally wrong."""
 
     texts: dict[str, list[int]]
     rng: random.Random = field(default_factory=lambda: random.Random(2))
@@ -84,7 +83,7 @@ SEEDED: dict[str, Any] = {"temperature": 1.0}
 
 @pytest.fixture(scope="module")
 def told(model) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-    """What there is without drafts: greedy, and seeded."""
+    """The output without drafts: greedy, and seeded."""
     greedy, seeded = (texts(make(model), *requests_of(**way)) for way in (GREEDY, SEEDED))
     return greedy, seeded
 
@@ -103,7 +102,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_texts_are_those_without_drafts(model, told, schedule, monkeypatch):
-    """Seeded, then greedy, and again from snapshots that were made between drafts."""
+    """Seeded, then greedy, and again from snapshots taken between drafts."""
     monkeypatch.setattr(PassPace, "most", lambda pace, _rows: pace._most)
     greedy, seeded = told
     core = make(model, oracle := Oracle(seeded), **SCHEDULES[schedule])
@@ -114,11 +113,11 @@ def test_texts_are_those_without_drafts(model, told, schedule, monkeypatch):
     stats = core.stats
     assert 0 < stats.drafts.num_accepted_tokens < stats.drafts.num_draft_tokens
     assert (stats.num_preemptions > 0) == (schedule == "preempted")
-    assert stats.prefix_cache_hits > 0 or schedule == "preempted"  # where room is short
+    assert stats.prefix_cache_hits > 0 or schedule == "preempted"  # when blocks are scarce
 
 
 def test_steps_with_drafts_are_recorded(model, monkeypatch):
-    """In bfloat16, whose products are native: the text is that of steps without drafts still."""
+    """In bfloat16, with native products: the text is still that of steps without drafts."""
     found: list[bool] = []
     find = DecodePrograms.find
 
@@ -129,12 +128,12 @@ def test_steps_with_drafts_are_recorded(model, monkeypatch):
         return graph
 
     monkeypatch.setattr(DecodePrograms, "find", watched)
-    monkeypatch.setattr(programs, "_WORTH", 2)  # times that a number of rows has come
+    monkeypatch.setattr(programs, "_WORTH", 2)  # occurrences of a batch size before it is captured
     requests = requests_of(max_tokens=40)
     expected = texts(make(model, dtype="bfloat16"), *requests)
     assert texts(make(model, Oracle(expected), dtype="bfloat16"), *requests) == expected
     assert sum(found) > 10
-    assert sum(found) < len(found)  # numbers of rows that came seldom
+    assert sum(found) < len(found)  # rare batch sizes are not captured
 
 
 def one_draft_is_lost(patch: pytest.MonkeyPatch) -> None:
@@ -187,7 +186,7 @@ def test_a_text_goes_on_after_its_engine_has_died(model, told):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_step_with_drafts_that_fails_is_run_again(model, told, overlap, monkeypatch, caplog):
-    """Once its drafts have been fed, or before."""
+    """After its drafts have been computed, or before."""
     caplog.set_level(logging.CRITICAL)
     requests, expected = requests_of(), told[0]
     core, calls = make(model, Oracle(expected), overlap=overlap), iter(range(10_000))

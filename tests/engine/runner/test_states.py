@@ -1,4 +1,4 @@
-"""Models that keep a state of each sequence: the text is Hugging Face's whatever happens to it."""
+"""Stateful models: the text equals Hugging Face's under any schedule."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def make(directory, **changes) -> EngineCore:
 
 
 def cached(core: EngineCore, *requests: Request) -> dict[str, int]:
-    """How much of each prompt was found."""
+    """The number of cached tokens of each prompt."""
     found: dict[str, int] = {}
     for each in requests:
         core.add(each)
@@ -67,7 +67,7 @@ def test_a_prompt_that_comes_again_begins_with_a_snapshot(model):
     assert cached(core, request("first", PROMPT, GREEDY)) == {"first": 0}
     assert cached(core, request("again", PROMPT, GREEDY)) == {"again": 36}
     assert texts(core, request("once more", PROMPT, GREEDY))["once more"] == expected
-    # A conversation that goes on: what was answered is computed, what was asked is found.
+    # A conversation that continues: the answer is computed, the earlier prompt is cached.
     longer = (*PROMPT, *expected, 9, 9, 9)
     assert cached(core, request("longer", longer, GREEDY)) == {"longer": 36}
     found = texts(core, request("longest", longer, GREEDY))["longest"]
@@ -138,8 +138,10 @@ def test_a_text_goes_on_after_its_engine_has_died(model):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_step_that_fails_is_run_again_from_the_first_token(model, monkeypatch, caplog, overlap):
-    """Behind the layers, whose states it has changed by then; for steps of prompts and of tokens,
-    with more tokens before them than a step may have."""
+    """The fault comes after the layers, which have changed the states by then.
+
+    For prompt and decode steps, with more preceding tokens than fit a step.
+    """
     caplog.set_level(logging.CRITICAL)
     directory, expected = model
     scheduler = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, overlap=overlap)
@@ -161,7 +163,7 @@ def test_a_step_that_fails_is_run_again_from_the_first_token(model, monkeypatch,
 
 
 class _Always(PassPace):
-    """As many passes as there may be."""
+    """Always makes the maximum number of passes."""
 
     def most(self, num_rows: int) -> int:
         return self._most
@@ -183,7 +185,7 @@ def test_several_passes_of_a_step_tell_what_as_many_steps_do(model):
 
 
 def test_a_row_that_breaks_in_a_later_pass_fails_at_once(tmp_path):
-    """Its state is past that pass: another step would not tell what is wrong with it."""
+    """Its state is past that pass, so another step would not reveal the fault."""
     directory = tiny_models.save("qwen3_5_text", tmp_path)
     other = Request(id="b", prompt_token_ids=PROMPT[5:], sampling=GREEDY)
     both = texts(make(directory), request("a", PROMPT, GREEDY), other)
@@ -240,7 +242,7 @@ def test_rounded_weights_are_near(model, changes, most):
 
 
 def _logits(runner) -> torch.Tensor:
-    """Of the prompt's tokens."""
+    """The logits of the prompt's tokens."""
     decoder, hidden = runner._model, []
     forward = decoder.forward
     decoder.forward = lambda *arguments: hidden.append(forward(*arguments)) or hidden[-1]
@@ -305,10 +307,10 @@ def test_as_many_sequences_run_as_there_is_room_for_states(tmp_path, monkeypatch
     roomy = _plan(spec, 1024 * MIB, monkeypatch)
     assert roomy.num_states == 8
     assert "states of 8 sequences" in roomy.describe()
-    # Only layers that attend have blocks.
+    # Only attention layers have blocks.
     assert roomy.bytes_per_token == 2 * 1 * 2 * 16 * 4
     tight = _plan(spec, 20 * each, monkeypatch)
-    assert tight.num_states == 4  # a quarter of what is free, and a line that pads
+    assert tight.num_states == 4  # a quarter of the free memory, plus a line for padding
     assert (tight.num_snapshots, tight.state_bytes) == (1, 6 * each)
     assert roomy.num_snapshots == 1024
     assert _plan(spec, 1024 * MIB, monkeypatch, enable_prefix_caching=False).num_snapshots == 0

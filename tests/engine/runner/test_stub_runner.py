@@ -1,4 +1,4 @@
-"""The stub of a model: tokens that cost nothing, but come by the rules of real ones."""
+"""The stub model: free tokens that obey the rules of real ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_tokens_are_a_function_of_seed_and_position():
     assert len({tuple(tokens) for tokens in together.values()}) == 3  # seeds differ
     assert all(0 <= id_ < core.info.vocab_size for tokens in together.values() for id_ in tokens)
     assert not {id_ for tokens in together.values() for id_ in tokens} & {*core.info.eos_token_ids}
-    # In small steps and after a resumption they are the same.
+    # With small steps and after resuming they are the same.
     small = make_core(scheduler=SchedulerConfig(max_num_batched_tokens=8))
     assert run(small, [requests[0]])["a"] == together["a"]
     assert run(make_core(scheduler=SchedulerConfig(max_step_passes=5)), requests) == together

@@ -1,7 +1,7 @@
-"""Drafts leave the distribution as it is: chi-square against the exact one, by both ways to judge.
+"""Drafts do not change the output distribution: chi-square tests of both acceptance methods.
 
-A text of three tokens from eight, each drawn from a distribution that depends on the tokens before
-it; the draft's distributions are others. Every text has a seed of its own.
+A text has three tokens out of eight, each drawn from a distribution that depends on the preceding
+ones; the draft's distributions are different. Every text has its own seed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NUM_PROMPT = 1
 
 
 class Model(NamedTuple):
-    """Logits after each text of up to three tokens, by the text read as a number in base eight."""
+    """The logits after each text of up to three tokens, indexed by the text as an octal number."""
 
     logits: torch.Tensor  # [lengths, VOCAB ** LENGTH, VOCAB]
 
@@ -55,7 +55,7 @@ WARM = SamplingParams(temperature=0.8, top_k=6, top_p=0.95)
 
 
 class Texts:
-    """Rows that all sample alike, each with its own seed."""
+    """Rows with the same sampling parameters, each with its own seed."""
 
     def __init__(self, sampling: SamplingParams, *, rejects: bool) -> None:
         self.rows = RowTable(ROWS, 1, VOCAB, (), CPU)
@@ -67,7 +67,7 @@ class Texts:
         self.verifier = Verifier(operations, self.rows, Uploads(CPU), rejects=rejects)
 
     def write(self, first_seed: int, num_drafts: int, guess: bool) -> torch.Tensor:
-        """The texts of these seeds: [ROWS, LENGTH]; with ``guess`` the drafts have no chance."""
+        """The texts of these seeds, [ROWS, LENGTH]; with ``guess``, drafts that have no chance."""
         table = self.rows.sampling.table
         table.seed.copy_(torch.arange(ROWS + 1) + first_seed)
         texts = torch.zeros(ROWS, LENGTH + num_drafts + 1, dtype=torch.int64)
@@ -133,7 +133,7 @@ class Texts:
 
 
 def _after(model: Model, texts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Logits behind the first tokens of each text; anything behind the last."""
+    """The logits after the first tokens of each text; arbitrary after the last."""
     at = lengths.clamp(max=LENGTH - 1)
     number = torch.zeros_like(at)
     for place in range(LENGTH):
@@ -142,7 +142,7 @@ def _after(model: Model, texts: torch.Tensor, lengths: torch.Tensor) -> torch.Te
 
 
 def exact(sampling: SamplingParams) -> torch.Tensor:
-    """The distribution of whole texts: [VOCAB ** LENGTH] float64."""
+    """The exact distribution of whole texts: [VOCAB ** LENGTH] float64."""
     rows = RowTable(1, 1, VOCAB, (), CPU)
     rows.add(AddedRow(Request(id="", prompt_token_ids=(0,), sampling=sampling), ()))
     table = rows.sampling.table
@@ -164,9 +164,9 @@ def chi_square(num_texts: int, *, rejects: bool, guess: bool) -> tuple[float, fl
         number = (written * VOCAB ** torch.arange(LENGTH - 1, -1, -1)).sum(-1)
         counts += torch.bincount(number, minlength=VOCAB**LENGTH)
     shares = exact(WARM)
-    if counts[shares == 0].sum():  # a token that truncation leaves out
+    if counts[shares == 0].sum():  # tokens excluded by truncation
         return math.inf, 0.0
-    rare = shares * num_texts < 5.0  # counted together
+    rare = shares * num_texts < 5.0  # pooled
     expected = torch.cat((shares[~rare], shares[rare].sum().view(1))) * num_texts
     seen = torch.cat((counts[~rare], counts[rare].sum().view(1))).double()
     expected, seen = expected[expected > 0], seen[expected > 0]
@@ -196,14 +196,14 @@ def _keep_always(wanted, proposed, draft_ids, seeds, positions):
 
 
 def _draw_again_from_all(wanted, proposed, draft_ids, seeds, positions):
-    """In place of a refused draft, a token from q and not from what p leaves of it."""
+    """Planted bug: a rejected draft is replaced from q, not from the residual of p."""
     _, kept = judge_drafts(wanted, proposed, draft_ids, seeds, positions)
     keys = position_keys(seeds, positions, RESIDUAL_STREAM)
     return torch.where(kept, draft_ids, sample_gumbel(wanted.log(), keys)), kept
 
 
 def _forget_the_ratio(wanted, proposed, draft_ids, seeds, positions):
-    """A draft is kept with probability q, whatever p is."""
+    """Planted bug: a draft is accepted with probability q, whatever p is."""
     _, kept = judge_drafts(wanted, None, draft_ids, seeds, positions)
     rest = (wanted - proposed).clamp(min=1e-9).log()
     again = sample_gumbel(rest, position_keys(seeds, positions, RESIDUAL_STREAM))
@@ -211,7 +211,7 @@ def _forget_the_ratio(wanted, proposed, draft_ids, seeds, positions):
 
 
 def _one_chance_for_both(wanted, proposed, draft_ids, seeds, positions):
-    """The residual drawn with the very noise that the draft was drawn with."""
+    """Planted bug: the residual is drawn with the same noise as the draft."""
     tokens, kept = judge_drafts(wanted, proposed, draft_ids, seeds, positions)
     rest = (wanted - proposed).clamp(min=1e-9).log()
     again = sample_gumbel(rest, position_keys(seeds, positions, DRAFT_STREAM))
@@ -229,7 +229,7 @@ def test_a_wrong_rule_is_noticed(monkeypatch, mutant: Callable):
 
 
 def test_coupled_texts_are_those_without_drafts():
-    """Token by token, whatever was guessed; and a good guesser is nearly always right."""
+    """Token by token, whatever the drafts; and a good drafter is nearly always right."""
     texts = Texts(WARM, rejects=False)
     one = texts.write(5, num_drafts=1, guess=False)
     assert torch.equal(one, texts.write(5, num_drafts=3, guess=False))

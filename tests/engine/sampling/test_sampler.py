@@ -1,4 +1,4 @@
-"""The sampler: each parameter against its definition, and no row touched by its neighbours."""
+"""The sampler: each parameter against its definition, and rows that do not affect each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EOS = 5
 
 
 class Batch:
-    """Rows as the runner keeps them: each at a slot, with a prompt and an output so far."""
+    """Rows as the runner keeps them: each in a slot, with a prompt and an output so far."""
 
     def __init__(self, vocab: int = VOCAB) -> None:
         self.state = SamplingState(8, vocab, (EOS,), torch.device("cpu"))
@@ -152,7 +152,7 @@ def test_penalties_are_those_of_the_definitions():
         expected[token] = expected[token] / 1.5 if expected[token] > 0 else expected[token] * 1.5
     expected[11] -= 0.5 + 0.25 * 1
     expected[12] -= 0.5 + 0.25 * 3
-    # The arg-max of what the penalties leave, with one token after another taken out.
+    # The arg-max after penalties, with one token after another removed.
     for _ in range(VOCAB - 1):
         best = int(expected.argmax())
         assert batch.tokens(logits, [0]) == [best]
@@ -164,7 +164,7 @@ def test_counts_of_many_rows_come_and_go():
     taken = [lines.take(slot, [slot], [slot + 1]) for slot in range(11)]
     assert len(set(taken)) == 11
     lines.give_back(3)
-    assert lines.take(12, [1], [2, 2]) == taken[3]  # on a line that was used
+    assert lines.take(12, [1], [2, 2]) == taken[3]  # on a line that was used before
     counts = lines.counts
     assert counts.output[taken[3]].nonzero().flatten().tolist() == [2]
     assert counts.output[taken[3], 2] == 2
@@ -181,7 +181,7 @@ def test_bias_moves_a_token_and_bans_one():
 
 
 def test_ends_that_the_model_cannot_say_need_no_ban():
-    """A config may name such, and a GPU's kernel writes wherever it is told to."""
+    """A config may name such tokens, and a GPU kernel writes to any index it is given."""
     state = SamplingState(1, VOCAB, (-1, EOS, VOCAB), torch.device("cpu"))
     params = SamplingParams(min_tokens=3, stop_token_ids=(9,))
     state.set(0, AddedRow(Request(id="0", prompt_token_ids=(1,), sampling=params), ()))
@@ -199,7 +199,7 @@ def test_no_end_before_min_tokens():
     batch.put(1, temperature=0.0, min_tokens=3, ignore_eos=True)
     taken = [batch.tokens(logits, [0, 1], offset) for offset in range(4)]
     assert [pair[0] for pair in taken] == [20, 20, 20, EOS]
-    assert [pair[1] for pair in taken] == [EOS] * 4  # nothing to ban: it does not end there
+    assert [pair[1] for pair in taken] == [EOS] * 4  # nothing to ban: these do not end the text
 
 
 def test_broken_rows_are_told_and_the_others_are_whole():
@@ -207,7 +207,7 @@ def test_broken_rows_are_told_and_the_others_are_whole():
     logits[1, 3] = math.nan
     logits[2, 4] = math.inf
     logits[3] = -math.inf
-    logits[4, 5] = -math.inf  # one impossible token is no fault
+    logits[4, 5] = -math.inf  # one impossible token is not an error
     batch = Batch()
     for slot in range(5):
         batch.put(slot, top_p=0.9, top_k=50)

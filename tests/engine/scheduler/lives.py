@@ -1,7 +1,7 @@
-"""One random life of an engine: requests come, go and are preempted; nothing may go wrong.
+"""One random life of an engine: requests arrive, leave and are preempted, and invariants must hold.
 
-Half of the lives plan and launch each step before the result of the one before it is taken in; some
-of these have several steps under way, each of other sequences, as a pipeline's stages do.
+Half of the lives plan and launch each step before the result of the previous one is processed. Some
+of these have several steps in flight, each with other sequences, as the stages of a pipeline do.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_STEPS = 3000
 
 @dataclass
 class _Told:
-    """What a client has been told of one request."""
+    """What a client has received for one request."""
 
     request: Request
     token_ids: list[int] = field(default_factory=list)
@@ -58,10 +58,10 @@ class _Told:
 
 
 class Life:
-    """An engine with random limits, and requests that arrive at random."""
+    """An engine with random limits and random arrivals."""
 
-    has_images = False  # in some prompts
-    has_whole_images = False  # whose tokens one step computes
+    has_images = False  # some prompts have images
+    has_whole_images = False  # all tokens of an image are computed in one step
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -86,7 +86,7 @@ class Life:
         if not self.config.cache.enable_prefix_caching:
             self.num_host_blocks = 0
         num_states = num_snapshots = 0
-        if self.keeps_states:  # such models do without the rest
+        if self.keeps_states:  # models with states do not support the rest
             self.num_stages, self.window, self.num_host_blocks = 1, None, 0
             self.is_pipelined = False
             self.config = _replace(self.config, pipeline_parallel_size=1)
@@ -105,7 +105,7 @@ class Life:
             whole_images=self.has_whole_images,
         )
         self.runner = self._make_runner(info)
-        self.now_s = 0.0  # a second a step
+        self.now_s = 0.0  # advances by a second per step
         self.num_drafts = rng.choice((0, 1, 3, 5)) if seed % 3 == 2 else 0
         if self.keeps_states:
             self.num_drafts = random.Random(f"drafts {seed}").choice((0, 1, 3, 5))
@@ -120,7 +120,7 @@ class Life:
         if not self.is_pipelined:
             self.max_passes = random.Random(seed).choice((1, 2, 5, 9))
             self.core._passes = Pace(self)
-        self.max_prompt_tokens: int | None = None  # of the step that was planned last
+        self.max_prompt_tokens: int | None = None  # of the last planned step
         self.core._prompts = PromptPace(self)
         self.pool, self.scheduler = self.core._pool, self.core._scheduler
         self.admits = True
@@ -129,7 +129,7 @@ class Life:
         self.live: set[str] = set()
         self.num_to_come = rng.randint(1, 16)
         self.has_background = seed % 4 >= 2
-        self.seen: Counter[str] = Counter()  # so that a test can tell that all this happened
+        self.seen: Counter[str] = Counter()  # lets a test verify that all this happened
         self.num_made = 0
 
     def run(self) -> None:
@@ -150,7 +150,7 @@ class Life:
         assert not self.runner.rows, "the runner was not told to forget"
 
     def _check_tier(self, tier: HostTier) -> None:
-        """No step is under way: everything that left the device can be found."""
+        """With no step in flight, everything that left the device can be found."""
         stats = tier.stats(0, 0)
         assert stats.used <= self.num_host_blocks
         assert len(tier._kept) == stats.used, "slots did not come back"
@@ -220,7 +220,7 @@ class Life:
         self.num_made += 1
 
     def _resumed(self, request: Request) -> Request:
-        """As it would come back after the engine died in the middle of it."""
+        """A request as it would be resubmitted after the engine died halfway through it."""
         if not request.prompt_token_ids:
             return request
         output, _ = expected_output(request, self.limit)
@@ -233,7 +233,7 @@ class Life:
         wanted = request.sampling.max_tokens if request.pooling is None else 0
         fits = num_prompt + (1 if wanted is None else wanted) <= self.limit
         if not num_prompt:
-            return  # refused for another reason, tested elsewhere
+            return  # rejected for another reason, tested elsewhere
         try:
             self.core.add(request)
         except ContextLengthExceeded:
@@ -249,12 +249,12 @@ class Life:
         self.now_s += 1.0
         output = self.core.step()
         self._listen(output, self.aborted)
-        # No step is planned behind one that failed: two may be taken in before the next is.
+        # No step is planned after a failed one: up to two results may arrive before the next plan.
         assert not any(self._is_late(id_, 2.0) for id_ in self.live), "outlived its deadline"
         self._check_books()
 
     def meanwhile(self) -> None:
-        """While a step runs."""
+        """What happens while a step runs."""
         if self.live and self.aborted is None and self.rng.random() < 0.015:
             self.aborted = self.rng.choice(sorted(self.live))
             self.core.abort(self.aborted)
@@ -316,16 +316,16 @@ class Life:
     def check_plan(self, plan: StepPlan) -> None:
         scheduler, config = self.scheduler, self.config.scheduler
         assert not plan.is_empty
-        # A row that is run again may compute what was copied for it the first time.
+        # A row that runs again may compute what was copied for it the first time.
         num_again = sum(row.request.id in plan.removed for row in plan.added)
         extra = num_again * (self.max_len if self.keeps_states else self.pool.block_size - 1)
-        extra += 4 if self.has_whole_images else 0  # behind an image's first token
+        extra += 4 if self.has_whole_images else 0  # after an image's first token
         assert plan.num_tokens <= config.max_num_batched_tokens + extra
         assert scheduler.num_running <= config.max_num_seqs
         newcomers = [row for row in plan.added if row.request.id not in plan.removed]
         assert self.admits or not newcomers, "admitted while the window was open"
-        # In the background the newcomer comes last; others may take the place of one there, or of
-        # a tenant that has more than its share.
+        # A background newcomer is admitted last. Others may displace a background sequence, or one
+        # of a tenant that has more than its share.
         may_displace = self.has_background or config.policy == "fair"
         displacing = [row for row in newcomers if row.request.background or not may_displace]
         assert not (displacing and plan.num_preempted), "took the place of one just preempted"
@@ -356,8 +356,11 @@ class Life:
             self._check_micro_batch(plan)
 
     def _check_micro_batch(self, plan: StepPlan) -> None:
-        """Other steps are under way: what they choose is waited for, and nobody has more than a
-        fair share of those who run."""
+        """Check a step planned while others are in flight.
+
+        It waits for the tokens that they choose, and takes no more than its share of the running
+        sequences.
+        """
         known = (token for row in plan.rows for token in row.token_ids)
         assert PENDING_TOKEN not in known, "planned before its token is known"
         newcomers = {row.request.id for row in plan.added}
@@ -368,8 +371,8 @@ class Life:
         assert self.core._flights or ahead <= share or plan.num_preempted, "more than a fair share"
 
     def _check_prompts(self, plan: StepPlan) -> None:
-        """Who decodes does not wait for more tokens of prompts than it may."""
-        is_again = plan is not self.scheduler._planned[-1].plan  # but parts of it
+        """Decoding rows do not wait for more prompt tokens than allowed."""
+        is_again = plan is not self.scheduler._planned[-1].plan  # only parts of it
         if self.max_prompt_tokens is None or is_again:
             return
         lengths = {row.id: len(row.token_ids) - row.num_drafts for row in plan.rows}
@@ -414,7 +417,7 @@ class Life:
         assert scheduler.num_waiting_tokens == sum(len(seq.token_ids) for seq in waiting)
 
     def _check_window(self, running: list[Sequence]) -> None:
-        """What lies behind a sequence's window comes back, a filled block late."""
+        """Blocks behind a sequence's window are freed, at most one filled block late."""
         assert self.window is not None
         size = self.pool.block_size
         for seq in running:
@@ -423,11 +426,11 @@ class Life:
 
 
 class BrokenContract(BaseException):
-    """Not an Exception: the engine must not take it for a fault of the runner's."""
+    """Not an Exception, so that the engine does not treat it as a fault of the runner."""
 
 
 class _Watched:
-    """The life's runner, with the life looking on."""
+    """The life's runner, watched by the life."""
 
     def __init__(self, life: Life) -> None:
         self.info = life.runner.info
@@ -458,7 +461,7 @@ class _WatchedStep:
 
 
 def _images(rng: random.Random) -> tuple[Image, ...]:
-    """None, or one of two, in what prompts begin with."""
+    """None or one of two images, for the start of a prompt."""
     digest = rng.choice((b"", b"a", b"b"))
     image = Image(start=2, num_tokens=5, height=1, width=5, pixels=b"", digest=digest)
     return (image,) if digest else ()

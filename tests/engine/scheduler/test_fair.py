@@ -1,4 +1,4 @@
-"""The fair policy: what each tenant is given, whatever the others send."""
+"""The fair policy: the service that each tenant gets, whatever the others send."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def fair(**limits: int) -> Scheduler:
 def send(
     scheduler: Scheduler, tenant: str, count: int, weight: float = 1.0, **fields: int
 ) -> list[str]:
-    """Add so many requests of a tenant; their ids, which begin with it."""
+    """Add requests of a tenant; returns their ids, which begin with its name."""
     num_prompt, max_tokens = fields.get("num_prompt", 8), fields.get("max_tokens", 20)
     ids = []
     for _ in range(count):
         number = scheduler._num_added
         ids.append(f"{tenant}{number}")
-        # No two prompts begin alike: what is computed is not hidden by the prefix cache.
+        # No prompts share a prefix, so that the cache hides no computation.
         prompt = (1000 + number, *range(1, num_prompt))
         scheduler.add(
             request(ids[-1], max_tokens=max_tokens, prompt=prompt, tenant=tenant, weight=weight)
@@ -33,7 +33,7 @@ def send(
 
 
 def served(plan: StepPlan, tokens: Counter[str]) -> None:
-    """Add the service of a step by tenant, the id's first letter: an output token costs two."""
+    """Add up the service of a step by tenant, the id's first letter; an output token costs two."""
     for row in plan.rows:
         is_decode = len(row.token_ids) == 1 and row.samples
         tokens[row.id[0]] += 2 if is_decode else len(row.token_ids) + 2 * row.samples
@@ -66,7 +66,7 @@ def test_one_alone_is_given_everything() -> None:
 
 
 def first_token(scheduler: Scheduler, id: str, limit: int = 50) -> int:
-    """Steps until ``id`` has its first token."""
+    """The number of steps until ``id`` has its first token."""
     for step in range(1, limit):
         _, output = run(scheduler)
         if id in output.ids and output.token_ids[output.ids.index(id)]:
@@ -86,7 +86,7 @@ def test_a_full_machine_makes_room_for_who_has_less(limits: dict[str, int]) -> N
         run(scheduler)
     (id,) = send(scheduler, "b", 1, max_tokens=3)
     assert first_token(scheduler, id) == 1
-    # And the one that made room comes to its end, as do all.
+    # The displaced sequence also finishes, as do all others.
     while scheduler.has_work:
         run(scheduler)
 
@@ -101,7 +101,7 @@ def test_a_long_prompt_does_not_hold_up_a_short_one_of_another() -> None:
 
 
 def prompt_tokens(plan: StepPlan) -> Counter[str]:
-    """Tokens of prompts that a step computes, by tenant."""
+    """The prompt tokens that a step computes, by tenant."""
     counts: Counter[str] = Counter()
     for row in plan.rows:
         if len(row.token_ids) > 1:
@@ -113,14 +113,14 @@ def test_steps_stay_short_while_another_may_come() -> None:
     scheduler = fair(num_blocks=2000, max_num_seqs=8, max_num_batched_tokens=80)
     send(scheduler, "a", 30, num_prompt=40, max_tokens=1)
     plan, _ = run(scheduler)
-    assert prompt_tokens(plan)["a"] > 60  # nobody else is known
+    assert prompt_tokens(plan)["a"] > 60  # no other tenant is known
     send(scheduler, "b", 1, num_prompt=8, max_tokens=1)
     plan, _ = run(scheduler)
     assert prompt_tokens(plan) == {"b": 8}  # it has the step to itself
     for _ in range(10):
         plan, _ = run(scheduler)
         assert 13 < prompt_tokens(plan)["a"] <= 26
-    for _ in range(1200):  # nobody is waited for for ever
+    for _ in range(1200):  # nobody is waited for indefinitely
         live = Counter(id[0] for id in scheduler._state.sequences)
         send(scheduler, "a", max(0, 20 - live["a"]), num_prompt=40, max_tokens=1)
         run(scheduler)
@@ -189,7 +189,7 @@ def test_tenants_that_wait_cost_nothing_a_step() -> None:
 
 
 def test_a_newcomer_that_makes_room_within_its_first_step_is_in_no_part_of_the_plan() -> None:
-    """It is admitted before a long prompt that then lacks blocks, and has been given more since."""
+    """It is admitted before a long prompt that lacks blocks, and has had more service since."""
     scheduler = fair(num_blocks=11, max_num_batched_tokens=16)
     (long,) = send(scheduler, "a", 1, num_prompt=39, max_tokens=1)
     run(scheduler)
@@ -204,7 +204,7 @@ def test_a_newcomer_that_makes_room_within_its_first_step_is_in_no_part_of_the_p
 
 
 def test_nobody_makes_room_of_whose_block_the_same_step_makes_a_copy() -> None:
-    """What the newcomer loads, or copies itself, would go to the very block that is copied."""
+    """What the newcomer loads or copies would go to the very block that is being copied."""
     scheduler = fair(max_num_seqs=3)
     send(scheduler, "b", 1, num_prompt=11, max_tokens=1)
     run(scheduler)
@@ -214,7 +214,7 @@ def test_nobody_makes_room_of_whose_block_the_same_step_makes_a_copy() -> None:
     scheduler.add(request("fork", fork_of="leader", **fields))
     run(scheduler)
     (late,) = send(scheduler, "b", 1)
-    plan, _ = run(scheduler)  # with the fork, a has been given no less than b
+    plan, _ = run(scheduler)  # with the fork, a has had no less service than b
     (copy,) = plan.copies
     assert copy.source in scheduler.sequences["leader"].table.block_ids
     plan, _ = run(scheduler)

@@ -1,7 +1,7 @@
-"""What a noisy tenant costs a quiet one's first tokens, where the tokens in a step make it long.
+"""The effect of a noisy tenant on a quiet one's first tokens, if step time grows with its tokens.
 
-Time is reckoned, not measured: a step takes 10 ms and 0.35 ms for each of its tokens, about what a
-model of 100 million parameters takes on two cores.
+Time is simulated, not measured: a step takes 10 ms and 0.35 ms per token, roughly like a model of
+100 million parameters on two cores.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from engine.types import Request, SamplingParams, StepResult
 
 _STEP_S, _TOKEN_S = 0.010, 0.00035
 _PROMPT, _OUTPUT, _PLACES = 64, 32, 64
-_SHARE = 11.0  # requests a second: half of what the server can do
-_QUIET = 0.35  # of its share that the quiet tenant sends
-_MAX_QUEUED = 128  # of the noisy tenant; more are refused
+_SHARE = 11.0  # requests per second: half of the server's capacity
+_QUIET = 0.35  # share of its share that the quiet tenant uses
+_MAX_QUEUED = 128  # of the noisy tenant; more are rejected
 
 
 def arrivals(tenant: str, rate: float, length_s: float, seed: int) -> list[tuple[float, str]]:
-    """Moments and ids of requests that come at random."""
+    """Arrival times and ids of random requests."""
     rng, now, found = random.Random(f"{tenant}{seed}"), 0.0, []
     while (now := now + rng.expovariate(rate)) < length_s:
         found.append((now, f"{tenant}{len(found)}"))
@@ -29,7 +29,7 @@ def arrivals(tenant: str, rate: float, length_s: float, seed: int) -> list[tuple
 
 
 def first_tokens(noise: float, length_s: float) -> list[float]:
-    """Seconds until the quiet tenant's first tokens while the other sends ``noise`` shares."""
+    """Seconds to the quiet tenant's first tokens while the other sends ``noise`` shares."""
     limits = SchedulerConfig(max_num_seqs=_PLACES, max_num_batched_tokens=256, policy="fair")
     scheduler = Scheduler(limits, BlockPool(4000, 16), max_model_len=400, eos_token_ids=())
     coming = arrivals("quiet", _SHARE * _QUIET, length_s, 1)
@@ -46,7 +46,7 @@ def first_tokens(noise: float, length_s: float) -> list[float]:
                 continue
             num_noisy += tenant == "noisy"
             due[id] = moment
-            prompt = (1000 + len(coming), *range(_PROMPT - 1))  # none begins as another does
+            prompt = (1000 + len(coming), *range(_PROMPT - 1))  # no two share a prefix
             sampling = SamplingParams(max_tokens=_OUTPUT)
             scheduler.add(Request(id=id, prompt_token_ids=prompt, sampling=sampling, tenant=tenant))
         plan = scheduler.schedule()

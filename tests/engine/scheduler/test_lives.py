@@ -1,6 +1,6 @@
-"""The fake-cache property: whatever the schedule, each request gets its own text.
+"""The fake-cache property: under any schedule, each request gets its own text.
 
-The second half breaks the engine on purpose and checks that the first half would notice.
+The second half plants bugs in the engine and checks that the first half detects them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_prompts_with_other_images_share_what_comes_before_these_alone(
     assert hits >= 100
     monkeypatch.setattr(prefix.PrefixChain, "_seen", lambda *_: b"")
     lives = (_PicturedLife(seed) for seed in range(60))
-    # Blocks of another image, or in models that keep a state, the snapshot of their name.
+    # The blocks of another image or, in stateful models, the snapshot under their name.
     with pytest.raises(BrokenContract, match=r"reads foreign KV|has another's state"):
         any(life.run() for life in lives)
 
@@ -386,7 +386,7 @@ def a_sequence_goes_on_before_its_drafts_are_judged(patch: pytest.MonkeyPatch) -
 
 
 def _for_longer_texts(plan: Callable[..., Any]) -> Callable[..., Any]:
-    """``plan``, as if each text of the step might have three tokens more."""
+    """``plan``, as if each text of the step could have three more tokens."""
 
     def plan_too_many(step, *given):
         for seq in step.seqs:
@@ -461,7 +461,7 @@ def slots_of_the_host_are_held_for_good(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_noticed(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    for seed in range(5 * NUM_LIVES):  # the rarest shows in one life of 150
+    for seed in range(5 * NUM_LIVES):  # the rarest appears in one life of 150
         try:
             Life(seed).run()
         except (BrokenContract, AssertionError, LookupError, ValueError):

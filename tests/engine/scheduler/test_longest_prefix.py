@@ -1,4 +1,4 @@
-"""Longest cached prefix first: who is admitted, what it saves, and that nobody waits for ever."""
+"""Longest cached prefix first: the order of admission, its savings, and no starvation."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from engine.scheduler.longest_prefix import LongestPrefixPolicy
 from engine.scheduler.sequence import Sequence, Status, sequence_of
 from tests.engine.scheduler.test_scheduler import count_lines, drain, make, request, run
 
-WINDOW = 64  # the longest-waiting sequences, which are looked up
+WINDOW = 64  # the sequences waiting longest, which are looked up
 MOST_PASSED_OVER = 64
 
 
 def prompt(group: int, own: int, num_shared: int = 40) -> tuple[int, ...]:
-    """A prompt whose first tokens are its group's."""
+    """A prompt that starts with its group's tokens."""
     return (*(1000 * group + place for place in range(num_shared)), 500 + own, 7, 8)
 
 
 def send_groups(scheduler: Scheduler, num_groups: int, num_each: int) -> None:
-    """One request of each group after the other, so that a group's never lie side by side."""
+    """Send one request of each group in turn, so that no two of a group are adjacent."""
     for own in range(num_each):
         for group in range(1, num_groups + 1):
             scheduler.add(request(f"{group}.{own}", max_tokens=2, prompt=prompt(group, own)))
 
 
 def num_computed(scheduler: Scheduler) -> int:
-    """Tokens that are computed until all have ended."""
+    """The number of tokens computed until all have ended."""
     total = 0
     while scheduler.has_work:
         plan, _ = run(scheduler)
@@ -49,7 +49,8 @@ def test_whose_prompt_is_cached_furthest_comes_first() -> None:
 
 
 def test_prefixes_that_do_not_fit_side_by_side_are_computed_once_each() -> None:
-    # Room for one group's prefix and a sequence: by arrival each request evicts the next one's.
+    # Room for one group's prefix and a sequence: in order of arrival, each request evicts the
+    # prefix that the next one needs.
     by_arrival = make(num_blocks=14, policy="fcfs", max_num_seqs=1)
     by_prefix = make(num_blocks=14, policy="lpm", max_num_seqs=1)
     for scheduler in (by_arrival, by_prefix):
@@ -96,7 +97,7 @@ def test_a_step_that_admits_nobody_looks_nothing_up() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_all_who_wait_come_up_once_with_the_longest_prefix_of_the_window(seed: int) -> None:
-    """Random arrivals, departures and preemptions, beyond what the window holds."""
+    """Random arrivals, departures and preemptions, more than the window holds."""
     rng = random.Random(seed)
     pool = BlockPool(8, 4)
     cached: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What the scheduler decides: whom it serves first, whom it makes wait, what that costs."""
+"""Scheduling decisions: the order of service, which sequences wait, and the cost of deciding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def request(id_: str, num_prompt: int = 4, max_tokens: int | None = 8, **fields)
 
 
 def run(scheduler: Scheduler, token: int = 1) -> tuple[StepPlan, EngineOutput]:
-    """One step in which every row that samples gets ``token``."""
+    """Run one step in which every sampling row gets ``token``."""
     plan = scheduler.schedule()
     ids = tuple(row.id for row in plan.rows if row.samples)
     return plan, scheduler.update(plan, StepResult(ids, ((token,),) * len(ids)))
@@ -43,7 +43,7 @@ def drain(scheduler: Scheduler) -> list[str]:
     return ended
 
 
-# ---------------------------------------------------------------- whom it serves
+# ---------------------------------------------------------------- order of service
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,8 @@ def test_a_policy_orders_the_queue(policy: str, order: list[str]) -> None:
 
 @pytest.mark.parametrize(("policy", "victim"), [("fcfs", "c"), ("priority", "a"), ("sjf", "b")])
 def test_a_policy_chooses_whom_to_preempt(policy: str, victim: str) -> None:
-    # Nine blocks: prompts of two each, a spare one each; at the second block boundary one goes.
+    # Nine blocks: prompts take two each, plus one spare each; at the second block boundary one is
+    # preempted.
     scheduler = make(num_blocks=9, policy=policy)
     scheduler.add(request("a", 8, 18, priority=2))
     scheduler.add(request("b", 8, 26, priority=1, prompt=(7,) * 8))
@@ -76,7 +77,7 @@ def test_a_policy_chooses_whom_to_preempt(policy: str, victim: str) -> None:
     assert sorted(drain(scheduler)) == ["a", "b", "c"]
 
 
-# ---------------------------------------------------------------- the background
+# ---------------------------------------------------------------- background requests
 
 POLICIES = get_args(Policy)
 
@@ -179,12 +180,13 @@ def test_forks_wait_for_their_prompt_alone_and_then_compute_one_token_each() -> 
     plans = [run(scheduler)[0] for _ in range(3)]
     assert [[row.id for row in plan.rows] for plan in plans] == [
         ["a"],
-        ["a", "z"],  # the forks hold nobody up
+        ["a", "z"],  # the forks delay nothing
         ["a", "z", "a/1", "a/2"],
     ]
     forked = plans[2].rows[2:]
     assert [(row.start, row.token_ids) for row in forked] == [(13, (13,))] * 2
-    # Three full blocks are shared; the fourth is each fork's own copy, and "a" goes on in its.
+    # Three full blocks are shared; each fork has its own copy of the fourth, and "a" continues in
+    # its own.
     leader_table = plans[0].rows[0].new_block_ids + plans[1].rows[0].new_block_ids
     assert {row.new_block_ids[:3] for row in forked} == {leader_table[:3]}
     assert {copy.source for copy in plans[2].copies} == {leader_table[3]}
@@ -265,11 +267,11 @@ def test_a_pool_of_a_quarter_of_the_demand_serves_all_without_thrashing() -> Non
     assert max(preemptions) <= 8
 
 
-# ---------------------------------------------------------------- what it costs
+# ---------------------------------------------------------------- cost
 
 
 def count_lines(function: Callable[[], object]) -> int:
-    """Lines of Python that a call runs: a clock that no machine can slow down."""
+    """The number of Python lines that a call runs: a clock independent of machine load."""
     count = 0
 
     def trace(frame, event, arg):
@@ -306,7 +308,7 @@ def test_a_step_costs_so_much_a_sequence() -> None:
 def test_those_who_wait_cost_nothing_a_step() -> None:
     alone, crowded = _decoding(16), _decoding(16, num_waiting=10_000)
     assert count_lines(lambda: run(crowded)) <= count_lines(lambda: run(alone)) + 20
-    # Nor do those who have left the queue unserved, and nor does a head that finds no room.
+    # Nor do sequences that left the queue unserved, nor a head that finds no room.
     for index in range(16, 10_000):
         crowded.abort(f"r{index}")
     crowded.schedule()
@@ -333,7 +335,7 @@ def test_on_a_cpu_prompts_go_on_beside_a_full_batch(max_num_seqs):
 
 
 def test_on_a_cpu_steps_are_short_while_few_run():
-    """Whoever runs waits for a step's prompts."""
+    """Running sequences wait for the prompts of a step."""
     limits = SchedulerConfig(max_num_seqs=1000).on("cpu")
     assert [limits.step_budget(running) for running in (0, 16, 192, 256, 1000)] == [
         *(256, 256, 256, 320, 1064)
@@ -342,7 +344,7 @@ def test_on_a_cpu_steps_are_short_while_few_run():
 
 
 def test_the_adapters_in_use_are_told() -> None:
-    """Of those that run and wait, through preemption, ends and aborts."""
+    """Of running and waiting sequences, through preemptions, ends and aborts."""
     scheduler = make(num_blocks=5, max_num_seqs=2)
 
     def told() -> tuple[set[str], set[str]]:

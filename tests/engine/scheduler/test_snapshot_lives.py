@@ -1,4 +1,4 @@
-"""Snapshots of states: their books in random use, and bugs that the lives must notice."""
+"""Snapshots of states: random use of the bookkeeping, and bugs that the lives must detect."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def a_kept_token_is_computed_again(patch: pytest.MonkeyPatch) -> None:
         num_refused = len(seq.draft_ids) + 1 - len(new_tokens)
         settle(seq, new_tokens, state, speculator)
         if num_refused and seq.num_computed > seq.num_prompt:
-            seq.num_computed -= 1  # and is computed once more: keys and values are the same
+            seq.num_computed -= 1  # and is computed again: keys and values are the same
 
     patch.setattr(results, "settle", short)
 
@@ -149,7 +149,7 @@ def test_a_planted_bug_is_noticed(plant: Plant, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_books_are_whole_and_names_lead_to_what_was_made() -> None:
-    """Against a plain account of what each line holds."""
+    """Compared with a plain record of what each line holds."""
     for seed in range(200):
         rng = random.Random(seed)
         pool = SnapshotPool(rng.randint(1, 6))
@@ -198,7 +198,7 @@ def test_snapshots_in_passing_displace_none_but_each_other() -> None:
     line = make(pool, b"1", in_passing=True)
     assert make(pool, b"2", in_passing=True) == line
     assert pool.longest([b"kept"], 1)
-    assert pool.use(b"2") == line  # somebody has gone on from it
+    assert pool.use(b"2") == line  # a sequence has continued from it
     assert make(pool, b"3", in_passing=True) is None
     assert make(pool, b"new") is not None
     assert not pool.longest([b"kept"], 1)

@@ -1,4 +1,4 @@
-"""Prefix hits in a model whose layers all have a window: on what is left of a text, and right."""
+"""Prefix hits in a model with a window in every layer: on what remains of a text, and correct."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mistral(tmp_path_factory):
 
 
 def answer(core: EngineCore, prompt: list[int], name: str) -> tuple[list[int], int]:
-    """The text, and how much of the prompt was found in the cache."""
+    """The text, and how many prompt tokens were cached."""
     hits = core.stats.prefix_cache_hits
     sampling = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT, ignore_eos=True, seed=0)
     core.add(Request(id=name, prompt_token_ids=tuple(prompt), sampling=sampling))
@@ -55,7 +55,7 @@ def test_a_text_is_found_again_by_its_last_window(mistral, chunk):
     assert answer(core, PROMPT, "first") == (expected, 0)
     for index, prompt in enumerate(OTHERS):
         answer(core, prompt, f"other-{index}")
-    # None of its first twelve blocks can be found any more; the last window's are there.
+    # None of its first twelve blocks can be found any more; those of the last window can.
     pool = core._pool
     assert pool.match(pool.chain(""), PROMPT).block_ids == []
     whole = (len(PROMPT) - 1) // SIZE * SIZE

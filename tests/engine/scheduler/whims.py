@@ -1,4 +1,4 @@
-"""What those around an engine do as they please, in a life of ``lives.py``."""
+"""Random behaviour of an engine's collaborators in a life of ``lives.py``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Guesses:
-    """A proposer that knows the future, and does not always tell it."""
+    """A proposer that knows the future output and proposes it most of the time."""
 
     def __init__(self, life: Life) -> None:
         self._life = life
@@ -31,7 +31,7 @@ class Guesses:
 
 
 class Lazy(FakeRunner):
-    """Does not always make all of a row's passes."""
+    """A runner that does not always make all of a row's passes."""
 
     def __init__(self, info: EngineInfo, rng: random.Random) -> None:
         super().__init__(info)
@@ -45,7 +45,7 @@ class Lazy(FakeRunner):
 
 @dataclass
 class Pace:
-    """Passes are as short as it pleases."""
+    """A random limit on passes."""
 
     life: Life
 
@@ -58,7 +58,7 @@ class Pace:
 
 @dataclass
 class PromptPace:
-    """Prompts have as many tokens of a step as it pleases."""
+    """A random limit on the prompt tokens of a step."""
 
     life: Life
 
@@ -72,7 +72,7 @@ class PromptPace:
 
 @dataclass
 class Whim:
-    """A batching window that is open now and then."""
+    """A batching window that is open at random."""
 
     life: Life
 

@@ -1,4 +1,4 @@
-"""Heads that draft: their scores are those of plain twins; what does not fit is refused."""
+"""Draft heads: their scores equal those of plain twins; misfits are rejected."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def twin(request):
 
 
 def saved(twin, directory) -> tuple[str, SpeculationConfig]:
-    """The model's directory, and how it is to speculate."""
+    """The model's directory, and its speculation config."""
     if twin.kind.endswith("mtp"):
         return str(twin.save(directory)), SpeculationConfig(method="mtp", adaptive=False)
     model = tiny_models.save("llama", directory / "model")
@@ -45,7 +45,7 @@ def saved(twin, directory) -> tuple[str, SpeculationConfig]:
 
 
 def generate(core: EngineCore, prompts: dict[str, list[int]]) -> dict[str, list[int]]:
-    """All texts, prompts included."""
+    """All texts, including prompts."""
     texts = {name: list(prompt) for name, prompt in prompts.items()}
     for name, prompt in prompts.items():
         core.add(Request(id=name, prompt_token_ids=tuple(prompt), sampling=GREEDY))
@@ -59,7 +59,7 @@ def generate(core: EngineCore, prompts: dict[str, list[int]]) -> dict[str, list[
 
 @pytest.mark.parametrize("schedule", [{}, {"max_num_batched_tokens": 7}], ids=["whole", "chunks"])
 def test_scores_are_those_of_the_twin(twin, schedule, tmp_path, monkeypatch):
-    """Of every guess of every chain: behind prompts, kept drafts, and a cached prefix."""
+    """For every draft of every chain: after prompts, accepted drafts, and a cached prefix."""
     model, speculation = saved(twin, tmp_path)
     chains: list[list[tuple[list[int], torch.Tensor]]] = []
     guess, choose = DraftModel.guess, DraftModel._choose
@@ -82,15 +82,15 @@ def test_scores_are_those_of_the_twin(twin, schedule, tmp_path, monkeypatch):
     texts = iter([first, second])
     text, last = next(texts), 0
     for chain in filter(None, chains):
-        begin = chain[0][0][0]  # the place of the first guess
+        begin = chain[0][0][0]  # the position of the first draft
         if begin < last:
             text = next(texts)
         last = begin
         expected = twin.chain(text[:begin], len(chain))
         for (_, logits), wanted in zip(chain, expected, strict=True):
-            # EAGLE's first head has no norm behind it: its scores are large.
+            # EAGLE's first head has no final norm: its scores are large.
             size = wanted[wanted.isfinite()].abs().max().clamp(min=1.0)
-            # Hugging Face takes a delta rule's tokens in chunks, and rounds otherwise.
+            # Hugging Face processes a delta rule's tokens in chunks, with other rounding.
             near = 5e-4 if twin.kind == "qwen_mtp" else 1e-4
             torch.testing.assert_close(logits[0] / size, wanted / size, atol=near, rtol=0.0)
             num_compared += 1
@@ -115,7 +115,7 @@ def _without(*names: str) -> dict[str, torch.Tensor | None]:
     return dict.fromkeys(names)
 
 
-# kind -> what is changed of config.json, and of the tensors (None: gone), and what is told
+# kind -> changes to config.json and to tensors (None: removed), and the error
 BAD_HEADS: dict[str, tuple[str, dict[str, Any], dict[str, torch.Tensor | None], str]] = {
     "no fc": ("eagle", {}, _without("fc.weight"), r"missing tensors \(1\): 'fc\.weight'"),
     "no query": (
@@ -179,11 +179,11 @@ def test_an_mtp_layer_that_lacks_a_tensor_is_refused(tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelLoadError, match=r"missing.*model\.layers\.3\.hnorm\.weight"):
         EngineCore.load(config_of(model, speculation))
-    EngineCore.load(config_of(model, None))  # without a head nobody reads it
+    EngineCore.load(config_of(model, None))  # without a head it is not read
 
 
 def test_an_mtp_layer_in_codes_guesses_as_what_they_stand_for(tmp_path, monkeypatch):
-    """In blocks of fp8 beside its model, as DeepSeek-V3 is published, with a dense ``eh_proj``."""
+    """In fp8 blocks beside its model, as DeepSeek-V3 is published, with a dense ``eh_proj``."""
     monkeypatch.setattr("kernels.cpu.linear.is_available", lambda: False)  # it would round more
     twin = tiny_draft_heads.build("mtp", tiny_draft_heads.build_mtp("deepseek_v3"))
     dense, codes = tmp_path / "dense", tmp_path / "codes"

@@ -1,4 +1,4 @@
-"""Texts with a head that drafts are those without; a head that has learnt them is mostly right."""
+"""Draft heads change no text, and a trained head is mostly right."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.engine.speculation.test_draft_head import KINDS, saved
 
 
 class Served(NamedTuple):
-    """A model, how it speculates, and what it says to ``PROMPTS`` without."""
+    """A model, its speculation config, and its output for ``PROMPTS`` without speculation."""
 
     model: str
     speculation: SpeculationConfig
@@ -45,7 +45,7 @@ class Served(NamedTuple):
 
 @pytest.fixture(scope="module", params=(*KINDS, "qwen_mtp"))
 def served(request, tmp_path_factory) -> Served:
-    """With a head that has learnt the greedy texts."""
+    """A model with a head trained on its greedy texts."""
     kind, directory = request.param, tmp_path_factory.mktemp(request.param)
     if kind == "mtp":
         base = tiny_draft_heads.build_mtp("deepseek_v3")
@@ -60,7 +60,7 @@ def served(request, tmp_path_factory) -> Served:
 
 
 def first_kept(core: EngineCore) -> float:
-    """How many of the first drafts of a row were kept."""
+    """The share of first drafts that were accepted."""
     drafts = core.stats.drafts
     assert drafts.num_drafts > 8
     return drafts.accepted_per_position[0] / drafts.num_drafts
@@ -76,7 +76,7 @@ def test_greedy_text_is_the_same_and_foreseen(served, schedule):
 
 
 def test_heads_that_read_at_the_wrong_place_foresee_little(served, monkeypatch):
-    """The bound above is one that a wrong shift does not pass."""
+    """A wrong offset would not pass the bound above."""
     config = config_of(served.model, served.speculation)
     of, init = Features.of, DraftModel.__init__
 
@@ -128,7 +128,7 @@ def test_rejection_leaves_greedy_text_and_draws_from_what_the_head_said(served):
 
 @pytest.mark.parametrize("schedule", ["chunks of seven", "preempted", "overlapped"])
 def test_a_head_that_is_seldom_asked_has_read_all(served, schedule, monkeypatch):
-    """What a model made of prefixes, forks and preempted texts is there when a head asks late."""
+    """Features of prefixes, forks and preempted sequences are available when a head drafts late."""
     rng = random.Random(3)
     monkeypatch.setattr(Pace, "claim", lambda pace, *_: rng.choice((0, 0, 1, 2)))
     requests = requests_of(**GREEDY)
@@ -156,7 +156,7 @@ def test_a_head_that_is_seldom_asked_has_read_all(served, schedule, monkeypatch)
 @pytest.mark.skipif(not is_available(), reason="no native linear layers here")
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_recorded_steps_leave_a_head_the_same_states(kind, tmp_path, monkeypatch):
-    """In bfloat16, to the bit; prompts' chunks and single tokens, with drafts and without."""
+    """In bfloat16, bit for bit; for prompt chunks and single tokens, with drafts and without."""
     shape = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_attention_heads": 4}
     model = str(tiny_models.save("llama", tmp_path / "model", **shape))
     twin = tiny_draft_heads.build(kind, tiny_models.build("llama", **shape))
@@ -187,7 +187,7 @@ def test_recorded_steps_leave_a_head_the_same_states(kind, tmp_path, monkeypatch
 
 
 def test_captured_steps_leave_a_head_what_it_reads(served, monkeypatch):
-    """As on a GPU, where steps are padded: what stands for a graph is a function called again."""
+    """As on a GPU, where steps are padded; here graphs are functions that are called again."""
     replays = []
 
     def captured(*parts: Any, features: Features, **_: Any) -> DecodeGraphs:

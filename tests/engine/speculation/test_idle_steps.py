@@ -1,4 +1,4 @@
-"""Steps in which no text is due cost nothing, and no text waits for long because of them."""
+"""Steps without due drafts cost nothing, and no text waits long for a draft because of that."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ STEP_S = 6e-4
 
 
 class _Life:
-    """One request's steps, planned and observed as the scheduler does; all drafts are kept."""
+    """One request's steps, planned and observed as by the scheduler; all drafts are accepted."""
 
     def __init__(self, step_s: float = STEP_S) -> None:
         self.step_s = step_s
         self.speculator = Speculator(SpeculationConfig(method="ngram"))
-        self.num_asked = 0  # steps in which more was asked than whether anybody is due
+        self.num_asked = 0  # steps in which more was computed than whether any text is due
         self.num_drafted = 0
         self.begin([1])
 
@@ -28,7 +28,7 @@ class _Life:
         self.draft: Draft = self.speculator.begin(self.request)
 
     def step(self, token: int) -> bool:
-        """The text gets this token; whether there were drafts."""
+        """Append a token; returns whether there were drafts."""
         speculator, text = self.speculator, self.text
         rows = PlanRows.of([ScheduledRow("r", len(text) - 1, (text[-1],), (), True)])
         drafts: tuple[int, ...] = ()
@@ -48,15 +48,15 @@ class _Life:
 
 
 def test_a_text_in_which_nothing_repeats_is_seldom_asked_for():
-    """Of a short step, asking alone is some hundredths."""
+    """In a short step, the lookup alone costs some percent."""
     life = _Life()
     for token in range(2, 1002):
         life.step(token)
-    assert 10 < life.num_asked < 100  # of 1,000, and it goes on trying
+    assert 10 < life.num_asked < 100  # of 1,000, and it keeps trying
 
 
 def test_a_text_of_long_steps_is_asked_for_often():
-    """What a look costs is nothing there, what it may find is much."""
+    """There a lookup costs next to nothing, and may gain a lot."""
     life = _Life(step_s=0.05)
     for token in range(2, 1002):
         life.step(token)
@@ -75,7 +75,7 @@ def test_a_text_that_begins_to_repeat_itself_is_seen_to_soon():
 
 
 def test_who_comes_next_is_not_passed_by():
-    """Neither in the place of a request that has ended, nor beside one that goes on."""
+    """Neither in the slot of a request that has ended, nor beside one that continues."""
     life = _Life()
     for token in range(2, 302):
         life.step(token)

@@ -1,4 +1,4 @@
-"""Little is lost even where what was expected of drafts is wrong, and nothing is done meanwhile."""
+"""Losses are bounded even if drafts disappoint all expectations."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ NUM_ROWS, PLAIN_S = 64, 4e-3
 
 @pytest.mark.parametrize("num_rows", [1, NUM_ROWS])
 def test_what_drafts_lose_against_all_expectation_is_bounded(num_rows):
-    """They seem to cost nothing whenever they are few, and are never kept, though each row believes
-    in its own."""
+    """Few drafts seem free; none is ever accepted, though each row expects its own to be."""
     pace, lost = Pace(4), 0.0
     for _ in range(4000):
         is_trial = pace.begin(num_rows) and pace.is_trial
@@ -31,7 +30,7 @@ def test_what_drafts_lose_against_all_expectation_is_bounded(num_rows):
 
 
 def test_past_gains_pay_for_a_while():
-    """A text of another kind is not given up at once, and not pursued for long."""
+    """A text that changes its nature is not given up at once, nor drafted for in vain for long."""
     ledger = Ledger()
     for _ in range(1000):
         ledger.book(1.0)
@@ -43,7 +42,7 @@ def test_past_gains_pay_for_a_while():
 
 
 def test_first_drafts_tell_what_drafts_cost_however_long_the_texts_are():
-    """Texts that n-grams are looked up in are not read: else each step would be a trial."""
+    """Texts are only indexed when n-grams are looked up: otherwise each step would be a trial."""
     speculator = Speculator(SpeculationConfig(method="ngram"))
     request = Request(id="r", prompt_token_ids=(1, 2, 3) * 40)
     text = list(request.prompt_token_ids)
@@ -57,13 +56,13 @@ def test_first_drafts_tell_what_drafts_cost_however_long_the_texts_are():
             speculator.settle(draft, len(drafts), len(drafts))
             num_drafted += 1
         speculator.observe(StepPlan(rows=rows), PLAIN_S * (1 + 0.1 * rows.num_drafts.get(0, 0)))
-        text += [1, 2, 3] * 10  # more than a draft model would read unasked
+        text += [1, 2, 3] * 10  # more than a draft model would read unprompted
     assert 0 < num_trials < 8
     assert num_drafted > 280
 
 
 class _InVain:
-    """Guesses that are never found; counts how often they were sought, and in how many tokens."""
+    """A proposer that never finds anything; counts its lookups and their tokens."""
 
     def __init__(self) -> None:
         self.num_looks = 0
@@ -86,7 +85,7 @@ class _InVain:
 
 
 def _lives(proposer: _InVain, num_steps: int, num_prompt: int) -> None:
-    """Steps of so many rows, planned and observed as the scheduler does."""
+    """Steps with several rows, planned and observed as by the scheduler."""
     speculator = Speculator(SpeculationConfig(method="ngram"), proposer)
     request = Request(id="r", prompt_token_ids=(1,) * num_prompt)
     texts = [[1] * num_prompt for _ in range(NUM_ROWS)]
@@ -109,5 +108,5 @@ def test_looking_in_vain_costs_a_small_share_of_the_time(num_prompt):
     proposer, num_steps = _InVain(), 3000
     _lives(proposer, num_steps, num_prompt)
     one_look_s = 1e-5 + 1e-6 * (num_prompt + num_steps)
-    assert proposer.num_looks > NUM_ROWS  # it goes on trying
+    assert proposer.num_looks > NUM_ROWS  # it keeps trying
     assert proposer.seconds < 0.006 * num_steps * PLAIN_S + PLAIN_S + one_look_s

@@ -1,4 +1,4 @@
-"""As many drafts as pay for themselves, by measured costs and by acceptance."""
+"""As many drafts as pay off, by measured costs and acceptance."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MOST = 4
 
 
 class Outcome(NamedTuple):
-    rate: float  # tokens a second over those without drafts
-    lengths: Counter[int]  # how often rows had so many drafts
+    rate: float  # tokens per second relative to no drafts
+    lengths: Counter[int]  # how often rows had each number of drafts
 
 
 def live(num_rows: int, plain_s: float, draft_s: float, kept: list[float], **chance) -> Outcome:
-    """A few hundred steps of rows whose drafts are kept with these probabilities."""
+    """Simulate a few hundred steps of rows with these acceptance probabilities."""
     noise, num_steps = chance.get("noise", 0.0), chance.get("num_steps", 600)
     rng, pace, of_all = random.Random(5), Pace(MOST), prior_acceptance()
     acceptances = [Acceptance(of_all, 2.0, 0.9) for _ in range(num_rows)]
@@ -66,7 +66,7 @@ def test_nothing_is_lost_where_drafts_cost_as_much_as_tokens(share, noise):
 
 
 def test_each_request_has_its_own_number():
-    """One whose drafts are always kept has many, its neighbour whose never are has few."""
+    """A row whose drafts are always accepted gets many; one whose never are gets few."""
     outcome = live(2, 4e-3, 6e-4, [1.0, 0.0])
     assert outcome.lengths[MOST] > 450
     assert outcome.lengths[0] > 450
@@ -85,7 +85,7 @@ def test_what_has_become_cheap_is_found_out():
         asked.append(pace.num_drafts(acceptance.rate))
         per_draft_s = 5e-4 if step < 2000 else 1e-5
         step_s = 4e-3 + per_draft_s * asked[-1] * 8
-        told = 8 + 4 * asked[-1]  # half of them are kept
+        told = 8 + 4 * asked[-1]  # half of them are accepted
         pace.observe(8, asked[-1] * 8, step_s, num_tokens=told, is_trial=is_trial)
     assert sum(asked[500:2000]) < 30
     assert sum(asked[5500:]) > 3.5 * 500
@@ -93,7 +93,7 @@ def test_what_has_become_cheap_is_found_out():
 
 @pytest.mark.parametrize(("num_rows", "draft_s"), [(64, 2e-4), (64, 2e-3), (16, 1e-2)])
 def test_what_learning_costs_is_a_small_share_of_the_time(num_rows, draft_s):
-    """However dear drafts are: a second of steps that draft in vain is not seen twice."""
+    """However expensive drafts are: no second full second is spent on useless drafts."""
     pace, plain_s = Pace(MOST), 5e-3
     lost_s = seconds = 0.0
     for _ in range(20_000):
@@ -108,7 +108,7 @@ def test_what_learning_costs_is_a_small_share_of_the_time(num_rows, draft_s):
 
 
 def test_other_numbers_of_rows_begin_with_what_is_known():
-    """Two steps to see what one costs without drafts, and no trial."""
+    """Two steps to measure the cost without drafts, and no trial."""
     pace = Pace(MOST)
     for num_rows in (4, 3, 2, 1):
         for step in range(12):
@@ -123,7 +123,7 @@ def test_other_numbers_of_rows_begin_with_what_is_known():
 
 
 def test_a_hiccup_at_the_start_is_not_believed():
-    """The first steps of all are cold: ten times what is usual."""
+    """The very first steps are cold: ten times as slow as usual."""
     pace = Pace(MOST)
     for step in range(8):
         is_trial = pace.begin(1) and pace.is_trial
@@ -135,7 +135,7 @@ def test_a_hiccup_at_the_start_is_not_believed():
 
 
 def test_reading_up_on_a_text_must_pay_too():
-    """Drafts that gain a tenth are not worth reading for as long as the text will last."""
+    """Drafts that gain a tenth do not pay for a read that takes as long as the rest of the text."""
     pace = Pace(MOST)
     for _ in range(12):
         is_trial = pace.begin(8) and pace.is_trial

@@ -1,4 +1,4 @@
-"""Acceptance by place: learnt from rows, and heeded where further drafts do not pay."""
+"""Acceptance by draft position: learned from rows, and used to limit drafts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FALLING = [0.9, 0.3, 0.2, 0.1]
 
 
 def learn(rates: list[float], num_rows: int = 4000) -> tuple[Positions, float]:
-    """From rows of four drafts kept at these rates; and the acceptance of all together."""
+    """Learn from rows of four drafts with these acceptance rates; also returns the overall rate."""
     rng, positions, num_judged, num_kept = random.Random(2), Positions(4), 0, 0
     for _ in range(num_rows):
         accepted = 0
@@ -29,7 +29,7 @@ def test_the_rates_of_places_are_learnt():
     positions, mean = learn(FALLING)
     rates = [mean * factor for factor in positions.factors]
     assert rates[:2] == pytest.approx(FALLING[:2], abs=0.1)
-    assert rates[2] < 0.4  # seldom seen
+    assert rates[2] < 0.4  # few observations
     flat, mean = learn([0.7] * 4)
     assert [mean * factor for factor in flat.factors] == pytest.approx([0.7] * 4, abs=0.12)
 
@@ -43,7 +43,7 @@ def test_a_place_that_was_never_judged_is_as_the_others():
 
 
 def test_drafts_that_are_seldom_kept_behind_one_that_is_are_not_made():
-    """One rate for all places would promise too much of the second and too little of the first."""
+    """One rate for all positions would overestimate the second and underestimate the first."""
     positions, mean = learn(FALLING)
     pace = Pace(4)
     for _ in range(20):

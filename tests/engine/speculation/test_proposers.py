@@ -1,4 +1,4 @@
-"""Guesses from texts: what followed before, the longest run first, nobody else's text."""
+"""Drafts from texts: what followed before, longest match first, from no other client's prompt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def request(prompt=(1,), salt: str = "", adapter: str = "") -> Request:
 
 
 def brute_force(text: list[int], most: int) -> tuple[int, ...]:
-    """What an n-gram proposer must say, found by looking everywhere."""
+    """The expected proposal of an n-gram proposer, by exhaustive search."""
     for length in LENGTHS:
         for end in range(len(text) - 1, length - 1, -1):
             if text[end - length : end] == text[len(text) - length :]:
@@ -54,7 +54,7 @@ def test_outputs_of_others_are_continued():
     proposer = SuffixProposer(LENGTHS)
     proposer.finish(request([1, 2]), [1, 2, 10, 11, 12, 13, 14])
     assert proposer.begin(request([50])).propose([50, 10, 11], 4) == (12, 13, 14)
-    # A prompt is its client's own.
+    # A prompt is private to its client.
     assert proposer.begin(request([50])).propose([50, 1], 4) == ()
 
 
@@ -75,7 +75,7 @@ def test_texts_are_kept_apart_by_salt_and_adapter(other):
 
 
 def test_the_oldest_outputs_are_forgotten():
-    """All of them together are bounded, and so is what leads to them."""
+    """The total size of outputs is bounded, and so is their index."""
     proposer = SuffixProposer(LENGTHS, max_tokens=30)
     rng = random.Random(1)
     for number in range(200):
@@ -107,7 +107,7 @@ def test_an_emptied_store_leads_nowhere():
 
 
 def test_outputs_are_indexed_when_somebody_guesses_the_newest_first():
-    """As many as there were while nobody did: at the end of a text nothing is done."""
+    """All outputs that accumulated in between: ending a text does no indexing."""
     proposer, rng = SuffixProposer(LENGTHS), random.Random(2)
     texts = [[1, *(rng.randrange(2, 40) for _ in range(60))] for _ in range(50)]
     for text in texts:
@@ -120,7 +120,7 @@ def test_outputs_are_indexed_when_somebody_guesses_the_newest_first():
     assert drafter.look_s(0) > proposer.begin(request([5], "other")).look_s(0)
     while not store.is_tidy:
         drafter.propose([5, 6], 3)
-    # What a run led to last, as if each text had been indexed when it ended.
+    # The last continuation of each match, as if texts had been indexed when they ended.
     led: dict[tuple[int, ...], tuple[int, ...]] = {}
     for text in texts:
         for end in range(4, len(text)):

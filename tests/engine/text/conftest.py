@@ -1,4 +1,4 @@
-"""Small tokenizers of the two families, made on the spot."""
+"""Small tokenizers of the two families, created on the spot."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 
 from engine.text.tokenizer import Tokenizer
 
-# Nothing is timed in a test: the machine may be busy with something else.
+# No deadlines: the machine may be busy with something else.
 settings.register_profile("text", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("text")
 
@@ -22,7 +22,7 @@ SPECIALS = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "<<s>>"]
 
 
 def byte_level() -> Backend:
-    """GPT-2's kind; its text round-trips exactly."""
+    """A tokenizer like GPT-2's; its text round-trips exactly."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -38,9 +38,9 @@ def byte_level() -> Backend:
 
 
 def metaspace(*, legacy: bool = False) -> Backend:
-    """SentencePiece's kind: a space before the first word, unknown bytes as ``<0xAB>``.
+    """A tokenizer like SentencePiece's: a space before the first word, unknown bytes as ``<0xAB>``.
 
-    The legacy form, of Llama 2, has that space also after each special token.
+    The legacy form, as in Llama 2, also adds that space after each special token.
     """
     pieces = [*SPECIALS, *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += ["▁", "▁▁", *(chr(code) for code in range(0x21, 0x7F)), "你", "é"]
@@ -88,7 +88,7 @@ def tokenizer(kind: str) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def backend(kind: str) -> Backend:
-    """The same tokenizer, untouched: what the library itself does."""
+    """The same tokenizer, untouched: the library's own behaviour."""
     return KINDS[kind]()
 
 

@@ -20,7 +20,7 @@ def told(token_id: int) -> TokenLogprobs:
 def outputs(
     ids: list[int], cuts: list[int], stop_token_id: int | None, logprobs: bool
 ) -> list[RequestOutput]:
-    """What an engine gives that is read at ``cuts``."""
+    """The outputs of an engine when read at ``cuts``."""
     edges = [0, *sorted(cuts), len(ids)]
     parts = [tuple(ids[start:end]) for start, end in pairwise(edges)]
     return [
@@ -51,7 +51,7 @@ def run(
 def token_by_token(
     tokenizer: Tokenizer, sampling: SamplingParams, ids: list[int], silent_end: bool
 ) -> tuple[str, int, str | None]:
-    """The text, the number of tokens and the stop string, the slow way."""
+    """The text, the number of tokens and the stop string, by a slow reference."""
     detokenizer = IncrementalDetokenizer(tokenizer)
     matcher = StopMatcher(sampling.stop, include_stop=sampling.include_stop_str_in_output)
     text = ""
@@ -108,7 +108,7 @@ def check_entries(tokenizer: Tokenizer, deltas: list[TextDelta], ids: list[int])
         for entry in delta.logprobs:
             if not delta.finished and entry.data.strip():
                 assert entry.text_offset < len(text) or not entry.visible
-        # None comes before the text it belongs to; what a stop string cut off has none.
+        # No entry precedes its text; tokens cut off by a stop string have none.
         assert all(e.text_offset <= len(text) for e in delta.logprobs if e.visible)
     assert [entry.token_id for entry in entries] == ids
     assert [entry.logprob for entry in entries] == [-0.5] * len(ids)

@@ -8,7 +8,7 @@ stop_strings = st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_s
 
 
 def naive(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
-    """The stop that is complete first, the longest of those; and the text up to it."""
+    """The stop string that completes first, the longest of those; and the text up to it."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:

@@ -87,7 +87,7 @@ def test_the_final_message_can_be_left_open(chat: ChatTemplate) -> None:
         chat.render_sync([{"role": "assistant"}], continue_final_message=True)
 
 
-# Of LLaVA's kind: a string has no parts, and would be shown as nothing.
+# Like LLaVA's: string content has no parts and would vanish.
 PARTS_ALONE = """\
 {%- for message in messages %}{{ message.role | upper }}:
 {%- for part in message.content | selectattr('type', 'equalto', 'image') %}<image>{% endfor %}
@@ -138,7 +138,7 @@ async def test_concurrent_renders_keep_apart(chat: ChatTemplate) -> None:
 
 MISBEHAVING = {
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": "finish",
-    "{{ 9 ** (9 ** 9) }}": "finish",  # evaluated while it is compiled
+    "{{ 9 ** (9 ** 9) }}": "finish",  # evaluated at compile time
     "{{ 'x' * 10 ** 10 }}": "memory",
     "{% set n = namespace(x='0123456789') %}"
     "{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}": "memory",
@@ -274,7 +274,7 @@ CONTENT = st.lists(
 def test_spellings_in_a_request_stay_plain_text(
     chat: ChatTemplate, chatml: Tokenizer, parts: list[str], as_parts: bool
 ) -> None:
-    """Also when the template itself puts the parts of a spelling side by side."""
+    """Also if the template itself joins the parts of a spelling."""
     content = [{"type": "text", "text": part} for part in parts] if as_parts else "".join(parts)
     tools = [{"function": {"name": "".join(parts), "".join(parts): None}}]
     messages = [{"role": "user", "content": content}]
@@ -321,7 +321,7 @@ def test_very_deep_messages_are_refused(chat: ChatTemplate) -> None:
         chat.encode_chat_sync([{"role": "user", "content": nested}])
 
 
-# ------------------------------------------------------------ where templates come from
+# ------------------------------------------------------------ sources of templates
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from engine.text.tokenizer import Tokenizer
 
 SPELLINGS = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "<<s>>", "<|im_", "end|>", "<", "s>", "▁"]
 plain_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
-# Text that is at pains to spell special tokens, whole, nested and in halves.
+# Text that tries to spell special tokens, whole, nested and in halves.
 hostile_text = st.lists(st.sampled_from(SPELLINGS) | plain_text, max_size=8).map("".join)
 
 
@@ -30,11 +30,11 @@ def test_any_text_round_trips_and_never_becomes_a_special_token(
     if kind == "byte-level":
         assert decoded == text
         return
-    # A sentencepiece vocabulary has one spelling for a space and for U+2581.
+    # A SentencePiece vocabulary has one spelling for a space and for U+2581.
     text = text.replace("▁", " ")
     if kind == "metaspace":
         assert decoded.lstrip(" ") == text.lstrip(" ")
-    else:  # one space more wherever a spelling was broken
+    else:  # an additional space wherever a spelling was broken
         assert decoded.replace(" ", "") == text.replace(" ", "")
 
 
@@ -61,7 +61,7 @@ def test_decoding_gives_the_library_s_text(
     tokenizer: Tokenizer, backend: Backend, text: str, data: st.DataObject
 ) -> None:
     ids = tokenizer.encode(text)
-    if tokenizer.rules.byte_level:  # there any sequence of ids decodes alike, broken UTF-8 too
+    if tokenizer.rules.byte_level:  # there any ids decode alike, including broken UTF-8
         ids = data.draw(st.lists(st.integers(0, backend.get_vocab_size() - 1), max_size=20))
     assert tokenizer.decode(ids) == backend.decode(ids, skip_special_tokens=True)
     unskipped = backend.decode(ids, skip_special_tokens=False)

@@ -1,12 +1,13 @@
-"""Compiles for sm_90, without a GPU, what the kernels' wrappers would launch.
+"""Compiles the launches of the kernels' wrappers for sm_90, without a GPU.
 
     python -m tests.kernels.triton_kernels.aot OUT_FOLDER
 
-Each case calls a wrapper with ``meta`` tensors in the shapes of a real model; the launch is
-replaced by Triton's ahead-of-time compilation of the same arguments, so that what is compiled
-is what a GPU would run: the same specialisation, tile sizes, warps and stages. Prints a JSON line
-for each kernel: its registers, stack bytes (where spilled registers go), shared memory, the matrix
-instructions in its PTX, and what its machine code does in loops; the PTX itself goes to the folder.
+Each case calls a wrapper with ``meta`` tensors in the shapes of a real model. The launch is
+replaced by Triton's ahead-of-time compilation of the same arguments, so that the result is what a
+GPU would run: the same specialisation, tile sizes, warps and stages. Prints a JSON line for each
+kernel: its registers, stack bytes (where spilled registers go), shared memory, the matrix
+instructions in its PTX, and the instructions in loops of its machine code. The PTX itself goes to
+the folder.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdum
 
 
 class Hopper:
-    """Enough of a driver to compile with: it tells the target and has no device."""
+    """The minimum of a driver for compiling: it reports the target and has no device."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -78,7 +79,7 @@ def _describe(compiled: Any) -> dict[str, Any]:
         "products": sum("HGMMA" in text for _, text in code),
         "product_waits": sum("WARPGROUP.DEPBAR" in text for _, text in code),
         "reloads_in_loops": _in_loops(code, "LDL"),
-        # What is copied ahead is none of these.
+        # Asynchronous copies do not count.
         "loads_in_loops": _in_loops(code, "LDG."),
         "exponentials_beside_products": _beside_products(code, "MUFU.EX2"),
         "before_turn": _before_turn(ptx),
@@ -88,14 +89,14 @@ def _describe(compiled: Any) -> dict[str, Any]:
 
 
 def _before_turn(ptx: str) -> list[str] | None:
-    """What a kernel does with global memory before it awaits its turn; None: it does not await."""
+    """The global memory accesses of a kernel before it awaits its turn; None without a wait."""
     before, waits, _ = ptx.partition("griddepcontrol.wait")
     pattern = r"\b((?:ld|st|atom|red|cp\.async)\b\S*global\S*)"
     return re.findall(pattern, before) if waits else None
 
 
 def _instructions(cubin: str) -> list[tuple[int, str]]:
-    """Address and text of each."""
+    """The address and text of each instruction."""
     sass = subprocess.run(
         [_TOOL, "-sass", cubin], capture_output=True, text=True, check=True
     ).stdout
@@ -104,16 +105,16 @@ def _instructions(cubin: str) -> list[tuple[int, str]]:
 
 
 def _in_loops(code: list[tuple[int, str]], name: str) -> int:
-    """Instructions of this name that some jump backwards goes round; each such jump counts them."""
+    """The number of instructions of this name in loops, once per enclosing backward jump."""
     return sum(name in text for body in _loops(code) for text in body)
 
 
 def _beside_products(code: list[tuple[int, str]], name: str) -> float:
-    """The share of such instructions in loops that run while products are in flight."""
+    """The share of such instructions in loops that run while matrix products are in flight."""
     beside = []
     for body in _loops(code):
         flying = False
-        for text in body * 2:  # what one turn leaves in flight, the next begins with
+        for text in body * 2:  # an iteration starts with what the previous one left in flight
             if "HGMMA" in text or "WARPGROUP.DEPBAR" in text:
                 flying = "HGMMA" in text
             elif name in text:
@@ -122,7 +123,7 @@ def _beside_products(code: list[tuple[int, str]], name: str) -> float:
 
 
 def _loops(code: list[tuple[int, str]]) -> list[list[str]]:
-    """What jumps backwards go round."""
+    """The bodies of backward jumps."""
     jumps = [
         (int(target[1], 16), address)
         for address, text in code

@@ -76,7 +76,7 @@ def cache_of(
     codes: torch.dtype | None = None,
     dtype: torch.dtype = BF16,
 ) -> LayerCache:
-    """In bf16, or in codes with their scales."""
+    """A cache in bf16, or in codes with their scales."""
     shape, blocks = (20000, kv_heads, block, dim), (20000, kv_heads, block)
     if codes is None:
         return LayerCache(empty(*shape, dtype=dtype), empty(*shape, dtype=dtype))
@@ -163,7 +163,7 @@ def sampling(vocab: int) -> None:
 
 
 def plain_sampling(vocab: int) -> None:
-    """As a captured step does it."""
+    """Sampling as in a captured step."""
     sample(empty(256, vocab), ints(256), longs(256), sampling_table())
 
 
@@ -189,7 +189,7 @@ def inputs() -> None:
 
 
 def delta_rule(tokens: int, shape: GatedDeltaShape, dtype: torch.dtype = BF16) -> torch.Tensor:
-    """In a decode step of 64 sequences, or with prompts."""
+    """The delta rule in a decode step of 64 sequences, or with prompts."""
     rows = StepRows(ints(64), ints(65), ints(64), ints(64))
     log_a, dt_bias = (empty(shape.value_heads, dtype=torch.float32) for _ in range(2))
     state = empty(65, shape.value_heads, shape.key_dim, shape.value_dim, dtype=torch.float32)
@@ -208,7 +208,7 @@ def state_space(tokens: int, shape: ScanShape, dtype: torch.dtype = BF16) -> tor
 
 
 def recurrent(delta: GatedDeltaShape, scan: ScanShape) -> None:
-    """As Qwen3-Next and Granite 4 have them, in decode steps and with prompts."""
+    """Recurrent layers as in Qwen3-Next and Granite 4, in decode steps and with prompts."""
     rows = StepRows(ints(64), ints(65), ints(64), ints(64))
     for tokens in (64, 512):
         y = delta_rule(tokens, delta)
@@ -224,7 +224,7 @@ def recurrent(delta: GatedDeltaShape, scan: ScanShape) -> None:
 
 
 def latents(heads: int, rank: int, rope_dim: int) -> None:
-    """As DeepSeek has them."""
+    """Latent attention as in DeepSeek."""
     shape = (20000, 1, 64, rank + rope_dim)
     keys = empty(*shape)
     cache = LayerCache(keys, keys[..., :rank])
@@ -248,7 +248,7 @@ def heads_matmul(rows: int, heads: int, inputs: int, outputs: int, keep: int) ->
 
 
 def skinny(rows: int, inputs: int, outputs: int, part: str) -> None:
-    """One of a layer's products, or the head's, with what it takes along."""
+    """One product of a layer, or of the head, with its fused operations."""
     norm = RowNorm(empty(inputs), 1e-6)
     x, weight = empty(rows, inputs), empty(2 * outputs if part == "gate-up" else outputs, inputs)
     if part in ("output", "down"):
@@ -260,7 +260,7 @@ def skinny(rows: int, inputs: int, outputs: int, part: str) -> None:
         skinny_linear(x, weight, empty(weight.shape[0]), norm=norm, gate=gate)
 
 
-# kind: (group or all inputs, scales, zeros, an order of the inputs), as files have them
+# kind: (group or all inputs, scales, zeros, whether the inputs are reordered), as in files
 _PACKED: dict[str, tuple[int | None, torch.dtype, torch.dtype | None, bool]] = {
     "gptq": (128, torch.float16, torch.int8, True),
     "awq": (128, torch.float16, torch.int8, False),
@@ -285,7 +285,7 @@ _KINDS = {
 
 
 def tiled(form: str, outputs: int, inputs: int, count: int = 1) -> TiledWeight:
-    """One matrix, or the experts'."""
+    """A product with one matrix, or with experts."""
     group, scales, zeros, has_order = _PACKED[form]
     kind, group = _KINDS[form], group or inputs
     rows, groups = count * outputs, -(-inputs // group)
@@ -331,7 +331,7 @@ def moe(
     form: str | None = None,
     invariant: bool = False,
 ) -> None:
-    """Dense, or in codes."""
+    """A mixture of experts, dense or in codes."""
     gate_up: ExpertMatrices = empty(experts, 2 * inner, hidden)
     down: ExpertMatrices = empty(experts, hidden, inner)
     if form is not None:
@@ -351,7 +351,7 @@ def moe(
 def few_experts(
     tokens: int, experts: int, top_k: int, hidden: int, inner: int, *, form: str | None = None
 ) -> None:
-    """Dense, or in codes with a gate of their own."""
+    """A mixture of experts for few rows, dense or in codes with a gate of its own."""
     gate_up: ExpertMatrices = empty(experts, 2 * inner, hidden)
     down: ExpertMatrices = empty(experts, hidden, inner)
     gating, biases = Gating(silu_mul, "silu"), ()
@@ -390,7 +390,7 @@ _SHAPES: dict[str, tuple[int, int, int, int, int | None, float | None]] = {
     "mistral-7b-window": (32, 8, 128, 64, 4096, None),
     "gemma2-9b": (16, 8, 256, 64, 4096, 50.0),
     "gemma4-31b-full": (32, 4, 512, 64, None, None),
-    "tiny-heads": (6, 2, 8, 4, None, None),  # smaller than a matrix product can be
+    "tiny-heads": (6, 2, 8, 4, None, None),  # smaller than a matrix product's minimum
 }
 
 _CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -433,7 +433,7 @@ CASES: dict[str, Callable[[], object]] = {
         f"matmul-{rows}-llama-8b": partial(matmul, rows, 4096, 28672)
         for rows in (1, 20, 40, 100, 8192)
     },
-    # So few outputs that each program has a multiprocessor's memory.
+    # So few outputs that each program has the memory of a whole multiprocessor.
     **{f"matmul-{rows}-down-qwen3-0.6b": partial(matmul, rows, 3072, 1024) for rows in (1, 20, 40)},
     **{
         f"matmul-{rows}-key-up-deepseek-v3": partial(heads_matmul, rows, 128, 128, 512, 64)

@@ -1,9 +1,9 @@
-"""The interpreter is chosen when a kernel is defined, for a whole process.
+"""Collects the interpreted tests only where the interpreter has been chosen.
 
-The tests under ``interpreted`` are therefore collected only where it has been chosen;
-``test_triton_interpreter.py`` starts such a process. (This folder is not called ``triton``: its
-parent is on the import path of the tests, and where Triton is not installed the folder would be
-taken for it.)
+The choice is made when a kernel is defined and holds for a whole process, so
+``test_triton_interpreter.py`` starts a process for the tests under ``interpreted``. (This folder is
+not called ``triton``: its parent is on the import path of the tests, and without Triton installed
+the folder would be imported in its place.)
 """
 
 from tests.interpreter import IS_INTERPRETED, patch_device_functions_once

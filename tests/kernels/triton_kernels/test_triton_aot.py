@@ -1,4 +1,4 @@
-"""What a Hopper GPU would run, read from the compiled kernels; needs none."""
+"""What a Hopper GPU would run, read from the compiled kernels, without a GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PIPELINED = (
 
 
 def compile_cases(folder: Path, *names: str) -> list[dict[str, Any]]:
-    """Reports of the launches of these cases, or of all; see ``aot.py``."""
+    """The reports of the launches of these cases, or of all; see ``aot.py``."""
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.kernels.triton_kernels.aot", str(folder), *names],
@@ -45,11 +45,11 @@ _OF_PROMPTS = (
     *("_prefill_kernel", "_latent_prefill_kernel", "_runs_of_tile_kernel"),
     *("_prepare_kernel", "_delta_chunks_kernel", "_scan_chunks_kernel"),
 )
-# Some registers that are wanted before a loop and behind it again may go to the stack meanwhile.
+# Registers needed before a loop and after it may be spilled meanwhile.
 _MOST_STACK_BYTES = 64
-# A state of 256 numbers for each channel wants more than there are: that is slower, not wrong.
+# 256 state values per channel need more registers than exist: slower, but not wrong.
 _SPILLS = ("state-space-bamba",)
-_MOST_SHARED_BYTES = 227 * 1024  # of a program
+_MOST_SHARED_BYTES = 227 * 1024  # per program
 
 
 def _is_coded(report: dict[str, Any]) -> bool:
@@ -60,10 +60,10 @@ def check(reports: list[dict[str, Any]]) -> None:
     for report in reports:
         assert report["shared_bytes"] <= _MOST_SHARED_BYTES, report
         is_skinny = report["kernel"] in ("_skinny_kernel", "_skinny_packed_kernel")
-        # Which of the experts' weights are read is not known ahead; the router's are.
+        # Which experts are chosen is not known in advance; the router's weights are.
         is_chosen = report["case"].startswith("few-experts") and report["before_turn"] == []
         if is_skinny and not is_chosen:
-            # Sixteen bytes a thread of each output's weights; of codes in narrow tiles, eight.
+            # Sixteen bytes per thread of each output's weights; eight for codes in narrow tiles.
             is_narrow = "-nf4-4-" in report["case"] or "-gptq-4-" in report["case"]
             width = "v2" if is_narrow else "v4"
             assert set(report["before_turn"]) == {f"ld.global.{width}.b32"}, report
@@ -71,39 +71,40 @@ def check(reports: list[dict[str, Any]]) -> None:
                 assert 4 * 32 * report["num_warps"] * report["registers"] <= 65536, report
         else:
             assert report["before_turn"] == [], report
-        # These have to run, no more: products are made by other units, from the stack, or of thrice
-        # as many parts.
+        # These only have to run: their products use other units, operands on the stack, or three
+        # times as many parts.
         if report["case"].endswith(("float32", "float16")):
             continue
-        # Spilled registers go to the stack, and nothing else here does.
+        # Only spilled registers use the stack here.
         if report["case"] not in _SPILLS:
             assert report["stack_bytes"] <= _MOST_STACK_BYTES, report
             assert report["reloads_in_loops"] == 0, report
-        # The products of a tile are in flight together, if the assembler sees that they can be.
+        # The products of a tile are in flight together, if the assembler can prove independence.
         assert 2 * report["product_waits"] <= report["products"], report
         if report["kernel"] in _OF_PROMPTS:
             assert report["wgmma"] > 0, report
         is_wide = "m64n256k16" in report["wgmma_shapes"]
         if report["kernel"] == "_prefill_kernel" and not is_wide and not _is_coded(report):
-            # While weights of a tile are made, those of the tile before are multiplied.
+            # While a tile's softmax weights are computed, the previous tile's are multiplied.
             assert report["exponentials_beside_products"] > 0.9, report
         if report["kernel"] == "_latent_split_kernel":
             assert report["mma"] > 0, report
-            # Two share a multiprocessor (latent.py).
+            # Two programs share a multiprocessor (latent.py).
             assert 2 * 32 * report["num_warps"] * report["registers"] <= 65536, report
             assert 2 * (report["shared_bytes"] + 1024) <= 228 * 1024, report
         if report["kernel"] == "_split_kernel":
             assert report["mma"] > 0, report
-            # So many share a multiprocessor (decode.py), or a persistent grid waits.
+            # This many share a multiprocessor (decode.py), or a persistent grid would wait.
             programs = 2 if "gemma4" in report["case"] else 3
             assert programs * 32 * report["num_warps"] * report["registers"] <= 65536, report
             assert programs * (report["shared_bytes"] + 1024) <= 228 * 1024, report
         if report["kernel"] == "_run_kernel" and report["num_warps"] == 4:
-            # Two share a multiprocessor (runs.py).
+            # Two programs share a multiprocessor (runs.py).
             assert 2 * 32 * report["num_warps"] * report["registers"] <= 65536, report
             assert 2 * (report["shared_bytes"] + 1024) <= 228 * 1024, report
         if report["kernel"].endswith("matmul_kernel") and "matmul-" in report["case"]:
-            # The same depth whatever the number of rows: so are the bits (matmul.py).
+            # The depth does not depend on the number of rows, so the bits do not either
+            # (matmul.py).
             rows = int(report["case"].split("-")[1])
             columns = next(each for each in (16, 32, 64, 128) if rows <= each or each == 128)
             assert report["wgmma_shapes"] == [f"m64n{columns}k16"], report
@@ -119,13 +120,13 @@ def test_attention_compiles_for_hopper(tmp_path: Path) -> None:
 
 
 def test_the_widest_heads_compile_for_hopper(tmp_path: Path) -> None:
-    """512, where a tile of queries and one of keys just fit the shared memory."""
+    """512, where a tile of queries and one of keys just fit into shared memory."""
     check(compile_cases(tmp_path, "decode-gemma4-31b-full", "prefill-gemma4-31b-full"))
 
 
 @pytest.mark.slow
 def test_batch_invariant_attention_is_of_the_same_products(tmp_path: Path) -> None:
-    """A query's are of one shape alone and in a chunk: so are the bits (runs.py)."""
+    """A query's products have one shape alone and in a chunk, hence the same bits (runs.py)."""
     for name in ("llama-8b", "gemma2-9b"):
         reports = compile_cases(tmp_path, *(f"invariant-{k}-{name}" for k in ("decode", "prefill")))
         check(reports)
@@ -151,7 +152,7 @@ def test_products_of_few_rows_read_weights_before_their_turn(tmp_path: Path) -> 
 
 
 def test_heads_smaller_than_a_product_compile(tmp_path: Path) -> None:
-    """The interpreter runs what a GPU refuses."""
+    """The interpreter runs what a GPU rejects."""
     names = ("decode-tiny-heads", "prefill-tiny-heads")
     reports = compile_cases(tmp_path, *names)
     assert {report["case"] for report in reports} == set(names)
@@ -179,7 +180,7 @@ def test_layers_with_a_state_compile_for_hopper(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_codes_are_copied_ahead_and_widened_in_registers(tmp_path: Path) -> None:
-    """Sixteen bytes a thread of codes and of activations alike; experts in MXFP4."""
+    """Sixteen bytes per thread of codes and of activations; experts in MXFP4."""
     reports = compile_cases(tmp_path, "moe-mxfp4-1-gpt-oss-20b")
     check(reports)
     kernel, others = "_grouped_packed_kernel", {"_sort_kernel", "_sum_kernel"}

@@ -1,4 +1,4 @@
-"""Codes are widened by instructions that the interpreter does not know: here they are read."""
+"""Inline PTX that dequantises codes, evaluated here since the interpreter cannot run it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _WORD = 2**32 - 1
 
 
 def run(code: str, word: int, num_outputs: int) -> list[int]:
-    """What a thread's registers hold afterwards (PTX ISA, "Integer Arithmetic", "Logic and Shift",
-    "prmt"); the word follows the outputs."""
+    """A thread's registers after the instructions; the word follows the outputs.
+
+    Semantics: PTX ISA, "Integer Arithmetic", "Logic and Shift", "prmt".
+    """
     registers = {f"${num_outputs}": word}
 
     def value(operand: str) -> int:
@@ -54,7 +56,7 @@ _DO = {
 
 
 def levels_of(kind: str, half: int, held: bytes) -> list[float]:
-    """What the format says."""
+    """The format's levels by definition."""
     if kind == "int8":
         return [float(byte - 256 if byte > 127 else byte) for byte in held]
     if kind == "e4m3":
@@ -66,7 +68,7 @@ def levels_of(kind: str, half: int, held: bytes) -> list[float]:
 
 @pytest.mark.parametrize(("kind", "half"), INSTRUCTIONS)
 def test_instructions_widen_every_code_in_every_place(kind: str, half: int) -> None:
-    # e4m3 has two codes that are no number, and no checkpoint has them.
+    # e4m3 has two nan codes, which no checkpoint contains.
     known = [byte for byte in range(256) if kind != "e4m3" or byte & 0x7F != 0x7F]
     taken_off = 2.0**23 + 128 if kind == "int8" else OFFSETS.get(kind, 0.0)
     for byte in known:

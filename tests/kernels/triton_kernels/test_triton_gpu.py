@@ -43,13 +43,13 @@ DEVICE = torch.device("cuda")
 
 
 def run(problem: Problem, *, invariant: bool = False) -> torch.Tensor:
-    """The backend's answer, on the GPU, over output memory that held nan."""
+    """The backend's result on the GPU, into output memory that held nan."""
     spec = replace(problem.spec, device=DEVICE)
     backend = TritonAttention(invariant=invariant)
     assert backend.refuse(spec) is None
     cache = LayerCache(*(stored.to(DEVICE) for stored in problem.cache.tensors()))
     query = problem.query.to(DEVICE)
-    torch.full_like(query, float("nan"))  # freed, and likely what the output is made of
+    torch.full_like(query, float("nan"))  # freed, and likely reused for the output
     on_host = problem.geometry.device
     on_device = DeviceGeometry(*(None if part is None else part.to(DEVICE) for part in on_host))
     state = backend.plan(replace(problem.geometry, device=on_device), spec)
@@ -88,7 +88,7 @@ def test_attention_equals_the_definition(
     expected = attend(problem)
     actual = run(problem)
     assert (actual.double() - expected).norm() / expected.norm() < 1e-2
-    # A moving error is a race.
+    # An error that varies is a race.
     assert torch.equal(run(problem), actual)
 
 
@@ -110,7 +110,7 @@ def test_queries_that_look_ahead_equal_the_definition(head_dim: int, window: int
 
 @pytest.mark.parametrize("nearness", [1.0, 0.05])
 def test_prompts_meet_states_as_by_the_twin(nearness: float) -> None:
-    """In heads of real models; keys that are all alike, and keys that are nearly the same."""
+    """With the heads of real models; with identical keys, and with nearly identical ones."""
     random = torch.Generator().manual_seed(3)
     rows = step_rows([(2, 0, 300), (0, 9, 1), (3, 5, 20), (1, 64, 64)])
     delta, scan = GatedDeltaShape(2, 4, 128, 128, True), ScanShape(4, 1, 64, 128)
@@ -133,13 +133,13 @@ def test_prompts_meet_states_as_by_the_twin(nearness: float) -> None:
 
 
 def _moved(value: Any) -> Any:
-    """A copy on the GPU of a tensor, or of rows."""
+    """A copy of a tensor, or of rows, on the GPU."""
     if isinstance(value, StepRows):
         return StepRows(*(part.to(DEVICE) for part in value))
     return value.clone().to(DEVICE) if isinstance(value, torch.Tensor) else value
 
 
-# Those of real models are checked by the benches themselves (``python -m kernels.bench --check``).
+# The benchmarks check the shapes of real models (``python -m kernels.bench --check``).
 @pytest.mark.parametrize("make", tiny_suite(), ids=lambda make: make.args[0])
 def test_benchmark_cases_are_right(make: MakeCase) -> None:
     case = make(DEVICE, torch.bfloat16)
@@ -149,7 +149,7 @@ def test_benchmark_cases_are_right(make: MakeCase) -> None:
 def test_decode_is_captured_once_for_all_lengths() -> None:
     """One CUDA graph with plan and attention, replayed after the batch on the device has changed.
 
-    No row's length fits its own bound, only their sum.
+    No row's length fits its own bound, only their sum does.
     """
     problem = make_problem([1, 1, 1], [1200, 40, 700], group=4, dtype=torch.float16)
     spec = replace(problem.spec, device=DEVICE)
@@ -183,7 +183,7 @@ def test_decode_is_captured_once_for_all_lengths() -> None:
 def test_invariant_queries_have_the_same_bits_in_any_chunk(
     dtype: torch.dtype, head_dim: int, window: int | None, softcap: float | None
 ) -> None:
-    """What the interpreter cannot tell: that the compiler rounds alike in every part."""
+    """Not visible to the interpreter: the compiler must round alike in every part."""
     problem = make_problem(
         [300], [500], group=4, head_dim=head_dim, window=window, softcap=softcap, dtype=dtype
     )
@@ -237,8 +237,10 @@ def test_products_of_few_rows_are_trusted(dtype: torch.dtype) -> None:
 def test_kernels_that_overlap_wait_for_their_turns(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forty layers of products, each reading what the one before has written, captured: as when
-    each kernel is launched when the one before has ended, and every time."""
+    """Forty layers of products, each reading the output of the previous one, captured.
+
+    The result must equal that without overlap, every time.
+    """
     hidden, inner, random = 1024, 3072, torch.Generator(DEVICE).manual_seed(rows)
 
     def noise(*shape: int) -> torch.Tensor:
@@ -271,7 +273,7 @@ def test_kernels_that_overlap_wait_for_their_turns(
 
 @pytest.mark.parametrize("is_drawn", [True, False])
 def test_drafts_are_judged_as_by_the_twin(is_drawn: bool) -> None:
-    """But for choices that the last bits of a logarithm decide."""
+    """Except for choices that the last bits of a logarithm decide."""
     random, rows, vocab = torch.Generator().manual_seed(1), 200, 9000
     shares = torch.randn(2, rows, vocab, generator=random).mul_(3).softmax(-1)
     seeds, positions = torch.arange(rows), torch.arange(rows) * 7

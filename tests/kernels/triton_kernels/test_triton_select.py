@@ -1,4 +1,4 @@
-"""Without a GPU and without the interpreter, the backend says why it is not there."""
+"""Without a GPU and without the interpreter, the backend says why it is unavailable."""
 
 from __future__ import annotations
 

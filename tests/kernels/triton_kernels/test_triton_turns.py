@@ -1,6 +1,6 @@
-"""Kernels that are started before those ahead of them have ended touch nothing of theirs.
+"""Kernels launched before their predecessors have ended do not touch these kernels' data early.
 
-What is compiled is looked at in ``test_triton_aot.py``; here is the source of all of them.
+``test_triton_aot.py`` examines compiled code; this file checks the source of all kernels.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 MODULES = sorted((Path(__file__).parents[3] / "kernels" / "triton").glob("*.py"))
-# Read their weights ahead of their turns, and nothing else.
+# They read their weights ahead of their turn, and nothing else.
 _EARLY = {"_skinny_kernel": ["weights"], "_skinny_packed_kernel": ["places"]}
 
 
 def kernels() -> Iterator[ast.FunctionDef]:
-    """All that a module starts."""
+    """All kernels that a module launches."""
     for module in MODULES:
         tree = ast.parse(module.read_text())
         defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}

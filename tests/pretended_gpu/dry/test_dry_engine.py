@@ -1,7 +1,7 @@
-"""Texts of the engine on a pretended GPU are those of plain torch, one step after the other.
+"""Texts of the engine on a pretended GPU equal those of plain torch, one step after the other.
 
-The overlapped loop, captured steps and those that are not, transfers and kernels are the very ones
-of a GPU; in no step does the host wait.
+The overlapped loop, captured and eager steps, transfers and kernels are the same as on a real GPU;
+the host never waits within a step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _KEEPS_LAYERS = (
     *("llama4", "gpt_oss", "deepseek_v3", "lfm2", "qwen3_5_text", "granitemoehybrid"),
     *("gemma4", "gemma4_moe", "gemma4_shared", "nemotron_h_moe", "falcon_h1"),
 )
-# The first says one token again and again.
+# The first one repeats a single token.
 REPEATING = (
     SamplingParams(temperature=0.0, logit_bias={21: 50.0}, max_tokens=8, ignore_eos=True),
     *(msgspec.structs.replace(sampling, max_tokens=6) for sampling in ANY_WAY[1:]),
@@ -81,7 +81,7 @@ def test_texts_are_those_of_plain_torch(qwen3: str, eager: str) -> None:
 
 
 def test_nothing_is_compiled_while_requests_wait(qwen3: str) -> None:
-    """But for the first prompt. What only some requests ask for has been rehearsed by then."""
+    """Except for the first prompt. Features that only some requests use have been rehearsed."""
     with on_pretended_gpu(config_of(qwen3)) as rig:
         texts(rig.core, requests_of(PLAIN))
         assert not rig.launches.new(lambda: texts(rig.core, requests_of(ANY_WAY[::-1], 9)))
@@ -90,11 +90,11 @@ def test_nothing_is_compiled_while_requests_wait(qwen3: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "granitemoehybrid"])
 def test_the_first_prompt_compiles_what_longer_ones_need(kind: str, tmp_path: Path) -> None:
-    """Where states go through some prompts token by token, through others in chunks."""
+    """Some prompts advance states token by token, others in chunks."""
     with on_pretended_gpu(config_of(saved(kind, tmp_path))) as rig:
         texts(rig.core, requests_of(PLAIN))
         new = rig.launches.new(lambda: texts(rig.core, requests_of(PLAIN, 60)))
-        # Where texts may be longer than here it is compiled with the captured steps.
+        # If texts may be longer than here, it is compiled with the captured steps.
         assert {kernel for kernel, _ in new} <= {"_merge_kernel"}
 
 
@@ -160,7 +160,7 @@ def test_families_serve_without_waiting(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("eager", ["none", "main", "side"])
 def test_blocks_come_back_from_the_host(eager: str, tmp_path: Path) -> None:
-    """Three texts take turns in a cache that holds one and a half."""
+    """Three texts alternate in a cache that holds one and a half."""
     cache = {"num_blocks": 6, "offload_bytes": 2**20}
     config, params = config_of(saved("mistral", tmp_path), cache=cache), PLAIN[0]
     rounds = [
@@ -173,7 +173,7 @@ def test_blocks_come_back_from_the_host(eager: str, tmp_path: Path) -> None:
         assert rig.core.stats.tier.num_loaded > 0
 
 
-# Who guesses, with which model, and how drafts of sampled texts are judged.
+# The drafting method, its model, and how drafts of sampled texts are verified.
 GUESSERS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "ngram": (None, {"method": "ngram", "min_ngram": 1}),
     "ngram, rejection": (None, {"method": "ngram", "min_ngram": 1, "draft_sampling": "rejection"}),
@@ -184,7 +184,7 @@ GUESSERS: dict[str, tuple[str | None, dict[str, Any]]] = {
 
 
 def requests_with_drafts(*, guesses_are_known: bool) -> list[Request]:
-    """Texts that repeat themselves. What a mask allows behind guesses depends on what they are."""
+    """Texts that repeat themselves. The masks after drafts depend on the drafts."""
     samplings = REPEATING if guesses_are_known else REPEATING[:-1]
     return [request_of(f"{n}", (21, 22, 23) * 4, sampling) for n, sampling in enumerate(samplings)]
 
@@ -209,7 +209,7 @@ def test_drafts_are_made_and_judged_without_waiting(
     )
     config, plain = config_of(qwen3, speculation=guessing), config_of(qwen3)
     if guessing.draft_sampling == "rejection":
-        # Which texts are drawn depends on where drafts stand, and so on when steps are planned.
+        # Sampled texts depend on the positions of drafts, and so on when steps are planned.
         config = config_of(qwen3, speculation=guessing, scheduler={"overlap": False})
         plain = config
     requests = requests_with_drafts(guesses_are_known=kind is None)
@@ -242,8 +242,8 @@ def test_states_are_fed_what_stays_of_drafts_without_waiting(kind: str, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ngram, rejection", "another model, rejection"])
 def test_nothing_is_compiled_for_drafts_while_requests_wait(name: str, tmp_path: Path) -> None:
-    """But for the first that has them. How their texts are sampled has been rehearsed by then."""
-    # Of the last layer a prompt's MLP sees a single token: what several need the first compiles.
+    """Except for the first request with drafts. Their sampling has been rehearsed."""
+    # In the last layer a prompt's MLP sees only one token: the first request with several compiles.
     layers = {"num_hidden_layers": 2}
     model = str(tiny_models.save("qwen3", tmp_path / "model", **layers))
     kind, given = GUESSERS[name]

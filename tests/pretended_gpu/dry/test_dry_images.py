@@ -1,4 +1,4 @@
-"""Images on a GPU: embedded in a step that does not wait, and captured steps that go on behind."""
+"""Images on a GPU: embedded in a step that does not wait, followed by captured steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only some engines do on a GPU: adapters, sleep, encoders, many experts."""
+"""Features of only some engines on a GPU: adapters, sleep, encoders, many experts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAYERS = {"self_attn.q_proj": (96, 48), "mlp.down_proj": (48, 80)}  # (outputs, 
 
 
 def adapter(path: Path, rank: int, seed: int) -> Adapter:
-    """A random one for the only layer of the tiny Qwen3."""
+    """A random adapter for the only layer of the tiny Qwen3."""
     random = torch.Generator().manual_seed(seed)
     tensors = {}
     for module, (outputs, inputs) in LAYERS.items():
@@ -52,7 +52,7 @@ def test_adapters_are_brought_and_added_without_waiting(eager: str, tmp_path: Pa
     with on_pretended_gpu(config, eager) as rig:
         assert texts(rig.core, [rows[0]]) == {"a": expected["a"]}
         later: list[object] = []
-        # The second is one more, and larger.
+        # The second one is additional, and larger.
         assert not rig.launches.new(lambda: later.append(texts(rig.core, rows)))
         assert later == [expected]
 
@@ -90,7 +90,7 @@ def test_encoders_give_the_vectors_of_a_cpu(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_no_experts_are_compiled_for_while_requests_wait(tmp_path: Path) -> None:
-    """However many tokens a prompt has, its tiles' height has been rehearsed."""
+    """Tile heights for any number of prompt tokens have been rehearsed."""
     model = str(tiny_models.save("mixtral", tmp_path, num_hidden_layers=2, num_local_experts=2))
     config = config_of(model, scheduler={"max_num_batched_tokens": 256})
     with on_pretended_gpu(config) as rig:

@@ -1,4 +1,4 @@
-"""What the pretended GPU shows: each rule is broken once, by lines that a GPU would punish."""
+"""The pretended GPU's rules: each is broken once, by code that would fail on a GPU."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_the_default_stream_is_not_captured() -> None:
 
 
 def test_a_capture_that_fails_leaves_the_allocator_as_it_was() -> None:
-    """torch 2.11 takes it for one under way from then on."""
+    """Otherwise torch 2.11 treats the capture as still in progress."""
     with pretended_gpu():
         capture, x = CudaCapture(), there()
         with pytest.raises(Violation, match="while a graph is captured"):

@@ -1,4 +1,4 @@
-"""Transfers between host and device are right, whichever stream is ahead of the others."""
+"""Transfers between host and device are right, whichever stream runs ahead."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_what_is_fetched_is_of_its_own_step(eager: str) -> None:
                 downloads.guard()
                 kept.fill_(turn)
                 fetched.append(downloads.fetch([kept, kept * 2]))
-            if turn % 3 == 2:  # read later than the next steps are launched
+            if turn % 3 == 2:  # read after the next steps are launched
                 for nth, each in enumerate(fetched):
                     told = [tensor.tolist() for tensor in each.wait()]
                     assert told == [[turn - 2 + nth] * 3, [2 * (turn - 2 + nth)] * 3]

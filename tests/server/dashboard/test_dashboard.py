@@ -1,4 +1,4 @@
-"""The live page over a real server: what it is told under load, who may look, and what it draws."""
+"""The live dashboard of a real server: its data under load, access to it, and what it draws."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @contextmanager
 def load(server: Server, count: int = 8, **fields: Any) -> Iterator[list[str]]:
-    """So many requests under way while the block runs; their answers' ids, once it has ended."""
+    """Keep requests in flight during the block; yields a list that gets their answers' ids."""
     ids: list[str] = []
 
     def ask(index: int) -> None:
@@ -59,7 +59,7 @@ def load(server: Server, count: int = 8, **fields: Any) -> Iterator[list[str]]:
 
 
 def watch(server: Server, wanted: Any, limit_s: float = 30.0) -> dict[str, Any]:
-    """Look until ``wanted(state)``."""
+    """Poll until ``wanted(state)``."""
     deadline_s = time.monotonic() + limit_s
     while True:
         state = server.get(STATE).json()
@@ -79,7 +79,7 @@ def ended_life(id: str, *, arrival_s: float, ended_s: float) -> Life:
 
 
 def test_a_crowd_is_seen_while_it_lasts_and_after(server: Server) -> None:
-    assert server.get(STATE).json()["status"] == "serving"  # from now on steps are recorded
+    assert server.get(STATE).json()["status"] == "serving"  # steps are recorded from now on
     with load(server) as ids:
         busy = watch(
             server,
@@ -123,7 +123,7 @@ def test_a_crowd_is_seen_while_it_lasts_and_after(server: Server) -> None:
 
 
 async def test_a_client_that_does_not_read_is_named() -> None:
-    """The engine is done, and its answer lies here."""
+    """The engine is done, and its output waits in the API process."""
     async with running_app() as application:
         engine = application.engine
         exchange = application.post("/v1/completions", prompt=[1, 2], max_tokens=8)
@@ -140,7 +140,7 @@ async def test_a_client_that_does_not_read_is_named() -> None:
         assert request["why"] == line
         stream.put(1, 2, 3, end="stop")
         assert (await exchange.done()).status == 200
-        await asyncio.sleep(0.25)  # looks are that far apart
+        await asyncio.sleep(0.25)  # the interval between snapshots
         (request,) = json.loads((await application.get(STATE)).body)["requests"]
         assert request["why"] == line, "what was seen is kept"
 
@@ -219,7 +219,7 @@ def test_only_administrators_may_look(tmp_path: Path) -> None:
     flags = (*FLAGS, "--api-key-file", str(keys), "--api-workers", "2")
     with running_server(tmp_path / "log", *flags, key="sk-root") as server:
         key, server.key = server.key, None
-        assert server.get("/dashboard").status_code == 200  # it tells nothing, and asks for a key
+        assert server.get("/dashboard").status_code == 200  # it has no data, and asks for a key
         assert server.get(STATE).status_code == 401
         server.key = "sk-quire-test-anna"
         assert server.get(STATE).status_code == 403
@@ -227,7 +227,7 @@ def test_only_administrators_may_look(tmp_path: Path) -> None:
         server.get(STATE)
         with load(server, 4):
             state = watch(server, lambda state: state["totals"]["running"] == 4)
-        # Whichever worker is asked tells of everybody's requests.
+        # Every worker reports all requests.
         assert len(state["requests"]) == 4
 
 
@@ -235,9 +235,9 @@ def test_only_administrators_may_look(tmp_path: Path) -> None:
 
 
 def browse(url: str, profile: Path) -> tuple[str, list[str]]:
-    """The page's elements after some seconds of its own time, and what its console says.
+    """The page's elements after some seconds of its virtual time, and its console output.
 
-    ``profile`` is a new folder for the browser: two with the same one would become one.
+    ``profile`` is a new folder for the browser: two browsers with one profile would become one.
     """
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
@@ -275,7 +275,7 @@ def test_a_browser_draws_the_crowd_without_complaint(server: Server, tmp_path: P
 
 @contextmanager
 def watched(server: Server, engines: int) -> Iterator[None]:
-    """While the block runs somebody looks at each engine, so that what they have done is kept."""
+    """Watch each engine during the block, so that its history is kept."""
     over = threading.Event()
 
     def look() -> None:
@@ -308,4 +308,4 @@ def test_a_browser_shows_the_engine_that_is_chosen(tmp_path: Path) -> None:
             assert shown[number] == {request["id"] for request in told["requests"]}
     assert len(shown[0] | shown[1]) == 8
     assert not shown[0] & shown[1]
-    assert shown[2] == shown[0]  # there is no third: the first is shown in its place
+    assert shown[2] == shown[0]  # there is no third, so the first is shown in its place

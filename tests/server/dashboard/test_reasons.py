@@ -1,4 +1,4 @@
-"""Why a request was slow: the cause that took most of its time is named, with its numbers."""
+"""Why a request was slow: the cause with the largest share of its time, with its numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOW_S = 110.0
 
 
 def life(*phases: tuple[str, float], ended_s: float | None = None, **fields: Any) -> Life:
-    """One whose phases begin so many seconds after its arrival at 100."""
+    """A request whose phases begin at these offsets from its arrival at 100."""
     values = {
         "id": "x",
         "tenant": "",

@@ -1,4 +1,4 @@
-"""Filling in the middle with vocabularies that put a space before a text's first word."""
+"""Infilling with vocabularies that put a space before a text's first word."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.engine.text.conftest import metaspace
 
 @pytest.mark.parametrize("legacy", [False, True])
 def test_what_follows_the_middle_begins_no_text(legacy: bool) -> None:
-    """Code Llama's order: the text behind the hole has no space that is not there."""
+    """Code Llama's order: no space is added to the text after the hole."""
     backend = metaspace(legacy=legacy)
     marks = ["▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"]
     backend.add_special_tokens([AddedToken(mark, normalized=False) for mark in marks])
@@ -29,7 +29,7 @@ def test_what_follows_the_middle_begins_no_text(legacy: bool) -> None:
     assert tokenizer.decode(ids[1:at], continuation=True) == " hello"
     assert tokenizer.decode(ids[at + 1 : -1], continuation=True) == "the end"
     assert infill.stop_token_ids == (end,)
-    # Token ids of the text before are taken as they are.
+    # Token ids of the prefix are used unchanged.
     assert infill.encode(ids[1:at], "the end") == [bos, *ids]
 
 

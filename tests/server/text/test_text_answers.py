@@ -1,4 +1,4 @@
-"""Which dialect and which marks a chat template shows."""
+"""The dialect and the markers detected from a chat template."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_settings_name_what_there_is() -> None:
     assert set(get_args(ReasoningParser)) == {"auto", "none", *reasoning.BY_NAME}
 
 
-# What tells the families apart in their templates.
+# What distinguishes the families in their templates.
 TEMPLATES = {
     "harmony": "{% if tools %}<|start|>assistant<|channel|>commentary json<|message|>{}<|call|>",
     "hermes": '{% if tools %}# Tools ... <tool_call>\n{"name": <function-name>}\n</tool_call>',

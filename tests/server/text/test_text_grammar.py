@@ -1,4 +1,4 @@
-"""What answers are held to: each grammar admits the calls of its dialect, and they are read."""
+"""Grammars of answers: each accepts the calls of its dialect, and the parser reads them."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ TOOLS = [CallableTool(name, schema, True) for name, schema in SCHEMAS.items()]
 
 @pytest.fixture(scope="module")
 def plain() -> Tokenizer:
-    """The demo model's, whose marks are text."""
+    """The demo model's tokenizer, whose markers are text."""
     return Tokenizer.from_dir(default_model_dir())
 
 
 @pytest.fixture(scope="module")
 def special(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """The same with the marks of all dialects as special tokens."""
+    """The same with the markers of all dialects as special tokens."""
     from tokenizers import Tokenizer as Backend
 
     root = tmp_path_factory.mktemp("special")
@@ -78,7 +78,7 @@ def special_ids(tokenizer: Tokenizer, dialect: dialects.Dialect) -> dict[str, in
 
 
 def draw(tokenizer: Tokenizer, grammar: Grammar, rng: random.Random) -> list[int]:
-    """Tokens drawn evenly from what the grammar allows, until nothing but the end is allowed."""
+    """Draw tokens uniformly from the allowed ones, until only the end is allowed."""
     matcher = backend_of(tokenizer).compile(grammar).matcher()
     mask = np.zeros(-(-tokenizer.vocab_size // 32), dtype=np.int32)
     ids: list[int] = []
@@ -186,7 +186,7 @@ UNHELD = {
 
 @pytest.mark.parametrize("name", dialects.BY_NAME)
 def test_a_tool_that_is_not_strict_takes_any_arguments(name: str, plain: Tokenizer) -> None:
-    """Also where the answer is held to something else: one call and no more."""
+    """Also if the answer is constrained otherwise: one call and no more."""
     dialect = dialects.BY_NAME[name]
     arguments = UNHELD[dialect.arguments].replace('<|"|>', dialect.quote or '<|"|>')
     call = dialect.head.replace("{}", "order", 1) + arguments + dialect.tail

@@ -1,4 +1,4 @@
-"""Answers in channels, whole and in pieces."""
+"""Answers in harmony channels, whole and in pieces."""
 
 from __future__ import annotations
 

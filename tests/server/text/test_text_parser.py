@@ -1,4 +1,4 @@
-"""Answers as parts: every dialect, whole and in pieces of any size, well-formed and not."""
+"""Answers split into parts: every dialect, whole and in pieces of any size, well-formed and not."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read(made: AnswerParser, pieces: Iterable[str], *, cut: bool = False) -> lis
 
 
 def joined(parts: Sequence[Part]) -> list[tuple[str, ...]]:
-    """The parts with neighbours put together and ids left out."""
+    """The parts with adjacent ones merged and ids removed."""
     known: list[tuple[str, ...]] = []
     for part in parts:
         if isinstance(part, ToolCallBegin):
@@ -121,7 +121,7 @@ def _with_opener(dialect: dialects.Dialect, text: str) -> str:
 
 @pytest.mark.parametrize("name", dialects.BY_NAME)
 def test_arguments_come_as_they_are_written(name: str) -> None:
-    """Not in one piece at the end: most of a long argument is told before it is complete."""
+    """Not in one piece at the end: most of a long argument is streamed before it is complete."""
     dialect = dialects.BY_NAME[name]
     calls = [("get_weather", {"a": "x" * 50, "b": "y" * 50})]
     made, told = parser(name), 0
@@ -251,7 +251,7 @@ def test_a_malformed_call_leaves_the_good_ones_whole() -> None:
 def test_calls_that_never_end_are_read_in_time_that_grows_with_the_text(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of them runs on to the end, where it turns out to be text in which the next begins."""
+    """Each runs to the end, turns out to be text, and contains the start of the next one."""
     limit, looks = 2_000, 0
     look = Source.char
 
@@ -362,7 +362,7 @@ def test_the_title_of_reasoning_is_none(is_thinking: bool) -> None:
 
 
 def test_plain_text_passes_at_once() -> None:
-    """Once nothing but content can come, pieces go through as they are."""
+    """Once only content can follow, pieces are passed on unchanged."""
     made = parser(None, reasoning=THINK)
     assert made.push("<") == []
     assert made.push("b> is ") == [Text("<b> is ")]
@@ -441,7 +441,7 @@ def test_any_text_in_any_pieces(
 def test_any_call_comes_back(
     name: str, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
 ) -> None:
-    # As tags, what a schema has as text is text: null would come back as its letters.
+    # In tags, a schema's string is the raw text: null would come back as its letters.
     texts = [arguments.get(key, "") for _, arguments in calls for key in CITY["properties"]]
     is_tagged = dialects.BY_NAME[name].arguments in ("xml", "invoke", "pairs")
     assume(not is_tagged or all(isinstance(x, str) for x in texts))

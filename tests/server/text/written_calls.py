@@ -1,4 +1,4 @@
-"""Calls as models of each family write them."""
+"""Tool calls in the syntax of each model family."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def written(
     calls: Sequence[tuple[str, dict[str, Any]]],
     schemas: Mapping[str, dict[str, Any]],
 ) -> str:
-    """The calls as a model of this family writes them; what is a string says ``schemas``."""
+    """The calls in the syntax of this family; ``schemas`` determine what is a string."""
     if dialect.arguments == "python":
         each = [
             dialect.head.replace("{}", name)
@@ -70,7 +70,7 @@ def written(
 
 
 def _members(dialect: dialects.Dialect, value: Mapping[str, Any]) -> str:
-    """Keys are marked as strings are where they would not be read else."""
+    """Keys are marked like strings if they could not be parsed otherwise."""
     keys = [
         key if re.fullmatch(r"[\w.-]+", key) else dialect.quote + key + dialect.quote
         for key in value

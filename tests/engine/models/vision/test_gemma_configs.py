@@ -1,4 +1,4 @@
-"""What Gemma's directories say of images, as models are published."""
+"""Image settings in Gemma's directories, as models are published."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.models.vision.read import VisionModel
 from engine.models.vision.spec import PoolSpec
 
 _HALF = [0.5, 0.5, 0.5]
-# What is left out here is left out there: the text model is as its class has it.
+# What the published configs omit is omitted here: the text model's defaults apply.
 GEMMA3: dict[str, Any] = {
     **{"boi_token_index": 255_999, "eoi_token_index": 256_000, "eos_token_id": [1, 106]},
     **{"image_token_index": 262_144, "mm_tokens_per_image": 256, "model_type": "gemma3"},
@@ -82,7 +82,7 @@ def read(
     whole: Any = None,
     names: dict[int, str] | None = None,
 ) -> ModelConfig:
-    """What is read of a published model with some keys of these parts changed."""
+    """The settings read from a published model with some keys of these parts changed."""
     config, published = PUBLISHED[kind]
     changed = {**config["vision_config"], **(vision or {})}
     config = {**config, "vision_config": changed, **(whole or {})}
@@ -114,7 +114,7 @@ def test_gemma_3_as_published(tmp_path):
     assert rules.rewriting == Rewriting("<start_of_image>", f"\n\n{whole}\n\n")
     assert vision.spec.merger == PoolSpec(1e-6, weighted=True, inputs_first=True)
     (tmp_path / "processor_config.json").unlink()
-    assert vision_of(read_config(str(tmp_path))) == vision  # what is published is the default
+    assert vision_of(read_config(str(tmp_path))) == vision  # published values are the defaults
 
 
 def test_gemma_4_as_published(tmp_path):
@@ -138,7 +138,7 @@ def test_gemma_4_as_published(tmp_path):
 def test_larger_images_of_gemma_4(tmp_path):
     found = vision_of(read(tmp_path, "gemma4", processor={"max_soft_tokens": 1120}))
     assert found.rules.scaling == BudgetScaling(1120)
-    identity = {"do_normalize": True}  # by nothing and to one: as it is
+    identity = {"do_normalize": True}  # with a mean of zero and a deviation of one: no change
     assert vision_of(read(tmp_path, "gemma4", processor=identity)).spec == found.spec
 
 

@@ -42,7 +42,7 @@ def same(one: VisionTower, other: VisionTower) -> bool:
 
 
 def rewrite(directory: Path, **changes: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Save the checkpoint again with tensors changed, or left out where they are None."""
+    """Save the checkpoint again with tensors changed, or removed if None."""
     path = directory / "model.safetensors"
     tensors = {**load_file(path), **changes}
     kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
@@ -78,7 +78,7 @@ def test_shards_and_pickles(tmp_path, kind):
 
 
 def test_what_stands_behind_the_features_is_not_looked_at(tmp_path):
-    """An older export's names, and a table that it has of numbers from 0."""
+    """An older export's names, and its table of position ids."""
     tiny_vision.save("llava_clip", tmp_path)
     before = load(tmp_path)
     renamed = {"vision_tower.vision_model.embeddings.position_ids": torch.arange(5)[None]}
@@ -102,7 +102,7 @@ def test_random_weights_are_those_of_the_seed(tmp_path):
 def test_bytes_are_those_of_the_tensors(tmp_path):
     model = tiny_vision.save("qwen2_vl", tmp_path)
     numbers = sum(parameter.numel() for parameter in model.model.visual.parameters())
-    folded = model.model.visual.patch_embed.proj.weight.numel() // 2  # two frames are one
+    folded = model.model.visual.patch_embed.proj.weight.numel() // 2  # two frames become one
     assert load(tmp_path).num_bytes == 4 * (numbers - folded)
 
 

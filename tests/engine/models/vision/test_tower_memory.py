@@ -1,4 +1,4 @@
-"""Encoders take no more memory than they tell the memory plan."""
+"""Encoders take no more memory than they report to the memory plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from engine.models.vision.tower import VisionTower, load_tower
 
 _RULES = ImageRules(token_id=1, cell=28, scaling=AreaScaling(1, 2**24), max_images=1)
 _RMS = VisionNorm("rms", 1e-6)
-# As wide to a patch as the published ones are, about.
+# About as wide relative to a patch as the published ones.
 _PLAIN = VisionSpec(
     hidden_size=320,
     intermediate_size=1280,
@@ -68,13 +68,13 @@ def test_embeddings_take_no_more_memory_than_is_told(kind, dtype):
     for rows, columns in [(1, 1), (9, 6), (20, 20)]:
         pixels = torch.zeros((rows * 28, columns * 28, 3), dtype=torch.uint8)
         told = tower.activation_bytes(rows * columns)
-        # Scores of all patches by all would take more than is left of this.
+        # A matrix of scores over all patches would exceed the rest of it.
         assert _peak_bytes(tower, pixels) <= told
     assert told < 2 * _peak_bytes(tower, pixels) + tower.activation_bytes(0)
 
 
 def _peak_bytes(tower: VisionTower, pixels: torch.Tensor) -> int:
-    """The most that torch holds at once while an image is embedded."""
+    """The peak memory of torch while an image is embedded."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         tower.embed(pixels)

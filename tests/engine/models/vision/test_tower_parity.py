@@ -1,4 +1,4 @@
-"""Vision encoders equal Hugging Face's, fed by its own image processors."""
+"""Vision encoders equal Hugging Face's on the output of its own image processors."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def load(directory: Path, dtype: torch.dtype = torch.float32) -> VisionTower:
 
 
 def noise(rows: int, columns: int, cell: int) -> np.ndarray:
-    """An image of so many cells: [height, width, 3] uint8."""
+    """An image with this many cells: [height, width, 3] uint8."""
     shape = (rows * cell, columns * cell, 3)
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
 def expected(model: Any, processor: Any, pixels: np.ndarray) -> ImageStates:
-    """What Hugging Face makes of an image that has its size already."""
+    """Hugging Face's features of an image that already has its final size."""
     read = tiny_vision.seen(processor, [pixels])
     with torch.no_grad():
         if model.config.model_type == "mistral3":
-            # Not ``get_image_features``, which takes an image of one cell apart.
+            # Not ``get_image_features``, which splits up an image of one cell.
             parts = model.model
             patches = parts.vision_tower(**read).last_hidden_state[0]
             return ImageStates(parts.multi_modal_projector(patches, read["image_sizes"]), ())
@@ -48,7 +48,7 @@ def expected(model: Any, processor: Any, pixels: np.ndarray) -> ImageStates:
 
 
 def assert_close(found: ImageStates, wanted: ImageStates, tolerance: float) -> None:
-    """To a share of the largest number."""
+    """Within a share of the largest value."""
     assert len(found.deep) == len(wanted.deep)
     for own, other in zip(
         (found.embeddings, *found.deep), (wanted.embeddings, *wanted.deep), strict=True
@@ -60,7 +60,7 @@ def assert_close(found: ImageStates, wanted: ImageStates, tolerance: float) -> N
 @pytest.mark.parametrize("most", [9, 10**6], ids=["few", "all"])
 @pytest.mark.parametrize("kind", tiny_vision.KINDS)
 def test_embeddings_equal_hugging_faces(tmp_path, monkeypatch, kind, most):
-    """However many patches a piece has."""
+    """For any number of patches per piece."""
     monkeypatch.setattr(tower_module, "_MOST_ON_CPU", most)
     model = tiny_vision.save(kind, tmp_path)
     processor = tiny_vision.processor(kind)
@@ -74,7 +74,7 @@ def test_embeddings_equal_hugging_faces(tmp_path, monkeypatch, kind, most):
 
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl", "mistral3", "gemma3", "gemma4"])
 def test_embeddings_in_bfloat16(tmp_path, kind):
-    """As near to Hugging Face's in float32 as its own in bfloat16 are, or nearly so."""
+    """Nearly as close to Hugging Face's float32 result as Hugging Face's own bfloat16 result."""
     model = tiny_vision.save(kind, tmp_path)
     tower = load(tmp_path, torch.bfloat16)
     ((rows, columns),) = allowed(rules_of(tmp_path), [(5, 7)])

@@ -1,4 +1,4 @@
-"""What a directory says of images, as models are published and as transformers saves them."""
+"""Image settings in a directory, as models are published and as transformers saves them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TEXT = {
     **{"rope_theta": 10000.0, "hidden_act": "silu"},
 }
 _CLIP_MEAN, _CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-# model_type -> (config.json, preprocessor_config.json), the vision part as published.
+# model_type -> (config.json, preprocessor_config.json), with the vision config as published.
 PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl": (
         {
@@ -153,7 +153,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def read(directory: Path, kind: str, *, vision: Any = None, processor: Any = None) -> ModelConfig:
-    """What is read of a published model with some keys of these parts changed."""
+    """The settings read from a published model with some keys of these parts changed."""
     config, published = PUBLISHED[kind]
     changed = {**config["vision_config"], **(vision or {})}
     config = {"model_type": kind, **config, "vision_config": changed}
@@ -182,7 +182,7 @@ def test_published_models(tmp_path, kind, cell, scaling):
     vision = vision_of(read(tmp_path, kind))
     assert (vision.rules.cell, vision.rules.scaling) == (cell, scaling)
     (tmp_path / "preprocessor_config.json").unlink()
-    assert vision_of(read_config(str(tmp_path))) == vision  # what is published is the default
+    assert vision_of(read_config(str(tmp_path))) == vision  # published values are the defaults
 
 
 def test_windows_and_features_of_published_models(tmp_path):
@@ -199,7 +199,7 @@ def test_windows_and_features_of_published_models(tmp_path):
 
 @pytest.mark.parametrize("kind", ["llava_clip", "llava_siglip", "qwen2_vl", "qwen3_vl", "mistral3"])
 def test_what_transformers_saves_of_a_processor(tmp_path, kind):
-    """In the file of its own, and as a section of the newer one, which comes first."""
+    """In a file of its own, and as a section of the newer file, which takes precedence."""
     tiny_vision.save(kind, tmp_path)
     processor = tiny_vision.processor(kind)
     if kind.startswith("llava"):
@@ -233,7 +233,7 @@ def test_what_transformers_saves_of_a_processor(tmp_path, kind):
     ],
 )
 def test_spellings_of_the_bounds(tmp_path, processor, bounds):
-    """As in transformers, those outside of ``size`` come first."""
+    """As in transformers, those outside of ``size`` take precedence."""
     vision = vision_of(read(tmp_path, "qwen2_vl", processor=processor))
     assert vision.rules.scaling == AreaScaling(*bounds)
 

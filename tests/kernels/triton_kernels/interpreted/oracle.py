@@ -1,4 +1,4 @@
-"""Attention written down as its definition says, in float64, and random problems for it."""
+"""Attention by its definition, in float64, and random problems for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernels.reference.cache_codes import encode
 
 @dataclass(frozen=True)
 class Problem:
-    """One step of a ragged batch over a cache full of nan where no sequence has written."""
+    """One step of a ragged batch over a cache that is nan wherever no sequence has written."""
 
     spec: AttentionSpec
     layer: LayerAttention
@@ -40,10 +40,12 @@ def make_problem(
     looks_ahead: bool = False,
     seed: int = 0,
 ) -> Problem:
-    """Random queries and keys; blocks in random places; poison between and behind them. Keys and
-    values are stored as codes of ``cache_dtype`` where it is given; values are the first
-    ``value_dim`` numbers of keys where that is. Where it ``looks_ahead``, runs of queries see each
-    other as the tokens of an image do."""
+    """Make random queries and keys in randomly placed blocks, with poison between and after them.
+
+    Keys and values are stored as codes of ``cache_dtype`` if given. With ``value_dim``, values are
+    the first ``value_dim`` elements of keys. With ``looks_ahead``, runs of queries see each other,
+    as the tokens of an image do.
+    """
     random = torch.Generator().manual_seed(seed)
     num_heads = num_kv_heads * group
     seq_lens = np.array(query_lens) + np.array(past_lens)
@@ -98,7 +100,7 @@ def make_problem(
 
 
 def _ends(query_lens: list[int], past_lens: list[int], seed: int) -> np.ndarray:
-    """Of each query, where every other run of random length sees all of itself."""
+    """The end of each query's view; every other run of random length sees all of itself."""
     random, found = np.random.default_rng(seed), []
     for count, past in zip(query_lens, past_lens, strict=True):
         ends = past + np.arange(count) + 1
@@ -110,14 +112,14 @@ def _ends(query_lens: list[int], past_lens: list[int], seed: int) -> np.ndarray:
 
 
 def coded_cache(cache: LayerCache, dtype: torch.dtype) -> LayerCache:
-    """The same keys and values as codes; poison becomes a scale that is no number."""
+    """The same keys and values as codes; poison becomes a nan scale."""
     keys, key_scales = encode(cache.keys, dtype)
     values, value_scales = encode(cache.values, dtype)
     return LayerCache(keys, values, key_scales, value_scales)
 
 
 def wide_cache(cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor]:
-    """The keys and values that a cache holds or its codes stand for, in float64."""
+    """The keys and values of a cache, dequantised, in float64."""
     if cache.key_scales is None or cache.value_scales is None:
         return cache.keys.double(), cache.values.double()
     return (

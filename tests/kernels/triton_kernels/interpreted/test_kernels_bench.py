@@ -1,4 +1,4 @@
-"""Every kind of benchmark case runs, agrees with its peers, and knows its floor."""
+"""Every kind of benchmark case runs, agrees with its peers, and has a floor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_cases_agree_with_their_peers(make: MakeCase) -> None:
     case = make(torch.device("cpu"), torch.float32)
     assert case.error() <= min(case.tolerance, 1e-4)
     assert case.floor_s(1e9, 1e9) > 0
-    # And would be told if they did not.
+    # A disagreement is detected.
     wrong = replace(case, peers={"off by one": lambda: case.run() + 1})
     assert not wrong.error() <= case.tolerance
 
@@ -34,7 +34,7 @@ def test_the_full_suite_has_every_kind_of_the_tiny_one() -> None:
 def test_the_report_tells_a_wrong_kernel(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """All but the clock, which needs a GPU: a stand-in says that everything takes 1 ms."""
+    """Everything but the clock, which needs a GPU: a substitute reports 1 ms for everything."""
     monkeypatch.setattr(measure, "median_s", lambda run: 1e-3)
     ones = torch.ones(4)
 
@@ -55,7 +55,7 @@ def test_the_report_tells_a_wrong_kernel(
 def test_a_case_that_cannot_run_is_wrong_and_the_others_still_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Checked alone, nothing is timed; told as JSON, each case is a line."""
+    """With check only, nothing is timed; with JSON output, each case is a line."""
 
     def make(name: str, device: torch.device, dtype: torch.dtype, *, works: bool) -> Case:
         if not works:

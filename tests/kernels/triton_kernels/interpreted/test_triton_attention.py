@@ -1,4 +1,4 @@
-"""Paged attention by the kernels against its definition in float64, over poisoned caches."""
+"""Paged attention by the kernels, compared with its definition in float64 over poisoned caches."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_mixed_batches_equal_the_definition(
 def test_queries_that_look_ahead_equal_the_definition(
     window: int | None, softcap: float | None, group: int, head_dim: int
 ) -> None:
-    """The tokens of an image see all of it; tiles of queries have some of them and some of text."""
+    """The tokens of an image see all of it; tiles of queries mix image and text."""
     problem = make_problem(
         [90, 1, 13, 70],
         [0, 66, 90, 63],
@@ -98,7 +98,7 @@ def test_queries_that_look_ahead_equal_the_definition(
 def test_the_widest_heads_equal_the_definition(
     head_dim: int, window: int | None, softcap: float | None, cache_dtype: torch.dtype | None
 ) -> None:
-    """Each of two programs makes half of a value; in halves that a head does not fill, too."""
+    """Two programs compute half of a value each; also for halves that a head does not fill."""
     problem = make_problem(
         [1, 13, 1, 70, 2, 1],
         [0, 90, SPLIT_SIZE + 66, 0, 63, 127],
@@ -186,14 +186,14 @@ def test_codes_are_read_with_their_scales(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype: torch.dtype) -> None:
-    # The interpreter cuts float32 to bf16 instead of rounding, hence the wide bound.
+    # The interpreter truncates float32 to bf16 instead of rounding, hence the wide bound.
     tolerance = 2e-3 if dtype == torch.float16 else 2e-2
     check(make_problem([1, 40, 1], [50, 30, 600], dtype=dtype), tolerance)
 
 
 @pytest.mark.parametrize("softcap", [None, 20.0])
 def test_equals_the_reference_backend(softcap: float | None) -> None:
-    """With sinks, in one split, several, and chunks."""
+    """With sinks, in one split, in several, and in chunks."""
     problem = make_problem(
         [1, 17, 33, 1], [30, 0, 20, 600], group=4, softcap=softcap, sinks=torch.arange(-3.0, 5.0)
     )
@@ -218,7 +218,7 @@ def test_a_row_has_the_same_bits_in_any_batch() -> None:
 
 
 def cut(problem: Problem, ends: list[int]) -> list[torch.Tensor]:
-    """What the one row's chunks give that end before these queries."""
+    """The results of the row's chunks that end before these queries."""
     parts, begin = [], 0
     geometry, past = problem.geometry, int(problem.geometry.seq_lens[0]) - len(problem.query)
     for end in ends:
@@ -276,12 +276,12 @@ def test_invariant_batches_are_captured_and_padded() -> None:
 
 
 def captured(bounds: BatchGeometry, device: DeviceGeometry) -> BatchGeometry:
-    """What a CUDA graph is captured with: bounds on the host, any batch on the device."""
+    """The batch for capturing a CUDA graph: bounds on the host, any batch on the device."""
     return replace(bounds, device=device)
 
 
 def test_a_captured_batch_serves_those_that_fit() -> None:
-    """Bounds on the host alone; rows in any lines of the tables; padding rows are 0."""
+    """Bounds only on the host; rows in any lines of the tables; padding rows are 0."""
     backend = TritonAttention()
     problem = make_problem([1, 1], [30, 600], window=300, softcap=5.0)
     spec = replace(problem.spec, windows=(None, 300))
@@ -309,7 +309,7 @@ def test_a_captured_batch_serves_those_that_fit() -> None:
     ("query_lens", "seq_lens", "fits"),
     [
         ([1, 1, 1, 1], [512, 512, 256, 256], True),
-        ([1], [768], True),  # three splits, and one for each of three padding rows
+        ([1], [768], True),  # three splits, plus one for each of three padding rows
         ([1], [769], False),
         ([1, 1, 1, 1], [769, 1, 1, 1], False),
         ([1] * 5, [1] * 5, False),
@@ -326,7 +326,7 @@ def test_what_fits_a_captured_batch(query_lens: list[int], seq_lens: list[int], 
 
 
 def test_a_captured_batch_of_chunks() -> None:
-    """Fewer tiles than the bound, in other rows than those that the bounds were given for."""
+    """Fewer tiles than the bound, in other rows than those for which the bounds were given."""
     problem = make_problem([150, 1, 3], [40, 500, 9], group=2)
     bounds = BatchGeometry.of(
         np.array([0, 1, 300, 301]), np.array([1024, 299, 1]), np.zeros((3, 1), np.int32), CPU

@@ -1,4 +1,4 @@
-"""The kernels that judge drafts give what their twins give."""
+"""The kernels that verify drafts give the same results as the reference."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_shares_are_those_of_sorting(kind: str, vocab: int, spread: float) -> No
     if kind in ("min_p", "all"):
         columns["min_p"] = torch.linspace(0.0, 0.5, SLOTS)
     logits = torch.randn(SLOTS, vocab, generator=random) * spread
-    logits[3] = logits[3].round()  # many equals
+    logits[3] = logits[3].round()  # many ties
     logits[4, 5:] = float("-inf")
     check_distribution(logits, make_table(random, **columns))
 
@@ -82,7 +82,7 @@ def test_shares_of_broken_rows_harm_no_other() -> None:
 
 
 def shares_of(random: torch.Generator, rows: int, vocab: int) -> torch.Tensor:
-    """Some of them 0."""
+    """Random shares, some of them 0."""
     logits = torch.randn(rows, vocab, generator=random) * 3
     logits[torch.rand(rows, vocab, generator=random) < 0.3] = float("-inf")
     return logits.softmax(-1)
@@ -93,7 +93,7 @@ def shares_of(random: torch.Generator, rows: int, vocab: int) -> torch.Tensor:
 def test_drafts_are_judged_as_by_the_twin(vocab: int, is_drawn: bool) -> None:
     random, rows = torch.Generator().manual_seed(vocab), 40
     wanted, other = shares_of(random, rows, vocab), shares_of(random, rows, vocab)
-    other[0] = wanted[0]  # nothing is left
+    other[0] = wanted[0]  # nothing remains
     seeds = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=random)
     positions = torch.randint(0, 10_000, (rows,), generator=random)
     draft_ids = reference.draw(other, seeds, positions, reference.DRAFT_STREAM)

@@ -1,4 +1,4 @@
-"""The whole engine on the model that ships with it, through the kernels."""
+"""The whole engine on the embedded model, with the Triton kernels."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def test_greedy_text_is_the_references() -> None:
 
 
 def test_experts_in_mxfp4_are_multiplied_as_codes(tmp_path, monkeypatch, caplog) -> None:
-    """GPT-OSS as it is published: the logits of what its codes stand for, in their memory."""
+    """GPT-OSS as it is published: the logits of its dequantised weights, in the codes' memory."""
     directory, dense = mxfp4_model.save(tmp_path)
-    # Its check has its own test.
+    # The check has its own test.
     monkeypatch.setattr(choose, "_refuse_triton", lambda *_, **__: None)
     expected = paged_logits(dense)
     logits = paged_logits(directory, attention_backend="triton")
@@ -50,7 +50,7 @@ def test_experts_in_mxfp4_are_multiplied_as_codes(tmp_path, monkeypatch, caplog)
 
 @pytest.mark.parametrize("kind", ["gemma4", "gemma4_shared"])
 def test_layers_with_heads_of_their_own(tmp_path, kind) -> None:
-    """Each kind of heads has a plan; some layers read what others have stored."""
+    """Each kind of heads has its own plan; some layers read what others have stored."""
     tiny_models.save(kind, tmp_path, head_dim=16, global_head_dim=32)
     given = {"tokens": list(range(20, 40)), "chunks": (9, 1, 10)}
     expected = paged_logits(tmp_path, attention_backend="reference", **given)
@@ -68,8 +68,10 @@ def test_layers_with_heads_of_their_own(tmp_path, kind) -> None:
     ],
 )
 def test_experts_are_batch_invariant(tmp_path, kind) -> None:
-    """Latent attention, a shared expert with a gate, biases and sinks: the same bits of each text
-    alone, and beside others with its prompt cut."""
+    """Latent attention, a shared expert with a gate, biases and sinks.
+
+    Each text has the same bits alone and in a batch with its prompt split.
+    """
     directory = str(tiny_models.save(kind, tmp_path))
     prompts = [tuple(range(3 + n, 3 + 3 * n)) for n in (2, 9)]
     alone, crowd = (

@@ -1,4 +1,4 @@
-"""Captured decode steps give the text of the others."""
+"""Captured decode steps give the same text as eager ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SAMPLINGS = (
 def texts(
     directory: str, *, overlap: bool, capture: Capture | None = None
 ) -> tuple[dict[str, list], int]:
-    """What is said, and how many steps were replayed."""
+    """The texts, and how many steps were replayed."""
     config = EngineConfig(
         model=directory,
         attention_backend="triton",
@@ -86,7 +86,7 @@ def test_text_is_that_of_the_steps_that_are_not_captured(directory: str, expecte
 
 @pytest.mark.parametrize("own_bytes", [0, pytest.param(1 << 20, marks=pytest.mark.slow)])
 def test_logits_wait_as_the_head_has_rounded_them(directory: str, own_bytes: int, monkeypatch):
-    """In memory of their own, or in what all sizes share."""
+    """In separate memory, or in a buffer shared by all sizes."""
     unrounded = Decoder.raw_logits
     monkeypatch.setattr(graphs, "_OWN_LOGITS_BYTES", own_bytes)
     monkeypatch.setattr(Decoder, "raw_logits", lambda *given: unrounded(*given).bfloat16())
@@ -97,7 +97,7 @@ def test_logits_wait_as_the_head_has_rounded_them(directory: str, own_bytes: int
 
 
 def test_what_cannot_be_captured_runs_as_it_is(directory: str, expected, caplog) -> None:
-    """Each size is captured in two parts; the second one has no room."""
+    """Each size is captured in two parts; the second one runs out of memory."""
     num_captured = 0
 
     def until_full(function: Callable[[], Any]) -> tuple[Replay, Any]:

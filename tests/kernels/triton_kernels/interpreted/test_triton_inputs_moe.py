@@ -1,4 +1,4 @@
-"""Inputs built on the device, tokens fed back, mixtures of experts, against their twins."""
+"""Inputs built on the device, fed-back tokens, mixtures of experts, compared with the reference."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_inputs_equal_the_twins(block_size: int) -> None:
 
 @pytest.mark.parametrize("has_counts", [False, True])
 def test_tokens_fed_back_equal_the_twins(has_counts: bool) -> None:
-    """Requests with a line of counts and without, over more rows than a program takes."""
+    """Requests with token counts and without, in more rows than a program handles."""
     random = torch.Generator().manual_seed(1)
     slots = torch.randperm(200, generator=random)[:150].to(torch.int32)
     token_ids = torch.randint(0, 30, (150,), generator=random)
@@ -94,7 +94,7 @@ def test_experts_equal_the_loop(
     if top_k == 1:
         chosen = torch.full_like(chosen, 2)  # the others get nothing
     elsewhere = kind == "some elsewhere"
-    if elsewhere:  # of a token all, of others some
+    if elsewhere:  # all experts of one token, some of others
         chosen[torch.rand(chosen.shape, generator=random) < 0.4] = experts
         chosen[0] = experts
     weights = torch.rand(tokens, top_k, generator=random)
@@ -124,7 +124,7 @@ def test_experts_equal_the_loop(
 def test_experts_in_codes_equal_the_loop(
     kind: str, group: int, form: str, tokens: int, experts: int, top_k: int
 ) -> None:
-    """GPT-OSS's kind first; few rows to an expert and many."""
+    """First GPT-OSS's kind; few rows per expert and many."""
     hidden, inner = 192, 96
     stacks = []
     for outputs, inputs in ((2 * inner, hidden), (hidden, inner)):
@@ -162,14 +162,14 @@ def test_experts_in_codes_equal_the_loop(
 
 
 def test_experts_of_no_token() -> None:
-    """As behind a chunk of a prompt that no token is chosen of."""
+    """As after a chunk of a prompt that yields no token."""
     experts = ExpertTensors(torch.randn(3, 64, 48), torch.randn(3, 48, 32))
     chosen = torch.empty((0, 2), dtype=torch.int64)
     assert fused_moe(torch.empty(0, 48), experts, chosen, torch.empty(0, 2)).shape == (0, 48)
 
 
 def test_clamped_swiglu_equals_its_twin() -> None:
-    gate_up = torch.randn(7, 2 * 1100) * 4  # beyond the limit on either side
+    gate_up = torch.randn(7, 2 * 1100) * 4  # beyond the limit on both sides
     torch.testing.assert_close(
         clamped_swiglu(gate_up, 1.702, 3.0), reference_swiglu(gate_up, 1.702, 3.0)
     )

@@ -1,4 +1,4 @@
-"""Attention over latents by the kernels, against its definition and its twin."""
+"""Latent attention by the kernels, compared with its definition and the reference."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_latents_are_stored_as_by_the_twin() -> None:
     sides = []
     for store in (latent_rope_store, reference_store):
         turned, keys = query.clone(), torch.zeros(4, 1, 8, 24)
-        latent = fused[:, 16:]  # lies behind what queries are made from
+        latent = fused[:, 16:]  # follows the part that queries are computed from
         rotation = (angles.cos(), angles.sin())
         store(turned, latent, weight, 1e-6, rotation, LayerCache(keys, keys[..., :16]), slots)
         sides.append((turned, keys))

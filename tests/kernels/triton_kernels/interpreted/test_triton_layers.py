@@ -1,4 +1,4 @@
-"""The element-wise kernels against their twins, computed in float64 or from the same bits."""
+"""The element-wise kernels, compared with the reference in float64 or bit for bit."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ DTYPES = [(torch.float32, 1e-6), (torch.float16, 1e-3), (torch.bfloat16, 1e-2)]
 
 
 def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative, nan if anything is nan."""
+    """The relative error; nan if anything is nan."""
     return float((actual.double() - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 @pytest.mark.parametrize("dim", [64, 257, 896])
 def test_add_rms_norm(dtype: torch.dtype, tolerance: float, dim: int) -> None:
-    x = torch.randn(5, 2 * dim).to(dtype)[:, :dim]  # rows not side by side
+    x = torch.randn(5, 2 * dim).to(dtype)[:, :dim]  # rows are not contiguous
     residual, weight = torch.randn(5, dim).to(dtype), torch.randn(dim).to(dtype)
     kept = residual.clone()
     normed = layers.add_rms_norm(x, residual, weight, 1e-5)
     summed = kept + x
-    # The interpreter cuts float32 to bf16 instead of rounding.
+    # The interpreter truncates float32 to bf16 instead of rounding.
     assert error(residual, summed.double()) < (0.01 if dtype == torch.bfloat16 else 1e-9)
     assert error(normed, reference_norm(residual.double(), weight.double(), 1e-5)) < tolerance
     alone = layers.rms_norm(x, weight, 1e-5)
@@ -66,7 +66,7 @@ def test_rope_tables(half: int) -> None:
 def test_norm_rope_store(
     heads: int, kv_heads: int, dim: int, has_norm: bool, has_rope: bool, dtype: torch.dtype
 ) -> None:
-    """Queries, and every slot of the cache: those of the step, and those that must stay."""
+    """Checks queries and every slot of the cache: those of the step, and all others."""
     num_tokens, block_size = 6, 4
     fused = torch.randn(num_tokens, heads + 2 * kv_heads, dim).to(dtype)
     weight = torch.randn(heads + kv_heads, dim).to(dtype) if has_norm else None
@@ -94,7 +94,7 @@ def test_norm_rope_store(
 @pytest.mark.parametrize("codes", [torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize(("has_norm", "has_rope"), [(True, True), (False, False)])
 def test_norm_rope_store_of_codes(codes: torch.dtype, has_norm: bool, has_rope: bool) -> None:
-    """What is read back is the twin's but for a code here and there; other slots stay."""
+    """Dequantised, they equal the reference up to a few codes; other slots do not change."""
     heads, kv_heads, dim, block_size = 7, 3, 80, 4
     fused = torch.randn(6, heads + 2 * kv_heads, dim)
     fused[1, heads + kv_heads] = 0.0

@@ -1,4 +1,4 @@
-"""Matrix products: right, and each row the same bits alone, in a crowd and in any place."""
+"""Matrix products: right, and with the same bits for a row alone, in a batch and at any place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_products_equal_the_twins(
     random = torch.Generator().manual_seed(rows)
     x, weight = (torch.randn(n, inputs, generator=random).to(dtype) for n in (rows, outputs))
     bias = torch.randn(outputs, generator=random).to(dtype) if has_bias else None
-    # Rows of a wider tensor, as a slice of a fused projection is.
+    # Rows of a wider tensor, like a slice of a fused projection.
     wide = torch.cat((x, torch.full_like(x, float("nan"))), dim=1)[:, :inputs]
     expected = reference_linear(x, weight, bias)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-3
@@ -34,7 +34,7 @@ def test_products_equal_the_twins(
 @pytest.mark.usefixtures("matrix_units")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
-    """Batches below, at and above the height of a tile, and rows in other places."""
+    """Batches below, at and above the height of a tile, with rows at different places."""
     random = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(n, 320, generator=random).to(dtype) for n in (200, 150))
     whole = invariant_linear(x, weight)
@@ -45,7 +45,7 @@ def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("matrix_units")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_products_of_heads(dtype: torch.dtype) -> None:
-    """As the twin's, and a token's with the same bits in any batch."""
+    """Equal to the reference, and with the same bits for a token in any batch."""
     random = torch.Generator().manual_seed(3)
     x = torch.randn(90, 3, 56, generator=random).to(dtype)
     weight = torch.randn(3, 70, 40, generator=random).to(dtype)

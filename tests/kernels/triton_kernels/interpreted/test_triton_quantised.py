@@ -1,4 +1,4 @@
-"""Products with codes equal their twin's, in every form that a checkpoint's weights come in."""
+"""Products with codes equal the reference, for every form of a checkpoint's weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _close(weight: PackedWeight, rows: int, *, bias: bool, dtype=torch.float32) 
     random = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, weight.inputs, generator=random).to(dtype)
     added = torch.randn(weight.shape[0], generator=random).to(dtype) if bias else None
-    tiled = tile(weight)  # what it stands for: tests/kernels/test_tiled.py
+    tiled = tile(weight)  # tests/kernels/test_tiled.py checks its value
     expected = x.double() @ tiled.matrix(0, torch.float64).T + (
         0.0 if added is None else added.double()
     )
@@ -45,7 +45,7 @@ def test_tiles_of_every_height(kind: str, rows: int) -> None:
 
 @pytest.mark.parametrize("kind", ["int4", "int8"])
 def test_inputs_are_split_over_programs(kind: str) -> None:
-    """Two thousand inputs of a narrow layer, to the end of the last, shorter split."""
+    """Two thousand inputs of a narrow layer, including the last, shorter split."""
     _close(packed_weight(kind, 64, 2080, 32, zeros=True), 2, bias=True)
 
 
@@ -68,7 +68,7 @@ def test_rows_of_a_wider_tensor() -> None:
 
 
 def test_a_layer_of_an_engine(caplog: pytest.LogCaptureFixture) -> None:
-    """As a GPU has it: the kernel where it can, else widened and told; rows as embeddings."""
+    """As on a GPU: the kernel if possible, otherwise dequantised and logged; rows as embeddings."""
     form = KernelPackedForm(torch.float32, refuse_tiles, TritonPacked)
     for group, is_told in ((32, False), (8, True)):
         weight, bias = packed_weight("int4", 40, 64, group), torch.randn(40)

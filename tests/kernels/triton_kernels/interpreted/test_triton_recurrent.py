@@ -1,4 +1,4 @@
-"""Kernels of layers with a state, against their twins, in steps cut in several ways."""
+"""Kernels of stateful layers, compared with the reference in steps split in several ways."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kernels.recurrent_cases import (
     step_rows,
 )
 
-Steps = list[list[tuple[int, int, int]]]  # rows: slot, where it starts, tokens
+Steps = list[list[tuple[int, int, int]]]  # rows: slot, start, number of tokens
 
 STEPS = [
     [(5, 0, 1), (2, 0, 4), (0, 0, 2)],
@@ -27,8 +27,8 @@ STEPS = [
     [(0, 2, 2), (5, 6, 1), (2, 5, 4), (6, -1, 1)],
     [(5, 7, 1), (6, -1, 1), (0, 4, 1), (6, -1, 1)],  # one token each
 ]
-# With rows that are cut into chunks: some of several, one that a token short of a chunk ends, and
-# one with the fewest tokens that are cut.
+# With rows that are split into chunks: some into several, one that ends a token short of a chunk,
+# and one with the minimum number of tokens.
 PROMPTS = [
     [(5, 0, 40), (2, 0, LEAST - 1), (0, 0, CHUNK), (1, 0, 100)],
     [(2, LEAST - 1, LEAST), (5, 40, 1)],
@@ -54,7 +54,7 @@ def test_recurrences(kind, shape: tuple, dtype: torch.dtype, steps: Steps) -> No
 
 @pytest.mark.parametrize("alpha", [-30.0, 1.0, 60.0])
 def test_a_key_that_comes_again_and_again(alpha: float) -> None:
-    """All but forgotten in no step, or in each; what is written in its place is all there."""
+    """Keys are nearly identical; per token the state is kept, decayed, or all but forgotten."""
     shape, tokens = GatedDeltaShape(1, 1, 16, 16, allows_negative=True), CHUNK + 30
     mixed = torch.randn(tokens, shape.channels)
     mixed[:, 16:32] = mixed[0, 16:32] + 1e-3 * torch.randn(tokens, 16)
@@ -83,7 +83,7 @@ def test_a_key_that_comes_again_and_again(alpha: float) -> None:
     "tried",
     [
         [(2, 3, 4, 1), (5, 1, 5, 5), (0, 9, 2, 2), (3, 2, 3, 2)],
-        [(2, 3, 2, 1), (5, 1, 2, 2), (0, 9, 2, 1)],  # rows that settle could have one token each
+        [(2, 3, 2, 1), (5, 1, 2, 2), (0, 9, 2, 1)],  # settling rows could have one token each
         [(1, 2, LEAST + 4, 3), (4, 5, LEAST + 1, LEAST), (3, LEAST, 2, 1)],  # in chunks
     ],
     ids=["some", "two", "many"],
@@ -96,7 +96,7 @@ def test_tokens_on_trial_leave_nothing_but_what_stays(case: Case, tried: list) -
 
 
 def test_chunks_are_found_among_many_rows() -> None:
-    """More rows than are looked at together; prompts among single tokens."""
+    """More rows than are scanned together; prompts among single tokens."""
     long = {3: 20, 255: 70, 256: 64, 299: 17}
     rows = step_rows([(i, 7 * (i % 2), long.get(i, 1)) for i in range(300)])
     tokens, one = int(rows.query_start[-1]), torch.randn(1)
@@ -179,7 +179,7 @@ def check(case: Case, dtype: torch.dtype, steps: Steps = STEPS) -> None:
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
-    """By their norms: the interpreter cuts float32 to bf16 instead of rounding."""
+    """Compares norms, since the interpreter truncates float32 to bf16 instead of rounding."""
     assert found.dtype == expected.dtype
     difference = (found.double() - expected.double()).norm()
     assert difference < tolerance * expected.double().norm().clamp(min=1.0)

@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and which tokens an expert gets, against plain torch."""
+"""The experts of each token, and the tokens of each expert, compared with plain torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_choices_equal_the_twins(name: str, tokens: int) -> None:
     rule, random = _RULES[name], torch.Generator().manual_seed(tokens)
     num_experts = 60 if name == "three groups" else 64
     x, weight = (torch.randn(n, 48, generator=random) for n in (tokens, num_experts))
-    x /= 8  # as many sigmoids of larger numbers are 1
+    x /= 8  # the sigmoid of larger numbers is often 1
     bias, correction = (torch.randn(num_experts, generator=random) / 4 for _ in range(2))
     for of_router, of_choice in ((None, None), (bias, None), (bias, correction)):
         said = x, weight, of_router, of_choice, rule
@@ -51,7 +51,7 @@ def test_equal_scores_choose_the_first_experts(dtype: torch.dtype) -> None:
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("name", _RULES)
 def test_what_is_no_number_chooses_experts_that_there_are(name: str) -> None:
-    """Else a kernel behind would read outside of memory, and every request would end."""
+    """Otherwise a later kernel would read out of bounds, and every request would fail."""
     said = torch.zeros(3, 60)
     said[0] = float("nan")
     said[1, 7] = float("nan")

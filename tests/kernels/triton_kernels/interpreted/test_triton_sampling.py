@@ -1,4 +1,4 @@
-"""The sampling kernels give the tokens of their twin, which sorts."""
+"""The sampling kernels give the same tokens as the reference, which sorts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_draws_equal_those_of_sorting(kind: str, vocab: int, spread: float) -> N
     if kind in ("min_p", "all"):
         columns["min_p"] = torch.linspace(0.0, 0.5, SLOTS)
     logits = torch.randn(SLOTS, vocab, generator=random) * spread
-    logits[3] = logits[3].round()  # many equals
+    logits[3] = logits[3].round()  # many ties
     logits[4, 5:] = float("-inf")
     check(sample, random, logits, make_table(random, **columns))
 
@@ -50,8 +50,11 @@ def test_draws_equal_those_of_sorting(kind: str, vocab: int, spread: float) -> N
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 @pytest.mark.parametrize("top_k", [2, 3, 4, 9])
 def test_a_search_ends_whatever_the_numbers(top_k: int) -> None:
-    """A kernel that does not would take the device with it: next to no range is left between
-    neighbours, and none in floats between the least and the most of them."""
+    """Otherwise the kernel would hang the device.
+
+    Between neighbouring floats almost no range is left to search; the range from the smallest to
+    the largest float overflows.
+    """
     random, vocab = torch.Generator().manual_seed(top_k), 33
     five, zero = (torch.tensor(float(number)) for number in (5, 0))
     rows = (

@@ -1,4 +1,4 @@
-"""The check that kernels pass before they are trusted: right ones pass, each wrong one is named."""
+"""The self-check of kernels: right ones pass, and each wrong one is named."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_bits_of_experts_and_of_codes_are_checked(monkeypatch: pytest.MonkeyPatc
 
 
 _RETURN_NOTHING = ("add_experts", "copy_blocks", "feed_back", "latent_rope_store")
-# What judges drafts is not checked at start, and sizes are no results.
+# Kernels that verify drafts are not checked at start, and sizes are not results.
 _UNCHECKED = {"accept_drafts", "distribution", "draw", "expert_sizes", "judge_drafts"}
 _OWN = {
     n for n in operations.__all__ if getattr(operations, n).__module__.startswith("kernels.tri")
@@ -174,7 +174,7 @@ def test_a_wrong_operation_is_refused(name: str) -> None:
 def test_a_bug_in_an_attention_kernel_is_refused(
     module: Any, setting: str, value: int, invariant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Splits that do not reach the next one, queries that no tile holds."""
+    """Splits that do not reach the next one, and queries that no tile covers."""
     monkeypatch.setattr(module, setting, value)
     kernels = Kernels(TritonAttention(invariant=invariant), operations)
     assert "attention is wrong" in (self_check(kernels, SPEC) or "")
@@ -191,7 +191,7 @@ def test_a_bug_in_an_attention_kernel_is_refused(
     ],
 )
 def test_attention_has_the_same_bits_or_is_not_taken_for_such(spec: AttentionSpec) -> None:
-    """The ordinary kernels round elsewhere, alone and in a chunk."""
+    """The ordinary kernels round differently alone and in a chunk."""
     assert check_same_bits(Kernels(TritonAttention(invariant=True), operations), spec) is None
     told = check_same_bits(Kernels(TritonAttention(), operations), spec) or ""
     assert "batch-invariant attention is wrong" in told
@@ -207,7 +207,7 @@ def test_what_cannot_be_compiled_is_refused() -> None:
 
 
 def test_a_check_that_loses_the_gpu_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twins would fail on it too, and each engine after this one."""
+    """The reference kernels would fail there too, and so would every later engine."""
 
     def lost(*_: object) -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\n...")
@@ -220,7 +220,7 @@ def test_a_check_that_loses_the_gpu_ends_the_start(monkeypatch: pytest.MonkeyPat
     told = r"GPU was lost in the check of triton's norms.*: CUDA error: an illegal memory access"
     with pytest.raises(NoKernelsError, match=told):
         self_check(kernels, SPEC)
-    # Those of products are made while the model loads.
+    # The checks of products run while the model loads.
     monkeypatch.setattr(load, "_load_decoder", lambda *_: self_check(kernels, SPEC))
     with pytest.raises(ModelLoadError, match=told):
         load.load_runner(EngineConfig(model=str(default_model_dir())))
@@ -240,7 +240,7 @@ def test_auto_takes_them_on_a_gpu_that_they_have_proved_themselves_on(
     monkeypatch.setattr(selfcheck, "check_same_bits", lambda *_: "other bits")
     with pytest.raises(NoKernelsError, match=r"triton: other bits.*reference: its sums depend"):
         select_kernels("auto", on_gpu, invariant=True)
-    # On a CPU only by name, whatever the check would say.
+    # On a CPU only by name, whatever the check would return.
     monkeypatch.setattr(selfcheck, "self_check", lambda *_: None)
     assert select_kernels("auto", SPEC)[0].name != "triton"
     assert select_kernels("triton", SPEC)[0].name == "triton"

@@ -1,4 +1,4 @@
-"""Products of few rows with their norms, gates and sums: equal to the twin, and to their parts."""
+"""Few-row products with their norms, gates and sums equal the reference and their parts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_products_equal_the_twins(
         return torch.randn(shape, generator=random).to(dtype)
 
     made = outputs if gate is None else 2 * outputs
-    # Rows of a wider tensor: what lies between them is not read.
+    # Rows of a wider tensor: the gaps between them must not be read.
     x = torch.cat((noise(rows, inputs), torch.full((rows, 5), float("nan")).to(dtype)), dim=1)
     weight, norm = noise(made, inputs) / inputs**0.5, RowNorm(noise(inputs), 1e-5)
     given = {"norm": norm if is_normed else None, "gate": gate}
@@ -57,7 +57,7 @@ def test_a_stream_is_added_to_where_it_lies(is_normed: bool) -> None:
 
 
 def test_gated_products_are_rounded_as_if_they_were_read() -> None:
-    """To the last bit: a model's text does not depend on who gates."""
+    """To the last bit: the text of a model must not depend on where gating happens."""
     random = torch.Generator().manual_seed(2)
     x, weight = (torch.randn(n, 64, generator=random).half() for n in (2, 96))
     for gate, apart in (("silu", silu_mul), ("gelu_tanh", gelu_mul)):
@@ -129,7 +129,7 @@ def test_scales_that_are_exponents() -> None:
 @pytest.mark.parametrize("kind", [None, "e2m1", "int4"])
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_each_pair_of_token_and_expert_is_a_row(kind: str | None, is_whole: bool) -> None:
-    """With all that a product may take along, and without; of codes with their orders."""
+    """With everything that a product may fuse, and without; with codes and their orders."""
     random = torch.Generator().manual_seed(6)
     x, dense = torch.randn(3, 96, generator=random), torch.randn(5, 40, 96, generator=random) / 10
     weight = dense
