@@ -64,11 +64,13 @@ clients: $(CLIENTS)/.installed ## Install the client libraries that tests/client
 serve: $(SERVER) ## Serve the model that ships with Quire (ARGS="MODEL --port 9000 ...")
 	@exec $(BIN)/quire serve $(ARGS)
 
-# Files of tests are shared out among processes. Each has one thread for tensors: teams of threads
-# that wait for each other by spinning cost far more than they gain.
+# Test files are distributed over worker processes, one more than there are cores, since many tests
+# wait for servers. Each has one thread for tensors: teams of threads that spin while they wait for
+# each other cost far more than they gain.
+test: WORKERS = $(shell $(BIN)/python -c 'import os; print(min(4, len(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)) + 1))')
 test: install ## Run the tests (ARGS="tests/engine -k name"; "-n 0" keeps to one process)
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive \
-		$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+		$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: install ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(ARGS)
