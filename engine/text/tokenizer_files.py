@@ -58,7 +58,7 @@ def read_special_tokens(root: Path) -> list[str]:
     found: list[str] = []
     for entry in declared.values() if isinstance(declared, dict) else [None]:
         text = entry.get("content") if isinstance(entry, dict) else None
-        if not isinstance(text, str):
+        if entry is None or not isinstance(text, str):
             problem = "'added_tokens_decoder' must hold objects with a 'content' that is text"
             raise ModelLoadError(f"{root / _CONFIG}: {problem}")
         if entry.get("special"):
