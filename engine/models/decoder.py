@@ -52,6 +52,7 @@ class Decoder:
         self._modules = modules
         self._operations = kernels.operations
         like = modules.like
+        self.dtype = like.dtype  # of hidden states
         self._embed: Embeddings | None = None
         if modules.embed is not None:
             self._embed = Embeddings(spec, modules.embed, modules.positions, like.dtype)

@@ -86,10 +86,13 @@ class Experts:
         if stacked is not None:
             self.kernel_sizes = operations.expert_sizes(stacked.num_experts, spec.top_k)
 
-    def rehearse(self, num_tokens: int) -> None:
-        """Run it once with ``num_tokens`` tokens, to compile and choose the kernels."""
+    def rehearse(self, num_tokens: int, dtype: torch.dtype) -> None:
+        """Run it once with ``num_tokens`` tokens, to compile and choose the kernels.
+
+        ``dtype`` is the model's; the router may have another.
+        """
         weight = self._router[0]
-        self(weight.new_zeros((num_tokens, weight.shape[1])), None)
+        self(weight.new_zeros((num_tokens, weight.shape[1]), dtype=dtype), None)
 
     def __call__(
         self, x: torch.Tensor, adapters: Adapters | None, routed: torch.Tensor | None = None

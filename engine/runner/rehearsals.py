@@ -97,7 +97,8 @@ class Rehearsals:
 
     def _mixtures(self) -> Iterator[Callable[[], object]]:
         """Yield experts' products with as many tokens as each of their kernels takes."""
+        dtype = self._model.dtype
         for mixture in self._model.mixtures:
             for num_tokens in mixture.kernel_sizes:
                 if num_tokens <= self._most_tokens:
-                    yield lambda mixture=mixture, count=num_tokens: mixture.rehearse(count)
+                    yield lambda mixture=mixture, count=num_tokens: mixture.rehearse(count, dtype)

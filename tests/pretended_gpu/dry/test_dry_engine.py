@@ -15,9 +15,11 @@ import msgspec
 import pytest
 
 from engine.config import SpeculationConfig
+from engine.runner import load_runner
 from engine.types import Request, SamplingParams
 from tests import tiny_draft_heads, tiny_models
 from tests.pretended_gpu.engines import config_of, on_cpu, on_pretended_gpu, texts
+from tests.pretended_gpu.stand_in import pretended_gpu
 
 ANY_WAY = (
     SamplingParams(temperature=0.0, max_tokens=3),
@@ -96,6 +98,18 @@ def test_the_first_prompt_compiles_what_longer_ones_need(kind: str, tmp_path: Pa
         new = rig.launches.new(lambda: texts(rig.core, requests_of(PLAIN, 60)))
         # If texts may be longer than here, it is compiled with the captured steps.
         assert {kernel for kernel, _ in new} <= {"_merge_kernel"}
+
+
+def test_experts_are_rehearsed_in_the_models_dtype(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A router may have another, and a GPU multiplies no two."""
+    config = config_of(saved("deepseek_v3", tmp_path), dtype="float16", enforce_eager=True)
+    with pretended_gpu("main"), caplog.at_level("WARNING"):
+        runner = load_runner(config)
+        while runner.prepare():
+            pass
+    assert "cannot be rehearsed" not in caplog.text
 
 
 def test_a_row_that_pads_has_no_place_in_a_table_of_positions(tmp_path: Path) -> None:
