@@ -173,7 +173,7 @@ class GgufFile:
 
     def error(self, key: str, problem: str) -> ModelLoadError:
         """Make the one-line error about a key."""
-        return ModelLoadError(f"{self.path}: '{key[:80]}' {problem}")
+        return ModelLoadError(f"{self.path}: {key[:80]!r} {problem}")
 
     def _array(self, key: str, *, is_text: bool) -> list[Any]:
         value = self.metadata.get(key)
@@ -244,7 +244,7 @@ def read_gguf(path: Path) -> GgufFile:
             raise ModelLoadError(f"{part.path}: does not say that it is file {number} of {count}")
         for name, tensor in part.tensors.items():
             if name in tensors:
-                raise ModelLoadError(f"{part.path}: tensor '{name[:80]}' appears twice")
+                raise ModelLoadError(f"{part.path}: tensor {name[:80]!r} appears twice")
             tensors[name] = tensor
         raw += part.raw
     told = first.metadata.get("split.tensors.count", len(tensors))
@@ -343,7 +343,7 @@ def _read_tables(header: _Header) -> GgufFile:
     for _ in range(num_keys):
         key = header.text("a key")
         if key in metadata:
-            raise header.error(f"key '{key[:80]}' appears twice")
+            raise header.error(f"key {key[:80]!r} appears twice")
         metadata[key] = _value(header, key)
     alignment = metadata.get("general.alignment", _ALIGNMENT)
     if type(alignment) is not int or not 1 <= alignment <= 2**20 or alignment & (alignment - 1):
@@ -362,18 +362,18 @@ def _value(header: _Header, key: str) -> Any:
     if kind in _SCALARS:
         return header.number(_SCALARS[kind])
     if kind == _STRING:
-        return header.text(f"'{key[:80]}'")
+        return header.text(f"{key[:80]!r}")
     if kind != _ARRAY:
-        raise header.error(f"'{key[:80]}' has a value of unknown type {kind}")
+        raise header.error(f"{key[:80]!r} has a value of unknown type {kind}")
     kind = header.number("I")
-    length = header.count(f"the length of '{key[:80]}'", header.file_bytes)
+    length = header.count(f"the length of {key[:80]!r}", header.file_bytes)
     begin = header.at
     if kind == _STRING:
         header.skip_texts(length)
     elif kind in _SCALARS:
         begin = header.need(length * struct.calcsize("<" + _SCALARS[kind]))
     else:
-        raise header.error(f"'{key[:80]}' is a list of values of type {kind}; none are known")
+        raise header.error(f"{key[:80]!r} is a list of values of type {kind}; none are known")
     return Array(header.buffer, kind, length, begin)
 
 
@@ -382,7 +382,7 @@ _Entry = tuple[str, tuple[int, ...], TensorType, int]  # name, shape, type, offs
 
 def _entry(header: _Header) -> _Entry:
     name = header.text("a tensor's name")
-    shown = f"tensor '{name[:80]}'"
+    shown = f"tensor {name[:80]!r}"
     num_dims = header.number("I")
     if num_dims > _MAX_DIMS:
         raise header.error(f"{shown} has {num_dims} dimensions")
@@ -406,7 +406,7 @@ def _placed(
         num_bytes = math.prod(shape) // kind.block * kind.num_bytes
         if begin != _aligned(end, alignment):
             word = "overlaps another" if begin < end else "leaves a gap before it"
-            raise header.error(f"tensor '{name[:80]}' {word}")
+            raise header.error(f"tensor {name[:80]!r} {word}")
         end = begin + num_bytes
         if end > header.file_bytes:
             raise header.error(f"cut short: {header.file_bytes} bytes of {end} or more")

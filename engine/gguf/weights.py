@@ -233,7 +233,7 @@ def _assign(file: GgufFile, spec: DecoderSpec, wanted: dict[str, Parameter]) -> 
             if name in CONFIG_TENSORS:
                 continue
             raise ModelLoadError(
-                f"{tensor.path}: tensor '{name[:80]}' has no place in a {file.architecture} model "
+                f"{tensor.path}: tensor {name[:80]!r} has no place in a {file.architecture} model "
                 "with this metadata"
             )
         parameter = wanted[target.parameter]

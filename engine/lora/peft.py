@@ -119,17 +119,17 @@ class _Reader:
         """The target of a tensor, its module's name, and which of the two matrices it is."""
         match = _TENSOR.fullmatch(name.removeprefix(_PREFIX))
         if match is None:
-            raise _refused(f"tensor '{name[:120]}' is no part of a LoRA that is supported")
+            raise _refused(f"tensor {name[:120]!r} is no part of a LoRA that is supported")
         module = match["module"]
         target = self._places.get(f"{module}.weight")
         if target is None or _last(target.parameter) not in _LINEARS:
-            raise _refused(f"module '{module[:120]}' is no linear layer that can be adapted here")
+            raise _refused(f"module {module[:120]!r} is no linear layer that can be adapted here")
         return target, module, match["side"]
 
     def _tensor(self, name: str) -> torch.Tensor:
         entry = self._header.entries[name]
         if len(entry.shape) != 2 or not entry.dtype.is_floating_point:
-            raise _refused(f"tensor '{name[:120]}' must be a matrix of floats")
+            raise _refused(f"tensor {name[:120]!r} must be a matrix of floats")
         tensor = torch.empty(entry.shape, dtype=torch.float32)
         with self._header.path.open("rb") as file:
             read_into(file, entry, tensor)

@@ -143,7 +143,7 @@ def _check_index(index: Path, headers: list[Header]) -> None:
     held = {header.path.name: header.entries for header in headers}
     for tensor, name in mapping.items():
         if tensor not in held[name]:
-            raise ModelLoadError(f"{index}: tensor '{tensor[:80]}' is not in {name}")
+            raise ModelLoadError(f"{index}: tensor {tensor[:80]!r} is not in {name}")
 
 
 def _read_images(

@@ -221,7 +221,7 @@ class ConfigReader:
         absent = {key for key in _ABSENT if not self._config.get(key)}
         unknown = sorted(self._unread - _HARMLESS - absent)
         if unknown:
-            names = ", ".join(f"'{key[:80]}'" for key in unknown[:8])
+            names = ", ".join(f"{key[:80]!r}" for key in unknown[:8])
             raise ModelLoadError(f"{self._where}: unsupported keys: {names}")
 
     def error(self, key: str, problem: str) -> ModelLoadError:

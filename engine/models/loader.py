@@ -334,7 +334,7 @@ def _assign(
                 continue
             if target is None or (target.parameter, target.part) in filled:
                 raise ModelLoadError(
-                    f"{header.path}: tensor '{entry.name[:80]}' has no place in a "
+                    f"{header.path}: tensor {entry.name[:80]!r} has no place in a "
                     f"{spec.architecture} model with this config.json, or appears twice"
                 )
             filled.add((target.parameter, target.part))

@@ -140,7 +140,7 @@ def _read_exactly(file: BufferedReader, entry: TensorEntry, into: memoryview) ->
 
 def _entry(path: Path, name: str, value: Any, start: int) -> TensorEntry:
     """Make one entry of the table, checking its types, shape and size."""
-    shown = f"tensor '{name[:80]}'"
+    shown = f"tensor {name[:80]!r}"
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise _damaged(path, f"{shown} is not described by dtype, shape and data_offsets")
     shape, offsets = value["shape"], value["data_offsets"]
@@ -163,7 +163,7 @@ def _check_layout(path: Path, entries: list[TensorEntry], start: int, file_bytes
     for entry in sorted(entries, key=lambda entry: (entry.begin, entry.num_bytes)):
         if entry.begin != end:
             word = "overlaps another" if entry.begin < end else "leaves a gap before it"
-            raise _damaged(path, f"tensor '{entry.name[:80]}' {word}")
+            raise _damaged(path, f"tensor {entry.name[:80]!r} {word}")
         end += entry.num_bytes
     if end > file_bytes:
         raise _damaged(path, f"cut short: {file_bytes} bytes of {end}")

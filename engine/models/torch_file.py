@@ -107,13 +107,13 @@ def _is_too_deep(pickle: bytes) -> bool:
 
 def _entry(path: Path, name: object, value: object, file_bytes: int) -> TensorEntry:
     if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-        told = f"'{name[:80]}'" if isinstance(name, str) else f"a key of type {type(name).__name__}"
+        told = f"{name[:80]!r}" if isinstance(name, str) else f"a key of type {type(name).__name__}"
         raise ModelLoadError(f"{path}: {told} is not a tensor by name")
     begin = value.untyped_storage()._checkpoint_offset
     num_bytes = value.numel() * value.element_size()
     if begin is None or not value.is_contiguous():
-        raise ModelLoadError(f"{path}: tensor '{name[:80]}' does not lie in one piece")
+        raise ModelLoadError(f"{path}: tensor {name[:80]!r} does not lie in one piece")
     begin += int(value.storage_offset()) * value.element_size()
     if not 0 <= begin <= begin + num_bytes <= file_bytes:
-        raise ModelLoadError(f"{path}: tensor '{name[:80]}' lies outside the file")
+        raise ModelLoadError(f"{path}: tensor {name[:80]!r} lies outside the file")
     return TensorEntry(name, value.dtype, tuple(value.shape), begin, num_bytes)

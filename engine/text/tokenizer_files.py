@@ -61,7 +61,7 @@ def read_special_tokens(root: Path) -> list[str]:
         if entry is None or not isinstance(text, str):
             problem = "'added_tokens_decoder' must hold objects with a 'content' that is text"
             raise ModelLoadError(f"{root / _CONFIG}: {problem}")
-        if entry.get("special"):
+        if entry and entry.get("special"):
             found.append(text)
     return found
 

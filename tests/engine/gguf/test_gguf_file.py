@@ -160,6 +160,10 @@ HOSTILE = {
     "data is missing": (header(1, body=tensor()), "cut short"),
     "offset beyond": (header(1, body=tensor(offset=BIG)), "leaves a gap before it"),
     "overlap": (header(2, body=tensor("a") + tensor("b", offset=64)) + bytes(300), "overlaps"),
+    "key with a line break": (
+        header(num_keys=2, body=key("k\n\x1b[2J", 0, b"\1") * 2),
+        r"key 'k\\n\\x1b\[2J' appears twice",
+    ),
     "tensor twice": (header(2, body=tensor() + tensor(offset=128)) + bytes(400), "appears twice"),
     "name is not UTF-8": (header(1, body=tensor(name=b"\xff") + bytes(200)), "name is not UTF-8"),
 }
