@@ -140,7 +140,7 @@ async def test_a_killed_engine_costs_no_stream_a_token(two: Server) -> None:
     assert "request_failed_total" not in after
     log = two.log.read_text()
     lost, other = (
-        re.findall(rf"{what} engine (\d)", log)[0] for what in ("restarting", "go on in")
+        re.findall(rf"{what} engine (\d)", log)[0] for what in ("restarting", "continue in")
     )
     assert {lost, other} == {"0", "1"}
     assert f"[engine {other}] " in log

@@ -70,7 +70,7 @@ async def test_probes_may_ask_by_head() -> None:
         ({"response_format": "json"}, "'response_format' must be an object"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
-            "'response_format.json_schema.name' must match pattern '^[a-zA-Z0-9_-]{1,64}$'",
+            "'response_format.json_schema.name' must match the pattern '^[a-zA-Z0-9_-]{1,64}$'",
         ),
     ],
 )

@@ -18,7 +18,8 @@ LIKE_OTHERS = {
     *("stablelm_parallel", "gpt_neox_serial", "deepseek_v3_halves", "llama4_plain"),
     *("glm", "glm4_moe_lite", "solar_open", "dots1", "ernie4_5", "exaone4", "exaone4_full"),
     *("seed_oss", "internlm3", "iquestcoder", "helium", "ministral", "ministral3", "arcee"),
-    *("jais2", "olmo3", "granitemoe", "hyperclovax"),
+    *("jais2", "olmo3", "granitemoe", "hyperclovax", "cwm", "exaone_moe", "hy_v3", "mellum"),
+    *("mistral4", "vaultgemma", "youtu", "granite_swa", "granitemoe_swa", "gpt_bigcode_by_head"),
 }
 CHANGES = {
     "smollm": {"num_attention_heads": 4, "num_key_value_heads": 2},

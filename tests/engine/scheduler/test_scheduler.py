@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from typing import get_args
@@ -280,11 +281,14 @@ def count_lines(function: Callable[[], object]) -> int:
         return trace
 
     previous = sys.gettrace()
+    gc.collect()
+    gc.disable()  # what it would free in between may run lines of its own
     sys.settrace(trace)
     try:
         function()
     finally:
         sys.settrace(previous)
+        gc.enable()
     return count
 
 

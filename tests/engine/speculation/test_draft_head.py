@@ -140,7 +140,7 @@ BAD_HEADS: dict[str, tuple[str, dict[str, Any], dict[str, torch.Tensor | None], 
         *("eagle3", {"hidden_size": 96}, {}),
         r"missing tensor 'embed_tokens\.weight'.* is 96, the model's 48",
     ),
-    "two layers": ("eagle", {"num_hidden_layers": 2}, {}, "is no EAGLE head"),
+    "two layers": ("eagle", {"num_hidden_layers": 2}, {}, "is not an EAGLE head"),
     "other layers": (
         *("eagle3", {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}, {}),
         "must name some of the model's 3 layers",
