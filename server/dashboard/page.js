@@ -196,13 +196,13 @@
     const middle = durations[durations.length >> 1] || 0;
     const tiles = [
       ["Output", count.format(Math.round(rate.told)), " tokens/s", `${count.format(Math.round(rate.steps))} steps/s`],
-      ["Prompts", count.format(Math.round(rate.prompt)), " tokens/s", "computed, not cached"],
+      ["Prompts", count.format(Math.round(rate.prompt)), " tokens/s", "computed"],
       ["Running", count.format(totals.running), ` of ${count.format(totals.max_running)}`, "sequences"],
       ["Waiting", count.format(totals.waiting), "", "in the queue"],
       ["KV blocks", percent(blocks.held, blocks.total), "% in use", `${count.format(blocks.held)} of ${count.format(blocks.total)}`],
       ["Prefix cache", percent(totals.prefix_hits, totals.prefix_queries), "% hit", `${compact.format(totals.prefix_hits)} of ${compact.format(totals.prefix_queries)}`],
       ["Step", middle < 10 ? middle.toFixed(1) : Math.round(middle), " ms", "median, recent steps"],
-      ["Preempted", count.format(totals.preemptions), "", totals.restarts ? `${totals.restarts} engine restarts` : "since the server started"],
+      ["Preempted", count.format(totals.preemptions), "", totals.restarts ? `${totals.restarts} engine restarts` : "since start"],
     ];
     if (totals.draft_tokens) {
       tiles.push(["Drafts", percent(totals.accepted_tokens, totals.draft_tokens), "% accepted", `${compact.format(totals.accepted_tokens)} tokens`]);
