@@ -98,8 +98,11 @@ def other_rank(core: EngineCore, number: int = 1):
 @pytest.mark.parametrize(
     ("size", "stages", "level"),
     [
-        *((2, 1, 1), (2, 1, 2), (1, 2, 1), (1, 2, 2)),
-        pytest.param(2, 2, 2, marks=pytest.mark.slow),
+        *((2, 1, 1), (1, 2, 2)),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((2, 1, 2), (1, 2, 1), (2, 2, 2))
+        ),
     ],
 )
 def test_ranks_wake_as_they_were_but_for_the_cache(models, make, size, stages, level) -> None:
@@ -171,7 +174,7 @@ def test_weights_that_one_rank_cannot_read_are_taken_by_none(models, make, monke
     assert text(core)[0] == first
 
 
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_where_one_rank_has_no_room_all_sleep_on(models, make, monkeypatch, level) -> None:
     def make_room(plan, serve):
         if plan.shard.number == 2:
@@ -204,8 +207,14 @@ def test_a_rank_that_dies_asleep_is_noticed(models, make, level) -> None:
         core.wake()
 
 
-@RANKS
-@pytest.mark.parametrize(("kind", "offload"), [("qwen3_next", 0), ("llama", MIB)])
+@pytest.mark.parametrize(
+    ("kind", "offload", "size", "stages"),
+    [
+        *(("qwen3_next", 0, 2, 1), ("llama", MIB, 1, 2)),
+        pytest.param("qwen3_next", 0, 1, 2, marks=pytest.mark.slow),
+        pytest.param("llama", MIB, 2, 1, marks=pytest.mark.slow),
+    ],
+)
 def test_states_and_blocks_on_the_host_are_forgotten(
     make, tmp_path, kind, offload, size, stages
 ) -> None:

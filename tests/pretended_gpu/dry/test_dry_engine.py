@@ -238,8 +238,11 @@ def test_drafts_are_made_and_judged_without_waiting(
 @pytest.mark.parametrize(
     "kind",
     [
-        "qwen3_5_text",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("lfm2", "granitemoehybrid")),
+        "lfm2",
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in ("qwen3_5_text", "granitemoehybrid")
+        ),
     ],
 )
 def test_states_are_fed_what_stays_of_drafts_without_waiting(kind: str, tmp_path: Path) -> None:

@@ -84,7 +84,8 @@ def test_text_is_that_of_the_steps_that_are_not_captured(directory: str, expecte
     assert num_replays >= 4
 
 
-@pytest.mark.parametrize("own_bytes", [0, pytest.param(1 << 20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("own_bytes", [0, 1 << 20])
 def test_logits_wait_as_the_head_has_rounded_them(directory: str, own_bytes: int, monkeypatch):
     """In separate memory, or in a buffer shared by all sizes."""
     unrounded = Decoder.raw_logits

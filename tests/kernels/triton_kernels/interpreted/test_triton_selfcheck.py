@@ -74,6 +74,7 @@ def test_right_kernels_pass(spec: AttentionSpec, invariant: bool) -> None:
     assert self_check(Kernels(TritonAttention(invariant=invariant), operations), spec) is None
 
 
+@pytest.mark.slow
 def test_products_of_codes_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_packed(torch.float16, SPEC.device) is None
     products = {
