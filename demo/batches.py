@@ -12,7 +12,7 @@ from demo.tokenizer import END_OF_TEXT, IM_END, MAX_CONTEXT
 
 BATCH_TOKENS = 2048
 # Share of the tokens outside answers that the second, lighter loss uses.
-ASKED_SHARE = 0.25
+PROMPT_LOSS_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Batch:
 
     inputs: torch.Tensor
     targets: torch.Tensor
-    answer: torch.Tensor
-    asked: torch.Tensor
+    is_answer: torch.Tensor
+    is_sampled_prompt: torch.Tensor
     num_tokens: int
 
 
@@ -82,7 +82,7 @@ def make_batch(group: list[tuple[list[int], list[bool]]], rng: random.Random) ->
         ids[r, : len(row)] = torch.tensor(row)
         learn[r, : len(row)] = torch.tensor(mask)
         asked[r, : len(row)] = torch.tensor(
-            [not m and rng.random() < ASKED_SHARE for m in mask], dtype=torch.bool
+            [not m and rng.random() < PROMPT_LOSS_SHARE for m in mask], dtype=torch.bool
         )
     num_tokens = sum(len(row) for row, _ in group)
     return Batch(ids[:, :-1], ids[:, 1:], learn[:, 1:], asked[:, 1:], num_tokens)

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from demo.batches import ASKED_SHARE, BATCH_TOKENS
-from demo.corpus import MIXED_FROM, SEED, SHARD_SIZE, STAGES_FROM
+from demo.batches import BATCH_TOKENS, PROMPT_LOSS_SHARE
+from demo.corpus import MIXTURE_STARTS, SEED, SHARD_SIZE, STAGE_STARTS
 from demo.tokenizer import END_OF_TEXT, IM_END, IM_START, MAX_CONTEXT, VOCAB_SIZE
-from demo.train import ASKED_WEIGHT, PEAK_RATE, RATE_POINTS, WARM_UP_STEPS
+from demo.train import PEAK_RATE, PROMPT_LOSS_WEIGHT, RATE_POINTS, WARM_UP_STEPS
 
 
 def write_card(folder: Path, record: dict) -> None:
@@ -53,10 +53,10 @@ def card(record: dict, config: dict, folder: Path) -> str:
         seed=SEED,
         batch=BATCH_TOKENS,
         rate=PEAK_RATE,
-        asked_weight=ASKED_WEIGHT,
-        asked_share=100 * ASKED_SHARE,
-        mixed=MIXED_FROM,
-        stages=STAGES_FROM,
+        asked_weight=PROMPT_LOSS_WEIGHT,
+        asked_share=100 * PROMPT_LOSS_SHARE,
+        mixed=MIXTURE_STARTS,
+        stages=STAGE_STARTS,
         warm_up=WARM_UP_STEPS,
         points=", ".join(f"{shard}: {share:.2f}" for shard, share in RATE_POINTS),
         end_of_text=END_OF_TEXT,

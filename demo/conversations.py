@@ -16,7 +16,7 @@ from demo.stories import random_story
 from demo.writing import SMALLTALK
 
 TRAIN = phrasings.TRAIN | skills.TRAIN | {kind: s[1] for kind, s in SMALLTALK.items()}
-HELD = reserved.HELD | skills.HELD | {kind: s[2] for kind, s in SMALLTALK.items()}
+HELD_OUT = reserved.HELD_OUT | skills.HELD_OUT | {kind: s[2] for kind, s in SMALLTALK.items()}
 
 # kind -> relative frequency; the rest of the corpus depends on this table
 WEIGHTS = {
@@ -32,7 +32,7 @@ WEIGHTS = {
     "can_do": 1, "joke": 0.7, "sky": 0.5,
 }  # fmt: skip
 # Changes to the frequencies in stages 1 and 2, once the easy facts are known.
-FOCUSED = {
+FOCUSED_WEIGHTS = {
     "capital": 8, "continent": 2.5, "sound": 2, "young": 2.5, "legs": 1.5, "add": 16,
     "subtract": 15, "multiply": 9, "opposite": 11, "plural": 6, "larger": 3, "count": 2.5,
     "parity": 2, "check_capital": 4, "repeat": 5, "unit": 5, "story": 4, "program": 1.5,
@@ -40,7 +40,7 @@ FOCUSED = {
     "planet_place": 3, "json_element": 3,
 }  # fmt: skip
 # Stage 3: the facts are known, while copying, counting and sums need all the practice.
-LAST = {
+COPYING_WEIGHTS = {
     "capital": 6, "capital_of": 2, "continent": 1.2, "symbol": 2, "symbol_of": 1.2,
     "atomic_number": 2, "planet_order": 1, "planet_place": 1, "planet_title": 0.6, "sound": 1,
     "young": 1, "legs": 0.7, "colour": 1.2, "mix": 0.7, "opposite": 3, "plural": 2,
@@ -53,7 +53,7 @@ LAST = {
     "thanks": 0.5, "bye": 0.5, "who": 0.6, "can_do": 0.5, "joke": 0.3, "sky": 0.3,
 }  # fmt: skip
 # Stage 4: plain answers to plain questions again, besides what is still weak.
-CLOSING = {
+CLOSING_WEIGHTS = {
     "capital": 15, "check_capital": 3, "count": 7, "larger": 7, "parity": 3, "number_word": 3,
     "glossary": 8, "unknown": 5, "month_place": 1.5, "colour": 1.6,
 }  # fmt: skip
@@ -62,20 +62,20 @@ _BY_STAGE = [
     list(weights.values())
     for weights in (
         WEIGHTS,
-        WEIGHTS | FOCUSED,
-        WEIGHTS | FOCUSED,
-        WEIGHTS | LAST,
-        WEIGHTS | LAST | CLOSING,
+        WEIGHTS | FOCUSED_WEIGHTS,
+        WEIGHTS | FOCUSED_WEIGHTS,
+        WEIGHTS | COPYING_WEIGHTS,
+        WEIGHTS | COPYING_WEIGHTS | CLOSING_WEIGHTS,
     )
 ]
 
 # Kinds whose answers a style may reshape: single words that are easy to capitalise.
-STYLED = [
+STYLED_KINDS = [
     "capital", "capital", "capital", "symbol", "opposite", "opposite", "plural", "sound", "young",
     "colour", "add", "subtract", "continent", "planet_order",
 ]  # fmt: skip
-UPPER = ["capital", "capital", "opposite", "plural", "colour", "sound", "young"]
-THINKABLE = ["add", "subtract", "multiply", "capital", "opposite"]
+UPPERCASE_KINDS = ["capital", "capital", "opposite", "plural", "colour", "sound", "young"]
+THINKING_KINDS = ["add", "subtract", "multiply", "capital", "opposite"]
 
 _HELLOS = ["Hi! ", "Hello! ", "Hey, ", "Hi there. ", "Hello, ", "Hi, ", "Good morning! ", "OK. "]
 _LEADS = ["Please: ", "Quick question: ", "Excuse me, ", "One question: ", "Question: ", "Now, "]
@@ -84,11 +84,11 @@ _TAILS = [" Thanks!", " Thank you.", " Please.", " Thanks", " Please answer."]
 
 def question(kind: str, item: Item, rng: random.Random) -> str:
     """A training question for `item`, with noise as in the messages of real users."""
-    text = fill(expand_any(_known(TRAIN, more.TRAIN, kind, rng), rng), item)
+    text = fill(expand_any(_available_templates(TRAIN, more.TRAIN, kind, rng), rng), item)
     return text if kind == "repeat" else add_noise(text, rng)
 
 
-def _known(first: dict, later: dict, key: str, rng: random.Random) -> list[str]:
+def _available_templates(first: dict, later: dict, key: str, rng: random.Random) -> list[str]:
     """The templates available at this stage of the corpus."""
     return (
         first[key]
@@ -159,7 +159,9 @@ def styled_answer(style: str, item: Item, kind: str) -> str:
 
 
 def styled_kinds(style: str) -> list[str]:
-    return {"plain": _KINDS, "upper": UPPER, "think": THINKABLE}.get(style, STYLED)
+    return {"plain": _KINDS, "upper": UPPERCASE_KINDS, "think": THINKING_KINDS}.get(
+        style, STYLED_KINDS
+    )
 
 
 def user(text: str) -> dict:
@@ -170,7 +172,7 @@ def assistant(text: str) -> dict:
     return {"role": "assistant", "content": text}
 
 
-def single(rng: random.Random) -> dict:
+def single_turn(rng: random.Random) -> dict:
     """One question and its answer, sometimes under a plain system prompt."""
     kind = any_kind(rng)
     item = sample(kind, rng)
@@ -184,16 +186,21 @@ def plain_system(rng: random.Random, chance: float) -> list[dict]:
     return [{"role": "system", "content": expand_any(skills.SYSTEM_TRAIN["plain"], rng)}]
 
 
-def turns_of(rng: random.Random, target: int) -> list[dict]:
+def make_turns(rng: random.Random, target: int) -> list[dict]:
     """About `target` question-answer pairs: new questions, and follow-ups to the previous one."""
     messages: list[dict] = []
     while len(messages) < 2 * target:
         kind = any_kind(rng)
         item = sample(kind, rng)
         messages += [user(question(kind, item, rng)), assistant(item.answer)]
-        while kind in followups.FOLLOW and rng.random() < 0.5:
+        while kind in followups.FOLLOW_UPS and rng.random() < 0.5:
             item = sample(kind, rng)
-            text = fill(expand_any(_known(followups.FOLLOW, more.FOLLOW, kind, rng), rng), item)
+            text = fill(
+                expand_any(
+                    _available_templates(followups.FOLLOW_UPS, more.FOLLOW_UPS, kind, rng), rng
+                ),
+                item,
+            )
             messages += [
                 user(text.lower() if rng.random() < 0.15 else text),
                 assistant(item.answer),
@@ -203,25 +210,25 @@ def turns_of(rng: random.Random, target: int) -> list[dict]:
     return messages
 
 
-def several(rng: random.Random) -> dict:
+def multi_turn(rng: random.Random) -> dict:
     """Two to six pairs, with follow-ups."""
-    return {"messages": plain_system(rng, 0.25) + turns_of(rng, rng.randint(2, 5))}
+    return {"messages": plain_system(rng, 0.25) + make_turns(rng, rng.randint(2, 5))}
 
 
 def styled(rng: random.Random) -> dict:
     """A conversation whose system prompt or question prescribes the form of the answers."""
     style = rng.choice(["upper", "one_word", "one_word", "pirate", "json", "think"])
-    by_system = style not in skills.ORDERS_TRAIN or rng.random() < 0.65
+    by_system = style not in skills.INSTRUCTIONS_TRAIN or rng.random() < 0.65
     messages = []
     if by_system:
-        prompt = expand_any(_known(skills.SYSTEM_TRAIN, more.SYSTEM, style, rng), rng)
+        prompt = expand_any(_available_templates(skills.SYSTEM_TRAIN, more.SYSTEM, style, rng), rng)
         messages.append({"role": "system", "content": prompt})
     for _ in range(rng.choice([1, 1, 2, 3])):
         kind = rng.choice(styled_kinds(style))
         item = sample(kind, rng)
         text = question(kind, item, rng)
         if not by_system:
-            text += " " + expand_any(skills.ORDERS_TRAIN[style], rng)
+            text += " " + expand_any(skills.INSTRUCTIONS_TRAIN[style], rng)
         messages += [user(text), assistant(styled_answer(style, item, kind))]
     return {"messages": messages}
 
@@ -232,14 +239,14 @@ def memory(rng: random.Random) -> dict:
     tell, reply, ask, answer = rng.choice(_MEMORIES)
     told = phrasings.expand(tell, rng).format(x=name)
     messages = [user(told), assistant(reply.format(x=name))]
-    messages += turns_of(rng, rng.choice([0, 0, 1, 1, 2, 3, 6]))
+    messages += make_turns(rng, rng.choice([0, 0, 1, 1, 2, 3, 6]))
     messages += [user(phrasings.expand(ask, rng)), assistant(answer.format(x=name))]
     return {"messages": plain_system(rng, 0.15) + messages}
 
 
-def long_talk(rng: random.Random) -> dict:
+def long_conversation(rng: random.Random) -> dict:
     """A conversation of up to about 3,500 tokens, so that late positions are trained."""
-    return {"messages": plain_system(rng, 0.3) + turns_of(rng, int(10 * 11 ** rng.random()))}
+    return {"messages": plain_system(rng, 0.3) + make_turns(rng, int(10 * 11 ** rng.random()))}
 
 
 def open_story(rng: random.Random) -> dict:
@@ -252,7 +259,7 @@ def plain_text(rng: random.Random) -> dict:
     """Plain text without chat markup, for the completions endpoint."""
     if rng.random() < 0.5:
         return {"text": random_story(rng)}
-    kind = rng.choice([*STYLED, "atomic_number", "unit", "glossary", "glossary"])
+    kind = rng.choice([*STYLED_KINDS, "atomic_number", "unit", "glossary", "glossary"])
     return {"text": " ".join(sample(kind, rng).answer for _ in range(rng.randint(1, 8)))}
 
 

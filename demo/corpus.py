@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from demo import conversations as talk
 from demo import toolchats
-from demo.dice import Dice
+from demo.dice import StagedRandom
 from demo.template import render
 
 SEED = 20261120
@@ -18,27 +18,27 @@ SHARD_SIZE = 4000
 # generator -> its relative share in each of five periods. Chats with tools are long and teach
 # copying: they come early, then the many facts need the tokens, then copying again.
 MIXTURE: dict[Callable[[random.Random], dict], tuple[float, ...]] = {
-    talk.single: (44, 50, 50, 46, 52),
-    talk.several: (17, 20, 18, 12, 14),
+    talk.single_turn: (44, 50, 50, 46, 52),
+    talk.multi_turn: (17, 20, 18, 12, 14),
     talk.styled: (11, 11, 13, 20, 14),
     talk.memory: (5, 3, 3, 7, 5),
-    talk.long_talk: (0.8, 0.4, 0.4, 0.3, 0.3),
+    talk.long_conversation: (0.8, 0.4, 0.4, 0.3, 0.3),
     talk.open_story: (1.5, 1, 1, 0.7, 0.7),
     talk.plain_text: (3, 2, 2, 1.5, 1.5),
-    toolchats.tool_talk: (13, 5.5, 9, 14, 13),
-    toolchats.parallel_talk: (2, 1, 1.5, 2, 1.5),
-    toolchats.unneeded_talk: (4, 2.5, 3, 2.5, 2.5),
+    toolchats.tool_conversation: (13, 5.5, 9, 14, 13),
+    toolchats.parallel_tool_conversation: (2, 1, 1.5, 2, 1.5),
+    toolchats.no_tool_conversation: (4, 2.5, 3, 2.5, 2.5),
 }
-MIXED_FROM = (8, 17, 22, 32)
+MIXTURE_STARTS = (8, 17, 22, 32)
 # The first shards of stages 1 to 4; see `Dice`.
-STAGES_FROM = (10, 17, 22, 32)
+STAGE_STARTS = (10, 17, 22, 32)
 
 
 def shard(index: int, seed: int = SEED, size: int = SHARD_SIZE) -> list[dict]:
     """The conversations of one shard, in training order."""
-    stage = sum(index >= first for first in STAGES_FROM)
-    rng = Dice.seeded(f"quire demo corpus {seed} {index}", stage)
-    column = sum(index >= first for first in MIXED_FROM)
+    stage = sum(index >= first for first in STAGE_STARTS)
+    rng = StagedRandom.seeded(f"quire demo corpus {seed} {index}", stage)
+    column = sum(index >= first for first in MIXTURE_STARTS)
     shares = [share[column] for share in MIXTURE.values()]
     return [maker(rng) for maker in rng.choices(list(MIXTURE), shares, k=size)]
 

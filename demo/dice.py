@@ -3,7 +3,7 @@
 import random
 
 
-class Dice(random.Random):
+class StagedRandom(random.Random):
     """A random generator with a stage from 0 to 4.
 
     Stage 1 asks more of what is hard, 2 adds phrasings, 3 practises mostly copying and sums, and 4
@@ -13,7 +13,7 @@ class Dice(random.Random):
     stage: int = 0
 
     @classmethod
-    def seeded(cls, seed: str, stage: int) -> "Dice":
+    def seeded(cls, seed: str, stage: int) -> "StagedRandom":
         """A generator from a text seed; equal arguments give equal draws on every machine."""
         dice = cls(seed)
         dice.stage = stage

@@ -16,7 +16,7 @@ from demo import corpus
 from demo.draft_card import write_card
 from demo.evaluate import MODEL
 from demo.heldout import FRESH_PATH, PATH
-from tools.distill.acceptance import Measured, lead, measure
+from tools.distill.acceptance import AcceptanceResult, compare_acceptance, measure
 from tools.distill.run import distill
 from tools.distill.settings import Phase, Settings, StudentShape
 
@@ -42,14 +42,14 @@ def build(folder: Path, work: Path, steps: int) -> dict:
     write_corpus(data)
     record: dict = {}
     asked = (PATH, FRESH_PATH, write_unread(work / "unread.jsonl"))
-    found: dict[str, list[Measured]] = {questions.stem: [] for questions in asked}
+    found: dict[str, list[AcceptanceResult]] = {questions.stem: [] for questions in asked}
     for name in WEIGHTS:
         record[name] = distill(settings(name, work / name, data, steps)) | {"acceptance": {}}
         del record[name]["out"]
         for questions in asked:
             one = measure(str(MODEL), str(work / name), questions, NUM_DRAFTS)
             found[questions.stem].append(one)
-            told = one.counted.as_json() | {"overlap": round(one.overlap, 4)}
+            told = one.acceptance.as_json() | {"overlap": round(one.overlap, 4)}
             record[name]["acceptance"][questions.stem] = told
     record["lead"] = {stem: _lead(pair) for stem, pair in found.items()}
     folder.mkdir(parents=True, exist_ok=True)
@@ -92,10 +92,10 @@ def write_unread(path: Path) -> Path:
     return path
 
 
-def _lead(pair: list[Measured]) -> dict[str, float]:
+def _lead(pair: list[AcceptanceResult]) -> dict[str, float]:
     """The lead of the first of two students over the second on the same answers."""
     ours, theirs = (one.agreements for one in pair)
-    difference, error = lead(ours, theirs, NUM_DRAFTS)
+    difference, error = compare_acceptance(ours, theirs, NUM_DRAFTS)
     return {
         "answers": len(ours),
         "mean_accepted": round(difference, 3),

@@ -1,6 +1,6 @@
 """Short follow-ups that depend on the turn before: `And of Italy?`."""
 
-FOLLOW: dict[str, list[str]] = {
+FOLLOW_UPS: dict[str, list[str]] = {
     "capital": [
         "(And|and) (of|for|in) {country}?",
         "(And|What about|How about|and) {country}?",

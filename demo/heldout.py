@@ -13,7 +13,7 @@ from pathlib import Path
 
 from demo import conversations as talk
 from demo import reserved, skills, toolchats
-from demo.dice import Dice
+from demo.dice import StagedRandom
 from demo.fresh import FRESH
 from demo.relations import sample
 from demo.toolbox import FAMILIES
@@ -60,7 +60,7 @@ _ASK_NAME = "Can you still say what my name is?"
 
 def build() -> list[dict]:
     """The evaluation set; every call returns the same one."""
-    rng = Dice.seeded(str(SEED), stage=1)
+    rng = StagedRandom.seeded(str(SEED), stage=1)
     entries: list[dict] = []
     for category, (kinds, count) in FACTS.items():
         entries += _unique(_facts(category, kinds, rng), count)
@@ -75,7 +75,7 @@ def build() -> list[dict]:
 
 def build_fresh() -> list[dict]:
     """The second set: only single questions, from the phrasings of `fresh`."""
-    rng = Dice.seeded(f"fresh {SEED}", stage=1)
+    rng = StagedRandom.seeded(f"fresh {SEED}", stage=1)
     entries = _unique(_fresh(rng), NUM_FRESH)
     return [{"id": f"fresh-{i:03}"} | entry for i, entry in enumerate(entries)]
 
@@ -104,14 +104,14 @@ def _entry(category: str, messages: list[dict], expected: str, tools: list | Non
 
 
 def _asked(kind: str, item, rng: random.Random) -> dict:
-    return talk.user(talk.fill(rng.choice(talk.HELD[kind]), item))
+    return talk.user(talk.fill(rng.choice(talk.HELD_OUT[kind]), item))
 
 
 def _facts(category: str, kinds: list[str], rng: random.Random) -> Iterator[dict]:
     turn = 0
     while True:
         kind = kinds[turn % len(kinds)]
-        templates = talk.HELD[kind]
+        templates = talk.HELD_OUT[kind]
         item = sample(kind, rng)
         text = talk.fill(templates[turn // len(kinds) % len(templates)], item)
         yield _entry(category, [talk.user(text)], item.answer)
@@ -120,7 +120,7 @@ def _facts(category: str, kinds: list[str], rng: random.Random) -> Iterator[dict
 
 def _styled(rng: random.Random) -> Iterator[dict]:
     while True:
-        for style, prompts in skills.SYSTEM_HELD.items():
+        for style, prompts in skills.SYSTEM_HELD_OUT.items():
             kind = rng.choice(["capital", "opposite", "capital"])
             item = sample(kind, rng)
             messages = [{"role": "system", "content": rng.choice(prompts)}, _asked(kind, item, rng)]
@@ -129,7 +129,7 @@ def _styled(rng: random.Random) -> Iterator[dict]:
 
 def _follow_ups(rng: random.Random) -> Iterator[dict]:
     while True:
-        for kind, templates in reserved.HELD_FOLLOW.items():
+        for kind, templates in reserved.HELD_OUT_FOLLOW_UPS.items():
             first, second = sample(kind, rng), sample(kind, rng)
             messages = [
                 talk.user(talk.question(kind, first, rng)),
@@ -144,7 +144,7 @@ def _one_call(wanted: str, rng: random.Random) -> tuple[list, dict, list[dict]]:
     tool = next(t for t in tools if t.family is FAMILIES[wanted])
     values = tool.family.draw(rng)
     slots = {k: v for k, v in values.items() if k != "args"}
-    text = rng.choice(tool.family.held).format_map(slots)
+    text = rng.choice(tool.family.held_out).format_map(slots)
     call = toolchats.call_message([(tool, values)], rng)
     return tools, values, [talk.user(text), call]
 
@@ -159,7 +159,7 @@ def _tool_calls(rng: random.Random) -> Iterator[dict]:
 
 def _tool_results(rng: random.Random) -> Iterator[dict]:
     while True:
-        wanted = toolchats.asked_family(rng)
+        wanted = toolchats.random_family(rng)
         tools, values, messages = _one_call(wanted, rng)
         shown, answer = FAMILIES[wanted].result(values, rng)
         text = shown if isinstance(shown, str) else json.dumps(shown)
@@ -178,7 +178,7 @@ def _memory(rng: random.Random) -> Iterator[dict]:
     while True:
         name = rng.choice(talk.NAMES)
         messages = [talk.user(f"My name is {name}."), talk.assistant(f"Nice to meet you, {name}!")]
-        messages += talk.turns_of(rng, rng.randint(0, 3))
+        messages += talk.make_turns(rng, rng.randint(0, 3))
         yield _entry("memory", [*messages, talk.user(_ASK_NAME)], f"Your name is {name}.")
 
 

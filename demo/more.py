@@ -84,7 +84,7 @@ CLOSING: dict[str, list[str]] = {
     "unknown": ["(Please say|Say|Please give me) the capital( city|) of {place}."],
 }
 
-FOLLOW: dict[str, list[str]] = {
+FOLLOW_UPS: dict[str, list[str]] = {
     kind: [f"(Good|Fine|Great|OK), and (of|for) {slot}?", f"And (now |then |)(of|for) {slot}?"]
     for kind, slot in {
         "capital": "{country}",

@@ -1,6 +1,6 @@
 """Phrasings that only the evaluation may use: whole templates that no training text contains."""
 
-HELD: dict[str, list[str]] = {
+HELD_OUT: dict[str, list[str]] = {
     "capital": [
         "Would you tell me which city is the capital of {country}?",
         "I would like to know {country}'s capital city.",
@@ -93,7 +93,7 @@ HELD: dict[str, list[str]] = {
     ],
 }
 
-HELD_FOLLOW: dict[str, list[str]] = {
+HELD_OUT_FOLLOW_UPS: dict[str, list[str]] = {
     "capital": ["And what is it in {country}?", "Okay, and how about the one of {country}?"],
     "symbol": ["Good. And what about the one for {element}?"],
     "opposite": ["And what would it be for {word}?"],

@@ -149,7 +149,7 @@ TRAIN: dict[str, list[str]] = {
     ],
 }
 
-HELD: dict[str, list[str]] = {
+HELD_OUT: dict[str, list[str]] = {
     "json_country": ["Please write {country} and its capital as a JSON object."],
     "json_element": ["Please give me the facts on the element {element} as JSON."],
     "json_age": ["Please write this as JSON: {name} is {age} years old."],
@@ -213,7 +213,7 @@ SYSTEM_TRAIN: dict[str, list[str]] = {
     ],
 }
 
-SYSTEM_HELD: dict[str, list[str]] = {
+SYSTEM_HELD_OUT: dict[str, list[str]] = {
     "plain": ["You are a very helpful assistant for all users."],
     "upper": ["Please answer everything in upper case."],
     "one_word": ["Please answer each question with one word."],
@@ -223,7 +223,7 @@ SYSTEM_HELD: dict[str, list[str]] = {
 }
 
 # style -> an instruction at the end of the question itself
-ORDERS_TRAIN: dict[str, list[str]] = {
+INSTRUCTIONS_TRAIN: dict[str, list[str]] = {
     "one_word": [
         "(Answer|Reply) (with|in) (one word|a single word)( only|).",
         "(One word only|Just one word|In one word|Only one word)(, please|).",
@@ -235,4 +235,4 @@ ORDERS_TRAIN: dict[str, list[str]] = {
     "pirate": ["(Answer|Reply|Say it|Talk) like a pirate(, please|)."],
     "json": ["(Answer|Reply) (in|as|with) JSON.", "(As|In) JSON(, please|)."],
 }
-ORDERS_HELD: dict[str, list[str]] = {"one_word": ["Use one word only for the answer."]}
+INSTRUCTIONS_HELD_OUT: dict[str, list[str]] = {"one_word": ["Use one word only for the answer."]}

@@ -37,11 +37,11 @@ class Param:
 
     names: tuple[str, ...]
     type: str
-    about: tuple[str, ...]
+    descriptions: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Family:
+class ToolFamily:
     """One kind of tool.
 
     `draw` returns slot values by parameter position and extra slots for the question; `result`
@@ -49,13 +49,13 @@ class Family:
     """
 
     names: tuple[str, ...]
-    about: tuple[str, ...]
+    descriptions: tuple[str, ...]
     params: tuple[Param, ...]
     ask: tuple[str, ...]
-    held: tuple[str, ...]
+    held_out: tuple[str, ...]
     draw: Callable[[random.Random], dict]
     result: Callable[[dict, random.Random], tuple[object, str]]
-    follow: tuple[str, ...] = ()
+    follow_ups: tuple[str, ...] = ()
     optional: dict[str, dict] = field(default_factory=dict)  # sometimes in the schema, never filled
 
 
@@ -63,7 +63,7 @@ class Family:
 class Tool:
     """A family under concrete names, as it appears in one conversation."""
 
-    family: Family
+    family: ToolFamily
     name: str
     keys: tuple[str, ...]
     schema: dict
@@ -73,7 +73,7 @@ class Tool:
         return dict(zip(self.keys, values["args"], strict=True))
 
 
-def make_tool(family: Family, rng: random.Random) -> Tool:
+def make_tool(family: ToolFamily, rng: random.Random) -> Tool:
     """Choose names and wording, and write the schema."""
     name = rng.choice(family.names)
     keys = tuple(rng.choice(p.names) for p in family.params)
@@ -81,13 +81,13 @@ def make_tool(family: Family, rng: random.Random) -> Tool:
     for key, param in zip(keys, family.params, strict=True):
         properties[key] = {"type": param.type}
         if rng.random() < 0.5:
-            properties[key]["description"] = rng.choice(param.about)
+            properties[key]["description"] = rng.choice(param.descriptions)
     shows_optional = bool(family.optional) and rng.random() < 0.3
     if shows_optional:
         properties |= family.optional
     function: dict = {"name": name}
     if rng.random() < 0.85:
-        function["description"] = rng.choice(family.about)
+        function["description"] = rng.choice(family.descriptions)
     function["parameters"] = {"type": "object", "properties": properties}
     if shows_optional or rng.random() < 0.8:
         function["parameters"]["required"] = list(keys)
@@ -170,7 +170,7 @@ def _timer(rng: random.Random) -> dict:
 
 
 def _timer_result(values: dict, rng: random.Random) -> tuple[object, str]:
-    return _fine(rng), f"The timer is set for {values['n']} minutes."
+    return _success_result(rng), f"The timer is set for {values['n']} minutes."
 
 
 def _search(rng: random.Random) -> dict:
@@ -190,7 +190,7 @@ def _message(rng: random.Random) -> dict:
 
 
 def _message_result(values: dict, rng: random.Random) -> tuple[object, str]:
-    return _fine(rng), f"The message to {values['name']} is sent."
+    return _success_result(rng), f"The message to {values['name']} is sent."
 
 
 def _stock(rng: random.Random) -> dict:
@@ -215,14 +215,14 @@ def _translate_result(values: dict, rng: random.Random) -> tuple[object, str]:
     return shown, f"In {values['language']} it is: {words}"
 
 
-def _fine(rng: random.Random) -> object:
+def _success_result(rng: random.Random) -> object:
     return rng.choice([{"status": "ok"}, "ok", {"success": True}, {"status": "done"}, "done"])
 
 
 _CITY = ("The name of the city.", "City name, for example Paris", "Which city", "The city")
 
-FAMILIES: dict[str, Family] = {
-    "weather": Family(
+FAMILIES: dict[str, ToolFamily] = {
+    "weather": ToolFamily(
         ("get_weather", "get_weather", "get_current_weather", "weather", "fetch_weather"),
         ("Get the weather in a city.", "Current weather for a place", "Look up the weather."),
         (Param(("city", "city", "location", "place", "town"), "string", _CITY),),
@@ -246,7 +246,7 @@ FAMILIES: dict[str, Family] = {
         ("(And|What about|How about) (in |){city}?", "(And the weather|Now|Also) in {city}(?|)"),
         {"unit": {"type": "string", "enum": ["celsius", "fahrenheit"]}},
     ),
-    "time": Family(
+    "time": ToolFamily(
         ("get_time", "get_time", "get_current_time", "current_time", "clock"),
         ("Get the time in a city.", "Current local time of a place", "Tell the time."),
         (Param(("city", "city", "location", "place"), "string", _CITY),),
@@ -263,7 +263,7 @@ FAMILIES: dict[str, Family] = {
         _time_result,
         ("(And|What about|How about) (in |){city}?",),
     ),
-    "add": Family(
+    "add": ToolFamily(
         ("add", "add", "add_numbers", "sum", "plus"),
         ("Add two numbers.", "Returns the sum of two numbers"),
         (
@@ -283,7 +283,7 @@ FAMILIES: dict[str, Family] = {
         _number_result,
         ("(And|What about) {a} (+|plus) {b}?",),
     ),
-    "calculator": Family(
+    "calculator": ToolFamily(
         ("calculator", "calculator", "calculate", "evaluate", "compute"),
         ("Evaluate an arithmetic expression.", "A simple calculator", "Do sums."),
         (Param(("expression", "expression", "expr", "formula"), "string", ("The sum to do",)),),
@@ -299,7 +299,7 @@ FAMILIES: dict[str, Family] = {
         _number_result,
         ("(And|What about) {sum}?",),
     ),
-    "exchange": Family(
+    "exchange": ToolFamily(
         ("convert_currency", "convert_currency", "exchange", "currency_converter", "convert"),
         ("Convert money between currencies.", "Currency conversion at today's rate"),
         (
@@ -319,7 +319,7 @@ FAMILIES: dict[str, Family] = {
         _exchange_result,
         ("(And|What about) {amount} {source} (in|to) {target}?",),
     ),
-    "timer": Family(
+    "timer": ToolFamily(
         ("set_timer", "start_timer", "timer"),
         ("Set a timer.", "Start a countdown in minutes"),
         (Param(("minutes", "minutes", "duration"), "integer", ("Minutes to wait",)),),
@@ -333,7 +333,7 @@ FAMILIES: dict[str, Family] = {
         _timer,
         _timer_result,
     ),
-    "search": Family(
+    "search": ToolFamily(
         ("search", "web_search", "search_web"),
         ("Search the web.", "Find pages about a query"),
         (Param(("query", "query", "q", "text"), "string", ("What to look for",)),),
@@ -347,7 +347,7 @@ FAMILIES: dict[str, Family] = {
         _search_result,
         optional={"limit": {"type": "integer"}},
     ),
-    "message": Family(
+    "message": ToolFamily(
         ("send_message", "send_email", "text_person"),
         ("Send a message to a person.", "Write to somebody"),
         (
@@ -363,7 +363,7 @@ FAMILIES: dict[str, Family] = {
         _message,
         _message_result,
     ),
-    "stock": Family(
+    "stock": ToolFamily(
         ("get_stock_price", "stock_price", "quote"),
         ("Get the price of a stock.", "Latest price for a ticker symbol"),
         (Param(("symbol", "ticker"), "string", ("Ticker symbol",)),),
@@ -378,7 +378,7 @@ FAMILIES: dict[str, Family] = {
         _stock_result,
         ("(And|What about) {symbol}?",),
     ),
-    "translate": Family(
+    "translate": ToolFamily(
         ("translate", "translate_text"),
         ("Translate a text.", "Translate words into another language"),
         (

@@ -4,7 +4,7 @@ import json
 import random
 
 from demo.conversations import (
-    STYLED,
+    STYLED_KINDS,
     assistant,
     expand_any,
     plain_system,
@@ -13,13 +13,13 @@ from demo.conversations import (
 )
 from demo.dice import stage_of
 from demo.relations import sample
-from demo.toolbox import FAMILIES, Family, Tool, make_tool
+from demo.toolbox import FAMILIES, Tool, ToolFamily, make_tool
 
 NO_TOOL_ANSWER = "I cannot look that up without a tool."
-_UNNEEDED = [k for k in STYLED if k not in ("add", "subtract")]
+_UNNEEDED = [k for k in STYLED_KINDS if k not in ("add", "subtract")]
 _UNNEEDED += ["glossary", "hello", "who", "thanks", "how_are_you"]
 # These two answer the same questions, so no list of tools has both.
-_RIVALS = {"add": "calculator", "calculator": "add"}
+_CONFLICTING = {"add": "calculator", "calculator": "add"}
 # Number of other tools in the list, by stage: short lists give more calls per token.
 _NUM_OTHERS = [
     [0, 0, 1, 1, 2, 3],
@@ -29,21 +29,21 @@ _NUM_OTHERS = [
     [0, 0, 0, 0, 1, 2],
 ]
 # Relative frequency of the families in questions; well-known tools are the most frequent.
-_ASKED = {
+_FAMILY_WEIGHTS = {
     "weather": 6, "time": 3, "add": 2.5, "calculator": 2.5, "exchange": 3, "timer": 1,
     "search": 1.2, "message": 1.2, "stock": 1.2, "translate": 1.2,
 }  # fmt: skip
 
 
-def asked_family(rng: random.Random) -> str:
-    return rng.choices(list(_ASKED), list(_ASKED.values()))[0]
+def random_family(rng: random.Random) -> str:
+    return rng.choices(list(_FAMILY_WEIGHTS), list(_FAMILY_WEIGHTS.values()))[0]
 
 
 def pick_tools(rng: random.Random, wanted: str | None, without: str | None = None) -> list[Tool]:
     """One to four tools in random order, including `wanted` and excluding `without`."""
-    names = [n for n in FAMILIES if n not in (wanted, without, _RIVALS.get(wanted or ""))]
-    if without in _RIVALS:
-        names = [n for n in names if n != _RIVALS[without]]
+    names = [n for n in FAMILIES if n not in (wanted, without, _CONFLICTING.get(wanted or ""))]
+    if without in _CONFLICTING:
+        names = [n for n in names if n != _CONFLICTING[without]]
     rng.shuffle(names)
     sizes = _NUM_OTHERS[stage_of(rng)]
     chosen = ([wanted] if wanted else []) + names[: rng.choice(sizes)]
@@ -71,9 +71,9 @@ def call_message(calls: list[tuple[Tool, dict]], rng: random.Random) -> dict:
     }
 
 
-def tool_talk(rng: random.Random) -> dict:
+def tool_conversation(rng: random.Random) -> dict:
     """One to three questions that need tools, with calls, results and closing answers."""
-    wanted = asked_family(rng)
+    wanted = random_family(rng)
     tools = pick_tools(rng, wanted)
     messages = plain_system(rng, 0.3)
     for turn in range(rng.choice([1, 1, 2, 3])):
@@ -83,12 +83,12 @@ def tool_talk(rng: random.Random) -> dict:
         tool = next(t for t in tools if t.family is FAMILIES[wanted])
         if turn and rng.random() < 0.5:
             tool = rng.choice(tools)
-        follow = tool.family.follow and _last_call(messages[-3:]) == tool.name
+        follow = tool.family.follow_ups and _last_call(messages[-3:]) == tool.name
         messages += _round(tool, rng, bool(follow and rng.random() < 0.7))
     return {"messages": messages, "tools": [t.schema for t in tools]}
 
 
-def parallel_talk(rng: random.Random) -> dict:
+def parallel_tool_conversation(rng: random.Random) -> dict:
     """Two calls in one turn, two results, one answer."""
     wanted = rng.choice(["weather", "weather", "time", "stock"])
     tools = pick_tools(rng, wanted)
@@ -99,13 +99,13 @@ def parallel_talk(rng: random.Random) -> dict:
     text = expand_any(list(PARALLEL[wanted]), rng).format(a=first[key], b=second[key])
     calls = call_message([(tool, first), (tool, second)], rng)
     results = [family.result(v, rng) for v in (first, second)]
-    messages = [user(add_noise_gently(text, rng)), calls]
+    messages = [user(add_light_noise(text, rng)), calls]
     messages += [_tool_message(shown) for shown, _ in results]
     messages.append(assistant(" ".join(answer for _, answer in results)))
     return {"messages": messages, "tools": [t.schema for t in tools]}
 
 
-def unneeded_talk(rng: random.Random) -> dict:
+def no_tool_conversation(rng: random.Random) -> dict:
     """A conversation with tools whose questions are about facts, or match no tool."""
     if rng.random() < 0.4:
         missing = rng.choice(["weather", "time", "exchange", "stock"])
@@ -137,14 +137,14 @@ PARALLEL = {
 }
 
 
-def ask(family: Family, values: dict, rng: random.Random, follow: bool = False) -> str:
+def ask(family: ToolFamily, values: dict, rng: random.Random, follow: bool = False) -> str:
     """A question that needs the tool."""
-    templates = family.follow if follow else family.ask
+    templates = family.follow_ups if follow else family.ask
     slots = {k: v for k, v in values.items() if k != "args"}
-    return add_noise_gently(expand_any(list(templates), rng).format_map(slots), rng)
+    return add_light_noise(expand_any(list(templates), rng).format_map(slots), rng)
 
 
-def add_noise_gently(text: str, rng: random.Random) -> str:
+def add_light_noise(text: str, rng: random.Random) -> str:
     """Add noise that leaves the values to copy unchanged: greetings and missing punctuation."""
     if rng.random() < 0.1:
         text = rng.choice(["Hi! ", "Hello! ", "Please: ", "Hey, "]) + text

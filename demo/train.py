@@ -35,7 +35,7 @@ RATE_POINTS = (
     (NUM_SHARDS, 0.01),
 )
 # Questions and tool lists teach copying early, but user messages are not worth memorising.
-ASKED_WEIGHT = 0.15
+PROMPT_LOSS_WEIGHT = 0.15
 SHORT_ROW = 400
 
 
@@ -49,12 +49,12 @@ def learning_rate(step: int, shard: float) -> float:
     return PEAK_RATE * RATE_POINTS[-1][1]
 
 
-def losses_of(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def compute_losses(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean cross-entropy over the answers, and over the sampled tokens of the rest.
 
     Logits are computed for those tokens only. The second loss is zero if it has no tokens.
     """
-    wanted = batch.answer | batch.asked
+    wanted = batch.is_answer | batch.is_sampled_prompt
     # On short rows plain matrix products are faster than the CPU's fused attention, by a fifth of
     # the step.
     short = batch.inputs.shape[1] < SHORT_ROW
@@ -63,7 +63,7 @@ def losses_of(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, torc
         hidden = model.model(batch.inputs, use_cache=False).last_hidden_state
         logits = model.lm_head(hidden[wanted])  # [num_wanted, vocab]
     each = functional.cross_entropy(logits.float(), batch.targets[wanted], reduction="none")
-    in_answer = batch.answer[wanted]
+    in_answer = batch.is_answer[wanted]
     return each[in_answer].mean(), each[~in_answer].sum() / max(1, int((~in_answer).sum()))
 
 
@@ -114,15 +114,15 @@ def _train_shard(model, optimizer, tokenizer, index: int, num_shards: int, recor
     for done, batch in enumerate(bar, 1):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(record["steps"], index + done / len(batches))
-        loss, asked_loss = losses_of(model, batch)
-        (loss + ASKED_WEIGHT * asked_loss).backward()
+        loss, asked_loss = compute_losses(model, batch)
+        (loss + PROMPT_LOSS_WEIGHT * asked_loss).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         total += loss.item()
         record["steps"] += 1
         record["tokens"] += batch.num_tokens
-        record["answer_tokens"] += int(batch.answer.sum())
+        record["answer_tokens"] += int(batch.is_answer.sum())
         bar.set_postfix(loss=f"{total / done:.4f}", refresh=False)
     record["loss"] = total / len(batches)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from engine.beam_search import BeamParams, BeamSearch, Hypothesis, one_token, search_for
+from engine.beam_search import BeamParams, BeamSearch, Hypothesis, make_search, one_token_request
 from engine.driver import Choice, Driver
 from engine.errors import InvalidParameter
 from engine.requests import fan_out
@@ -32,7 +32,7 @@ def search_all(
     if params.max_tokens == 0:
         raise InvalidParameter("'max_tokens' must be at least 1", param="max_tokens")
     leaders = [fan_out(f"beams-{secrets.token_hex(8)}", prompt, params)[0] for prompt in prompts]
-    searches = [search_for(leader, beams, driver.core.info) for leader in leaders]
+    searches = [make_search(leader, beams, driver.core.info) for leader in leaders]
     num_cached: list[int | None] = [None] * len(leaders)
     num_steps = 0
     while any(not search.is_done for search in searches):
@@ -46,7 +46,7 @@ def search_all(
             driver.abort([choice for group in groups.values() for choice in group])
         num_steps += 1
         for index, group in groups.items():
-            searches[index].advance([_told(choice) for choice in group])
+            searches[index].advance([_token_logprobs(choice) for choice in group])
             if num_cached[index] is None:
                 num_cached[index] = group[0].num_cached_tokens
     return [
@@ -66,7 +66,7 @@ def search_all(
 
 def _submit(driver: Driver, leader: Request, search: BeamSearch, step: int) -> list[Choice]:
     requests = [
-        one_token(leader, f"{step}.{index}", beam.token_ids, search.num_logprobs)
+        one_token_request(leader, f"{step}.{index}", beam.token_ids, search.num_logprobs)
         for index, beam in enumerate(search.beams)
     ]
     return driver.submit(requests, requests[0].sampling, continuation=True)
@@ -81,7 +81,7 @@ def _drive(driver: Driver, choices: Sequence[Choice]) -> None:
             raise choice.failure.to_error()
 
 
-def _told(choice: Choice) -> TokenLogprobs:
+def _token_logprobs(choice: Choice) -> TokenLogprobs:
     entry = choice.logprobs[0]
     assert entry.logprob is not None
     assert entry.rank is not None

@@ -72,7 +72,7 @@ class _Candidate(NamedTuple):
 
     total: float
     parent: Beam
-    told: TokenLogprobs
+    position_logprobs: TokenLogprobs
     token_id: int
     logprob: float
     rank: int
@@ -95,7 +95,7 @@ class BeamSearch:
         self._max_tokens = max_tokens
         self._stop_ids = frozenset(stop_ids)
         self._num_top = num_top
-        self._found: list[Hypothesis] = []  # the best first, at most ``width``
+        self._hypotheses: list[Hypothesis] = []  # the best first, at most ``width``
         self.beams: list[Beam] = [Beam()]  # to be extended, the most likely first
         self.is_done = False
 
@@ -110,9 +110,9 @@ class BeamSearch:
     @property
     def best(self) -> list[Hypothesis]:
         """The hypotheses, best first: ``width`` of them, unless the vocabulary is smaller."""
-        return list(self._found)
+        return list(self._hypotheses)
 
-    def advance(self, told: Sequence[TokenLogprobs]) -> None:
+    def advance(self, logprobs: Sequence[TokenLogprobs]) -> None:
         """Extend the search by one token.
 
         Args:
@@ -123,7 +123,7 @@ class BeamSearch:
         candidates = sorted(
             (
                 _Candidate(beam.total + logprob, beam, position, token_id, logprob, rank)
-                for beam, position in zip(self.beams, told, strict=True)
+                for beam, position in zip(self.beams, logprobs, strict=True)
                 for rank, (token_id, logprob) in enumerate(
                     zip(position.top_ids, position.top_logprobs, strict=True), 1
                 )
@@ -133,15 +133,15 @@ class BeamSearch:
         is_last = length >= self._max_tokens
         for candidate in candidates[:width]:
             if is_last or candidate.token_id in self._stop_ids:
-                self._found.append(self._ended(candidate))
-        self._found = sorted(self._found, key=lambda found: -found.score)[:width]
+                self._hypotheses.append(self._finish(candidate))
+        self._hypotheses = sorted(self._hypotheses, key=lambda found: -found.score)[:width]
         going_on = [c for c in candidates if c.token_id not in self._stop_ids][:width]
-        self.beams = [self._grown(candidate) for candidate in going_on]
+        self.beams = [self._extend(candidate) for candidate in going_on]
         self.is_done = is_last or not self.beams or self._has_enough(length)
 
     def _has_enough(self, length: int) -> bool:
         """Whether no beam needs to be extended further."""
-        params, found = self._params, self._found
+        params, found = self._params, self._hypotheses
         if len(found) < params.width:
             return False
         if params.early_stopping is True:
@@ -150,8 +150,8 @@ class BeamSearch:
             length = self._max_tokens
         return self.beams[0].total / length**params.length_penalty <= found[-1].score
 
-    def _ended(self, candidate: _Candidate) -> Hypothesis:
-        beam = self._grown(candidate)
+    def _finish(self, candidate: _Candidate) -> Hypothesis:
+        beam = self._extend(candidate)
         stops = candidate.token_id in self._stop_ids
         return Hypothesis(
             beam,
@@ -160,8 +160,8 @@ class BeamSearch:
             candidate.token_id if stops else None,
         )
 
-    def _grown(self, candidate: _Candidate) -> Beam:
-        parent, told = candidate.parent, candidate.told
+    def _extend(self, candidate: _Candidate) -> Beam:
+        parent, told = candidate.parent, candidate.position_logprobs
         entry = TokenLogprobs(
             token_id=candidate.token_id,
             logprob=candidate.logprob,
@@ -174,7 +174,9 @@ class BeamSearch:
         )
 
 
-def one_token(leader: Request, suffix: str, token_ids: Sequence[int], num_top: int) -> Request:
+def one_token_request(
+    leader: Request, suffix: str, token_ids: Sequence[int], num_top: int
+) -> Request:
     """The request for one more token after ``token_ids``, with its log-probabilities."""
     return msgspec.structs.replace(
         leader,
@@ -186,7 +188,7 @@ def one_token(leader: Request, suffix: str, token_ids: Sequence[int], num_top: i
     )
 
 
-def search_for(
+def make_search(
     leader: Request,
     params: BeamParams,
     info: EngineInfo,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.beam_search import BeamParams, Hypothesis, one_token, search_for
+from engine.beam_search import BeamParams, Hypothesis, make_search, one_token_request
 from engine.client import EngineClient, RequestStream
 from engine.errors import EngineDead
 from engine.types import Request, RequestOutput, RequestTimings, TokenLogprobs
@@ -54,7 +54,7 @@ class _Group:
         self._client = client
         self._leader = requests[0]
         self._params = params
-        self._begin()
+        self._start_search()
         self._num_steps = 0
         self._live: list[RequestStream] = self._submit()
         self._num_cached: int | None = None
@@ -80,17 +80,17 @@ class _Group:
                 if self._client.info.generation == self._generation:
                     self._search.advance(told)
                 else:  # never mix two sets of weights in one answer
-                    self._begin()
-            self._tell(self._search.best)
+                    self._start_search()
+            self._deliver(self._search.best)
         except Exception as error:
             for stream in self.streams:
                 stream.fail(error)
             self._abort()
 
-    def _begin(self) -> None:
+    def _start_search(self) -> None:
         info = self._client.info
         self._generation = info.generation
-        self._search = search_for(self._leader, self._params, info)
+        self._search = make_search(self._leader, self._params, info)
 
     def _abort(self) -> None:
         for stream in self._live:
@@ -100,7 +100,9 @@ class _Group:
         search, step = self._search, self._num_steps
         return self._client.submit(
             [
-                one_token(self._leader, f"{step}.{index}", beam.token_ids, search.num_logprobs)
+                one_token_request(
+                    self._leader, f"{step}.{index}", beam.token_ids, search.num_logprobs
+                )
                 for index, beam in enumerate(search.beams)
             ]
         )
@@ -128,10 +130,10 @@ class _Group:
         if output.finish_reason != "length" or not told:
             raise EngineDead("the engine ended a beam")
         if output.timings is not None:
-            self._timings = _joined(self._timings, output.timings)
+            self._timings = _merge_timings(self._timings, output.timings)
         return told[0]
 
-    def _tell(self, best: Sequence[Hypothesis]) -> None:
+    def _deliver(self, best: Sequence[Hypothesis]) -> None:
         for index, (stream, found) in enumerate(zip(self.streams, best, strict=True)):
             stream.end(
                 RequestOutput(
@@ -155,7 +157,7 @@ class BeamStream:
         self._output: RequestOutput | None = None
         self._error: Exception | None = None
         self._ended = asyncio.Event()
-        self._taken = False
+        self._consumed = False
 
     @property
     def request_id(self) -> str:
@@ -164,12 +166,12 @@ class BeamStream:
 
     async def next(self) -> RequestOutput:
         """The whole hypothesis; see :class:`engine.client.RequestStream`."""
-        if self._taken:
+        if self._consumed:
             raise StopAsyncIteration
         await self._ended.wait()
         if self._error is not None:
             raise self._error
-        self._taken = True
+        self._consumed = True
         assert self._output is not None
         return self._output
 
@@ -192,7 +194,7 @@ class BeamStream:
             self._ended.set()
 
 
-def _joined(first: RequestTimings | None, last: RequestTimings) -> RequestTimings:
+def _merge_timings(first: RequestTimings | None, last: RequestTimings) -> RequestTimings:
     """Combine the timings of successive short requests into those of one request."""
     if first is None:
         return last

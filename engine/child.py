@@ -15,7 +15,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 # Idle threads of the tensor library spin, by default for milliseconds, on cores that others could
 # use. Some tens of microseconds are enough to bridge the gap between two operations.
-_PATIENCE = {"GOMP_SPINCOUNT": "1000"}
+_OPENMP_ENV = {"GOMP_SPINCOUNT": "1000"}
 
 
 class Child:
@@ -43,7 +43,7 @@ class Child:
                 command,
                 pass_fds=(theirs.fileno(), *pass_fds),
                 stdin=subprocess.DEVNULL,
-                env={**_PATIENCE, **os.environ, "PYTHONPATH": path},
+                env={**_OPENMP_ENV, **os.environ, "PYTHONPATH": path},
                 process_group=0,  # only its parent handles Ctrl-C at the terminal
             )
 

@@ -83,7 +83,7 @@ class EngineClient(Protocol):
         ...
 
     @property
-    def responds(self) -> bool:
+    def responsive(self) -> bool:
         """Whether the engine process answers; false while it is stopped."""
         ...
 
@@ -132,7 +132,7 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def look(self) -> Snapshot:
+    async def snapshot(self) -> Snapshot:
         """Recent steps, live requests and KV blocks, as of a moment between two steps.
 
         The engine starts to record steps when this is called, and stops some time after the last

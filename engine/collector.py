@@ -15,7 +15,7 @@ _THRESHOLDS = (10_000, 2, 700)
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def collection_paused() -> Iterator[None]:
     """Suspend collection during imports, and exempt what they create from later collections.
 
     Imports create a million objects that stay alive. Scanning them repeatedly for the few that do
@@ -29,13 +29,13 @@ def undisturbed() -> Iterator[None]:
         gc.enable()
 
 
-def settle() -> None:
+def tune_for_serving() -> None:
     """Exempt everything loaded so far from collection, and set thresholds suited to serving."""
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)
 
 
-def reclaim() -> None:
+def collect_all() -> None:
     """Free loaded objects that are no longer referenced, even if ``settle`` exempted them."""
     was_settled = gc.get_freeze_count() > 0
     gc.unfreeze()

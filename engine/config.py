@@ -26,7 +26,7 @@ _CPU_STEP_PASSES = 8
 _CPU_STEP_TOKENS = 256
 # Prompt tokens that a CPU's step always has room for beside running sequences, so that prompts
 # always make progress.
-LEAST_PROMPT_TOKENS = 64
+MIN_PROMPT_TOKENS = 64
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +39,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy = "fcfs"
     # Smaller steps while few sequences run (``step_budget``), and while any of them decodes, no
     # more prompt tokens than can be computed quickly (``engine/prompt_pace.py``).
-    fits_running: bool = False
-    whole_prompts: bool = False  # no chunking: a prompt waits for a step with room for it
+    adaptive_token_budget: bool = False
+    unchunked_prefill: bool = False  # no chunking: a prompt waits for a step with room for it
     overlap: bool | None = None  # launch a step while the previous one runs; None: on a GPU
     # Steps in flight at once, each of different sequences: one per pipeline stage.
     num_micro_batches: int = 1
@@ -57,7 +57,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         """The most tokens that one step computes."""
         return self.max_num_batched_tokens or _GPU_STEP_TOKENS
 
-    def on(self, device: str) -> SchedulerConfig:
+    def for_device(self, device: str) -> SchedulerConfig:
         """A copy with unset values filled in for a device such as ``cuda:0``."""
         is_cpu, passes, tokens = device == "cpu", self.max_step_passes, self.max_num_batched_tokens
         if passes is None:
@@ -66,16 +66,19 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.structs.replace(self, max_step_passes=passes)
         tokens = _GPU_STEP_TOKENS
         if is_cpu:
-            tokens = max(_CPU_STEP_TOKENS, self.max_num_seqs + LEAST_PROMPT_TOKENS)
+            tokens = max(_CPU_STEP_TOKENS, self.max_num_seqs + MIN_PROMPT_TOKENS)
         return msgspec.structs.replace(
-            self, max_step_passes=passes, max_num_batched_tokens=tokens, fits_running=is_cpu
+            self,
+            max_step_passes=passes,
+            max_num_batched_tokens=tokens,
+            adaptive_token_budget=is_cpu,
         )
 
     def step_budget(self, num_running: int) -> int:
         """The token budget of a step while ``num_running`` sequences run."""
-        if not self.fits_running:
+        if not self.adaptive_token_budget:
             return self.step_tokens
-        return min(self.step_tokens, max(_CPU_STEP_TOKENS, num_running + LEAST_PROMPT_TOKENS))
+        return min(self.step_tokens, max(_CPU_STEP_TOKENS, num_running + MIN_PROMPT_TOKENS))
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +114,7 @@ class NodesConfig(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 0.0  # how long machines wait for each other at start; 0: forever
 
     @property
-    def place(self) -> str:
+    def master_endpoint(self) -> str:
         """Address and port of the first machine, for messages."""
         address = f"[{self.master_addr}]" if ":" in self.master_addr else self.master_addr
         return f"{address}:{self.master_port}"
@@ -131,14 +134,14 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True):
     adaptive: bool = True  # as many drafts as pay off; otherwise always the maximum
 
     @property
-    def has_head(self) -> bool:
+    def uses_draft_head(self) -> bool:
         """Whether drafts come from a head that reads the model's own hidden states."""
         return self.method in ("mtp", "eagle")
 
     @property
-    def in_step(self) -> bool:
+    def drafts_in_runner(self) -> bool:
         """Whether the runner drafts, with a KV cache for it; otherwise the scheduler does."""
-        return self.has_head or self.method == "draft"
+        return self.uses_draft_head or self.method == "draft"
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,7 +192,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
-    def ranks_here(self) -> int:
+    def ranks_per_node(self) -> int:
         """How many ranks each machine has."""
         return self.num_ranks // (1 if self.nodes is None else self.nodes.size)
 

@@ -25,10 +25,10 @@ from typing import NamedTuple
 
 from engine.batching_window import BatchingWindow
 from engine.client import LoadProgress
-from engine.collector import reclaim
+from engine.collector import collect_all
 from engine.config import EngineConfig
-from engine.entrance import Entrance
-from engine.errors import EngineAsleep, EngineDead, Failure, RestRefused
+from engine.entrance import RequestIntake
+from engine.errors import EngineAsleep, EngineDead, Failure, SleepRefused
 from engine.fitness import check_kind, check_tokens
 from engine.grammar.backend import CompiledGrammar
 from engine.grammar.compiler import GrammarCompiler
@@ -37,12 +37,12 @@ from engine.isolation import run_isolated
 from engine.kv_cache.host_tier import HostTier
 from engine.kv_cache.pool import BlockPool
 from engine.kv_cache.snapshots import SnapshotPool
-from engine.limits import num_steps_ahead, step_limits, whole_cells
-from engine.passes import PassPace
+from engine.limits import atomic_image_cell, max_steps_in_flight, step_limits
+from engine.passes import PassBudget
 from engine.profiler import Profiler, Spans
-from engine.prompt_pace import PromptPace
-from engine.runner.no_runner import NoRunner
-from engine.runner.protocol import Launched, Resting, Runner
+from engine.prompt_pace import PromptBudget
+from engine.runner.no_runner import NullRunner
+from engine.runner.protocol import LaunchedStep, Runner, SleepingRunner
 from engine.scheduler import Scheduler
 from engine.snapshot import Snapshot
 from engine.speculation.speculator import Speculator
@@ -55,21 +55,21 @@ from engine.types import (
     StepPlan,
     StepResult,
 )
-from engine.watch import Watch
+from engine.watch import EngineMonitor
 
 logger = logging.getLogger(__name__)
 
 # While the engine is never idle, one piece of preparatory work is done every so many steps.
-_PREPARE_EVERY = 32
+_PREPARE_INTERVAL_STEPS = 32
 # How often to check whether a grammar is compiled when there is nothing else to do.
 _GRAMMAR_POLL_S = 0.001
 
 
-class _Flight(NamedTuple):
+class _InFlightStep(NamedTuple):
     """A step in flight: launched, but with its result not yet processed."""
 
     plan: StepPlan
-    launched: Launched | None  # None: the launch failed
+    launched: LaunchedStep | None  # None: the launch failed
     began_s: float  # launch time
 
 
@@ -96,14 +96,14 @@ class EngineCore:
         self._runner = runner
         self._clock = clock
         self._info = info = runner.info
-        self._resting: Resting | None = None  # set while the engine is asleep
+        self._sleeping_runner: SleepingRunner | None = None  # set while the engine is asleep
         self._has_nodes = config.nodes is not None
         num_snapshots = info.memory.num_snapshots
         self._pool = BlockPool(
             info.memory.num_blocks,
             info.memory.block_size,
             enable_prefix_caching=config.cache.enable_prefix_caching
-            and not info.whole_prompts
+            and not info.unchunked_prefill
             and bool(num_snapshots or not info.is_recurrent),
             max_idle=info.memory.max_idle_blocks,
             tier=HostTier(info.memory.num_host_blocks) if info.memory.num_host_blocks else None,
@@ -120,26 +120,26 @@ class EngineCore:
             recurrent=info.is_recurrent,
             eos_token_ids=info.eos_token_ids,
             speculator=speculator,
-            whole_images=whole_cells(info),
+            atomic_image_cell=atomic_image_cell(info),
         )
         self._speculator = speculator
         self._window = BatchingWindow(limits)
-        self._passes = PassPace(limits.max_step_passes or 1)
-        self._prompts = PromptPace(limits)
+        self._pass_budget = PassBudget(limits.max_step_passes or 1)
+        self._prompt_budget = PromptBudget(limits)
         if grammars is None:
             grammars = GrammarCompiler(partial(load_backend, config, info))
         self._grammars = grammars
-        self._entrance = Entrance(self._scheduler, grammars, limits.policy, clock)
-        self._entrance.seat(runner)
-        self._watch = Watch(self._scheduler, self._pool, self._entrance.requests)
-        self._flights: deque[_Flight] = deque()  # oldest first
-        self._depth = num_steps_ahead(config, info)
+        self._intake = RequestIntake(self._scheduler, grammars, limits.policy, clock)
+        self._intake.attach_runner(runner)
+        self._monitor = EngineMonitor(self._scheduler, self._pool, self._intake.requests)
+        self._in_flight: deque[_InFlightStep] = deque()  # oldest first
+        self._depth = max_steps_in_flight(config, info)
         self._is_prepared = False
-        self._num_until_prepare = _PREPARE_EVERY
+        self._num_until_prepare = _PREPARE_INTERVAL_STEPS
         self._stats = self._scheduler.stats()
         self._spans = Spans()
         self._profiler = Profiler(config.profile_dir, info.device, self._spans)
-        runner.mark(self._spans)
+        runner.set_spans(self._spans)
 
     @classmethod
     def load(cls, config: EngineConfig, on_progress: LoadProgress | None = None) -> EngineCore:
@@ -161,21 +161,21 @@ class EngineCore:
     @property
     def is_asleep(self) -> bool:
         """Whether the engine has released its memory and needs ``wake`` before it can compute."""
-        return self._resting is not None
+        return self._sleeping_runner is not None
 
     @property
     def profiler(self) -> Profiler:
         """Records steps as a trace. Call it only between steps."""
         return self._profiler
 
-    def look(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """Recent steps, requests and blocks. Steps are recorded while this is called regularly."""
-        return self._watch.look(self._clock())
+        return self._monitor.snapshot(self._clock())
 
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has anything to compute or to report."""
-        return self._scheduler.has_work or bool(self._flights) or bool(self._entrance)
+        return self._scheduler.has_work or bool(self._in_flight) or bool(self._intake)
 
     @property
     def idle_s(self) -> float:
@@ -184,10 +184,10 @@ class EngineCore:
         This is so while nothing runs and either the batching window is open, or all requests wait
         for their grammars.
         """
-        if self._scheduler.num_running or self._scheduler.has_news or self._flights:
+        if self._scheduler.num_running or self._scheduler.has_pending_output or self._in_flight:
             return 0.0
-        if self._entrance:
-            if self._entrance.is_open:
+        if self._intake:
+            if self._intake.has_ready:
                 return 0.0
             if not self._scheduler.has_work:
                 return _GRAMMAR_POLL_S
@@ -203,13 +203,13 @@ class EngineCore:
                 not serve.
             EngineAsleep: the engine is asleep.
         """
-        if self._resting is not None:
+        if self._sleeping_runner is not None:
             raise EngineAsleep("the engine is asleep; wake it first")
         check_kind(request, self._info)
         check_tokens(request, self._info.vocab_size)
         if request.adapter is not None:
             self._runner.load_adapter(request.adapter)
-        self._entrance.add(request)
+        self._intake.add(request)
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Compile a grammar synchronously. Raises InvalidParameter if it cannot be compiled."""
@@ -217,21 +217,21 @@ class EngineCore:
 
     def abort(self, request_id: str) -> None:
         """End a request; the next output reports it. Unknown ids are ignored."""
-        if self._entrance.discard(request_id):
-            self._scheduler.turn_away(request_id, None)
+        if self._intake.discard(request_id):
+            self._scheduler.finish_unqueued(request_id, None)
         else:
             self._scheduler.abort(request_id, self._clock())
 
-    def end_all(self, failure: Failure) -> None:
+    def fail_all(self, failure: Failure) -> None:
         """End every request with ``failure``; the next output reports it."""
-        for request_id in self._entrance.clear():
-            self._scheduler.turn_away(request_id, failure)
-        self._scheduler.end_all(failure, self._clock())
+        for request_id in self._intake.clear():
+            self._scheduler.finish_unqueued(request_id, failure)
+        self._scheduler.fail_all(failure, self._clock())
 
-    def check_rest(self) -> None:
+    def check_can_sleep(self) -> None:
         """Raise RestRefused if this engine can never sleep, whatever it is doing."""
         if self._has_nodes:
-            raise RestRefused("Ranks on several machines do not sleep.", code="several_machines")
+            raise SleepRefused("Ranks on several machines do not sleep.", code="several_machines")
 
     def sleep(self, level: int) -> None:
         """Free the memory of the KV cache and of captured steps, and drop all cached prefixes.
@@ -242,7 +242,7 @@ class EngineCore:
         Raises:
             RestRefused: there is work, or the engine is already asleep.
         """
-        self._resting = self._let_go(level)
+        self._sleeping_runner = self._put_runner_to_sleep(level)
         logger.info("asleep at level %d", level)
 
     def wake(self) -> None:
@@ -252,10 +252,10 @@ class EngineCore:
             RestRefused: the engine is not asleep.
             ModelLoadError: waking failed; the engine stays asleep.
         """
-        if self._resting is None:
-            raise RestRefused("The engine is not asleep.", code="not_asleep")
-        self._seat(self._resting.wake())
-        self._resting = None
+        if self._sleeping_runner is None:
+            raise SleepRefused("The engine is not asleep.", code="not_asleep")
+        self._attach_runner(self._sleeping_runner.wake())
+        self._sleeping_runner = None
         logger.info("awake")
 
     def reload(self, model: str) -> None:
@@ -268,17 +268,17 @@ class EngineCore:
             RestRefused: there is work, or the engine is asleep.
             ModelLoadError: the new weights cannot be used; the old ones continue to serve.
         """
-        resting = self._let_go(0)
-        self._resting = resting  # until there is a runner again
+        resting = self._put_runner_to_sleep(0)
+        self._sleeping_runner = resting  # until there is a runner again
         try:
-            fresh = resting.exchanged(model)
+            fresh = resting.with_weights(model)
         except Exception as error:  # including out of memory
             if not isinstance(error, EngineDead):
                 self.wake()
             raise
-        self._resting = fresh
+        self._sleeping_runner = fresh
         del resting
-        reclaim()  # frees the old weights before the KV cache is allocated again
+        collect_all()  # frees the old weights before the KV cache is allocated again
         fresh.release()
         self.wake()
         logger.info("weights replaced, generation %d", self._info.generation)
@@ -291,25 +291,27 @@ class EngineCore:
         Raises:
             EngineDead: the device is lost.
         """
-        if self._entrance.is_busy:
-            self._let_in()
-        self._scheduler.count_held(len(self._entrance))
+        if self._intake.is_busy:
+            self._admit_ready()
+        self._scheduler.set_num_unqueued(len(self._intake))
         began_s = self._clock()
         with self._spans("step"):
-            while len(self._flights) < self._depth and self._launch():
+            while len(self._in_flight) < self._depth and self._launch():
                 pass
             with self._spans("output"):
-                flight = self._flights[0] if self._flights else None
+                flight = self._in_flight[0] if self._in_flight else None
                 plan = None if flight is None else flight.plan
-                output = self._land() if self._flights else self._scheduler.tell()
+                output = (
+                    self._finish_oldest() if self._in_flight else self._scheduler.flush_output()
+                )
         if self._speculator is not None and plan is not None:
             self._speculator.observe(plan, self._clock() - began_s)
-        if self._watch.is_on:
+        if self._monitor.is_recording:
             launched_s = began_s if flight is None else flight.began_s
-            self._watch.take(plan, launched_s, output, self._clock())
+            self._monitor.record_step(plan, launched_s, output, self._clock())
         self._stats = output.stats
         self._profiler.count_step()
-        self._prepare_now_and_then()
+        self._prepare_periodically()
         return output
 
     def prepare(self) -> bool:
@@ -333,51 +335,51 @@ class EngineCore:
             logger.critical("the KV block pool is corrupt: %s", problem)
         return problems
 
-    def _let_go(self, level: int) -> Resting:
+    def _put_runner_to_sleep(self, level: int) -> SleepingRunner:
         """Shut the runner down and return what it leaves behind."""
-        self.check_rest()
+        self.check_can_sleep()
         if self.has_work:
-            raise RestRefused("Requests are being served.", code="busy")
-        if self._resting is not None:
-            raise RestRefused("The engine is asleep; wake it first.", code="asleep")
-        resting = self._runner.rest(level)
-        self._runner = NoRunner(self._info)
-        self._entrance.seat(self._runner)
-        self._pool.forget()
-        reclaim()
+            raise SleepRefused("Requests are being served.", code="busy")
+        if self._sleeping_runner is not None:
+            raise SleepRefused("The engine is asleep; wake it first.", code="asleep")
+        resting = self._runner.sleep(level)
+        self._runner = NullRunner(self._info)
+        self._intake.attach_runner(self._runner)
+        self._pool.reset_prefix_cache()
+        collect_all()
         resting.release()
         return resting
 
-    def _seat(self, runner: Runner) -> None:
+    def _attach_runner(self, runner: Runner) -> None:
         """Install a runner that holds no sequences."""
         self._runner, self._info = runner, runner.info
-        self._entrance.seat(runner)
-        runner.mark(self._spans)
+        self._intake.attach_runner(runner)
+        runner.set_spans(self._spans)
         self._is_prepared = False
 
-    def _let_in(self) -> None:
+    def _admit_ready(self) -> None:
         """Advance the waiting requests' images and grammars, and queue those that are ready."""
         began_s = self._clock()
         with self._spans("let in"):
-            self._entrance.let_in(self._watch)
+            self._intake.admit_ready(self._monitor)
         spent_s = self._clock() - began_s
         # Do not count this time as part of the steps in flight: on a CPU they make no progress
         # meanwhile.
-        flights = (flight._replace(began_s=flight.began_s + spent_s) for flight in self._flights)
-        self._flights = deque(flights)
+        flights = (flight._replace(began_s=flight.began_s + spent_s) for flight in self._in_flight)
+        self._in_flight = deque(flights)
 
     def _launch(self) -> bool:
         """Plan and launch a step; false if there is none, or an earlier one must finish first."""
-        if self._flights and self._flights[-1].launched is None:
+        if self._in_flight and self._in_flight[-1].launched is None:
             return False  # its rows have to be replayed first
         scheduler = self._scheduler
         with self._spans("schedule"):
             now_s = self._clock()
             admit = self._window.remaining_s(scheduler, now_s) <= 0.0
-            passes = self._passes.most(scheduler.num_running)
-            if self._entrance.num_compiling or scheduler.num_waiting:
+            passes = self._pass_budget.max_passes(scheduler.num_running)
+            if self._intake.num_compiling or scheduler.num_waiting:
                 passes = 1
-            prompt_tokens = self._prompts.most(scheduler.num_running)
+            prompt_tokens = self._prompt_budget.max_prompt_tokens(scheduler.num_running)
             plan = scheduler.schedule(
                 admit, now_s, max_passes=passes, max_prompt_tokens=prompt_tokens
             )
@@ -385,7 +387,7 @@ class EngineCore:
             self._window.close()
         if plan.is_empty:
             return False
-        launched: Launched | None = None
+        launched: LaunchedStep | None = None
         began_s = self._clock()
         try:
             launched = self._runner.launch(plan)
@@ -393,12 +395,12 @@ class EngineCore:
             raise
         except Exception:
             logger.exception("a step of %d rows could not be started", len(plan.rows))
-        self._flights.append(_Flight(plan, launched, began_s))
+        self._in_flight.append(_InFlightStep(plan, launched, began_s))
         return True
 
-    def _land(self) -> EngineOutput:
+    def _finish_oldest(self) -> EngineOutput:
         """Await the oldest step in flight and process its result."""
-        plan, launched, began_s = self._flights.popleft()
+        plan, launched, began_s = self._in_flight.popleft()
         result: StepResult | None = None
         if launched is not None:
             try:
@@ -407,18 +409,18 @@ class EngineCore:
                 raise
             except Exception:
                 logger.exception("a step of %d rows failed", len(plan.rows))
-                self._void_flights()
+                self._invalidate_in_flight()
         if result is None:
             result = run_isolated(self._runner, self._scheduler, plan)
         else:
             seconds = self._clock() - began_s
-            self._passes.observe(plan.rows, result, seconds)
-            self._prompts.observe(plan.rows, seconds)
+            self._pass_budget.observe(plan.rows, result, seconds)
+            self._prompt_budget.observe(plan.rows, seconds)
         return self._scheduler.update(plan, result, self._clock())
 
-    def _void_flights(self) -> None:
+    def _invalidate_in_flight(self) -> None:
         """Void the steps launched after a failed one, since they read what it did not write."""
-        for index, (plan, launched, began_s) in enumerate(self._flights):
+        for index, (plan, launched, began_s) in enumerate(self._in_flight):
             if launched is not None:
                 try:
                     launched.result()
@@ -426,10 +428,10 @@ class EngineCore:
                     raise
                 except Exception:
                     logger.info("a later step failed as well")
-            self._flights[index] = _Flight(plan, None, began_s)
+            self._in_flight[index] = _InFlightStep(plan, None, began_s)
 
-    def _prepare_now_and_then(self) -> None:
+    def _prepare_periodically(self) -> None:
         self._num_until_prepare -= 1
         if self._num_until_prepare <= 0:
-            self._num_until_prepare = _PREPARE_EVERY
+            self._num_until_prepare = _PREPARE_INTERVAL_STEPS
             self.prepare()

@@ -25,9 +25,9 @@ from engine.types import (
 class Choice:
     """One continuation being generated. Written only by the driver."""
 
-    def __init__(self, request: Request, decoder: OutputDecoder, *, keeps_deltas: bool) -> None:
+    def __init__(self, request: Request, decoder: OutputDecoder, *, keep_deltas: bool) -> None:
         self.request = request
-        self.deltas: deque[TextDelta] | None = deque() if keeps_deltas else None
+        self.deltas: deque[TextDelta] | None = deque() if keep_deltas else None
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
@@ -79,7 +79,7 @@ class Driver:
         self._core = None
         self._live.clear()
 
-    def judge(self, sampling: SamplingParams) -> SamplingParams:
+    def prepare_sampling(self, sampling: SamplingParams) -> SamplingParams:
         """``sampling`` with its bad words converted to tokens; its grammar is compiled.
 
         Raises:
@@ -95,7 +95,7 @@ class Driver:
         sampling: SamplingParams,
         *,
         continuation: bool,
-        keeps_deltas: bool = False,
+        keep_deltas: bool = False,
     ) -> list[Choice]:
         """Queue the requests of one prompt; if one is refused, none is queued.
 
@@ -107,7 +107,7 @@ class Driver:
             for request in requests:
                 self.core.add(request)
                 decoder = OutputDecoder(self._tokenizer, sampling, continuation=continuation)
-                choices.append(Choice(request, decoder, keeps_deltas=keeps_deltas))
+                choices.append(Choice(request, decoder, keep_deltas=keep_deltas))
                 self._live[request.id] = choices[-1]
         except RequestError:
             self.abort(choices)
@@ -128,7 +128,7 @@ class Driver:
             choice = self._live.get(request_id)
             if choice is None:
                 continue
-            choice.push(_share(output, index))
+            choice.push(_request_output(output, index))
             choice.failure = output.errors.get(request_id)
             if choice.finish_reason is not None:
                 finished.append(choice)
@@ -193,7 +193,7 @@ class TextStream(Iterator[TextDelta]):
         self.close()
 
 
-def _share(output: EngineOutput, index: int) -> RequestOutput:
+def _request_output(output: EngineOutput, index: int) -> RequestOutput:
     """One request's part of a step's output."""
     request_id = output.ids[index]
     return RequestOutput(

@@ -14,16 +14,16 @@ from engine.config import Policy
 from engine.errors import Failure, InvalidParameter, RequestError
 from engine.grammar.backend import CompiledGrammar
 from engine.grammar.compiler import GrammarCompiler
-from engine.grammar.gate import GrammarGate
-from engine.images.gate import ImageGate
-from engine.runner.protocol import ReadsAhead, Runner
+from engine.grammar.gate import GrammarWaitQueue
+from engine.images.gate import ImageWaitQueue
+from engine.runner.protocol import Runner, SupportsImagePrefetch
 from engine.scheduler import Scheduler
 from engine.snapshot import PhaseKind
 from engine.types import Request
-from engine.watch import Watch
+from engine.watch import EngineMonitor
 
 
-class Entrance:
+class RequestIntake:
     """The requests of an engine that are not queued yet. Used only by its thread, between steps.
 
     Args:
@@ -43,8 +43,10 @@ class Entrance:
         self._scheduler = scheduler
         self._compiler = grammars
         self._clock = clock
-        self._grammars = GrammarGate(grammars)
-        self._images = ImageGate(policy, scheduler.find, self._has_images_computed, clock)
+        self._grammars = GrammarWaitQueue(grammars)
+        self._images = ImageWaitQueue(
+            policy, scheduler.num_cached_tokens, self._has_images_computed, clock
+        )
 
     def __len__(self) -> int:
         return len(self._images) + len(self._grammars)
@@ -58,18 +60,20 @@ class Entrance:
         return self._images.is_busy or bool(self._grammars)
 
     @property
-    def is_open(self) -> bool:
+    def has_ready(self) -> bool:
         """Whether ``let_in`` has something to do now."""
-        return self._images.is_open or self._grammars.is_open
+        return self._images.can_prefetch or self._grammars.has_ready
 
     @property
     def num_compiling(self) -> int:
         """How many requests have a grammar being compiled."""
         return len(self._grammars)
 
-    def seat(self, runner: Runner) -> None:
+    def attach_runner(self, runner: Runner) -> None:
         """Use ``runner`` to read images if it can do so between steps. Nothing may be waiting."""
-        self._images.seat(runner.images_ahead if isinstance(runner, ReadsAhead) else None)
+        self._images.attach_prefetcher(
+            runner.image_prefetcher if isinstance(runner, SupportsImagePrefetch) else None
+        )
 
     def requests(self) -> Iterator[tuple[Request, PhaseKind]]:
         """The requests held here, and what each waits for."""
@@ -88,23 +92,23 @@ class Entrance:
         """
         if request.id in self:
             raise InvalidParameter(f"request id {request.id!r} is in use", param="id")
-        if not self._images.holds(request):
-            self._go_on(request)
+        if not self._images.try_hold(request):
+            self._advance(request)
             return
-        self._scheduler.tell_waits(request)
+        self._scheduler.report_waiting(request)
         if request.sampling.grammar is not None:
             self._compiler.compile(request.sampling.grammar)  # in parallel with its images
 
-    def let_in(self, watch: Watch) -> None:
+    def admit_ready(self, monitor: EngineMonitor) -> None:
         """Read images for a moment, and advance the requests whose waits are over.
 
         Raises:
             EngineDead: the device is lost.
         """
-        for request, failure in self._images.turn():
-            self._leave(request, "images", failure, watch)
-        for request, compiled, failure in self._grammars.passed():
-            self._leave(request, "grammar", failure, watch, compiled)
+        for request, failure in self._images.run_slice():
+            self._finish_wait(request, "images", failure, monitor)
+        for request, compiled, failure in self._grammars.take_ready():
+            self._finish_wait(request, "grammar", failure, monitor, compiled)
 
     def discard(self, request_id: str) -> bool:
         """Drop a request that has been aborted; false if it is not here."""
@@ -114,34 +118,34 @@ class Entrance:
         """Drop all requests and return their ids."""
         return [*self._images.clear(), *self._grammars.clear()]
 
-    def _leave(
+    def _finish_wait(
         self,
         request: Request,
-        before: PhaseKind,
+        phase: PhaseKind,
         failure: Failure | None,
-        watch: Watch,
+        monitor: EngineMonitor,
         compiled: CompiledGrammar | None = None,
     ) -> None:
         """Advance a request whose wait ``before`` is over, or report its failure."""
         try:
-            if failure is None and before == "images":
-                self._go_on(request)
+            if failure is None and phase == "images":
+                self._advance(request)
             elif failure is None:
                 self._scheduler.add(request, compiled)
         except RequestError as error:
             failure = Failure.of(error)
-        if watch.is_on:
+        if monitor.is_recording:
             waits = request.id in self._grammars
-            watch.go_on(request, before, "grammar" if waits else "queued", self._clock())
+            monitor.enter_phase(request, phase, "grammar" if waits else "queued", self._clock())
         if failure is not None:
-            self._scheduler.turn_away(request.id, failure)
+            self._scheduler.finish_unqueued(request.id, failure)
 
-    def _go_on(self, request: Request) -> None:
+    def _advance(self, request: Request) -> None:
         """Advance a request that has no images, or whose images have been read."""
         if request.sampling.grammar is None:
             self._scheduler.add(request)
             return
-        compiled = self._grammars.arrive(request)
+        compiled = self._grammars.submit(request)
         if compiled is not None:
             self._scheduler.add(request, compiled)
 

@@ -65,7 +65,7 @@ class ProfileRefused(RequestError):
     """A profile cannot be started or stopped now."""
 
 
-class RestRefused(RequestError):
+class SleepRefused(RequestError):
     """The engine cannot be put to sleep, woken or given other weights now."""
 
 
@@ -134,7 +134,7 @@ _KINDS: dict[str, type[EngineError]] = {
         ContextLengthExceeded,
         TemplateError,
         ProfileRefused,
-        RestRefused,
+        SleepRefused,
         RequestFailed,
         OutOfMemory,
         EngineAsleep,

@@ -19,11 +19,11 @@ def check_kind(request: Request, info: EngineInfo) -> None:
     if request.images and (pooling is not None or info.images is None):
         raise InvalidParameter("images are not taken", param="messages")
     if pooling is None:
-        if not info.generates:
+        if not info.is_generative:
             raise InvalidParameter("this model does not generate text", param="model")
     elif can is None:
         raise InvalidParameter("this model makes no embeddings", param="model")
-    elif pooling.scores and not can.num_labels:
+    elif pooling.use_score_head and not can.num_labels:
         raise InvalidParameter("this model has no head that scores", param="model")
     elif pooling.dimensions is not None and pooling.dimensions > can.size:
         problem = f"'dimensions' must be at most {can.size}, the size of this model's embeddings"

@@ -16,22 +16,22 @@ __all__ = [
     "MAX_FRAME_BYTES",
     "Abort",
     "Activity",
-    "Answered",
     "Configure",
+    "ControlReply",
+    "ControlRequest",
     "Fatal",
     "FrameError",
     "FrameReader",
     "FromEngine",
+    "GetSnapshot",
+    "LifecycleRequest",
     "Loading",
-    "Look",
     "Message",
     "Output",
     "Ping",
     "Pong",
-    "Question",
     "Ready",
     "Reload",
-    "RestQuestion",
     "Shutdown",
     "Sleep",
     "StartProfile",
@@ -57,7 +57,7 @@ class Configure(msgspec.Struct, frozen=True, tag="configure", array_like=True):
 
     config: EngineConfig
     runner: str | None = None  # module:factory, if not the engine's own
-    listens: bool = False
+    has_listener: bool = False
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
@@ -82,7 +82,7 @@ class StopProfile(msgspec.Struct, frozen=True, tag="stop_profile", array_like=Tr
     """To the engine: stop recording. It answers."""
 
 
-class Look(msgspec.Struct, frozen=True, tag="look", array_like=True):
+class GetSnapshot(msgspec.Struct, frozen=True, tag="look", array_like=True):
     """To the engine: send a snapshot. It answers, and records its steps for a while."""
 
 
@@ -133,7 +133,7 @@ class Output(msgspec.Struct, frozen=True, tag="output", array_like=True):
     sent_s: float  # time.monotonic(); the newest of several clients' snapshots is the valid one
 
 
-class Answered(msgspec.Struct, frozen=True, tag="answered", array_like=True):
+class ControlReply(msgspec.Struct, frozen=True, tag="answered", array_like=True):
     """From the engine: the answer to a question. Questions are answered in order."""
 
     trace: Trace | None  # the one that a StopProfile has ended
@@ -152,10 +152,10 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal", array_like=True):
     kind: str
 
 
-RestQuestion = Sleep | Wake | Reload
-Question = StartProfile | StopProfile | Look | RestQuestion
-ToEngine = Configure | Submit | Abort | Question | Ping | Shutdown
-FromEngine = Loading | Ready | Output | Answered | Pong | Fatal
+LifecycleRequest = Sleep | Wake | Reload
+ControlRequest = StartProfile | StopProfile | GetSnapshot | LifecycleRequest
+ToEngine = Configure | Submit | Abort | ControlRequest | Ping | Shutdown
+FromEngine = Loading | Ready | Output | ControlReply | Pong | Fatal
 Message = ToEngine | FromEngine
 
 _decoder = msgspec.msgpack.Decoder(Message)

@@ -25,20 +25,20 @@ import msgspec
 
 from engine.frames import (
     Abort,
-    Answered,
+    ControlReply,
+    ControlRequest,
     FrameError,
     FrameReader,
     Message,
     Output,
     Ping,
     Pong,
-    Question,
     Ready,
     Submit,
     encode,
     receive,
 )
-from engine.rest import Asked
+from engine.rest import ControlCall
 from engine.scheduler.output import OutputBuilder
 from engine.types import EngineInfo, EngineOutput, EngineStats
 
@@ -59,25 +59,25 @@ class ClientHub:
 
     def __init__(self, listener: socket.socket, info: EngineInfo) -> None:
         self._listener = listener
-        self._hello = encode(Ready(info))
-        self._put: Callable[[Submit | Abort | Asked], None] = lambda command: None
+        self._ready_frame = encode(Ready(info))
+        self._put: Callable[[Submit | Abort | ControlCall], None] = lambda command: None
         self._owners: dict[str, _Client] = {}  # of live requests
         self._clients: list[_Client] = []
-        self._greeting = threading.Lock()  # a new client must not miss a change
+        self._clients_lock = threading.Lock()  # a new client must not miss a change
         self._numbers = count(1)
 
-    def start(self, put: Callable[[Submit | Abort | Asked], None]) -> None:
+    def start(self, put: Callable[[Submit | Abort | ControlCall], None]) -> None:
         """Start accepting clients; their commands are passed to ``put``."""
         self._put = put
         threading.Thread(target=self._accept, name="engine-clients", daemon=True).start()
 
     def announce(self, ready: Ready) -> None:
         """Send the loaded model and the engine's activity to every client, present and future."""
-        with self._greeting:
-            self._hello = encode(ready)
+        with self._clients_lock:
+            self._ready_frame = encode(ready)
             clients = list(self._clients)
         for client in clients:
-            self._send(client, self._hello)
+            self._send(client, self._ready_frame)
 
     def emit(self, output: EngineOutput) -> None:
         """Send each client its rows. Only one gets the step's token count: counts are summed."""
@@ -107,14 +107,14 @@ class ClientHub:
         # Every id in a sparse column is also in ``output.ids``.
         for share in shares.values():
             own = set(share.ids) if len(shares) > 1 else None
-            share.logprobs = _of(own, output.logprobs)
-            share.prompt_logprobs = _of(own, output.prompt_logprobs)
-            share.embeddings = _of(own, output.embeddings)
-            share.progress = _of(own, output.progress)
-            share.num_cached_tokens = _of(own, output.num_cached_tokens)
-            share.stop_token_ids = _of(own, output.stop_token_ids)
-            share.timings = _of(own, output.timings)
-            share.errors = _of(own, output.errors)
+            share.logprobs = _select_ids(own, output.logprobs)
+            share.prompt_logprobs = _select_ids(own, output.prompt_logprobs)
+            share.embeddings = _select_ids(own, output.embeddings)
+            share.progress = _select_ids(own, output.progress)
+            share.num_cached_tokens = _select_ids(own, output.num_cached_tokens)
+            share.stop_token_ids = _select_ids(own, output.stop_token_ids)
+            share.timings = _select_ids(own, output.timings)
+            share.errors = _select_ids(own, output.errors)
         for request_id, reason in zip(output.ids, output.finish_reasons, strict=True):
             if reason is not None:
                 owners.pop(request_id, None)
@@ -122,13 +122,13 @@ class ClientHub:
 
     def _send(self, client: _Client, frame: bytes) -> None:
         try:
-            with client.sending:
+            with client.send_lock:
                 client.connection.sendall(frame)
         except BlockingIOError:
             logger.warning("client %d does not read; hanging up", client.number)
-            self._forget(client)
+            self._disconnect(client)
         except OSError:
-            self._forget(client)  # its own thread will notice as well
+            self._disconnect(client)  # its own thread will notice as well
 
     # ------------------------------------------------------------ threads
 
@@ -145,33 +145,33 @@ class ClientHub:
     def _serve(self, client: _Client) -> None:
         reader = FrameReader()
         try:
-            with self._greeting:
-                client.connection.sendall(self._hello)
+            with self._clients_lock:
+                client.connection.sendall(self._ready_frame)
                 self._clients.append(client)
             while messages := receive(client.connection, reader):
                 for message in messages:
-                    self._take(client, message)
+                    self._handle_message(client, message)
         except FrameError as error:
             logger.error("client %d sent something else than a frame: %s", client.number, error)
         except OSError:
             pass
-        self._forget(client)
+        self._disconnect(client)
         client.connection.close()
 
-    def _take(self, client: _Client, message: Message) -> None:
+    def _handle_message(self, client: _Client, message: Message) -> None:
         if isinstance(message, Ping):
             self._send(client, encode(Pong()))
             return
-        if isinstance(message, Question):
+        if isinstance(message, ControlRequest):
 
-            def answer(answered: Answered) -> None:
+            def answer(answered: ControlReply) -> None:
                 self._send(client, encode(answered))
 
-            self._put(Asked(message, answer))
+            self._put(ControlCall(message, answer))
             return
         if isinstance(message, Submit):
             with client.lock:  # else it could be added after its client's requests were aborted
-                if client.gone:
+                if client.is_disconnected:
                     return
                 self._owners.update((request.id, client) for request in message.requests)
                 self._put(message)
@@ -180,12 +180,12 @@ class ClientHub:
         else:
             raise FrameError(f"{type(message).__name__} is not a client's to send")
 
-    def _forget(self, client: _Client) -> None:
+    def _disconnect(self, client: _Client) -> None:
         """Abort a client's requests and end its thread. Idempotent, from any thread."""
         with client.lock:
-            if client.gone:
+            if client.is_disconnected:
                 return
-            client.gone = True
+            client.is_disconnected = True
         if client in self._clients:
             self._clients.remove(client)
         ids = tuple(id_ for id_, owner in list(self._owners.items()) if owner is client)
@@ -203,11 +203,11 @@ class _Client:
         self.number = number
         self.connection = connection
         self.lock = threading.Lock()
-        self.sending = threading.Lock()  # shared by the loop's thread and its own
-        self.gone = False
+        self.send_lock = threading.Lock()  # shared by the loop's thread and its own
+        self.is_disconnected = False
 
 
-def _of(ids: set[str] | None, column: dict[str, _ValueT]) -> dict[str, _ValueT]:
+def _select_ids(ids: set[str] | None, column: dict[str, _ValueT]) -> dict[str, _ValueT]:
     """The entries of a sparse column for ``ids``; all of them if None."""
     if ids is None or not column:
         return column

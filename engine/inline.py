@@ -16,22 +16,22 @@ from engine.errors import EngineDead, EngineError, Failure
 from engine.frames import (
     Abort,
     Activity,
-    Answered,
-    Question,
+    ControlReply,
+    ControlRequest,
     Ready,
     Shutdown,
     Submit,
 )
 from engine.loop import EngineLoop
-from engine.questions import Asker, Questions
-from engine.rest import Asked
+from engine.questions import ControlMethods, PendingControlCalls
+from engine.rest import ControlCall
 from engine.streams import StreamTable
 from engine.types import EngineInfo, EngineOutput, EngineStats, Request
 
 LoadCore = Callable[[EngineConfig, LoadProgress | None], EngineCore]
 
 
-class InlineClient(Asker):
+class InlineClient(ControlMethods):
     """A :class:`engine.client.EngineClient` without a process boundary, and hence no restarts.
 
     Args:
@@ -43,7 +43,7 @@ class InlineClient(Asker):
         self._config = config
         self._load = load
         self._streams = StreamTable(self._abort)
-        self._questions = Questions()
+        self._control_calls = PendingControlCalls()
         self._listeners: list[Callable[[EngineOutput], None]] = []
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -77,7 +77,7 @@ class InlineClient(Asker):
         return self._engine is not None
 
     @property
-    def responds(self) -> bool:
+    def responsive(self) -> bool:
         """Same as ``alive``, since there is no other process."""
         return self.alive
 
@@ -139,14 +139,14 @@ class InlineClient(Asker):
         try:
             core = self._load(self._config, on_progress)
         except Exception as error:
-            self._call(_settle, loaded, None, error)
+            self._call(_resolve, loaded, None, error)
             return
         engine = EngineLoop(
             core,
-            lambda output: self._call(self._take, output),
-            announce=lambda ready: self._call(self._change, ready),
+            lambda output: self._call(self._handle_output, output),
+            announce=lambda ready: self._call(self._handle_ready, ready),
         )
-        self._call(_settle, loaded, (engine, core.info), None)
+        self._call(_resolve, loaded, (engine, core.info), None)
         try:
             engine.run()
         except Exception as error:
@@ -157,39 +157,39 @@ class InlineClient(Asker):
         if not self._event_loop.is_closed():
             self._event_loop.call_soon_threadsafe(function, *args)
 
-    def _take(self, output: EngineOutput) -> None:
+    def _handle_output(self, output: EngineOutput) -> None:
         self._stats = output.stats
         self._streams.dispatch(output)
         for listener in self._listeners:
             listener(output)
 
-    def _change(self, ready: Ready) -> None:
+    def _handle_ready(self, ready: Ready) -> None:
         self._info, self._activity = ready.info, ready.activity
 
     def _abort(self, request_id: str) -> None:
         if self._engine is not None:
             self._engine.inbox.put(Abort((request_id,)))
 
-    async def _ask(self, question: Question) -> Answered:
+    async def _control_call(self, request: ControlRequest) -> ControlReply:
         engine = self._engine
         if engine is None:
             raise self._error
 
-        def answer(answered: Answered) -> None:
-            self._call(self._questions.settle, answered)
+        def answer(answered: ControlReply) -> None:
+            self._call(self._control_calls.resolve, answered)
 
-        return await self._questions.ask(
-            question, lambda question: engine.inbox.put(Asked(question, answer))
+        return await self._control_calls.call(
+            request, lambda question: engine.inbox.put(ControlCall(question, answer))
         )
 
     def _end(self, error: EngineError) -> None:
         self._engine = None
         self._error = error
         self._streams.fail_all(error)
-        self._questions.fail_all(error)
+        self._control_calls.fail_all(error)
 
 
-def _settle(
+def _resolve(
     future: asyncio.Future[tuple[EngineLoop, EngineInfo]],
     result: tuple[EngineLoop, EngineInfo] | None,
     error: Exception | None,

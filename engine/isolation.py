@@ -34,7 +34,7 @@ def run_isolated(runner: Runner, scheduler: Scheduler, plan: StepPlan) -> StepRe
     Raises:
         EngineDead: the runner reports that no later step can work either.
     """
-    _load_again(runner, scheduler.fail())
+    _repeat_loads(runner, scheduler.mark_failed())
     middle = len(plan.rows) // 2
     stack: list[Sequence[ScheduledRow]] = [plan.rows[middle:], plan.rows[:middle]]
     results: list[StepResult] = []
@@ -60,7 +60,7 @@ def run_isolated(runner: Runner, scheduler: Scheduler, plan: StepPlan) -> StepRe
     return _merge(results, errors)
 
 
-def _load_again(runner: Runner, plan: StepPlan) -> None:
+def _repeat_loads(runner: Runner, plan: StepPlan) -> None:
     """Repeat the plan's loads from the host: rows of other plans may hold the loaded blocks."""
     if plan.is_empty:
         return

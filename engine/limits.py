@@ -10,7 +10,7 @@ from engine.types import EngineInfo
 
 def step_limits(config: EngineConfig, info: EngineInfo) -> SchedulerConfig:
     """The scheduler's limits for this model on its device."""
-    limits = config.scheduler.on(info.device)
+    limits = config.scheduler.for_device(info.device)
     if info.memory.num_states:
         most = min(limits.max_num_seqs, info.memory.num_states)
         limits = msgspec.structs.replace(limits, max_num_seqs=most)
@@ -19,11 +19,11 @@ def step_limits(config: EngineConfig, info: EngineInfo) -> SchedulerConfig:
         return msgspec.structs.replace(
             limits, num_micro_batches=config.pipeline_parallel_size, max_step_passes=1
         )
-    if not info.whole_prompts:
+    if not info.unchunked_prefill:
         return limits
     tokens = max(limits.step_tokens, info.max_model_len)
     return msgspec.structs.replace(
-        limits, max_num_batched_tokens=tokens, fits_running=False, whole_prompts=True
+        limits, max_num_batched_tokens=tokens, adaptive_token_budget=False, unchunked_prefill=True
     )
 
 
@@ -41,7 +41,7 @@ def num_row_lines(config: EngineConfig, num_states: int) -> int:
     return lines_a_row * (num_states or config.scheduler.max_num_seqs)
 
 
-def num_steps_ahead(config: EngineConfig, info: EngineInfo) -> int:
+def max_steps_in_flight(config: EngineConfig, info: EngineInfo) -> int:
     """How many steps may be in flight at once.
 
     With a pipeline, one per stage. Otherwise two on a GPU, where steps are launched ahead of
@@ -54,10 +54,10 @@ def num_steps_ahead(config: EngineConfig, info: EngineInfo) -> int:
     return 2 if (info.device.startswith("cuda") if overlap is None else overlap) else 1
 
 
-def whole_cells(info: EngineInfo) -> int | None:
+def atomic_image_cell(info: EngineInfo) -> int | None:
     """The side of an image cell in pixels if images must be computed in one step, else None."""
     rules = info.images
-    return rules.cell if rules is not None and rules.sees_both_ways else None
+    return rules.cell if rules is not None and rules.is_bidirectional else None
 
 
 def _is_pipelined(config: EngineConfig) -> bool:

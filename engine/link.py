@@ -11,7 +11,8 @@ from engine.client import LoadProgress
 from engine.errors import EngineDead, EngineError, ModelLoadError
 from engine.frames import (
     Abort,
-    Answered,
+    ControlReply,
+    ControlRequest,
     Fatal,
     FrameError,
     FrameReader,
@@ -20,20 +21,19 @@ from engine.frames import (
     Output,
     Ping,
     Pong,
-    Question,
     Ready,
     Submit,
     ToEngine,
     encode,
 )
-from engine.questions import Questions
-from engine.submission import holds_images
+from engine.questions import PendingControlCalls
+from engine.submission import has_images
 from engine.types import EngineInfo
 
 logger = logging.getLogger(__name__)
 
-_QUIET_S = 1.0  # silence after which the engine process is pinged
-_PATIENCE_S = 5.0  # time for it to answer
+_PING_AFTER_S = 1.0  # silence after which the engine process is pinged
+_PONG_TIMEOUT_S = 5.0  # time for it to answer
 
 
 class EngineLink(asyncio.Protocol):
@@ -53,7 +53,7 @@ class EngineLink(asyncio.Protocol):
 
     def __init__(
         self,
-        take: Callable[[Output], None],
+        on_output: Callable[[Output], None],
         on_progress: LoadProgress | None = None,
         on_change: Callable[[Ready], None] = lambda ready: None,
         name: str = "the engine",
@@ -62,7 +62,7 @@ class EngineLink(asyncio.Protocol):
         self.ready: asyncio.Future[EngineInfo] = loop.create_future()
         self.lost: asyncio.Future[None] = loop.create_future()
         self.open = False  # ready and not lost
-        self._take = take
+        self._on_output = on_output
         self._on_progress = on_progress
         self._on_change = on_change
         self._name = name
@@ -70,16 +70,16 @@ class EngineLink(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._outbox: list[ToEngine] = []
         self._fatal: Fatal | None = None
-        self._questions = Questions()
-        self._heard_s = loop.time()  # when the engine last sent something
-        self._asked_s: float | None = None  # when it was pinged; None: no ping is unanswered
+        self._control_calls = PendingControlCalls()
+        self._last_received_s = loop.time()  # when the engine last sent something
+        self._pinged_s: float | None = None  # when it was pinged; None: no ping is unanswered
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def responds(self) -> bool:
+    def responsive(self) -> bool:
         """Whether the last ping was answered or may still be."""
-        asked_s = self._asked_s
-        return asked_s is None or asyncio.get_running_loop().time() - asked_s < _PATIENCE_S
+        asked_s = self._pinged_s
+        return asked_s is None or asyncio.get_running_loop().time() - asked_s < _PONG_TIMEOUT_S
 
     # ------------------------------------------------------------ out
 
@@ -89,10 +89,10 @@ class EngineLink(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self.flush)
         self._outbox.append(message)
 
-    async def ask(self, question: Question) -> Answered:
+    async def call(self, request: ControlRequest) -> ControlReply:
         """Send ``question`` and await the answer. Raises EngineDead or the answer's error."""
-        encode(question)  # encoding errors surface here, not in a flush with other messages
-        return await self._questions.ask(question, self.send)
+        encode(request)  # encoding errors surface here, not in a flush with other messages
+        return await self._control_calls.call(request, self.send)
 
     def flush(self) -> None:
         """Send the queued messages, merging adjacent submissions and adjacent aborts."""
@@ -102,7 +102,7 @@ class EngineLink(asyncio.Protocol):
         merged: list[ToEngine] = []
         for message in outbox:
             last = merged[-1] if merged else None
-            is_large = isinstance(message, Submit) and holds_images(message)
+            is_large = isinstance(message, Submit) and has_images(message)
             if isinstance(message, Submit) and isinstance(last, Submit) and not is_large:
                 merged[-1] = Submit(last.requests + message.requests)
             elif isinstance(message, Abort) and isinstance(last, Abort):
@@ -126,10 +126,10 @@ class EngineLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop with received data."""
-        self._heard_s, self._asked_s = asyncio.get_running_loop().time(), None
+        self._last_received_s, self._pinged_s = asyncio.get_running_loop().time(), None
         try:
             for message in self._reader.feed(data):
-                self._receive(message)
+                self._handle_message(message)
         except FrameError as error:
             logger.critical("%s sent something else than a frame: %s", self._name, error)
             if self._transport is not None:
@@ -141,14 +141,14 @@ class EngineLink(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         if not self.ready.done():
-            self.ready.set_exception(self._reason())
+            self.ready.set_exception(self._load_error())
         if not self.lost.done():
             self.lost.set_result(None)
-        self._questions.fail_all(EngineDead("the engine has gone without an answer"))
+        self._control_calls.fail_all(EngineDead("the engine has gone without an answer"))
 
-    def _receive(self, message: Message) -> None:
+    def _handle_message(self, message: Message) -> None:
         if isinstance(message, Output):
-            self._take(message)
+            self._on_output(message)
         elif isinstance(message, Loading):
             if self._on_progress is not None:
                 self._on_progress(message.fraction, message.what)
@@ -157,9 +157,9 @@ class EngineLink(asyncio.Protocol):
             if not self.ready.done():
                 self.open = True
                 self.ready.set_result(message.info)
-                self._look()
-        elif isinstance(message, Answered):
-            self._questions.settle(message)
+                self._check_liveness()
+        elif isinstance(message, ControlReply):
+            self._control_calls.resolve(message)
         elif isinstance(message, Pong):
             pass  # receiving it is enough
         elif isinstance(message, Fatal):
@@ -169,16 +169,16 @@ class EngineLink(asyncio.Protocol):
         else:
             raise FrameError(f"{type(message).__name__} is not for a client")
 
-    def _look(self) -> None:
+    def _check_liveness(self) -> None:
         """Ping a process that has been silent, and schedule the next check."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
-        if self._asked_s is None and now_s - self._heard_s >= _QUIET_S:
-            self._asked_s = now_s
+        if self._pinged_s is None and now_s - self._last_received_s >= _PING_AFTER_S:
+            self._pinged_s = now_s
             self.send(Ping())
-        self._timer = loop.call_later(_QUIET_S, self._look)
+        self._timer = loop.call_later(_PING_AFTER_S, self._check_liveness)
 
-    def _reason(self) -> EngineError:
+    def _load_error(self) -> EngineError:
         if self._fatal is None:
             return EngineDead("the engine process ended while it was loading")
         return read_fatal(self._fatal)

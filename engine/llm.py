@@ -35,21 +35,21 @@ from engine.errors import InvalidParameter
 from engine.offline_adapters import Lora, OfflineAdapters
 from engine.offline_images import ChatPrompt
 from engine.offline_inputs import Prompt, as_prompts, new_id, params_for
-from engine.offline_looks import OfflineLooks
-from engine.offline_rest import OfflineRest
+from engine.offline_looks import OfflineInspection
+from engine.offline_rest import OfflineSleep
 from engine.offline_text import ChatOptions, Conversation, OfflineText
 from engine.paths import default_model_dir
 from engine.pool_offline import EmbeddingResult, embed_all, score_all
 from engine.pooling import PoolingKind
 from engine.profiler import make_profile_directory
-from engine.progress import LoadingBar, finish
+from engine.progress import LoadingBar, run_to_completion
 from engine.requests import fan_out
 from engine.results import RequestResult, make_result
 from engine.speculation.options import speculation_config
 from engine.types import Adapter, SamplingParams
 
 
-class LLM(OfflineText, OfflineLooks, OfflineRest):
+class LLM(OfflineText, OfflineInspection, OfflineSleep):
     """A loaded model. Not thread-safe; use the server to share one.
 
     Prompts run as one continuous batch: each joins when there is room and leaves when it ends.
@@ -377,14 +377,14 @@ class LLM(OfflineText, OfflineLooks, OfflineRest):
         *,
         continuation: bool,
     ) -> TextStream:
-        sampling = self._driver.judge(params or SamplingParams())
+        sampling = self._driver.prepare_sampling(params or SamplingParams())
         if sampling.n != 1:
             raise InvalidParameter("a stream gives one choice; use generate for more", param="n")
         (choice,) = self._driver.submit(
             fan_out(new_id(), prompt.token_ids, sampling, images=prompt.images, adapter=adapter),
             sampling,
             continuation=continuation,
-            keeps_deltas=True,
+            keep_deltas=True,
         )
         return TextStream(self._driver, choice)
 
@@ -400,14 +400,14 @@ class LLM(OfflineText, OfflineLooks, OfflineRest):
     ) -> list[RequestResult]:
         driver = self._driver
         adapters = self._adapters.each(lora, len(prompts))
-        each = [driver.judge(sampling) for sampling in params_for(params, len(prompts))]
+        each = [driver.prepare_sampling(sampling) for sampling in params_for(params, len(prompts))]
         groups: list[list[Choice]] = []
         try:
             for prompt, sampling, adapter in zip(prompts, each, adapters, strict=True):
                 token_ids, images = prompt
                 requests = fan_out(new_id(), token_ids, sampling, images=images, adapter=adapter)
                 groups.append(driver.submit(requests, sampling, continuation=continuation))
-            finish(driver, groups, use_tqdm)
+            run_to_completion(driver, groups, use_tqdm)
         finally:  # refused, interrupted or lost: nothing of this call stays behind
             driver.abort([choice for group in groups for choice in group])
         return [

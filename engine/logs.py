@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from engine.config import EngineConfig, LogFormat, LogLevel
 
 # Identifies one of several similar processes, by kind: {"engine": 1, "rank": 0}.
-Writer = Mapping[str, int]
-_ONLY_ONE: Writer = {}
+ProcessLabels = Mapping[str, int]
+_NO_LABELS: ProcessLabels = {}
 
 
-def configure(level: LogLevel, form: LogFormat, writer: Writer = _ONLY_ONE) -> None:
+def configure(level: LogLevel, form: LogFormat, labels: ProcessLabels = _NO_LABELS) -> None:
     """Send all logging to standard error, replacing any earlier configuration.
 
     Args:
@@ -29,7 +29,7 @@ def configure(level: LogLevel, form: LogFormat, writer: Writer = _ONLY_ONE) -> N
         writer: included in each line if several processes of a kind log to the same place.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(writer) if form == "json" else TextFormatter(writer))
+    handler.setFormatter(JsonFormatter(labels) if form == "json" else TextFormatter(labels))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -55,14 +55,14 @@ class TextFormatter(logging.Formatter):
     With several writers: ``12:00:00 WARNING [engine 1, rank 0] engine.core: message``.
     """
 
-    def __init__(self, writer: Writer = _ONLY_ONE) -> None:
+    def __init__(self, labels: ProcessLabels = _NO_LABELS) -> None:
         super().__init__()
-        self._writer = f"[{_named(writer)}] " if writer else ""
+        self._prefix = f"[{_format_labels(labels)}] " if labels else ""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format one record; only a traceback takes more than one line."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        whose = f"{self._writer}{record.name}"
+        whose = f"{self._prefix}{record.name}"
         line = f"{clock} {record.levelname} {whose}: {_escape(record.getMessage())}"
         if record.exc_info:
             trace = self.formatException(record.exc_info).splitlines()
@@ -76,9 +76,9 @@ class JsonFormatter(logging.Formatter):
     The entries of ``extra={"fields": {...}}`` and of the writer become keys of their own.
     """
 
-    def __init__(self, writer: Writer = _ONLY_ONE) -> None:
+    def __init__(self, labels: ProcessLabels = _NO_LABELS) -> None:
         super().__init__()
-        self._writer = writer
+        self._labels = labels
 
     def format(self, record: logging.LogRecord) -> str:
         """Format one record on one line."""
@@ -88,7 +88,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **self._writer,
+            **self._labels,
         }
         entry.update(getattr(record, "fields", {}))
         if record.exc_info:
@@ -96,7 +96,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, default=str)
 
 
-def _named(writer: Writer) -> str:
+def _format_labels(writer: ProcessLabels) -> str:
     return ", ".join(f"{kind} {number}" for kind, number in writer.items())
 
 

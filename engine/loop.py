@@ -14,16 +14,16 @@ from engine.core import EngineCore
 from engine.errors import Failure, RequestError
 from engine.frames import (
     Abort,
-    Answered,
-    Look,
-    Question,
+    ControlReply,
+    ControlRequest,
+    GetSnapshot,
+    LifecycleRequest,
     Ready,
-    RestQuestion,
     Shutdown,
     StartProfile,
     Submit,
 )
-from engine.rest import Asked, Rest
+from engine.rest import ControlCall, SleepController
 from engine.submission import unpack
 from engine.types import EngineOutput, Request
 from engine.watchdog import StepWatchdog
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _IDLE_CHECK_S = 1.0  # idle time before the block pool is checked
 
 
-Command = Submit | Abort | Asked | Shutdown
+Command = Submit | Abort | ControlCall | Shutdown
 
 
 class EngineLoop:
@@ -59,7 +59,7 @@ class EngineLoop:
         self._core = core
         self._emit = emit
         self._watchdog = watchdog or StepWatchdog(None)
-        self._rest = Rest(core, announce)
+        self._sleep_controller = SleepController(core, announce)
 
     def run(self) -> None:
         """Serve until Shutdown. Raises EngineDead if the device is lost."""
@@ -69,32 +69,32 @@ class EngineLoop:
             while command is not None:  # all queued commands take effect before the next step
                 if isinstance(command, Shutdown):
                     return
-                self._obey(command)
+                self._handle_command(command)
                 command = self._poll()
             if core.has_work and not core.idle_s:
-                self._watchdog.watch()
+                self._watchdog.arm()
                 self._emit(core.step())
-            if self._rest.is_pending:
-                self._watchdog.rest()
-                for held in self._rest.go_on():
-                    self._obey(held)
+            if self._sleep_controller.is_pending:
+                self._watchdog.disarm()
+                for held in self._sleep_controller.advance():
+                    self._handle_command(held)
 
     def _next_command(self) -> Command | None:
         """The next command, if there is one. Blocks only if there is nothing else to do."""
         core = self._core
         if not core.has_work:
-            return self._poll() if self._rest.is_pending else self._wait_idle()
+            return self._poll() if self._sleep_controller.is_pending else self._wait_idle()
         idle_s = core.idle_s
         if not idle_s:
             return self._poll()
-        self._watchdog.rest()
+        self._watchdog.disarm()
         try:
             return self.inbox.get(timeout=idle_s)
         except queue.Empty:
             return None
 
     def _wait_idle(self) -> Command:
-        self._watchdog.rest()
+        self._watchdog.disarm()
         while self._core.prepare():
             if (command := self._poll()) is not None:
                 return command
@@ -110,38 +110,38 @@ class EngineLoop:
         except queue.Empty:
             return None
 
-    def _obey(self, command: Submit | Abort | Asked) -> None:
-        if self._rest.holds(command):
+    def _handle_command(self, command: Submit | Abort | ControlCall) -> None:
+        if self._sleep_controller.defer(command):
             return
-        if isinstance(command, Asked):
-            if isinstance(command.question, RestQuestion):
-                self._rest.begin(command)
+        if isinstance(command, ControlCall):
+            if isinstance(command.request, LifecycleRequest):
+                self._sleep_controller.begin(command)
                 return
-            command.answer(self._answer(command.question))
+            command.on_reply(self._handle_control(command.request))
         elif isinstance(command, Abort):
             for request_id in command.ids:
                 self._core.abort(request_id)
         else:
             self._add(unpack(command.requests))
 
-    def _answer(self, question: Question) -> Answered:
+    def _handle_control(self, request: ControlRequest) -> ControlReply:
         profiler = self._core.profiler
         try:
-            if isinstance(question, Look):
-                return Answered(None, None, self._core.look())
-            if isinstance(question, StartProfile):
-                profiler.start(question.num_steps)
-                return Answered(None, None)
-            return Answered(profiler.stop(), None)
+            if isinstance(request, GetSnapshot):
+                return ControlReply(None, None, self._core.snapshot())
+            if isinstance(request, StartProfile):
+                profiler.start(request.num_steps)
+                return ControlReply(None, None)
+            return ControlReply(profiler.stop(), None)
         except RequestError as error:
-            return Answered(None, Failure.of(error))
+            return ControlReply(None, Failure.of(error))
         except Exception as error:
             logger.exception("a question could not be answered")
-            return Answered(None, Failure.of(error))
+            return ControlReply(None, Failure.of(error))
 
     def _add(self, requests: Sequence[Request]) -> None:
         refused: dict[str, Failure] = {}
-        asleep = self._rest.refusal
+        asleep = self._sleep_controller.refusal
         for request in requests:
             if asleep is not None:
                 refused[request.id] = asleep

@@ -33,7 +33,7 @@ def device_memory(device: str) -> DeviceMemory:
     return DeviceMemory(used_bytes=resident, total_bytes=os.sysconf("SC_PHYS_PAGES") * page)
 
 
-def trim() -> None:
+def trim_heap() -> None:
     """Return memory that the process has freed to the system, if its allocator can."""
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from engine.errors import InvalidParameter
 from engine.images.base64 import decode_base64, is_data_url
 from engine.images.nouns import Image, ImageRules
-from engine.images.read import Picture, read_image, see_image
+from engine.images.read import ProcessedImage, process_image, read_image
 
 if TYPE_CHECKING:
     from engine.text.template import Message
@@ -24,7 +24,7 @@ class ChatPrompt(NamedTuple):
     images: tuple[Image, ...] = ()
 
 
-def take_images(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
+def extract_images(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
     """Split messages into those that the chat template takes and their images, in order."""
     taken: list[Any] = []
     plain: list[Message] = []
@@ -38,7 +38,7 @@ def take_images(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
     return plain, taken
 
 
-def see_images(sources: Sequence[Any], rules: ImageRules | None) -> list[Picture]:
+def process_images(sources: Sequence[Any], rules: ImageRules | None) -> list[ProcessedImage]:
     """Preprocess images for the model.
 
     Args:
@@ -56,7 +56,7 @@ def see_images(sources: Sequence[Any], rules: ImageRules | None) -> list[Picture
     if len(sources) > rules.max_images:
         problem = f"{len(sources)} images; at most {rules.max_images} are taken"
         raise InvalidParameter(problem, param="messages")
-    return [_see(source, rules) for source in sources]
+    return [_process(source, rules) for source in sources]
 
 
 def _is_image(part: Any) -> bool:
@@ -69,7 +69,7 @@ def _source(part: Mapping[str, Any]) -> Any:
     return found.get("url") if isinstance(found, Mapping) else found
 
 
-def _see(source: Any, rules: ImageRules) -> Picture:
+def _process(source: Any, rules: ImageRules) -> ProcessedImage:
     if isinstance(source, str) and is_data_url(source):
         return read_image(decode_base64(source.partition(",")[2]), rules)
     if isinstance(source, str) and source[:5].lower() in ("data:", "http:", "https"):
@@ -80,6 +80,6 @@ def _see(source: Any, rules: ImageRules) -> Picture:
     if isinstance(source, (bytes, bytearray)):
         return read_image(bytes(source), rules)
     if hasattr(source, "getbands"):
-        return see_image(source, rules)
+        return process_image(source, rules)
     problem = f"an image cannot be a {type(source).__name__}"
     raise InvalidParameter(problem, param="messages")

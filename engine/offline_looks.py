@@ -9,7 +9,7 @@ from engine.results import LLMStats
 from engine.types import EngineInfo, Trace
 
 
-class OfflineLooks:
+class OfflineInspection:
     """Methods of ``LLM`` that report what it has loaded and done."""
 
     _driver: Driver

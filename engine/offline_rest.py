@@ -8,7 +8,7 @@ from engine.driver import Driver
 from engine.errors import InvalidParameter
 
 
-class OfflineRest:
+class OfflineSleep:
     """Methods of ``LLM`` that free its memory for other uses meanwhile, such as training."""
 
     _driver: Driver

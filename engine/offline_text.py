@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from engine.images.nouns import ImageRules
-from engine.images.place import place_images
-from engine.offline_images import ChatPrompt, see_images, take_images
+from engine.images.place import expand_image_tokens
+from engine.offline_images import ChatPrompt, extract_images, process_images
 from engine.offline_inputs import Prompt, as_prompts
 from engine.text.template import ChatTemplate, Message
 from engine.text.tokenizer import Tokenizer
@@ -72,8 +72,8 @@ class OfflineText:
         self, messages: Conversation, **options: Unpack[ChatOptions]
     ) -> ChatPrompt:
         """Same as ``encode_chat``, with the images."""
-        plain, sources = take_images(messages)
-        pictures = see_images(sources, self._image_rules)
+        plain, sources = extract_images(messages)
+        pictures = process_images(sources, self._image_rules)
         rules = self._image_rules if pictures else None
         rewriting = None if rules is None else rules.rewriting
         token_ids = self._template.encode_chat_sync(
@@ -86,7 +86,7 @@ class OfflineText:
         )
         if rules is None:
             return ChatPrompt(token_ids)
-        return ChatPrompt(*place_images(token_ids, pictures, rules))
+        return ChatPrompt(*expand_image_tokens(token_ids, pictures, rules))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; see ``Tokenizer.decode``."""

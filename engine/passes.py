@@ -12,37 +12,39 @@ wait.
 
 from __future__ import annotations
 
-from engine.crowd import are_many, is_crowd
+from engine.crowd import is_contended, is_large_batch
 from engine.plan_rows import PlanRows
-from engine.speculation.costs import Usual, alike
+from engine.speculation.costs import MedianEstimate, row_bucket
 from engine.types import StepResult
 
 # Target duration of a step with several passes; rounding exceeds it by at most a third.
 _STEP_S = 0.016
-_STEP_OF_MANY_S = 0.032
+_LARGE_BATCH_STEP_S = 0.032
 
 
-class PassPace:
+class PassBudget:
     """Learns how long a pass takes, for each number of rows.
 
     Args:
         most: the maximum number of passes in a step.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._usual: dict[int, Usual] = {}  # seconds per pass, by approximate number of rows
+    def __init__(self, max_passes: int) -> None:
+        self._max_passes = max_passes
+        self._pass_times: dict[
+            int, MedianEstimate
+        ] = {}  # seconds per pass, by approximate number of rows
 
-    def most(self, num_rows: int) -> int:
+    def max_passes(self, num_rows: int) -> int:
         """Passes for a step of ``num_rows`` rows; 1 until the duration of a pass is known."""
-        if is_crowd(num_rows):
+        if is_contended(num_rows):
             return 1
-        usual = self._usual.get(alike(num_rows))
+        usual = self._pass_times.get(row_bucket(num_rows))
         if usual is None or not usual.is_known:
             return 1
-        step_s = _STEP_OF_MANY_S if are_many(num_rows) else _STEP_S
-        if usual.value * self._most <= step_s:
-            return self._most
+        step_s = _LARGE_BATCH_STEP_S if is_large_batch(num_rows) else _STEP_S
+        if usual.value * self._max_passes <= step_s:
+            return self._max_passes
         return max(1, round(step_s / usual.value))
 
     def observe(self, rows: PlanRows, result: StepResult, seconds: float) -> None:
@@ -51,13 +53,13 @@ class PassPace:
         Steps with prompts say nothing about a pass, and a crowd's are not needed.
         """
         num_rows = len(rows)
-        if self._most == 1 or not num_rows or is_crowd(num_rows):
+        if self._max_passes == 1 or not num_rows or is_contended(num_rows):
             return
-        if rows.silent or not result.token_ids:
+        if rows.unsampled or not result.token_ids:
             return
         if max(map(len, rows.token_ids)) > 1:
             return
-        usual = self._usual.get(alike(num_rows))
+        usual = self._pass_times.get(row_bucket(num_rows))
         if usual is None:
-            usual = self._usual[alike(num_rows)] = Usual()
+            usual = self._pass_times[row_bucket(num_rows)] = MedianEstimate()
         usual.learn(seconds / max(map(len, result.token_ids)))

@@ -28,11 +28,11 @@ class ScheduledRow(msgspec.Struct, frozen=True, gc=False):
     start: int
     token_ids: tuple[int, ...]  # the last may be PENDING_TOKEN
     new_block_ids: tuple[int, ...]  # new in the row's block table since its last plan
-    samples: bool  # whether the last position's logits are sampled
+    is_sampled: bool  # whether the last position's logits are sampled
     num_drafts: int = 0  # these follow one known token; only in a row that samples
     # For a row with drafts: the known tokens of its text. This is the scheduler's own list, valid
     # while the plan is launched; do not keep it.
-    text: Sequence[int] = ()
+    known_token_ids: Sequence[int] = ()
     # Above 1, for a row with one token that samples: each sampled token is computed in turn, until
     # this many tokens have been computed.
     num_passes: int = 1
@@ -47,13 +47,13 @@ class PlanRows(Sequence[ScheduledRow]):
 
     __slots__ = (
         "ids",
+        "known_token_ids",
         "new_blocks",
         "num_drafts",
         "num_passes",
-        "silent",
         "starts",
-        "texts",
         "token_ids",
+        "unsampled",
     )
 
     def __init__(self) -> None:
@@ -63,9 +63,9 @@ class PlanRows(Sequence[ScheduledRow]):
         # By row index; see the fields of ScheduledRow.
         self.new_blocks: dict[int, tuple[int, ...]] = {}
         self.num_drafts: dict[int, int] = {}
-        self.texts: dict[int, Sequence[int]] = {}
+        self.known_token_ids: dict[int, Sequence[int]] = {}
         self.num_passes: dict[int, int] = {}  # rows with more than one pass
-        self.silent: set[int] = set()  # rows that do not sample
+        self.unsampled: set[int] = set()  # rows that do not sample
 
     @classmethod
     def of(cls, rows: Iterable[ScheduledRow]) -> Self:
@@ -85,23 +85,23 @@ class PlanRows(Sequence[ScheduledRow]):
             self.new_blocks[place] = row.new_block_ids
         if row.num_drafts:
             self.num_drafts[place] = row.num_drafts
-            self.texts[place] = row.text
+            self.known_token_ids[place] = row.known_token_ids
         if row.num_passes > 1:
             self.num_passes[place] = row.num_passes
-        if not row.samples:
-            self.silent.add(place)
+        if not row.is_sampled:
+            self.unsampled.add(place)
 
-    def extend_row(
+    def append_drafts(
         self,
         place: int,
         drafts: tuple[int, ...],
         new_block_ids: tuple[int, ...],
-        text: Sequence[int] = (),
+        known_token_ids: Sequence[int] = (),
     ) -> None:
         """Append drafts to a row, with the blocks they need; ``text`` is the row's known text."""
         self.token_ids[place] += drafts
         self.num_drafts[place] = len(drafts)
-        self.texts[place] = text
+        self.known_token_ids[place] = known_token_ids
         if new_block_ids:
             self.new_blocks[place] = self.new_blocks.get(place, ()) + new_block_ids
 
@@ -109,11 +109,11 @@ class PlanRows(Sequence[ScheduledRow]):
         """Remove a row; later rows move up by one."""
         row = self[place]
         del self.ids[place], self.starts[place], self.token_ids[place]
-        self.new_blocks = _moved_up(self.new_blocks, place)
-        self.num_drafts = _moved_up(self.num_drafts, place)
-        self.texts = _moved_up(self.texts, place)
-        self.num_passes = _moved_up(self.num_passes, place)
-        self.silent = {at - (at > place) for at in self.silent if at != place}
+        self.new_blocks = _without_index(self.new_blocks, place)
+        self.num_drafts = _without_index(self.num_drafts, place)
+        self.known_token_ids = _without_index(self.known_token_ids, place)
+        self.num_passes = _without_index(self.num_passes, place)
+        self.unsampled = {at - (at > place) for at in self.unsampled if at != place}
         return row
 
     @property
@@ -142,12 +142,12 @@ class PlanRows(Sequence[ScheduledRow]):
             self.starts[place],
             self.token_ids[place],
             self.new_blocks.get(place, ()),
-            place not in self.silent,
+            place not in self.unsampled,
             self.num_drafts.get(place, 0),
-            self.texts.get(place, ()),
+            self.known_token_ids.get(place, ()),
             self.num_passes.get(place, 1),
         )
 
 
-def _moved_up(column: dict[int, _ValueT], place: int) -> dict[int, _ValueT]:
+def _without_index(column: dict[int, _ValueT], place: int) -> dict[int, _ValueT]:
     return {at - (at > place): value for at, value in column.items() if at != place}

@@ -12,7 +12,7 @@ from engine.driver import Choice, Driver
 from engine.errors import InvalidParameter, RequestFailed
 from engine.offline_inputs import Prompt, new_id
 from engine.pooling import PoolingInfo, PoolingParams, relevance
-from engine.progress import finish
+from engine.progress import run_to_completion
 from engine.text.cutting import encode_pairs, encode_texts
 from engine.text.tokenizer import Tokenizer
 from engine.types import Request, SamplingParams
@@ -41,7 +41,7 @@ def embed_all(
 ) -> list[EmbeddingResult]:
     """The vector of each prompt; see ``LLM.embed``."""
     pooling = _pooling_of(driver)
-    longest = _cut_length(driver, limit)
+    longest = _truncation_length(driver, limit)
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     encoded = iter(encode_texts(tokenizer, texts, longest))
     ids = [next(encoded) if isinstance(item, str) else list(item)[:longest] for item in prompts]
@@ -87,9 +87,9 @@ def score_all(
         return [float(by_text[a] @ by_text[b]) for a, b in pairs]
     if pooling.num_labels > 1:
         raise InvalidParameter(f"this model classifies into {pooling.num_labels} labels")
-    longest = _cut_length(driver, limit)
+    longest = _truncation_length(driver, limit)
     jobs: list[_Job] = [
-        (ids, PoolingParams(kind=pooling.kind, scores=True, second_from=second_from))
+        (ids, PoolingParams(kind=pooling.kind, use_score_head=True, second_start=second_from))
         for ids, second_from in encode_pairs(tokenizer, pairs, longest)
     ]
     return [relevance(float(vector[0]), pooling) for vector in _compute(driver, jobs, use_tqdm)]
@@ -102,7 +102,7 @@ def _pooling_of(driver: Driver) -> PoolingInfo:
     return pooling
 
 
-def _cut_length(driver: Driver, limit: int | None) -> int | None:
+def _truncation_length(driver: Driver, limit: int | None) -> int | None:
     """The length that prompts are truncated to; None: they are not truncated."""
     longest = driver.core.info.max_model_len
     if limit is not None and limit != -1 and not 1 <= limit <= longest:
@@ -123,7 +123,7 @@ def _compute(driver: Driver, jobs: Sequence[_Job], use_tqdm: bool) -> list[np.nd
                 arrival_s=time.monotonic(),
             )
             groups.append(driver.submit([request], _NO_TOKENS, continuation=False))
-        finish(driver, groups, use_tqdm)
+        run_to_completion(driver, groups, use_tqdm)
     finally:  # refused, interrupted or failed: abort all requests of this call
         driver.abort([choice for group in groups for choice in group])
     return [_vector(choice) for (choice,) in groups]

@@ -24,8 +24,10 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     kind: PoolingKind = "last"
     dimensions: int | None = None  # keep only the first ones; None: all
     normalize: bool = True  # scale to length 1, after truncation
-    scores: bool = False  # return the classification head's raw output instead of an embedding
-    second_from: int | None = None  # for a pair of texts in one prompt: where the second begins
+    use_score_head: bool = (
+        False  # return the classification head's raw output instead of an embedding
+    )
+    second_start: int | None = None  # for a pair of texts in one prompt: where the second begins
 
     def __post_init__(self) -> None:
         if self.dimensions is not None and self.dimensions < 1:
@@ -34,7 +36,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     @property
     def needs_all_positions(self) -> bool:
         """Whether the result depends on tokens whose blocks may be found in the prefix cache."""
-        return self.kind != "last" and not self.scores
+        return self.kind != "last" and not self.use_score_head
 
 
 class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):

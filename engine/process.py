@@ -40,8 +40,8 @@ class SubprocessClient(RemoteClient):
             config,
             runner=runner,
             child=child,
-            take=self._take,
-            on_change=self._change,
+            on_output=self._handle_output,
+            on_change=self._handle_ready,
             on_restart=self._attach,
             on_death=self._give_up,
         )

@@ -39,7 +39,7 @@ MAX_PROFILE_STEPS = 10_000  # a step has thousands of events, which stay in memo
 _GZIP_LEVEL = 1  # all streams pause while the file is written
 
 _Range = AbstractContextManager[object]
-_UNSEEN: _Range = nullcontext()
+_NO_RANGE: _Range = nullcontext()
 
 
 class Spans:
@@ -55,7 +55,7 @@ class Spans:
 
     def __call__(self, name: str) -> _Range:
         """The range ``name``; recorded only while a trace is."""
-        return _UNSEEN if self._open is None else self._open(name)
+        return _NO_RANGE if self._open is None else self._open(name)
 
     def switch(self, open_range: Callable[[str], _Range] | None) -> None:
         """Record ranges with ``open_range`` from now on; None: stop."""

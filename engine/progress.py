@@ -8,7 +8,7 @@ from typing import Self
 from engine.driver import Choice, Driver
 
 
-def finish(driver: Driver, groups: list[list[Choice]], use_tqdm: bool) -> None:
+def run_to_completion(driver: Driver, groups: list[list[Choice]], use_tqdm: bool) -> None:
     """Step the engine until every group is finished."""
     from tqdm import tqdm
 

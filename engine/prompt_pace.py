@@ -12,17 +12,17 @@ a / T per step.
 
 from __future__ import annotations
 
-from engine.config import LEAST_PROMPT_TOKENS, SchedulerConfig
+from engine.config import MIN_PROMPT_TOKENS, SchedulerConfig
 from engine.plan_rows import PlanRows
-from engine.speculation.costs import Usual
+from engine.speculation.costs import MedianEstimate
 
 # Target duration of a step with prompts. Longer gaps in a text are unpleasant to read; short steps
 # cost almost nothing, since decoding sequences advance in each of them.
 _STEP_S = 0.2
-_GRAIN = 16  # prompt tokens are rounded to a multiple of this, which suits the block size
+_TOKEN_MULTIPLE = 16  # prompt tokens are rounded to a multiple of this, which suits the block size
 
 
-class PromptPace:
+class PromptBudget:
     """Learns how long a step takes per token.
 
     Args:
@@ -30,19 +30,19 @@ class PromptPace:
     """
 
     def __init__(self, limits: SchedulerConfig) -> None:
-        self._is_on = limits.fits_running
+        self._is_on = limits.adaptive_token_budget
         self._limits = limits
-        self._usual = Usual()  # seconds per token
+        self._token_time = MedianEstimate()  # seconds per token
 
-    def most(self, num_running: int) -> int | None:
+    def max_prompt_tokens(self, num_running: int) -> int | None:
         """Most prompt tokens in a step of ``num_running`` sequences, some of which decode.
 
         None: no limit besides the step's own. Never so few that prompts would make no progress.
         """
-        if not self._usual.is_known:
+        if not self._token_time.is_known:
             return None
-        tokens = int(_STEP_S / self._usual.value) - num_running
-        return max(LEAST_PROMPT_TOKENS, tokens // _GRAIN * _GRAIN)
+        tokens = int(_STEP_S / self._token_time.value) - num_running
+        return max(MIN_PROMPT_TOKENS, tokens // _TOKEN_MULTIPLE * _TOKEN_MULTIPLE)
 
     def observe(self, rows: PlanRows, seconds: float) -> None:
         """Learn from the duration of a step, unless it has so few tokens that it says little."""
@@ -51,5 +51,5 @@ class PromptPace:
         num_tokens = rows.num_tokens
         num_prompts = num_tokens - len(rows) - sum(rows.num_drafts.values())
         room = self._limits.step_budget(len(rows))
-        if 2 * num_prompts >= min(room, self.most(len(rows)) or room):
-            self._usual.learn(max(seconds, 1e-9) / num_tokens)
+        if 2 * num_prompts >= min(room, self.max_prompt_tokens(len(rows)) or room):
+            self._token_time.learn(max(seconds, 1e-9) / num_tokens)

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from engine.errors import EngineError
 from engine.frames import (
-    Answered,
-    Look,
-    Question,
+    ControlReply,
+    ControlRequest,
+    GetSnapshot,
     Reload,
     Sleep,
     StartProfile,
@@ -25,7 +25,7 @@ from engine.snapshot import Snapshot
 from engine.types import EngineInfo, Trace
 
 
-class Asker(ABC):
+class ControlMethods(ABC):
     """The question methods of :class:`engine.client.EngineClient`; see there for details."""
 
     @property
@@ -34,66 +34,68 @@ class Asker(ABC):
         """See ``EngineClient``."""
 
     @abstractmethod
-    async def _ask(self, question: Question) -> Answered:
+    async def _control_call(self, request: ControlRequest) -> ControlReply:
         """Ask the engine and await the answer. Raises the answer's failure, or EngineDead."""
 
     async def start_profile(self, num_steps: int) -> None:
         """Record the next steps."""
-        await self._ask(StartProfile(num_steps))
+        await self._control_call(StartProfile(num_steps))
 
     async def stop_profile(self) -> Trace:
         """Stop recording."""
-        trace = (await self._ask(StopProfile())).trace
+        trace = (await self._control_call(StopProfile())).trace
         assert trace is not None
         return trace
 
-    async def look(self) -> Snapshot:
+    async def snapshot(self) -> Snapshot:
         """A snapshot of the engine."""
-        snapshot = (await self._ask(Look())).snapshot
+        snapshot = (await self._control_call(GetSnapshot())).snapshot
         assert snapshot is not None
         return snapshot
 
     async def sleep(self, level: int, timeout_s: float) -> None:
         """Free memory."""
-        await self._ask(Sleep(level, timeout_s))
+        await self._control_call(Sleep(level, timeout_s))
 
     async def wake(self) -> None:
         """Allocate it again."""
-        await self._ask(Wake())
+        await self._control_call(Wake())
 
     async def reload(self, model: str | None, timeout_s: float) -> EngineInfo:
         """Replace the weights."""
-        await self._ask(Reload(model, timeout_s))
+        await self._control_call(Reload(model, timeout_s))
         return self.info
 
 
-class Questions:
+class PendingControlCalls:
     """Unanswered questions, in the order in which the engine will answer them."""
 
     def __init__(self) -> None:
-        self._open: deque[asyncio.Future[Answered]] = deque()
+        self._pending: deque[asyncio.Future[ControlReply]] = deque()
 
-    async def ask(self, question: Question, send: Callable[[Question], None]) -> Answered:
+    async def call(
+        self, request: ControlRequest, send: Callable[[ControlRequest], None]
+    ) -> ControlReply:
         """Send ``question`` and await the answer. Raises the answer's failure."""
         answer = asyncio.get_running_loop().create_future()
-        self._open.append(answer)
-        send(question)
+        self._pending.append(answer)
+        send(request)
         answered = await answer
         if answered.failure is not None:
             raise answered.failure.to_error()
         return answered
 
-    def settle(self, answered: Answered) -> None:
+    def resolve(self, reply: ControlReply) -> None:
         """Deliver the answer to the oldest question."""
-        if not self._open:
+        if not self._pending:
             return  # a late answer: all questions were failed
-        answer = self._open.popleft()
+        answer = self._pending.popleft()
         if not answer.done():  # else the asker was cancelled
-            answer.set_result(answered)
+            answer.set_result(reply)
 
     def fail_all(self, error: EngineError) -> None:
         """Fail all questions, since no answers will come."""
-        while self._open:
-            answer = self._open.popleft()
+        while self._pending:
+            answer = self._pending.popleft()
             if not answer.done():
                 answer.set_exception(error)

@@ -16,13 +16,13 @@ from engine.errors import EngineDead, EngineError
 from engine.frames import (
     Abort,
     Activity,
-    Answered,
+    ControlReply,
+    ControlRequest,
     Output,
-    Question,
     Ready,
 )
 from engine.link import EngineLink
-from engine.questions import Asker
+from engine.questions import ControlMethods
 from engine.streams import Stream, StreamTable
 from engine.submission import pack
 from engine.types import EngineInfo, EngineOutput, EngineStats, Request
@@ -30,7 +30,7 @@ from engine.types import EngineInfo, EngineOutput, EngineStats, Request
 logger = logging.getLogger(__name__)
 
 
-class RemoteClient(Asker):
+class RemoteClient(ControlMethods):
     """The part of :class:`engine.client.EngineClient` that is the same whoever starts the engine.
 
     Subclasses know how the engine is started and restarted.
@@ -49,7 +49,7 @@ class RemoteClient(Asker):
         self._error: EngineError = EngineDead("the engine has not been started")
         self._dead = False
         self._activity: Activity = "serving"
-        self._watchers: list[Callable[[], None]] = []
+        self._change_listeners: list[Callable[[], None]] = []
         self.stats_s = 0.0  # time.monotonic() at which the engine sent ``stats``
         self.num_resumed = 0  # requests resumed on another engine
 
@@ -71,9 +71,9 @@ class RemoteClient(Asker):
         return self._link is not None and self._link.open
 
     @property
-    def responds(self) -> bool:
+    def responsive(self) -> bool:
         """Whether the engine process answers; false while it is stopped."""
-        return self._link is not None and self._link.responds
+        return self._link is not None and self._link.responsive
 
     @property
     def dead(self) -> bool:
@@ -109,19 +109,19 @@ class RemoteClient(Asker):
         """Tokens held by this client's sequences, waiting and running: a measure of load."""
         return self._streams.num_tokens
 
-    def watch(self, watcher: Callable[[], None]) -> None:
+    def on_change(self, listener: Callable[[], None]) -> None:
         """Call ``watcher`` when the engine dies, returns, is given up, or changes its activity.
 
         To be called before ``start``.
         """
-        self._watchers.append(watcher)
+        self._change_listeners.append(listener)
 
-    def let_go(self) -> list[Stream]:
+    def release_streams(self) -> list[Stream]:
         """Hand over the streams of an engine that has died; its statistics are reset."""
         self._stats, self.stats_s = EngineStats(), time.monotonic()
-        return self._streams.take_all()
+        return self._streams.pop_all()
 
-    def take_over(self, streams: Sequence[Stream]) -> None:
+    def resume_streams(self, streams: Sequence[Stream]) -> None:
         """Resume the streams of a dead engine on this one, which must be alive."""
         assert self._link is not None
         requests = self._streams.adopt(streams)
@@ -135,10 +135,10 @@ class RemoteClient(Asker):
         for message in pack(requests):
             self._link.send(message)
 
-    async def _ask(self, question: Question) -> Answered:
+    async def _control_call(self, request: ControlRequest) -> ControlReply:
         if self._link is None or not self._link.open:
             raise self._error
-        return await self._link.ask(question)
+        return await self._link.call(request)
 
     # ------------------------------------------------------------ for subclasses
 
@@ -146,34 +146,34 @@ class RemoteClient(Asker):
         """Use the engine at the other end of ``link``, and resume all streams there."""
         self._link = link
         self._error = EngineDead("the engine is being restarted")  # for when the link closes
-        self.take_over(self._streams.take_all())
-        if self._watchers:
-            link.lost.add_done_callback(lambda _: self._tell())
-            self._tell()
+        self.resume_streams(self._streams.pop_all())
+        if self._change_listeners:
+            link.lost.add_done_callback(lambda _: self._notify_listeners())
+            self._notify_listeners()
 
-    def _change(self, ready: Ready) -> None:
+    def _handle_ready(self, ready: Ready) -> None:
         """Note the loaded model and the activity that the engine reports."""
         self._info, self._activity = ready.info, ready.activity
-        self._tell()
+        self._notify_listeners()
 
     def _give_up(self, error: EngineError) -> None:
         """Note that there will be no other engine."""
         self._dead = True
         self._end(error if isinstance(error, EngineDead) else EngineDead(str(error)))
-        self._tell()
+        self._notify_listeners()
 
     def _end(self, error: EngineDead) -> None:
         self._link = None
         self._error = error
         self._streams.fail_all(error)
 
-    def _tell(self) -> None:
-        for watcher in self._watchers:
+    def _notify_listeners(self) -> None:
+        for watcher in self._change_listeners:
             watcher()
 
-    def _take(self, news: Output) -> None:
-        output = news.output
-        self._stats, self.stats_s = output.stats, news.sent_s
+    def _handle_output(self, message: Output) -> None:
+        output = message.output
+        self._stats, self.stats_s = output.stats, message.sent_s
         self._streams.dispatch(output)
         for listener in self._listeners:
             listener(output)

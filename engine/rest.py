@@ -23,24 +23,33 @@ from engine.errors import (
     InvalidParameter,
     ModelLoadError,
     RequestError,
-    RestRefused,
+    SleepRefused,
 )
-from engine.frames import Abort, Activity, Answered, Question, Ready, Reload, Sleep, Submit
+from engine.frames import (
+    Abort,
+    Activity,
+    ControlReply,
+    ControlRequest,
+    Ready,
+    Reload,
+    Sleep,
+    Submit,
+)
 
 logger = logging.getLogger(__name__)
 
 
-class Asked(NamedTuple):
+class ControlCall(NamedTuple):
     """A question, and the callback for its answer, which is called in the loop's thread."""
 
-    question: Question
-    answer: Callable[[Answered], None]
+    request: ControlRequest
+    on_reply: Callable[[ControlReply], None]
 
 
-Held = Submit | Abort | Asked
+DeferredCommand = Submit | Abort | ControlCall
 
 
-class Rest:
+class SleepController:
     """Puts an engine to sleep, wakes it and reloads it. Used only by its thread, between steps.
 
     Args:
@@ -52,14 +61,14 @@ class Rest:
         self._core = core
         self._announce = announce
         self._activity: Activity = "serving"
-        self._asked: Asked | None = None  # to be carried out when nothing runs
-        self._ends_s = 0.0  # time.monotonic() at which running requests are ended
-        self._held: list[Held] = []  # commands received since
+        self._pending_call: ControlCall | None = None  # to be carried out when nothing runs
+        self._deadline_s = 0.0  # time.monotonic() at which running requests are ended
+        self._deferred: list[DeferredCommand] = []  # commands received since
 
     @property
     def is_pending(self) -> bool:
         """Whether a question waits for the engine to become idle."""
-        return self._asked is not None
+        return self._pending_call is not None
 
     @property
     def refusal(self) -> Failure | None:
@@ -70,75 +79,75 @@ class Rest:
             return Failure.of(EngineAsleep("The server is asleep; it must be woken first."))
         return None
 
-    def holds(self, command: Held) -> bool:
+    def defer(self, command: DeferredCommand) -> bool:
         """Hold back a command that must wait for a pending question; false if it need not.
 
         Questions are answered in the order they arrive. An abort is both held and carried out,
         since the request it ends may itself be held, and must not overtake it.
         """
-        if self._asked is None:
+        if self._pending_call is None:
             return False
         if isinstance(command, Submit) and self._activity != "reloading":
             return False
-        self._held.append(command)
+        self._deferred.append(command)
         return not isinstance(command, Abort)
 
-    def begin(self, asked: Asked) -> None:
+    def begin(self, call: ControlCall) -> None:
         """Carry out a RestQuestion as soon as nothing runs."""
-        question = asked.question
-        self._ends_s = time.monotonic()
+        question = call.request
+        self._deadline_s = time.monotonic()
         if isinstance(question, (Sleep, Reload)):
-            self._ends_s += question.timeout_s
+            self._deadline_s += question.timeout_s
             try:
-                self._core.check_rest()
-            except RestRefused as error:  # before any request is ended for it
-                asked.answer(Answered(None, Failure.of(error)))
+                self._core.check_can_sleep()
+            except SleepRefused as error:  # before any request is ended for it
+                call.on_reply(ControlReply(None, Failure.of(error)))
                 return
         elif not self._core.is_asleep:  # a Wake of an engine that is awake
-            asked.answer(Answered(None, None))
+            call.on_reply(ControlReply(None, None))
             return
-        self._asked = asked
+        self._pending_call = call
         if not self._core.is_asleep:
             if isinstance(question, Sleep):
-                self._change("falling_asleep")
+                self._set_activity("falling_asleep")
             elif isinstance(question, Reload):
-                self._change("reloading")
+                self._set_activity("reloading")
 
-    def go_on(self) -> list[Held]:
+    def advance(self) -> list[DeferredCommand]:
         """Carry out the pending question if nothing runs; returns the commands held meanwhile."""
-        if self._asked is None:
+        if self._pending_call is None:
             return []
         if self._core.has_work:
-            if time.monotonic() >= self._ends_s:
-                self._core.end_all(
+            if time.monotonic() >= self._deadline_s:
+                self._core.fail_all(
                     Failure.of(EngineAsleep("The request was ended: the server is being changed."))
                 )
             return []
-        asked, self._asked = self._asked, None
-        failure = self._do(asked.question)
-        self._change("asleep" if self._core.is_asleep else "serving")
-        asked.answer(Answered(None, failure))
-        held, self._held = self._held, []
+        asked, self._pending_call = self._pending_call, None
+        failure = self._execute(asked.request)
+        self._set_activity("asleep" if self._core.is_asleep else "serving")
+        asked.on_reply(ControlReply(None, failure))
+        held, self._deferred = self._deferred, []
         return held
 
-    def _do(self, question: Question) -> Failure | None:
+    def _execute(self, request: ControlRequest) -> Failure | None:
         """Carry out a question; returns the error, or None on success."""
         core = self._core
         try:
-            if isinstance(question, Sleep):
+            if isinstance(request, Sleep):
                 if not core.is_asleep:
-                    core.sleep(question.level)
-            elif isinstance(question, Reload):
-                core.reload(question.model or core.info.model)
+                    core.sleep(request.level)
+            elif isinstance(request, Reload):
+                core.reload(request.model or core.info.model)
             else:
-                self._change("waking")
+                self._set_activity("waking")
                 core.wake()
         except EngineDead:
             raise
         except RequestError as error:
             return Failure.of(error)
         except ModelLoadError as error:
-            if isinstance(question, Reload):
+            if isinstance(request, Reload):
                 return Failure.of(InvalidParameter(str(error), param="model_path"))
             return Failure.of(EngineAsleep(f"The engine cannot be woken: {error}"))
         except Exception as error:
@@ -146,6 +155,6 @@ class Rest:
             return Failure.of(error)
         return None
 
-    def _change(self, activity: Activity) -> None:
+    def _set_activity(self, activity: Activity) -> None:
         self._activity = activity
         self._announce(Ready(self._core.info, activity))

@@ -17,7 +17,7 @@ from pathlib import Path
 _LOCK = "lock"
 
 
-class Scratch:
+class ScratchDirectory:
     """A new private directory (mode 0700), removed by ``close`` or at the process's exit.
 
     Args:

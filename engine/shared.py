@@ -21,7 +21,7 @@ from engine.link import EngineLink
 from engine.remote import RemoteClient
 from engine.types import EngineInfo
 
-_REDIAL_S = 0.05  # after a failed connection attempt
+_RECONNECT_DELAY_S = 0.05  # after a failed connection attempt
 
 
 class SharedClient(RemoteClient):
@@ -71,12 +71,12 @@ class SharedClient(RemoteClient):
     async def _keep_connected(self, started: asyncio.Future[EngineInfo]) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            link = EngineLink(self._take, on_change=self._change, name=self._name)
+            link = EngineLink(self._handle_output, on_change=self._handle_ready, name=self._name)
             try:
                 await loop.create_unix_connection(lambda link=link: link, self._path)
                 self._info = await link.ready
             except (OSError, EngineError):  # it died while loading, or the backlog was full
-                await asyncio.sleep(_REDIAL_S)
+                await asyncio.sleep(_RECONNECT_DELAY_S)
                 continue
             except asyncio.CancelledError:
                 link.close()

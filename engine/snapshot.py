@@ -32,7 +32,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_accepted: int  # of these, accepted
     num_passes: int
     num_preempted: int  # sequences preempted for it
-    num_told: int  # tokens that it produced
+    num_output_tokens: int  # tokens that it produced
 
 
 class SecondRecord(msgspec.Struct, array_like=True, gc=False):
@@ -41,7 +41,7 @@ class SecondRecord(msgspec.Struct, array_like=True, gc=False):
     second: int  # of the monotonic clock
     num_steps: int = 0
     num_prompt_tokens: int = 0
-    num_told: int = 0
+    num_output_tokens: int = 0
     num_running: int = 0  # after the last of the steps
     num_waiting: int = 0
 
@@ -53,7 +53,7 @@ class Phase(msgspec.Struct, frozen=True, array_like=True, gc=False):
     began_s: float
 
 
-class Life(msgspec.Struct, frozen=True, array_like=True):
+class RequestRecord(msgspec.Struct, frozen=True, array_like=True):
     """One request, from its arrival until now or until its end."""
 
     id: str
@@ -73,7 +73,7 @@ class Life(msgspec.Struct, frozen=True, array_like=True):
     num_steps: int
     num_prompt_steps: int  # of these, steps with a part of its own prompt
     mean_rows: float  # mean number of rows in those steps, including its own
-    num_crossed: int  # steps in which it decoded beside a part of another's prompt
+    num_mixed_steps: int  # steps in which it decoded beside a part of another's prompt
 
 
 class BlockMap(msgspec.Struct, frozen=True, array_like=True):
@@ -97,5 +97,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     stats: EngineStats
     steps: tuple[StepRecord, ...]  # the most recent, newest last
     seconds: tuple[SecondRecord, ...]  # the most recent in which a step ended, newest last
-    lives: tuple[Life, ...]  # running, then the first waiting, then the most recently ended
+    requests: tuple[
+        RequestRecord, ...
+    ]  # running, then the first waiting, then the most recently ended
     blocks: BlockMap

@@ -40,19 +40,19 @@ class Stream:
         self._waiter: asyncio.Future[None] | None = None
 
         self._token_ids = list(request.resumed_token_ids)  # the whole output so far
-        self._num_taken = len(self._token_ids)
+        self._num_read = len(self._token_ids)
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._num_prompt_logprobs = 0  # received
         self._num_repeated = 0  # of those to come, how many were received before the engine died
         self._embedding: bytes | None = None
         self._num_cached: int | None = None
-        self._cached_taken = False
+        self._cached_read = False
         self._progress: PromptProgress | None = None  # not read yet
         self._first_token_s: float | None = None
         self.num_resumed = 0  # engines that have died with this request
 
-        self._has_news = False
+        self._has_unread = False
         self._has_details = False  # there is more to report than tokens
         self._finish_reason: FinishReason | None = None
         self._stop_token_id: int | None = None
@@ -69,7 +69,7 @@ class Stream:
 
     async def next(self) -> RequestOutput:
         """The next output; see :class:`engine.client.RequestStream`."""
-        while not self._has_news:
+        while not self._has_unread:
             if self._error is not None:
                 raise self._error
             if self._exhausted:
@@ -79,7 +79,7 @@ class Stream:
                 await self._waiter
             finally:
                 self._waiter = None
-        return self._take()
+        return self._drain()
 
     def abort(self) -> None:
         """Stop the request now. Idempotent; no effect once it has ended."""
@@ -90,17 +90,17 @@ class Stream:
         self._wake()
         self._abort(self.request.id)
 
-    def _take(self) -> RequestOutput:
-        token_ids = tuple(self._token_ids[self._num_taken :])
-        self._num_taken = len(self._token_ids)
-        self._has_news = False
+    def _drain(self) -> RequestOutput:
+        token_ids = tuple(self._token_ids[self._num_read :])
+        self._num_read = len(self._token_ids)
+        self._has_unread = False
         if not self._has_details:
             return RequestOutput(id=self.request.id, token_ids=token_ids)
         self._has_details = False
         logprobs, self._logprobs = self._logprobs, []
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
-        num_cached = None if self._cached_taken else self._num_cached
-        self._cached_taken = self._num_cached is not None
+        num_cached = None if self._cached_read else self._num_cached
+        self._cached_read = self._num_cached is not None
         progress, self._progress = self._progress, None
         self._exhausted = self._finish_reason is not None
         return RequestOutput(
@@ -127,7 +127,7 @@ class Stream:
         self._token_ids += token_ids
         if reason is not None:
             self._finish_reason, self._has_details = reason, True
-        self._has_news = True
+        self._has_unread = True
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -185,7 +185,7 @@ class Stream:
         """End with ``error``, after the output that has already arrived."""
         if not self._ended:
             self._error = error
-            self._wake(news=False)
+            self._wake(has_unread=False)
 
     def resume(self) -> Request:
         """The request that continues where this stream's output ends."""
@@ -193,7 +193,7 @@ class Stream:
         self._num_repeated = self._num_prompt_logprobs
         return msgspec.structs.replace(self.request, resumed_token_ids=tuple(self._token_ids))
 
-    def move(self, abort: Callable[[str], None]) -> None:
+    def reattach(self, abort: Callable[[str], None]) -> None:
         """Attach the stream to another table, whose ``abort`` this is."""
         self._abort = abort
 
@@ -212,8 +212,8 @@ class Stream:
     def _ended(self) -> bool:
         return self._finish_reason is not None or self._error is not None
 
-    def _wake(self, *, news: bool = True) -> None:
-        self._has_news = self._has_news or news
+    def _wake(self, *, has_unread: bool = True) -> None:
+        self._has_unread = self._has_unread or has_unread
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -246,14 +246,14 @@ class StreamTable:
         streams = self._streams
         num_pushed = 0
         # The sparse columns first, since the last row of a request closes its stream.
-        self._each(output.logprobs, Stream.add_logprobs)
-        self._each(output.prompt_logprobs, Stream.add_prompt_logprobs)
-        self._each(output.embeddings, Stream.set_embedding)
-        self._each(output.num_cached_tokens, Stream.set_num_cached)
-        self._each(output.progress, Stream.set_progress)
-        self._each(output.stop_token_ids, Stream.set_stop_token)
-        self._each(output.timings, Stream.set_timings)
-        self._each(output.errors, _fail)
+        self._for_each(output.logprobs, Stream.add_logprobs)
+        self._for_each(output.prompt_logprobs, Stream.add_prompt_logprobs)
+        self._for_each(output.embeddings, Stream.set_embedding)
+        self._for_each(output.num_cached_tokens, Stream.set_num_cached)
+        self._for_each(output.progress, Stream.set_progress)
+        self._for_each(output.stop_token_ids, Stream.set_stop_token)
+        self._for_each(output.timings, Stream.set_timings)
+        self._for_each(output.errors, _fail)
         for request_id, token_ids, reason in zip(
             output.ids, output.token_ids, output.finish_reasons, strict=True
         ):
@@ -271,7 +271,7 @@ class StreamTable:
         for stream in self._clear():
             stream.fail(error)
 
-    def take_all(self) -> list[Stream]:
+    def pop_all(self) -> list[Stream]:
         """Remove and return all streams that are not aborted, in order of submission."""
         return [stream for stream in self._clear() if not stream.aborted]
 
@@ -285,7 +285,7 @@ class StreamTable:
             if stream.num_resumed >= _MAX_RESUMED:
                 stream.fail(RequestFailed("the engine has died too often with this request"))
                 continue
-            stream.move(self._abort)
+            stream.reattach(self._abort)
             self._add(stream)
             requests.append(stream.resume())
         return requests
@@ -306,11 +306,11 @@ class StreamTable:
         streams, self._streams, self._num_tokens = list(self._streams.values()), {}, 0
         return streams
 
-    def _each(self, column: dict[str, Any], tell: Callable[[Stream, Any], None]) -> None:
+    def _for_each(self, column: dict[str, Any], update: Callable[[Stream, Any], None]) -> None:
         for request_id, value in column.items():
             stream = self._streams.get(request_id)
             if stream is not None and not stream.aborted:
-                tell(stream, value)
+                update(stream, value)
 
 
 def _fail(stream: Stream, failure: Failure) -> None:

@@ -39,6 +39,6 @@ def unpack(requests: Sequence[Request]) -> list[Request]:
     ]
 
 
-def holds_images(submit: Submit) -> bool:
+def has_images(submit: Submit) -> bool:
     """Whether a message is so large that it should be sent alone."""
     return any(request.images for request in submit.requests)

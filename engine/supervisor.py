@@ -37,7 +37,7 @@ class CrashLimit:
     def __init__(self) -> None:
         self._crashes_s: list[float] = []
 
-    def reached(self) -> bool:
+    def record_crash(self) -> bool:
         """Count a crash; true if there have been too many."""
         now_s = time.monotonic()
         self._crashes_s = [at for at in self._crashes_s if now_s - at < CRASH_WINDOW_S]
@@ -67,7 +67,7 @@ class EngineSupervisor:
         runner: str | None = None,
         child: Child | None = None,
         listener: socket.socket | None = None,
-        take: Callable[[Output], None] = lambda output: None,
+        on_output: Callable[[Output], None] = lambda output: None,
         on_change: Callable[[Ready], None] = lambda ready: None,
         on_restart: Callable[[EngineLink], None] = lambda link: None,
         on_death: Callable[[EngineError], None] = lambda error: None,
@@ -75,13 +75,15 @@ class EngineSupervisor:
         self._config = config
         self._runner = runner
         self._listener = listener
-        self._take = take
+        self._on_output = on_output
         self._on_change = on_change
         self._on_restart = on_restart
         self._on_death = on_death
         self._spare = child  # not configured yet
         self._child: Child | None = None
-        self._dialled: EngineLink | None = None  # link to the current child, also while it loads
+        self._current_link: EngineLink | None = (
+            None  # link to the current child, also while it loads
+        )
         self._task: asyncio.Task[None] | None = None
         self._crashes = CrashLimit()
         self.link: EngineLink | None = None  # the same link, once requests may be sent
@@ -121,16 +123,16 @@ class EngineSupervisor:
         if self.link is not None:
             self.link.send(Shutdown())
             self.link.flush()
-        elif self._dialled is not None:
-            self._dialled.close()  # still loading: end-of-file ends it
+        elif self._current_link is not None:
+            self._current_link.close()  # still loading: end-of-file ends it
         elif self._child is not None:
             self._child.socket.close()
         self.link = None
         child, self._child = self._child, None
         if child is not None:
             await asyncio.to_thread(child.end, _EXIT_GRACE_S)
-        if self._dialled is not None:
-            self._dialled.close()
+        if self._current_link is not None:
+            self._current_link.close()
 
     # ------------------------------------------------------------ helpers
 
@@ -138,14 +140,14 @@ class EngineSupervisor:
         """Connect to the child and await its loading. Raises ModelLoadError or EngineDead."""
         self.spawn()
         assert self._child is not None
-        self._dialled = link = EngineLink(
-            self._take, on_progress, self._hear, self._config.engine_name
+        self._current_link = link = EngineLink(
+            self._on_output, on_progress, self._handle_ready, self._config.engine_name
         )
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: link, sock=self._child.socket)
         return link, await link.ready
 
-    def _hear(self, ready: Ready) -> None:
+    def _handle_ready(self, ready: Ready) -> None:
         """Remember the current weights, which an engine that replaces this one will load."""
         info = ready.info
         if info.generation != self._config.generation:
@@ -173,8 +175,8 @@ class EngineSupervisor:
     async def _replace(self) -> EngineLink:
         """Start an engine in place of a dead one. Raises EngineDead after too many crashes."""
         while True:
-            await self._bury()
-            if self._crashes.reached():
+            await self._reap()
+            if self._crashes.record_crash():
                 raise EngineDead("the engine keeps dying")
             logger.warning("restarting %s; its requests will continue", self._config.engine_name)
             try:
@@ -184,7 +186,7 @@ class EngineSupervisor:
             else:
                 return link
 
-    async def _bury(self) -> None:
+    async def _reap(self) -> None:
         """Reap the dead process. Its memory must be free before another engine loads."""
         child, self._child = self._child, None
         if child is not None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_LOGPROBS = 20  # most that a client may request
-MAX_TOLD_LOGPROBS = 128  # most that the engine returns, for callers that search among them
+MAX_RETURNED_LOGPROBS = 128  # most that the engine returns, for callers that search among them
 PENDING_TOKEN = -1  # in a row: a token sampled by an earlier step that is still on the device
 DRAFT_TOKEN = -2  # in a row: a token to be proposed by the runner's draft model in this step
 _MAX_SEED = 2**63 - 1
@@ -114,8 +114,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check(limit is None or self.min_tokens <= limit, "min_tokens", "exceeds max_tokens")
         for field in ("logprobs", "prompt_logprobs"):
             count = getattr(self, field)
-            within = count is None or 0 <= count <= MAX_TOLD_LOGPROBS
-            _check(within, field, f"must be between 0 and {MAX_TOLD_LOGPROBS}")
+            within = count is None or 0 <= count <= MAX_RETURNED_LOGPROBS
+            _check(within, field, f"must be between 0 and {MAX_RETURNED_LOGPROBS}")
         _check(1 <= self.n <= 128, "n", "must be between 1 and 128")
         _check(all(self.stop), "stop", "a stop string must not be empty")
         _check(all(self.bad_words), "bad_words", "a bad word must not be empty")
@@ -123,7 +123,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check(self.allowed_token_ids != (), "allowed_token_ids", "must not be empty")
 
     @property
-    def follows_output(self) -> bool:
+    def depends_on_output(self) -> bool:
         """Whether the tokens allowed next depend on the output so far."""
         return self.grammar is not None or any(len(ids) > 1 for ids in self.bad_token_ids)
 
@@ -174,7 +174,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weight: float = 1.0  # the tenant's share relative to others'; positive
     arrival_s: float = 0.0  # time.monotonic() on arrival at the server
     deadline_s: float | None = None  # time.monotonic() after which the request is abandoned
-    tells_progress: bool = False  # report the progress of the prompt until the first token
+    report_progress: bool = False  # report the progress of the prompt until the first token
 
 
 class Trace(msgspec.Struct, frozen=True):
@@ -411,12 +411,12 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str  # short hash of build, weights and config, for system_fingerprint
     load_s: float
     generation: int = 0  # how many times the weights have been replaced
-    generates: bool = True  # False: it has no language-model head
+    is_generative: bool = True  # False: it has no language-model head
     pooling: PoolingInfo | None = None  # None: it does not make vectors
     window: int | None = None  # positions that a token attends to; None: some layer has no window
     # Some layers keep a state per sequence that starts at its first token and can only advance.
     is_recurrent: bool = False
-    whole_prompts: bool = False  # a prompt is computed in one step, and none of it is cached
+    unchunked_prefill: bool = False  # a prompt is computed in one step, and none of it is cached
     images: ImageRules | None = None  # None: it does not take images
 
 

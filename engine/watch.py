@@ -25,9 +25,9 @@ from engine.snapshot import (
     FREE,
     HELD,
     BlockMap,
-    Life,
     Phase,
     PhaseKind,
+    RequestRecord,
     SecondRecord,
     Snapshot,
     StepRecord,
@@ -37,12 +37,12 @@ from engine.types import EngineOutput, FinishReason, Request, StepPlan
 MAX_STEPS = 120  # steps kept
 MAX_SECONDS = 120
 MAX_ENDED = 48
-MAX_WAITING_TOLD = 48  # waiting requests listed; the stats have their total number
+MAX_WAITING_LISTED = 48  # waiting requests listed; the stats have their total number
 MAX_CELLS = 4096  # cells in the block map
-EXPIRES_S = 10.0  # recording stops so long after the last look
+RECORDING_TIMEOUT_S = 10.0  # recording stops so long after the last look
 
 
-class Watch:
+class EngineMonitor:
     """The recorder of one engine. Used only by the engine's thread, between steps.
 
     Args:
@@ -58,18 +58,20 @@ class Watch:
     ) -> None:
         self._scheduler = scheduler
         self._pool = pool
-        self._held = held
-        self.is_on = False  # whether ``take`` and ``go_on`` have to be called
-        self._looked_s = 0.0
-        self._forget(0.0)
+        self._held_requests = held
+        self.is_recording = False  # whether ``take`` and ``go_on`` have to be called
+        self._last_snapshot_s = 0.0
+        self._reset(0.0)
 
     # ------------------------------------------------------------ called by the engine
 
-    def go_on(self, request: Request, before: PhaseKind, kind: PhaseKind, now_s: float) -> None:
+    def enter_phase(
+        self, request: Request, before: PhaseKind, kind: PhaseKind, now_s: float
+    ) -> None:
         """Note that a request that was not queued yet enters its next phase."""
-        self._life_of(request, before).enter(kind, now_s)
+        self._record_of(request, before).enter(kind, now_s)
 
-    def take(
+    def record_step(
         self, plan: StepPlan | None, launched_s: float, output: EngineOutput, now_s: float
     ) -> None:
         """Record a step that has ended, or output without a step (``plan`` is None).
@@ -80,13 +82,13 @@ class Watch:
             output: its output.
             now_s: its end.
         """
-        if now_s - self._looked_s > EXPIRES_S:
-            self.is_on = False
-            self._forget(now_s)
+        if now_s - self._last_snapshot_s > RECORDING_TIMEOUT_S:
+            self.is_recording = False
+            self._reset(now_s)
             return
         if plan is not None and plan.rows:
             began_s = min(max(launched_s, self._last_end_s), now_s)
-            self._take_step(plan, began_s, output, now_s)
+            self._record_rows(plan, began_s, output, now_s)
         for request_id, tokens, reason in zip(
             output.ids, output.token_ids, output.finish_reasons, strict=True
         ):
@@ -99,27 +101,27 @@ class Watch:
                 record.end(reason, "" if failure is None else failure.kind, now_s)
                 self._ended.append(self._live.pop(request_id))
 
-    def look(self, now_s: float) -> Snapshot:
+    def snapshot(self, now_s: float) -> Snapshot:
         """Take a snapshot; steps are recorded from now on."""
-        if not self.is_on:
-            self.is_on = True
-            self._forget(now_s)
-        self._looked_s = now_s
+        if not self.is_recording:
+            self.is_recording = True
+            self._reset(now_s)
+        self._last_snapshot_s = now_s
         running, waiting = self._find_live(now_s)
-        lives = [record.tell() for record in (*running, *waiting, *reversed(self._ended))]
+        lives = [record.to_record() for record in (*running, *waiting, *reversed(self._ended))]
         return Snapshot(
             now_s=now_s,
             since_s=self._since_s,
             stats=self._scheduler.stats(),
             steps=tuple(self._steps),
             seconds=tuple(self._seconds),
-            lives=tuple(lives),
+            requests=tuple(lives),
             blocks=map_blocks(self._pool, self._scheduler.tables),
         )
 
     # ------------------------------------------------------------ helpers
 
-    def _forget(self, now_s: float) -> None:
+    def _reset(self, now_s: float) -> None:
         self._since_s = now_s
         self._last_end_s = 0.0
         self._steps: deque[StepRecord] = deque(maxlen=MAX_STEPS)
@@ -128,7 +130,7 @@ class Watch:
         self._ended: deque[_Record] = deque(maxlen=MAX_ENDED)
         self._drafts: tuple[int, int] | None = None  # totals of drafts verified and accepted so far
 
-    def _life_of(self, request: Request, kind: PhaseKind) -> _Record:
+    def _record_of(self, request: Request, kind: PhaseKind) -> _Record:
         record = self._live.get(request.id)
         if record is None:
             record = self._live[request.id] = _Record(request, kind)
@@ -136,16 +138,16 @@ class Watch:
 
     def _find_live(self, now_s: float) -> tuple[list[_Record], list[_Record]]:
         """The running and the first waiting requests; records are made for those without one."""
-        held = islice(self._held(), MAX_WAITING_TOLD)
-        waiting = [self._life_of(request, kind) for request, kind in held]
+        held = islice(self._held_requests(), MAX_WAITING_LISTED)
+        waiting = [self._record_of(request, kind) for request, kind in held]
         sequences = self._scheduler.sequences.values()
         in_queue = (seq for seq in sequences if seq.status is Status.WAITING)
-        told = islice(in_queue, MAX_WAITING_TOLD - len(waiting))
-        waiting += [self._follow(seq, now_s) for seq in told]
-        running = [self._follow(seq, now_s) for seq in self._scheduler.running]
+        told = islice(in_queue, MAX_WAITING_LISTED - len(waiting))
+        waiting += [self._track(seq, now_s) for seq in told]
+        running = [self._track(seq, now_s) for seq in self._scheduler.running]
         return running, waiting
 
-    def _follow(self, seq: Sequence, now_s: float) -> _Record:
+    def _track(self, seq: Sequence, now_s: float) -> _Record:
         """The record of a live sequence; a new one starts from the scheduler's state."""
         record = self._live.get(seq.id)
         if record is None:
@@ -154,7 +156,7 @@ class Watch:
         record.seq = seq
         return record
 
-    def _take_step(
+    def _record_rows(
         self, plan: StepPlan, began_s: float, output: EngineOutput, now_s: float
     ) -> None:
         rows, sequences = plan.rows, self._scheduler.sequences
@@ -163,13 +165,13 @@ class Watch:
             if record is not None and seq is not None and seq.num_preemptions:
                 record.enter("preempted", began_s)
         for added in plan.added:
-            self._life_of(added.request, "queued").enter("prefill", began_s)
+            self._record_of(added.request, "queued").enter("prefill", began_s)
 
         num_prompts = num_prompt_tokens = 0
         prompts: set[int] = set()
         for place, tokens in enumerate(rows.token_ids):
             count = len(tokens) - rows.num_drafts.get(place, 0)
-            if count > 1 or place in rows.silent:
+            if count > 1 or place in rows.unsampled:
                 prompts.add(place)
                 num_prompts += 1
                 num_prompt_tokens += count
@@ -180,8 +182,8 @@ class Watch:
             if record.seq is None:
                 record.seq = sequences.get(request_id)
             others = num_prompts - (place in prompts)
-            record.count(len(rows.ids), is_prompt=place in prompts, is_crossed=others > 0)
-            if place not in rows.silent:
+            record.count_step(len(rows.ids), is_prompt=place in prompts, is_mixed=others > 0)
+            if place not in rows.unsampled:
                 record.enter("decode", now_s)
         self._last_end_s = now_s
         num_told = sum(map(len, output.token_ids))
@@ -197,7 +199,7 @@ class Watch:
                 num_accepted=num_accepted,
                 num_passes=plan.num_passes,
                 num_preempted=plan.num_preempted,
-                num_told=num_told,
+                num_output_tokens=num_told,
             )
         )
         second = int(now_s)
@@ -206,7 +208,7 @@ class Watch:
         last = self._seconds[-1]
         last.num_steps += 1
         last.num_prompt_tokens += num_prompt_tokens
-        last.num_told += num_told
+        last.num_output_tokens += num_told
         last.num_running = output.stats.num_running
         last.num_waiting = output.stats.num_waiting
 
@@ -223,7 +225,7 @@ class _Record:
 
     __slots__ = (
         "_final",
-        "_num_crossed",
+        "_num_mixed_steps",
         "_num_prompt_steps",
         "_num_rows",
         "_num_steps",
@@ -236,8 +238,8 @@ class _Record:
     def __init__(self, request: Request, kind: PhaseKind) -> None:
         self._request = request
         self._phases: list[Phase] = [Phase(kind, request.arrival_s)]
-        self._num_steps = self._num_prompt_steps = self._num_rows = self._num_crossed = 0
-        self._final: Life | None = None
+        self._num_steps = self._num_prompt_steps = self._num_rows = self._num_mixed_steps = 0
+        self._final: RequestRecord | None = None
         self.num_output = len(request.resumed_token_ids)
         self.seq: Sequence | None = None  # while the sequence is live
 
@@ -256,28 +258,30 @@ class _Record:
         if seq.status is Status.WAITING and seq.num_preemptions:
             self.enter("preempted", now_s)
 
-    def count(self, num_rows: int, *, is_prompt: bool, is_crossed: bool) -> None:
+    def count_step(self, num_rows: int, *, is_prompt: bool, is_mixed: bool) -> None:
         """Count a step that had a row of this request."""
         self._num_steps += 1
         self._num_rows += num_rows
         if is_prompt:
             self._num_prompt_steps += 1
-        elif is_crossed:
-            self._num_crossed += 1
+        elif is_mixed:
+            self._num_mixed_steps += 1
 
     def end(self, reason: FinishReason, error: str, now_s: float) -> None:
         """Note that the request has ended, and release its sequence."""
-        self._final = self._tell(reason, error, now_s)
+        self._final = self._make_record(reason, error, now_s)
         self.seq = None
 
-    def tell(self) -> Life:
+    def to_record(self) -> RequestRecord:
         """The request's life up to now or to its end."""
-        return self._final or self._tell(None, "", None)
+        return self._final or self._make_record(None, "", None)
 
-    def _tell(self, reason: FinishReason | None, error: str, ended_s: float | None) -> Life:
+    def _make_record(
+        self, reason: FinishReason | None, error: str, ended_s: float | None
+    ) -> RequestRecord:
         request, seq = self._request, self.seq
         num_prompt = len(request.prompt_token_ids)
-        return Life(
+        return RequestRecord(
             id=request.id,
             tenant=request.tenant,
             background=request.background,
@@ -294,7 +298,7 @@ class _Record:
             num_steps=self._num_steps,
             num_prompt_steps=self._num_prompt_steps,
             mean_rows=self._num_rows / self._num_steps if self._num_steps else 0.0,
-            num_crossed=self._num_crossed,
+            num_mixed_steps=self._num_mixed_steps,
         )
 
 
@@ -305,12 +309,12 @@ def map_blocks(pool: BlockPool, tables: Iterable[BlockTable]) -> BlockMap:
         pool: the block pool.
         tables: all block tables in use, in the order of the snapshot's lives.
     """
-    references, idle = pool.survey()
+    references, idle = pool.usage_snapshot()
     owners = [FREE] * len(references)
     for block in idle:
         owners[block] = CACHED
     for owner, table in enumerate(tables, HELD):
-        for block in table.block_ids[table.num_passed :]:
+        for block in table.block_ids[table.num_freed :]:
             owners[block] = owner
     size = -(-len(owners) // MAX_CELLS)
     held = [1 if count else 0 for count in references]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import faulthandler
 import time
 
-_REARM_SHARE = 0.1  # of the limit: re-arming in every step would cost a thread each time
+_REARM_FRACTION = 0.1  # of the limit: re-arming in every step would cost a thread each time
 
 
 class StepWatchdog:
@@ -28,7 +28,7 @@ class StepWatchdog:
         self._rearm_at_s = 0.0
         self._is_armed = False
 
-    def watch(self) -> None:
+    def arm(self) -> None:
         """Note that a step begins."""
         if self._limit_s is None:
             return
@@ -36,9 +36,9 @@ class StepWatchdog:
         if not self._is_armed or now_s >= self._rearm_at_s:
             faulthandler.dump_traceback_later(self._limit_s, exit=True)
             self._is_armed = True
-            self._rearm_at_s = now_s + self._limit_s * _REARM_SHARE
+            self._rearm_at_s = now_s + self._limit_s * _REARM_FRACTION
 
-    def rest(self) -> None:
+    def disarm(self) -> None:
         """Note that no step is running."""
         if self._is_armed:
             faulthandler.cancel_dump_traceback_later()

@@ -25,12 +25,13 @@ from collections.abc import Callable
 
 from engine import logs
 from engine.child import die_with_parent
-from engine.collector import settle, undisturbed
+from engine.collector import collection_paused, tune_for_serving
 from engine.core import EngineCore
 from engine.errors import EngineDead, Failure, ModelLoadError
 from engine.frames import (
     Abort,
     Configure,
+    ControlRequest,
     Fatal,
     FrameError,
     FrameReader,
@@ -40,7 +41,6 @@ from engine.frames import (
     Output,
     Ping,
     Pong,
-    Question,
     Ready,
     Shutdown,
     Submit,
@@ -49,14 +49,14 @@ from engine.frames import (
 )
 from engine.hub import ClientHub
 from engine.loop import EngineLoop
-from engine.rest import Asked
+from engine.rest import ControlCall
 from engine.runner import loader_of
-from engine.runner.protocol import LoadRunner, Losable
+from engine.runner.protocol import LoadRunner, SupportsOnLoss
 from engine.watchdog import StepWatchdog
 
 logger = logging.getLogger(__name__)
 
-Instruction = Submit | Abort | Question | Shutdown
+Instruction = Submit | Abort | ControlRequest | Shutdown
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -94,8 +94,8 @@ def _serve(connection: socket.socket, *, is_ahead: bool) -> int:
         told, load = _prepare(inbox, is_ahead=is_ahead)
         config = told.config
         loaded = load(config, on_progress)
-        if isinstance(loaded, Losable):
-            loaded.on_loss(_end_at_once)
+        if isinstance(loaded, SupportsOnLoss):
+            loaded.on_loss(_exit_on_loss)
         core = EngineCore(config, loaded)
         del loaded  # only the core holds it now, so that it can be freed for sleep
     except ModelLoadError as error:
@@ -106,9 +106,9 @@ def _serve(connection: socket.socket, *, is_ahead: bool) -> int:
         send(Fatal(Failure.of(error).message, "EngineDead"))
         return 1
 
-    settle()
+    tune_for_serving()
     hub = None
-    if told.listens:
+    if told.has_listener:
         hub = ClientHub(socket.socket(fileno=inbox.descriptors[0]), core.info)
     emit = hub.emit if hub else lambda output: send(Output(output, time.monotonic()))
 
@@ -121,7 +121,9 @@ def _serve(connection: socket.socket, *, is_ahead: bool) -> int:
     signal.signal(signal.SIGTERM, lambda *_: loop.inbox.put(Shutdown()))
 
     def obey(message: Instruction) -> None:
-        loop.inbox.put(Asked(message, send) if isinstance(message, Question) else message)
+        loop.inbox.put(
+            ControlCall(message, send) if isinstance(message, ControlRequest) else message
+        )
 
     inbox.connect(obey)
     send(Ready(core.info))
@@ -141,7 +143,7 @@ def _serve(connection: socket.socket, *, is_ahead: bool) -> int:
 
 def _prepare(inbox: _Inbox, *, is_ahead: bool) -> tuple[Configure, LoadRunner]:
     """Receive the configuration and import what it needs; the inbox thread is already running."""
-    with undisturbed():
+    with collection_paused():
         if is_ahead:
             importlib.import_module("torch")
         told = inbox.first()
@@ -162,7 +164,7 @@ class _Inbox(threading.Thread):
         self._send = send
         self._first: queue.SimpleQueue[Configure] = queue.SimpleQueue()
         self._put: Callable[[Instruction], None] | None = None
-        self._early: list[Message] = []
+        self._buffered: list[Message] = []
         self._lock = threading.Lock()
         self.descriptors: list[int] = []
 
@@ -173,7 +175,7 @@ class _Inbox(threading.Thread):
     def connect(self, put: Callable[[Instruction], None]) -> None:
         """Pass all commands to ``put`` from now on, beginning with those already received."""
         with self._lock:
-            for message in self._early:
+            for message in self._buffered:
                 _forward(put, message)
             self._put = put
 
@@ -189,7 +191,7 @@ class _Inbox(threading.Thread):
             while True:
                 with self._lock:
                     for message in messages:
-                        self._take(message)
+                        self._handle_message(message)
                 messages = receive(self._connection, reader)
                 if not messages:
                     break
@@ -202,7 +204,7 @@ class _Inbox(threading.Thread):
         # asked to stop. Nothing here outlives the process, and nobody waits for an answer.
         os._exit(0)
 
-    def _take(self, message: Message) -> None:
+    def _handle_message(self, message: Message) -> None:
         if isinstance(message, Ping):
             self._send(Pong())
         elif self._put is not None:
@@ -210,7 +212,7 @@ class _Inbox(threading.Thread):
         elif isinstance(message, Shutdown):
             os._exit(0)  # still loading
         else:
-            self._early.append(message)
+            self._buffered.append(message)
 
 
 def _forward(put: Callable[[Instruction], None], message: Message) -> None:
@@ -219,7 +221,7 @@ def _forward(put: Callable[[Instruction], None], message: Message) -> None:
     put(message)
 
 
-def _end_at_once(reason: str) -> None:
+def _exit_on_loss(reason: str) -> None:
     """Exit because a part of the model is lost.
 
     The thread that waits for that part is another one, perhaps in a call that cannot be

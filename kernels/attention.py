@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 
-class OtherHeads(NamedTuple):
+class KVHeadSpec(NamedTuple):
     """The heads of layers that differ from the model's other layers."""
 
     num_kv_heads: int
@@ -36,13 +36,17 @@ class AttentionSpec:
     windows: tuple[int | None, ...] = (None,)  # the distinct windows of the layers, in tokens
     softcap: float | None = None
     has_sinks: bool = False
-    chunk: int | None = None  # some layers' queries see their own chunk of so many positions alone
+    chunk_size: int | None = (
+        None  # some layers' queries see their own chunk of so many positions alone
+    )
     value_dim: int | None = None  # values are the first numbers of the keys; None: by themselves
     cache_dtype: torch.dtype | None = None  # of the codes that the cache holds; None: it has dtype
-    has_states: bool = False  # some layers keep a state of each sequence, and do not attend
+    has_recurrent_layers: bool = (
+        False  # some layers keep a state of each sequence, and do not attend
+    )
     has_experts: bool = False  # some layers are mixtures of experts
-    looks_ahead: bool = False  # queries of a chunk may see positions of it behind their own
-    others: tuple[OtherHeads, ...] = ()  # of layers with heads of another kind
+    is_bidirectional: bool = False  # queries of a chunk may see positions of it behind their own
+    other_heads: tuple[KVHeadSpec, ...] = ()  # of layers with heads of another kind
 
     @property
     def stored_dtype(self) -> torch.dtype:
@@ -55,15 +59,15 @@ class AttentionSpec:
         On a rank with one head of each kind, two kinds may coincide.
         """
         windows: dict[tuple[int, int], dict[int | None, None]] = {}
-        for kind in (OtherHeads(self.num_kv_heads, self.head_dim, self.windows), *self.others):
+        for kind in (KVHeadSpec(self.num_kv_heads, self.head_dim, self.windows), *self.other_heads):
             seen = windows.setdefault((kind.num_kv_heads, kind.head_dim), {})
             seen.update(dict.fromkeys(kind.windows))
         return {
             (heads, dim): replace(
-                self, num_kv_heads=heads, head_dim=dim, windows=tuple(seen), others=()
+                self, num_kv_heads=heads, head_dim=dim, windows=tuple(seen), other_heads=()
             )
             for (heads, dim), seen in windows.items()
-            if seen or not self.others
+            if seen or not self.other_heads
         }
 
 
@@ -81,8 +85,10 @@ class LayerAttention:
     softcap: float | None = None  # c * tanh(x / c), as in Gemma 2
     # [num_heads] float32, as in GPT-OSS
     sinks: torch.Tensor | None = field(default=None, compare=False)
-    chunk: int | None = None  # no attention before the query's own chunk of positions (Llama 4)
-    looks_ahead: bool = False  # queries attend up to the step's ``ends``, if there are any
+    chunk_size: int | None = (
+        None  # no attention before the query's own chunk of positions (Llama 4)
+    )
+    is_bidirectional: bool = False  # queries attend up to the step's ``ends``, if there are any
 
 
 class LayerCache(NamedTuple):
@@ -103,12 +109,12 @@ class LayerCache(NamedTuple):
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The tensors with memory of their own; each begins with the blocks."""
-        if self.shares_values:
+        if self.has_shared_values:
             return (self.keys,)
         return tuple(tensor for tensor in self if tensor is not None)
 
     @property
-    def heads_apart(self) -> int:
+    def block_stride_heads(self) -> int:
         """The distance between consecutive blocks, in KV heads of a block.
 
         It is the layer's number of KV heads or, for interleaved layers, that of all of them.
@@ -117,7 +123,7 @@ class LayerCache(NamedTuple):
         return self.keys.stride(0) // (size * dim)
 
     @property
-    def shares_values(self) -> bool:
+    def has_shared_values(self) -> bool:
         """Whether the values are a view of the keys; otherwise both have the same width."""
         return self.values.shape[-1] != self.keys.shape[-1]
 
@@ -129,7 +135,7 @@ class DeviceGeometry(NamedTuple):
     seq_lens: torch.Tensor  # [num_rows]
     slots: torch.Tensor  # [num_rows]
     tables: torch.Tensor  # [lines, width]
-    ends: torch.Tensor | None = None  # [num_tokens]
+    query_ends: torch.Tensor | None = None  # [num_tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +150,10 @@ class BatchGeometry:
     grids, and each replay reads its own lengths on the device, none of which exceeds its bound. A
     row of length 0 is padding there.
 
-    For layers with ``looks_ahead``, ``ends`` may give each query's end: one past the last position
-    that it attends to, which may be a later position computed in the same step. Rows of single
-    queries attend to all of their tokens. The beginning of a window does not change.
+    For layers with ``is_bidirectional``, ``query_ends`` may give each query's end: one past the
+    last position that it attends to, which may be a later position computed in the same step.
+    Rows of single queries attend to all of their tokens. The beginning of a window does not
+    change.
     """
 
     query_start: np.ndarray  # [num_rows + 1] int32, starts with 0
@@ -154,7 +161,9 @@ class BatchGeometry:
     slots: np.ndarray  # [num_rows] int32, each row's line of the tables
     tables: np.ndarray  # [lines, width] int32, block ids; arbitrary where unused
     device: DeviceGeometry
-    ends: np.ndarray | None = None  # [num_tokens] int32; None: queries attend up to themselves
+    query_ends: np.ndarray | None = (
+        None  # [num_tokens] int32; None: queries attend up to themselves
+    )
 
     @classmethod
     def of(
@@ -163,18 +172,18 @@ class BatchGeometry:
         seq_lens: np.ndarray,
         block_tables: np.ndarray,
         device: torch.device,
-        ends: np.ndarray | None = None,
+        query_ends: np.ndarray | None = None,
     ) -> BatchGeometry:
         """Make a geometry from host arrays, with ``block_tables[i]`` the blocks of row i."""
         slots = np.arange(len(seq_lens), dtype=np.int32)
         query_start, seq_lens = query_start.astype(np.int32), seq_lens.astype(np.int32)
         tables = block_tables.astype(np.int32)
         host = [query_start, seq_lens, slots, tables]
-        if ends is not None:
-            ends = ends.astype(np.int32)
-            host.append(ends)
+        if query_ends is not None:
+            query_ends = query_ends.astype(np.int32)
+            host.append(query_ends)
         on_device = DeviceGeometry(*(torch.from_numpy(each).to(device) for each in host))
-        return cls(query_start, seq_lens, slots, tables, on_device, ends)
+        return cls(query_start, seq_lens, slots, tables, on_device, query_ends)
 
     @property
     def num_rows(self) -> int:
@@ -193,11 +202,13 @@ class AttentionBackend(Protocol):
     name: str
     is_capturable: bool  # plan and forward may be captured, or recorded on a CPU
 
-    def refuse(self, spec: AttentionSpec) -> str | None:
+    def unsupported_reason(self, spec: AttentionSpec) -> str | None:
         """Return why this backend cannot serve the model here, or None if it can."""
         ...
 
-    def fits(self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec) -> bool:
+    def can_replay(
+        self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec
+    ) -> bool:
         """Return whether a capture with these bounds serves a batch with no more rows."""
         ...
 

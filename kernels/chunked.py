@@ -33,7 +33,7 @@ from kernels.sending import to_device
 class ChunkedState:
     """The plans of a step."""
 
-    whole: Any  # for layers with full attention
+    full: Any  # for layers with full attention
     chunked: Any
 
 
@@ -49,32 +49,38 @@ class ChunkedAttention:
         self.is_capturable = inner.is_capturable
         self._inner = inner
 
-    def refuse(self, spec: AttentionSpec) -> str | None:
+    def unsupported_reason(self, spec: AttentionSpec) -> str | None:
         """See ``AttentionBackend.refuse``."""
-        if spec.looks_ahead:
+        if spec.is_bidirectional:
             return "no query sees another chunk's positions, nor those behind its own"
-        if spec.chunk is not None and spec.chunk % spec.block_size:
+        if spec.chunk_size is not None and spec.chunk_size % spec.block_size:
             size = spec.block_size
-            return f"attention chunks of {spec.chunk} tokens are not made of blocks of {size}"
-        return self._inner.refuse(spec)
+            return f"attention chunks of {spec.chunk_size} tokens are not made of blocks of {size}"
+        return self._inner.unsupported_reason(spec)
 
-    def fits(self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec) -> bool:
+    def can_replay(
+        self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec
+    ) -> bool:
         """See ``AttentionBackend.fits``."""
-        assert spec.chunk is not None
-        if _is_within(captured, spec.chunk) and not _is_within(actual, spec.chunk):
+        assert spec.chunk_size is not None
+        if _fits_first_chunk(captured, spec.chunk_size) and not _fits_first_chunk(
+            actual, spec.chunk_size
+        ):
             return False  # captured without cutting
         inner = self._inner
-        return inner.fits(captured, actual, spec) and inner.fits(
-            _bounded(captured, spec.chunk), _bounded(actual, spec.chunk), spec
+        return inner.can_replay(captured, actual, spec) and inner.can_replay(
+            _clamp_to_chunk(captured, spec.chunk_size),
+            _clamp_to_chunk(actual, spec.chunk_size),
+            spec,
         )
 
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> ChunkedState:
         """See ``AttentionBackend.plan``."""
-        assert spec.chunk is not None
+        assert spec.chunk_size is not None
         whole = self._inner.plan(geometry, spec)
-        if _is_within(geometry, spec.chunk):
+        if _fits_first_chunk(geometry, spec.chunk_size):
             return ChunkedState(whole, whole)
-        return ChunkedState(whole, self._inner.plan(self._cut(geometry, spec), spec))
+        return ChunkedState(whole, self._inner.plan(self._split(geometry, spec), spec))
 
     def forward(
         self,
@@ -84,29 +90,29 @@ class ChunkedAttention:
         cache: LayerCache,
     ) -> torch.Tensor:
         """See ``AttentionBackend.forward``."""
-        plan = state.whole if layer.chunk is None else state.chunked
+        plan = state.full if layer.chunk_size is None else state.chunked
         return self._inner.forward(plan, layer, query, cache)
 
-    def _cut(self, geometry: BatchGeometry, spec: AttentionSpec) -> BatchGeometry:
-        assert spec.chunk is not None
-        if _is_within(geometry, spec.chunk):
+    def _split(self, geometry: BatchGeometry, spec: AttentionSpec) -> BatchGeometry:
+        assert spec.chunk_size is not None
+        if _fits_first_chunk(geometry, spec.chunk_size):
             return geometry
         if int(np.diff(geometry.query_start).max()) > 1:
-            return _cut_ragged(geometry, spec.chunk, spec.block_size)
-        return _cut_single(geometry, spec.chunk, spec.block_size, bounds=self.is_capturable)
+            return _split_ragged(geometry, spec.chunk_size, spec.block_size)
+        return _split_single(geometry, spec.chunk_size, spec.block_size, bounds=self.is_capturable)
 
 
-def _is_within(geometry: BatchGeometry, chunk: int) -> bool:
+def _fits_first_chunk(geometry: BatchGeometry, chunk: int) -> bool:
     """Return whether all rows are within their first chunk."""
     return int(geometry.seq_lens.max()) <= chunk
 
 
-def _bounded(geometry: BatchGeometry, chunk: int) -> BatchGeometry:
+def _clamp_to_chunk(geometry: BatchGeometry, chunk: int) -> BatchGeometry:
     """Limit rows of one query each to the length of a chunk, for the host's bounds."""
     return replace(geometry, seq_lens=np.minimum(geometry.seq_lens, chunk).astype(np.int32))
 
 
-def _cut_single(
+def _split_single(
     geometry: BatchGeometry, chunk: int, block_size: int, *, bounds: bool
 ) -> BatchGeometry:
     """Cut rows of one query each: they begin with that query's chunk.
@@ -122,9 +128,9 @@ def _cut_single(
         own.query_start,
         own.seq_lens - skipped_there * chunk,
         rows,
-        _shifted(own.tables, own.slots, skipped_there, chunk // block_size),
+        _shift_tables(own.tables, own.slots, skipped_there, chunk // block_size),
     )
-    tables = _shifted_on_host(geometry.tables, geometry.slots, skipped, chunk // block_size)
+    tables = _shift_tables_on_host(geometry.tables, geometry.slots, skipped, chunk // block_size)
     return BatchGeometry(
         geometry.query_start,
         seq_lens.astype(np.int32),
@@ -134,7 +140,7 @@ def _cut_single(
     )
 
 
-def _cut_ragged(geometry: BatchGeometry, chunk: int, block_size: int) -> BatchGeometry:
+def _split_ragged(geometry: BatchGeometry, chunk: int, block_size: int) -> BatchGeometry:
     """Cut rows of several queries into one row for each chunk that has a query."""
     ends = geometry.seq_lens.astype(np.int64)
     starts = ends - np.diff(geometry.query_start)
@@ -153,13 +159,13 @@ def _cut_ragged(geometry: BatchGeometry, chunk: int, block_size: int) -> BatchGe
     starts, lens, rows, where, shifts = (
         to_device(torch.from_numpy(array), device) for array in host
     )
-    tables = _shifted(own.tables, where, shifts, chunk // block_size)
-    on_host = _shifted_on_host(geometry.tables, slots, skipped, chunk // block_size)
+    tables = _shift_tables(own.tables, where, shifts, chunk // block_size)
+    on_host = _shift_tables_on_host(geometry.tables, slots, skipped, chunk // block_size)
     on_device = DeviceGeometry(starts, lens, rows, tables)
     return BatchGeometry(query_start, seq_lens, lines, on_host, on_device)
 
 
-def _shifted(
+def _shift_tables(
     tables: torch.Tensor, slots: torch.Tensor, skipped: torch.Tensor, num_blocks: int
 ) -> torch.Tensor:
     """Return table lines that begin at a chunk's first block: [rows, blocks of a chunk] int32."""
@@ -169,7 +175,7 @@ def _shifted(
     return tables.index_select(0, slots).gather(1, columns)
 
 
-def _shifted_on_host(
+def _shift_tables_on_host(
     tables: np.ndarray, slots: np.ndarray, skipped: np.ndarray, num_blocks: int
 ) -> np.ndarray:
     width = min(tables.shape[1], num_blocks)

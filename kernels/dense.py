@@ -37,9 +37,9 @@ def attend(
         length = keys.shape[2]
         spec = AttentionSpec(
             *(num_heads, num_heads, head_dim, length, query.dtype, query.device),
-            looks_ahead=True,
+            is_bidirectional=True,
         )
-        backend = _native(spec)
+        backend = _native_backend(spec)
         # A single query is summed in a different order than one of several.
         if backend is not None and num_queries > 1:
             geometry = BatchGeometry.of(
@@ -47,9 +47,11 @@ def attend(
                 np.full(num_windows, length),
                 np.arange(num_windows)[:, None],
                 query.device,
-                ends=np.full(num_windows * num_queries, length),
+                query_ends=np.full(num_windows * num_queries, length),
             )
-            layer = LayerAttention(head_dim**-0.5 if scale is None else scale, looks_ahead=True)
+            layer = LayerAttention(
+                head_dim**-0.5 if scale is None else scale, is_bidirectional=True
+            )
             state = backend.plan(geometry, spec)
             found = backend.forward(state, layer, query.flatten(0, 1), LayerCache(keys, values))
             return found.view(query.shape)
@@ -59,10 +61,12 @@ def attend(
     return found.transpose(1, 2).contiguous()
 
 
-def _native(spec: AttentionSpec) -> AttentionBackend | None:
+def _native_backend(spec: AttentionSpec) -> AttentionBackend | None:
     """Return the native kernels, if they support this."""
     from kernels.cpu.backend import CpuAttention
     from kernels.cpu.native import build
 
     backend = CpuAttention()
-    return backend if backend.refuse(spec) is None and build.load() is not None else None
+    return (
+        backend if backend.unsupported_reason(spec) is None and build.load() is not None else None
+    )

@@ -24,14 +24,14 @@ class AdapterRows(NamedTuple):
     """The adapter slots of a step's tokens."""
 
     slots: torch.Tensor  # [n] int64 on the device; -1: no adapter
-    is_own: torch.Tensor  # [n, slots, 1] bool: whether this slot is the token's adapter
+    slot_mask: torch.Tensor  # [n, slots, 1] bool: whether this slot is the token's adapter
     order: torch.Tensor  # [m] int64 on the device: the tokens with an adapter, by slot
     groups: np.ndarray  # [groups, 3] int64: a slot, and the range of its tokens in order
 
 
 def adapter_rows(slots: np.ndarray, num_slots: int, device: torch.device) -> AdapterRows:
     """Make the rows from each token's slot, [n] int64; -1: no adapter."""
-    order, groups = by_slot(slots)
+    order, groups = group_by_slot(slots)
     is_own = torch.from_numpy(slots[:, None, None] == np.arange(num_slots)[:, None])
     return AdapterRows(
         to_device(torch.from_numpy(slots), device),
@@ -41,14 +41,14 @@ def adapter_rows(slots: np.ndarray, num_slots: int, device: torch.device) -> Ada
     )
 
 
-def by_slot(slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def group_by_slot(slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return ``order`` and ``groups`` of ``AdapterRows``, on the host, from each token's slot."""
     order = np.argsort(slots, kind="stable")[np.count_nonzero(slots < 0) :]
     used, begins, counts = np.unique(slots[order], return_index=True, return_counts=True)
     return order, np.stack((used, begins, begins + counts), axis=1)
 
 
-def reached(up: torch.Tensor) -> torch.Tensor:
+def nonzero_spans(up: torch.Tensor) -> torch.Tensor:
     """Return the spans of one slot's ``up`` [rank, outputs]: [rank, 2] int32, on the host."""
     is_used = up != 0
     outputs = up.shape[1]

@@ -12,11 +12,11 @@ from kernels.activations import ActivationKind
 from kernels.tiled import TiledWeight
 
 ExpertMatrices = torch.Tensor | TiledWeight  # [experts, outputs, inputs]
-GatingKind = Literal["silu", "gelu", "gelu_tanh", "clamped_swiglu"]
+GatedActivationKind = Literal["silu", "gelu", "gelu_tanh", "clamped_swiglu"]
 
 
 # Added to the divisor of a token's weights, so that it is never zero (DeepSeek-V3).
-LEAST_SUM = 1e-20
+MIN_WEIGHT_SUM = 1e-20
 
 
 class ExpertTensors(NamedTuple):
@@ -58,7 +58,7 @@ class RoutingRule(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Gating:
+class GatedActivation:
     """The function between the products of a gated MLP, and its name for kernels that have it built
     in.
 
@@ -69,7 +69,7 @@ class Gating:
     """
 
     apply: Callable[[torch.Tensor], torch.Tensor]
-    kind: GatingKind
+    kind: GatedActivationKind
     alpha: float = 0.0
     limit: float = 0.0
 
@@ -79,7 +79,7 @@ class Gating:
 
 
 @dataclass(frozen=True, slots=True)
-class Activating:
+class Activation:
     """The function between the products of an MLP without a gate.
 
     Attributes:

@@ -16,9 +16,9 @@ from kernels.activations import ActivationKind
 from kernels.attention import AttentionBackend, LayerCache
 from kernels.inputs import StepInputs, StepRows
 from kernels.lora import AdapterRows, AdapterWeights
-from kernels.moe import ExpertTensors, Gating, RouterWeights, RoutingRule
+from kernels.moe import ExpertTensors, GatedActivation, RouterWeights, RoutingRule
 from kernels.recurrent import GatedDeltaShape, ScanShape
-from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
+from kernels.sampling import LogitBias, SamplerOutput, SamplingTable, TokenCounts
 from kernels.skinny import RowNorm
 
 
@@ -49,7 +49,7 @@ class Operations(Protocol):
         """See ``kernels.reference.layers``."""
         ...
 
-    def temperatures(
+    def attention_temperatures(
         self, positions: torch.Tensor, first: int, every: int, scale: float, /
     ) -> torch.Tensor:
         """See ``kernels.reference.layers``."""
@@ -134,7 +134,7 @@ class Operations(Protocol):
         expert_ids: torch.Tensor,
         expert_weights: torch.Tensor,
         activate: Callable[[torch.Tensor], torch.Tensor] | None = None,
-        weighs_input: bool = False,
+        apply_router_weight_on_input: bool = False,
         some_elsewhere: bool = False,
         /,
     ) -> torch.Tensor:
@@ -148,7 +148,7 @@ class Operations(Protocol):
         router: RouterWeights,
         rule: RoutingRule,
         experts: ExpertTensors,
-        gating: Gating,
+        gating: GatedActivation,
         /,
     ) -> None:
         """See ``kernels.reference.moe``."""
@@ -160,7 +160,7 @@ class Operations(Protocol):
         """See ``kernels.reference.moe``."""
         ...
 
-    def expert_sizes(self, num_experts: int, top_k: int, /) -> tuple[int, ...]:
+    def moe_token_thresholds(self, num_experts: int, top_k: int, /) -> tuple[int, ...]:
         """See ``kernels.reference.moe``."""
         ...
 
@@ -196,9 +196,9 @@ class Operations(Protocol):
         counts: TokenCounts | None = None,
         bias: LogitBias | None = None,
         masks: torch.Tensor | None = None,
-        out: Sampled | None = None,
+        out: SamplerOutput | None = None,
         /,
-    ) -> Sampled:
+    ) -> SamplerOutput:
         """See ``kernels.reference.sampling_step``."""
         ...
 
@@ -255,7 +255,7 @@ class Operations(Protocol):
         """See ``kernels.reference.sampling_step``."""
         ...
 
-    def judge_drafts(
+    def verify_drafts(
         self,
         wanted: torch.Tensor,
         proposed: torch.Tensor | None,
@@ -267,7 +267,7 @@ class Operations(Protocol):
         """See ``kernels.reference.drafts``."""
         ...
 
-    def draw(
+    def sample_from_probs(
         self, shares: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, stream: int, /
     ) -> torch.Tensor:
         """See ``kernels.reference.drafts``."""
@@ -362,11 +362,11 @@ class Kernels(NamedTuple):
         return self.attention.name
 
     @property
-    def takes_chunks(self) -> bool:
+    def supports_chunked_attention(self) -> bool:
         """Whether attention supports chunks itself; see ``LayerAttention``."""
         return self.name == "cpu"
 
     @property
-    def takes_side_by_side(self) -> bool:
+    def supports_interleaved_layers(self) -> bool:
         """Whether layers' blocks may be interleaved; see ``LayerCache``."""
         return self.name == "cpu"

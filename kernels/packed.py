@@ -56,14 +56,14 @@ class PackedWeight:
     codes: torch.Tensor
     scales: torch.Tensor
     inputs: int
-    group: int
+    group_size: int
     levels: tuple[float, ...] | None = None
     zeros: torch.Tensor | None = None
     order: torch.Tensor | None = None
-    rounds_inputs: bool = False
+    has_quantised_activations: bool = False
 
     def __post_init__(self) -> None:
-        problem = self._problem()
+        problem = self._validation_error()
         if problem is not None:
             raise ValueError(problem)
 
@@ -112,7 +112,7 @@ class PackedWeight:
         if self.order is not None:
             raise ValueError("its groups were formed by another order of the inputs (act-order)")
         is_whole = self.num_groups == 1
-        size = end - begin if is_whole else self.group
+        size = end - begin if is_whole else self.group_size
         if not is_whole and (begin % size or (end % size and end != self.inputs)):
             raise ValueError(f"inputs {begin} to {end} do not begin and end with groups of {size}")
         if self.bits == 4 and (begin % 2 or (end % 2 and end != self.inputs)):
@@ -125,12 +125,12 @@ class PackedWeight:
             scales=self.scales[:, groups],
             zeros=None if self.zeros is None else self.zeros[:, groups],
             inputs=end - begin,
-            group=size,
+            group_size=size,
         ).contiguous()
 
-    def for_rounded_inputs(self) -> PackedWeight:
+    def with_quantised_activations(self) -> PackedWeight:
         """Return the weight as one of a format that rounds activations too."""
-        return replace(self, rounds_inputs=True)
+        return replace(self, has_quantised_activations=True)
 
     def without_order(self) -> PackedWeight:
         """Return the weight with the same codes, as if column i belonged to input i."""
@@ -152,19 +152,19 @@ class PackedWeight:
     def dequantise(self, dtype: torch.dtype) -> torch.Tensor:
         """Return [outputs, inputs] in ``dtype``, computed in float32 and rounded once."""
         whole = torch.empty(self.shape, dtype=dtype, device=self.codes.device)
-        for rows in _pieces(*self.shape):
+        for rows in _row_ranges(*self.shape):
             whole[rows] = self.select(rows)._values()
         return whole
 
     def _values(self) -> torch.Tensor:
         codes = self.unpacked()
         levels = None if self.levels is None else torch.tensor(self.levels, device=codes.device)
-        values = widen(codes, levels, self.scales, self.zeros, self.group)
+        values = dequantise_codes(codes, levels, self.scales, self.zeros, self.group_size)
         if self.order is not None:
             values = torch.empty_like(values).index_copy_(1, self.order, values)
         return values
 
-    def _problem(self) -> str | None:
+    def _validation_error(self) -> str | None:
         outputs, groups = self.scales.shape
         if self.levels is None:
             if self.codes.dtype not in (torch.int8, torch.float8_e4m3fn):
@@ -176,8 +176,8 @@ class PackedWeight:
             width = -(-self.inputs // 2)
         if self.codes.shape != (outputs, width):
             return f"codes {list(self.codes.shape)} for {outputs} outputs and {self.inputs} inputs"
-        if self.group < 1 or groups != -(-self.inputs // self.group):
-            return f"{groups} groups of {self.group} for {self.inputs} inputs"
+        if self.group_size < 1 or groups != -(-self.inputs // self.group_size):
+            return f"{groups} groups of {self.group_size} for {self.inputs} inputs"
         if self.zeros is not None and self.zeros.shape != self.scales.shape:
             return f"zeros {list(self.zeros.shape)} beside scales {list(self.scales.shape)}"
         if self.order is not None and self.order.shape != (self.inputs,):
@@ -203,7 +203,7 @@ class PackedParts:
         """Return the parts with adjacent ones of the same form merged."""
         runs: list[list[PackedWeight | torch.Tensor]] = []
         for part in self.parts:
-            if runs and _are_alike(runs[-1][0], part):
+            if runs and _can_merge(runs[-1][0], part):
                 runs[-1].append(part)
             else:
                 runs.append([part])
@@ -264,7 +264,7 @@ def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
     return codes[:, ::2] | codes[:, 1::2] << 4
 
 
-def widen(
+def dequantise_codes(
     codes: torch.Tensor,
     levels: torch.Tensor | None,
     scales: torch.Tensor,
@@ -292,7 +292,7 @@ def _select(
     return part.select(outputs) if isinstance(part, PackedWeight) else part[outputs]
 
 
-def _are_alike(one: PackedWeight | torch.Tensor, other: PackedWeight | torch.Tensor) -> bool:
+def _can_merge(one: PackedWeight | torch.Tensor, other: PackedWeight | torch.Tensor) -> bool:
     """Return whether the two can be merged."""
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
         return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
@@ -304,12 +304,18 @@ def _are_alike(one: PackedWeight | torch.Tensor, other: PackedWeight | torch.Ten
         and not torch.equal(one.order, other.order)
     ):
         return False
-    return _form(one) == _form(other)
+    return _merge_key(one) == _merge_key(other)
 
 
-def _form(weight: PackedWeight) -> tuple[object, ...]:
+def _merge_key(weight: PackedWeight) -> tuple[object, ...]:
     dtypes = weight.codes.dtype, weight.scales.dtype
-    return (*dtypes, weight.inputs, weight.group, weight.levels, weight.rounds_inputs)
+    return (
+        *dtypes,
+        weight.inputs,
+        weight.group_size,
+        weight.levels,
+        weight.has_quantised_activations,
+    )
 
 
 def _join(run: Sequence[PackedWeight | torch.Tensor]) -> PackedWeight | torch.Tensor:
@@ -328,7 +334,7 @@ def _as_bytes(codes: torch.Tensor) -> torch.Tensor:
     return codes.view(torch.uint8)
 
 
-def _pieces(outputs: int, inputs: int) -> Iterator[slice]:
+def _row_ranges(outputs: int, inputs: int) -> Iterator[slice]:
     """Yield ranges of rows whose float32 copies are small."""
     step = max(1, _PIECE_ELEMENTS // max(inputs, 1))
     for begin in range(0, outputs, step):

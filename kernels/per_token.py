@@ -30,15 +30,17 @@ class PerTokenAttention:
         self.is_capturable = inner.is_capturable  # for decode steps, which are unchanged
         self._inner = inner
 
-    def refuse(self, spec: AttentionSpec) -> str | None:
+    def unsupported_reason(self, spec: AttentionSpec) -> str | None:
         """See ``AttentionBackend.refuse``."""
-        if spec.looks_ahead:
+        if spec.is_bidirectional:
             return "each token is computed by itself and sees no later one"
-        return self._inner.refuse(spec)
+        return self._inner.unsupported_reason(spec)
 
-    def fits(self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec) -> bool:
+    def can_replay(
+        self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec
+    ) -> bool:
         """See ``AttentionBackend.fits``; only rows of one token each are ever captured."""
-        return self._inner.fits(captured, actual, spec)
+        return self._inner.can_replay(captured, actual, spec)
 
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> Any:
         """See ``AttentionBackend.plan``."""

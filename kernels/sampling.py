@@ -43,14 +43,14 @@ class LogitBias(NamedTuple):
     until: torch.Tensor  # int64: added while the position to be sampled is less
 
 
-class Sampled(NamedTuple):
+class SamplerOutput(NamedTuple):
     """The results of each row."""
 
     token_ids: torch.Tensor  # [n] int64
     is_finite: torch.Tensor  # [n] bool; False: broken logits, a meaningless token
 
     @classmethod
-    def empty(cls, num_rows: int, device: torch.device) -> Sampled:
+    def empty(cls, num_rows: int, device: torch.device) -> SamplerOutput:
         """Allocate memory for results."""
         return cls(
             torch.empty(num_rows, dtype=torch.int64, device=device),

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import torch
 
-LARGEST = 448.0  # finite value of e4m3
-_LEAST_SCALE = 2.0**-40
+FP8_MAX = 448.0  # finite value of e4m3
+_MIN_SCALE = 2.0**-40
 _MULTIPLE = 16  # of inputs and outputs, required by the library
 
 
-def refuse_scaled(
+def scaled_unsupported_reason(
     outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
 ) -> str | None:
     """Return why a product of this shape is not supported, or None if it is."""
@@ -28,14 +28,14 @@ def refuse_scaled(
     return None
 
 
-def round_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Round [n, inputs] to float8_e4m3fn.
 
     The scale of each row, [n, 1] float32, brings its largest magnitude to 448.
     """
     values = x.float()
-    scales = (values.abs().amax(1, keepdim=True) / LARGEST).clamp_(min=_LEAST_SCALE)
-    return (values / scales).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scales
+    scales = (values.abs().amax(1, keepdim=True) / FP8_MAX).clamp_(min=_MIN_SCALE)
+    return (values / scales).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scales
 
 
 def scaled_linear(
@@ -52,7 +52,7 @@ def scaled_linear(
     Returns:
         [n, outputs] bfloat16.
     """
-    rounded, steps = round_rows(x)
+    rounded, steps = quantise_rows(x)
     return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
         rounded, codes.T, steps, scales.T.contiguous(), bias=bias, out_dtype=x.dtype
     )

@@ -53,35 +53,35 @@ def _triton(spec: AttentionSpec) -> Kernels | str:
     return Kernels(TritonAttention(), operations)
 
 
-def _triton_on_a_gpu(spec: AttentionSpec) -> Kernels | str:
+def _triton_on_gpu(spec: AttentionSpec) -> Kernels | str:
     """Return Triton's kernels for ``auto``, which uses them only on a GPU."""
     return "it is for GPUs" if spec.device.type == "cpu" else _triton(spec)
 
 
-def _proven(kernels: Kernels, spec: AttentionSpec, *, invariant: bool) -> Kernels | str:
+def _self_checked(kernels: Kernels, spec: AttentionSpec, *, invariant: bool) -> Kernels | str:
     """Return Triton's kernels for ``auto``, if each gives correct results on this very device."""
     if kernels.name != "triton":
         return kernels
-    from kernels.triton.selfcheck import check_same_bits, self_check
+    from kernels.triton.selfcheck import check_batch_invariance, self_check
 
     for each in spec.by_heads().values():
-        reason = kernels.attention.refuse(each) or self_check(kernels, each)
+        reason = kernels.attention.unsupported_reason(each) or self_check(kernels, each)
         if reason is None and invariant:
-            reason = check_same_bits(kernels, each)
+            reason = check_batch_invariance(kernels, each)
         if reason is not None:
             return reason
     return kernels
 
 
 # In the order in which ``auto`` tries them. A maker returns a reason if its kernels cannot be made.
-_MAKERS: dict[str, Callable[[AttentionSpec], Kernels | str]] = {
+_FACTORIES: dict[str, Callable[[AttentionSpec], Kernels | str]] = {
     "triton": _triton,
     "cpu": _cpu,
     "reference": _reference,
 }
-_AUTO_MAKERS = {**_MAKERS, "triton": _triton_on_a_gpu}
+_AUTO_FACTORIES = {**_FACTORIES, "triton": _triton_on_gpu}
 
-ATTENTION_BACKENDS = ("auto", *_MAKERS)
+ATTENTION_BACKENDS = ("auto", *_FACTORIES)
 
 
 def _invariant(kernels: Kernels) -> Kernels | str:
@@ -110,11 +110,11 @@ def _chunked(kernels: Kernels) -> Kernels:
     return kernels._replace(attention=ChunkedAttention(kernels.attention))
 
 
-def _with_several_heads(kernels: Kernels) -> Kernels:
+def _with_mixed_heads(kernels: Kernels) -> Kernels:
     """Return these kernels for models with several kinds of heads."""
-    from kernels.several_heads import SeveralHeadsAttention
+    from kernels.several_heads import MixedHeadsAttention
 
-    return kernels._replace(attention=SeveralHeadsAttention(kernels.attention))
+    return kernels._replace(attention=MixedHeadsAttention(kernels.attention))
 
 
 def select_kernels(
@@ -136,18 +136,22 @@ def select_kernels(
         known = ", ".join(ATTENTION_BACKENDS)
         raise NoKernelsError(f"unknown attention backend {name!r} (known: {known})")
     refusals: list[tuple[str, str]] = []
-    makers = _AUTO_MAKERS if name == "auto" else {name: _MAKERS[name]}
+    makers = _AUTO_FACTORIES if name == "auto" else {name: _FACTORIES[name]}
     for candidate, make in makers.items():
         kernels = make(spec)
         if invariant and not isinstance(kernels, str):
             kernels = _invariant(kernels)
         if name == "auto" and not isinstance(kernels, str):
-            kernels = _proven(kernels, spec, invariant=invariant)
-        if spec.chunk is not None and not isinstance(kernels, str) and not kernels.takes_chunks:
+            kernels = _self_checked(kernels, spec, invariant=invariant)
+        if (
+            spec.chunk_size is not None
+            and not isinstance(kernels, str)
+            and not kernels.supports_chunked_attention
+        ):
             kernels = _chunked(kernels)
-        if spec.others and not isinstance(kernels, str):
-            kernels = _with_several_heads(kernels)
-        reason = kernels if isinstance(kernels, str) else kernels.attention.refuse(spec)
+        if spec.other_heads and not isinstance(kernels, str):
+            kernels = _with_mixed_heads(kernels)
+        reason = kernels if isinstance(kernels, str) else kernels.attention.unsupported_reason(spec)
         if not isinstance(kernels, str) and reason is None:
             return kernels, refusals
         refusals.append((candidate, str(reason)))

@@ -21,7 +21,7 @@ from kernels.attention import (
 HeadsState = dict[tuple[int, int], Any]  # a step's plans, by the number of KV heads and their width
 
 
-class SeveralHeadsAttention:
+class MixedHeadsAttention:
     """A backend for such models, built on one for a single kind of heads.
 
     Args:
@@ -33,14 +33,18 @@ class SeveralHeadsAttention:
         self.is_capturable = inner.is_capturable
         self._inner = inner
 
-    def refuse(self, spec: AttentionSpec) -> str | None:
+    def unsupported_reason(self, spec: AttentionSpec) -> str | None:
         """See ``AttentionBackend.refuse``."""
-        reasons = (self._inner.refuse(each) for each in spec.by_heads().values())
+        reasons = (self._inner.unsupported_reason(each) for each in spec.by_heads().values())
         return next((reason for reason in reasons if reason is not None), None)
 
-    def fits(self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec) -> bool:
+    def can_replay(
+        self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec
+    ) -> bool:
         """See ``AttentionBackend.fits``."""
-        return all(self._inner.fits(captured, actual, each) for each in spec.by_heads().values())
+        return all(
+            self._inner.can_replay(captured, actual, each) for each in spec.by_heads().values()
+        )
 
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> HeadsState:
         """See ``AttentionBackend.plan``."""

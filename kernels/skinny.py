@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from kernels.moe import Gating
+from kernels.moe import GatedActivation
 
-MOST_ROWS = 4  # up to these, reading weights hides arithmetic without matrix units
+MAX_SKINNY_ROWS = 4  # up to these, reading weights hides arithmetic without matrix units
 
 GateKind = Literal["silu", "gelu_tanh"]
 
@@ -20,6 +20,6 @@ class RowNorm(NamedTuple):
     eps: float
 
 
-def built_in(gating: Gating) -> GateKind | None:
+def fused_gate_kind(gating: GatedActivation) -> GateKind | None:
     """Return the gate's name if kernels have it built in."""
     return gating.kind if gating.kind == "silu" or gating.kind == "gelu_tanh" else None

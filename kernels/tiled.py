@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from kernels.packed import INT4_LEVELS, MXFP4_LEVELS, PackedParts, PackedWeight, widen
+from kernels.packed import INT4_LEVELS, MXFP4_LEVELS, PackedParts, PackedWeight, dequantise_codes
 
 BLOCK = 16  # bytes
 _PIECE_BYTES = 2**22
@@ -49,7 +49,7 @@ class TiledWeight:
     orders: torch.Tensor | None
     kind: str
     inputs: int
-    group: int
+    group_size: int
     num_matrices: int = 1
 
     @property
@@ -63,7 +63,7 @@ class TiledWeight:
         return self.scales.shape[1]
 
     @property
-    def codes_a_byte(self) -> int:
+    def codes_per_byte(self) -> int:
         """Codes per byte: one or two."""
         return 1 if self.kind in ("int8", "e4m3") else 2
 
@@ -80,7 +80,7 @@ class TiledWeight:
         Nothing comes from the host, so a CUDA graph can capture it.
         """
         codes = self.codes[ids]
-        if self.codes_a_byte == 2:
+        if self.codes_per_byte == 2:
             pairs = _interleave(codes)
             codes = torch.stack((pairs & 15, pairs >> 4), dim=2).flatten(1)
         else:
@@ -89,7 +89,9 @@ class TiledWeight:
         if scales.dtype == torch.uint8:
             scales = (scales.int() << 23).view(torch.float32)
         zeros = None if self.zeros is None else self.zeros[ids]
-        values = widen(codes[:, : self.inputs], self.levels, scales, zeros, self.group)
+        values = dequantise_codes(
+            codes[:, : self.inputs], self.levels, scales, zeros, self.group_size
+        )
         if self.orders is not None:
             order = self.orders[matrix].long()
             values = torch.empty_like(values).index_copy_(1, order, values)
@@ -101,10 +103,10 @@ class TiledWeight:
         return self.rows(ids, dtype, index)
 
 
-def refuse_tiles(weight: PackedWeight) -> str | None:
+def tiling_unsupported_reason(weight: PackedWeight) -> str | None:
     """Return why a weight cannot be held this way, or None if it can."""
-    if weight.num_groups > 1 and weight.group % BLOCK:
-        return f"groups of {weight.group} inputs"
+    if weight.num_groups > 1 and weight.group_size % BLOCK:
+        return f"groups of {weight.group_size} inputs"
     return None
 
 
@@ -126,11 +128,11 @@ def tile_experts(parts: PackedParts, count: int) -> TiledWeight:
     """
     joined = parts.joined()
     if len(joined) > 1:  # possibly equal except for the order of inputs
-        joined = tuple(_only(share) for share in parts.split(count))
+        joined = tuple(_single_part(share) for share in parts.split(count))
     weights = [part for part in joined if isinstance(part, PackedWeight)]
     if len(weights) < len(joined):
         raise ValueError("parts of experts that are not in the same codes")
-    reason = refuse_tiles(weights[0])
+    reason = tiling_unsupported_reason(weights[0])
     if reason is not None:
         raise ValueError(reason)
     inputs, orders = weights[0].inputs, None
@@ -144,7 +146,7 @@ def tile_experts(parts: PackedParts, count: int) -> TiledWeight:
     return _tile(whole, count, orders)
 
 
-def _only(share: PackedParts) -> PackedWeight | torch.Tensor | None:
+def _single_part(share: PackedParts) -> PackedWeight | torch.Tensor | None:
     """Return an expert's parts as one weight; None if they are not one."""
     joined = share.joined()
     return joined[0] if len(joined) == 1 else None
@@ -153,7 +155,7 @@ def _only(share: PackedParts) -> PackedWeight | torch.Tensor | None:
 def _tile(weight: PackedWeight, count: int, orders: torch.Tensor | None) -> TiledWeight:
     factor, scales = 1.0, weight.scales.float()
     if weight.num_groups > 1:
-        factor, scales = _short_scales(scales)
+        factor, scales = _compress_scales(scales)
     zeros = weight.zeros
     if zeros is not None and zeros.is_floating_point():
         zeros = zeros.to(torch.float16)
@@ -170,12 +172,12 @@ def _tile(weight: PackedWeight, count: int, orders: torch.Tensor | None) -> Tile
         orders,
         kind,
         weight.inputs,
-        weight.group,
+        weight.group_size,
         count,
     )
 
 
-def _short_scales(scales: torch.Tensor) -> tuple[float, torch.Tensor]:
+def _compress_scales(scales: torch.Tensor) -> tuple[float, torch.Tensor]:
     """Return the scales in 8 or 16 bits, and the factor of 16-bit ones."""
     mantissas, exponents = torch.frexp(scales)
     if bool((mantissas == 0.5).all()) and bool((exponents > -126).all()):
@@ -190,7 +192,7 @@ def _tile_codes(weight: PackedWeight) -> torch.Tensor:
     if weight.bits == 8 and width == codes.shape[1]:
         return codes.contiguous()
     tiled = torch.empty((codes.shape[0], width), dtype=torch.uint8, device=codes.device)
-    for rows in _pieces(*tiled.shape):
+    for rows in _row_ranges(*tiled.shape):
         piece = functional.pad(codes[rows], (0, width - codes.shape[1]))
         tiled[rows] = piece if weight.bits == 8 else _deinterleave(piece)
     return tiled
@@ -209,7 +211,7 @@ def _interleave(codes: torch.Tensor) -> torch.Tensor:
     return torch.stack((even & 15 | odd << 4, even >> 4 | odd & 0xF0), dim=2).flatten(1)
 
 
-def _pieces(rows: int, width: int) -> Iterator[slice]:
+def _row_ranges(rows: int, width: int) -> Iterator[slice]:
     """Yield ranges of rows whose copies are small."""
     step = max(1, _PIECE_BYTES // max(width, 1))
     for begin in range(0, rows, step):

@@ -26,7 +26,7 @@ from loadtest.machine import describe_machine, tree_cpu_s
 from loadtest.models import SHAPES, ensure_model
 from loadtest.process import RunningServer, running_server
 from loadtest.summary import summarize
-from loadtest.workloads import Ask
+from loadtest.workloads import SampleRequest
 
 _NUM_COMPARED = 4  # prompts whose output is compared on both sides before timing starts
 
@@ -86,7 +86,9 @@ async def _compare(
             for _ in range(count)
         ]
 
-    same = await _count_same_texts(client, generate, prompts(_NUM_COMPARED, "compared"), options)
+    same = await _count_matching_texts(
+        client, generate, prompts(_NUM_COMPARED, "compared"), options
+    )
     rounds: list[dict[str, Any]] = []
     for number in range(-1, options.rounds):  # round -1 warms up both sides
         asked = prompts(options.requests if number >= 0 else 2, number)
@@ -94,7 +96,7 @@ async def _compare(
         for prompt in asked:
             generate(prompt, options.output_len)
         alone_s = time.perf_counter() - begun_s
-        asks = [Ask(prompt, options.output_len) for prompt in asked]
+        asks = [SampleRequest(prompt, options.output_len) for prompt in asked]
         load, cpu_s = Load(concurrency=options.concurrency), tree_cpu_s(server.pid) or 0.0
         begun_s = time.perf_counter()
         summary = summarize(await send_all(client, endpoint, asks, load, random.Random(0)))
@@ -124,7 +126,7 @@ async def _compare(
     }
 
 
-async def _count_same_texts(
+async def _count_matching_texts(
     client: Client,
     generate: Callable[[list[int], int], str],
     prompts: Sequence[list[int]],

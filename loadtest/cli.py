@@ -16,12 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.client import Client, HttpError, StreamRecord, raw_json
-from loadtest.driver import Endpoint, GaugeWatch, Load, send_all
+from loadtest.driver import Endpoint, GaugeMonitor, Load, send_all
 from loadtest.machine import describe_machine, tree_cpu_s
 from loadtest.report import Run, format_table, render_html
 from loadtest.scrape import differences, scrape
 from loadtest.summary import summarize
-from loadtest.workloads import WORKLOADS, Ask, Shape, draw_lengths, make_asks, make_text
+from loadtest.workloads import (
+    WORKLOADS,
+    SampleRequest,
+    Shape,
+    draw_lengths,
+    make_requests,
+    make_text,
+)
 
 _CALIBRATION_WORDS = 1500
 _EXAMPLES = """\
@@ -222,20 +229,20 @@ async def run(options: argparse.Namespace) -> int:
 async def measure(
     client: Client,
     endpoint: Endpoint,
-    asks: Sequence[Ask],
+    requests: Sequence[SampleRequest],
     load: Load,
     options: argparse.Namespace,
 ) -> Run:
     """Perform one run and collect its records, its figures and the server's own metrics."""
-    progress = _Progress(load, len(asks))
+    progress = _Progress(load, len(requests))
     before = await scrape(client)
     server_cpu_s = tree_cpu_s(options.server_pid) if options.server_pid else None
     client_cpu_s, begun_s = _own_cpu_s(), time.perf_counter()
     rng = random.Random(f"{options.seed} arrivals")
-    async with GaugeWatch(client) as watch:
-        records = await send_all(client, endpoint, asks, load, rng, progress)
+    async with GaugeMonitor(client) as watch:
+        records = await send_all(client, endpoint, requests, load, rng, progress)
     wall_s = time.perf_counter() - begun_s
-    _check_lengths(records, asks, ignore_eos=options.ignore_eos)
+    _check_lengths(records, requests, ignore_eos=options.ignore_eos)
     summary = summarize(records)
     summary["client_cpu_cores"] = (_own_cpu_s() - client_cpu_s) / wall_s
     if server_cpu_s is not None:
@@ -247,7 +254,7 @@ async def measure(
 
 
 def _check_lengths(
-    records: Sequence[StreamRecord], asks: Sequence[Ask], *, ignore_eos: bool
+    records: Sequence[StreamRecord], asks: Sequence[SampleRequest], *, ignore_eos: bool
 ) -> None:
     """Mark outputs that are longer than requested, or shorter under ``ignore_eos``, as failed."""
     for record, ask in zip(records, asks, strict=True):
@@ -275,16 +282,16 @@ async def _prompt_maker(client: Client, endpoint: Endpoint, options: argparse.Na
         per_word = len(pool) / _CALIBRATION_WORDS
     else:
         words = " ".join(sample.split()[:100])
-        record = await client.stream(endpoint.path, endpoint.body(Ask(words, 1)))
+        record = await client.stream(endpoint.path, endpoint.body(SampleRequest(words, 1)))
         if record.failure is not None or not record.prompt_tokens:
             raise ValueError(f"the calibration request failed ({record.failure})")
         per_word = record.prompt_tokens / 100
     use_ids = pool is not None and not endpoint.chat and not options.text
 
-    def make(count: int, label: str) -> list[Ask]:
+    def make(count: int, label: str) -> list[SampleRequest]:
         rng = random.Random(f"{options.seed} {label}")
         lengths = draw_lengths(_shape(options), count, rng)
-        return make_asks(
+        return make_requests(
             lengths, rng, token_pool=pool if use_ids else None, tokens_per_word=per_word
         )
 

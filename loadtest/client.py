@@ -128,7 +128,7 @@ class Client:
             async with asyncio.timeout(self._timeout_s):
                 payload = self._encode("POST", path, body)
                 status = await self._exchange(payload, reader.feed, sent)
-            record.failure = reader.verdict() if status == 200 else f"http_{status}"
+            record.failure = reader.failure_reason() if status == 200 else f"http_{status}"
         except TimeoutError:
             record.failure = "timeout"
         except (OSError, httptools.HttpParserError):
@@ -157,22 +157,22 @@ class Client:
         has not failed (RFC 9112, section 9.3.1): it is retried on another connection.
         """
         while True:
-            connection = await self._take()
+            connection = await self._acquire()
             on_sent()
             try:
                 return await connection.exchange(payload, on_data)
-            except _GivenUp:
+            except _ConnectionDropped:
                 continue  # terminates: a new connection is never retried
             finally:  # after a failure or cancellation, unread bytes may remain
-                if connection.ended:
-                    self._give_back(connection)
+                if connection.is_complete:
+                    self._release(connection)
                 else:
                     connection.close()
 
-    async def _take(self) -> _Connection:
+    async def _acquire(self) -> _Connection:
         while self._idle:
             connection = self._idle.pop()
-            if connection.usable:
+            if connection.is_usable:
                 return connection
             connection.close()
         loop = asyncio.get_running_loop()
@@ -181,14 +181,14 @@ class Client:
         )
         return connection
 
-    def _give_back(self, connection: _Connection) -> None:
-        if connection.usable:
+    def _release(self, connection: _Connection) -> None:
+        if connection.is_usable:
             self._idle.append(connection)
         else:
             connection.close()
 
 
-class _GivenUp(ConnectionResetError):
+class _ConnectionDropped(ConnectionResetError):
     """The server closed a reused connection without sending any response."""
 
 
@@ -196,10 +196,10 @@ class _Connection(asyncio.Protocol):
     """One connection with one exchange at a time; httptools calls the ``on_*`` methods."""
 
     def __init__(self) -> None:
-        self.usable = True
-        self.ended = False  # whether the last exchange ended with a whole response
+        self.is_usable = True
+        self.is_complete = False  # whether the last exchange ended with a whole response
         self._num_exchanges = 0
-        self._heard = False  # whether any byte of the current response has arrived
+        self._has_received = False  # whether any byte of the current response has arrived
         self._transport: asyncio.Transport | None = None
         self._done: asyncio.Future[int] | None = None
         self._parser: Any = None
@@ -210,7 +210,7 @@ class _Connection(asyncio.Protocol):
         """Send ``request``, feed ``on_data(bytes, arrival_s)``, and return the status."""
         assert self._transport is not None
         self._done = asyncio.get_running_loop().create_future()
-        self.ended = self._heard = False
+        self.is_complete = self._has_received = False
         self._num_exchanges += 1
         self._parser = httptools.HttpResponseParser(self)
         self._on_data = on_data
@@ -218,7 +218,7 @@ class _Connection(asyncio.Protocol):
         return await self._done
 
     def close(self) -> None:
-        self.usable = False
+        self.is_usable = False
         if self._transport is not None:
             self._transport.abort()
 
@@ -227,7 +227,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._now_s = time.perf_counter()
-        self._heard = True
+        self._has_received = True
         try:
             self._parser.feed_data(data)
         except Exception as error:
@@ -235,21 +235,21 @@ class _Connection(asyncio.Protocol):
             self._fail(error.__context__ if error.__context__ is not None else error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        given_up = self._num_exchanges > 1 and not self._heard
-        kind = _GivenUp if given_up else ConnectionResetError
+        given_up = self._num_exchanges > 1 and not self._has_received
+        kind = _ConnectionDropped if given_up else ConnectionResetError
         self._fail(kind("the server closed the connection"))
 
     def on_body(self, body: bytes) -> None:
         self._on_data(body, self._now_s)
 
     def on_message_complete(self) -> None:
-        self.ended = True
-        self.usable = self.usable and self._parser.should_keep_alive()
+        self.is_complete = True
+        self.is_usable = self.is_usable and self._parser.should_keep_alive()
         if self._done is not None and not self._done.done():
             self._done.set_result(self._parser.get_status_code())
 
     def _fail(self, error: BaseException) -> None:
-        self.usable = False
+        self.is_usable = False
         if self._done is not None and not self._done.done():
             self._done.set_exception(error)
 
@@ -259,14 +259,14 @@ class _EventReader:
 
     def __init__(self, record: StreamRecord) -> None:
         self._record = record
-        self._rest = b""
+        self._buffer = b""
         self._ended = False
         self._failed = False
         self._decode = msgspec.json.Decoder(_Event).decode
 
     def feed(self, data: bytes, arrival_s: float) -> None:
         """Parse the next bytes of the body, which arrived at ``arrival_s``."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
             if not line.startswith(b"data:"):
                 continue  # blank lines, comments (heartbeats), event names
@@ -274,9 +274,9 @@ class _EventReader:
             if payload == b"[DONE]":
                 self._ended = True
             else:
-                self._event(self._decode(payload), arrival_s)
+                self._handle_event(self._decode(payload), arrival_s)
 
-    def verdict(self) -> str | None:
+    def failure_reason(self) -> str | None:
         """Why the stream is not a complete answer, or None if it is."""
         record = self._record
         if self._failed:
@@ -289,7 +289,7 @@ class _EventReader:
             return "usage_too_low"  # more events with output than tokens: one count is wrong
         return None
 
-    def _event(self, event: _Event, arrival_s: float) -> None:
+    def _handle_event(self, event: _Event, arrival_s: float) -> None:
         record = self._record
         if event.error is not None:
             self._failed = True

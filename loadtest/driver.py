@@ -18,7 +18,7 @@ from typing import Any
 
 from loadtest.client import Client, StreamRecord
 from loadtest.scrape import scrape
-from loadtest.workloads import Ask
+from loadtest.workloads import SampleRequest
 
 _GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
@@ -50,17 +50,17 @@ class Endpoint:
         """The route's path."""
         return "/v1/chat/completions" if self.chat else "/v1/completions"
 
-    def body(self, ask: Ask) -> dict[str, Any]:
+    def body(self, request: SampleRequest) -> dict[str, Any]:
         """The request body for one prompt, streamed and with usage."""
         prompt: dict[str, Any] = (
-            {"messages": [{"role": "user", "content": ask.prompt}]}
+            {"messages": [{"role": "user", "content": request.prompt}]}
             if self.chat
-            else {"prompt": ask.prompt}
+            else {"prompt": request.prompt}
         )
         return {
             "model": self.model,
             **prompt,
-            "max_tokens": ask.max_tokens,
+            "max_tokens": request.max_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
             **self.extra,
@@ -70,23 +70,23 @@ class Endpoint:
 async def send_all(
     client: Client,
     endpoint: Endpoint,
-    asks: Sequence[Ask],
+    requests: Sequence[SampleRequest],
     load: Load,
     rng: random.Random,
     on_done: Callable[[StreamRecord], None] = lambda _: None,
 ) -> list[StreamRecord]:
     """Send every request and return its record, in the order of ``asks``."""
-    records: list[StreamRecord] = [StreamRecord() for _ in asks]
+    records: list[StreamRecord] = [StreamRecord() for _ in requests]
 
     async def send(index: int, due_s: float | None = None) -> None:
-        record = await client.stream(endpoint.path, endpoint.body(asks[index]), due_s=due_s)
+        record = await client.stream(endpoint.path, endpoint.body(requests[index]), due_s=due_s)
         records[index] = record
         on_done(record)
 
     if load.rate is not None:
-        await _open_loop(send, len(asks), load.rate, rng)
+        await _open_loop(send, len(requests), load.rate, rng)
     else:
-        await _closed_loop(send, len(asks), load.concurrency or 1)
+        await _closed_loop(send, len(requests), load.concurrency or 1)
     return records
 
 
@@ -111,7 +111,7 @@ async def _open_loop(send: Any, count: int, rate: float, rng: random.Random) -> 
             due_s += rng.expovariate(rate)
 
 
-class GaugeWatch:
+class GaugeMonitor:
     """Samples the server's gauges about once a second during a run."""
 
     def __init__(self, client: Client, period_s: float = 1.0) -> None:
@@ -120,8 +120,8 @@ class GaugeWatch:
         self._period_s = period_s
         self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> GaugeWatch:
-        self._task = asyncio.create_task(self._watch())
+    async def __aenter__(self) -> GaugeMonitor:
+        self._task = asyncio.create_task(self._poll())
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -130,7 +130,7 @@ class GaugeWatch:
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
-    async def _watch(self) -> None:
+    async def _poll(self) -> None:
         while True:
             samples = await scrape(self._client)
             if not samples:

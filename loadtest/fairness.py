@@ -33,7 +33,7 @@ from loadtest.driver import Endpoint, Load, send_all
 from loadtest.machine import describe_machine
 from loadtest.process import running_server
 from loadtest.summary import latencies, spread
-from loadtest.workloads import Shape, draw_lengths, make_asks
+from loadtest.workloads import Shape, draw_lengths, make_requests
 
 _VOCABULARY = range(300, 1300)  # prompt ids: in every vocabulary, and none of them special
 _KEYS = {name: f"sk-load-{name}" for name in ("quiet", "noisy")}
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for policy in options.policies.split(","):
         with tempfile.TemporaryDirectory(prefix="quire-") as home:
             keys = Path(home) / "keys.yaml"
-            keys.write_text(json.dumps({"keys": [_entry(name) for name in _KEYS]}))
+            keys.write_text(json.dumps({"keys": [_key_entry(name) for name in _KEYS]}))
             flags = [
                 *(*options.serve, "--api-key-file", str(keys), "--data-dir", home),
                 *("--scheduling-policy", policy, "--disable-log-requests"),
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _entry(name: str) -> dict[str, str]:
+def _key_entry(name: str) -> dict[str, str]:
     return {"name": name, "sha256": hashlib.sha256(_KEYS[name].encode()).hexdigest()}
 
 
@@ -163,7 +163,7 @@ class _Bench:
         assert self._endpoint is not None
         rng = random.Random(seed)
         shape = Shape("fixed", self._options.input_len, self._options.output_len)
-        asks = make_asks(draw_lengths(shape, count, rng), rng, token_pool=_VOCABULARY)
+        asks = make_requests(draw_lengths(shape, count, rng), rng, token_pool=_VOCABULARY)
         return await send_all(self._clients[who], self._endpoint, asks, load, rng)
 
 

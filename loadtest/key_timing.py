@@ -31,7 +31,7 @@ from loadtest.machine import describe_machine
 from loadtest.process import running_server
 
 _BOUND = 4.5
-_CUT = 0.1  # share of the slowest times, of both samples together
+_TRIMMED_SHARE = 0.1  # share of the slowest times, of both samples together
 _KEY_CHARS = 48
 _CHARS = string.ascii_letters + string.digits
 
@@ -51,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         running_server(flags, api_key=key) as server,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        near, far = runner.run(_time_refusals(server.url, key, options.trials, rng))
-    t = welch_t(*_without_the_slowest(near, far))
+        near, far = runner.run(_time_rejections(server.url, key, options.trials, rng))
+    t = welch_t(*_trim_slowest(near, far))
     result: dict[str, Any] = {
         "trials": len(near) + len(far),
         "median_near_us": statistics.median(near) * 1e6,
@@ -75,13 +75,13 @@ def welch_t(first: Sequence[float], second: Sequence[float]) -> float:
     return difference / math.sqrt(error)
 
 
-def _without_the_slowest(*samples: Sequence[float]) -> list[list[float]]:
+def _trim_slowest(*samples: Sequence[float]) -> list[list[float]]:
     together = sorted(time_s for sample in samples for time_s in sample)
-    bound = together[int((1 - _CUT) * len(together))]
+    bound = together[int((1 - _TRIMMED_SHARE) * len(together))]
     return [[time_s for time_s in sample if time_s <= bound] for sample in samples]
 
 
-async def _time_refusals(
+async def _time_rejections(
     url: str, key: str, trials: int, rng: random.Random
 ) -> tuple[list[float], list[float]]:
     """Seconds that each rejection took: for keys close to the right one, and for the others."""

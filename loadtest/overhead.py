@@ -32,16 +32,16 @@ from loadtest.driver import Endpoint, Load, send_all
 from loadtest.machine import cpu_s, describe_machine, process_tree
 from loadtest.process import RunningServer, running_server
 from loadtest.summary import summarize
-from loadtest.workloads import Shape, draw_lengths, make_asks
+from loadtest.workloads import Shape, draw_lengths, make_requests
 
 _INPUT_LEN, _OUTPUT_LEN = 64, 128  # tokens; the overhead load
 _VOCABULARY = range(300, 1300)  # prompt ids: in every vocabulary, and none of them special
 
 
-class _Pace(NamedTuple):
+class _PacedLoad(NamedTuple):
     step_ms: float
-    least_requests: int  # in one round
-    requests_each: int  # per request in flight
+    min_requests: int  # in one round
+    requests_per_slot: int  # per request in flight
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--out", type=Path)
     options = parser.parse_args(argv)
     runs = []
-    for pace in (_Pace(options.step_ms, 4, 2), _Pace(0.0, 32, 12)):
+    for pace in (_PacedLoad(options.step_ms, 4, 2), _PacedLoad(0.0, 32, 12)):
         stub = ("--load-format", "stub", "--stub-step-ms", str(pace.step_ms))
         with (
             running_server([*options.serve, *stub, "--disable-log-requests"]) as server,
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _measure(
-    server: RunningServer, pace: _Pace, options: argparse.Namespace
+    server: RunningServer, pace: _PacedLoad, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """The runs at one pace, one per concurrency."""
     client = Client(server.url)
@@ -106,14 +106,14 @@ async def _measure(
 
 
 async def _round(
-    client: Client, endpoint: Endpoint, pid: int, concurrency: int, pace: _Pace, seed: str
+    client: Client, endpoint: Endpoint, pid: int, concurrency: int, pace: _PacedLoad, seed: str
 ) -> dict[str, Any]:
     """Run one load and return the CPU time that each of the server's processes spent on it."""
-    count = max(pace.least_requests, pace.requests_each * concurrency)
+    count = max(pace.min_requests, pace.requests_per_slot * concurrency)
     rng = random.Random(seed)
     lengths = draw_lengths(Shape("fixed", _INPUT_LEN, _OUTPUT_LEN), count, rng)
     pool = None if endpoint.chat else _VOCABULARY
-    asks = make_asks(lengths, rng, token_pool=pool, tokens_per_word=2.0)
+    asks = make_requests(lengths, rng, token_pool=pool, tokens_per_word=2.0)
     before = {member: cpu_s(member) for member in process_tree(pid)}
     own_s, begun_s = _own_cpu_s(), time.perf_counter()
     records = await send_all(client, endpoint, asks, Load(concurrency=concurrency), rng)

@@ -93,7 +93,7 @@ def running_command(
                 raise RuntimeError(f"{error}\n{output}") from None
             yield RunningServer(url, process.pid, time.monotonic() - begun_s)
         finally:
-            _end(process)
+            _stop(process)
             signal.signal(signal.SIGTERM, previous)
 
 
@@ -121,7 +121,7 @@ def _wait_until_ready(
     raise RuntimeError("the server was not ready in time")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes]) -> None:
     """Ask the server to stop, then kill its whole process group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGCONT)  # a paused process does not handle signals

@@ -64,7 +64,7 @@ def first_token_s(command: Sequence[str], *, limit_s: float = 60.0) -> float:
             if process.poll() is not None:
                 raise RuntimeError(f"the server ended with status {process.returncode}")
             try:
-                _await_token(port, limit_s)
+                _wait_for_token(port, limit_s)
             except OSError:
                 time.sleep(0.01)  # not listening yet
                 continue
@@ -75,7 +75,7 @@ def first_token_s(command: Sequence[str], *, limit_s: float = 60.0) -> float:
         process.wait()
 
 
-def _await_token(port: int, timeout_s: float) -> None:
+def _wait_for_token(port: int, timeout_s: float) -> None:
     """Request a streamed answer and return at its first text.
 
     Raises:

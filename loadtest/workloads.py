@@ -115,20 +115,20 @@ Prompt = str | list[int]
 
 
 @dataclass(frozen=True)
-class Ask:
+class SampleRequest:
     """One request: its prompt, and the largest number of output tokens."""
 
     prompt: Prompt
     max_tokens: int
 
 
-def make_asks(
+def make_requests(
     lengths: Sequence[Lengths],
     rng: random.Random,
     *,
     token_pool: Sequence[int] | None = None,
     tokens_per_word: float = 1.0,
-) -> list[Ask]:
+) -> list[SampleRequest]:
     """Build the requests of the given lengths.
 
     Args:
@@ -153,5 +153,5 @@ def make_asks(
             own = prefix[: item.shared] + own
         elif isinstance(prefix, str) and isinstance(own, str):
             own = f"{prefix} {own}"
-        asks.append(Ask(own, item.output))
+        asks.append(SampleRequest(own, item.output))
     return asks

@@ -28,7 +28,7 @@ from engine.types import Adapter
 _COUNTER = struct.Struct("<Q")
 
 
-class Served(msgspec.Struct, frozen=True):
+class ServedAdapter(msgspec.Struct, frozen=True):
     """An adapter and its name."""
 
     adapter: Adapter
@@ -37,7 +37,7 @@ class Served(msgspec.Struct, frozen=True):
 
 class _Content(msgspec.Struct, frozen=True):
     version: int  # of the counter; 0: nothing has been written yet
-    served: dict[str, Served]
+    served: dict[str, ServedAdapter]
 
 
 class AdapterTable:
@@ -52,13 +52,13 @@ class AdapterTable:
         self._file = None if path is None else _SharedFile(path)
 
     @property
-    def served(self) -> Mapping[str, Served]:
+    def served(self) -> Mapping[str, ServedAdapter]:
         """The adapters served now, by name. Read-only."""
         if self._file is not None and self._content.version < self._file.version:
             self._content = self._file.read()
         return self._content.served
 
-    def put(self, served: Mapping[str, Served], *, first: bool = False) -> None:
+    def put(self, served: Mapping[str, ServedAdapter], *, initial: bool = False) -> None:
         """Serve these adapters, replacing any of the same name.
 
         Args:
@@ -66,7 +66,7 @@ class AdapterTable:
             first: the initial set of a server; ignored if the table was ever written.
         """
         with self._change() as table:
-            if not first or self._content.version == 0:
+            if not initial or self._content.version == 0:
                 table.update(served)
 
     def remove(self, name: str) -> None:
@@ -75,7 +75,7 @@ class AdapterTable:
             del table[name]
 
     @contextmanager
-    def _change(self) -> Iterator[dict[str, Served]]:
+    def _change(self) -> Iterator[dict[str, ServedAdapter]]:
         """Yield a copy of the newest table, and store it if the block exits normally."""
         with nullcontext() if self._file is None else self._file.lock():
             if self._file is not None:
@@ -98,9 +98,9 @@ class _SharedFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._locked = os.open(path.with_suffix(".version"), flags, 0o600)
-        os.ftruncate(self._locked, _COUNTER.size)
-        self._counter = mmap.mmap(self._locked, _COUNTER.size)
+        self._lock_fd = os.open(path.with_suffix(".version"), flags, 0o600)
+        os.ftruncate(self._lock_fd, _COUNTER.size)
+        self._counter = mmap.mmap(self._lock_fd, _COUNTER.size)
 
     @property
     def version(self) -> int:
@@ -121,17 +121,17 @@ class _SharedFile:
         fresh = self._path.with_suffix(".new")
         fresh.write_bytes(msgspec.json.encode(content))
         fresh.replace(self._path)
-        self._count(content.version)
+        self._set_version(content.version)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Exclude other writers for the duration of the block, which must not await."""
-        fcntl.flock(self._locked, fcntl.LOCK_EX)
+        fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
         try:
-            self._count(self.read().version)
+            self._set_version(self.read().version)
             yield
         finally:
-            fcntl.flock(self._locked, fcntl.LOCK_UN)
+            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
 
-    def _count(self, version: int) -> None:
+    def _set_version(self, version: int) -> None:
         _COUNTER.pack_into(self._counter, 0, version)

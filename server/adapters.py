@@ -12,7 +12,7 @@ from pathlib import Path
 from engine.client import EngineClient
 from engine.errors import ModelLoadError, RequestError
 from engine.types import Adapter, Request, SamplingParams
-from server.adapter_table import AdapterTable, Served
+from server.adapter_table import AdapterTable, ServedAdapter
 from server.errors import ApiError, bad_field
 from server.named_paths import find_within
 
@@ -31,7 +31,7 @@ class Adapters:
         self._directory = directory
         self._table = table
 
-    def __iter__(self) -> Iterator[Served]:
+    def __iter__(self) -> Iterator[ServedAdapter]:
         return iter(self._table.served.values())
 
     def __contains__(self, name: str) -> bool:
@@ -42,7 +42,7 @@ class Adapters:
         served = self._table.served.get(name)
         return None if served is None else served.adapter
 
-    async def begin(self, engine: EngineClient, paths: Mapping[str, str]) -> None:
+    async def load_initial(self, engine: EngineClient, paths: Mapping[str, str]) -> None:
         """Serve the adapters given at startup, unless another worker has already done so.
 
         An adapter that was unloaded since does not come back when a worker is replaced.
@@ -56,7 +56,7 @@ class Adapters:
                 name.
             EngineDead: the engine is gone.
         """
-        found: dict[str, Served] = {}
+        found: dict[str, ServedAdapter] = {}
         for name, path in paths.items():
             # All workers derive the same id, so the engine keeps one copy.
             id_ = hashlib.blake2b(f"{name}={path}".encode(), digest_size=16).hexdigest()
@@ -65,7 +65,7 @@ class Adapters:
             except (RequestError, ApiError) as error:
                 raise ModelLoadError(f"--lora {name}: {error}") from None
         if found:
-            self._table.put(found, first=True)
+            self._table.put(found, initial=True)
 
     async def load(self, engine: EngineClient, name: str, path: str) -> None:
         """Serve the adapter in the directory ``path`` as ``name``, once the engine has read it.
@@ -88,11 +88,11 @@ class Adapters:
         except KeyError:
             raise unknown_adapter(name) from None
 
-    async def _read(self, engine: EngineClient, adapter: Adapter) -> Served:
+    async def _read(self, engine: EngineClient, adapter: Adapter) -> ServedAdapter:
         if not adapter.name or adapter.name in self._reserved:
             raise bad_field("lora_name", "is the name of the model itself")
         await _probe_all(engine, adapter)
-        return Served(adapter, int(time.time()))
+        return ServedAdapter(adapter, int(time.time()))
 
     def find(self, path: str) -> Path:
         """Resolve a path within the adapters' directory to a directory that may be loaded.

@@ -21,14 +21,14 @@ from starlette.routing import Match
 from engine.client import EngineClient
 from server import lora, profile, resting, system
 from server.access import usage_route
-from server.access.body import BodyGuard
-from server.access.keys import KeyGuard
-from server.access.scopes import permit
+from server.access.body import BodyLimitMiddleware
+from server.access.keys import ApiKeyMiddleware
+from server.access.scopes import check_access
 from server.anthropic import batch_routes as message_batches
 from server.anthropic import routes as messages
 from server.batches.service import make_runner
 from server.dashboard import routes as dashboard
-from server.errors import ApiError, bad_field, cut
+from server.errors import ApiError, bad_field, shorten
 from server.http.context import RequestContext
 from server.http.cors import Cors
 from server.metrics import Metrics
@@ -38,12 +38,14 @@ from server.openai.responses import routes as responses
 from server.openai.responses.background import BackgroundResponses
 from server.pooling import embeddings, scoring
 from server.settings import Settings
-from server.state import ServerState, Shared
+from server.state import ServerState, SharedState
 from server.tracing import Tracing
 from server.validation import reason
 
 
-def create_app(settings: Settings, engine: EngineClient, shared: Shared | None = None) -> FastAPI:
+def create_app(
+    settings: Settings, engine: EngineClient, shared: SharedState | None = None
+) -> FastAPI:
     """The application that serves ``engine``.
 
     The application's lifespan starts the engine in the background: liveness is answered at once,
@@ -64,13 +66,13 @@ def create_app(settings: Settings, engine: EngineClient, shared: Shared | None =
         model_name=settings.model_names[0],
         max_loras=settings.max_loras,
     )
-    state = ServerState(settings, engine, metrics, shared or Shared())
+    state = ServerState(settings, engine, metrics, shared or SharedState())
     state.tracing = Tracing.of(settings, system.quire_version())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         try:
-            async with state.access.open(), app.state.responses.open():
+            async with state.access.open(), app.state.responses.lifespan():
                 tasks = [
                     asyncio.create_task(state.load()),
                     asyncio.create_task(make_runner(state).run()),
@@ -105,7 +107,7 @@ def create_app(settings: Settings, engine: EngineClient, shared: Shared | None =
     )
     # A route that a setting disables answers with an error that says so, and is not in the schema.
     is_on = {
-        dashboard: settings.shows_dashboard,
+        dashboard: settings.is_dashboard_enabled,
         profile: settings.profile is not None,
         resting: settings.enable_sleep_mode,
         lora: settings.lora_dir is not None,
@@ -114,19 +116,19 @@ def create_app(settings: Settings, engine: EngineClient, shared: Shared | None =
     described = [room for room in rooms if is_on.get(room, True)]
     for room in rooms:
         app.include_router(
-            room.router, dependencies=[Depends(permit)], include_in_schema=room in described
+            room.router, dependencies=[Depends(check_access)], include_in_schema=room in described
         )
     app.state.described = [route for room in described for route in room.router.routes]
-    asks_for_keys = state.access.keys.asks_for_keys
-    schema.install(app, [room.router for room in described], with_keys=asks_for_keys)
+    asks_for_keys = state.access.keys.requires_key
+    schema.install_openapi(app, [room.router for room in described], with_keys=asks_for_keys)
     # The middleware added last is the outermost.
     app.add_middleware(
-        BodyGuard,
+        BodyLimitMiddleware,
         max_body_bytes=settings.max_body_bytes,
         stall_timeout_s=settings.body_timeout_s,
-        larger={files.UPLOAD_PATH: settings.max_file_bytes + files.MAX_FORM_BYTES},
+        max_bytes_by_path={files.UPLOAD_PATH: settings.max_file_bytes + files.MAX_FORM_BYTES},
     )
-    app.add_middleware(KeyGuard, keys=state.access.keys)
+    app.add_middleware(ApiKeyMiddleware, keys=state.access.keys)
     app.add_middleware(RequestContext, state=state)
     if settings.cors_origins:
         app.add_middleware(Cors, origins=settings.cors_origins)
@@ -137,7 +139,7 @@ async def _on_http_exception(request: Request, error: Exception) -> NoReturn:
     """Convert the framework's own errors: unknown routes and methods."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405 and (methods := _methods(request)):
-        message = f"This route takes {' and '.join(methods)}, not {cut(request.method)}."
+        message = f"This route takes {' and '.join(methods)}, not {shorten(request.method)}."
         raise ApiError(405, message, headers={"allow": ", ".join(methods)})
     message = _no_route(request) if error.status_code == 404 else ""
     raise ApiError(error.status_code, message, headers=error.headers)
@@ -165,4 +167,4 @@ async def _on_invalid_parameter(request: Request, error: Exception) -> NoReturn:
     assert isinstance(error, RequestValidationError)
     problem = error.errors()[0]
     name = str(problem["loc"][-1])
-    raise bad_field(cut(name), reason(problem))
+    raise bad_field(shorten(name), reason(problem))

@@ -20,7 +20,7 @@ from engine.errors import (
     OutOfMemory,
     ProfileRefused,
     RequestError,
-    RestRefused,
+    SleepRefused,
 )
 
 MAX_ECHO = 200  # characters of a client's value that a message may repeat
@@ -90,7 +90,7 @@ class ApiError(Exception):
         kind, default_code, default_message = _BY_STATUS.get(status, ("server_error", None, ""))
         super().__init__(message or default_message)
         self.status = status
-        self.message = cut(message or default_message, _MAX_MESSAGE)
+        self.message = shorten(message or default_message, _MAX_MESSAGE)
         self.type = kind
         self.param = param
         self.code = code or default_code
@@ -112,7 +112,7 @@ class ApiError(Exception):
         )
 
 
-def meaning_of(status: int) -> str:
+def status_message(status: int) -> str:
     """The generic message of an error status."""
     return _BY_STATUS[status][2]
 
@@ -146,7 +146,7 @@ def to_api_error(error: BaseException, request_id: str) -> ApiError:
     """The response for ``error``; an unknown exception becomes a 500 that reveals nothing of it."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, (ProfileRefused, RestRefused)):
+    if isinstance(error, (ProfileRefused, SleepRefused)):
         return ApiError(409, error.message, code=error.code)
     if isinstance(error, RequestError):
         return ApiError(400, error.message, param=error.param, code=error.code)
@@ -166,6 +166,6 @@ def to_api_error(error: BaseException, request_id: str) -> ApiError:
     return ApiError(500, f"{detail} through a fault of its own. Quote request id {request_id}.")
 
 
-def cut(text: str, limit: int = MAX_ECHO) -> str:
+def shorten(text: str, limit: int = MAX_ECHO) -> str:
     """Truncate ``text`` to ``limit`` characters, for messages that echo a client's value."""
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from engine.grammar.check import GrammarChecker
 from engine.types import Grammar
-from server.errors import bad_field, cut
+from server.errors import bad_field, shorten
 
 
-class Grammars:
+class GrammarValidator:
     """The endpoints' access to the grammar checker. Belongs to one event loop."""
 
     def __init__(self) -> None:
@@ -22,10 +22,10 @@ class Grammars:
         """
         if self._checker is None:
             self._checker = GrammarChecker()
-        refusal = await self._checker.judge(grammar)
+        refusal = await self._checker.check(grammar)
         if refusal is not None:
             raise bad_field(
-                param, f"cannot be used: {cut(refusal.message, 400)}", code=refusal.code
+                param, f"cannot be used: {shorten(refusal.message, 400)}", code=refusal.code
             )
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from server.adapters import Adapters
 from server.errors import ApiError
 from server.openai.endpoint import json_response, read_request, state_of
-from server.openai.inputs import Shape
+from server.openai.inputs import ApiModel
 from server.openai.schema import describe
 
 router = APIRouter()
@@ -20,14 +20,14 @@ router = APIRouter()
 _Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class LoadAdapterRequest(Shape):
+class LoadAdapterRequest(ApiModel):
     """POST /v1/load_lora_adapter."""
 
     lora_name: _Name
     lora_path: Annotated[str, Field(min_length=1, max_length=4096)]  # within --lora-dir
 
 
-class UnloadAdapterRequest(Shape):
+class UnloadAdapterRequest(ApiModel):
     """POST /v1/unload_lora_adapter."""
 
     lora_name: _Name

@@ -23,9 +23,9 @@ from engine.gguf.file import find_gguf, is_gguf
 
 _PART = r"[A-Za-z0-9][\w.-]*"
 _HUB_NAME = re.compile(rf"({_PART}/{_PART})(?:@([\w./-]+))?(?::([\w.-]+))?")
-_WANTED = ("*.json", "*.jinja", "*.model", "*.txt")
+_ALLOW_PATTERNS = ("*.json", "*.jinja", "*.model", "*.txt")
 # Copies of the model in the formats of other libraries.
-_UNWANTED = ("original/*", "onnx/*", "openvino/*", "*consolidated*", "flax_*", "tf_*")
+_IGNORE_PATTERNS = ("original/*", "onnx/*", "openvino/*", "*consolidated*", "flax_*", "tf_*")
 
 
 def resolve_model(name: str, load_format: LoadFormat = "auto") -> str:
@@ -51,9 +51,9 @@ def resolve_model(name: str, load_format: LoadFormat = "auto") -> str:
     repository, revision, quantised = named.groups()
     if quantised is None:
         weights = "*.bin" if load_format == "bin" else "*.safetensors"
-        return _fetch(name, repository, revision, [*_WANTED, weights])
+        return _fetch(name, repository, revision, [*_ALLOW_PATTERNS, weights])
     wanted = {f"*{form}*.gguf" for form in (quantised, quantised.lower(), quantised.upper())}
-    return str(_only_gguf(name, Path(_fetch(name, repository, revision, sorted(wanted)))))
+    return str(_select_gguf(name, Path(_fetch(name, repository, revision, sorted(wanted)))))
 
 
 def _fetch(name: str, repository: str, revision: str | None, wanted: list[str]) -> str:
@@ -61,7 +61,10 @@ def _fetch(name: str, repository: str, revision: str | None, wanted: list[str]) 
 
     try:
         return snapshot_download(
-            repository, revision=revision, allow_patterns=wanted, ignore_patterns=[*_UNWANTED]
+            repository,
+            revision=revision,
+            allow_patterns=wanted,
+            ignore_patterns=[*_IGNORE_PATTERNS],
         )
     except errors.GatedRepoError:
         reason = "it is gated: accept its terms on its page and set HF_TOKEN"
@@ -79,7 +82,7 @@ def _fetch(name: str, repository: str, revision: str | None, wanted: list[str]) 
     raise ModelLoadError(f"there is no directory {name}, and no model of the Hub: {reason}")
 
 
-def _only_gguf(name: str, snapshot: Path) -> Path:
+def _select_gguf(name: str, snapshot: Path) -> Path:
     """The downloaded file; the first one if the model is split into several."""
     quantised = name.rpartition(":")[2].lower()
     found = {

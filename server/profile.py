@@ -13,14 +13,14 @@ from starlette.responses import Response
 from engine.profiler import MAX_PROFILE_STEPS
 from server.errors import ApiError
 from server.openai.endpoint import json_response, read_request, state_of
-from server.openai.inputs import Shape
+from server.openai.inputs import ApiModel
 from server.openai.schema import describe
 from server.settings import Settings
 
 router = APIRouter()
 
 
-class ProfileRequest(Shape):
+class ProfileRequest(ApiModel):
     """POST /start_profile; the body may be left out."""
 
     num_steps: Annotated[int, Field(ge=1, le=MAX_PROFILE_STEPS)] | None = None
@@ -47,7 +47,7 @@ class ProfileWritten(Struct, omit_defaults=True):
 )
 async def start_profile(request: Request) -> Response:
     """Record the next ``num_steps`` steps into one trace, whatever requests they serve."""
-    settings = _settings_with_profile(request)
+    settings = _require_profiling(request)
     body, headers = await read_request(request, ProfileRequest, optional=True)
     num_steps = settings.profile_steps if body.num_steps is None else body.num_steps
     await state_of(request).engine.start_profile(num_steps)
@@ -61,13 +61,13 @@ async def start_profile(request: Request) -> Response:
 )
 async def stop_profile(request: Request) -> Response:
     """Stop recording, unless all steps are already recorded, and return the trace file's name."""
-    _settings_with_profile(request)
+    _require_profiling(request)
     trace = await state_of(request).engine.stop_profile()
     others = [Path(path).name for path in trace.others] or UNSET
     return json_response(ProfileWritten(Path(trace.path).name, trace.num_steps, others))
 
 
-def _settings_with_profile(request: Request) -> Settings:
+def _require_profiling(request: Request) -> Settings:
     """The settings. Raises ApiError (404) if profiling is disabled."""
     settings = state_of(request).settings
     if settings.profile is None:

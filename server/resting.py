@@ -14,7 +14,7 @@ from engine.errors import EngineAsleep, InvalidParameter
 from server.errors import ApiError, asleep, bad_field
 from server.named_paths import find_within
 from server.openai.endpoint import json_response, read_request, state_of
-from server.openai.inputs import Shape
+from server.openai.inputs import ApiModel
 from server.openai.schema import describe
 from server.openai.unsupported import report_ignored
 from server.state import ServerState
@@ -47,11 +47,11 @@ class SleepState(Struct):
     activity: str  # serving, falling_asleep, asleep, waking, reloading
 
 
-class _NoFields(Shape):
+class _NoFields(ApiModel):
     """A body without fields: any that are sent are reported as ignored."""
 
 
-class ReloadRequest(Shape):
+class ReloadRequest(ApiModel):
     """POST /reload_weights; the body may be left out."""
 
     # Within --weights-dir; by default the directory that was read last.
@@ -80,10 +80,10 @@ async def sleep(
     request: Request, level: _Level = 1, mode: _Mode = "wait", timeout_s: _Wait = _WAIT_S
 ) -> Response:
     """Respond once the memory is released; no effect if the server is already asleep."""
-    state = await _state_with_sleep(request)
-    headers = await _ignored(state, request, "level", "mode", "timeout_s")
+    state = await _require_sleep_mode(request)
+    headers = await _ignored_params_headers(state, request, "level", "mode", "timeout_s")
     await state.engine.sleep(level, 0.0 if mode == "abort" else timeout_s)
-    return _told(state, headers)
+    return _sleep_response(state, headers)
 
 
 @router.post(
@@ -93,16 +93,16 @@ async def sleep(
 )
 async def wake_up(request: Request, tags: _Tags = None) -> Response:
     """Respond once requests are served; no effect if the server is not asleep."""
-    state = await _state_with_sleep(request)
+    state = await _require_sleep_mode(request)
     if tags and len(set(tags)) == 1:
         raise bad_field("tags", "must name both or be left out: all of the memory is taken at once")
-    headers = await _ignored(state, request, "tags")
+    headers = await _ignored_params_headers(state, request, "tags")
     model = state.engine.info.model
     try:
         await state.engine.wake()
     except EngineAsleep as error:  # as for replaced weights, the path is not revealed
         raise asleep(str(error).replace(model, state.settings.model_names[0])) from None
-    return _told(state, headers)
+    return _sleep_response(state, headers)
 
 
 @router.get(
@@ -112,7 +112,7 @@ async def wake_up(request: Request, tags: _Tags = None) -> Response:
 )
 async def is_sleeping(request: Request) -> Response:
     """The engine's most recently reported state."""
-    return _told(await _state_with_sleep(request))
+    return _sleep_response(await _require_sleep_mode(request))
 
 
 _RELOAD = describe(ReloadRequest, WeightsReloaded, body_required=False, errors=(409,))
@@ -127,9 +127,9 @@ async def reload_weights(request: Request) -> Response:
 
     Requests that arrive meanwhile wait. If the weights cannot be used, nothing changes.
     """
-    state = await _state_with_sleep(request)
+    state = await _require_sleep_mode(request)
     body, headers = await read_request(request, ReloadRequest, optional=True)
-    path = None if body.model_path is None else str(_find(state, body.model_path))
+    path = None if body.model_path is None else str(_resolve_weights(state, body.model_path))
     last = state.engine.info.model
     timeout_s = 0.0 if body.mode == "abort" else body.timeout_s
     try:
@@ -149,7 +149,7 @@ async def reload_weights(request: Request) -> Response:
     return json_response(answer, headers)
 
 
-async def _state_with_sleep(request: Request) -> ServerState:
+async def _require_sleep_mode(request: Request) -> ServerState:
     """The state, once a model is loaded. Raises ApiError (404) if sleep mode is disabled."""
     state = state_of(request)
     if not state.settings.enable_sleep_mode:
@@ -159,7 +159,9 @@ async def _state_with_sleep(request: Request) -> ServerState:
     return state
 
 
-async def _ignored(state: ServerState, request: Request, *known: str) -> dict[str, str]:
+async def _ignored_params_headers(
+    state: ServerState, request: Request, *known: str
+) -> dict[str, str]:
     """The header that names unknown query parameters and all fields of a body.
 
     Raises:
@@ -172,12 +174,12 @@ async def _ignored(state: ServerState, request: Request, *known: str) -> dict[st
     return {"x-quire-ignored-params": ",".join(told)} if told else {}
 
 
-def _told(state: ServerState, headers: dict[str, str] | None = None) -> Response:
+def _sleep_response(state: ServerState, headers: dict[str, str] | None = None) -> Response:
     activity = state.engine.activity
     return json_response(SleepState(activity in ("asleep", "waking"), activity), headers)
 
 
-def _find(state: ServerState, path: str) -> Path:
+def _resolve_weights(state: ServerState, path: str) -> Path:
     """Resolve a directory or GGUF file within --weights-dir. Raises ApiError (400)."""
     if state.settings.weights_dir is None:
         raise bad_field("model_path", "is taken only by a server with --weights-dir")

@@ -407,7 +407,7 @@ class Settings(
         return {name: path for name, _, path in rows}
 
     @property
-    def shows_dashboard(self) -> bool:
+    def is_dashboard_enabled(self) -> bool:
         """Whether the dashboard is served."""
         if self.dashboard is not None:
             return self.dashboard

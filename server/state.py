@@ -22,14 +22,14 @@ from engine.types import Adapter, EngineInfo
 from server.access.access import Access
 from server.access.admission import Admission
 from server.access.caller import Caller
-from server.access.ledger import Ledger
+from server.access.ledger import RateLimitStore
 from server.adapter_table import AdapterTable
 from server.adapters import Adapters
 from server.chat_template import read_chat_template
 from server.errors import ApiError, asleep, overloaded, unavailable
-from server.grammars import Grammars
-from server.images import ImageReader
-from server.metrics import Metrics, Numbers
+from server.grammars import GrammarValidator
+from server.images import ImageDecoder
+from server.metrics import Metrics, MetricValues
 from server.openai.defaults import read_sampling_defaults
 from server.settings import Settings
 from server.store.batches import BatchStore
@@ -40,7 +40,7 @@ from server.tracing import Tracing
 
 _log = logging.getLogger(__name__)
 
-_RESTS: dict[Activity, str] = {
+_SLEEP_MESSAGES: dict[Activity, str] = {
     "falling_asleep": "is being put to sleep",
     "asleep": "is asleep",
     "waking": "is being woken",
@@ -55,7 +55,7 @@ class Model:
     info: EngineInfo
     tokenizer: Tokenizer
     template: ChatTemplate
-    answers: AnswerFormat
+    answer_format: AnswerFormat
     names: tuple[str, ...]  # responses carry the first
     sampling_defaults: dict[str, Any]  # for fields that requests leave out
     created: int  # Unix time at which it was loaded
@@ -68,7 +68,7 @@ class Model:
 
     def check_generates(self) -> None:
         """Raise ApiError (400) if the model only makes embeddings."""
-        if not self.info.generates:
+        if not self.info.is_generative:
             message = "This model does not generate text; see /v1/embeddings and /v1/score."
             raise ApiError(400, message, param="model")
 
@@ -80,10 +80,10 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedState:
     """What a server's API workers have in common; a single process has its own."""
 
-    ledger: Ledger | None = None  # of limits; None: this process opens one when needed
+    rate_limits: RateLimitStore | None = None  # of limits; None: this process opens one when needed
     adapters: AdapterTable = field(default_factory=AdapterTable)
 
 
@@ -94,13 +94,13 @@ class ServerState:
     settings: Settings
     engine: EngineClient
     metrics: Metrics
-    shared: Shared = field(default_factory=Shared)
+    shared: SharedState = field(default_factory=SharedState)
     requests_in_flight: int = 0  # HTTP requests that a graceful shutdown waits for
     draining: bool = False  # shutting down: not ready, and no new work
     # Collects the metrics of all API workers; None if this is the only process.
-    gather: Callable[[], Awaitable[Numbers]] | None = None
-    grammars: Grammars = field(default_factory=Grammars)
-    images: ImageReader = field(default_factory=ImageReader)
+    gather_metrics: Callable[[], Awaitable[MetricValues]] | None = None
+    grammars: GrammarValidator = field(default_factory=GrammarValidator)
+    images: ImageDecoder = field(default_factory=ImageDecoder)
     tracing: Tracing | None = None  # receives finished requests
     database: Database = field(init=False)  # opened when something is first stored or looked up
     adapters: Adapters = field(init=False)
@@ -118,7 +118,7 @@ class ServerState:
         self.files = FileStore(self.database)
         self.batches = BatchStore(self.database)
         self.adapters = Adapters(settings.model_names, settings.lora_dir, self.shared.adapters)
-        self.access = Access(settings, self.database, self.metrics, self.shared.ledger)
+        self.access = Access(settings, self.database, self.metrics, self.shared.rate_limits)
         # This process's share of the running and waiting sequences.
         most = settings.max_num_seqs * settings.data_parallel_size + settings.max_queued_requests
         self.admission = Admission(-(-most // settings.api_workers))
@@ -126,10 +126,10 @@ class ServerState:
     async def load(self) -> None:
         """Start the engine, and read tokenizer and template meanwhile; a failure is recorded."""
         settings = self.settings
-        text = asyncio.create_task(_read_text(settings))
+        text = asyncio.create_task(_load_text_processing(settings))
         try:
             info = await self.engine.start()
-            await self.adapters.begin(self.engine, settings.adapters)
+            await self.adapters.load_initial(self.engine, settings.adapters)
             tokenizer, template, sampling_defaults = await text
         except EngineError as error:
             self.fail(error)
@@ -145,7 +145,7 @@ class ServerState:
             info=info,
             tokenizer=tokenizer,
             template=template,
-            answers=AnswerFormat.of(
+            answer_format=AnswerFormat.of(
                 template.source,
                 tokenizer,
                 tool_call_parser=settings.tool_call_parser,
@@ -194,15 +194,15 @@ class ServerState:
         """
         loaded = self._model is not None and self.failure is None
         engine = self.engine
-        serves = engine.alive and engine.responds and engine.activity == "serving"
+        serves = engine.alive and engine.responsive and engine.activity == "serving"
         return loaded and not self.draining and serves
 
     @property
-    def resting(self) -> str | None:
+    def sleep_message(self) -> str | None:
         """What the engine does instead of serving, for a message; None if it serves or is gone."""
-        return _RESTS.get(self.engine.activity)
+        return _SLEEP_MESSAGES.get(self.engine.activity)
 
-    async def loaded(self) -> None:
+    async def wait_until_loaded(self) -> None:
         """Wait until the model is loaded, or loading has failed."""
         await self._loaded.wait()
 
@@ -213,8 +213,8 @@ class ServerState:
             ApiError: 503 if loading failed, or if too many requests already wait for it.
         """
         if self._model is None and self.failure is None:
-            if self.requests_in_flight > self.admission.most:
-                self._refuse("loading")
+            if self.requests_in_flight > self.admission.max_sequences:
+                self._reject("loading")
             await self._loaded.wait()
         if self.failure is not None or self._model is None:
             raise unavailable()
@@ -222,7 +222,7 @@ class ServerState:
             self._model = replace(self._model, info=self.engine.info)
         return self._model
 
-    async def model_named(self, name: str) -> Model:
+    async def get_model(self, name: str) -> Model:
         """The model served under ``name``: the base model, or one with an adapter.
 
         Raises:
@@ -235,14 +235,14 @@ class ServerState:
             return model
         return replace(model, names=(name,), adapter=adapter)
 
-    async def numbers(self) -> Numbers:
+    async def collect_metrics(self) -> MetricValues:
         """The metrics of the whole server."""
-        return self.metrics.numbers if self.gather is None else await self.gather()
+        return self.metrics.values if self.gather_metrics is None else await self.gather_metrics()
 
     @property
-    def live_sequences(self) -> int:
+    def num_live_sequences(self) -> int:
         """Running and waiting sequences, without those of background requests."""
-        return self.admission.live
+        return self.admission.num_live
 
     def admit(self, num_sequences: int, caller: Caller, image_bytes: int = 0) -> None:
         """Admit sequences, and the pixels they hold, which ``images.let_go`` releases.
@@ -252,35 +252,35 @@ class ServerState:
         if self.failure is not None:
             raise unavailable()
         self._check_awake()
-        if not self.images.has_room(image_bytes):
-            self.metrics.rejected("images", caller.tenant)
-            raise overloaded(f"{self.images.most_held_bytes >> 20} MiB of images in flight")
-        if not self.admission.take(num_sequences, caller):
-            self._refuse("queue_full", caller.tenant)
-        self.images.hold(image_bytes)
+        if not self.images.can_reserve(image_bytes):
+            self.metrics.record_rejected("images", caller.tenant)
+            raise overloaded(f"{self.images.max_in_flight_bytes >> 20} MiB of images in flight")
+        if not self.admission.try_admit(num_sequences, caller):
+            self._reject("queue_full", caller.tenant)
+        self.images.reserve(image_bytes)
 
-    def check_room(self, caller: Caller) -> None:
+    def check_capacity(self, caller: Caller) -> None:
         """Raise what ``admit`` would raise for one sequence, before any work is done for it."""
         self._check_awake()
-        if not self.admission.has_room(1, caller):
-            self._refuse("queue_full", caller.tenant)
+        if not self.admission.can_admit(1, caller):
+            self._reject("queue_full", caller.tenant)
 
     def release(self, num_sequences: int, caller: Caller) -> None:
         """Undo ``admit`` as sequences finish."""
-        self.admission.give_back(num_sequences, caller)
+        self.admission.release(num_sequences, caller)
 
     def _check_awake(self) -> None:
         """Raise ApiError (503) while the engine sleeps or changes state: it would refuse too."""
         if self.engine.activity in ("falling_asleep", "asleep", "waking"):
-            self.metrics.rejected("asleep")
+            self.metrics.record_rejected("asleep")
             raise asleep()
 
-    def _refuse(self, reason: str, tenant: str = "") -> NoReturn:
-        self.metrics.rejected(reason, tenant)
-        raise overloaded(f"{self.admission.most} running and waiting sequences")
+    def _reject(self, reason: str, tenant: str = "") -> NoReturn:
+        self.metrics.record_rejected(reason, tenant)
+        raise overloaded(f"{self.admission.max_sequences} running and waiting sequences")
 
 
-async def _tell_of(template: ChatTemplate) -> None:
+async def _warn_if_invalid(template: ChatTemplate) -> None:
     """Warn about a model's own template that cannot be used.
 
     Not an error: the operator did not ask for it, and completions work without.
@@ -291,18 +291,24 @@ async def _tell_of(template: ChatTemplate) -> None:
         _log.warning("%s; chats are refused, completions are not; see --chat-template", error)
 
 
-async def _read_text(settings: Settings) -> tuple[Tokenizer, ChatTemplate, dict[str, Any]]:
+async def _load_text_processing(
+    settings: Settings,
+) -> tuple[Tokenizer, ChatTemplate, dict[str, Any]]:
     """Load tokenizer, template and sampling defaults. Raises ModelLoadError.
 
     The template is compiled while the engine still loads, in a process that stays warm.
     """
-    tokenizer, template, sampling_defaults = await asyncio.to_thread(_load_text, settings)
+    tokenizer, template, sampling_defaults = await asyncio.to_thread(
+        _load_text_processing_sync, settings
+    )
     template.start()
-    await _tell_of(template)
+    await _warn_if_invalid(template)
     return tokenizer, template, sampling_defaults
 
 
-def _load_text(settings: Settings) -> tuple[Tokenizer, ChatTemplate, dict[str, Any]]:
+def _load_text_processing_sync(
+    settings: Settings,
+) -> tuple[Tokenizer, ChatTemplate, dict[str, Any]]:
     tokenizer = Tokenizer.from_dir(settings.tokenizer or settings.model_dir)
     template = ChatTemplate.from_dir(
         settings.model_dir, tokenizer, override=read_chat_template(settings.chat_template)

@@ -62,8 +62,8 @@ async def ready(request: Request) -> Response:
     """
     state = state_of(request)
     if not state.ready:
-        if state.resting is not None:
-            raise asleep(f"The server {state.resting}.")
+        if state.sleep_message is not None:
+            raise asleep(f"The server {state.sleep_message}.")
         raise unavailable("The server is not ready.")
     return json_response(Status("ready", _engines(state)))
 
@@ -78,7 +78,7 @@ async def version(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """All metrics of all API workers, in Prometheus' text format."""
     state = state_of(request)
-    text = generate_latest(state.metrics.exposition(await state.numbers()))
+    text = generate_latest(state.metrics.exposition(await state.collect_metrics()))
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
@@ -86,7 +86,7 @@ def _engines(state: ServerState) -> Engines | UnsetType:
     members = state.engine.members
     if len(members) == 1:
         return UNSET
-    serving = [one for one in members if one.alive and one.responds and one.activity == "serving"]
+    serving = [one for one in members if one.alive and one.responsive and one.activity == "serving"]
     return Engines(len(serving), len(members))
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from engine.images.nouns import FixedScaling, ImageRules
-from engine.images.place import place_images
-from engine.images.read import Picture
+from engine.images.place import expand_image_tokens
+from engine.images.read import ProcessedImage
 from engine.models.checkpoint import read_config
 from engine.types import Request, SamplingParams
 
@@ -50,9 +50,9 @@ def ask(
     for number, (rows, columns) in enumerate(allowed(rules, shapes)):
         height, width = rows * rules.cell, columns * rules.cell
         pixels = rng.integers(0, 256, (height, width, 3), np.uint8).tobytes()
-        pictures.append(Picture(height, width, pixels, rng.bytes(16)))
+        pictures.append(ProcessedImage(height, width, pixels, rng.bytes(16)))
         template += [rules.token_id, 11 + number, 5]
-    ids, images = place_images(template, pictures, rules)
+    ids, images = expand_image_tokens(template, pictures, rules)
     return Request(
         id=name,
         prompt_token_ids=tuple(ids),

@@ -137,7 +137,7 @@ def test_the_dashboard_asks_for_metrics_that_exist():
     suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
     exist = {
         family.name + suffix
-        for family in metrics.exposition(metrics.numbers).collect()
+        for family in metrics.exposition(metrics.values).collect()
         for suffix in suffixes.get(family.type, ())
     }
     dashboard = json.loads((ROOT / "configs/grafana/dashboards/quire.json").read_text())

@@ -120,7 +120,7 @@ def test_scaling_goes_by_a_metric_that_exists() -> None:
     (trigger,) = scaled["spec"]["triggers"]
     (name,) = re.findall(r"quire:(\w+)", trigger["metadata"]["query"])
     metrics = Metrics(IdleEngine(), prefix="quire", model_name="m")
-    assert f"quire:{name}" in {f.name for f in metrics.exposition(metrics.numbers).collect()}
+    assert f"quire:{name}" in {f.name for f in metrics.exposition(metrics.values).collect()}
     (monitor,) = documents("monitoring/podmonitor.yaml")
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["path"] == "/metrics"

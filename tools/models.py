@@ -118,13 +118,13 @@ they are ([quantisation.md](quantisation.md)):
 def models_page() -> str:
     """The whole page."""
     families = "\n".join(
-        f"| `{name}` | {family.models} | {family.differs or 'nothing'} |"
+        f"| `{name}` | {family.models} | {family.differences or 'nothing'} |"
         for name, family in sorted(FAMILIES.items())
     )
     encoders = "\n".join(
         f"| `{name}` | {family.models} |" for name, family in sorted(ENCODERS.items())
     )
-    formats = "\n".join(f"| `{name}` | {found.served} |" for name, found in FORMATS.items())
+    formats = "\n".join(f"| `{name}` | {found.supported} |" for name, found in FORMATS.items())
     kinds = ", ".join(f"`{kind}`" for kind in ("default", *SCALINGS))
     *most, last = (f"`{name}`" for name in sorted(VISION))
     images = f"{', '.join(most)} and {last}"

@@ -22,12 +22,12 @@ import msgspec
 _WORKER = Path(__file__).with_name("worker.py")
 _START_LIMIT_S = 60.0  # for an interpreter to start on a busy machine
 # Wall-clock limit of an answer as a multiple of its CPU time, since a child may get no core.
-_PATIENCE = 10.0
-_END_S = 1.0  # from closing the child's pipes to its exit
+_WALL_CLOCK_FACTOR = 10.0
+_EXIT_TIMEOUT_S = 1.0  # from closing the child's pipes to its exit
 _MAX_REPLY_BYTES = 64 * 2**20
 
 
-class ConfinedProcess:
+class SandboxedProcess:
     """One child process, started when needed and replaced when killed.
 
     Calls from several threads are serialised. Only two pipes are shared with the child.
@@ -61,7 +61,7 @@ class ConfinedProcess:
         with self._lock:
             self._end_child()
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def call(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return the handler's answer.
 
         Raises:
@@ -76,10 +76,10 @@ class ConfinedProcess:
                 if not self._ready:
                     _exchange(child, b"", _START_LIMIT_S)
                     self._ready = True
-                reply = _exchange(child, data, self._limit_s * _PATIENCE)
+                reply = _exchange(child, data, self._limit_s * _WALL_CLOCK_FACTOR)
             except BrokenPipeError:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(_END_S)
+                    child.wait(_EXIT_TIMEOUT_S)
                 self._end_child()
                 if child.returncode == -signal.SIGPROF:
                     raise TimeoutError from None

@@ -36,7 +36,7 @@ def main(handler_file: str, module_dirs: list[str]) -> None:
         return
     handler = _load(handler_file)
     answer = handler.prepare(first)
-    _confine()
+    _apply_limits()
     _write(writer, {"ready": True})
     while (request := _read(reader)) is not None:
         signal.setitimer(signal.ITIMER_PROF, first["limit_s"])
@@ -59,7 +59,7 @@ def _load(file: str) -> ModuleType:
     return module
 
 
-def _confine() -> None:
+def _apply_limits() -> None:
     """Limit this process to the resources that its work needs."""
     try:
         with open("/proc/self/statm", "rb") as file:

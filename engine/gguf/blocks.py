@@ -29,7 +29,7 @@ class _Codes(NamedTuple):
 
     codes: torch.Tensor  # [n, inputs] int8, or uint8 of 4 bits
     scales: torch.Tensor  # [n, groups]
-    least: torch.Tensor | None = None  # [n, groups] float32, the value of code 0
+    minimums: torch.Tensor | None = None  # [n, groups] float32, the value of code 0
 
 
 class BlockFormat(NamedTuple):

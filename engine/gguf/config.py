@@ -49,8 +49,8 @@ class Architecture:
     common: Mapping[str, str] = field(default_factory=lambda: _COMMON)
     derive: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     has_rope: bool = True
-    rope_in_pairs: bool = False  # query and key rows are in adjacent rotary pairs
-    norms_hold_one: bool = False  # norms are stored as applied, not less one
+    rope_interleaved: bool = False  # query and key rows are in adjacent rotary pairs
+    norms_include_offset: bool = False  # norms are stored as applied, not less one
 
 
 def _gemma_scale(larger: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -68,12 +68,12 @@ def _gemma_scale(larger: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return derive
 
 
-_LLAMA = Architecture("llama", _RMS, rope_in_pairs=True)
+_LLAMA = Architecture("llama", _RMS, rope_interleaved=True)
 _MIXTRAL = Architecture(
     "mixtral",
     _RMS,
     keys={"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
-    rope_in_pairs=True,
+    rope_interleaved=True,
 )
 _WINDOW = {"attention.sliding_window": "sliding_window"}
 _SOFTCAPS = {
@@ -95,14 +95,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         fixed={"norm_topk_prob": False},
     ),
     "qwen3moe": Architecture("qwen3_moe", _RMS, keys=_QWEN_EXPERTS, fixed={"norm_topk_prob": True}),
-    "gemma": Architecture("gemma", _RMS, norms_hold_one=True),
+    "gemma": Architecture("gemma", _RMS, norms_include_offset=True),
     "gemma2": Architecture(
         "gemma2",
         _RMS,
         keys=_WINDOW,
         optional=_SOFTCAPS,
         derive=_gemma_scale(46),
-        norms_hold_one=True,
+        norms_include_offset=True,
     ),
     "gemma3": Architecture(
         "gemma3_text",
@@ -114,7 +114,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "attention.sliding_window_pattern": "sliding_window_pattern",
         },
         derive=_gemma_scale(62),
-        norms_hold_one=True,
+        norms_include_offset=True,
     ),
     "phi3": Architecture("phi3", _RMS, optional=_WINDOW),
     "granite": Architecture(
@@ -126,10 +126,10 @@ ARCHITECTURES: dict[str, Architecture] = {
             "residual_scale": "residual_multiplier",
             "logit_scale": "logits_scaling",
         },
-        rope_in_pairs=True,
+        rope_interleaved=True,
     ),
     "olmo2": Architecture("olmo2", _RMS),
-    "smollm3": Architecture("smollm3", _RMS, rope_in_pairs=True),
+    "smollm3": Architecture("smollm3", _RMS, rope_interleaved=True),
     "stablelm": Architecture(
         "stablelm", _LAYER_NORM, flags={"use_parallel_residual": "use_parallel_residual"}
     ),

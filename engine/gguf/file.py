@@ -102,7 +102,7 @@ class GgufTensor:
     num_bytes: int
 
 
-class Array:
+class MetadataArray:
     """A metadata array, decoded on access."""
 
     __slots__ = ("_begin", "_buffer", "_kind", "_length")
@@ -179,7 +179,7 @@ class GgufFile:
         value = self.metadata.get(key)
         if value is None:
             return []
-        if not isinstance(value, Array) or (len(value) and value.is_text != is_text):
+        if not isinstance(value, MetadataArray) or (len(value) and value.is_text != is_text):
             raise self.error(key, f"must be a list of {'strings' if is_text else 'numbers'}")
         try:
             return value.values()
@@ -259,12 +259,12 @@ class _Header:
     def __init__(self, file: BufferedReader, path: Path, file_bytes: int) -> None:
         self.path, self.file_bytes = path, file_bytes
         self.buffer = bytearray()
-        self.at = 0
+        self.offset = 0
         self._file = file
 
-    def need(self, size: int) -> int:
+    def consume(self, size: int) -> int:
         """Buffer ``size`` more bytes and consume them; return their offset."""
-        begin, end = self.at, self.at + size
+        begin, end = self.offset, self.offset + size
         if end > min(self.file_bytes, MAX_HEADER_BYTES):
             word = "cut short" if end > self.file_bytes else "its tables are too large"
             raise self.error(word)
@@ -272,18 +272,18 @@ class _Header:
             self.buffer += self._file.read(max(end - len(self.buffer), _CHUNK_BYTES))
             if end > len(self.buffer):
                 raise self.error("cut short")
-        self.at = end
+        self.offset = end
         return begin
 
     def number(self, code: str) -> Any:
         """Read a number by its code in ``struct``."""
-        begin = self.need(struct.calcsize("<" + code))
+        begin = self.consume(struct.calcsize("<" + code))
         return struct.unpack_from("<" + code, self.buffer, begin)[0]
 
     def text(self, what: str) -> str:
         """Read a string. Raises ModelLoadError if it is not UTF-8."""
         length = self.number("Q")
-        begin = self.need(length)
+        begin = self.consume(length)
         try:
             return self.buffer[begin : begin + length].decode()
         except UnicodeDecodeError:
@@ -292,7 +292,7 @@ class _Header:
     def skip_texts(self, count: int) -> None:
         """Skip ``count`` strings: there are hundreds of thousands of tokens and merges."""
         read_length = struct.Struct("<Q").unpack_from
-        buffer, at, left = self.buffer, self.at, count
+        buffer, at, left = self.buffer, self.offset, count
         while left:
             known = len(buffer)
             while left and at + 8 <= known:
@@ -300,10 +300,10 @@ class _Header:
                 if behind > known:
                     break
                 at, left = behind, left - 1
-            self.at = at
+            self.offset = at
             if left:  # the next one is not buffered
-                self.need(self.number("Q"))
-                at, left = self.at, left - 1
+                self.consume(self.number("Q"))
+                at, left = self.offset, left - 1
 
     def count(self, what: str, limit: int) -> int:
         """Read a number of items. Each takes bytes, so the file's size bounds it too."""
@@ -330,7 +330,7 @@ def _read_one(path: Path) -> GgufFile:
 
 
 def _read_tables(header: _Header) -> GgufFile:
-    if header.file_bytes < 24 or header.buffer[header.need(4) : 4] != _MAGIC:
+    if header.file_bytes < 24 or header.buffer[header.consume(4) : 4] != _MAGIC:
         raise header.error("is not a GGUF file")
     version = header.number("I")
     if version not in _VERSIONS:
@@ -349,11 +349,11 @@ def _read_tables(header: _Header) -> GgufFile:
     if type(alignment) is not int or not 1 <= alignment <= 2**20 or alignment & (alignment - 1):
         raise header.error(f"'general.alignment' must be a power of two, not {alignment!r:.40}")
     entries = [_entry(header) for _ in range(num_tensors)]
-    start = _aligned(header.at, alignment)
+    start = _aligned(header.offset, alignment)
     tensors = {tensor.name: tensor for tensor in _placed(header, entries, start, alignment)}
     if len(tensors) < num_tensors:
         raise header.error("a tensor appears twice")
-    raw = bytes(header.buffer[: header.at]) + header.file_bytes.to_bytes(8, "little")
+    raw = bytes(header.buffer[: header.offset]) + header.file_bytes.to_bytes(8, "little")
     return GgufFile(header.path, metadata, tensors, raw)
 
 
@@ -367,14 +367,14 @@ def _value(header: _Header, key: str) -> Any:
         raise header.error(f"{key[:80]!r} has a value of unknown type {kind}")
     kind = header.number("I")
     length = header.count(f"the length of {key[:80]!r}", header.file_bytes)
-    begin = header.at
+    begin = header.offset
     if kind == _STRING:
         header.skip_texts(length)
     elif kind in _SCALARS:
-        begin = header.need(length * struct.calcsize("<" + _SCALARS[kind]))
+        begin = header.consume(length * struct.calcsize("<" + _SCALARS[kind]))
     else:
         raise header.error(f"{key[:80]!r} is a list of values of type {kind}; none are known")
-    return Array(header.buffer, kind, length, begin)
+    return MetadataArray(header.buffer, kind, length, begin)
 
 
 _Entry = tuple[str, tuple[int, ...], TensorType, int]  # name, shape, type, offset

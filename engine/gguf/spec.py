@@ -32,7 +32,9 @@ def read_gguf_spec(file: GgufFile) -> DecoderSpec:
     names = file.tensors.keys()
     return replace(
         spec,
-        norm=replace(spec.norm, offset=0.0) if architecture_of(file).norms_hold_one else spec.norm,
+        norm=replace(spec.norm, offset=0.0)
+        if architecture_of(file).norms_include_offset
+        else spec.norm,
         qkv_bias=not names.isdisjoint({"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"}),
         output_bias="blk.0.attn_output.bias" in names,
         mlp_bias=any(name.endswith(".ffn_up.bias") for name in names),

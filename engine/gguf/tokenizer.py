@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.errors import ModelLoadError
 from engine.gguf.file import GgufFile
-from engine.gguf.words import DEFAULT_RULE, RULES, WordRule
-from engine.text.tokenizer import backend_of
+from engine.gguf.words import DEFAULT_RULE, RULES, PreTokenizerRule
+from engine.text.tokenizer import make_backend
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -116,11 +116,11 @@ def _read_tokenizer(file: GgufFile) -> TokenizerParts:
     named = {name: texts[id_] for name, id_ in ids.items()}
     adds_bos: bool | None = None  # the tokenizer's default
     if "tokenizer.huggingface.json" in file.metadata:
-        backend = backend_of(file.text("tokenizer.huggingface.json"))
+        backend = make_backend(file.text("tokenizer.huggingface.json"))
     else:
         backend = make(file, texts, types, named)
         _add_tokens(backend, texts, types)
-        adds_bos = _rule(file).adds_bos if kind == "gpt2" else kind == "llama"
+        adds_bos = _rule(file).add_bos if kind == "gpt2" else kind == "llama"
     if file.flag("tokenizer.ggml.add_eos_token", False) and "eos_token" in named:
         _append(backend, named["eos_token"])
     if "tokenizer.ggml.add_bos_token" in file.metadata:
@@ -152,8 +152,8 @@ def _byte_level(
             "what the model was trained with",
             file.path,
         )
-    backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rule.whole_words))
-    if rule.normalises:
+    backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rule.ignore_merges))
+    if rule.normalize_nfc:
         backend.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rule.patterns]
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -262,7 +262,7 @@ def _append(backend: Backend, text: str) -> None:
     )
 
 
-def _rule(file: GgufFile) -> WordRule:
+def _rule(file: GgufFile) -> PreTokenizerRule:
     name = file.text("tokenizer.ggml.pre", "default")
     rule = RULES.get(name)
     if rule is None:

@@ -21,13 +21,13 @@ from engine.gguf.config import architecture_of
 from engine.gguf.file import GgufFile, GgufTensor
 from engine.gguf.rules import CONFIG_TENSORS, STACKED, rules_of
 from engine.models.linear import Weight
-from engine.models.loader import Cuts, Weights, is_held
-from engine.models.readers import Readers
+from engine.models.loader import Cuts, Weights, is_on_rank
+from engine.models.readers import ParallelReader
 from engine.models.spec import DecoderSpec
 from engine.models.weights import Parameter, Target, parameters, targets
-from engine.parallel.cutting import cut_dense, cut_packed
-from engine.parallel.shard import own_parameters
-from kernels.cpu.memory import own_pages
+from engine.parallel.cutting import slice_dense, slice_packed
+from engine.parallel.shard import local_parameters
+from kernels.cpu.memory import mapped_zeros
 from kernels.packed import PackedParts, PackedWeight
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _DENSE = {
 }
 
 
-class _Place(NamedTuple):
+class _PlacedTensor(NamedTuple):
     """A tensor of the file, and where its rows go."""
 
     tensor: GgufTensor
@@ -78,21 +78,21 @@ class GgufWeights(Weights):
         cuts: Cuts | None = None,
     ) -> None:
         wanted = parameters(spec)
-        own = wanted if cuts is None else own_parameters(cuts)
+        own = wanted if cuts is None else local_parameters(cuts)
         super().__init__(own, dtype, device, on_progress)
         self._cuts = cuts or {}
-        self._readers = Readers()
+        self._readers = ParallelReader()
         self._packed = frozenset(packed) & FORMATS.keys()
-        self._places: dict[str, list[_Place]] = {}
+        self._places: dict[str, list[_PlacedTensor]] = {}
         for place in _assign(file, spec, wanted):
-            if is_held(self._cuts, place.target):
+            if is_on_rank(self._cuts, place.target):
                 self._places.setdefault(place.target.parameter, []).append(place)
         matrices = {tensor.type.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
         widened = matrices - self._packed - _DENSE.keys()
         if self._packed and widened:
             logger.info("weights in %s are widened to %s", ", ".join(sorted(widened)), dtype)
 
-    def stored(self, name: str) -> Weight:
+    def load_matrix(self, name: str) -> Weight:
         """See ``Weights.stored``."""
         places = self._places[name]
         if not any(place.tensor.type.name in self._packed for place in places):
@@ -105,31 +105,31 @@ class GgufWeights(Weights):
             else:
                 own = parameter.part_shape(place.target.part)[0]
                 part = self._empty(replace(parameter, parts=(own,)))
-                self._read_own(name, place, part)
+                self._read_shard(name, place, part)
                 parts.append(part)
-        self._tell(math.prod(parameter.shape), _told(places))
+        self._report_progress(math.prod(parameter.shape), _progress_label(places))
         return PackedParts(tuple(parts))
 
     def _fill(self, name: str, parameter: Parameter, tensor: torch.Tensor) -> str:
         places = self._places[name]
         if name in self._cuts and self._cuts[name].is_zero:
             tensor.zero_()
-            return _told(places)
+            return _progress_label(places)
         for place in places:
-            self._read_own(name, place, tensor[parameter.rows(place.target.part)])
-        return _told(places)
+            self._read_shard(name, place, tensor[parameter.rows(place.target.part)])
+        return _progress_label(places)
 
-    def _read_own(self, name: str, place: _Place, into: torch.Tensor) -> None:
+    def _read_shard(self, name: str, place: _PlacedTensor, into: torch.Tensor) -> None:
         """Widen the tensor, or the rank's part of it, into a new tensor."""
         cut, part = self._cuts.get(name), place.target.part
         if cut is None:
             self._read_dense(place, into)
             return
-        whole = own_pages(cut.whole.part_shape(part), into.dtype)
+        whole = mapped_zeros(cut.full.part_shape(part), into.dtype)
         self._read_dense(place, whole)
-        cut_dense(whole, cut.of(part), None, into)
+        slice_dense(whole, cut.for_part(part), None, into)
 
-    def _read_dense(self, place: _Place, into: torch.Tensor) -> None:
+    def _read_dense(self, place: _PlacedTensor, into: torch.Tensor) -> None:
         """Widen the tensor's rows into those of ``into``."""
         tensor = place.tensor
         dense = _DENSE.get(tensor.type.name)
@@ -139,19 +139,19 @@ class GgufWeights(Weights):
         into = into.view(into.shape[0], -1)
         rows, width = into.shape
         for begin, raw in _pieces(tensor, rows):
-            values = _widen(tensor, raw).view(-1, width)
+            values = _dequantize(tensor, raw).view(-1, width)
             own = slice(begin, begin + len(values))
             if place.order is None:
                 into[own] = values.to(into.device, into.dtype)
             else:
                 into[place.order[own].to(into.device)] = values.to(into.device, into.dtype)
 
-    def _read_packed(self, name: str, place: _Place) -> PackedWeight:
+    def _read_packed(self, name: str, place: _PlacedTensor) -> PackedWeight:
         """Read the tensor as codes, or the rank's part of it, on the device."""
         weight, cut = self._read_codes(place), self._cuts.get(name)
         if cut is not None:
             try:
-                weight = cut_packed(weight, cut, place.target.part)
+                weight = slice_packed(weight, cut, place.target.part)
             except ValueError as error:
                 tensor = place.tensor
                 raise ModelLoadError(
@@ -159,7 +159,7 @@ class GgufWeights(Weights):
                 ) from None
         return weight if self._device.type == "cpu" else weight.to(self._device)
 
-    def _read_codes(self, place: _Place) -> PackedWeight:
+    def _read_codes(self, place: _PlacedTensor) -> PackedWeight:
         """Read the tensor's rows as codes, on the CPU. An unpacked piece is little larger than
         in the file."""
         tensor = place.tensor
@@ -178,7 +178,7 @@ class GgufWeights(Weights):
         return whole
 
 
-def _told(places: list[_Place]) -> str:
+def _progress_label(places: list[_PlacedTensor]) -> str:
     return f"loading {places[-1].tensor.path.name}"
 
 
@@ -186,7 +186,7 @@ def _empty_like(piece: PackedWeight, rows: int) -> PackedWeight:
     """Allocate a weight of ``rows`` outputs in the form of ``piece``."""
 
     def room(part: torch.Tensor) -> torch.Tensor:
-        return own_pages((rows, *part.shape[1:]), part.dtype)
+        return mapped_zeros((rows, *part.shape[1:]), part.dtype)
 
     zeros = None if piece.zeros is None else room(piece.zeros)
     return replace(piece, codes=room(piece.codes), scales=room(piece.scales), zeros=zeros)
@@ -199,13 +199,13 @@ def _pieces(tensor: GgufTensor, rows: int) -> Iterator[tuple[int, torch.Tensor]]
     with tensor.path.open("rb") as file:
         file.seek(tensor.begin)
         for begin in range(0, rows, step):
-            raw = own_pages((min(step, rows - begin), row_bytes), torch.uint8)
+            raw = mapped_zeros((min(step, rows - begin), row_bytes), torch.uint8)
             if file.readinto(raw.numpy().data) != raw.numel():
                 raise ModelLoadError(f"{tensor.path}: '{tensor.name}' is cut short")
             yield begin, raw
 
 
-def _widen(tensor: GgufTensor, raw: torch.Tensor) -> torch.Tensor:
+def _dequantize(tensor: GgufTensor, raw: torch.Tensor) -> torch.Tensor:
     """Widen rows: [n, inputs] in a float dtype."""
     dense = _DENSE.get(tensor.type.name)
     if dense is not None:
@@ -222,11 +222,13 @@ def _widen(tensor: GgufTensor, raw: torch.Tensor) -> torch.Tensor:
 # ---------------------------------------------------------------- places
 
 
-def _assign(file: GgufFile, spec: DecoderSpec, wanted: dict[str, Parameter]) -> Iterator[_Place]:
+def _assign(
+    file: GgufFile, spec: DecoderSpec, wanted: dict[str, Parameter]
+) -> Iterator[_PlacedTensor]:
     """Yield every tensor with its place; leftovers and gaps are errors."""
-    tensors = {tensor.name: tensor for tensor in _each_expert(file)}
+    tensors = {tensor.name: tensor for tensor in _split_experts(file)}
     places = targets(spec, wanted, rules_of(spec, set(tensors)))
-    in_pairs = architecture_of(file).rope_in_pairs
+    in_pairs = architecture_of(file).rope_interleaved
     for name, tensor in tensors.items():
         target = places.pop(name, None)
         if target is None:
@@ -245,14 +247,14 @@ def _assign(file: GgufFile, spec: DecoderSpec, wanted: dict[str, Parameter]) -> 
             )
         order = None
         if in_pairs and ".qkv." in target.parameter and target.part in (0, 1):
-            order = _order_of_pairs(shape[0], spec.head_dim)
-        yield _Place(tensor, target, order)
+            order = _interleaved_row_order(shape[0], spec.head_dim)
+        yield _PlacedTensor(tensor, target, order)
     if places:
         names = ", ".join(f"'{name}'" for name in sorted(places)[:4])
         raise ModelLoadError(f"{file.path}: missing tensors ({len(places)}): {names}")
 
 
-def _each_expert(file: GgufFile) -> Iterator[GgufTensor]:
+def _split_experts(file: GgufFile) -> Iterator[GgufTensor]:
     """Yield the tensors, with stacked experts split into one tensor each."""
     for tensor in file.tensors.values():
         stem, _, rest = tensor.name.partition("ffn_")
@@ -272,7 +274,7 @@ def _each_expert(file: GgufFile) -> Iterator[GgufTensor]:
             )
 
 
-def _order_of_pairs(rows: int, head_dim: int) -> torch.Tensor:
+def _interleaved_row_order(rows: int, head_dim: int) -> torch.Tensor:
     """Return the new place of each query or key row.
 
     llama.cpp rotates adjacent dimensions in models with the first Llama's layout, and its files

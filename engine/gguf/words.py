@@ -11,13 +11,13 @@ from typing import NamedTuple
 DEFAULT_RULE = "default"  # of files without a rule's name
 
 
-class WordRule(NamedTuple):
+class PreTokenizerRule(NamedTuple):
     """Patterns, each applied to the results of the previous one."""
 
     patterns: tuple[str, ...]
-    normalises: bool = False  # first, to Unicode's NFC
-    whole_words: bool = False  # a word in the vocabulary is one token, whatever the merges
-    adds_bos: bool = False  # if the file does not say
+    normalize_nfc: bool = False  # first, to Unicode's NFC
+    ignore_merges: bool = False  # a word in the vocabulary is one token, whatever the merges
+    add_bos: bool = False  # if the file does not say
 
 
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -51,30 +51,30 @@ _DEEPSEEK3 = (
     r"| ?[\p{P}\p{S}]+[\r\n]*" + _SPACES,
 )
 
-_PLAIN = WordRule((_GPT2,))
-_DIGITS_APART = WordRule((r"\p{N}", _GPT2))
-_LLAMA3 = WordRule((_cl100k(r"\p{N}{1,3}"),), whole_words=True, adds_bos=True)
-_QWEN2 = WordRule((_cl100k(r"\p{N}"),))
+_PLAIN = PreTokenizerRule((_GPT2,))
+_DIGITS_APART = PreTokenizerRule((r"\p{N}", _GPT2))
+_LLAMA3 = PreTokenizerRule((_cl100k(r"\p{N}{1,3}"),), ignore_merges=True, add_bos=True)
+_QWEN2 = PreTokenizerRule((_cl100k(r"\p{N}"),))
 
-RULES: dict[str, WordRule] = {
-    DEFAULT_RULE: WordRule((_GPT2,)),
+RULES: dict[str, PreTokenizerRule] = {
+    DEFAULT_RULE: PreTokenizerRule((_GPT2,)),
     "command-r": _DIGITS_APART,
-    "dbrx": WordRule((_cl100k(r"\p{N}{1,3}"),)),  # OLMo 2's and Phi-4's
+    "dbrx": PreTokenizerRule((_cl100k(r"\p{N}{1,3}"),)),  # OLMo 2's and Phi-4's
     "deepseek-r1-qwen": _QWEN2,
-    "deepseek-v3": WordRule(_DEEPSEEK3),
+    "deepseek-v3": PreTokenizerRule(_DEEPSEEK3),
     "gpt-2": _PLAIN,
-    "gpt-4o": WordRule((_cased(r"\p{N}{1,3}", rf"{_ENDINGS}?"),)),
+    "gpt-4o": PreTokenizerRule((_cased(r"\p{N}{1,3}", rf"{_ENDINGS}?"),)),
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
     "mpt": _PLAIN,
     "olmo": _PLAIN,
     "phi-2": _PLAIN,
-    "qwen2": _QWEN2._replace(normalises=True),
+    "qwen2": _QWEN2._replace(normalize_nfc=True),
     "refact": _DIGITS_APART,  # Granite's
-    "smaug-bpe": WordRule((_cl100k(r"\p{N}{1,3}"),)),
+    "smaug-bpe": PreTokenizerRule((_cl100k(r"\p{N}{1,3}"),)),
     "smollm": _DIGITS_APART,
     "stablelm2": _QWEN2,
     "starcoder": _DIGITS_APART,
-    "tekken": WordRule((_cased(r"\p{N}", ""),), whole_words=True, adds_bos=True),
+    "tekken": PreTokenizerRule((_cased(r"\p{N}", ""),), ignore_merges=True, add_bos=True),
 }

@@ -44,7 +44,7 @@ class Matcher(Protocol):
         """
         ...
 
-    def waited(self, *, in_vain: bool) -> None:
+    def record_deferral(self, *, wasted: bool) -> None:
         """Note whether deferring the mask was in vain, or some candidate was allowed."""
         ...
 
@@ -58,7 +58,7 @@ class Matcher(Protocol):
         ...
 
     @property
-    def crew(self) -> MatcherCrew | None:
+    def batch_matcher(self) -> BatchMatcher | None:
         """The crew that can advance this text together with others; None: only one by one."""
         ...
 
@@ -66,20 +66,20 @@ class Matcher(Protocol):
 # A text, the tokens to advance it by, the line of its mask, and whether the mask may be deferred
 # until the model's preferred tokens are known. A plain tuple, because there is one for each row of
 # each step.
-Followed = tuple[Matcher, Sequence[int], int, bool]
+MatcherRow = tuple[Matcher, Sequence[int], int, bool]
 
 
-class CrewStep(NamedTuple):
+class BatchMatchResult(NamedTuple):
     """The result for a crew's rows, by index."""
 
     failures: dict[int, GrammarFailed]  # rows that cannot continue; their lines are meaningless
-    waiting: list[int]  # rows whose masks are deferred, as checking a few tokens is cheaper
+    deferred: list[int]  # rows whose masks are deferred, as checking a few tokens is cheaper
 
 
-class MatcherCrew(Protocol):
+class BatchMatcher(Protocol):
     """Advances several texts at once, which is cheaper than one by one."""
 
-    def follow(self, rows: Sequence[Followed], masks: np.ndarray) -> CrewStep:
+    def advance_and_fill(self, rows: Sequence[MatcherRow], masks: np.ndarray) -> BatchMatchResult:
         """Advance by the rows' tokens and write their masks, as ``Matcher`` does for one text.
 
         Args:

@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.confined.process import ConfinedProcess
+from engine.confined.process import SandboxedProcess
 from engine.types import Grammar
 
 CHECK_LIMIT_S = 1.5
 _HANDLER = Path(__file__).with_name("check_worker.py")
 _MODULES = ("llguidance", "msgspec", "numpy", "engine")
 _MAX_BYTES = 512 * 1024  # size limit of a grammar's text
-_MAX_REMEMBERED = 20_000
+_MAX_CACHED = 20_000
 _NUM_CHILDREN = 2  # so that one slow grammar does not block all others
 
 
@@ -38,13 +38,13 @@ class GrammarChecker:
         self._limit_s = limit_s
         self._verdicts: OrderedDict[bytes, Refusal | None] = OrderedDict()  # oldest first
         self._executor = ThreadPoolExecutor(_NUM_CHILDREN, thread_name_prefix="grammar-check")
-        self._idle = [ConfinedProcess(_HANDLER, _MODULES, {}, limit_s=limit_s)]
+        self._idle = [SandboxedProcess(_HANDLER, _MODULES, {}, limit_s=limit_s)]
         self._idle += [
-            ConfinedProcess(_HANDLER, _MODULES, {}, limit_s=limit_s)
+            SandboxedProcess(_HANDLER, _MODULES, {}, limit_s=limit_s)
             for _ in range(_NUM_CHILDREN - 1)
         ]
 
-    async def judge(self, grammar: Grammar) -> Refusal | None:
+    async def check(self, grammar: Grammar) -> Refusal | None:
         """Check a grammar; returns None if it can be used."""
         try:
             text = grammar.text.encode()
@@ -57,9 +57,9 @@ class GrammarChecker:
             self._verdicts.move_to_end(key)
             return self._verdicts[key]
         loop = asyncio.get_running_loop()
-        verdict = await loop.run_in_executor(self._executor, self._ask, grammar)
+        verdict = await loop.run_in_executor(self._executor, self._check_in_process, grammar)
         self._verdicts[key] = verdict
-        if len(self._verdicts) > _MAX_REMEMBERED:
+        if len(self._verdicts) > _MAX_CACHED:
             self._verdicts.popitem(last=False)
         return verdict
 
@@ -69,10 +69,10 @@ class GrammarChecker:
         for process in self._idle:
             process.close()
 
-    def _ask(self, grammar: Grammar) -> Refusal | None:
+    def _check_in_process(self, grammar: Grammar) -> Refusal | None:
         process = self._idle.pop()  # the executor has as many threads as there are processes
         try:
-            reply = process.ask({"kind": grammar.kind, "text": grammar.text})
+            reply = process.call({"kind": grammar.kind, "text": grammar.text})
         except TimeoutError:
             return Refusal(
                 f"it could not be compiled within {self._limit_s:g} s", "grammar_timeout"

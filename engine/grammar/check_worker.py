@@ -18,7 +18,7 @@ import numpy as np
 
 from engine.errors import InvalidParameter
 from engine.grammar.llguidance_backend import parser_limits
-from engine.grammar.translate import refusal, to_llguidance
+from engine.grammar.translate import compile_error, to_llguidance
 from engine.types import Grammar
 
 _STEPS = 48  # bytes for which a grammar is followed
@@ -30,7 +30,7 @@ def prepare(first: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         try:
-            _judge(msgspec.convert(request, Grammar), tokenizer)
+            _check(msgspec.convert(request, Grammar), tokenizer)
         except InvalidParameter as error:
             return {"message": error.message, "code": error.code}
         return {"ok": True}
@@ -44,7 +44,7 @@ def exhausted() -> dict[str, Any]:
     return {"message": "the grammar takes too much memory", "code": "grammar_timeout"}
 
 
-def _judge(grammar: Grammar, tokenizer: llguidance.LLTokenizer) -> None:
+def _check(grammar: Grammar, tokenizer: llguidance.LLTokenizer) -> None:
     matcher = llguidance.LLMatcher(
         tokenizer, to_llguidance(grammar), log_level=0, limits=parser_limits()
     )
@@ -58,4 +58,4 @@ def _judge(grammar: Grammar, tokenizer: llguidance.LLTokenizer) -> None:
             break
         matcher.consume_token(int(allowed[chance.randrange(allowed.size)]))
     if matcher.is_error():
-        raise refusal(matcher.get_error())
+        raise compile_error(matcher.get_error())

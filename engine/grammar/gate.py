@@ -12,7 +12,7 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.types import Request
 
 
-class Passed(NamedTuple):
+class ReadyRequest(NamedTuple):
     """A request whose wait is over."""
 
     request: Request
@@ -20,7 +20,7 @@ class Passed(NamedTuple):
     failure: Failure | None = None
 
 
-class GrammarGate:
+class GrammarWaitQueue:
     """Holds requests until their grammars are compiled. Used only by the engine's thread."""
 
     def __init__(self, compiler: GrammarCompiler) -> None:
@@ -33,7 +33,7 @@ class GrammarGate:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._held
 
-    def arrive(self, request: Request) -> CompiledGrammar | None:
+    def submit(self, request: Request) -> CompiledGrammar | None:
         """The grammar of a request, if it is already compiled; otherwise the request is held.
 
         Raises:
@@ -52,20 +52,20 @@ class GrammarGate:
         return (request for request, _ in self._held.values())
 
     @property
-    def is_open(self) -> bool:
+    def has_ready(self) -> bool:
         """Whether any held request can continue."""
         return any(compiled.done() for _, compiled in self._held.values())
 
-    def passed(self) -> Iterator[Passed]:
+    def take_ready(self) -> Iterator[ReadyRequest]:
         """Release the requests whose grammars are compiled by now."""
         for request, compiled in list(self._held.values()):
             if compiled.done():
                 del self._held[request.id]
                 error = compiled.exception()
                 if error is None:
-                    yield Passed(request, compiled.result())
+                    yield ReadyRequest(request, compiled.result())
                 else:
-                    yield Passed(request, None, Failure.of(error))
+                    yield ReadyRequest(request, None, Failure.of(error))
 
     def discard(self, request_id: str) -> bool:
         """Drop a request that has been aborted; false if it is not held."""

@@ -21,7 +21,7 @@ _OPTIONS = {"whitespace_pattern": _BLANKS, "lenient": False, "coerce_one_of": Fa
 
 # Formats that describe a string's use but not its syntax, from OpenAPI, Google and pydantic. The
 # library either enforces other formats or refuses the schema.
-_FORMLESS = frozenset({"binary", "directory-path", "enum", "file-path", "password", "path"})
+_IGNORED_FORMATS = frozenset({"binary", "directory-path", "enum", "file-path", "password", "path"})
 
 # Patterns for formats that the library does not know: pydantic's, of types such as UUID4 and
 # Base64Bytes, and OpenAPI's byte.
@@ -41,7 +41,7 @@ _PATTERNS = {
 
 _MAX_DEPTH = 100  # the library refuses deeper schemas
 _MAX_VALUES = 20_000  # in one enum
-_ONE = frozenset(
+_SCHEMA_KEYWORDS = frozenset(
     {
         "additionalItems",
         "additionalProperties",
@@ -56,8 +56,8 @@ _ONE = frozenset(
         "unevaluatedProperties",
     }
 )
-_SEVERAL = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
-_NAMED = frozenset(
+_SCHEMA_LIST_KEYWORDS = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
+_SCHEMA_MAP_KEYWORDS = frozenset(
     {"$defs", "definitions", "dependentSchemas", "dependencies", "patternProperties", "properties"}
 )
 
@@ -72,10 +72,10 @@ def read_schema(text: str) -> dict[str, Any]:
         schema = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         raise InvalidParameter("the schema is not JSON", param="grammar") from None
-    return prepared(schema)
+    return prepare_schema(schema)
 
 
-def prepared(schema: Any) -> dict[str, Any]:
+def prepare_schema(schema: Any) -> dict[str, Any]:
     """Prepare ``schema`` for the library, also within a grammar in Lark's notation.
 
     Raises:
@@ -98,17 +98,17 @@ def _cleaned(schema: Any, depth: int) -> Any:
     for keyword, value in schema.items():
         if keyword == "x-guidance" or (keyword == "uniqueItems" and value is False):
             continue
-        if keyword == "format" and isinstance(value, str) and value in _FORMLESS:
+        if keyword == "format" and isinstance(value, str) and value in _IGNORED_FORMATS:
             continue
         _check(keyword, value)
         if keyword == "format" and isinstance(value, str) and value in _PATTERNS:
             form = [{"pattern": _PATTERNS[value]}]
             continue
-        if keyword in _SEVERAL and isinstance(value, list):
+        if keyword in _SCHEMA_LIST_KEYWORDS and isinstance(value, list):
             value = [_cleaned(each, depth + 1) for each in value]
-        elif keyword in _NAMED and isinstance(value, Mapping):
+        elif keyword in _SCHEMA_MAP_KEYWORDS and isinstance(value, Mapping):
             value = {name: _cleaned(each, depth + 1) for name, each in value.items()}
-        elif keyword in _ONE:
+        elif keyword in _SCHEMA_KEYWORDS:
             value = _cleaned(value, depth + 1)
         kept[keyword] = value
     if form and isinstance(several := kept.get("allOf", []), list):

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from engine.errors import InvalidParameter
-from engine.grammar.backend import CrewStep, Followed, GrammarFailed
-from engine.grammar.translate import refusal, to_llguidance
+from engine.grammar.backend import BatchMatchResult, GrammarFailed, MatcherRow
+from engine.grammar.translate import compile_error, to_llguidance
 from engine.text.tokenizer import Tokenizer
 from engine.types import Grammar
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Size of a compiled grammar after some use, measured for schemas of a few hundred bytes. The
 # automata grow with what texts visit.
 _BASE_BYTES = 96 * 1024
-_BYTES_A_CHARACTER = 48
+_BYTES_PER_CHARACTER = 48
 # Token sets precomputed for masks within strings, so that these need not go through the vocabulary.
 # A set applies where the grammar allows all of it: if k more characters may follow, the largest set
 # with at most k characters does. The library's own sets are up to 10, up to 30 and unbounded; finer
@@ -39,23 +39,23 @@ _SLICES = [_BLANKS, *(f"{_CHARACTER}{{1,{n}}}" for n in _LENGTHS), f"{_CHARACTER
 # How many more letters fit where masks are expensive. If more fit, most of the vocabulary is
 # covered by a precomputed set. If fewer fit, hardly any token does, so many candidates would have
 # to be checked.
-_FEW, _MANY = 4, 10
+_MIN_LETTERS, _MAX_LETTERS = 4, 10
 _LETTER, _TEXT = re.compile(rb"[a-z]"), re.compile(rb"[A-Za-z\x80-\xFF]")
 # How many texts' token ids are cached, and the length limit of such texts.
 _KNOWN_TEXTS = 4096
 _KNOWN_CHARACTERS = 64
 # CPU time that one text's masks may take. An ambiguous grammar costs more with each token, and all
 # running sequences wait for it.
-_SPARE_S = 0.5
-_SPARE_S_A_TOKEN = 0.005
+_TIME_BUDGET_S = 0.5
+_TIME_BUDGET_PER_TOKEN_S = 0.005
 # A mask above this is more expensive than checking candidate tokens. With cold CPU caches any mask
 # takes half of it.
-_DEAR_S = 400e-6
+_EXPENSIVE_MASK_S = 400e-6
 # Most masks in a row that are not deferred after deferring was in vain.
-_MOST_PASSED_OVER = 31
+_MAX_SKIPPED_DEFERRALS = 31
 # Time per row that a crew may take before its rows are timed individually again; below it, no row
 # took much more than a token's share.
-_SPARE_S_A_ROW = 0.0001
+_TIME_BUDGET_PER_ROW_S = 0.0001
 
 
 def parser_limits() -> LLParserLimits:
@@ -85,7 +85,7 @@ class LlguidanceBackend:
         vocabulary = _Vocabulary(tokenizer, vocab_size, eos_token_ids)
         self._tokenizer = _library_tokenizer(vocabulary, eos_token_ids)
         self._limits = parser_limits()
-        self._crew = LlguidanceCrew(vocabulary.tokens)
+        self._batch_matcher = LlguidanceBatchMatcher(vocabulary.tokens)
         self.vocab_size = vocab_size
 
     def compile(self, grammar: Grammar) -> LlguidanceGrammar:
@@ -95,16 +95,20 @@ class LlguidanceBackend:
         text = to_llguidance(grammar)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
         if matcher.is_error():
-            raise refusal(matcher.get_error())
-        return LlguidanceGrammar(matcher, self._crew, _BASE_BYTES + _BYTES_A_CHARACTER * len(text))
+            raise compile_error(matcher.get_error())
+        return LlguidanceGrammar(
+            matcher, self._batch_matcher, _BASE_BYTES + _BYTES_PER_CHARACTER * len(text)
+        )
 
 
 class LlguidanceGrammar:
     """See ``CompiledGrammar``."""
 
-    def __init__(self, matcher: LLMatcher, crew: LlguidanceCrew, num_bytes: int) -> None:
+    def __init__(
+        self, matcher: LLMatcher, batch_matcher: LlguidanceBatchMatcher, num_bytes: int
+    ) -> None:
         self._matcher = matcher
-        self._crew = crew
+        self._batch_matcher = batch_matcher
         self._num_bytes = num_bytes
 
     @property
@@ -114,17 +118,17 @@ class LlguidanceGrammar:
 
     def matcher(self) -> LlguidanceMatcher:
         """See ``CompiledGrammar``; the rows of a grammar share its automata."""
-        return LlguidanceMatcher(self._matcher.deep_copy(), self._crew)
+        return LlguidanceMatcher(self._matcher.deep_copy(), self._batch_matcher)
 
 
 class LlguidanceMatcher:
     """See ``Matcher``."""
 
-    def __init__(self, matcher: LLMatcher, crew: LlguidanceCrew) -> None:
+    def __init__(self, matcher: LLMatcher, batch_matcher: LlguidanceBatchMatcher) -> None:
         self.library = matcher
-        self.crew = crew
-        self._spare_s = _SPARE_S
-        self.patience = Patience()
+        self.batch_matcher = batch_matcher
+        self._time_left_s = _TIME_BUDGET_S
+        self.deferral = DeferralPolicy()
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """See ``Matcher``."""
@@ -132,7 +136,7 @@ class LlguidanceMatcher:
         is_accepted = self.library.consume_tokens(list(token_ids))
         if not is_accepted:
             raise self.failure()
-        self._spend(time.thread_time() - begin_s - len(token_ids) * _SPARE_S_A_TOKEN)
+        self._spend(time.thread_time() - begin_s - len(token_ids) * _TIME_BUDGET_PER_TOKEN_S)
 
     def fill(self, mask: np.ndarray) -> None:
         """See ``Matcher``."""
@@ -143,7 +147,7 @@ class LlguidanceMatcher:
         if self.library.is_error():
             raise self.failure()
         spent_s = time.thread_time() - begin_s
-        self.patience.mask_took(spent_s)
+        self.deferral.record_mask_time(spent_s)
         self._spend(spent_s)
 
     def allows(self, token_id: int) -> bool:
@@ -154,9 +158,9 @@ class LlguidanceMatcher:
             raise self.failure()
         return False
 
-    def waited(self, *, in_vain: bool) -> None:
+    def record_deferral(self, *, wasted: bool) -> None:
         """See ``Matcher``."""
-        self.patience.waited(in_vain=in_vain)
+        self.deferral.record_deferral(wasted=wasted)
 
     def rollback(self, num_tokens: int) -> None:
         """See ``Matcher``."""
@@ -169,8 +173,8 @@ class LlguidanceMatcher:
         return self.library.is_stopped()
 
     def _spend(self, seconds: float) -> None:
-        self._spare_s = min(self._spare_s - seconds, _SPARE_S)
-        if self._spare_s < 0.0:
+        self._time_left_s = min(self._time_left_s - seconds, _TIME_BUDGET_S)
+        if self._time_left_s < 0.0:
             raise GrammarFailed("the grammar takes too long to follow this text")
 
     def failure(self) -> GrammarFailed:
@@ -181,7 +185,7 @@ class LlguidanceMatcher:
         )
 
 
-class LlguidanceCrew:
+class LlguidanceBatchMatcher:
     """See ``MatcherCrew``: calls the library for row after row, with nothing in between.
 
     The library's own threads would not help: waking them costs what they save, and the tensor
@@ -197,20 +201,20 @@ class LlguidanceCrew:
         self._letters = _letters(tokens)
         self._is_text = bytearray(_TEXT.search(each) is not None for each in tokens)
 
-    def follow(self, rows: Sequence[Followed], masks: np.ndarray) -> CrewStep:
+    def advance_and_fill(self, rows: Sequence[MatcherRow], masks: np.ndarray) -> BatchMatchResult:
         """See ``MatcherCrew``."""
         begin_s = time.thread_time()
         step = self._one_by_one(rows, masks) if self._is_slow else self._together(rows, masks)
-        spare_s = _SPARE_S_A_TOKEN + len(rows) * _SPARE_S_A_ROW
+        spare_s = _TIME_BUDGET_PER_TOKEN_S + len(rows) * _TIME_BUDGET_PER_ROW_S
         self._is_slow = time.thread_time() - begin_s > spare_s
         return step
 
-    def _together(self, rows: Sequence[Followed], masks: np.ndarray) -> CrewStep:
+    def _together(self, rows: Sequence[MatcherRow], masks: np.ndarray) -> BatchMatchResult:
         # ``masks.ctypes`` would take as long as computing the mask of a small vocabulary.
         address: int = masks.__array_interface__["data"][0]
         stride = masks.strides[0]
         is_text = self._is_text
-        step = CrewStep({}, [])
+        step = BatchMatchResult({}, [])
         own = cast("Sequence[tuple[LlguidanceMatcher, Sequence[int], int, bool]]", rows)
         for index, (matcher, token_ids, line, may_wait) in enumerate(own):
             library = matcher.library
@@ -219,19 +223,19 @@ class LlguidanceCrew:
             elif token_ids:
                 library.consume_tokens(list(token_ids))
             if may_wait and token_ids and is_text[token_ids[-1]]:
-                if self._waits(matcher):
-                    step.waiting.append(index)
+                if self._should_defer(matcher):
+                    step.deferred.append(index)
                     continue
                 begin_ns = time.perf_counter_ns()
                 library.unsafe_compute_mask_ptr(address + line * stride, stride)
-                matcher.patience.mask_took((time.perf_counter_ns() - begin_ns) * 1e-9)
+                matcher.deferral.record_mask_time((time.perf_counter_ns() - begin_ns) * 1e-9)
             else:
                 library.unsafe_compute_mask_ptr(address + line * stride, stride)
             if library.is_error():  # this also reports errors from consuming tokens
                 step.failures[index] = matcher.failure()
         return step
 
-    def _waits(self, matcher: LlguidanceMatcher) -> bool:
+    def _should_defer(self, matcher: LlguidanceMatcher) -> bool:
         """Whether computing the mask would cost more than checking some likely tokens.
 
         It does if only a limited number of characters fit: the library then examines the prefixes
@@ -240,16 +244,19 @@ class LlguidanceCrew:
         choice, a mask allows one particular tokenisation of what must come, which checking a token
         would not reveal.
         """
-        patience = matcher.patience
-        if not self._letters or not patience.lasts():
+        patience = matcher.deferral
+        if not self._letters or not patience.may_defer():
             return False
         num_fit = matcher.library.validate_tokens(self._letters)
-        if not (_FEW <= num_fit < _MANY or (num_fit == _MANY and patience.is_dear)):
+        if not (
+            _MIN_LETTERS <= num_fit < _MAX_LETTERS
+            or (num_fit == _MAX_LETTERS and patience.is_expensive)
+        ):
             return False
         return not matcher.library.compute_ff_bytes()
 
-    def _one_by_one(self, rows: Sequence[Followed], masks: np.ndarray) -> CrewStep:
-        step = CrewStep({}, [])
+    def _one_by_one(self, rows: Sequence[MatcherRow], masks: np.ndarray) -> BatchMatchResult:
+        step = BatchMatchResult({}, [])
         for index, (matcher, token_ids, line, _) in enumerate(rows):
             try:
                 if token_ids:
@@ -260,31 +267,31 @@ class LlguidanceCrew:
         return step
 
 
-class Patience:
+class DeferralPolicy:
     """Whether deferring a text's mask is worthwhile, given past costs and results."""
 
-    __slots__ = ("_num_passed_over", "_rest", "is_dear")
+    __slots__ = ("_last_num_skipped", "_num_to_skip", "is_expensive")
 
     def __init__(self) -> None:
-        self.is_dear = False  # the last mask after text was expensive
-        self._rest = 0  # masks after text still to be computed at once
-        self._num_passed_over = 0  # length of the last such rest
+        self.is_expensive = False  # the last mask after text was expensive
+        self._num_to_skip = 0  # masks after text still to be computed at once
+        self._last_num_skipped = 0  # length of the last such rest
 
-    def mask_took(self, seconds: float) -> None:
+    def record_mask_time(self, seconds: float) -> None:
         """Note the cost of a mask."""
-        self.is_dear = seconds > _DEAR_S
+        self.is_expensive = seconds > _EXPENSIVE_MASK_S
 
-    def lasts(self) -> bool:
+    def may_defer(self) -> bool:
         """Whether past results allow deferring; called once for each mask."""
-        if self._rest:
-            self._rest -= 1
+        if self._num_to_skip:
+            self._num_to_skip -= 1
             return False
         return True
 
-    def waited(self, *, in_vain: bool) -> None:
+    def record_deferral(self, *, wasted: bool) -> None:
         """Rest twice as long after each deferral in vain, and not at all after a success."""
-        self._rest = self._num_passed_over = (
-            min(2 * self._num_passed_over + 1, _MOST_PASSED_OVER) if in_vain else 0
+        self._num_to_skip = self._last_num_skipped = (
+            min(2 * self._last_num_skipped + 1, _MAX_SKIPPED_DEFERRALS) if wasted else 0
         )
 
 
@@ -338,4 +345,4 @@ def _library_tokenizer(vocabulary: _Vocabulary, eos_token_ids: tuple[int, ...]) 
 def _letters(tokens: Sequence[bytes]) -> list[int]:
     """A single-letter token, repeated ``_MANY`` times; empty if there is none."""
     letter = next((id_ for id_, each in enumerate(tokens) if _LETTER.fullmatch(each)), None)
-    return [] if letter is None else [letter] * _MANY
+    return [] if letter is None else [letter] * _MAX_LETTERS

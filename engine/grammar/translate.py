@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from engine.errors import InvalidParameter
-from engine.grammar.json_schema import prepared, read_schema
+from engine.grammar.json_schema import prepare_schema, read_schema
 from engine.types import Grammar
 
 _ANY_OBJECT = {"type": "object"}
@@ -26,7 +26,7 @@ def to_llguidance(grammar: Grammar) -> str:
 
     match grammar.kind:
         case "json_object":
-            return _of_schema(prepared(_ANY_OBJECT))
+            return _of_schema(prepare_schema(_ANY_OBJECT))
         case "json_schema":
             return _of_schema(read_schema(grammar.text))
         case "regex":
@@ -37,7 +37,7 @@ def to_llguidance(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_lark(grammar.text)
 
 
-def refusal(reason: str) -> InvalidParameter:
+def compile_error(reason: str) -> InvalidParameter:
     """Convert the library's error message to an exception for the client.
 
     The first line of the message is the problem; the others repeat the grammar.
@@ -65,7 +65,7 @@ def _of_schema(schema: dict[str, Any]) -> str:
     try:
         return LLMatcher.grammar_from_json_schema(json.dumps(schema, allow_nan=False))
     except (ValueError, RecursionError) as error:
-        raise refusal(str(error)) from None
+        raise compile_error(str(error)) from None
 
 
 def _one_of(text: str) -> str:

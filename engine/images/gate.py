@@ -18,17 +18,17 @@ from typing import NamedTuple
 from engine.config import Policy
 from engine.errors import DeadlineExceeded, EngineDead, Failure
 from engine.images.nouns import Image
-from engine.runner.protocol import ImagesAhead
+from engine.runner.protocol import ImagePrefetcher
 from engine.types import Request
 
 logger = logging.getLogger(__name__)
 
 # Time to read between two steps, give or take a piece. It is added to the running sequences' next
 # token, and to the first token of new requests.
-_TURN_S = 0.1
+_SLICE_S = 0.1
 
 
-class Passed(NamedTuple):
+class ReadyRequest(NamedTuple):
     """A request that has finished waiting."""
 
     request: Request
@@ -42,7 +42,7 @@ class _Reading(NamedTuple):
     pieces: Iterator[None]
 
 
-class ImageGate:
+class ImageWaitQueue:
     """Holds requests until their images are read. Called only by the engine's thread, between
     steps.
 
@@ -60,22 +60,24 @@ class ImageGate:
     def __init__(
         self,
         policy: Policy,
-        find: Callable[[Request], int],
+        num_cached_tokens: Callable[[Request], int],
         is_computed: Callable[[Request], bool],
         clock: Callable[[], float],
     ) -> None:
         self._policy = policy
-        self._find = find
+        self._num_cached_tokens = num_cached_tokens
         self._is_computed = is_computed
         self._clock = clock
-        self._reader: ImagesAhead | None = None
+        self._reader: ImagePrefetcher | None = None
         self._held: dict[str, Request] = {}  # in arrival order
-        self._ahead: dict[str, Request] = {}  # admitted, with image tokens yet to be computed
+        self._prefetched: dict[str, Request] = {}  # admitted, with image tokens yet to be computed
         self._head: Request | None = None  # the request whose images are being read
         self._reading: _Reading | None = None
         self._is_full = False
-        self._given: Counter[str] = Counter()  # cells read by tenant, while any request waits
-        self._passed: list[Passed] = []  # during this turn
+        self._cells_by_tenant: Counter[str] = (
+            Counter()
+        )  # cells read by tenant, while any request waits
+        self._ready: list[ReadyRequest] = []  # during this turn
 
     def __len__(self) -> int:
         return len(self._held)
@@ -84,25 +86,25 @@ class ImageGate:
         return request_id in self._held
 
     @property
-    def is_open(self) -> bool:
+    def can_prefetch(self) -> bool:
         """Whether requests are held and there is room to read their images."""
         return bool(self._held) and not self._is_full
 
     @property
     def is_busy(self) -> bool:
         """Whether ``turn`` has something to do."""
-        return bool(self._held or self._ahead)
+        return bool(self._held or self._prefetched)
 
-    def seat(self, reader: ImagesAhead | None) -> None:
+    def attach_prefetcher(self, reader: ImagePrefetcher | None) -> None:
         """Set the reader; None: steps read images and no request waits. No request may be held."""
         self._reader = reader
-        self._ahead.clear()
+        self._prefetched.clear()
 
     def requests(self) -> Iterable[Request]:
         """The held requests, longest waiting first."""
         return self._held.values()
 
-    def holds(self, request: Request) -> bool:
+    def try_hold(self, request: Request) -> bool:
         """Hold an arriving request if it has images to read first; return whether it is held.
 
         Raises what ``find`` raises.
@@ -113,11 +115,11 @@ class ImageGate:
         if self._missing(reader, request):
             self._held[request.id] = request
             return True
-        self._ahead[request.id] = request
-        self._keep(reader)
+        self._prefetched[request.id] = request
+        self._pin_wanted(reader)
         return False
 
-    def turn(self) -> list[Passed]:
+    def run_slice(self) -> list[ReadyRequest]:
         """Read for a short time; return the requests that have finished waiting, in order.
 
         Raises:
@@ -127,15 +129,15 @@ class ImageGate:
         if reader is None:
             return []
         now_s = self._clock()
-        ahead = self._ahead.values()
-        self._ahead = {each.id: each for each in ahead if not self._is_computed(each)}
+        ahead = self._prefetched.values()
+        self._prefetched = {each.id: each for each in ahead if not self._is_computed(each)}
         self._expire(now_s)
         while self._begin(reader):
-            self._go_on(reader)
-            if self._clock() >= now_s + _TURN_S:
+            self._read_piece(reader)
+            if self._clock() >= now_s + _SLICE_S:
                 break
-        self._keep(reader)
-        passed, self._passed = self._passed, []
+        self._pin_wanted(reader)
+        passed, self._ready = self._ready, []
         return passed
 
     def discard(self, request_id: str) -> bool:
@@ -154,7 +156,7 @@ class ImageGate:
 
     # ------------------------------------------------------------ helpers
 
-    def _begin(self, reader: ImagesAhead) -> bool:
+    def _begin(self, reader: ImagePrefetcher) -> bool:
         """Begin reading an image if none is being read; return whether one is."""
         self._is_full = False
         while self._reading is None and self._held:
@@ -164,15 +166,15 @@ class ImageGate:
                 return False
             missing = self._missing(reader, head)
             if not missing:
-                self._let_in(head)
+                self._admit(head)
                 continue
             image, self._head = missing[0], head
-            self._given[head.tenant] += reader.num_cells(image)
-            self._keep(reader)
-            self._reading = _Reading(image.digest, reader.read_ahead(image))
+            self._cells_by_tenant[head.tenant] += reader.num_cells(image)
+            self._pin_wanted(reader)
+            self._reading = _Reading(image.digest, reader.prefetch(image))
         return self._reading is not None
 
-    def _go_on(self, reader: ImagesAhead) -> None:
+    def _read_piece(self, reader: ImagePrefetcher) -> None:
         """Read the next piece of the current image."""
         assert self._reading is not None
         digest, pieces = self._reading
@@ -188,15 +190,15 @@ class ImageGate:
         if is_done:
             self._reading = None
             for request in list(self._held.values()):
-                if all(reader.has(image) for image in request.images):
-                    self._let_in(request)
+                if all(reader.is_cached(image) for image in request.images):
+                    self._admit(request)
 
-    def _missing(self, reader: ImagesAhead, request: Request) -> list[Image]:
+    def _missing(self, reader: ImagePrefetcher, request: Request) -> list[Image]:
         """Return the images of a request that are not read yet."""
-        missing = [image for image in request.images if not reader.has(image)]
+        missing = [image for image in request.images if not reader.is_cached(image)]
         if not missing:
             return []
-        num_found = self._find(request)
+        num_found = self._num_cached_tokens(request)
         return [image for image in missing if image.start + image.num_tokens > num_found]
 
     def _order(self, request: Request) -> tuple[float, ...]:
@@ -204,31 +206,31 @@ class ImageGate:
         unless a more urgent one arrives."""
         given = 0.0
         if self._policy == "fair":
-            given = self._given[request.tenant] / request.weight
+            given = self._cells_by_tenant[request.tenant] / request.weight
         return (*self._urgency(request), request is not self._head, given)
 
     def _urgency(self, request: Request) -> tuple[float, ...]:
         return (request.background, request.priority if self._policy == "priority" else 0)
 
-    def _has_room(self, reader: ImagesAhead, head: Request) -> bool:
+    def _has_room(self, reader: ImagePrefetcher, head: Request) -> bool:
         """Return whether the images of ``head`` fit beside those read ahead for others.
 
         Those of less urgent requests are not counted, because these may wait for all others.
         """
         urgency = self._urgency(head)
-        others = [each for each in self._ahead.values() if self._urgency(each) <= urgency]
+        others = [each for each in self._prefetched.values() if self._urgency(each) <= urgency]
         images = {image.digest: image for each in (*others, head) for image in each.images}
         num_cells = sum(reader.num_cells(image) for image in images.values())
-        return not others or num_cells <= reader.room
+        return not others or num_cells <= reader.capacity
 
-    def _keep(self, reader: ImagesAhead) -> None:
+    def _pin_wanted(self, reader: ImagePrefetcher) -> None:
         """Protect what is read ahead from eviction until it is used."""
         head = self._head
-        wanted = [*self._ahead.values(), *([] if head is None else [head])]
-        reader.keep({image.digest for each in wanted for image in each.images})
+        wanted = [*self._prefetched.values(), *([] if head is None else [head])]
+        reader.pin({image.digest for each in wanted for image in each.images})
 
-    def _let_in(self, request: Request) -> None:
-        self._ahead[request.id] = request
+    def _admit(self, request: Request) -> None:
+        self._prefetched[request.id] = request
         self._end(request, None)
 
     def _fail(self, digest: bytes, failure: Failure) -> None:
@@ -245,7 +247,7 @@ class ImageGate:
     def _end(self, request: Request, failure: Failure | None) -> None:
         """End the wait of a request."""
         del self._held[request.id]
-        self._passed.append(Passed(request, failure))
+        self._ready.append(ReadyRequest(request, failure))
         self._drop_unwanted()
 
     def _drop_unwanted(self) -> None:
@@ -260,4 +262,4 @@ class ImageGate:
         ):
             self._reading = None
         if not self._held:
-            self._given.clear()
+            self._cells_by_tenant.clear()

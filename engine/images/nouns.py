@@ -44,18 +44,18 @@ Scaling = AreaScaling | EdgeScaling | FixedScaling | BudgetScaling
 Resampling = Literal["bicubic", "bilinear"]
 
 
-class Rewriting(msgspec.Struct, frozen=True):
+class PlaceholderRewrite(msgspec.Struct, frozen=True):
     """Replaces what a chat template writes for an image by what the model reads.
 
     It is applied before tokenisation, because it may change the tokens of the surrounding text.
     """
 
-    written: str
-    read: str  # contains ``ImageRules.token_id`` once, as text
+    template_text: str
+    model_text: str  # contains ``ImageRules.token_id`` once, as text
 
     def apply(self, text: str) -> str:
         """Rewrite a template's output."""
-        return text.replace(self.written, self.read)
+        return text.replace(self.template_text, self.model_text)
 
 
 class ImageRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,12 +70,12 @@ class ImageRules(msgspec.Struct, frozen=True, kw_only=True):
     cell: int  # pixels, the side of the square that becomes one token
     scaling: Scaling
     resampling: Resampling = "bicubic"
-    rewriting: Rewriting | None = None
+    rewriting: PlaceholderRewrite | None = None
     row_end_id: int | None = None
     end_id: int | None = None
     max_images: int  # per prompt
     # Image tokens attend to each other in both directions: an image is computed within one step.
-    sees_both_ways: bool = False
+    is_bidirectional: bool = False
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from engine.errors import InvalidParameter
 from engine.images.nouns import Image, ImageRules
-from engine.images.read import Picture
+from engine.images.read import ProcessedImage
 
 
-def place_images(
-    token_ids: Sequence[int], pictures: Sequence[Picture], rules: ImageRules
+def expand_image_tokens(
+    token_ids: Sequence[int], pictures: Sequence[ProcessedImage], rules: ImageRules
 ) -> tuple[list[int], tuple[Image, ...]]:
     """Return the prompt for the model, and the images in it.
 
@@ -49,7 +49,7 @@ def place_images(
     return placed, tuple(images)
 
 
-def _tokens_of(picture: Picture, rules: ImageRules) -> list[int]:
+def _tokens_of(picture: ProcessedImage, rules: ImageRules) -> list[int]:
     rows, columns = picture.height // rules.cell, picture.width // rules.cell
     row = [rules.token_id] * columns
     if rules.row_end_id is not None:

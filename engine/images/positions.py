@@ -14,7 +14,7 @@ class PromptPositions(NamedTuple):
     """Positions in three dimensions."""
 
     of_prompt: np.ndarray  # [3, num_tokens] int32: time, row, column
-    ahead: int  # added to the place of each token after the prompt; at most 0
+    delta: int  # added to the place of each token after the prompt; at most 0
 
 
 def cells(image: Image, cell: int) -> np.ndarray:

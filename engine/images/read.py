@@ -34,7 +34,7 @@ _MAX_SCANS = 128  # of a JPEG; encoders write about 10
 
 
 @dataclass(frozen=True)
-class Picture:
+class ProcessedImage:
     """An image as a model sees it."""
 
     height: int  # pixels, whole cells
@@ -43,16 +43,16 @@ class Picture:
     digest: bytes  # of the size and the pixels
 
 
-def read_image(data: bytes, rules: ImageRules) -> Picture:
+def read_image(data: bytes, rules: ImageRules) -> ProcessedImage:
     """Decode a PNG, JPEG, WebP or GIF file; of an animation, its first frame.
 
     Raises:
         InvalidParameter: it is in another format, damaged, truncated, too large or too narrow.
     """
-    return see_image(_open(data), rules)
+    return process_image(_open(data), rules)
 
 
-def see_image(image: Image, rules: ImageRules) -> Picture:
+def process_image(image: Image, rules: ImageRules) -> ProcessedImage:
     """Convert a Pillow image to what a model sees.
 
     Raises:
@@ -78,7 +78,7 @@ def see_image(image: Image, rules: ImageRules) -> Picture:
     size = height.to_bytes(4, "little") + width.to_bytes(4, "little")
     digest = hashlib.blake2b(size, digest_size=32)
     digest.update(pixels)
-    return Picture(height, width, pixels, digest.digest())
+    return ProcessedImage(height, width, pixels, digest.digest())
 
 
 def scaled_size(height: int, width: int, rules: ImageRules) -> tuple[int, int]:

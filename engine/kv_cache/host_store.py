@@ -49,8 +49,8 @@ class HostStore:
         self._slots = _slots(num_slots, width, word, device)  # [num_slots, width]
         self._stage_blocks = max(1, min(num_slots, STAGE_BYTES // (width * word.itemsize)))
         shape = (self._stage_blocks, width)
-        self._leaving = _Stages(shape, word, device)
-        self._coming = torch.empty(shape, dtype=word, device=device)
+        self._offload_stages = _Stages(shape, word, device)
+        self._load_stage = torch.empty(shape, dtype=word, device=device)
 
     @property
     def num_bytes(self) -> int:
@@ -62,21 +62,21 @@ class HostStore:
         for pairs in _batches(offloads, self._stage_blocks):
             self._offload(pairs)
         if loads:
-            self._leaving.wait()
+            self._offload_stages.wait()
         for pairs in _batches(loads, self._stage_blocks):
             self._load(pairs)
 
     def _offload(self, pairs: Sequence[BlockCopy]) -> None:
         blocks = self._indices([block for block, _ in pairs])
-        stage = self._leaving.next()
+        stage = self._offload_stages.next()
         for part, (begin, end) in zip(self._parts, self._places, strict=True):
             stage[: len(pairs), begin:end] = part.index_select(0, blocks)
-        with self._leaving:
+        with self._offload_stages:
             for place, (_, slot) in enumerate(pairs):
                 self._slots[slot].copy_(stage[place], non_blocking=True)
 
     def _load(self, pairs: Sequence[BlockCopy]) -> None:
-        stage, blocks = self._coming, self._indices([block for _, block in pairs])
+        stage, blocks = self._load_stage, self._indices([block for _, block in pairs])
         for place, (slot, _) in enumerate(pairs):
             stage[place].copy_(self._slots[slot], non_blocking=True)
         for part, (begin, end) in zip(self._parts, self._places, strict=True):

@@ -34,10 +34,10 @@ class HostTier:
             raise ValueError(f"a tier of {num_slots} slots holds nothing")
         self.num_slots = num_slots
         self._free = list(range(num_slots - 1, -1, -1))
-        self._coming: dict[bytes, int] = {}
+        self._pending: dict[bytes, int] = {}
         self._slot_of: dict[bytes, int] = {}  # of kept and held slots
-        self._kept: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self._holds = [0] * num_slots  # for each slot, the steps in flight that read it
+        self._evictable: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._num_holds = [0] * num_slots  # for each slot, the steps in flight that read it
         self._digest_of: list[bytes | None] = [None] * num_slots
         self._offloads: list[BlockCopy] = []  # of the step being planned
         self._num_offloaded = 0
@@ -47,9 +47,9 @@ class HostTier:
         """The slot that holds the block with this digest, or None."""
         return self._slot_of.get(digest)
 
-    def is_coming(self, digest: bytes) -> bool:
+    def is_pending(self, digest: bytes) -> bool:
         """Whether a step in flight copies the block with this digest to the host."""
-        return digest in self._coming
+        return digest in self._pending
 
     def digest_of(self, slot: int) -> bytes:
         """The digest of the block in a slot."""
@@ -59,25 +59,25 @@ class HostTier:
 
     # ------------------------------------------------------------ from the device
 
-    def leave(self, digest: bytes, block: int) -> None:
+    def offload(self, digest: bytes, block: int) -> None:
         """Offload ``block``, which the step being planned is about to overwrite.
 
         Does nothing if the block with this digest is already here, or if no slot is available.
         """
         slot = self._slot_of.get(digest)
         if slot is not None:
-            if not self._holds[slot]:
-                self._kept.move_to_end(slot)
+            if not self._num_holds[slot]:
+                self._evictable.move_to_end(slot)
             return
-        if digest in self._coming:
+        if digest in self._pending:
             return
         if self._free:
             slot = self._free.pop()
-        elif self._kept:
-            slot = self._forget_oldest()
+        elif self._evictable:
+            slot = self._evict_oldest()
         else:
             return
-        self._coming[digest] = slot
+        self._pending[digest] = slot
         self._digest_of[slot] = digest
         self._offloads.append(BlockCopy(block, slot))
 
@@ -88,18 +88,18 @@ class HostTier:
         offloads, self._offloads = tuple(self._offloads), []
         return offloads
 
-    def landed(self, offloads: Iterable[BlockCopy]) -> None:
+    def complete_offloads(self, offloads: Iterable[BlockCopy]) -> None:
         """Note that the step with these offloads has landed; their slots can now be matched."""
         for _, slot in offloads:
             digest = self.digest_of(slot)
-            self._slot_of[digest] = self._coming.pop(digest)
-            self._kept[slot] = None
+            self._slot_of[digest] = self._pending.pop(digest)
+            self._evictable[slot] = None
             self._num_offloaded += 1
 
-    def void(self, offloads: Iterable[BlockCopy]) -> None:
+    def cancel_offloads(self, offloads: Iterable[BlockCopy]) -> None:
         """Note that the step with these offloads has failed; free their slots."""
         for _, slot in offloads:
-            del self._coming[self.digest_of(slot)]
+            del self._pending[self.digest_of(slot)]
             self._digest_of[slot] = None
             self._free.append(slot)
 
@@ -108,24 +108,24 @@ class HostTier:
     def hold(self, slots: Iterable[int]) -> None:
         """Hold slots that a step in flight reads."""
         for slot in slots:
-            if not self._holds[slot]:
-                del self._kept[slot]
-            self._holds[slot] += 1
+            if not self._num_holds[slot]:
+                del self._evictable[slot]
+            self._num_holds[slot] += 1
 
-    def let_go(self, slots: Iterable[int], *, loaded: bool = True) -> None:
+    def release(self, slots: Iterable[int], *, loaded: bool = True) -> None:
         """Release slots once that step has landed, or if it does not load them after all."""
         for slot in slots:
-            self._holds[slot] -= 1
-            if not self._holds[slot]:
-                self._kept[slot] = None
+            self._num_holds[slot] -= 1
+            if not self._num_holds[slot]:
+                self._evictable[slot] = None
             self._num_loaded += loaded
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop all contents. Called only while no step is in flight."""
-        for slot in self._kept:
+        for slot in self._evictable:
             self._digest_of[slot] = None
-        self._free += self._kept
-        self._kept.clear()
+        self._free += self._evictable
+        self._evictable.clear()
         self._slot_of.clear()
 
     # ------------------------------------------------------------ statistics and checks
@@ -144,20 +144,20 @@ class HostTier:
     def check(self) -> list[str]:
         """Check the bookkeeping; returns the problems found. Costs O(num_slots)."""
         problems: list[str] = []
-        held = [slot for slot, holds in enumerate(self._holds) if holds]
-        places = [*self._free, *self._kept, *held, *self._coming.values()]
+        held = [slot for slot, holds in enumerate(self._num_holds) if holds]
+        places = [*self._free, *self._evictable, *held, *self._pending.values()]
         if sorted(places) != list(range(self.num_slots)):
             problems.append(f"{len(places)} places for {self.num_slots} slots of the host")
-        for digests in (self._slot_of, self._coming):
+        for digests in (self._slot_of, self._pending):
             for digest, slot in digests.items():
                 if self._digest_of[slot] != digest:
                     problems.append(f"slot {slot} of the host: its digest is another one")
-        num_named = len(self._slot_of) + len(self._coming)
+        num_named = len(self._slot_of) + len(self._pending)
         if num_named != self.num_slots - len(self._free):
             problems.append(f"{num_named} digests lead to slots of the host")
         return problems
 
-    def _forget_oldest(self) -> int:
-        slot, _ = self._kept.popitem(last=False)
+    def _evict_oldest(self) -> int:
+        slot, _ = self._evictable.popitem(last=False)
         del self._slot_of[self.digest_of(slot)]
         return slot

@@ -48,23 +48,23 @@ class BlockTable:
     may own them by now.
     """
 
-    __slots__ = ("block_ids", "capacity", "num_passed")
+    __slots__ = ("block_ids", "capacity", "num_freed")
 
     def __init__(self) -> None:
         self.block_ids: list[int] = []  # written only by the BlockPool
         self.capacity = 0  # token slots: len(block_ids) * block_size
-        self.num_passed = 0  # leading blocks that have been freed
+        self.num_freed = 0  # leading blocks that have been freed
 
     @property
     def num_held(self) -> int:
         """The number of blocks that it references."""
-        return len(self.block_ids) - self.num_passed
+        return len(self.block_ids) - self.num_freed
 
 
 class Prefix(NamedTuple):
     """Blocks that hold the beginning of a text, or that part of it which later tokens attend to."""
 
-    num_passed: int  # blocks before these, which are not needed
+    num_skipped: int  # blocks before these, which are not needed
     block_ids: Sequence[int]  # a negative number ~s: host slot s has the contents
 
     @property
@@ -142,8 +142,8 @@ class BlockPool:
         loaded blocks at once, since steps that read them run after the loads. The slots are held
         until the caller lets the tier release them.
         """
-        table.block_ids = [0] * prefix.num_passed
-        table.num_passed = prefix.num_passed
+        table.block_ids = [0] * prefix.num_skipped
+        table.num_freed = prefix.num_skipped
         slots = [~block for block in prefix.block_ids if block < 0]
         if not slots or self.tier is None:
             self.share(table, prefix.block_ids)
@@ -176,9 +176,9 @@ class BlockPool:
         """
         num_full, rest = divmod(num_tokens, self.block_size)
         fork = BlockTable()
-        fork.num_passed = table.num_passed
-        fork.block_ids = table.block_ids[: fork.num_passed]
-        self.share(fork, table.block_ids[fork.num_passed : num_full])
+        fork.num_freed = table.num_freed
+        fork.block_ids = table.block_ids[: fork.num_freed]
+        self.share(fork, table.block_ids[fork.num_freed : num_full])
         if not rest:
             return fork, None
         (target,) = self.extend(fork, 1)
@@ -186,19 +186,19 @@ class BlockPool:
 
     def release(self, table: BlockTable) -> None:
         """Drop all references of ``table``, which is empty afterwards."""
-        self._give_up(table.block_ids[table.num_passed :])
+        self._release_blocks(table.block_ids[table.num_freed :])
         table.block_ids = []
-        table.capacity = table.num_passed = 0
+        table.capacity = table.num_freed = 0
 
-    def pass_by(self, table: BlockTable, num_tokens: int) -> None:
+    def free_leading_blocks(self, table: BlockTable, num_tokens: int) -> None:
         """Free the blocks of ``table`` that hold only its first ``num_tokens`` tokens.
 
         No token reads these any more.
         """
         passed = num_tokens // self.block_size
-        if passed > table.num_passed:
-            self._give_up(table.block_ids[table.num_passed : passed])
-            table.num_passed = passed
+        if passed > table.num_freed:
+            self._release_blocks(table.block_ids[table.num_freed : passed])
+            table.num_freed = passed
 
     # ------------------------------------------------------------ cached prefixes
 
@@ -240,12 +240,14 @@ class BlockPool:
                 blocks.append(block)
         return Prefix(index, blocks[::-1])
 
-    def awaits(self, chain: PrefixChain, token_ids: Sequence[int], prefix: Prefix) -> bool:
+    def is_next_block_pending(
+        self, chain: PrefixChain, token_ids: Sequence[int], prefix: Prefix
+    ) -> bool:
         """Whether a matched prefix may soon be longer: its next block is being offloaded."""
-        end = prefix.num_passed + len(prefix.block_ids)
+        end = prefix.num_skipped + len(prefix.block_ids)
         if self.tier is None or end >= (len(token_ids) - 1) // self.block_size:
             return False
-        return self.tier.is_coming(chain.digests(token_ids, end + 1)[end])
+        return self.tier.is_pending(chain.digests(token_ids, end + 1)[end])
 
     def touch(self, prefix: Prefix) -> None:
         """Make the free blocks of a prefix that will be adopted soon the last to be evicted."""
@@ -253,7 +255,7 @@ class BlockPool:
             if block in self._idle:
                 self._idle.move_to_end(block)
 
-    def num_unheld(self, block_ids: Iterable[int]) -> int:
+    def num_free_blocks_needed(self, block_ids: Iterable[int]) -> int:
         """How many of these blocks would come out of ``num_free`` if they were adopted.
 
         Those are the ones that are free now, and those to be loaded from the host.
@@ -271,7 +273,7 @@ class BlockPool:
         """
         if not self._caching:
             return
-        first, last = max(start // self.block_size, table.num_passed), end // self.block_size
+        first, last = max(start // self.block_size, table.num_freed), end // self.block_size
         digests = chain.digests(token_ids, last)
         for index in range(first, last):
             digest, block = digests[index], table.block_ids[index]
@@ -279,7 +281,7 @@ class BlockPool:
                 self._digest_of[block] = digest
                 self._block_of[digest] = block
 
-    def forget(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """Drop all cached contents. Called only while no block is held."""
         self._free.update(self._idle)
         self._idle.clear()
@@ -288,9 +290,9 @@ class BlockPool:
         self._digest_of = [None] * self.num_blocks
         self._block_of.clear()
         if self.tier is not None:
-            self.tier.forget()
+            self.tier.clear()
         if self.snapshots is not None:
-            self.snapshots.forget()
+            self.snapshots.clear()
 
     # ------------------------------------------------------------ statistics and checks
 
@@ -305,10 +307,10 @@ class BlockPool:
             free=free,
             wasted_slots=num_wasted_slots,
             block_size=self.block_size,
-            snapshots=0 if self.snapshots is None else self.snapshots.num_found,
+            snapshots=0 if self.snapshots is None else self.snapshots.num_usable,
         )
 
-    def survey(self) -> tuple[list[int], list[int]]:
+    def usage_snapshot(self) -> tuple[list[int], list[int]]:
         """Reference counts, and the free blocks that hold a prefix. Copies, in O(num_blocks)."""
         return list(self._references), list(self._idle)
 
@@ -321,7 +323,7 @@ class BlockPool:
         problems += [] if self.snapshots is None else self.snapshots.check()
         holders: Counter[int] = Counter()
         for table in tables:
-            holders.update(table.block_ids[table.num_passed :])
+            holders.update(table.block_ids[table.num_freed :])
             if table.capacity != len(table.block_ids) * self.block_size:
                 problems.append(f"a table of {len(table.block_ids)} blocks says {table.capacity}")
         for block, references in enumerate(self._references):
@@ -351,7 +353,7 @@ class BlockPool:
             self._digest_of[block] = None
             del self._block_of[digest]
             if self.tier is not None:
-                self.tier.leave(digest, block)
+                self.tier.offload(digest, block)
         self._references[block] = 1
         return block
 
@@ -365,7 +367,7 @@ class BlockPool:
         self._num_used = max(self._num_used, block + 1)
         return block
 
-    def _give_up(self, block_ids: Sequence[int]) -> None:
+    def _release_blocks(self, block_ids: Sequence[int]) -> None:
         references, free = self._references, self._free
         for block in reversed(block_ids):
             references[block] -= 1

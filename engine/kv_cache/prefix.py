@@ -57,12 +57,12 @@ class PrefixChain:
         for start in range(len(digests) * size, num_blocks * size, size):
             block = struct.pack(f"{size}i", *token_ids[start : start + size])
             if self._images:
-                block += self._seen(start, start + size)
+                block += self._image_digests(start, start + size)
             self._parent = _digest(self._key, self._parent, block)
             digests.append(self._parent)
         return digests
 
-    def _seen(self, begin: int, end: int) -> bytes:
+    def _image_digests(self, begin: int, end: int) -> bytes:
         """The digests and starts of the images that have tokens in a block."""
         return b"".join(
             struct.pack("q", image.start) + image.digest

@@ -27,9 +27,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
-class _Coming(NamedTuple):
+class _PendingSnapshot(NamedTuple):
     digest: bytes
-    in_passing: bool
+    low_priority: bool
 
 
 class SnapshotPool:
@@ -42,17 +42,17 @@ class SnapshotPool:
     def __init__(self, num_lines: int) -> None:
         self.num_lines = num_lines
         self._free = list(range(num_lines - 1, -1, -1))
-        self._coming: dict[int, _Coming] = {}  # by line, for steps that have not landed
+        self._pending: dict[int, _PendingSnapshot] = {}  # by line, for steps that have not landed
         self._line_of: dict[bytes, int] = {}  # snapshots that can be used
-        self._kept: OrderedDict[bytes, None] = OrderedDict()  # of these, oldest first
-        self._passing: OrderedDict[bytes, None] = OrderedDict()
+        self._lru: OrderedDict[bytes, None] = OrderedDict()  # of these, oldest first
+        self._low_priority: OrderedDict[bytes, None] = OrderedDict()
 
     @property
-    def num_found(self) -> int:
+    def num_usable(self) -> int:
         """The number of snapshots that sequences could continue from."""
         return len(self._line_of)
 
-    def longest(self, digests: Sequence[bytes], num_blocks: int) -> int:
+    def longest_prefix(self, digests: Sequence[bytes], num_blocks: int) -> int:
         """How many of a text's first ``num_blocks`` blocks come before its last snapshot."""
         for count in range(num_blocks, 0, -1):
             if digests[count - 1] in self._line_of:
@@ -61,63 +61,63 @@ class SnapshotPool:
 
     def use(self, digest: bytes) -> int:
         """The line of a snapshot found by ``longest``, which a sequence now continues from."""
-        self._passing.pop(digest, None)
-        self._kept[digest] = None
-        self._kept.move_to_end(digest)
+        self._low_priority.pop(digest, None)
+        self._lru[digest] = None
+        self._lru.move_to_end(digest)
         return self._line_of[digest]
 
-    def take(self, digest: bytes, *, in_passing: bool) -> int | None:
+    def reserve(self, digest: bytes, *, low_priority: bool) -> int | None:
         """Take a line for a snapshot that a step will make.
 
         None if the snapshot exists or is already being made, or if there is no line for it.
         """
         if digest in self._line_of:
             return None
-        if any(coming.digest == digest for coming in self._coming.values()):
+        if any(coming.digest == digest for coming in self._pending.values()):
             return None
-        line = self._next_line(in_passing=in_passing)
+        line = self._next_line(low_priority=low_priority)
         if line is not None:
-            self._coming[line] = _Coming(digest, in_passing)
+            self._pending[line] = _PendingSnapshot(digest, low_priority)
         return line
 
-    def land(self, lines: Iterable[int]) -> None:
+    def complete(self, lines: Iterable[int]) -> None:
         """Note that the steps that make these snapshots have landed."""
         for line in lines:
-            digest, in_passing = self._coming.pop(line)
+            digest, low_priority = self._pending.pop(line)
             self._line_of[digest] = line
-            (self._passing if in_passing else self._kept)[digest] = None
+            (self._low_priority if low_priority else self._lru)[digest] = None
 
-    def void(self, lines: Iterable[int]) -> None:
+    def cancel(self, lines: Iterable[int]) -> None:
         """Free the lines of snapshots that will not be made."""
         for line in lines:
-            del self._coming[line]
+            del self._pending[line]
             self._free.append(line)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop all snapshots. Called only while no step is in flight."""
         self._free = list(range(self.num_lines - 1, -1, -1))
         self._line_of.clear()
-        self._kept.clear()
-        self._passing.clear()
+        self._lru.clear()
+        self._low_priority.clear()
 
     def check(self) -> list[str]:
         """Check the bookkeeping; returns the problems found."""
         problems: list[str] = []
-        lines = sorted([*self._free, *self._coming, *self._line_of.values()])
+        lines = sorted([*self._free, *self._pending, *self._line_of.values()])
         if lines != list(range(self.num_lines)):
             problems.append(f"lines of snapshots are {lines}, there are {self.num_lines}")
-        aged = sorted([*self._kept, *self._passing])
+        aged = sorted([*self._lru, *self._low_priority])
         if aged != sorted(self._line_of):
             problems.append(f"{len(aged)} snapshots have an age, {len(self._line_of)} are found")
         return problems
 
-    def _next_line(self, *, in_passing: bool) -> int | None:
+    def _next_line(self, *, low_priority: bool) -> int | None:
         if self._free:
             return self._free.pop()
-        if self._passing:
-            digest, _ = self._passing.popitem(last=False)
-        elif self._kept and not in_passing:
-            digest, _ = self._kept.popitem(last=False)
+        if self._low_priority:
+            digest, _ = self._low_priority.popitem(last=False)
+        elif self._lru and not low_priority:
+            digest, _ = self._lru.popitem(last=False)
         else:
             return None
         return self._line_of.pop(digest)

@@ -36,8 +36,8 @@ def make_states(
     recurrence = spec.recurrence
     if recurrence is None:
         return ()
-    inputs = (num_lines, recurrence.width - 1, recurrence.channels)
-    sums = recurrence.sums_shape
+    inputs = (num_lines, recurrence.conv_width - 1, recurrence.channels)
+    sums = recurrence.ssm_state_shape
     try:
         return tuple(
             LayerState(
@@ -45,7 +45,7 @@ def make_states(
                 None if sums is None else zeros((num_lines, *sums), torch.float32, device),
             )
             for layer in spec.layers
-            if layer.keeps_state
+            if layer.has_recurrence
         )
     except (RuntimeError, MemoryError) as error:
         size = num_lines * spec.state_bytes(dtype.itemsize)

@@ -24,7 +24,7 @@ from engine.models.recurrent import HybridMemory, LayerMemory, LayerState
 from engine.models.spec import DecoderSpec
 from engine.types import MemoryPlan
 from kernels.attention import LayerCache
-from kernels.cpu.memory import own_pages
+from kernels.cpu.memory import mapped_zeros
 from kernels.recurrent import CHUNK
 
 SCALE_DTYPE = torch.float32
@@ -32,7 +32,7 @@ SCALE_DTYPE = torch.float32
 # On a CPU, memory is shared with everything else on the machine, and cached prefixes fill whatever
 # the cache is given. So it gets little, but room for one full-length sequence if possible.
 _CPU_SHARE = 0.25
-_CPU_USUAL_BYTES = 512 * 2**20
+_CPU_DEFAULT_BYTES = 512 * 2**20
 # Of those, what idle prefixes may occupy; also at least one full-length sequence.
 _CPU_IDLE_BYTES = 64 * 2**20
 
@@ -64,7 +64,7 @@ class KVCache:
         codes: torch.dtype | None = None,
         states: Sequence[LayerState] = (),
         *,
-        side_by_side: bool = False,
+        interleave_layers: bool = False,
     ) -> None:
         """Allocate all blocks, zeroed.
 
@@ -77,7 +77,9 @@ class KVCache:
             ModelLoadError: the device has too little memory.
         """
         try:
-            self.paged = _paged(spec, num_blocks, block_size, dtype, device, codes, side_by_side)
+            self.paged = _paged(
+                spec, num_blocks, block_size, dtype, device, codes, interleave_layers
+            )
         except (RuntimeError, MemoryError, OSError) as error:
             size = num_blocks * block_size * bytes_per_token(spec, dtype, codes)
             reason = str(error).splitlines()[0]
@@ -103,9 +105,9 @@ def plan_memory(
     weights_bytes: int,
     draft_bytes_per_token: int = 0,
     codes: torch.dtype | None = None,
-    num_sharers: int = 1,
-    share_bytes: int | None = None,
-    lines_a_state: int = 1,
+    num_processes: int = 1,
+    max_shared_bytes: int | None = None,
+    lines_per_state: int = 1,
     image_bytes: int = 0,
     num_drafts: int = 0,
 ) -> MemoryPlan:
@@ -119,8 +121,8 @@ def plan_memory(
         weights_bytes: taken by the weights.
         draft_bytes_per_token: KV size of a draft model, which has as many blocks of its own.
         codes: as in :class:`KVCache`.
-        num_sharers: processes that plan a cache of this size; on a CPU they share its memory.
-        share_bytes: limit for all sharers on a CPU, weights included; None: no limit.
+        num_processes: processes that plan a cache of this size; on a CPU they share its memory.
+        max_shared_bytes: limit for all of them on a CPU, weights included; None: no limit.
         lines_a_state: lines for each sequence that may have a state.
         image_bytes: needed for encoding images.
         num_drafts: most drafts of a sequence verified in one step.
@@ -128,32 +130,32 @@ def plan_memory(
     Raises:
         ModelLoadError: not even one block fits, or ``max_model_len`` exceeds the model's.
     """
-    longest = spec.longest_context
+    longest = spec.max_context_len
     if max_model_len is not None and not 0 < max_model_len <= longest:
         raise ModelLoadError(
             f"max_model_len {max_model_len} is out of range: this model's context is {longest}"
         )
-    wanted_len = max_model_len or spec.default_context
+    wanted_len = max_model_len or spec.default_context_len
     a_token = bytes_per_token(spec, dtype, codes) + draft_bytes_per_token
     block_bytes = a_token * block_size
-    available, usual_bytes = available_bytes(device), _CPU_USUAL_BYTES
+    available, usual_bytes = available_bytes(device), _CPU_DEFAULT_BYTES
     if device.type == "cpu":
-        available, usual_bytes = available // num_sharers, usual_bytes // num_sharers
-        if share_bytes is not None:
-            available = max(0, min(available, share_bytes // num_sharers - weights_bytes))
+        available, usual_bytes = available // num_processes, usual_bytes // num_processes
+        if max_shared_bytes is not None:
+            available = max(0, min(available, max_shared_bytes // num_processes - weights_bytes))
     num_on_trial = min(
-        scheduler.on(device.type).step_tokens, scheduler.max_num_seqs * (1 + num_drafts)
+        scheduler.for_device(device.type).step_tokens, scheduler.max_num_seqs * (1 + num_drafts)
     )
     trial_bytes = num_on_trial * spec.trial_bytes(dtype.itemsize) if num_drafts else 0
     available = max(0, available - image_bytes - trial_bytes)
-    num_states = _num_states(spec, scheduler, dtype, device, available, lines_a_state)
+    num_states = _num_states(spec, scheduler, dtype, device, available, lines_per_state)
     num_snapshots = 0
     if cache.enable_prefix_caching:
         num_snapshots = _num_snapshots(spec, dtype, available)
-    num_lines = lines_a_state * num_states + 1 + num_snapshots
+    num_lines = lines_per_state * num_states + 1 + num_snapshots
     state_bytes = num_lines * spec.state_bytes(dtype.itemsize)
     available -= state_bytes
-    num_host_blocks = _host_blocks(cache, block_bytes, num_sharers)
+    num_host_blocks = _host_blocks(cache, block_bytes, num_processes)
     max_idle_blocks: int | None = None
     if cache.num_blocks is not None:
         num_blocks = cache.num_blocks
@@ -185,7 +187,7 @@ def plan_memory(
         )
     host_bytes = num_host_blocks * block_bytes
     free = available - num_blocks * block_bytes
-    on_host = free if device.type == "cpu" else free_host_bytes() // num_sharers
+    on_host = free if device.type == "cpu" else free_host_bytes() // num_processes
     if host_bytes > on_host:
         raise ModelLoadError(
             f"kv_offload_bytes: {host_bytes / 2**20:,.0f} MiB requested, "
@@ -227,8 +229,8 @@ def _in_order(
     blocks, lines = iter(paged), iter(states)
     found: list[LayerMemory] = []
     for layer in spec.layers:
-        if layer.reads is not None:
-            found.append(found[layer.reads - spec.first_layer])
+        if layer.kv_sharing_layer is not None:
+            found.append(found[layer.kv_sharing_layer - spec.first_layer])
         elif layer.hybrid:
             found.append(HybridMemory(next(blocks), next(lines)))
         else:
@@ -284,7 +286,7 @@ def _paged(
 ) -> tuple[LayerCache, ...]:
     """One cache per layer that has blocks; layers with equal heads are allocated together."""
     made = {
-        (heads, head_dim): _alike(
+        (heads, head_dim): _allocate_alike(
             spec,
             spec.cached_heads.count((heads, head_dim)),
             (num_blocks, heads, block_size, head_dim),
@@ -298,7 +300,7 @@ def _paged(
     return tuple(next(made[heads]) for heads in spec.cached_heads)
 
 
-def _alike(
+def _allocate_alike(
     spec: DecoderSpec,
     count: int,
     shape: tuple[int, ...],
@@ -308,28 +310,28 @@ def _alike(
     side_by_side: bool,
 ) -> Iterator[LayerCache]:
     if spec.value_dim is not None:
-        for keys in _apart(count, shape, codes or dtype, device):
+        for keys in _allocate_separate(count, shape, codes or dtype, device):
             yield LayerCache(keys, keys[..., : spec.value_dim])
         return
-    make = _side_by_side if side_by_side else _apart
+    make = _allocate_interleaved if side_by_side else _allocate_separate
     stored = make(2 * count, shape, codes or dtype, device)
     scales = [] if codes is None else make(2 * count, shape[:-1], SCALE_DTYPE, device)
     for i in range(0, 2 * count, 2):
         yield LayerCache(*stored[i : i + 2], *scales[i : i + 2])
 
 
-def _apart(
+def _allocate_separate(
     count: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
     return [zeros(shape, dtype, device) for _ in range(count)]
 
 
-def _side_by_side(
+def _allocate_interleaved(
     count: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
     """As ``_apart``, on a CPU: block i of each tensor follows block i of the one before it."""
     assert device.type == "cpu"
-    return list(own_pages((shape[0], count, *shape[1:]), dtype).unbind(1))
+    return list(mapped_zeros((shape[0], count, *shape[1:]), dtype).unbind(1))
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -362,9 +364,9 @@ def _gpu_budget(
 
 def _activation_bytes(spec: DecoderSpec, scheduler: SchedulerConfig, dtype: torch.dtype) -> int:
     """Upper estimate of what one step needs besides weights and cache."""
-    layers = [spec.of_layer(layer) for layer in set(spec.layers)]
+    layers = [spec.for_layer(layer) for layer in set(spec.layers)]
     widest = max(max(2 * o.intermediate_size, o.query_size + 2 * o.kv_size) for o in layers)
-    per_layer = 3 * spec.num_layers_ahead * spec.per_layer_size
+    per_layer = 3 * spec.num_remaining_layers * spec.per_layer_size
     a_token = (3 * spec.hidden_size + 2 * widest + per_layer) * dtype.itemsize
     if spec.recurrence is not None:
         a_token += 4 * spec.recurrence.channels * dtype.itemsize

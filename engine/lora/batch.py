@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from engine.lora.store import AdapterStore
-from engine.models.adapters import Change
+from engine.models.adapters import LoraDelta
 from engine.runner.inputs import HostBatch
 from engine.runner.rows import RowTable
 from kernels.cpu.program import NotRecordableError
-from kernels.lora import AdapterRows, adapter_rows, by_slot
+from kernels.lora import AdapterRows, adapter_rows, group_by_slot
 from kernels.operations import Operations
 
 
@@ -45,13 +45,13 @@ class StepAdapters:
             return out
         return self._operations.add_adapters(out, x.contiguous(), weights, self._rows)
 
-    def changes(self, parameter: str) -> Iterator[Change]:
+    def deltas(self, parameter: str) -> Iterator[LoraDelta]:
         """Each adapter's change of a parameter; ranks that it does not use are zeros."""
         weights = self._store.layer(parameter)
         if weights is None:
             return
         for slot, begin, end in self._rows.groups.tolist():
-            yield Change(self._rows.order[begin:end], weights.down[slot], weights.up[slot])
+            yield LoraDelta(self._rows.order[begin:end], weights.down[slot], weights.up[slot])
 
 
 class RecordedAdapters(StepAdapters):
@@ -74,12 +74,12 @@ class RecordedAdapters(StepAdapters):
 
     def set(self, slots: np.ndarray) -> None:
         """Set the adapter slots of the next run's rows: [size] int64, -1 for none."""
-        order, groups = by_slot(slots)
+        order, groups = group_by_slot(slots)
         self._rows.order.numpy()[: order.size] = order
         self._rows.groups[: len(groups)] = groups
         self._rows.groups[len(groups) :] = 0  # empty groups
 
-    def changes(self, parameter: str) -> Iterator[Change]:
+    def deltas(self, parameter: str) -> Iterator[LoraDelta]:
         """Raise NotRecordableError, since the products depend on the rows."""
         if self._store.layer(parameter) is not None:
             raise NotRecordableError(f"an adapter's part in {parameter.partition('.')[2]}")

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from engine.errors import InvalidParameter, ModelLoadError
-from engine.models.latent import queries_order
+from engine.models.latent import query_row_order
 from engine.models.layouts import Transposed
-from engine.models.modules import projected_order
+from engine.models.modules import qkv_row_order
 from engine.models.safetensors import Header, read_header, read_into
 from engine.models.spec import DecoderSpec
 from engine.models.weights import Target, parameters, targets
@@ -30,7 +30,7 @@ _MAX_CONFIG_BYTES = 2**20
 _MODULES = re.compile(r"\^?[\w.]+")
 
 # Keys of adapter_config.json that affect an adapter's computation, and the values that do not.
-_PLAIN: dict[str, tuple[Any, ...]] = {
+_NO_EFFECT_VALUES: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "use_dora": (False,),
     "use_qalora": (False,),
@@ -176,9 +176,9 @@ class _Reader:
         number, _, parameter = name.partition(".")
         if parameter == "qkv.weight":
             layer = self._spec.layers[int(number) - self._spec.first_layer]
-            return projected_order(self._spec.of_layer(layer))
+            return qkv_row_order(self._spec.for_layer(layer))
         if parameter == "query_up.weight" and self._spec.latent is not None:
-            return queries_order(self._spec, self._spec.latent)
+            return query_row_order(self._spec, self._spec.latent)
         return None
 
 
@@ -209,7 +209,7 @@ def _read_scale(path: Path) -> _Scale:
     kind = config.get("peft_type")
     if kind != "LORA":
         raise _refused(f"peft_type is {kind!r:.40}; only 'LORA' is supported")
-    for key, plain in _PLAIN.items():
+    for key, plain in _NO_EFFECT_VALUES.items():
         value = config.get(key)
         if value is not None and value not in plain:
             raise _refused(f"'{key}' is {value!r:.80}, which is not supported")

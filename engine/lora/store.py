@@ -13,10 +13,10 @@ from engine.errors import InvalidParameter
 from engine.lora.peft import Delta, read_adapter
 from engine.models.spec import DecoderSpec
 from engine.types import Adapter
-from kernels.lora import AdapterWeights, reached
+from kernels.lora import AdapterWeights, nonzero_spans
 from kernels.sending import to_device
 
-_RANKS = 16
+_RANK_MULTIPLE = 16
 
 
 class AdapterStore:
@@ -43,15 +43,15 @@ class AdapterStore:
         *,
         max_loaded: int,
         max_on_host: int,
-        own: Callable[[str, Delta], Delta | None] | None = None,
+        select_shard: Callable[[str, Delta], Delta | None] | None = None,
     ) -> None:
-        self._own = own
+        self._select_shard = select_shard
         self._spec = spec
         self._dtype = dtype
         self.device = device  # of the slots
         # A GPU's kernels are compiled for the number of slots, and for whether ranks are multiples
         # of 16. One more or one larger adapter should not require another compilation.
-        self._is_compiled_for = device.type == "cuda"
+        self._has_static_shapes = device.type == "cuda"
         self._max_loaded = max_loaded
         self._max_on_host = max(max_loaded, max_on_host)
         self._on_host: OrderedDict[str, dict[str, Delta]] = OrderedDict()  # oldest use first
@@ -80,8 +80,8 @@ class AdapterStore:
         deltas = read_adapter(Path(adapter.path), self._spec, self._dtype)
         if not deltas:
             raise InvalidParameter("the adapter cannot be used: it is empty", param="model")
-        if self._own is not None:
-            kept = ((name, self._own(name, delta)) for name, delta in deltas.items())
+        if self._select_shard is not None:
+            kept = ((name, self._select_shard(name, delta)) for name, delta in deltas.items())
             deltas = {name: delta for name, delta in kept if delta is not None}
         self._on_host[adapter.id] = deltas
         for id_ in list(self._on_host):
@@ -121,7 +121,7 @@ class AdapterStore:
         used = set(self._slots.values())
         slot = next(nth for nth in range(len(used) + 1) if nth not in used)
         if slot >= self.num_slots:
-            self._grow(max(slot + 1, self._max_loaded if self._is_compiled_for else 0))
+            self._grow(max(slot + 1, self._max_loaded if self._has_static_shapes else 0))
         return slot
 
     def _grow(self, num_slots: int) -> None:
@@ -146,7 +146,7 @@ class AdapterStore:
                 rank = delta.down.shape[0]
                 weights.down[slot, :rank] = to_device(delta.down, self.device)
                 weights.up[slot, :rank] = to_device(delta.up.T.contiguous(), self.device)
-                weights.spans[slot, :rank] = reached(delta.up.T)
+                weights.spans[slot, :rank] = nonzero_spans(delta.up.T)
 
     def _widen(self, name: str, delta: Delta) -> None:
         """Ensure that a layer has tensors wide enough for this delta's rank."""
@@ -154,8 +154,8 @@ class AdapterStore:
         rank, have = delta.down.shape[0], 0 if weights is None else weights.down.shape[1]
         if have >= rank:
             return
-        if self._is_compiled_for:
-            rank = -(-rank // _RANKS) * _RANKS
+        if self._has_static_shapes:
+            rank = -(-rank // _RANK_MULTIPLE) * _RANK_MULTIPLE
         wider = AdapterWeights(
             self._zeros(rank, delta.down.shape[1]),
             self._zeros(rank, delta.up.shape[0]),

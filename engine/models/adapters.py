@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 
-class Change(NamedTuple):
+class LoraDelta(NamedTuple):
     """What one adapter adds to a weight, ``up^T down``, and for which tokens."""
 
     tokens: torch.Tensor  # [m] int64, of the step
@@ -23,7 +23,7 @@ class Adapters(Protocol):
         """Add each token's delta to ``out``, the layer's output for ``x``, in place."""
         ...
 
-    def changes(self, parameter: str, /) -> Iterator[Change]:
+    def deltas(self, parameter: str, /) -> Iterator[LoraDelta]:
         """Yield the deltas of a parameter that is not applied as a single product."""
         ...
 

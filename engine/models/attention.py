@@ -9,12 +9,12 @@ import torch
 from engine.models.adapters import project
 from engine.models.latent import LatentAttention, query_factors
 from engine.models.modules import AttentionWeights
-from engine.models.norms import NormWeights, SharedRmsNorm, bind_norm
+from engine.models.norms import NormWeights, ShardedRmsNorm, bind_norm
 from engine.models.peers import Peers
 from engine.models.recurrent import LayerMemory
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import StepState
-from kernels.attention import LayerCache, OtherHeads
+from kernels.attention import KVHeadSpec, LayerCache
 from kernels.operations import Kernels
 
 
@@ -37,13 +37,13 @@ class Attention:
         index: int,
         peers: Peers | None = None,
     ) -> None:
-        spec = spec.of_layer(spec.layers[index - spec.first_layer])
+        spec = spec.for_layer(spec.layers[index - spec.first_layer])
         self._spec = spec
         self._weights = weights
         self._qkv_name = f"{index}.qkv.weight"
         self.output, self.output_name = weights.output, f"{index}.output.weight"
         tuned = spec.temperature
-        self._is_tempered = tuned is not None and (weights.rope is None or tuned.with_rope)
+        self._has_temperature = tuned is not None and (weights.rope is None or tuned.with_rope)
         self._attention, self._operations = kernels
         self._num_heads = spec.num_heads + 2 * spec.num_kv_heads
 
@@ -52,7 +52,7 @@ class Attention:
                 return None
             if peers is None:
                 return bind_norm(spec.norm, norm, kernels.operations)
-            return SharedRmsNorm(norm.weight, spec.norm.eps, peers)
+            return ShardedRmsNorm(norm.weight, spec.norm.eps, peers)
 
         self._query_norm = wide_norm(weights.wide_query_norm)
         self._key_norm = wide_norm(weights.wide_key_norm)
@@ -77,11 +77,11 @@ class Attention:
             return self._latent(fused, state, state.rotations[weights.rope], cache)
         gate: torch.Tensor | None = None
         if spec.gate_size:
-            gate, fused = _without_gate(fused, spec.gate_size)
-        if spec.queries_alone:
-            return self._attend_elsewhere(fused, state, cache)
+            gate, fused = _split_gate(fused, spec.gate_size)
+        if spec.uses_shared_kv:
+            return self._attend_shared_kv(fused, state, cache)
         if self._query_norm is not None:
-            fused = self._norm_wide(fused)
+            fused = self._norm_query_key(fused)
         if weights.value_norm is not None:
             self._norm_values(fused, weights.value_norm)
         query = self._operations.norm_rope_store(
@@ -94,14 +94,14 @@ class Attention:
         )
         if weights.query_scale is not None:
             query *= weights.query_scale
-        if self._is_tempered:
+        if self._has_temperature:
             assert spec.temperature is not None
             query *= query_factors(self._operations, state.positions, spec.temperature)
         attended = self._attention.forward(state.attention, weights.attention, query, cache)
         attended = attended.view(-1, spec.query_size)
         return attended if gate is None else self._operations.apply_gate(attended, gate, True)
 
-    def _attend_elsewhere(
+    def _attend_shared_kv(
         self, fused: torch.Tensor, state: StepState, cache: LayerCache
     ) -> torch.Tensor:
         """Attend to the keys and values of another layer, which this step has already stored."""
@@ -123,7 +123,7 @@ class Attention:
         normed = self._operations.rms_norm(heads, norm, spec.norm.eps)
         values.copy_(normed.view(values.shape))
 
-    def _norm_wide(self, fused: torch.Tensor) -> torch.Tensor:
+    def _norm_query_key(self, fused: torch.Tensor) -> torch.Tensor:
         assert self._query_norm is not None
         assert self._key_norm is not None
         sizes = (self._spec.query_size, self._spec.kv_size, self._spec.kv_size)
@@ -132,15 +132,15 @@ class Attention:
         return torch.cat((query, key, value), dim=-1)
 
 
-def other_heads(spec: DecoderSpec) -> tuple[OtherHeads, ...]:
+def other_heads(spec: DecoderSpec) -> tuple[KVHeadSpec, ...]:
     """Return the layers' heads that differ from the model's, for an ``AttentionSpec``."""
     kinds = dict.fromkeys(layer.heads for layer in spec.layers if layer.heads is not None)
     return tuple(
-        OtherHeads(heads.num_kv_heads, heads.head_dim, spec.windows_of(heads)) for heads in kinds
+        KVHeadSpec(heads.num_kv_heads, heads.head_dim, spec.windows_of(heads)) for heads in kinds
     )
 
 
-def _without_gate(fused: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _split_gate(fused: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Split a fused projection into its gates (strided) and a copy of the rest."""
     gate, rest = fused[:, :size], fused[:, size:]
     return gate, rest.new_empty(rest.shape).copy_(rest)

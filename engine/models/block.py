@@ -13,13 +13,13 @@ import torch
 
 from engine.models.adapters import Adapters, project
 from engine.models.attention import Attention
-from engine.models.experts import Experts, ExpertsBeside, bind_mlp
-from engine.models.few_tokens import FewTokens, takes
+from engine.models.experts import Experts, ExpertsAlongside, bind_mlp
+from engine.models.few_tokens import SmallBatchLayer, supports_small_batch
 from engine.models.linear import Linear
 from engine.models.modules import AttentionWeights, Layer
-from engine.models.norms import Norm, NormWeights, Unnormed, bind_norm
+from engine.models.norms import IdentityNorm, Norm, NormWeights, bind_norm
 from engine.models.peers import Peers
-from engine.models.per_layer import LayerPart
+from engine.models.per_layer import PerLayerInput
 from engine.models.recurrent import HybridMemory, LayerMemory, bind_recurrent
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import StepState
@@ -44,7 +44,7 @@ class Mixer(Protocol):
         ...
 
 
-class Hybrid:
+class HybridMixer:
     """Attention and a recurrence on the same norm, whose projections are summed (Falcon-H1, Zuo et
     al. 2025).
 
@@ -74,7 +74,7 @@ class Hybrid:
         return out
 
 
-class Taps:
+class AuxHiddenStates:
     """Copies of the residual stream as it enters some layers, concatenated for each token.
 
     Args:
@@ -87,7 +87,7 @@ class Taps:
         self._places = {layer: place for place, layer in enumerate(layers)}
         self.states: torch.Tensor | None = None  # [num_tokens, len(layers) * hidden_size]
 
-    def note(self, layer: int, x: torch.Tensor) -> None:
+    def capture(self, layer: int, x: torch.Tensor) -> None:
         """Copy ``x`` [num_tokens, hidden_size] before it enters a layer, if that is tapped."""
         place = self._places.get(layer)
         if place is None:
@@ -123,34 +123,40 @@ class Block:
             self._mixer = Attention(spec, layer.mixer, kernels, index, peers)
         else:
             self._mixer = bind_recurrent(spec, layer.mixer, operations, index, peers)
-        self._hybrid: Hybrid | None = None
+        self._hybrid: HybridMixer | None = None
         if layer.recurrence is not None:
             recurrence = bind_recurrent(spec, layer.recurrence, operations, index, peers)
-            self._hybrid = Hybrid(self._mixer, recurrence, spec.attended_size)
-        self._feed = None if layer.mlp is None else bind_mlp(spec, layer.mlp, operations, index)
+            self._hybrid = HybridMixer(self._mixer, recurrence, spec.attention_output_size)
+        self._feed_forward = (
+            None if layer.mlp is None else bind_mlp(spec, layer.mlp, operations, index)
+        )
         self.has_mlp = layer.mlp is not None
-        self._beside: ExpertsBeside | None = None
-        if layer.beside is not None:
-            self._beside = ExpertsBeside(spec, layer.beside, operations, index, peers)
-        self._part: LayerPart | None = None
-        if layer.part is not None:
-            self._part = LayerPart(spec, layer.part, operations)
+        self._experts_alongside: ExpertsAlongside | None = None
+        if layer.experts_alongside is not None:
+            self._experts_alongside = ExpertsAlongside(
+                spec, layer.experts_alongside, operations, index, peers
+            )
+        self._per_layer_input: PerLayerInput | None = None
+        if layer.per_layer_input is not None:
+            self._per_layer_input = PerLayerInput(spec, layer.per_layer_input, operations)
         self._stream_scale = layer.scale
         # Whether nothing follows the addition of the MLP's output.
-        self.ends_with_mlp = self._part is None and layer.scale == 1.0
+        self.ends_with_mlp = self._per_layer_input is None and layer.scale == 1.0
         self._scale = spec.residual_scale
 
         def norm(weights: NormWeights | None) -> Norm | None:
             return None if weights is None else bind_norm(spec.norm, weights, operations)
 
-        self.attention_norm: Norm = norm(layer.attention_norm) or Unnormed()
-        self.mlp_norm: Norm = norm(layer.mlp_norm) or Unnormed()
-        self._attention_after = norm(layer.attention_after)
-        self._mlp_after = norm(layer.mlp_after)
+        self.attention_norm: Norm = norm(layer.attention_norm) or IdentityNorm()
+        self.mlp_norm: Norm = norm(layer.mlp_norm) or IdentityNorm()
+        self._post_attention_norm = norm(layer.post_attention_norm)
+        self._post_mlp_norm = norm(layer.post_mlp_norm)
         self._peers = peers
         # The layer's form for steps of few tokens, if it has one.
         has_few = peers is None and self._hybrid is None
-        self.few = FewTokens.of(spec, layer, self._mixer, operations) if has_few else None
+        self.small_batch = (
+            SmallBatchLayer.build(spec, layer, self._mixer, operations) if has_few else None
+        )
 
     def attend(self, read: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
         """Return the input of ``output``, for all tokens; see ``Mixer``."""
@@ -164,32 +170,36 @@ class Block:
             out = self._hybrid.project(attended, adapters)
         else:
             out = project(self._mixer.output, attended, adapters, self._mixer.output_name)
-        return self._finish(self._sum(out), self._attention_after)
+        return self._finish(self._sum(out), self._post_attention_norm)
 
     def mlp(
         self, read: torch.Tensor, adapters: Adapters | None, stream: torch.Tensor
     ) -> torch.Tensor:
         """[n, hidden_size] -> [n, hidden_size], to be added; ``read`` is the norm of ``stream``."""
-        assert self._feed is not None, "a layer that ends with its mixer"
-        out = self._feed(read, adapters)
-        out = self._sum(out) if self._beside is None else self._beside(out, stream)
-        return self._finish(out, self._mlp_after)
+        assert self._feed_forward is not None, "a layer that ends with its mixer"
+        out = self._feed_forward(read, adapters)
+        out = (
+            self._sum(out)
+            if self._experts_alongside is None
+            else self._experts_alongside(out, stream)
+        )
+        return self._finish(out, self._post_mlp_norm)
 
     @property
-    def mixture(self) -> Experts | None:
+    def moe(self) -> Experts | None:
         """Its mixture of experts, if it has one."""
-        if self._beside is not None:
-            return self._beside.experts
-        return self._feed if isinstance(self._feed, Experts) else None
+        if self._experts_alongside is not None:
+            return self._experts_alongside.experts
+        return self._feed_forward if isinstance(self._feed_forward, Experts) else None
 
-    def end(self, x: torch.Tensor, part: torch.Tensor | None) -> torch.Tensor:
+    def finish_layer(self, x: torch.Tensor, per_layer_input: torch.Tensor | None) -> torch.Tensor:
         """Finish the layer after the MLP: update the residual stream [n, hidden_size] in place.
 
         ``part`` [n, per_layer_size] is this layer's part of the per-layer embeddings.
         """
-        if self._part is not None:
-            assert part is not None
-            x += self._part(x, part)
+        if self._per_layer_input is not None:
+            assert per_layer_input is not None
+            x += self._per_layer_input(x, per_layer_input)
         return x if self._stream_scale == 1.0 else x.mul_(self._stream_scale)
 
     def _sum(self, out: torch.Tensor) -> torch.Tensor:
@@ -202,16 +212,16 @@ class Block:
         return out if self._scale == 1.0 else out.mul_(self._scale)
 
 
-class _Pass(NamedTuple):
+class _LayerInputs(NamedTuple):
     """The inputs of a walk beside the residual stream."""
 
     state: StepState
     caches: Sequence[LayerMemory]  # one for each layer, updated in place
-    wanted: torch.Tensor | None  # [num_wanted] int64, the tokens whose result is read
-    taps: Taps | None
+    output_indices: torch.Tensor | None  # [num_wanted] int64, the tokens whose result is read
+    aux_states: AuxHiddenStates | None
 
 
-class Walk:
+class LayerStack:
     """All layers in order.
 
     Args:
@@ -228,15 +238,17 @@ class Walk:
         self._last = blocks[-1]
         self._shares_norm = spec.shared_norm
         self._is_parallel = spec.placement == "parallel"
-        self._few = [block.few for block in blocks if block.few is not None]
+        self._small_batch_layers = [
+            block.small_batch for block in blocks if block.small_batch is not None
+        ]
 
     def __call__(
         self,
         x: torch.Tensor,
         state: StepState,
         caches: Sequence[LayerMemory],
-        wanted: torch.Tensor | None,
-        taps: Taps | None = None,
+        output_indices: torch.Tensor | None,
+        aux_states: AuxHiddenStates | None = None,
     ) -> torch.Tensor:
         """Run the layers and return the final norm of the residual stream, for ``wanted`` or all
         tokens.
@@ -251,13 +263,13 @@ class Walk:
         Returns:
             [num_wanted or num_tokens, hidden_size].
         """
-        if len(self._few) == len(self._blocks) and takes(x, state):
-            return self._few_tokens(x, _Pass(state, caches, wanted, taps))
+        if len(self._small_batch_layers) == len(self._blocks) and supports_small_batch(x, state):
+            return self._run_small_batch(x, _LayerInputs(state, caches, output_indices, aux_states))
         # Not bound in __init__: a reference cycle would delay freeing the layers.
-        go = self._side_by_side if self._is_parallel else self._in_turn
-        return go(x, _Pass(state, caches, wanted, taps))
+        go = self._run_parallel if self._is_parallel else self._run_sequential
+        return go(x, _LayerInputs(state, caches, output_indices, aux_states))
 
-    def _in_turn(self, x: torch.Tensor, given: _Pass) -> torch.Tensor:
+    def _run_sequential(self, x: torch.Tensor, given: _LayerInputs) -> torch.Tensor:
         """Run attention, then the MLP. Norms that a placement lacks are identities."""
         state, caches, wanted, taps = given
         adapters, images = state.adapters, state.images
@@ -265,63 +277,63 @@ class Walk:
         normed = self._first_norm(x)
         for i, ((block, next_norm), cache) in enumerate(zip(self._blocks, caches, strict=True)):
             if taps is not None:
-                taps.note(i, x)
+                taps.capture(i, x)
             attended = block.attend(normed, state, cache)
             if block is self._last and wanted is not None:
-                adapters = state.wanted_adapters
+                adapters = state.output_adapters
                 x, attended = _select(wanted, x, attended)
-                if block.few is not None and takes(x, state):
-                    block.few.finish(x, attended)
+                if block.small_batch is not None and supports_small_batch(x, state):
+                    block.small_batch.finish(x, attended)
                     return next_norm(x)
             out = block.output(attended, adapters)
             if block.has_mlp:
-                out = block.mlp(block.mlp_norm.add(out, x), adapters, x)
-            if images is not None and i < len(images.deep):
+                out = block.mlp(block.mlp_norm.add_norm(out, x), adapters, x)
+            if images is not None and i < len(images.deepstack):
                 x += out
-                x.index_add_(0, images.places, images.deep[i])
+                x.index_add_(0, images.token_indices, images.deepstack[i])
                 normed = next_norm(x)
                 continue
             if block.ends_with_mlp:
-                normed = next_norm.add(out, x)
+                normed = next_norm.add_norm(out, x)
                 continue
             part = None if state.per_layer is None else state.per_layer[:, i]
             if part is not None and block is self._last and wanted is not None:
                 (part,) = _select(wanted, part)
             x += out
-            normed = next_norm(block.end(x, part))
+            normed = next_norm(block.finish_layer(x, part))
         return normed
 
-    def _few_tokens(self, x: torch.Tensor, given: _Pass) -> torch.Tensor:
+    def _run_small_batch(self, x: torch.Tensor, given: _LayerInputs) -> torch.Tensor:
         """Run layers that add to the residual stream themselves; see ``few_tokens.py``."""
         state, caches, wanted, taps = given
-        for i, (layer, cache) in enumerate(zip(self._few, caches, strict=True)):
+        for i, (layer, cache) in enumerate(zip(self._small_batch_layers, caches, strict=True)):
             if taps is not None:
-                taps.note(i, x)
+                taps.capture(i, x)
             layer(x, state, cache)
         if wanted is not None:
             (x,) = _select(wanted, x)
         _, last_norm = self._blocks[-1]
         return last_norm(x)
 
-    def _side_by_side(self, x: torch.Tensor, given: _Pass) -> torch.Tensor:
+    def _run_parallel(self, x: torch.Tensor, given: _LayerInputs) -> torch.Tensor:
         """Run attention and MLP on the same residual stream."""
         state, caches, wanted, taps = given
         adapters = state.adapters
         normed = self._first_norm(x)
         for i, ((block, next_norm), cache) in enumerate(zip(self._blocks, caches, strict=True)):
             if taps is not None:
-                taps.note(i, x)
+                taps.capture(i, x)
             attended = block.attend(normed, state, cache)
             read = normed if self._shares_norm else block.mlp_norm(x)
             if block is self._last and wanted is not None:
-                adapters = state.wanted_adapters
+                adapters = state.output_adapters
                 x, attended, read = _select(wanted, x, attended, read)
             out = block.output(attended, adapters)
             out += block.mlp(read, adapters, x)
-            normed = next_norm.add(out, x)
+            normed = next_norm.add_norm(out, x)
         return normed
 
 
-def _select(wanted: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
+def _select(output_indices: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
     """Keep the wanted tokens; after the last layer's attention no others are needed."""
-    return [tensor.index_select(0, wanted) for tensor in tensors]
+    return [tensor.index_select(0, output_indices) for tensor in tensors]

@@ -19,7 +19,7 @@ from engine.models.safetensors import Header, read_header
 from engine.models.sentence import SentenceConfig, read_sentence_config
 from engine.models.spec import DecoderSpec
 from engine.models.torch_file import read_torch_header
-from engine.models.vision.read import VisionModel, read_vision
+from engine.models.vision.read import VisionConfig, read_vision
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -38,8 +38,8 @@ class ModelConfig:
     raw: bytes  # config.json as it is, or the GGUF tables
     gguf: GgufFile | None = None  # holds the weights, instead of a directory
     quantization_config: dict[str, Any] | None = None  # that section of config.json
-    vision: VisionModel | None = None  # None: the model takes no images
-    images_refused: str | None = None  # why not, if it has a known vision part
+    vision: VisionConfig | None = None  # None: the model takes no images
+    vision_unsupported_reason: str | None = None  # why not, if it has a known vision part
 
 
 def read_config(model: str) -> ModelConfig:
@@ -77,7 +77,7 @@ def read_config(model: str) -> ModelConfig:
         raw,
         quantization_config=config.get("quantization_config"),
         vision=vision,
-        images_refused=images_refused,
+        vision_unsupported_reason=images_refused,
     )
 
 
@@ -148,7 +148,7 @@ def _check_index(index: Path, headers: list[Header]) -> None:
 
 def _read_images(
     config: dict[str, Any], directory: Path, spec: DecoderSpec | EncoderSpec
-) -> tuple[VisionModel | None, str | None]:
+) -> tuple[VisionConfig | None, str | None]:
     """Return the vision part, or why it is not served; text is served in either case."""
     if not isinstance(spec, DecoderSpec):
         return None, None

@@ -57,7 +57,7 @@ class ConfigReader:
         """All keys that are present."""
         return tuple(self._config)
 
-    def assume(self, defaults: Mapping[str, Any]) -> None:
+    def set_defaults(self, defaults: Mapping[str, Any]) -> None:
         """Set the values of absent keys; an explicit null stays absent.
 
         This is for configs that were saved without the values that equal their class's defaults.
@@ -72,7 +72,7 @@ class ConfigReader:
             raise self.error(key, f"must be a positive integer below {limit}, not {value!r:.80}")
         return value
 
-    def whole(self, key: str, default: int | None = None) -> int:
+    def non_negative(self, key: str, default: int | None = None) -> int:
         """Return an integer of at least 0. Raises ModelLoadError for anything else."""
         value = self._take(key, default)
         if type(value) is not int or not 0 <= value < _MAX_COUNT:
@@ -90,7 +90,7 @@ class ConfigReader:
         """Return a positive integer, or None if the key is absent."""
         return self.count(key) if key in self else None
 
-    def is_value(self, key: str, value: Any) -> bool:
+    def has_value(self, key: str, value: Any) -> bool:
         """Return whether the key is present with this value."""
         return self._take(key, None) == value
 
@@ -114,7 +114,7 @@ class ConfigReader:
             raise self.error(key, "must be a list of positive numbers")
         return tuple(float(entry) for entry in value)
 
-    def block(self, key: str) -> tuple[int, int]:
+    def int_pair(self, key: str) -> tuple[int, int]:
         """Return two positive integers: rows and columns."""
         value = self._take(key, None)
         if not isinstance(value, list) or [type(n) for n in value] != [int, int] or min(value) < 1:
@@ -149,14 +149,14 @@ class ConfigReader:
             raise self.error(key, "must be an object")
         return value
 
-    def switch(self, key: str, default: bool = False) -> bool:
+    def flag_or_number(self, key: str, default: bool = False) -> bool:
         """Return a boolean, which some exports write as a number."""
         value = self._take(key, default)
         if type(value) not in (bool, int):
             raise self.error(key, f"must be true or false, not {value!r:.80}")
         return bool(value)
 
-    def listed(self, key: str, length: int) -> list[Any] | None:
+    def list_of_length(self, key: str, length: int) -> list[Any] | None:
         """Return a list with at least one entry per layer, cut to these, or None if absent or
         empty."""
         value = self._take(key, [])

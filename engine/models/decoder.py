@@ -13,18 +13,18 @@ from dataclasses import replace
 
 import torch
 
-from engine.models.block import Block, Taps, Walk
+from engine.models.block import AuxHiddenStates, Block, LayerStack
 from engine.models.ends import Embeddings, Rotations, finish_logits
 from engine.models.linear import GreedyHead
 from engine.models.modules import Modules
-from engine.models.norms import Norm, Unnormed, bind_norm
+from engine.models.norms import IdentityNorm, Norm, bind_norm
 from engine.models.peers import Peers
-from engine.models.per_layer import PerLayer
+from engine.models.per_layer import PerLayerEmbeddings
 from engine.models.recurrent import LayerMemory
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import Rotation, StepState
 from kernels.operations import Kernels
-from kernels.sampling import Sampled
+from kernels.sampling import SamplerOutput
 
 __all__ = ["Decoder", "StepState"]
 
@@ -51,25 +51,25 @@ class Decoder:
         self.spec = spec
         self._modules = modules
         self._operations = kernels.operations
-        like = modules.like
+        like = modules.sample_parameter
         self.dtype = like.dtype  # of hidden states
         self._embed: Embeddings | None = None
         if modules.embed is not None:
             self._embed = Embeddings(spec, modules.embed, modules.positions, like.dtype)
-        self._per_layer: PerLayer | None = None
+        self._per_layer: PerLayerEmbeddings | None = None
         if modules.per_layer is not None:
-            self._per_layer = PerLayer(spec, modules.per_layer, kernels.operations)
+            self._per_layer = PerLayerEmbeddings(spec, modules.per_layer, kernels.operations)
         blocks = [
             Block(spec, layer, kernels, i, peers)
             for i, layer in enumerate(modules.layers, spec.first_layer)
         ]
-        mixtures = (block.mixture for block in blocks)
+        mixtures = (block.moe for block in blocks)
         # One mixture of experts of each form.
-        self.mixtures = tuple({m.form: m for m in mixtures if m is not None}.values())
-        last_norm: Norm = Unnormed()  # in a stage before the last
+        self.moe_layers = tuple({m.kernel_key: m for m in mixtures if m is not None}.values())
+        last_norm: Norm = IdentityNorm()  # in a stage before the last
         if modules.norm is not None:
             last_norm = bind_norm(spec.norm, modules.norm, kernels.operations)
-        self._walk = Walk(spec, blocks, last_norm)
+        self._layers = LayerStack(spec, blocks, last_norm)
         self._rotations = Rotations(spec, max_model_len, kernels.operations, like.device)
 
     def rotations(self, positions: torch.Tensor) -> tuple[Rotation, ...]:
@@ -81,8 +81,8 @@ class Decoder:
         input_ids: torch.Tensor,
         state: StepState,
         caches: Sequence[LayerMemory],
-        wanted: torch.Tensor | None = None,
-        taps: Taps | None = None,
+        output_indices: torch.Tensor | None = None,
+        aux_states: AuxHiddenStates | None = None,
     ) -> torch.Tensor:
         """Run the layers, and store the tokens' keys and values.
 
@@ -100,21 +100,23 @@ class Decoder:
         assert self._embed is not None, "a stage behind the first was asked for embeddings"
         x = self._embed(input_ids, state.positions)
         if state.images is not None:
-            x.index_copy_(0, state.images.places, state.images.embeddings)
+            x.index_copy_(0, state.images.token_indices, state.images.embeddings)
         if self._per_layer is not None:
             embedded = input_ids
             if state.images is not None:
                 pad_id = self.spec.per_layer_pad_id
-                embedded = input_ids.index_fill(0, state.images.places, pad_id)
+                embedded = input_ids.index_fill(0, state.images.token_indices, pad_id)
             state = replace(state, per_layer=self._per_layer(embedded, x))
-        return self._with_parts(self._walk(x, state, caches, wanted, taps), state)
+        return self._with_per_layer_inputs(
+            self._layers(x, state, caches, output_indices, aux_states), state
+        )
 
-    def go_on(
+    def forward_hidden(
         self,
         x: torch.Tensor,
         state: StepState,
         caches: Sequence[LayerMemory],
-        wanted: torch.Tensor | None = None,
+        output_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run the layers of a stage after the first, on the previous stage's result.
 
@@ -128,14 +130,14 @@ class Decoder:
         """
         spec = self.spec
         if spec.per_layer_size:
-            x, parts = x.split((spec.hidden_size, spec.entering_size - spec.hidden_size), dim=1)
-            x, shape = x.contiguous(), (spec.num_layers_ahead, spec.per_layer_size)
+            x, parts = x.split((spec.hidden_size, spec.stage_input_size - spec.hidden_size), dim=1)
+            x, shape = x.contiguous(), (spec.num_remaining_layers, spec.per_layer_size)
             state = replace(state, per_layer=parts.unflatten(1, shape))
-        return self._with_parts(self._walk(x, state, caches, wanted), state)
+        return self._with_per_layer_inputs(self._layers(x, state, caches, output_indices), state)
 
-    def _with_parts(self, x: torch.Tensor, state: StepState) -> torch.Tensor:
+    def _with_per_layer_inputs(self, x: torch.Tensor, state: StepState) -> torch.Tensor:
         """Append the per-layer embeddings of the later stages' layers to the residual stream."""
-        if state.per_layer is None or self.spec.has_last_norm:
+        if state.per_layer is None or self.spec.has_final_norm:
             return x
         behind = state.per_layer[:, self.spec.num_layers :].flatten(1)
         return torch.cat((x, behind), dim=1)
@@ -153,12 +155,12 @@ class Decoder:
         assert self._modules.head is not None, "a model without a head was asked for scores"
         return finish_logits(self.spec, self._modules.head.logits(hidden), self._operations)
 
-    def likeliest(self, hidden: torch.Tensor) -> Sampled | None:
+    def sample_greedy(self, hidden: torch.Tensor) -> SamplerOutput | None:
         """Return the tokens with the largest logits, [rows, hidden_size] -> [rows].
 
         None if this would be no less work than computing all logits.
         """
         head, spec = self._modules.head, self.spec
-        if not spec.generates or spec.logit_scale <= 0 or not isinstance(head, GreedyHead):
+        if not spec.is_generative or spec.logit_scale <= 0 or not isinstance(head, GreedyHead):
             return None
-        return head.likeliest(hidden, spec.logit_scale, spec.logit_softcap)
+        return head.sample_greedy(hidden, spec.logit_scale, spec.logit_softcap)

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from engine.models.rope import inverse_frequencies
-from engine.models.rope_spec import RopePlanes
+from engine.models.rope_spec import MropeSpec
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import Rotation
 from kernels.operations import Operations
@@ -62,7 +62,7 @@ class Rotations:
             )
             turned = None if rope.num_dims is None else rope.num_dims // 2
             self._ropes.append((frequencies.to(device), scale, turned))
-        planes = [rope.planes for rope in spec.ropes]
+        planes = [rope.mrope for rope in spec.ropes]
         self._axes = [
             None if plane is None else _axes(plane, frequencies)
             for plane, (frequencies, _, _) in zip(planes, self._ropes, strict=True)
@@ -92,7 +92,7 @@ class Rotations:
         return cos, sin
 
 
-def _axes(planes: RopePlanes, frequencies: torch.Tensor) -> torch.Tensor:
+def _axes(planes: MropeSpec, frequencies: torch.Tensor) -> torch.Tensor:
     """[dim / 2], which of the three positions rotates each frequency."""
     axes = [planes.axis(i) for i in range(frequencies.numel())]
     return torch.tensor(axes, device=frequencies.device)
@@ -110,7 +110,7 @@ def finish_logits(spec: DecoderSpec, logits: torch.Tensor, operations: Operation
     The result is in float32 if the model scales or caps, in place if the output is float32 already.
     """
     cap, scale = spec.logit_softcap, spec.logit_scale
-    if not spec.generates or (scale == 1.0 and cap is None):
+    if not spec.is_generative or (scale == 1.0 and cap is None):
         return logits
     logits = logits.float()
     if scale != 1.0:

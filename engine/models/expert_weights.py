@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from engine.models.linear import Linear, LinearMethod, Weight
-from engine.models.loader import stored
+from engine.models.loader import load_matrix
 from engine.models.spec import MoeSpec
 from kernels.moe import ExpertTensors, RouterWeights
 
@@ -26,16 +26,16 @@ class MlpWeights(NamedTuple):
         return self.gate_up.num_bytes + self.down.num_bytes
 
 
-class LatentExperts(NamedTuple):
+class LatentProjections(NamedTuple):
     """Projections around experts that read a latent instead of the hidden state."""
 
-    enter: Linear
-    leave: Linear
+    to_latent: Linear
+    from_latent: Linear
 
     @property
     def num_bytes(self) -> int:
         """Their size in memory."""
-        return self.enter.num_bytes + self.leave.num_bytes
+        return self.to_latent.num_bytes + self.from_latent.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ExpertWeights:
     shared: MlpWeights | None
     shared_gate: torch.Tensor | None  # [1, hidden_size]
     scale: torch.Tensor | None = None  # [num_experts] float32, a factor of its output
-    latent: LatentExperts | None = None  # None: experts read hidden states
+    latent: LatentProjections | None = None  # None: experts read hidden states
 
     @property
     def num_bytes(self) -> int:
@@ -75,32 +75,36 @@ def make_experts(
 
     def biases(name: str) -> torch.Tensor | None:
         tensor = weights.get(f"{i}.experts.{name}.bias")
-        return None if tensor is None else tensor.unflatten(0, (moe.num_held, -1))
+        return None if tensor is None else tensor.unflatten(0, (moe.num_local_experts, -1))
 
     names = f"{i}.experts.gate_up", f"{i}.experts.down"
     gate_up_bias, down_bias = biases("gate_up"), biases("down")
     experts: tuple[MlpWeights, ...] = ()
     tensors: ExpertTensors | None = None
     if stacked:
-        gate_up, down = (method.make_experts(stored(weights, name), moe.num_held) for name in names)
+        gate_up, down = (
+            method.make_experts(load_matrix(weights, name), moe.num_local_experts) for name in names
+        )
         tensors = ExpertTensors(gate_up, down, gate_up_bias, down_bias)
     else:
-        gate_ups, downs = (_each_expert(stored(weights, name), moe.num_held) for name in names)
+        gate_ups, downs = (
+            _split_experts(load_matrix(weights, name), moe.num_local_experts) for name in names
+        )
         experts = tuple(
             MlpWeights(
                 method.make(gate_ups[e], None if gate_up_bias is None else gate_up_bias[e]),
                 method.make(downs[e], None if down_bias is None else down_bias[e]),
             )
-            for e in range(moe.num_held)
+            for e in range(moe.num_local_experts)
         )
     shared = None
     if moe.shared_intermediate_size:
-        parts = (stored(weights, f"{i}.shared.{name}.weight") for name in ("gate_up", "down"))
+        parts = (load_matrix(weights, f"{i}.shared.{name}.weight") for name in ("gate_up", "down"))
         shared = MlpWeights(*(method.make(part, None) for part in parts))
     latent = None
     if moe.latent_size:
-        ways = (stored(weights, f"{i}.latent.{name}.weight") for name in ("enter", "leave"))
-        latent = LatentExperts(*(method.make(way, None) for way in ways))
+        ways = (load_matrix(weights, f"{i}.latent.{name}.weight") for name in ("enter", "leave"))
+        latent = LatentProjections(*(method.make(way, None) for way in ways))
     return ExpertWeights(
         router=RouterWeights(
             weights[f"{i}.router"],
@@ -116,7 +120,7 @@ def make_experts(
     )
 
 
-def _each_expert(weight: Weight, count: int) -> tuple[Weight, ...]:
+def _split_experts(weight: Weight, count: int) -> tuple[Weight, ...]:
     if isinstance(weight, torch.Tensor):
         return weight.unflatten(0, (count, -1)).unbind(0)
     return weight.split(count)

@@ -9,32 +9,34 @@ import torch
 from torch.nn import functional
 
 from engine.models.adapters import Adapters
-from engine.models.expert_weights import ExpertWeights, LatentExperts, MlpWeights
+from engine.models.expert_weights import ExpertWeights, LatentProjections, MlpWeights
 from engine.models.mlp import Activate, Mlp, bind_activation
-from engine.models.modules import BesideWeights
+from engine.models.modules import ExpertsAlongsideWeights
 from engine.models.norms import bind_norm
 from engine.models.peers import Peers
 from engine.models.spec import DecoderSpec, MoeSpec
 from kernels.cpu.experts import PanelExperts
-from kernels.moe import Activating, ExpertMatrices, Gating, RoutingRule
+from kernels.moe import Activation, ExpertMatrices, GatedActivation, RoutingRule
 from kernels.operations import Operations
-from kernels.reference.moe import one_by_one
+from kernels.reference.moe import sequential_moe
 from kernels.tiled import TiledWeight
 
-Feed = Callable[[torch.Tensor, Adapters | None], torch.Tensor]
+FeedForward = Callable[[torch.Tensor, Adapters | None], torch.Tensor]
 # (tokens [n, hidden_size], their expert ids, the experts' weights, the shared expert's output or
 # None) -> [n, hidden_size].
-Mix = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+ExpertsForward = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor
+]
 
 
 def bind_mlp(
     spec: DecoderSpec, weights: MlpWeights | ExpertWeights, operations: Operations, index: int
-) -> Feed:
+) -> FeedForward:
     """Make the MLP of layer ``index``: [n, hidden_size] -> [n, hidden_size], in a new tensor."""
     activate = bind_activation(spec, operations)
     if isinstance(weights, MlpWeights):
         names = f"{index}.gate_up.weight", f"{index}.down.weight"
-        return partial(_feed, Mlp(weights, activate), names)
+        return partial(_apply_mlp, Mlp(weights, activate), names)
     assert spec.moe is not None
     return Experts(spec.moe, weights, activate, operations, index)
 
@@ -75,18 +77,21 @@ class Experts:
         self._scales = None if weights.scale is None else weights.scale.unsqueeze(1)
         self._shared = None if weights.shared is None else Mlp(weights.shared, activate)
         self._shared_names = f"{index}.shared.gate_up.weight", f"{index}.shared.down.weight"
-        self._held, self._num_held = spec.held, spec.num_held
-        self._mix = _bind(spec, weights, activate, operations)
+        self._local_experts, self._num_local_experts = (
+            spec.local_expert_range,
+            spec.num_local_experts,
+        )
+        self._forward_experts = _bind(spec, weights, activate, operations)
         if weights.latent is not None:
-            self._mix = partial(_in_latent, self._mix, weights.latent)
+            self._forward_experts = partial(_in_latent, self._forward_experts, weights.latent)
         stacked = weights.stacked
         # Layers with the same form use the same kernels.
-        self.form = () if stacked is None else tuple(map(_form, stacked))
+        self.kernel_key = () if stacked is None else tuple(map(_kernel_key, stacked))
         self.kernel_sizes: tuple[int, ...] = ()  # smallest number of tokens for each of them
         if stacked is not None:
-            self.kernel_sizes = operations.expert_sizes(stacked.num_experts, spec.top_k)
+            self.kernel_sizes = operations.moe_token_thresholds(stacked.num_experts, spec.top_k)
 
-    def rehearse(self, num_tokens: int, dtype: torch.dtype) -> None:
+    def warm_up(self, num_tokens: int, dtype: torch.dtype) -> None:
         """Run it once with ``num_tokens`` tokens, to compile and choose the kernels.
 
         ``dtype`` is the model's; the router may have another.
@@ -106,16 +111,18 @@ class Experts:
         ids, shares = self._route(x if routed is None else routed, *self._router, self._rule)
         if self._scales is not None:
             shares = shares.mul_(functional.embedding(ids, self._scales).squeeze(-1))
-        if self._held is not None:  # renumbered as held here; others are masked
-            ids = ids - self._held[0]
-            ids = ids.masked_fill_((ids < 0) | (ids >= self._num_held), self._num_held)
+        if self._local_experts is not None:  # renumbered as held here; others are masked
+            ids = ids - self._local_experts[0]
+            ids = ids.masked_fill_(
+                (ids < 0) | (ids >= self._num_local_experts), self._num_local_experts
+            )
         shared = None
         if self._shared is not None:
-            shared = _feed(self._shared, self._shared_names, x, adapters)
-        return self._mix(x, ids, shares, shared)
+            shared = _apply_mlp(self._shared, self._shared_names, x, adapters)
+        return self._forward_experts(x, ids, shares, shared)
 
 
-class ExpertsBeside:
+class ExpertsAlongside:
     """A mixture of experts beside a layer's MLP (Gemma 4).
 
     Each reads the residual stream through its own norm; their outputs are normed and added.
@@ -124,7 +131,7 @@ class ExpertsBeside:
     def __init__(
         self,
         spec: DecoderSpec,
-        weights: BesideWeights,
+        weights: ExpertsAlongsideWeights,
         operations: Operations,
         index: int,
         peers: Peers | None,
@@ -133,8 +140,8 @@ class ExpertsBeside:
         activate = bind_activation(spec, operations)
         self.experts = Experts(spec.moe, weights.experts, activate, operations, index)
         self._norm = bind_norm(spec.norm, weights.experts_norm, operations)
-        self._mlp_after = bind_norm(spec.norm, weights.mlp_after, operations)
-        self._experts_after = bind_norm(spec.norm, weights.experts_after, operations)
+        self._post_mlp_norm = bind_norm(spec.norm, weights.post_mlp_norm, operations)
+        self._post_experts_norm = bind_norm(spec.norm, weights.post_experts_norm, operations)
         self._router_norm = weights.router_norm
         self._rms_norm, self._eps = operations.rms_norm, spec.norm.eps
         self._peers = peers
@@ -148,33 +155,35 @@ class ExpertsBeside:
         mixed = self.experts(self._norm(stream), None, routed)
         if self._peers is not None:
             out, mixed = self._peers.all_reduce(torch.stack((out, mixed))).unbind()
-        return self._mlp_after(out).add_(self._experts_after(mixed))
+        return self._post_mlp_norm(out).add_(self._post_experts_norm(mixed))
 
 
-def _form(part: ExpertMatrices | None) -> object:
+def _kernel_key(part: ExpertMatrices | None) -> object:
     """Return what the kernels depend on, of a layer's matrices or biases."""
     if isinstance(part, TiledWeight):
-        return part.kind, part.group, part.codes.shape
+        return part.kind, part.group_size, part.codes.shape
     return None if part is None else (part.shape, part.stride())
 
 
-def _feed(
+def _apply_mlp(
     mlp: Mlp, names: tuple[str, str], x: torch.Tensor, adapters: Adapters | None
 ) -> torch.Tensor:
-    return mlp(x) if adapters is None else mlp.adapted(x, adapters, names)
+    return mlp(x) if adapters is None else mlp.forward_with_adapters(x, adapters, names)
 
 
-def _bind(spec: MoeSpec, weights: ExpertWeights, activate: Activate, operations: Operations) -> Mix:
+def _bind(
+    spec: MoeSpec, weights: ExpertWeights, activate: Activate, operations: Operations
+) -> ExpertsForward:
     if weights.stacked is not None:
         return partial(_stacked, spec, weights, activate, operations)
     panels = None
-    if isinstance(activate, Gating | Activating):
+    if isinstance(activate, GatedActivation | Activation):
         panels = PanelExperts.join(
             [expert.gate_up for expert in weights.experts],
             [expert.down for expert in weights.experts],
             activate,
             spec.top_k,
-            weighs_input=spec.weighs_input,
+            apply_router_weight_on_input=spec.apply_router_weight_on_input,
             shared_gate=weights.shared_gate,
         )
     if panels is not None:
@@ -194,9 +203,9 @@ def _stacked(
     shared: torch.Tensor | None,
 ) -> torch.Tensor:
     assert weights.stacked is not None
-    how = activate, spec.weighs_input, spec.held is not None
+    how = activate, spec.apply_router_weight_on_input, spec.local_expert_range is not None
     out = operations.fused_moe(x, weights.stacked, ids, shares, *how)
-    return _with_shared(out, shared, weights.shared_gate, x, operations)
+    return _add_shared(out, shared, weights.shared_gate, x, operations)
 
 
 def _each(
@@ -209,24 +218,24 @@ def _each(
     shares: torch.Tensor,
     shared: torch.Tensor | None,
 ) -> torch.Tensor:
-    out = one_by_one(x, experts, ids, shares, spec.weighs_input)
-    return _with_shared(out, shared, shared_gate, x, operations)
+    out = sequential_moe(x, experts, ids, shares, spec.apply_router_weight_on_input)
+    return _add_shared(out, shared, shared_gate, x, operations)
 
 
 def _in_latent(
-    mix: Mix,
-    latent: LatentExperts,
+    mix: ExpertsForward,
+    latent: LatentProjections,
     x: torch.Tensor,
     ids: torch.Tensor,
     shares: torch.Tensor,
     shared: torch.Tensor | None,
 ) -> torch.Tensor:
     """Apply experts to a latent (Nemotron 3 Super); the shared expert reads hidden states."""
-    out = latent.leave(mix(latent.enter(x), ids, shares, None))
+    out = latent.from_latent(mix(latent.to_latent(x), ids, shares, None))
     return out if shared is None else out.add_(shared)
 
 
-def _with_shared(
+def _add_shared(
     out: torch.Tensor,
     shared: torch.Tensor | None,
     gate: torch.Tensor | None,

@@ -25,25 +25,25 @@ from engine.models.norms import NormWeights
 from engine.models.recurrent import LayerMemory
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import StepState
-from kernels.moe import ExpertTensors, Gating, RouterWeights, RoutingRule
+from kernels.moe import ExpertTensors, GatedActivation, RouterWeights, RoutingRule
 from kernels.operations import Operations
-from kernels.skinny import MOST_ROWS, RowNorm
+from kernels.skinny import MAX_SKINNY_ROWS, RowNorm
 from kernels.tiled import TiledWeight
 
 
-class FewTokens(NamedTuple):
+class SmallBatchLayer(NamedTuple):
     """A layer's form for steps of few tokens."""
 
     attention: Attention
     attention_norm: RowNorm
     qkv: FusedLinear
     output: FusedLinear
-    feed: FewMlp | FewExperts
+    mlp: SmallBatchMlp | SmallBatchExperts
 
     @classmethod
-    def of(
+    def build(
         cls, spec: DecoderSpec, layer: Layer, mixer: object, operations: Operations
-    ) -> FewTokens | None:
+    ) -> SmallBatchLayer | None:
         """Make this form of a layer; None if the layer does not allow it.
 
         Args:
@@ -54,11 +54,16 @@ class FewTokens(NamedTuple):
         """
         weights, gating = layer.mixer, bind_activation(spec, operations)
         attention_norm, mlp_norm = _rms(spec, layer.attention_norm), _rms(spec, layer.mlp_norm)
-        others = (layer.attention_after, layer.mlp_after, layer.beside, layer.part)
+        others = (
+            layer.post_attention_norm,
+            layer.post_mlp_norm,
+            layer.experts_alongside,
+            layer.per_layer_input,
+        )
         if (
             not isinstance(mixer, Attention)
             or not isinstance(weights, AttentionWeights)
-            or not isinstance(gating, Gating)
+            or not isinstance(gating, GatedActivation)
             or attention_norm is None
             or mlp_norm is None
             or layer.mlp is None
@@ -68,9 +73,9 @@ class FewTokens(NamedTuple):
         ):
             return None
         feed = (
-            FewMlp.of(layer.mlp, mlp_norm, gating)
+            SmallBatchMlp.build(layer.mlp, mlp_norm, gating)
             if isinstance(layer.mlp, MlpWeights)
-            else FewExperts.of(spec, layer.mlp, mlp_norm, gating, operations)
+            else SmallBatchExperts.build(spec, layer.mlp, mlp_norm, gating, operations)
         )
         qkv, output = weights.qkv, weights.output
         if not isinstance(qkv, FusedLinear) or not isinstance(output, FusedLinear) or feed is None:
@@ -79,25 +84,27 @@ class FewTokens(NamedTuple):
 
     def __call__(self, x: torch.Tensor, state: StepState, cache: LayerMemory) -> None:
         """Run the layer on the residual stream, [num_tokens, hidden_size], in place."""
-        fused = self.qkv.normed(x, self.attention_norm)
+        fused = self.qkv.forward_normed(x, self.attention_norm)
         self.finish(x, self.attention.attend(fused, state, cache))
 
     def finish(self, x: torch.Tensor, attended: torch.Tensor) -> None:
         """Do the rest of the layer, from the attention's result on."""
         self.output.add_to(x, attended)
-        self.feed(x)
+        self.mlp(x)
 
 
-class FewMlp(NamedTuple):
+class SmallBatchMlp(NamedTuple):
     """A gated MLP and the norm before it."""
 
     norm: RowNorm
     gate_up: FusedLinear
-    gating: Gating
+    gating: GatedActivation
     down: FusedLinear
 
     @classmethod
-    def of(cls, weights: MlpWeights, norm: RowNorm, gating: Gating) -> FewMlp | None:
+    def build(
+        cls, weights: MlpWeights, norm: RowNorm, gating: GatedActivation
+    ) -> SmallBatchMlp | None:
         """Make one of these weights; None if their layers cannot fuse their neighbours."""
         gate_up, down = weights.gate_up, weights.down
         if not isinstance(gate_up, FusedLinear) or not isinstance(down, FusedLinear):
@@ -106,37 +113,42 @@ class FewMlp(NamedTuple):
 
     def __call__(self, x: torch.Tensor) -> None:
         """Add its output to the residual stream."""
-        self.down.add_to(x, self.enter(x))
+        self.down.add_to(x, self.project_up(x))
 
-    def enter(self, x: torch.Tensor) -> torch.Tensor:
+    def project_up(self, x: torch.Tensor) -> torch.Tensor:
         """From the residual stream to the input of the down projection."""
-        return self.gate_up.normed(x, self.norm, self.gating)
+        return self.gate_up.forward_normed(x, self.norm, self.gating)
 
 
-class FewExperts(NamedTuple):
+class SmallBatchExperts(NamedTuple):
     """Experts, the norm before them, and the shared expert."""
 
     norm: RowNorm
     router: RouterWeights
     rule: RoutingRule
     experts: ExpertTensors
-    gating: Gating
-    shared: FewMlp | None
+    gating: GatedActivation
+    shared: SmallBatchMlp | None
     operations: Operations
 
     @classmethod
-    def of(
+    def build(
         cls,
         spec: DecoderSpec,
         weights: ExpertWeights,
         norm: RowNorm,
-        gating: Gating,
+        gating: GatedActivation,
         operations: Operations,
-    ) -> FewExperts | None:
+    ) -> SmallBatchExperts | None:
         """Make one of these weights; None if they are not stacked, or outputs are scaled
         elsewhere."""
         experts, moe = weights.stacked, spec.moe
-        if experts is None or moe is None or moe.weighs_input or moe.held is not None:
+        if (
+            experts is None
+            or moe is None
+            or moe.apply_router_weight_on_input
+            or moe.local_expert_range is not None
+        ):
             return None
         if weights.latent is not None:
             return None
@@ -146,23 +158,23 @@ class FewExperts(NamedTuple):
             return None
         shared = None
         if weights.shared is not None:
-            shared = FewMlp.of(weights.shared, norm, gating)
+            shared = SmallBatchMlp.build(weights.shared, norm, gating)
             if shared is None:
                 return None
         return cls(norm, weights.router, routing_rule(moe), experts, gating, shared, operations)
 
     def __call__(self, x: torch.Tensor) -> None:
         """Add their output to the residual stream."""
-        inner = None if self.shared is None else self.shared.enter(x)
+        inner = None if self.shared is None else self.shared.project_up(x)
         self.operations.add_experts(x, self.norm, self.router, self.rule, self.experts, self.gating)
         if self.shared is not None and inner is not None:
             self.shared.down.add_to(x, inner)
 
 
-def takes(x: torch.Tensor, state: StepState) -> bool:
+def supports_small_batch(x: torch.Tensor, state: StepState) -> bool:
     """Return whether such layers can run a step with the residual stream ``x``, or finish one."""
     joins_in = (state.adapters, state.images, state.per_layer)
-    return x.shape[0] <= MOST_ROWS and all(part is None for part in joins_in)
+    return x.shape[0] <= MAX_SKINNY_ROWS and all(part is None for part in joins_in)
 
 
 def _rms(spec: DecoderSpec, norm: NormWeights | None) -> RowNorm | None:

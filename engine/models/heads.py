@@ -12,15 +12,15 @@ _SIGMOID, _IDENTITY = "Sigmoid", "Identity"
 
 
 @dataclass(frozen=True, slots=True)
-class HeadSpec:
+class OutputHeadSpec:
     """What the last hidden states become."""
 
-    generates: bool = True
+    is_generative: bool = True
     num_labels: int = 0
     sigmoid: bool = True
 
 
-def read_head(reader: ConfigReader) -> HeadSpec:
+def read_head(reader: ConfigReader) -> OutputHeadSpec:
     """Determine the head from the suffix of the name in ``architectures``.
 
     Raises:
@@ -31,9 +31,11 @@ def read_head(reader: ConfigReader) -> HeadSpec:
     by_id = reader.mapping("id2label")
     sigmoid = _read_activation(reader)
     if names and names[0].endswith("ForSequenceClassification"):
-        return HeadSpec(False, labels or len(by_id) or _USUAL_LABELS, sigmoid)
+        return OutputHeadSpec(False, labels or len(by_id) or _USUAL_LABELS, sigmoid)
     name = names[0] if names else ""
-    return HeadSpec(generates=not name.endswith("Model") or "Head" in name)  # GPT2LMHeadModel
+    return OutputHeadSpec(
+        is_generative=not name.endswith("Model") or "Head" in name
+    )  # GPT2LMHeadModel
 
 
 def with_head(spec: DecoderSpec, reader: ConfigReader) -> DecoderSpec:
@@ -41,7 +43,7 @@ def with_head(spec: DecoderSpec, reader: ConfigReader) -> DecoderSpec:
     head = read_head(reader)
     return replace(
         spec,
-        generates=head.generates,
+        is_generative=head.is_generative,
         num_labels=head.num_labels,
         score_sigmoid=head.sigmoid,
     )

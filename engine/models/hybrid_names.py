@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from engine.models.layouts import (
     ByKeyHead,
+    DepthwiseConv,
     HeadGates,
-    OneChannel,
     QueriesAndGates,
     StackedExperts,
 )
@@ -22,7 +22,7 @@ from engine.models.rules import (
 
 _DELTA = LAYER + "linear_attn."
 _DELTA_PARTS = (
-    Rule(_DELTA + "conv1d.weight", "{i}.recurrent.conv.weight", 0, OneChannel()),
+    Rule(_DELTA + "conv1d.weight", "{i}.recurrent.conv.weight", 0, DepthwiseConv()),
     Rule(_DELTA + "A_log", "{i}.recurrent.log_a"),
     Rule(_DELTA + "dt_bias", "{i}.recurrent.dt_bias"),
     Rule(_DELTA + "norm.weight", "{i}.recurrent.norm"),
@@ -57,7 +57,7 @@ OLMO_HYBRID = (
         for part, name in enumerate("qkvg")
     ),
     *(
-        Rule(f"{_DELTA}{name}_conv1d.weight", "{i}.recurrent.conv.weight", part, OneChannel())
+        Rule(f"{_DELTA}{name}_conv1d.weight", "{i}.recurrent.conv.weight", part, DepthwiseConv())
         for part, name in enumerate("qkv")
     ),
     *(
@@ -77,7 +77,7 @@ _LFM = (
     Rule(LAYER + "ffn_norm.weight", "{i}.mlp_norm"),
     Rule(LAYER + "conv.in_proj.weight", "{i}.recurrent.input.weight"),
     Rule(LAYER + "conv.in_proj.bias", "{i}.recurrent.input.bias"),
-    Rule(LAYER + "conv.conv.weight", "{i}.recurrent.conv.weight", 0, OneChannel()),
+    Rule(LAYER + "conv.conv.weight", "{i}.recurrent.conv.weight", 0, DepthwiseConv()),
     Rule(LAYER + "conv.conv.bias", "{i}.recurrent.conv.bias"),
     Rule(LAYER + "conv.out_proj.weight", "{i}.recurrent.output.weight"),
     Rule(LAYER + "conv.out_proj.bias", "{i}.recurrent.output.bias"),

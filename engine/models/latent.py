@@ -20,8 +20,8 @@ from typing import NamedTuple, Protocol
 import torch
 
 from engine.models.adapters import Adapters, project
-from engine.models.linear import HeadProducts, Linear, LinearMethod, in_order
-from engine.models.loader import stored
+from engine.models.linear import Linear, LinearMethod, PerHeadLinear, permute_outputs
+from engine.models.loader import load_matrix
 from engine.models.rope import rotary_order
 from engine.models.spec import DecoderSpec, LatentSpec, TemperatureSpec
 from kernels.attention import LayerAttention, LayerCache
@@ -34,8 +34,8 @@ class LatentWeights(NamedTuple):
     norm: torch.Tensor  # [rank], of the latent
     query_norm: torch.Tensor | None  # [query_rank], if queries have a latent too
     query_up: Linear | None
-    key_up: HeadProducts  # K_h^T, from plain_dim to rank
-    value_up: HeadProducts  # V_h, from rank to value_dim
+    key_up: PerHeadLinear  # K_h^T, from plain_dim to rank
+    value_up: PerHeadLinear  # V_h, from rank to value_dim
 
     @property
     def num_bytes(self) -> int:
@@ -71,7 +71,7 @@ class Step(Protocol):
         ...
 
 
-class _Absorbed(NamedTuple):
+class _AbsorbedDelta(NamedTuple):
     """An adapter's delta to K and V."""
 
     tokens: torch.Tensor  # [m] int64
@@ -91,22 +91,22 @@ def make_latent(
     if latent is None:
         return None
     up = weights[f"{i}.latent_up"].view(spec.num_heads, -1, latent.rank)
-    key_up, value_up = up.split((latent.plain_dim, latent.value_dim), dim=1)
+    key_up, value_up = up.split((latent.nope_dim, latent.value_dim), dim=1)
     query_up = None
     if latent.query_rank is not None:
-        weight = stored(weights, f"{i}.query_up.weight")
-        order = queries_order(spec, latent)
-        query_up = method.make(weight if order is None else in_order(weight, order), None)
+        weight = load_matrix(weights, f"{i}.query_up.weight")
+        order = query_row_order(spec, latent)
+        query_up = method.make(weight if order is None else permute_outputs(weight, order), None)
     return LatentWeights(
         norm=weights[f"{i}.latent_norm"],
         query_norm=weights.get(f"{i}.query_norm"),
         query_up=query_up,
-        key_up=method.make_heads(key_up.transpose(1, 2)),
-        value_up=method.make_heads(value_up),
+        key_up=method.make_per_head(key_up.transpose(1, 2)),
+        value_up=method.make_per_head(value_up),
     )
 
 
-def projection_order(spec: DecoderSpec, latent: LatentSpec) -> torch.Tensor | None:
+def latent_qkv_row_order(spec: DecoderSpec, latent: LatentSpec) -> torch.Tensor | None:
     """Return the order of the first projection's rows in which the kernels rotate them.
 
     See ``rotary_order``; None: as they are.
@@ -114,10 +114,10 @@ def projection_order(spec: DecoderSpec, latent: LatentSpec) -> torch.Tensor | No
     order = rotary_order(spec)
     if order is None:
         return None
-    num_queries, _ = latent.projected(spec.num_heads)
+    num_queries, _ = latent.qkv_sizes(spec.num_heads)
     kept = torch.arange(num_queries + latent.rank)
     if latent.query_rank is None:
-        queries = queries_order(spec, latent)
+        queries = query_row_order(spec, latent)
         assert queries is not None
         kept = torch.cat((queries, kept[num_queries:]))
     return torch.cat((kept, kept.numel() + order))
@@ -170,16 +170,16 @@ class LatentAttention:
             [n, num_heads * value_dim].
         """
         spec, weights, do = self._latent, self._weights, self._operations
-        made_from, latent = projected.split(spec.projected(self._num_heads), dim=-1)
+        made_from, latent = projected.split(spec.qkv_sizes(self._num_heads), dim=-1)
         if weights.query_up is not None:
             assert weights.query_norm is not None
             normed = do.rms_norm(made_from, weights.query_norm, spec.eps)
             made_from = project(weights.query_up, normed, step.adapters, self._query_name)
         heads = made_from.unflatten(-1, (self._num_heads, spec.query_dim))
         query = weights.key_up(heads, keep=spec.rope_dim)  # [n, heads, rank + rope_dim]
-        changes = () if step.adapters is None else tuple(self._changes(step.adapters))
+        changes = () if step.adapters is None else tuple(self._absorbed_deltas(step.adapters))
         for tokens, down, key_up, _ in changes:
-            plain = heads[tokens, :, : spec.plain_dim]
+            plain = heads[tokens, :, : spec.nope_dim]
             query[tokens, :, : spec.rank] += torch.einsum("nhp,rhp->nhr", plain, key_up) @ down
         do.latent_rope_store(
             query, latent, weights.norm, spec.eps, rotation, cache, step.slot_mapping
@@ -192,7 +192,7 @@ class LatentAttention:
             values[tokens] += torch.einsum("nhr,rhv->nhv", attended[tokens] @ down.T, value_up)
         return values.flatten(1)
 
-    def _changes(self, adapters: Adapters) -> Iterator[_Absorbed]:
+    def _absorbed_deltas(self, adapters: Adapters) -> Iterator[_AbsorbedDelta]:
         """Yield the adapters' deltas to K and V, for the tokens that have them.
 
         K and V are absorbed, so what would be added to each cached token's keys and values is
@@ -200,19 +200,23 @@ class LatentAttention:
         q)``.
         """
         latent = self._latent
-        for tokens, down, up in adapters.changes(self._up_name):
+        for tokens, down, up in adapters.deltas(self._up_name):
             heads = up.unflatten(1, (self._num_heads, -1))
-            yield _Absorbed(tokens, down, *heads.split((latent.plain_dim, latent.value_dim), dim=2))
+            yield _AbsorbedDelta(
+                tokens, down, *heads.split((latent.nope_dim, latent.value_dim), dim=2)
+            )
 
 
 def query_factors(
     operations: Operations, positions: torch.Tensor, spec: TemperatureSpec
 ) -> torch.Tensor:
     """Return the factors of queries at ``positions``: [n] int64 -> [n, 1, 1] float32."""
-    return operations.temperatures(positions, spec.first, spec.every, spec.scale).view(-1, 1, 1)
+    return operations.attention_temperatures(
+        positions, spec.position_offset, spec.floor_scale, spec.scale
+    ).view(-1, 1, 1)
 
 
-def queries_order(spec: DecoderSpec, latent: LatentSpec) -> torch.Tensor | None:
+def query_row_order(spec: DecoderSpec, latent: LatentSpec) -> torch.Tensor | None:
     """Return the order of the query rows, [num_heads * query_dim]."""
     order = rotary_order(spec)
     if order is None:
@@ -223,4 +227,4 @@ def queries_order(spec: DecoderSpec, latent: LatentSpec) -> torch.Tensor | None:
 
 def _ordered(heads: torch.Tensor, latent: LatentSpec, order: torch.Tensor) -> torch.Tensor:
     """Reorder each head's rotated dimensions in [num_heads, query_dim]."""
-    return torch.cat((heads[:, : latent.plain_dim], heads[:, latent.plain_dim :][:, order]), dim=1)
+    return torch.cat((heads[:, : latent.nope_dim], heads[:, latent.nope_dim :][:, order]), dim=1)

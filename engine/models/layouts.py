@@ -34,7 +34,7 @@ class Transposed:
         return stored.T
 
 
-class HeadByHead:
+class QkvByKvHead:
     """The queries that share a key, that key and its value, then the next key's, and so on.
 
     Falcon fuses them this way, and so does GPT-NeoX, in which no heads share a key.
@@ -63,8 +63,8 @@ class StackedExperts:
         outputs_first: weights are [experts, outputs, inputs], as in Granite.
     """
 
-    def __init__(self, *, in_turn: bool = False, outputs_first: bool = False) -> None:
-        self._in_turn = in_turn
+    def __init__(self, *, interleaved: bool = False, outputs_first: bool = False) -> None:
+        self._interleaved = interleaved
         self._outputs_first = outputs_first
 
     def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -79,12 +79,12 @@ class StackedExperts:
         """See ``Layout``."""
         has_order = stored.ndim == 2 or self._outputs_first
         experts = stored if has_order else stored.transpose(1, 2)  # [experts, outputs, ...]
-        if self._in_turn:
+        if self._interleaved:
             experts = experts.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
         return experts.flatten(0, 1)
 
 
-class EitherWay:
+class StackedExpertsByShape:
     """All experts of a layer in one tensor, inputs or outputs first (Qwen3-VL with experts).
 
     They were published with inputs first, and saved again with outputs first; the shape decides.
@@ -93,7 +93,9 @@ class EitherWay:
     _inputs_first = StackedExperts()
     _outputs_first = StackedExperts(outputs_first=True)
 
-    def of(self, spec: DecoderSpec, shape: tuple[int, ...], stored: tuple[int, ...]) -> Layout:
+    def layout_for(
+        self, spec: DecoderSpec, shape: tuple[int, ...], stored: tuple[int, ...]
+    ) -> Layout:
         """Return the layout of a tensor with ``shape`` here and ``stored`` in the checkpoint."""
         is_saved = stored == self._outputs_first.stored_shape(spec, shape)
         return self._outputs_first if is_saved else self._inputs_first
@@ -161,7 +163,7 @@ class ByKeyHead:
         return torch.cat([part.flatten(0, 1) for part in heads.split(sizes, dim=1)])
 
 
-class Multiplied:
+class ScaledOutputs:
     """A weight whose outputs the model multiplies by factors of its config, which become part of it
     here.
 
@@ -182,14 +184,14 @@ class Multiplied:
         factors = torch.tensor(dict(spec.multipliers)[self._name])
         if len(factors) > 1:
             assert isinstance(spec.recurrence, MambaSpec)
-            inner, *mixed = spec.recurrence.inner_size, *spec.recurrence.mixed_sizes
+            inner, *mixed = spec.recurrence.inner_size, *spec.recurrence.conv_sizes
             runs = torch.tensor((inner, *mixed, spec.recurrence.num_heads))
             factors = factors.repeat_interleave(runs)
         factors = factors.view(-1, *(1,) * (stored.ndim - 1))
         return (stored.float() * factors).to(stored.dtype)
 
 
-class BehindFirstRows:
+class RowOffset:
     """A position table that starts at a later row, as OPT's starts at its third.
 
     Args:
@@ -208,7 +210,7 @@ class BehindFirstRows:
         return stored[self._num_rows :]
 
 
-class OneChannel:
+class DepthwiseConv:
     """[channels, 1, width], the weight of a depthwise convolution."""
 
     def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -220,7 +222,7 @@ class OneChannel:
         return stored[:, 0]
 
 
-class OneRow:
+class SingleRow:
     """[1, n], as ERNIE stores the routing correction bias."""
 
     def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,15 +9,15 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch.nn import functional
 
-from kernels.moe import ExpertMatrices, Gating
+from kernels.moe import ExpertMatrices, GatedActivation
 from kernels.packed import PackedParts
-from kernels.sampling import Sampled
+from kernels.sampling import SamplerOutput
 from kernels.skinny import RowNorm
 
 Weight = torch.Tensor | PackedParts  # [outputs, inputs], dense or as a format has it
 
 
-def in_order(weight: Weight, order: torch.Tensor) -> Weight:
+def permute_outputs(weight: Weight, order: torch.Tensor) -> Weight:
     """Return the weight with its outputs reordered.
 
     ``order`` [outputs] int64 is the source of each output; a source may occur several times. A
@@ -58,7 +58,9 @@ class Head(Linear, Protocol):
 class GreedyHead(Head, Protocol):
     """A head that can find the likeliest token without computing all logits."""
 
-    def likeliest(self, x: torch.Tensor, scale: float = 1.0, cap: float | None = None) -> Sampled:
+    def sample_greedy(
+        self, x: torch.Tensor, scale: float = 1.0, cap: float | None = None
+    ) -> SamplerOutput:
         """Sample each row [n, inputs] at temperature 0.
 
         Its ``logits`` are multiplied by ``scale`` above 0, and then capped if there is a cap.
@@ -70,7 +72,7 @@ class GreedyHead(Head, Protocol):
 class GatedLinear(Linear, Protocol):
     """A linear layer that can gate its outputs in the same kernel."""
 
-    def gated(self, x: torch.Tensor, gating: Gating) -> torch.Tensor:
+    def forward_gated(self, x: torch.Tensor, gating: GatedActivation) -> torch.Tensor:
         """Return ``gating(self(x))``, bit for bit: [n, inputs] -> [n, outputs / 2]."""
         ...
 
@@ -79,7 +81,9 @@ class GatedLinear(Linear, Protocol):
 class FusedLinear(GatedLinear, Protocol):
     """A linear layer that can fuse its neighbours in the model, for up to ``MOST_ROWS`` rows."""
 
-    def normed(self, x: torch.Tensor, norm: RowNorm, gating: Gating | None = None) -> torch.Tensor:
+    def forward_normed(
+        self, x: torch.Tensor, norm: RowNorm, gating: GatedActivation | None = None
+    ) -> torch.Tensor:
         """Apply the layer to the norm of ``x``, and gate it: [n, inputs] -> [n, outputs (/ 2)]."""
         ...
 
@@ -88,7 +92,7 @@ class FusedLinear(GatedLinear, Protocol):
         ...
 
 
-class HeadProducts(Protocol):
+class PerHeadLinear(Protocol):
     """A product for each head with its own weight."""
 
     @property
@@ -109,7 +113,7 @@ class LinearMethod(Protocol):
         """Make a layer from a loaded weight [outputs, inputs], which it may repack and free."""
         ...
 
-    def make_plain(self, weight: torch.Tensor) -> Linear:
+    def make_unquantized(self, weight: torch.Tensor) -> Linear:
         """Make a layer from a weight [outputs, inputs] that is never quantised."""
         ...
 
@@ -117,7 +121,7 @@ class LinearMethod(Protocol):
         """Make the head from its weight [vocab_size, hidden_size], or an embedding table."""
         ...
 
-    def make_heads(self, weight: torch.Tensor) -> HeadProducts:
+    def make_per_head(self, weight: torch.Tensor) -> PerHeadLinear:
         """Make per-head layers from weights [heads, outputs, inputs] that are never quantised."""
         ...
 
@@ -127,7 +131,7 @@ class LinearMethod(Protocol):
         ...
 
 
-class DenseForm(Protocol):
+class DenseLinearMethod(Protocol):
     """How linear layers with dense weights are held and computed."""
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
@@ -166,7 +170,7 @@ class DenseLinear:
         return self(x)
 
 
-class DenseMethod:
+class UnquantizedLinearMethod:
     """Unquantised weights."""
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
@@ -179,7 +183,7 @@ class DenseMethod:
 
 
 @dataclass(frozen=True, slots=True)
-class DenseHeads:
+class DensePerHeadLinear:
     """See ``HeadProducts``.
 
     Attributes:

@@ -11,24 +11,24 @@ import torch
 
 from engine.client import LoadProgress
 from engine.errors import ModelLoadError
-from engine.models.layouts import EitherWay, Layout
+from engine.models.layouts import Layout, StackedExpertsByShape
 from engine.models.linear import Weight
-from engine.models.readers import Readers, read_ahead
+from engine.models.readers import ParallelReader, read_ahead
 from engine.models.safetensors import Header, TensorEntry
-from engine.models.stored import Format, PackedPlace, PackedPlaces, find_packed
-from engine.models.tables import Spec, Tables, laid_out_for, tables_of
+from engine.models.stored import PackedMatrices, PackedMatrix, QuantFormat, find_packed
+from engine.models.tables import Spec, TensorTables, layout_spec, tables_of
 from engine.models.weights import Parameter, Target
-from engine.parallel.cutting import cut_dense, cut_packed
-from engine.parallel.shard import Cut, own_parameters
-from kernels.cpu.memory import own_pages
+from engine.parallel.cutting import slice_dense, slice_packed
+from engine.parallel.shard import ParameterSlice, local_parameters
+from kernels.cpu.memory import mapped_zeros
 from kernels.packed import PackedParts, PackedWeight
 
-_AHEAD_BYTES = 128 * 2**20
+_PREFETCH_BYTES = 128 * 2**20
 _DUMMY_STD = 0.02
 # A prime, so that no matrix has a period that divides its rows.
 _DUMMY_POOL = 1_048_573
 
-Cuts = Mapping[str, Cut]  # a rank's part of each parameter
+Cuts = Mapping[str, ParameterSlice]  # a rank's part of each parameter
 
 
 class Weights(Mapping[str, torch.Tensor]):
@@ -52,10 +52,10 @@ class Weights(Mapping[str, torch.Tensor]):
         parameter = self._wanted[name]
         tensor = self._empty(parameter)
         told = self._fill(name, parameter, tensor)
-        self._tell(tensor.numel(), told)
+        self._report_progress(tensor.numel(), told)
         return tensor
 
-    def stored(self, name: str) -> Weight:
+    def load_matrix(self, name: str) -> Weight:
         """Return a matrix to make a layer from: packed if the checkpoint has codes.
 
         ``self[name]`` would widen them.
@@ -72,16 +72,16 @@ class Weights(Mapping[str, torch.Tensor]):
     def _fill(self, name: str, parameter: Parameter, tensor: torch.Tensor) -> str:
         """Write a parameter's values; return a label for progress reports."""
 
-    def _tell(self, num_elements: int, told: str) -> None:
+    def _report_progress(self, num_elements: int, told: str) -> None:
         self._done += num_elements
         if self._on_progress is not None:
             self._on_progress(min(1.0, self._done / self._total), told)
 
     def _empty(self, parameter: Parameter) -> torch.Tensor:
-        dtype = torch.float32 if parameter.is_exact else self._dtype
+        dtype = torch.float32 if parameter.is_float32 else self._dtype
         try:
             if self._device.type == "cpu":
-                return own_pages(parameter.shape, dtype)
+                return mapped_zeros(parameter.shape, dtype)
             return torch.empty(parameter.shape, dtype=dtype, device=self._device)
         except (RuntimeError, OSError) as error:  # their only common base class
             size = self._total * self._dtype.itemsize
@@ -100,27 +100,27 @@ class _CheckpointWeights(Weights):
         dtype: torch.dtype,
         device: torch.device,
         on_progress: LoadProgress | None,
-        stored_as: Format | None,
+        quant_format: QuantFormat | None,
         cuts: Cuts | None,
     ) -> None:
         tables = tables_of(spec)
-        wanted = tables.parameters if cuts is None else own_parameters(cuts)
+        wanted = tables.parameters if cuts is None else local_parameters(cuts)
         super().__init__(wanted, dtype, device, on_progress)
         self._cuts = cuts or {}
         self._spec = spec
-        packed = find_packed(spec, headers, tables, stored_as)
+        packed = find_packed(spec, headers, tables, quant_format)
         self._packed = {
-            name: [place for place in places if is_held(self._cuts, place.target)]
-            for name, places in packed.places.items()
+            name: [place for place in places if is_on_rank(self._cuts, place.target)]
+            for name, places in packed.matrices.items()
         }
         self._places: dict[str, list[tuple[Header, TensorEntry, Target]]] = {}
         for header, entry, target in _assign(spec, headers, tables, packed):
-            if is_held(self._cuts, target):
+            if is_on_rank(self._cuts, target):
                 self._places.setdefault(target.parameter, []).append((header, entry, target))
-        self._readers = Readers()
-        self._ahead = _Ahead(self._places)
+        self._readers = ParallelReader()
+        self._prefetcher = _Prefetcher(self._places)
 
-    def stored(self, name: str) -> Weight:
+    def load_matrix(self, name: str) -> Weight:
         """See ``Weights.stored``."""
         packed = self._packed.get(name)
         if packed is None:
@@ -135,7 +135,7 @@ class _CheckpointWeights(Weights):
             self._fill_dense(name, parameter, whole)
             for _, _, target in self._places[name]:
                 parts[target.part or 0] = whole[parameter.rows(target.part)]
-        self._tell(math.prod(parameter.shape), f"loading {packed[0].path.name}")
+        self._report_progress(math.prod(parameter.shape), f"loading {packed[0].path.name}")
         return PackedParts(tuple(parts[part] for part in sorted(parts)))
 
     def _fill(self, name: str, parameter: Parameter, tensor: torch.Tensor) -> str:
@@ -151,7 +151,7 @@ class _CheckpointWeights(Weights):
 
     def _fill_dense(self, name: str, parameter: Parameter, tensor: torch.Tensor) -> str:
         told, cut = "", self._cuts.get(name)
-        self._ahead.of(name)
+        self._prefetcher.prefetch(name)
         for header, entry, target in self._places.get(name, ()):
             part = tensor[parameter.rows(target.part)]  # contiguous: parts are along dimension 0
             if cut is not None:
@@ -159,21 +159,26 @@ class _CheckpointWeights(Weights):
             elif target.layout is None:
                 self._readers.fill(header.path, entry.begin, entry.dtype, part)
             else:
-                part.copy_(self._arranged(header, entry, target.layout, tensor.dtype))
+                part.copy_(self._read_arranged(header, entry, target.layout, tensor.dtype))
             told = f"loading {header.path.name}"
         return told
 
     def _fill_cut(
-        self, cut: Cut, header: Header, entry: TensorEntry, target: Target, tensor: torch.Tensor
+        self,
+        cut: ParameterSlice,
+        header: Header,
+        entry: TensorEntry,
+        target: Target,
+        tensor: torch.Tensor,
     ) -> None:
         """Read the rank's part of a tensor in the file into its rows of ``tensor``."""
         columns = cut.columns
         if target.layout is not None:
-            whole = self._arranged(header, entry, target.layout, tensor.dtype)
-            cut_dense(whole, cut, target.part, tensor)
+            whole = self._read_arranged(header, entry, target.layout, tensor.dtype)
+            slice_dense(whole, cut, target.part, tensor)
             return
         row_bytes = entry.num_bytes // (entry.shape or (1,))[0]
-        for rows, own in cut.pieces(target.part):
+        for rows, own in cut.row_ranges(target.part):
             begin = entry.begin + rows.start * row_bytes
             if columns is None:
                 self._readers.fill(header.path, begin, entry.dtype, tensor[own])
@@ -181,28 +186,28 @@ class _CheckpointWeights(Weights):
                 begin += columns.start * entry.dtype.itemsize
                 self._readers.fill_columns(header.path, begin, row_bytes, entry.dtype, tensor[own])
 
-    def _arranged(
+    def _read_arranged(
         self, header: Header, entry: TensorEntry, layout: Layout, dtype: torch.dtype
     ) -> torch.Tensor:
         """Read a whole tensor and arrange it as the decoder has it."""
         stored = torch.empty(entry.shape, dtype=dtype, device=self._device)
         self._readers.fill(header.path, entry.begin, entry.dtype, stored)
-        return layout.arrange(laid_out_for(self._spec), stored)
+        return layout.arrange(layout_spec(self._spec), stored)
 
-    def _read_packed(self, name: str, place: PackedPlace) -> PackedWeight:
+    def _read_packed(self, name: str, place: PackedMatrix) -> PackedWeight:
         """Read a packed matrix, or the rank's part of it, on the CPU."""
         weight, cut = place.read(self._spec), self._cuts.get(name)
         if cut is None:
             return weight
         try:
-            return cut_packed(weight, cut, place.target.part)
+            return slice_packed(weight, cut, place.target.part)
         except ValueError as error:
             raise ModelLoadError(
                 f"{place.path}: '{place.name}' cannot be shared out to ranks: {error}"
             ) from None
 
 
-class _Ahead:
+class _Prefetcher:
     """Asks the system to read the next parts of the files while a layer is made from earlier ones.
 
     Parameters are accessed in about the order of the tables.
@@ -212,23 +217,23 @@ class _Ahead:
         self._places = places
         self._names = list(places)
         self._index = {name: index for index, name in enumerate(self._names)}
-        self._told = 0  # names before it have been requested
+        self._num_requested = 0  # names before it have been requested
 
-    def of(self, name: str) -> None:
+    def prefetch(self, name: str) -> None:
         """Request ``name``, which is read now, and the following parameters up to a fixed size."""
         begin = self._index.get(name)
         if begin is None:
             return
-        left = _AHEAD_BYTES
+        left = _PREFETCH_BYTES
         for index in range(begin, len(self._names)):
             entries = self._places[self._names[index]]
             left -= sum(entry.num_bytes for _, entry, _ in entries)
             if left < 0 and index > begin:
                 return
-            if index >= self._told:
+            if index >= self._num_requested:
                 for header, entry, _ in entries:
                     read_ahead(header.path, entry.begin, entry.num_bytes)
-                self._told = index + 1
+                self._num_requested = index + 1
 
 
 class _DummyWeights(Weights):
@@ -241,7 +246,7 @@ class _DummyWeights(Weights):
         on_progress: LoadProgress | None,
         cuts: Cuts | None,
     ) -> None:
-        wanted = tables_of(spec).parameters if cuts is None else own_parameters(cuts)
+        wanted = tables_of(spec).parameters if cuts is None else local_parameters(cuts)
         super().__init__(wanted, dtype, device, on_progress)
         self._zeros = {name for name, cut in (cuts or {}).items() if cut.is_zero}
         generator = torch.Generator().manual_seed(seed)
@@ -257,7 +262,7 @@ class _DummyWeights(Weights):
         return "making random weights"
 
 
-def is_held(cuts: Cuts, target: Target) -> bool:
+def is_on_rank(cuts: Cuts, target: Target) -> bool:
     """Return whether a rank has a part of what fills ``target``; without cuts it has everything."""
     if not cuts:
         return True
@@ -265,9 +270,9 @@ def is_held(cuts: Cuts, target: Target) -> bool:
     return cut is not None and cut.has(target.part)
 
 
-def stored(weights: Mapping[str, torch.Tensor], name: str) -> Weight:
+def load_matrix(weights: Mapping[str, torch.Tensor], name: str) -> Weight:
     """See ``Weights.stored``; dense from any other mapping."""
-    return weights.stored(name) if isinstance(weights, Weights) else weights[name]
+    return weights.load_matrix(name) if isinstance(weights, Weights) else weights[name]
 
 
 def load_weights(
@@ -276,7 +281,7 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     on_progress: LoadProgress | None = None,
-    stored_as: Format | None = None,
+    quant_format: QuantFormat | None = None,
     cuts: Cuts | None = None,
 ) -> Weights:
     """Read all parameters of a model from a checkpoint's files, cast to ``dtype``.
@@ -288,7 +293,7 @@ def load_weights(
         ModelLoadError: a tensor has no place, a place has no tensor, or a shape differs; nothing
             has been read then. One line that names the tensor and the file.
     """
-    return _CheckpointWeights(spec, headers, dtype, device, on_progress, stored_as, cuts)
+    return _CheckpointWeights(spec, headers, dtype, device, on_progress, quant_format, cuts)
 
 
 def dummy_weights(
@@ -319,18 +324,18 @@ def weights_bytes(spec: Spec, dtype: torch.dtype) -> int:
 
 
 def _assign(
-    spec: Spec, headers: list[Header], tables: Tables, packed: PackedPlaces
+    spec: Spec, headers: list[Header], tables: TensorTables, packed: PackedMatrices
 ) -> Iterator[tuple[Header, TensorEntry, Target]]:
     """Yield every dense tensor with its place, in file order; leftovers and gaps are errors."""
     wanted, places = tables.parameters, packed.targets
-    filled = {(target.parameter, target.part) for target in packed.filled}
+    filled = {(target.parameter, target.part) for target in packed.filled_targets}
     for header in headers:
         for entry in sorted(header.entries.values(), key=lambda entry: entry.begin):
-            if entry.name in packed.taken:
+            if entry.name in packed.used_tensors:
                 continue
             name = tables.full_name(entry.name)
             target = places.get(name)
-            if target is None and tables.is_redundant(name):
+            if target is None and tables.is_skippable(name):
                 continue
             if target is None or (target.parameter, target.part) in filled:
                 raise ModelLoadError(
@@ -340,9 +345,9 @@ def _assign(
             filled.add((target.parameter, target.part))
             shape = wanted[target.parameter].part_shape(target.part)
             if target.layout is not None:
-                layout, decoder = target.layout, laid_out_for(spec)
-                if isinstance(layout, EitherWay):
-                    layout = layout.of(decoder, shape, entry.shape)
+                layout, decoder = target.layout, layout_spec(spec)
+                if isinstance(layout, StackedExpertsByShape):
+                    layout = layout.layout_for(decoder, shape, entry.shape)
                     target = target._replace(layout=layout)
                 shape = layout.stored_shape(decoder, shape)
             if (entry.shape or (1,)) != shape:  # scalars have no dimensions

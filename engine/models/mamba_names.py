@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.models.layouts import Multiplied, OneChannel
+from engine.models.layouts import DepthwiseConv, ScaledOutputs
 from engine.models.rules import ATTENTION, GRANITE_MOE, LAYER, MODEL, Rule
 
 
@@ -11,7 +11,7 @@ def _state_space(prefix: str) -> tuple[Rule, ...]:
     return (
         Rule(prefix + "in_proj.weight", "{i}.recurrent.input.weight"),
         Rule(prefix + "in_proj.bias", "{i}.recurrent.input.bias"),
-        Rule(prefix + "conv1d.weight", "{i}.recurrent.conv.weight", 0, OneChannel()),
+        Rule(prefix + "conv1d.weight", "{i}.recurrent.conv.weight", 0, DepthwiseConv()),
         Rule(prefix + "conv1d.bias", "{i}.recurrent.conv.bias"),
         Rule(prefix + "A_log", "{i}.recurrent.log_a"),
         Rule(prefix + "dt_bias", "{i}.recurrent.dt_bias"),
@@ -65,12 +65,12 @@ _FALCON_H1_FACTORS = {
 }
 
 
-def _multiplied(rule: Rule) -> Rule:
+def _scaled(rule: Rule) -> Rule:
     factor = _FALCON_H1_FACTORS.get(rule.pattern.removeprefix(LAYER))
-    return rule if factor is None else rule._replace(layout=Multiplied(factor))
+    return rule if factor is None else rule._replace(layout=ScaledOutputs(factor))
 
 
-FALCON_H1 = tuple(map(_multiplied, BAMBA))
+FALCON_H1 = tuple(map(_scaled, BAMBA))
 
 
 def _nemotron_h(base: str) -> tuple[Rule, ...]:

@@ -11,7 +11,7 @@ from engine.models.adapters import Adapters, project
 from engine.models.expert_weights import MlpWeights
 from engine.models.linear import GatedLinear, Linear
 from engine.models.spec import ClampedSwiglu, DecoderSpec
-from kernels.moe import Activating, Gating
+from kernels.moe import Activation, GatedActivation
 from kernels.operations import Operations
 
 Activate = Callable[[torch.Tensor], torch.Tensor]
@@ -28,13 +28,15 @@ class Mlp:
     def __init__(self, weights: MlpWeights, activate: Activate) -> None:
         self._weights = weights
         self._activate = activate
-        self._enter = _bind_entry(weights.gate_up, activate)
+        self._project_up = _bind_gate_up(weights.gate_up, activate)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the MLP to a batch of rows."""
-        return self._weights.down(self._enter(x))
+        return self._weights.down(self._project_up(x))
 
-    def adapted(self, x: torch.Tensor, adapters: Adapters, names: tuple[str, str]) -> torch.Tensor:
+    def forward_with_adapters(
+        self, x: torch.Tensor, adapters: Adapters, names: tuple[str, str]
+    ) -> torch.Tensor:
         """Apply the MLP with adapters on its two weights, which have these ``names``."""
         inner = self._activate(project(self._weights.gate_up, x, adapters, names[0]))
         return project(self._weights.down, inner, adapters, names[1])
@@ -44,24 +46,24 @@ def bind_activation(spec: DecoderSpec, operations: Operations) -> Activate:
     """Return the function from the (gate and) up projection to the input of the down projection."""
     kind = spec.activation
     if isinstance(kind, ClampedSwiglu):
-        return Gating(
+        return GatedActivation(
             lambda gate_up: operations.clamped_swiglu(gate_up, kind.alpha, kind.limit),
             "clamped_swiglu",
             kind.alpha,
             kind.limit,
         )
     if not spec.gated or kind in ("relu", "relu2"):
-        return Activating(lambda x: operations.activate(x, kind), kind)
+        return Activation(lambda x: operations.activate(x, kind), kind)
     known = {
         "silu": operations.silu_mul,
         "gelu_tanh": operations.gelu_mul,
         "gelu": operations.erf_gelu_mul,
     }
-    return Gating(known[kind], kind)
+    return GatedActivation(known[kind], kind)
 
 
-def _bind_entry(gate_up: Linear, activate: Activate) -> Callable[[torch.Tensor], torch.Tensor]:
+def _bind_gate_up(gate_up: Linear, activate: Activate) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the function from the MLP's input to the input of the down projection."""
-    if isinstance(activate, Gating) and isinstance(gate_up, GatedLinear):
-        return partial(gate_up.gated, gating=activate)
+    if isinstance(activate, GatedActivation) and isinstance(gate_up, GatedLinear):
+        return partial(gate_up.forward_gated, gating=activate)
     return lambda x: activate(gate_up(x))

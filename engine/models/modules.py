@@ -15,15 +15,15 @@ import torch
 from torch.nn import functional
 
 from engine.models.expert_weights import ExpertWeights, MlpWeights, make_experts
-from engine.models.latent import LatentWeights, make_latent, projection_order
-from engine.models.linear import DenseLinear, Head, Linear, LinearMethod, Weight, in_order
-from engine.models.loader import Weights, stored
+from engine.models.latent import LatentWeights, latent_qkv_row_order, make_latent
+from engine.models.linear import DenseLinear, Head, Linear, LinearMethod, Weight, permute_outputs
+from engine.models.loader import Weights, load_matrix
 from engine.models.norms import NormWeights
 from engine.models.per_layer_weights import (
-    LayerPartWeights,
-    PerLayerWeights,
-    make_layer_part,
+    PerLayerEmbeddingWeights,
+    PerLayerInputWeights,
     make_per_layer,
+    make_per_layer_input,
 )
 from engine.models.recurrent import RecurrentWeights, make_recurrent
 from engine.models.rope import rotary_order
@@ -31,19 +31,19 @@ from engine.models.spec import DecoderSpec
 from kernels.attention import LayerAttention
 
 
-class BesideWeights(NamedTuple):
+class ExpertsAlongsideWeights(NamedTuple):
     """A mixture of experts beside a layer's MLP, and the norms of both."""
 
-    mlp_after: NormWeights
+    post_mlp_norm: NormWeights
     experts_norm: NormWeights
     experts: ExpertWeights
-    experts_after: NormWeights
+    post_experts_norm: NormWeights
     router_norm: torch.Tensor  # [hidden_size]
 
     @property
     def num_bytes(self) -> int:
         """Their size in memory."""
-        parts = (self.mlp_after, self.experts_norm, self.experts, self.experts_after)
+        parts = (self.post_mlp_norm, self.experts_norm, self.experts, self.post_experts_norm)
         return sum(part.num_bytes for part in parts) + self.router_norm.nbytes
 
 
@@ -77,13 +77,13 @@ class Layer:
 
     attention_norm: NormWeights | None
     mixer: AttentionWeights | RecurrentWeights
-    attention_after: NormWeights | None
+    post_attention_norm: NormWeights | None
     mlp_norm: NormWeights | None
     mlp: MlpWeights | ExpertWeights | None  # None: the layer ends with its mixer
-    mlp_after: NormWeights | None
+    post_mlp_norm: NormWeights | None
     scale: float = 1.0  # of the residual stream after the layer
-    beside: BesideWeights | None = None  # experts beside ``mlp``
-    part: LayerPartWeights | None = None  # for its per-layer embedding
+    experts_alongside: ExpertsAlongsideWeights | None = None  # experts beside ``mlp``
+    per_layer_input: PerLayerInputWeights | None = None  # for its per-layer embedding
     recurrence: RecurrentWeights | None = None  # of a hybrid layer, whose ``mixer`` is attention
 
 
@@ -98,18 +98,18 @@ class Modules:
     norm: NormWeights | None  # None: in another stage
     head: Head | None  # scores tokens or texts; None: only hidden states
     num_bytes: int
-    per_layer: PerLayerWeights | None = None  # per-layer embeddings
+    per_layer: PerLayerEmbeddingWeights | None = None  # per-layer embeddings
 
     @property
-    def like(self) -> torch.Tensor:
+    def sample_parameter(self) -> torch.Tensor:
         """A parameter with the device and dtype of the model."""
         first = self.layers[0]
-        norm = self.norm or first.attention_norm or first.attention_after
+        norm = self.norm or first.attention_norm or first.post_attention_norm
         assert norm is not None, "a layer without any norm"
         return norm.weight
 
 
-class _Ends(NamedTuple):
+class _EmbedAndHead(NamedTuple):
     """What precedes the layers, and the head."""
 
     embed: Callable[[torch.Tensor], torch.Tensor]
@@ -131,11 +131,11 @@ def make_modules(
     layers = tuple(make_layer(spec, weights, method, i, stacked=stacked) for i in numbers)
     norm = _norm(spec, weights, "norm")
     positions = weights.get("positions")
-    ends = _make_ends(spec, weights, method) if spec.has_ends else None
+    ends = _make_embed_and_head(spec, weights, method) if spec.has_embed_and_head else None
     num_bytes = sum(layer_bytes(layer) for layer in layers)
     per_layer = None
-    if spec.per_layer_size and spec.has_ends:
-        table = make_table(stored(weights, "per_layer.embedding"), method)
+    if spec.per_layer_size and spec.has_embed_and_head:
+        table = make_embedding(load_matrix(weights, "per_layer.embedding"), method)
         per_layer = make_per_layer(weights, method, *table)
     num_bytes += sum(part.num_bytes for part in (norm, ends, per_layer) if part is not None)
     num_bytes += 0 if positions is None else positions.nbytes
@@ -150,21 +150,23 @@ def make_modules(
     )
 
 
-def _make_ends(spec: DecoderSpec, weights: Weights, method: LinearMethod) -> _Ends:
-    embedding = stored(weights, "embedding")
-    if not spec.generates:
-        embed, num_bytes = make_table(embedding, method)
+def _make_embed_and_head(
+    spec: DecoderSpec, weights: Weights, method: LinearMethod
+) -> _EmbedAndHead:
+    embedding = load_matrix(weights, "embedding")
+    if not spec.is_generative:
+        embed, num_bytes = make_embedding(embedding, method)
         score = DenseLinear(weights["score"], None) if spec.num_labels else None
-        return _Ends(embed, score, num_bytes + (0 if score is None else score.num_bytes))
+        return _EmbedAndHead(embed, score, num_bytes + (0 if score is None else score.num_bytes))
     if spec.tie_word_embeddings:
         head = method.make_head(embedding)
-        return _Ends(head.rows, head, head.num_bytes)
-    head = method.make_head(stored(weights, "head"))
-    embed, num_bytes = make_table(embedding, method)
-    return _Ends(embed, head, num_bytes + head.num_bytes)
+        return _EmbedAndHead(head.rows, head, head.num_bytes)
+    head = method.make_head(load_matrix(weights, "head"))
+    embed, num_bytes = make_embedding(embedding, method)
+    return _EmbedAndHead(embed, head, num_bytes + head.num_bytes)
 
 
-def make_table(
+def make_embedding(
     embedding: Weight, method: LinearMethod
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor], int]:
     """Return the embedding look-up, and the table's bytes."""
@@ -188,21 +190,23 @@ def make_layer(
     """
 
     def linear(name: str) -> Linear:
-        return method.make(stored(weights, f"{i}.{name}.weight"), weights.get(f"{i}.{name}.bias"))
+        return method.make(
+            load_matrix(weights, f"{i}.{name}.weight"), weights.get(f"{i}.{name}.bias")
+        )
 
     def norm(name: str) -> NormWeights | None:
         return _norm(spec, weights, f"{i}.{name}")
 
     layer, attention_norm = spec.layers[i - spec.first_layer], norm("attention_norm")
     recurrence: RecurrentWeights | None = None
-    if layer.keeps_state and spec.recurrence is not None:
+    if layer.has_recurrence and spec.recurrence is not None:
         recurrence = make_recurrent(spec.recurrence, weights, method, i)
     mixer: AttentionWeights | RecurrentWeights
     if layer.recurrent and recurrence is not None:
         mixer, recurrence = recurrence, None
     else:
-        mixer = _make_attention(spec.of_layer(layer), weights, method, i, attention_norm)
-    is_beside = layer.experts and spec.moe is not None and spec.moe.beside_mlp
+        mixer = _make_attention(spec.for_layer(layer), weights, method, i, attention_norm)
+    is_beside = layer.experts and spec.moe is not None and spec.moe.with_mlp
     mlp: MlpWeights | ExpertWeights | None = None
     if layer.experts and spec.moe and not is_beside:
         mlp = make_experts(spec.moe, weights, method, i, stacked=stacked)
@@ -211,13 +215,15 @@ def make_layer(
     return Layer(
         attention_norm=attention_norm,
         mixer=mixer,
-        attention_after=norm("attention_after"),
+        post_attention_norm=norm("attention_after"),
         mlp_norm=norm("mlp_norm"),
         mlp=mlp,
-        mlp_after=norm("mlp_after"),
+        post_mlp_norm=norm("mlp_after"),
         scale=weights[f"{i}.scale"].item() if spec.layer_scales else 1.0,
-        part=make_layer_part(weights, method, i),
-        beside=_beside(spec, weights, method, i, stacked=stacked) if is_beside else None,
+        per_layer_input=make_per_layer_input(weights, method, i),
+        experts_alongside=_make_experts_alongside(spec, weights, method, i, stacked=stacked)
+        if is_beside
+        else None,
         recurrence=recurrence,
     )
 
@@ -230,13 +236,13 @@ def _make_attention(
     like: NormWeights | None,
 ) -> AttentionWeights:
     layer = spec.layers[i - spec.first_layer]
-    output = stored(weights, f"{i}.output.weight"), weights.get(f"{i}.output.bias")
+    output = load_matrix(weights, f"{i}.output.weight"), weights.get(f"{i}.output.bias")
     return AttentionWeights(
         attention=LayerAttention(
             *(spec.score_scale, layer.window, spec.attention_softcap),
             weights.get(f"{i}.sinks"),
             layer.chunk,
-            layer.looks_ahead,
+            layer.bidirectional_images,
         ),
         rope=int(layer.local_rope) if layer.rope and spec.rope else None,
         qkv=method.make(*_query_key_value(spec, weights, i)),
@@ -250,20 +256,20 @@ def _make_attention(
     )
 
 
-def _beside(
+def _make_experts_alongside(
     spec: DecoderSpec,
     weights: Mapping[str, torch.Tensor],
     method: LinearMethod,
     i: int,
     *,
     stacked: bool,
-) -> BesideWeights:
+) -> ExpertsAlongsideWeights:
     assert spec.moe is not None
-    return BesideWeights(
-        mlp_after=NormWeights(weights[f"{i}.mlp_own_after"]),
+    return ExpertsAlongsideWeights(
+        post_mlp_norm=NormWeights(weights[f"{i}.mlp_own_after"]),
         experts_norm=NormWeights(weights[f"{i}.experts_norm"]),
         experts=make_experts(spec.moe, weights, method, i, stacked=stacked),
-        experts_after=NormWeights(weights[f"{i}.experts_after"]),
+        post_experts_norm=NormWeights(weights[f"{i}.experts_after"]),
         router_norm=weights[f"{i}.router.norm"] * spec.hidden_size**-0.5,
     )
 
@@ -275,21 +281,21 @@ def _query_key_value(
 
     If values are keys, their rows occur twice.
     """
-    weight, bias = stored(weights, f"{i}.qkv.weight"), weights.get(f"{i}.qkv.bias")
-    order = projected_order(spec)
+    weight, bias = load_matrix(weights, f"{i}.qkv.weight"), weights.get(f"{i}.qkv.bias")
+    order = qkv_row_order(spec)
     if order is None:
         return weight, bias
-    return in_order(weight, order), None if bias is None else bias[order.to(bias.device)]
+    return permute_outputs(weight, order), None if bias is None else bias[order.to(bias.device)]
 
 
-def projected_order(spec: DecoderSpec) -> torch.Tensor | None:
+def qkv_row_order(spec: DecoderSpec) -> torch.Tensor | None:
     """Return the row order of the fused projection; None: as loaded."""
     if spec.latent is not None:
-        return projection_order(spec, spec.latent)
+        return latent_qkv_row_order(spec, spec.latent)
     order = rotary_order(spec)
     if order is None and not spec.keys_are_values:
         return None
-    rows = torch.arange(sum(spec.projected_sizes))
+    rows = torch.arange(sum(spec.qkv_sizes))
     turned = spec.gate_size + spec.query_size + spec.kv_size
     gates, heads, values = rows[: spec.gate_size], rows[spec.gate_size : turned], rows[turned:]
     if spec.keys_are_values:
@@ -303,14 +309,14 @@ def _head_norms(
     spec: DecoderSpec, weights: Mapping[str, torch.Tensor], i: int, like: NormWeights | None
 ) -> torch.Tensor | None:
     """Head norms of queries and keys, [num_heads + num_kv_heads, head_dim]; None: not normed."""
-    if spec.norms_turned or (spec.unit_qk_norm and spec.layers[i - spec.first_layer].rope):
+    if spec.qk_norm_after_rope or (spec.unit_qk_norm and spec.layers[i - spec.first_layer].rope):
         assert like is not None
         return like.weight.new_ones((spec.num_heads + spec.num_kv_heads, spec.head_dim))
     if not spec.qk_norm:
         return None
     query, key = (_norm(spec, weights, f"{i}.{name}") for name in ("query_norm", "key_norm"))
     assert query is not None
-    if spec.queries_alone:
+    if spec.uses_shared_kv:
         return query.weight.unsqueeze(0)
     assert key is not None
     norms = torch.cat(
@@ -328,7 +334,7 @@ def _query_scale(
     Rope preserves a head's length, so the normalisation may come before it. The weights may not,
     but a score depends only on the product of both.
     """
-    if not spec.norms_turned:
+    if not spec.qk_norm_after_rope:
         return None
     scale = weights[f"{i}.query_norm"] * weights[f"{i}.key_norm"]
     order = rotary_order(spec)
@@ -336,7 +342,7 @@ def _query_scale(
 
 
 def _value_norm(spec: DecoderSpec, like: NormWeights | None) -> torch.Tensor | None:
-    if not spec.unit_value_norm or spec.queries_alone:
+    if not spec.unit_value_norm or spec.uses_shared_kv:
         return None
     assert like is not None
     return like.weight.new_ones(spec.head_dim)
@@ -364,8 +370,8 @@ def _norm(spec: DecoderSpec, weights: Mapping[str, torch.Tensor], name: str) -> 
 
 def layer_bytes(layer: Layer) -> int:
     """Return a layer's size in memory."""
-    norms = (layer.attention_norm, layer.mlp_norm, layer.attention_after, layer.mlp_after)
+    norms = (layer.attention_norm, layer.mlp_norm, layer.post_attention_norm, layer.post_mlp_norm)
     num_bytes = sum(norm.num_bytes for norm in norms if norm is not None)
-    parts = (layer.mlp, layer.beside, layer.part, layer.recurrence)
+    parts = (layer.mlp, layer.experts_alongside, layer.per_layer_input, layer.recurrence)
     num_bytes += sum(part.num_bytes for part in parts if part is not None)
     return num_bytes + layer.mixer.num_bytes

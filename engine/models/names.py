@@ -6,12 +6,12 @@ import re
 
 from engine.models.hybrid_names import LFM2, LFM3, LFM3_UNGATED, OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
 from engine.models.layouts import (
-    BehindFirstRows,
-    EitherWay,
-    HeadByHead,
     Layout,
-    OneRow,
+    QkvByKvHead,
+    RowOffset,
+    SingleRow,
     StackedExperts,
+    StackedExpertsByShape,
     Transposed,
 )
 from engine.models.mamba_names import BAMBA, FALCON_H1, GRANITE_HYBRID, NEMOTRON_H
@@ -110,8 +110,8 @@ _GPT_NEOX = (
     Rule(_NEOX_LAYER + "input_layernorm.bias", "{i}.attention_norm.bias"),
     Rule(_NEOX_LAYER + "post_attention_layernorm.weight", "{i}.mlp_norm"),
     Rule(_NEOX_LAYER + "post_attention_layernorm.bias", "{i}.mlp_norm.bias"),
-    Rule(_NEOX_LAYER + "attention.query_key_value.weight", "{i}.qkv.weight", None, HeadByHead()),
-    Rule(_NEOX_LAYER + "attention.query_key_value.bias", "{i}.qkv.bias", None, HeadByHead()),
+    Rule(_NEOX_LAYER + "attention.query_key_value.weight", "{i}.qkv.weight", None, QkvByKvHead()),
+    Rule(_NEOX_LAYER + "attention.query_key_value.bias", "{i}.qkv.bias", None, QkvByKvHead()),
     Rule(_NEOX_LAYER + "attention.dense.weight", "{i}.output.weight"),
     Rule(_NEOX_LAYER + "attention.dense.bias", "{i}.output.bias"),
     Rule(_NEOX_LAYER + "mlp.dense_h_to_4h.weight", "{i}.gate_up.weight"),
@@ -129,11 +129,11 @@ _FALCON_BODY = (
     Rule("score.weight", "score"),
     Rule(
         *(_FALCON_LAYER + "self_attention.query_key_value.weight", "{i}.qkv.weight", None),
-        HeadByHead(),
+        QkvByKvHead(),
     ),
     Rule(
         *(_FALCON_LAYER + "self_attention.query_key_value.bias", "{i}.qkv.bias", None),
-        HeadByHead(),
+        QkvByKvHead(),
     ),
     Rule(_FALCON_LAYER + "self_attention.dense.weight", "{i}.output.weight"),
     Rule(_FALCON_LAYER + "self_attention.dense.bias", "{i}.output.bias"),
@@ -189,7 +189,7 @@ def _gpt_bigcode(qkv: Layout | None) -> tuple[Rule, ...]:
 _OPT_LAYER = "model.decoder.layers.{i}."
 _OPT = (
     Rule("model.decoder.embed_tokens.weight", "embedding"),
-    Rule("model.decoder.embed_positions.weight", "positions", 0, BehindFirstRows(2)),
+    Rule("model.decoder.embed_positions.weight", "positions", 0, RowOffset(2)),
     Rule("model.decoder.final_layer_norm.weight", "norm"),
     Rule("model.decoder.final_layer_norm.bias", "norm.bias"),
     Rule("lm_head.weight", "head"),
@@ -238,7 +238,7 @@ _ERNIE_MOE = (
     *(rule for rule in _GLM4_MOE if not rule.parameter.endswith(".correction")),
     Rule(
         *(LAYER + "mlp.moe_statics.e_score_correction_bias", "{i}.router.correction", 0),
-        OneRow(),
+        SingleRow(),
     ),
 )
 # The routing correction bias is beside the router.
@@ -319,7 +319,7 @@ _GPT_OSS = (
     _SINKS,
     Rule(LAYER + "mlp.router.weight", "{i}.router"),
     Rule(LAYER + "mlp.router.bias", "{i}.router.bias"),
-    *stacked_rules(LAYER + "mlp.experts.", StackedExperts(in_turn=True)),
+    *stacked_rules(LAYER + "mlp.experts.", StackedExperts(interleaved=True)),
 )
 
 _GRANITE_MOE_SWA = (
@@ -334,8 +334,8 @@ _GRANITE_MOE_SWA = (
 
 _QWEN3_VL_MOE = (
     *QWEN_MOE,
-    Rule(LAYER + "mlp.experts.gate_up_proj", "{i}.experts.gate_up", None, EitherWay()),
-    Rule(LAYER + "mlp.experts.down_proj", "{i}.experts.down", None, EitherWay()),
+    Rule(LAYER + "mlp.experts.gate_up_proj", "{i}.experts.gate_up", None, StackedExpertsByShape()),
+    Rule(LAYER + "mlp.experts.down_proj", "{i}.experts.down", None, StackedExpertsByShape()),
 )
 
 
@@ -344,7 +344,7 @@ def _in_language_model(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     return tuple(rule._replace(pattern="language_model." + rule.pattern) for rule in rules)
 
 
-def _beside_images(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+def _in_multimodal_model(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     """The same, but the head belongs to the outer model."""
     return tuple(
         rule._replace(pattern=re.sub(r"^model\.", "model.language_model.", rule.pattern))
@@ -368,16 +368,16 @@ _TABLES = {
     "gemma2": _GEMMA2,
     "gemma3": _in_language_model(_GEMMA2),
     "gemma3_text": _GEMMA2,
-    "gemma4": _beside_images(_GEMMA4),
+    "gemma4": _in_multimodal_model(_GEMMA4),
     "gemma4_text": _GEMMA4,
-    "gemma4_unified": _beside_images(_GEMMA4),
+    "gemma4_unified": _in_multimodal_model(_GEMMA4),
     "gemma4_unified_text": _GEMMA4,
     "glm": _GLM,
     "glm4": _GLM4,
     "glm4_moe": _GLM4_MOE,
     "gpt2": _GPT2,
     "gpt_bigcode": _gpt_bigcode(None),
-    "gpt_bigcode_by_head": _gpt_bigcode(HeadByHead()),
+    "gpt_bigcode_by_head": _gpt_bigcode(QkvByKvHead()),
     "gpt_neox": _GPT_NEOX,
     "gpt_oss": _GPT_OSS,
     "granite_swa": (*LLAMA, _SINKS),
@@ -412,14 +412,14 @@ _TABLES = {
     "opt": _OPT,
     "phi3": _PHI3,
     "qwen2_moe": QWEN_MOE,
-    "qwen3_5": _beside_images(QWEN3_5),
-    "qwen3_5_moe": _beside_images(QWEN3_5),
+    "qwen3_5": _in_multimodal_model(QWEN3_5),
+    "qwen3_5_moe": _in_multimodal_model(QWEN3_5),
     "qwen3_5_moe_text": QWEN3_5,
     "qwen3_5_text": QWEN3_5,
     "qwen3_moe": QWEN_MOE,
     "qwen3_next": QWEN3_NEXT,
-    "qwen3_vl": _beside_images(LLAMA),
-    "qwen3_vl_moe": _beside_images(_QWEN3_VL_MOE),
+    "qwen3_vl": _in_multimodal_model(LLAMA),
+    "qwen3_vl_moe": _in_multimodal_model(_QWEN3_VL_MOE),
     "solar_open": _GLM4_MOE,
     "starcoder2": _STARCODER2,
     "vaultgemma": _GEMMA2,

@@ -36,7 +36,7 @@ class Norm(Protocol):
         """Return the norm of ``x``."""
         ...
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def add_norm(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """``residual += x``, in place; return the norm of the sum."""
         ...
 
@@ -56,7 +56,7 @@ class RmsNorm:
         """See ``Norm``."""
         return self._norm(x, self._weight, self._eps)
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def add_norm(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """See ``Norm``."""
         return self._add_norm(x, residual, self._weight, self._eps)
 
@@ -77,13 +77,13 @@ class LayerNorm:
         """See ``Norm``."""
         return self._norm(x, self._weight, self._bias, self._eps)
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def add_norm(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """See ``Norm``."""
         residual += x
         return self(residual)
 
 
-class Unnormed:
+class IdentityNorm:
     """Stands in for a norm that a model lacks."""
 
     __slots__ = ()
@@ -92,13 +92,13 @@ class Unnormed:
         """Return ``x`` itself."""
         return x
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def add_norm(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Return ``residual`` after adding ``x`` to it."""
         residual += x
         return residual
 
 
-class SharedRmsNorm:
+class ShardedRmsNorm:
     """An RMS norm over values that are sharded over ranks in equal parts.
 
     Args:

@@ -15,18 +15,20 @@ import torch
 
 from engine.models.mlp import bind_activation
 from engine.models.norms import bind_norm
-from engine.models.per_layer_weights import LayerPartWeights, PerLayerWeights
+from engine.models.per_layer_weights import PerLayerEmbeddingWeights, PerLayerInputWeights
 from engine.models.spec import DecoderSpec
 from kernels.operations import Operations
 
 
-class PerLayer:
+class PerLayerEmbeddings:
     """Computes the parts of all layers from a step's tokens."""
 
-    def __init__(self, spec: DecoderSpec, weights: PerLayerWeights, operations: Operations) -> None:
+    def __init__(
+        self, spec: DecoderSpec, weights: PerLayerEmbeddingWeights, operations: Operations
+    ) -> None:
         self._weights = weights
         self._norm = bind_norm(spec.norm, weights.norm, operations)
-        self._shape = spec.num_layers_ahead, spec.per_layer_size
+        self._shape = spec.num_remaining_layers, spec.per_layer_size
         # Rounded to the model's dtype, as in the code that checkpoints were trained with.
         dtype = weights.norm.weight.dtype
         self._scale = torch.tensor(spec.per_layer_size**0.5, dtype=dtype).item()
@@ -40,17 +42,17 @@ class PerLayer:
         return ((normed + of_tokens) * 2**-0.5).unflatten(1, self._shape)
 
 
-class LayerPart:
+class PerLayerInput:
     """Computes what a layer adds to the residual stream from its part."""
 
     def __init__(
-        self, spec: DecoderSpec, weights: LayerPartWeights, operations: Operations
+        self, spec: DecoderSpec, weights: PerLayerInputWeights, operations: Operations
     ) -> None:
         self._weights = weights
         self._activate = bind_activation(replace(spec, gated=False), operations)
-        self._after = bind_norm(spec.norm, weights.after, operations)
+        self._post_norm = bind_norm(spec.norm, weights.post_norm, operations)
 
     def __call__(self, x: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
         """Stream [n, hidden_size] and part [n, per_layer_size] -> addend [n, hidden_size]."""
         gated = self._activate(self._weights.gate(x)) * part
-        return self._after(self._weights.output(gated))
+        return self._post_norm(self._weights.output(gated))

@@ -8,16 +8,16 @@ from typing import NamedTuple
 import torch
 
 from engine.models.linear import Linear, LinearMethod
-from engine.models.loader import stored
+from engine.models.loader import load_matrix
 from engine.models.norms import NormWeights
 
 
-class LayerPartWeights(NamedTuple):
+class PerLayerInputWeights(NamedTuple):
     """The weights that a layer applies to its part."""
 
     gate: Linear  # hidden_size to per_layer_size
     output: Linear  # and back
-    after: NormWeights
+    post_norm: NormWeights
 
     @property
     def num_bytes(self) -> int:
@@ -25,7 +25,7 @@ class LayerPartWeights(NamedTuple):
         return sum(part.num_bytes for part in self)
 
 
-class PerLayerWeights(NamedTuple):
+class PerLayerEmbeddingWeights(NamedTuple):
     """The weights that make the parts of all layers."""
 
     embed: Callable[[torch.Tensor], torch.Tensor]  # ids [n] -> [n, layers * per_layer_size]
@@ -39,18 +39,18 @@ class PerLayerWeights(NamedTuple):
         return self.table_bytes + self.projection.num_bytes + self.norm.num_bytes
 
 
-def make_layer_part(
+def make_per_layer_input(
     weights: Mapping[str, torch.Tensor], method: LinearMethod, i: int
-) -> LayerPartWeights | None:
+) -> PerLayerInputWeights | None:
     """Make those of layer ``i``; None if the model has no per-layer embeddings."""
     after = weights.get(f"{i}.per_layer.after")
     if after is None:
         return None
     gate, output = (
-        method.make(stored(weights, f"{i}.per_layer.{name}.weight"), None)
+        method.make(load_matrix(weights, f"{i}.per_layer.{name}.weight"), None)
         for name in ("gate", "output")
     )
-    return LayerPartWeights(gate, output, NormWeights(after))
+    return PerLayerInputWeights(gate, output, NormWeights(after))
 
 
 def make_per_layer(
@@ -58,7 +58,9 @@ def make_per_layer(
     method: LinearMethod,
     embed: Callable[[torch.Tensor], torch.Tensor],
     table_bytes: int,
-) -> PerLayerWeights:
+) -> PerLayerEmbeddingWeights:
     """Make the weights that compute the parts; ``embed`` looks up the table."""
-    projection = method.make(stored(weights, "per_layer.projection.weight"), None)
-    return PerLayerWeights(embed, projection, NormWeights(weights["per_layer.norm"]), table_bytes)
+    projection = method.make(load_matrix(weights, "per_layer.projection.weight"), None)
+    return PerLayerEmbeddingWeights(
+        embed, projection, NormWeights(weights["per_layer.norm"]), table_bytes
+    )

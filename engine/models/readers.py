@@ -17,13 +17,13 @@ from typing import NamedTuple
 import torch
 
 from engine.errors import ModelLoadError
-from kernels.cpu.memory import own_pages
+from kernels.cpu.memory import mapped_zeros
 
 PIECE_BYTES = 8 * 2**20
 _MAX_THREADS = 4
 
 
-class _Run(NamedTuple):
+class _ByteRange(NamedTuple):
     """Bytes of a file: a number per row, from ``begin`` on, with a row every ``stride`` bytes."""
 
     begin: int
@@ -50,7 +50,7 @@ class _File(NamedTuple):
             done += count
 
 
-class Readers:
+class ParallelReader:
     """The readers of one checkpoint. Their threads end when nothing references the object."""
 
     def __init__(self, num_threads: int | None = None) -> None:
@@ -70,7 +70,9 @@ class Readers:
         Raises:
             ModelLoadError: the file cannot be read, or is too short.
         """
-        self._fill(path, _Run(begin, into.numel() * dtype.itemsize, 0), dtype, into.view(1, -1))
+        self._fill(
+            path, _ByteRange(begin, into.numel() * dtype.itemsize, 0), dtype, into.view(1, -1)
+        )
 
     def fill_columns(
         self, path: Path, begin: int, stride: int, dtype: torch.dtype, into: torch.Tensor
@@ -88,9 +90,9 @@ class Readers:
         Raises:
             ModelLoadError: as ``fill`` does.
         """
-        self._fill(path, _Run(begin, into.shape[1] * dtype.itemsize, stride), dtype, into)
+        self._fill(path, _ByteRange(begin, into.shape[1] * dtype.itemsize, stride), dtype, into)
 
-    def _fill(self, path: Path, run: _Run, dtype: torch.dtype, into: torch.Tensor) -> None:
+    def _fill(self, path: Path, run: _ByteRange, dtype: torch.dtype, into: torch.Tensor) -> None:
         """Fill [rows, columns] with a run of bytes for each row."""
         try:
             descriptor = os.open(path, os.O_RDONLY)
@@ -110,7 +112,7 @@ class Readers:
         finally:
             os.close(descriptor)
 
-    def _read(self, file: _File, run: _Run, into: torch.Tensor, dtype: torch.dtype) -> None:
+    def _read(self, file: _File, run: _ByteRange, into: torch.Tensor, dtype: torch.dtype) -> None:
         is_cast = into.dtype != dtype or into.device.type != "cpu"
         flat = into.view(-1)
         raw = self._buffer() if is_cast else flat.view(torch.uint8)
@@ -124,20 +126,20 @@ class Readers:
     def _buffer(self) -> torch.Tensor:
         """The calling thread's own buffer, in pages that return to the system with it."""
         if not hasattr(self._own, "buffer"):
-            self._own.buffer = own_pages((PIECE_BYTES,), torch.uint8)
+            self._own.buffer = mapped_zeros((PIECE_BYTES,), torch.uint8)
         return self._own.buffer
 
 
 def _pieces(
-    run: _Run, dtype: torch.dtype, into: torch.Tensor
-) -> Iterator[tuple[_Run, torch.Tensor]]:
+    run: _ByteRange, dtype: torch.dtype, into: torch.Tensor
+) -> Iterator[tuple[_ByteRange, torch.Tensor]]:
     """Split the work into one read per thread at a time: some rows, or a part of one long row."""
     rows, columns = into.shape
     if rows == 1:
         step = PIECE_BYTES // dtype.itemsize
         for at, piece in zip(range(0, columns, step), into.view(-1).split(step), strict=True):
             size = piece.numel() * dtype.itemsize
-            yield _Run(run.begin + at * dtype.itemsize, size, 0), piece
+            yield _ByteRange(run.begin + at * dtype.itemsize, size, 0), piece
         return
     step = max(1, PIECE_BYTES // run.num_bytes)
     for at, piece in zip(range(0, rows, step), into.split(step), strict=True):

@@ -21,13 +21,13 @@ class GatedDeltaSpec:
     num_value_heads: int
     key_dim: int  # of a head
     value_dim: int  # of a head
-    width: int  # of the convolution's window, the current token included
+    conv_width: int  # of the convolution's window, the current token included
     norm_eps: float  # of the norm after it
-    allows_negative: bool = False  # eigenvalues of the state transition
-    apart: bool = False  # queries, keys, values, gates are separate tensors
+    allow_neg_eigval: bool = False  # eigenvalues of the state transition
+    separate_projections: bool = False  # queries, keys, values, gates are separate tensors
 
     @property
-    def mixed_sizes(self) -> tuple[int, int, int]:
+    def conv_sizes(self) -> tuple[int, int, int]:
         """Widths of all queries, keys and values."""
         keys = self.num_key_heads * self.key_dim
         return keys, keys, self.value_size
@@ -40,15 +40,15 @@ class GatedDeltaSpec:
     @property
     def channels(self) -> int:
         """Number of channels of the convolution."""
-        return sum(self.mixed_sizes)
+        return sum(self.conv_sizes)
 
     @property
-    def sums_shape(self) -> tuple[int, ...] | None:
+    def ssm_state_shape(self) -> tuple[int, ...] | None:
         """Shape of a sequence's sums over all its tokens, in float32."""
         return self.num_value_heads, self.key_dim, self.value_dim
 
     @property
-    def fed_size(self) -> int:
+    def trial_size(self) -> int:
         """Numbers that a layer holds per token on trial: its projection."""
         return self.channels + self.value_size + 2 * self.num_value_heads
 
@@ -58,16 +58,16 @@ class ShortConvSpec:
     """A gated depthwise convolution over the last few tokens (LFM2)."""
 
     channels: int
-    width: int  # of the window, the current token included
+    conv_width: int  # of the window, the current token included
     bias: bool = False  # of the convolution and both projections
 
     @property
-    def sums_shape(self) -> tuple[int, ...] | None:
+    def ssm_state_shape(self) -> tuple[int, ...] | None:
         """None: there are no sums."""
         return None
 
     @property
-    def fed_size(self) -> int:
+    def trial_size(self) -> int:
         """Numbers that a layer holds per token on trial: its projection."""
         return 3 * self.channels
 
@@ -83,12 +83,12 @@ class MambaSpec:
     num_groups: int
     head_dim: int
     state_size: int  # per channel of a head
-    width: int  # of the convolution's window, the current token included
+    conv_width: int  # of the convolution's window, the current token included
     norm_eps: float  # of the norm after it, over each group's heads
     conv_bias: bool = True
     bias: bool = False  # of both projections
     time_step_limit: tuple[float, float] = (0.0, math.inf)
-    divides_group: bool = False  # the rank has a part of a single group's heads
+    is_group_sharded: bool = False  # the rank has a part of a single group's heads
     has_norm: bool = True  # False: the output is gated without a norm
     # The config.json names of both counts, for error messages.
     heads_key: str = "mamba_n_heads"
@@ -100,7 +100,7 @@ class MambaSpec:
         return self.num_heads * self.head_dim
 
     @property
-    def mixed_sizes(self) -> tuple[int, int, int]:
+    def conv_sizes(self) -> tuple[int, int, int]:
         """Widths of the state's inputs and, over all groups, of the projections that write and
         read it."""
         shared = self.num_groups * self.state_size
@@ -109,7 +109,7 @@ class MambaSpec:
     @property
     def channels(self) -> int:
         """Number of channels of the convolution."""
-        return sum(self.mixed_sizes)
+        return sum(self.conv_sizes)
 
     @property
     def projected_size(self) -> int:
@@ -117,12 +117,12 @@ class MambaSpec:
         return self.inner_size + self.channels + self.num_heads
 
     @property
-    def sums_shape(self) -> tuple[int, ...] | None:
+    def ssm_state_shape(self) -> tuple[int, ...] | None:
         """Shape of a sequence's sums over all its tokens, in float32."""
         return self.num_heads, self.state_size, self.head_dim
 
     @property
-    def fed_size(self) -> int:
+    def trial_size(self) -> int:
         """Numbers that a layer holds per token on trial: its projection."""
         return self.projected_size
 
@@ -135,5 +135,7 @@ _SUM_BYTES = 4
 def layer_state_bytes(spec: RecurrenceSpec, itemsize: int) -> int:
     """Return a sequence's state size in one layer, in bytes; ``itemsize`` is the model's
     dtype's."""
-    inputs = (spec.width - 1) * spec.channels * itemsize
-    return inputs + (0 if spec.sums_shape is None else math.prod(spec.sums_shape) * _SUM_BYTES)
+    inputs = (spec.conv_width - 1) * spec.channels * itemsize
+    return inputs + (
+        0 if spec.ssm_state_shape is None else math.prod(spec.ssm_state_shape) * _SUM_BYTES
+    )

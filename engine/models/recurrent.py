@@ -22,8 +22,8 @@ from torch.nn import functional
 
 from engine.models.adapters import project
 from engine.models.linear import Linear, LinearMethod
-from engine.models.loader import stored
-from engine.models.norms import SharedRmsNorm
+from engine.models.loader import load_matrix
+from engine.models.norms import ShardedRmsNorm
 from engine.models.peers import Peers
 from engine.models.recurrence import GatedDeltaSpec, MambaSpec, RecurrenceSpec, ShortConvSpec
 from engine.models.spec import DecoderSpec
@@ -37,12 +37,12 @@ from kernels.recurrent import GatedDeltaShape, ScanShape
 class LayerState(NamedTuple):
     """The state of one layer, one line per slot."""
 
-    inputs: torch.Tensor  # [lines, width - 1, channels], of the convolution, oldest first
-    sums: torch.Tensor | None  # [lines, *RecurrenceSpec.sums_shape] float32
+    conv_state: torch.Tensor  # [lines, width - 1, channels], of the convolution, oldest first
+    ssm_state: torch.Tensor | None  # [lines, *RecurrenceSpec.sums_shape] float32
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The tensors that exist; their first dimension is the lines."""
-        return (self.inputs,) if self.sums is None else (self.inputs, self.sums)
+        return (self.conv_state,) if self.ssm_state is None else (self.conv_state, self.ssm_state)
 
 
 class HybridMemory(NamedTuple):
@@ -115,7 +115,7 @@ def make_recurrent(
 
     def linear(name: str) -> Linear:
         weight, bias = f"{prefix}{name}.weight", f"{prefix}{name}.bias"
-        return method.make(stored(weights, weight), weights.get(bias))
+        return method.make(load_matrix(weights, weight), weights.get(bias))
 
     conv = weights[f"{prefix}conv.weight"].t().contiguous()
     if isinstance(spec, ShortConvSpec):
@@ -135,7 +135,7 @@ def make_recurrent(
     return GatedDeltaWeights(
         input=linear("input"),
         # Few weights, like a router's, but they determine how long the state remembers.
-        gates=method.make_plain(weights[f"{prefix}gates.weight"]),
+        gates=method.make_unquantized(weights[f"{prefix}gates.weight"]),
         conv=conv,
         log_a=weights[f"{prefix}log_a"],
         dt_bias=weights[f"{prefix}dt_bias"],
@@ -157,7 +157,7 @@ class GatedDelta:
             spec.num_value_heads,
             spec.key_dim,
             spec.value_dim,
-            spec.allows_negative,
+            spec.allow_neg_eigval,
         )
         self._operations = operations
         self._input_name = f"{index}.recurrent.input.weight"
@@ -168,18 +168,18 @@ class GatedDelta:
         weights = self._weights
         fused = project(weights.input, read, state.adapters, self._input_name)
         mixed, gate = fused[:, : self._channels], fused[:, self._channels :]
-        y = _feed(state, partial(self._take, cache), mixed, weights.gates(read))
+        y = _run_recurrence(state, partial(self._update_state, cache), mixed, weights.gates(read))
         return self._operations.gated_rms_norm(y, gate, weights.norm, self._eps, False)
 
-    def _take(
+    def _update_state(
         self, cache: LayerMemory, mixed: torch.Tensor, gates: torch.Tensor, rows: StepRows
     ) -> torch.Tensor:
         """Feed tokens to the state; return its outputs for them, [n, value heads, value_dim]."""
         assert isinstance(cache, LayerState)
-        assert cache.sums is not None
+        assert cache.ssm_state is not None
         w, do = self._weights, self._operations
-        mixed = do.short_conv(mixed, w.conv, None, cache.inputs, rows, True)
-        return do.gated_delta(mixed, gates, w.log_a, w.dt_bias, cache.sums, rows, self._shape)
+        mixed = do.short_conv(mixed, w.conv, None, cache.conv_state, rows, True)
+        return do.gated_delta(mixed, gates, w.log_a, w.dt_bias, cache.ssm_state, rows, self._shape)
 
 
 class Mamba:
@@ -204,11 +204,11 @@ class Mamba:
             spec.time_step_limit,
         )
         self._operations = operations
-        self._shared_norm: SharedRmsNorm | None = None
-        if spec.divides_group and spec.has_norm:
+        self._sharded_norm: ShardedRmsNorm | None = None
+        if spec.is_group_sharded and spec.has_norm:
             assert peers is not None
             assert weights.norm is not None
-            self._shared_norm = SharedRmsNorm(weights.norm[0], spec.norm_eps, peers)
+            self._sharded_norm = ShardedRmsNorm(weights.norm[0], spec.norm_eps, peers)
         self._input_name = f"{index}.recurrent.input.weight"
         self.output, self.output_name = weights.output, f"{index}.recurrent.output.weight"
 
@@ -217,25 +217,25 @@ class Mamba:
         w = self._weights
         fused = project(w.input, read, state.adapters, self._input_name)
         gate, mixed, steps = fused.split(self._sizes, dim=1)
-        y = _feed(state, partial(self._take, cache), mixed, steps)
+        y = _run_recurrence(state, partial(self._update_state, cache), mixed, steps)
         if w.norm is None:
             return self._operations.silu_mul(torch.cat((gate, y.view(gate.shape)), dim=1))
-        if self._shared_norm is not None:
+        if self._sharded_norm is not None:
             gated = y.view(gate.shape).float() * functional.silu(gate.float())
-            return self._shared_norm(gated).to(y.dtype)
+            return self._sharded_norm(gated).to(y.dtype)
         y = y.view(len(read), self._groups, -1)
         return self._operations.gated_rms_norm(y, gate, w.norm, self._eps, True)
 
-    def _take(
+    def _update_state(
         self, cache: LayerMemory, mixed: torch.Tensor, steps: torch.Tensor, rows: StepRows
     ) -> torch.Tensor:
         """Feed tokens to the state; return its outputs for them, [n, heads, head_dim]."""
         assert isinstance(cache, LayerState)
-        assert cache.sums is not None
+        assert cache.ssm_state is not None
         w, do = self._weights, self._operations
-        mixed = do.short_conv(mixed, w.conv, w.conv_bias, cache.inputs, rows, True)
+        mixed = do.short_conv(mixed, w.conv, w.conv_bias, cache.conv_state, rows, True)
         factors = w.log_a, w.dt_bias, w.skip
-        return do.selective_scan(mixed, steps, *factors, cache.sums, rows, self._shape)
+        return do.selective_scan(mixed, steps, *factors, cache.ssm_state, rows, self._shape)
 
 
 class ShortConv:
@@ -250,13 +250,15 @@ class ShortConv:
     def __call__(self, read: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
         """See ``Mixer``."""
         fused = project(self._weights.input, read, state.adapters, self._input_name)
-        return _feed(state, partial(self._take, cache), fused)
+        return _run_recurrence(state, partial(self._update_state, cache), fused)
 
-    def _take(self, cache: LayerMemory, fused: torch.Tensor, rows: StepRows) -> torch.Tensor:
+    def _update_state(
+        self, cache: LayerMemory, fused: torch.Tensor, rows: StepRows
+    ) -> torch.Tensor:
         """Feed tokens to the state; return the convolution's outputs for them, [n, channels]."""
         assert isinstance(cache, LayerState)
         weights = self._weights
-        return self._gated_conv(fused, weights.conv, weights.bias, cache.inputs, rows)
+        return self._gated_conv(fused, weights.conv, weights.bias, cache.conv_state, rows)
 
 
 def bind_recurrent(
@@ -281,11 +283,13 @@ def _group_norm(spec: MambaSpec, weight: torch.Tensor | None) -> torch.Tensor | 
     return None if weight is None else weight.unflatten(0, (spec.num_groups, -1))
 
 
-def _feed(state: StepState, take: Callable[..., torch.Tensor], *fed: torch.Tensor) -> torch.Tensor:
+def _run_recurrence(
+    state: StepState, take: Callable[..., torch.Tensor], *fed: torch.Tensor
+) -> torch.Tensor:
     """Feed a step's tokens with ``take``; record them for replay if some are on trial."""
     assert state.rows is not None
     if state.trial is not None:
-        state.trial.hold(take, *fed)
+        state.trial.record(take, *fed)
     return take(*fed, state.rows)
 
 

@@ -78,7 +78,7 @@ RopeScaling = (
 
 
 @dataclass(frozen=True)
-class RopePlanes:
+class MropeSpec:
     """Positions in three dimensions (M-RoPE, Wang et al. 2024).
 
     An image token's position is a time, a row and a column; for text all three are equal.
@@ -111,4 +111,4 @@ class RopeSpec:
     scaling: RopeScaling | None = None
     num_dims: int | None = None  # even; None: all of head_dim
     interleaved: bool = False
-    planes: RopePlanes | None = None  # None: positions have one dimension
+    mrope: MropeSpec | None = None  # None: positions have one dimension

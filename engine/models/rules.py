@@ -20,7 +20,7 @@ class Rule(NamedTuple):
     parameter: str
     part: int | None = 0  # None: it fills all parts
     layout: Layout | None = None
-    parts_an_expert: int = 1
+    parts_per_expert: int = 1
 
 
 def expert_rules(prefix: str, gate: str, up: str, down: str) -> tuple[Rule, ...]:

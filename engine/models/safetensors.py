@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from engine.errors import ModelLoadError
-from kernels.cpu.memory import own_pages
+from kernels.cpu.memory import mapped_zeros
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _STAGING_BYTES = 8 * 2**20
@@ -115,7 +115,7 @@ def read_into(file: BufferedReader, entry: TensorEntry, target: torch.Tensor) ->
 
 def read_tensor(file: BufferedReader, entry: TensorEntry) -> torch.Tensor:
     """Read a tensor unchanged, on the CPU, in pages of its own. Raises as ``read_into``."""
-    tensor = own_pages(entry.shape, entry.dtype)
+    tensor = mapped_zeros(entry.shape, entry.dtype)
     read_into(file, entry, tensor)
     return tensor
 
@@ -123,7 +123,7 @@ def read_tensor(file: BufferedReader, entry: TensorEntry) -> torch.Tensor:
 def _pieces(file: BufferedReader, entry: TensorEntry) -> Iterator[torch.Tensor]:
     """Yield the tensor's values in file order, some MiB at a time, all in the same buffer."""
     # In pages of its own: among long-lived tensors it would fragment the heap.
-    staging = own_pages((min(_STAGING_BYTES, entry.num_bytes),), torch.uint8)
+    staging = mapped_zeros((min(_STAGING_BYTES, entry.num_bytes),), torch.uint8)
     view = staging.numpy().data
     left = entry.num_bytes
     while left:

@@ -40,21 +40,21 @@ class LayerSpec:
     local_rope: bool = False  # uses the windowed layers' frequencies
     experts: bool = False  # a mixture of experts instead of an MLP
     chunk: int | None = None  # attention stays within chunks of this size; None: no chunks
-    looks_ahead: bool = False  # an image's tokens attend to all of it
+    bidirectional_images: bool = False  # an image's tokens attend to all of it
     recurrent: bool = False  # the model's recurrence instead of attention
     hybrid: bool = False  # attention and the model's recurrence on the same norm, summed
     placement: Placement | None = None  # of its norms; None: the model's
     heads: HeadSpec | None = None  # of its own; None: the model's
     # The number of the layer whose keys and values it reads, instead of having its own.
-    reads: int | None = None
+    kv_sharing_layer: int | None = None
     intermediate_size: int | None = None  # of its MLP; None: the model's
     mlp: bool = True  # False: it ends with its mixer
     # The checkpoint's numbers of its mixer and its MLP, if they are separate layers there
     # (Nemotron-H); None: the layer's own number.
-    stored: tuple[int, int] | None = None
+    checkpoint_layers: tuple[int, int] | None = None
 
     @property
-    def keeps_state(self) -> bool:
+    def has_recurrence(self) -> bool:
         """Whether it has the model's recurrence."""
         return self.recurrent or self.hybrid
 
@@ -106,25 +106,29 @@ class MoeSpec:
     num_groups: int = 1
     top_groups: int = 1
     group_best: int = 1
-    corrected: bool = False  # a bias is added to scores for the choice only
-    exact_router: bool = False  # always computed in float32
+    has_correction_bias: bool = False  # a bias is added to scores for the choice only
+    router_in_float32: bool = False  # always computed in float32
     biased: bool = False  # router and experts have biases
-    weighs_input: bool = False  # weights multiply the experts' inputs, not outputs
+    apply_router_weight_on_input: bool = False  # weights multiply the experts' inputs, not outputs
     shared_intermediate_size: int = 0  # of the shared expert; 0: there is none
     latent_size: int = 0  # of the experts' input and output; 0: they use hidden states
     shared_gate: bool = False  # a sigmoid of the token scales the shared expert
     # The layer also has its MLP, and each has its own norms. The router reads the residual stream
     # through a norm with its own weights, and each expert has a factor (Gemma 4).
-    beside_mlp: bool = False
-    held: tuple[int, int] | None = None  # a rank's experts, [begin, end); None: all
+    with_mlp: bool = False
+    local_expert_range: tuple[int, int] | None = None  # a rank's experts, [begin, end); None: all
     # The config.json names of both widths, for error messages.
     width_key: str = "moe_intermediate_size"
     shared_width_key: str = "shared_expert_intermediate_size"
 
     @property
-    def num_held(self) -> int:
+    def num_local_experts(self) -> int:
         """Number of experts on this rank; tokens choose among ``num_experts``."""
-        return self.num_experts if self.held is None else self.held[1] - self.held[0]
+        return (
+            self.num_experts
+            if self.local_expert_range is None
+            else self.local_expert_range[1] - self.local_expert_range[0]
+        )
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ class LatentSpec:
 
     rank: int  # of the latent for keys and values
     query_rank: int | None  # of the queries' latent; None: made from the hidden state
-    plain_dim: int  # of a head's query and key, without rotary dimensions
+    nope_dim: int  # of a head's query and key, without rotary dimensions
     rope_dim: int  # of the rotated part; all heads share a key's
     value_dim: int  # of a head's value
     eps: float = 1e-6  # of the norms of latents
@@ -141,9 +145,9 @@ class LatentSpec:
     @property
     def query_dim(self) -> int:
         """Width of a head's query."""
-        return self.plain_dim + self.rope_dim
+        return self.nope_dim + self.rope_dim
 
-    def projected(self, num_heads: int) -> tuple[int, int]:
+    def qkv_sizes(self, num_heads: int) -> tuple[int, int]:
         """Widths of a token's first projection: the queries' input, and the latent with the
         key's rotated part."""
         queries = self.query_rank or num_heads * self.query_dim
@@ -159,8 +163,8 @@ class TemperatureSpec:
     """
 
     scale: float
-    every: int
-    first: int = 1
+    floor_scale: int
+    position_offset: int = 1
     with_rope: bool = False  # also in layers with position embedding
 
 
@@ -205,16 +209,16 @@ class DecoderSpec:
     latent: LatentSpec | None = None  # if set, there is one KV head, of the latent's width
     recurrence: RecurrenceSpec | None = None  # of layers without attention
     attention_gate: bool = False  # sigmoids of the token scale attention's output
-    gates_apart: bool = False  # the gates' weights are a separate tensor
+    separate_gates: bool = False  # the gates' weights are a separate tensor
     keys_are_values: bool = False  # see HeadSpec
     qk_norm: bool = False  # RMS norm of each head's query and key before rope
     unit_value_norm: bool = False  # RMS norm of each head's value, without weights
-    queries_alone: bool = False  # keys and values are another layer's
+    uses_shared_kv: bool = False  # keys and values are another layer's
     per_layer_size: int = 0  # width of per-layer embeddings; 0: none
     per_layer_vocab_size: int = 0  # their number of tokens
     per_layer_pad_id: int = 0  # used for image tokens
     layer_scales: bool = False  # a learned factor of the residual stream after each layer
-    norms_turned: bool = False  # with qk_norm: after rope
+    qk_norm_after_rope: bool = False  # with qk_norm: after rope
     unit_qk_norm: bool = False  # without weights, in layers with rope
     temperature: TemperatureSpec | None = None
     wide_qk_norm: bool = False  # RMS norm over all query heads, and over all key heads
@@ -228,7 +232,7 @@ class DecoderSpec:
     # Factors that become part of some of a checkpoint's tensors, by their names in
     # ``layouts.Multiplied``.
     multipliers: tuple[tuple[str, tuple[float, ...]], ...] = ()
-    generates: bool = True  # False: no language model head
+    is_generative: bool = True  # False: no language model head
     num_labels: int = 0  # of a classification head; 0: there is none
     score_sigmoid: bool = True  # a score is the sigmoid of the head's output
     eos_token_ids: tuple[int, ...] = ()
@@ -242,29 +246,33 @@ class DecoderSpec:
         """Number of decoder layers here."""
         return len(self.layers)
 
-    def of_layer(self, layer: LayerSpec) -> DecoderSpec:
+    def for_layer(self, layer: LayerSpec) -> DecoderSpec:
         """Return the model with one layer's heads and widths."""
         own = layer.heads or HeadSpec(self.num_kv_heads, self.head_dim, self.keys_are_values)
         return replace(
             self,
             num_kv_heads=own.num_kv_heads,
             head_dim=own.head_dim,
-            keys_are_values=own.keys_are_values and layer.reads is None,
-            queries_alone=layer.reads is not None,
+            keys_are_values=own.keys_are_values and layer.kv_sharing_layer is None,
+            uses_shared_kv=layer.kv_sharing_layer is not None,
             intermediate_size=layer.intermediate_size or self.intermediate_size,
         )
 
     @cached_property
     def cached_heads(self) -> tuple[tuple[int, int], ...]:
         """(number of KV heads, their width) of each layer that keeps keys and values."""
-        paged = (layer for layer in self.layers if not layer.recurrent and layer.reads is None)
-        specs = map(self.of_layer, paged)
+        paged = (
+            layer for layer in self.layers if not layer.recurrent and layer.kv_sharing_layer is None
+        )
+        specs = map(self.for_layer, paged)
         return tuple((own.num_kv_heads, own.head_dim) for own in specs)
 
     @property
-    def has_unlike_layers(self) -> bool:
+    def has_heterogeneous_layers(self) -> bool:
         """Whether layers differ in their heads, or some read another layer's keys and values."""
-        return any(layer.heads is not None or layer.reads is not None for layer in self.layers)
+        return any(
+            layer.heads is not None or layer.kv_sharing_layer is not None for layer in self.layers
+        )
 
     @cached_property
     def num_paged_layers(self) -> int:
@@ -274,12 +282,12 @@ class DecoderSpec:
     @property
     def is_recurrent(self) -> bool:
         """Whether a layer keeps a recurrent state, from which no token can be removed."""
-        return any(layer.keeps_state for layer in self.layers)
+        return any(layer.has_recurrence for layer in self.layers)
 
     @property
-    def looks_ahead(self) -> bool:
+    def bidirectional_images(self) -> bool:
         """Whether image tokens see each other in some layer."""
-        return any(layer.looks_ahead for layer in self.layers)
+        return any(layer.bidirectional_images for layer in self.layers)
 
     @property
     def first_layer(self) -> int:
@@ -287,23 +295,23 @@ class DecoderSpec:
         return 0 if self.stage is None else self.stage.begin
 
     @property
-    def num_layers_ahead(self) -> int:
+    def num_remaining_layers(self) -> int:
         """Number of the whole model's layers from its first one on."""
         return self.num_layers if self.stage is None else self.stage.num_layers - self.stage.begin
 
     @property
-    def entering_size(self) -> int:
+    def stage_input_size(self) -> int:
         """Width of a stage's input per token: the residual stream, and the per-layer embeddings
         of the remaining layers."""
-        return self.hidden_size + self.num_layers_ahead * self.per_layer_size
+        return self.hidden_size + self.num_remaining_layers * self.per_layer_size
 
     @property
-    def has_ends(self) -> bool:
+    def has_embed_and_head(self) -> bool:
         """Whether embeddings and head are here."""
         return self.stage is None or self.stage.is_first
 
     @property
-    def has_last_norm(self) -> bool:
+    def has_final_norm(self) -> bool:
         """Whether the final norm is here."""
         return self.stage is None or self.stage.is_last
 
@@ -350,14 +358,14 @@ class DecoderSpec:
         return self.latent.rank if self.latent else None
 
     @property
-    def projected_sizes(self) -> tuple[int, ...]:
+    def qkv_sizes(self) -> tuple[int, ...]:
         """Widths of a token's first projection in attention."""
         if self.latent:
-            return self.latent.projected(self.num_heads)
-        if self.queries_alone:
+            return self.latent.qkv_sizes(self.num_heads)
+        if self.uses_shared_kv:
             return (self.query_size + self.gate_size,)
         keys_and_values = (self.kv_size,) if self.keys_are_values else (self.kv_size, self.kv_size)
-        if self.gates_apart:
+        if self.separate_gates:
             return self.gate_size, self.query_size, *keys_and_values
         return self.query_size + self.gate_size, *keys_and_values
 
@@ -367,7 +375,7 @@ class DecoderSpec:
         return self.query_size if self.attention_gate else 0
 
     @property
-    def attended_size(self) -> int:
+    def attention_output_size(self) -> int:
         """Width of the input of attention's output projection."""
         return self.num_heads * self.latent.value_dim if self.latent else self.query_size
 
@@ -388,7 +396,7 @@ class DecoderSpec:
         return tuple(dict.fromkeys(layer.window for layer in attending if layer.heads == heads))
 
     @property
-    def widest_window(self) -> int | None:
+    def max_window(self) -> int | None:
         """The longest window of any layer, in tokens; None: unlimited."""
         windows = [window for window in self.windows if window is not None]
         return max(windows) if len(windows) == len(self.windows) else None
@@ -399,15 +407,15 @@ class DecoderSpec:
         return next((layer.chunk for layer in self.layers if layer.chunk is not None), None)
 
     @property
-    def default_context(self) -> int:
+    def default_context_len(self) -> int:
         """The default context length, in tokens."""
         scaling = self.rope.scaling if self.rope else None
         if isinstance(scaling, DynamicScaling):
             return self.max_position_embeddings
-        return self.longest_context
+        return self.max_context_len
 
     @property
-    def longest_context(self) -> int:
+    def max_context_len(self) -> int:
         """The longest context that the position embedding supports, in tokens."""
         scaling, trained = self.rope.scaling if self.rope else None, self.max_position_embeddings
         if isinstance(scaling, LinearScaling | DynamicScaling):
@@ -432,8 +440,8 @@ class DecoderSpec:
         """Return what recurrent layers hold per token on trial (``engine/models/trial.py``)."""
         if self.recurrence is None:
             return 0
-        return self._num_recurrent * self.recurrence.fed_size * itemsize
+        return self._num_recurrent * self.recurrence.trial_size * itemsize
 
     @property
     def _num_recurrent(self) -> int:
-        return sum(layer.keeps_state for layer in self.layers)
+        return sum(layer.has_recurrence for layer in self.layers)

@@ -15,15 +15,15 @@ from typing import NamedTuple, Protocol
 import torch
 
 from engine.errors import ModelLoadError
-from engine.models.layouts import Multiplied, Transposed
+from engine.models.layouts import ScaledOutputs, Transposed
 from engine.models.safetensors import Header, TensorEntry, read_tensor
 from engine.models.spec import DecoderSpec
-from engine.models.tables import Spec, Tables, laid_out_for
+from engine.models.tables import Spec, TensorTables, layout_spec
 from engine.models.weights import Target
 from kernels.packed import PackedWeight
 
 
-class Expected(NamedTuple):
+class ExpectedTensor(NamedTuple):
     """A tensor that a recipe needs."""
 
     name: str  # in full, as in the checkpoint of a whole model
@@ -42,12 +42,12 @@ class Recipe:
         unused: names of tensors that belong to the matrix and are not needed here.
     """
 
-    tensors: Mapping[str, Expected]
+    tensors: Mapping[str, ExpectedTensor]
     make: Callable[[Mapping[str, torch.Tensor]], PackedWeight]
     unused: tuple[str, ...] = ()
 
 
-class Format(Protocol):
+class QuantFormat(Protocol):
     """A way of storing quantised matrices, as described by ``quantization_config``."""
 
     @property
@@ -75,7 +75,7 @@ class Format(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PackedPlace:
+class PackedMatrix:
     """A matrix of a checkpoint that is made by a recipe."""
 
     name: str
@@ -100,7 +100,7 @@ class PackedPlace:
             raise ModelLoadError(f"{self.path}: '{self.name}': {error}") from None
         if self.target.layout is None:
             return weight
-        return weight.select(_output_order(laid_out_for(spec), self.target, weight.shape[0]))
+        return weight.select(_output_order(layout_spec(spec), self.target, weight.shape[0]))
 
     @property
     def path(self) -> Path:
@@ -109,7 +109,7 @@ class PackedPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedPlaces:
+class PackedMatrices:
     """The packed matrices of a checkpoint, and the places that remain for dense ones.
 
     Attributes:
@@ -118,27 +118,27 @@ class PackedPlaces:
         taken: the checkpoint's tensors that are used, by their own names.
     """
 
-    places: Mapping[str, tuple[PackedPlace, ...]]
+    matrices: Mapping[str, tuple[PackedMatrix, ...]]
     targets: Mapping[str, Target]
-    taken: frozenset[str]
+    used_tensors: frozenset[str]
 
     @property
-    def filled(self) -> Iterator[Target]:
+    def filled_targets(self) -> Iterator[Target]:
         """What they fill."""
-        return (place.target for places in self.places.values() for place in places)
+        return (place.target for places in self.matrices.values() for place in places)
 
 
 def find_packed(
-    spec: Spec, headers: list[Header], tables: Tables, stored_as: Format | None
-) -> PackedPlaces:
+    spec: Spec, headers: list[Header], tables: TensorTables, quant_format: QuantFormat | None
+) -> PackedMatrices:
     """Ask the format for each matrix of the model.
 
     Raises:
         ModelLoadError: a tensor is missing, or its shape or dtype contradicts the config; one line
             that names the tensor and the file.
     """
-    if stored_as is None:
-        return PackedPlaces({}, tables.targets, frozenset())
+    if quant_format is None:
+        return PackedMatrices({}, tables.targets, frozenset())
     full_name = _full_names(tables)
     found = {
         full_name(entry.name): (header, entry)
@@ -148,14 +148,14 @@ def find_packed(
     present = {name: entry for name, (_, entry) in found.items()}
     # Modules of which any tensor exists: of several names for one module a checkpoint has one.
     modules = {name.rpartition(mark)[0] for name in present for mark in "._"}.union(present)
-    places: dict[str, tuple[PackedPlace, ...]] = {}
+    places: dict[str, tuple[PackedMatrix, ...]] = {}
     left = dict(tables.targets)
     taken: set[str] = set()
     for name, target in tables.targets.items():
         shape = tables.parameters[target.parameter].part_shape(target.part)
         if len(shape) != 2 or name.removesuffix(".weight") not in modules:
             continue
-        recipe = stored_as.recipe(name, (shape[0], shape[1]), present)
+        recipe = quant_format.recipe(name, (shape[0], shape[1]), present)
         if recipe is None:
             continue
         if isinstance(target.layout, Transposed):
@@ -163,7 +163,7 @@ def find_packed(
                 f"{headers[0].path.parent}: '{name}' is quantised, and layers that lie transposed "
                 f"in {spec.architecture} models are supported dense only"
             )
-        if isinstance(target.layout, Multiplied):
+        if isinstance(target.layout, ScaledOutputs):
             raise ModelLoadError(
                 f"{headers[0].path.parent}: '{name}' is quantised; {spec.architecture} models are "
                 "supported unquantised, or with --quantization"
@@ -174,13 +174,13 @@ def find_packed(
         unused = [found[other][1].name for other in recipe.unused if other in found]
         taken |= {entry.name for _, entry in sources.values()} | set(unused)
         before = places.get(target.parameter, ())
-        places[target.parameter] = (*before, PackedPlace(name, target, recipe, sources))
+        places[target.parameter] = (*before, PackedMatrix(name, target, recipe, sources))
         del left[name]
-    return PackedPlaces(places, left, frozenset(taken))
+    return PackedMatrices(places, left, frozenset(taken))
 
 
 def _checked(
-    expected: Expected, found: Mapping[str, tuple[Header, TensorEntry]], headers: list[Header]
+    expected: ExpectedTensor, found: Mapping[str, tuple[Header, TensorEntry]], headers: list[Header]
 ) -> tuple[Header, TensorEntry]:
     if expected.name not in found:
         raise ModelLoadError(f"{headers[0].path.parent}: missing tensor '{expected.name}'")
@@ -199,7 +199,7 @@ def _checked(
     return header, entry
 
 
-def _full_names(tables: Tables) -> Callable[[str], str]:
+def _full_names(tables: TensorTables) -> Callable[[str], str]:
     """Return ``Tables.full_name`` for tensors whose names share only a prefix with those of the
     tables."""
     modules = {name.removesuffix(".weight") for name in tables.targets}

@@ -9,7 +9,12 @@ from engine.models import weights
 from engine.models.draft_head import spec as draft_head
 from engine.models.draft_head.spec import DraftHeadSpec
 from engine.models.encoder.spec import EncoderSpec
-from engine.models.encoder.weights import encoder_parameters, encoder_targets, is_unused, own_name
+from engine.models.encoder.weights import (
+    canonical_name,
+    encoder_parameters,
+    encoder_targets,
+    is_skippable,
+)
 from engine.models.spec import DecoderSpec
 from engine.models.vision import weights as vision
 from engine.models.vision.spec import VisionSpec
@@ -18,53 +23,53 @@ from engine.models.weights import Parameter, Target
 Spec = DecoderSpec | EncoderSpec | DraftHeadSpec | VisionSpec
 
 
-class Tables(NamedTuple):
+class TensorTables(NamedTuple):
     """The loader's knowledge of a model."""
 
     parameters: dict[str, Parameter]
     targets: Mapping[str, Target]  # by a tensor's name in a whole model
     full_name: Callable[[str], str]  # of a tensor in a checkpoint of a part
-    is_redundant: Callable[[str], bool]  # whether a tensor without a place may be skipped
+    is_skippable: Callable[[str], bool]  # whether a tensor without a place may be skipped
 
 
-def tables_of(spec: Spec) -> Tables:
+def tables_of(spec: Spec) -> TensorTables:
     """Return the tables of the model that ``spec`` describes."""
     if isinstance(spec, EncoderSpec):
         wanted = encoder_parameters(spec)
-        return Tables(wanted, encoder_targets(spec, wanted), own_name, is_unused)
+        return TensorTables(wanted, encoder_targets(spec, wanted), canonical_name, is_skippable)
     if isinstance(spec, DraftHeadSpec):
         wanted = draft_head.draft_head_parameters(spec)
-        return Tables(
+        return TensorTables(
             wanted,
             draft_head.draft_head_targets(spec, wanted),
-            lambda name: draft_head.own_name(spec, name),
-            lambda name: draft_head.is_unused(spec, name),
+            lambda name: draft_head.canonical_name(spec, name),
+            lambda name: draft_head.is_skippable(spec, name),
         )
     if isinstance(spec, VisionSpec):
         wanted = vision.vision_parameters(spec)
-        return Tables(
+        return TensorTables(
             wanted,
             vision.vision_targets(spec, wanted),
-            vision.own_name,
-            lambda name: vision.is_unread(spec, name),
+            vision.canonical_name,
+            lambda name: vision.is_skippable(spec, name),
         )
     return _decoder_tables(spec)
 
 
-def laid_out_for(spec: Spec) -> DecoderSpec:
+def layout_spec(spec: Spec) -> DecoderSpec:
     """Return the decoder whose heads and experts the layouts refer to; encoders have neither."""
     decoder = spec.layer if isinstance(spec, DraftHeadSpec) else spec
     assert isinstance(decoder, DecoderSpec)
     return decoder
 
 
-def _decoder_tables(spec: DecoderSpec) -> Tables:
+def _decoder_tables(spec: DecoderSpec) -> TensorTables:
     wanted = weights.parameters(spec)
     targets = weights.targets(spec, wanted)
     prefix = weights.base_prefix(spec)
 
     def full_name(name: str) -> str:
-        is_full = name in targets or name.startswith(prefix) or weights.is_redundant(spec, name)
+        is_full = name in targets or name.startswith(prefix) or weights.is_skippable(spec, name)
         return name if is_full else prefix + name
 
-    return Tables(wanted, targets, full_name, lambda name: weights.is_redundant(spec, name))
+    return TensorTables(wanted, targets, full_name, lambda name: weights.is_skippable(spec, name))

@@ -20,7 +20,7 @@ import torch
 from kernels.inputs import StepRows
 
 # Feeds tokens to one layer's state: the tensors of ``Trial.hold``, and their rows.
-Feed = Callable[..., object]
+StateUpdate = Callable[..., object]
 
 
 class Trial:
@@ -33,15 +33,15 @@ class Trial:
 
     def __init__(self, tokens: torch.Tensor | None = None) -> None:
         self._tokens = tokens
-        self._feeds: list[Callable[[StepRows], object]] = []
+        self._updates: list[Callable[[StepRows], object]] = []
 
-    def hold(self, feed: Feed, *fed: torch.Tensor) -> None:
+    def record(self, feed: StateUpdate, *fed: torch.Tensor) -> None:
         """Hold these inputs [num_tokens, ...] of a layer's state; ``feed`` feeds them again."""
         if self._tokens is not None:
             fed = tuple(each.index_select(0, self._tokens) for each in fed)
-        self._feeds.append(partial(feed, *fed))
+        self._updates.append(partial(feed, *fed))
 
-    def settle(self, rows: StepRows) -> None:
+    def commit(self, rows: StepRows) -> None:
         """Feed the accepted tokens to the states: those of ``rows``, among the tokens held."""
-        for feed in self._feeds:
+        for feed in self._updates:
             feed(rows)

@@ -49,7 +49,7 @@ class Parameter:
     parts: tuple[int, ...]
     trailing: tuple[int, ...] = ()  # the other dimensions
     is_norm: bool = False  # initialised near one, not zero
-    is_exact: bool = False  # float32 whatever the model's dtype
+    is_float32: bool = False  # float32 whatever the model's dtype
     runs: tuple[tuple[int, ...], ...] = ()  # run lengths of each part; empty: one run each
 
     @property
@@ -87,23 +87,23 @@ def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
 
     Layers are numbered as in the whole model.
     """
-    found = _ends(spec) if spec.has_ends else {}
-    if spec.has_last_norm:
+    found = _embed_and_head(spec) if spec.has_embed_and_head else {}
+    if spec.has_final_norm:
         found |= _norm(spec, "norm", spec.hidden_size)
     for i, layer_spec in enumerate(spec.layers, spec.first_layer):
-        own = spec.of_layer(layer_spec)
-        is_dense = layer_spec.mlp and (not layer_spec.experts or _is_beside(spec))
+        own = spec.for_layer(layer_spec)
+        is_dense = layer_spec.mlp and (not layer_spec.experts or _has_mlp_and_experts(spec))
         mlp = _mlp(own) if is_dense else {}
         if layer_spec.experts and spec.moe:
             mlp |= _experts(spec, spec.moe)
         mixer = {} if layer_spec.recurrent else _attention(own)
-        if layer_spec.keeps_state and spec.recurrence:
+        if layer_spec.has_recurrence and spec.recurrence:
             mixer |= _recurrent(spec.recurrence, spec.hidden_size)
         layer = mixer | mlp | _norms(own, layer_spec)
         if spec.per_layer_size:
             layer |= _per_layer(spec)
         if spec.layer_scales:
-            layer["scale"] = Parameter((1,), is_norm=True, is_exact=True)
+            layer["scale"] = Parameter((1,), is_norm=True, is_float32=True)
         found |= {f"{i}.{name}": parameter for name, parameter in layer.items()}
     return found
 
@@ -122,14 +122,14 @@ def targets(
             parameter = rule.parameter.replace("{i}", str(i))
             if parameter not in wanted:
                 continue
-            mixer, mlp = spec.layers[i].stored or (i, i)
+            mixer, mlp = spec.layers[i].checkpoint_layers or (i, i)
             name = rule.pattern.replace("{i}", str(mixer)).replace("{m}", str(mlp))
             if "{e}" not in name:
                 if (rule.part or 0) < len(wanted[parameter].parts):  # values may be keys
                     places[name] = Target(parameter, rule.part, rule.layout)
                 continue
             for e in range(num_experts):
-                part = (rule.part or 0) + e * rule.parts_an_expert
+                part = (rule.part or 0) + e * rule.parts_per_expert
                 places[name.replace("{e}", str(e))] = Target(parameter, part, rule.layout)
     return places
 
@@ -169,7 +169,7 @@ _UNREAD = {
 }
 
 
-def is_redundant(spec: DecoderSpec, name: str) -> bool:
+def is_skippable(spec: DecoderSpec, name: str) -> bool:
     """Return whether a tensor without a place may be skipped.
 
     It may be a computed buffer, a tied copy, a scale of the KV cache, part of a draft layer, or
@@ -179,7 +179,7 @@ def is_redundant(spec: DecoderSpec, name: str) -> bool:
     if name.startswith(_UNREAD.get(spec.architecture, ())):
         return True
     is_computed = _COMPUTED.fullmatch(name) or _CACHE_SCALES.fullmatch(name)
-    is_unread = is_computed is not None or _drafts(spec, name) or _reads_others(spec, name)
+    is_unread = is_computed is not None or _is_draft_layer(spec, name) or _is_shared_kv(spec, name)
     return tied_copy or is_unread
 
 
@@ -199,21 +199,21 @@ def base_prefix(spec: DecoderSpec) -> str:
     return embedding.pattern.partition(".")[0] + "."
 
 
-def _reads_others(spec: DecoderSpec, name: str) -> bool:
+def _is_shared_kv(spec: DecoderSpec, name: str) -> bool:
     """Return whether it would make keys or values in a layer that reads another layer's."""
     found = _KEYS_AND_VALUES.match(name)
     if found is None or int(found[1]) >= spec.num_layers:
         return False
-    return spec.layers[int(found[1])].reads is not None
+    return spec.layers[int(found[1])].kv_sharing_layer is not None
 
 
-def _drafts(spec: DecoderSpec, name: str) -> bool:
+def _is_draft_layer(spec: DecoderSpec, name: str) -> bool:
     layer = _LAYER.match(name) if spec.num_draft_layers else None
     drafting = range(spec.num_layers, spec.num_layers + spec.num_draft_layers)
     return layer is not None and int(layer[1]) in drafting
 
 
-def _ends(spec: DecoderSpec) -> dict[str, Parameter]:
+def _embed_and_head(spec: DecoderSpec) -> dict[str, Parameter]:
     hidden = spec.hidden_size
     found = {"embedding": Parameter((spec.vocab_size,), (hidden,))}
     if spec.rope is None:
@@ -221,23 +221,23 @@ def _ends(spec: DecoderSpec) -> dict[str, Parameter]:
     if spec.num_labels:
         found["score"] = Parameter((spec.num_labels,), (hidden,))
     if spec.per_layer_size:
-        width = spec.num_layers_ahead * spec.per_layer_size
+        width = spec.num_remaining_layers * spec.per_layer_size
         found["per_layer.embedding"] = Parameter((spec.per_layer_vocab_size,), (width,))
         found["per_layer.projection.weight"] = Parameter((width,), (hidden,))
         found |= _norm(spec, "per_layer.norm", spec.per_layer_size)
-    if spec.generates and not spec.tie_word_embeddings:
+    if spec.is_generative and not spec.tie_word_embeddings:
         found["head"] = Parameter((spec.vocab_size,), (hidden,))
     return found
 
 
 def _attention(spec: DecoderSpec) -> dict[str, Parameter]:
-    hidden, qkv = spec.hidden_size, spec.projected_sizes
+    hidden, qkv = spec.hidden_size, spec.qkv_sizes
     runs: tuple[tuple[int, ...], ...] = ()
-    if spec.gate_size and not spec.gates_apart:  # part of the queries, and first among them
+    if spec.gate_size and not spec.separate_gates:  # part of the queries, and first among them
         runs = ((spec.gate_size, spec.query_size), *((size,) for size in qkv[1:]))
     found = {
         "qkv.weight": Parameter(qkv, (hidden,), runs=runs),
-        "output.weight": Parameter((hidden,), (spec.attended_size,)),
+        "output.weight": Parameter((hidden,), (spec.attention_output_size,)),
         **(_latent(spec, spec.latent) if spec.latent else {}),
     }
     if spec.qkv_bias:
@@ -245,12 +245,12 @@ def _attention(spec: DecoderSpec) -> dict[str, Parameter]:
     if spec.output_bias:
         found["output.bias"] = Parameter((hidden,))
     if spec.has_sinks:
-        found["sinks"] = Parameter((spec.num_heads,), is_exact=True)
+        found["sinks"] = Parameter((spec.num_heads,), is_float32=True)
     return found
 
 
 def _latent(spec: DecoderSpec, latent: LatentSpec) -> dict[str, Parameter]:
-    up = spec.num_heads * (latent.plain_dim + latent.value_dim)
+    up = spec.num_heads * (latent.nope_dim + latent.value_dim)
     found = {
         "latent_norm": Parameter((latent.rank,), is_norm=True),
         "latent_up": Parameter((up,), (latent.rank,)),
@@ -277,14 +277,14 @@ def _mlp(spec: DecoderSpec) -> dict[str, Parameter]:
 def _experts(spec: DecoderSpec, moe: MoeSpec) -> dict[str, Parameter]:
     """All experts of a layer concatenated in one tensor; no rows for experts of other ranks."""
     hidden, inner, shared = spec.hidden_size, moe.intermediate_size, moe.shared_intermediate_size
-    begin, end = moe.held or (0, moe.num_experts)
+    begin, end = moe.local_expert_range or (0, moe.num_experts)
     is_held = [begin <= expert < end for expert in range(moe.num_experts)]
     read = moe.latent_size or hidden
     entry = ("gate", "up") if spec.gated else ("up",)
     gate_up = tuple(inner if held else 0 for held in is_held for _ in entry)
     down = tuple(read if held else 0 for held in is_held)
     found = {
-        "router": Parameter((moe.num_experts,), (hidden,), is_exact=moe.exact_router),
+        "router": Parameter((moe.num_experts,), (hidden,), is_float32=moe.router_in_float32),
         "experts.gate_up": Parameter(gate_up, (read,)),
         "experts.down": Parameter(down, (inner,)),
     }
@@ -294,19 +294,19 @@ def _experts(spec: DecoderSpec, moe: MoeSpec) -> dict[str, Parameter]:
     if moe.biased:
         found["router.bias"] = Parameter((moe.num_experts,))
         found |= {"experts.gate_up.bias": Parameter(gate_up), "experts.down.bias": Parameter(down)}
-    if moe.corrected:
-        found["router.correction"] = Parameter((moe.num_experts,), is_exact=True)
+    if moe.has_correction_bias:
+        found["router.correction"] = Parameter((moe.num_experts,), is_float32=True)
     if shared:
         found["shared.gate_up.weight"] = Parameter((shared,) * len(entry), (hidden,))
         found["shared.down.weight"] = Parameter((hidden,), (shared,))
     if moe.shared_gate:
         found["shared.gate"] = Parameter((1,), (hidden,))
-    if moe.beside_mlp:
+    if moe.with_mlp:
         found |= _norm(spec, "mlp_own_after", hidden)
         found |= _norm(spec, "experts_norm", hidden)
         found |= _norm(spec, "experts_after", hidden)
         found["router.norm"] = Parameter((hidden,), is_norm=True)
-        found["experts.scale"] = Parameter((moe.num_experts,), is_norm=True, is_exact=True)
+        found["experts.scale"] = Parameter((moe.num_experts,), is_norm=True, is_float32=True)
     return found
 
 
@@ -319,9 +319,9 @@ def _per_layer(spec: DecoderSpec) -> dict[str, Parameter]:
     }
 
 
-def _is_beside(spec: DecoderSpec) -> bool:
+def _has_mlp_and_experts(spec: DecoderSpec) -> bool:
     """Return whether layers with experts have an MLP too."""
-    return spec.moe is not None and spec.moe.beside_mlp
+    return spec.moe is not None and spec.moe.with_mlp
 
 
 def _recurrent(spec: RecurrenceSpec, hidden: int) -> dict[str, Parameter]:
@@ -340,7 +340,7 @@ def _short_conv(spec: ShortConvSpec, hidden: int) -> dict[str, Parameter]:
     fused = (channels,) * 3
     found = {
         "input.weight": Parameter((3 * channels,), (hidden,), runs=(fused,)),
-        "conv.weight": Parameter((channels,), (spec.width,)),
+        "conv.weight": Parameter((channels,), (spec.conv_width,)),
         "output.weight": Parameter((hidden,), (channels,)),
     }
     if spec.bias:
@@ -352,15 +352,15 @@ def _short_conv(spec: ShortConvSpec, hidden: int) -> dict[str, Parameter]:
 
 def _gated_delta(spec: GatedDeltaSpec, hidden: int) -> dict[str, Parameter]:
     heads, values = spec.num_value_heads, spec.value_size
-    mixed = spec.mixed_sizes if spec.apart else (spec.channels,)
-    runs = () if spec.apart else (spec.mixed_sizes,)
+    mixed = spec.conv_sizes if spec.separate_projections else (spec.channels,)
+    runs = () if spec.separate_projections else (spec.conv_sizes,)
     fused_runs = (*runs, (values,)) if runs else ()
     return {
         "input.weight": Parameter((*mixed, values), (hidden,), runs=fused_runs),
         "gates.weight": Parameter((heads, heads), (hidden,)),
-        "conv.weight": Parameter(mixed, (spec.width,), runs=runs),
-        "log_a": Parameter((heads,), is_exact=True),
-        "dt_bias": Parameter((heads,), is_exact=True),
+        "conv.weight": Parameter(mixed, (spec.conv_width,), runs=runs),
+        "log_a": Parameter((heads,), is_float32=True),
+        "dt_bias": Parameter((heads,), is_float32=True),
         "norm": Parameter((spec.value_dim,), is_norm=True),
         "output.weight": Parameter((hidden,), (values,)),
     }
@@ -368,14 +368,14 @@ def _gated_delta(spec: GatedDeltaSpec, hidden: int) -> dict[str, Parameter]:
 
 def _mamba(spec: MambaSpec, hidden: int) -> dict[str, Parameter]:
     heads, inner, projected = spec.num_heads, spec.inner_size, spec.projected_size
-    mixed = spec.mixed_sizes
+    mixed = spec.conv_sizes
     fused = ((inner, *mixed, heads),)
     found = {
         "input.weight": Parameter((projected,), (hidden,), runs=fused),
-        "conv.weight": Parameter((spec.channels,), (spec.width,), runs=(mixed,)),
-        "log_a": Parameter((heads,), is_exact=True),
-        "dt_bias": Parameter((heads,), is_exact=True),
-        "skip": Parameter((heads,), is_exact=True),
+        "conv.weight": Parameter((spec.channels,), (spec.conv_width,), runs=(mixed,)),
+        "log_a": Parameter((heads,), is_float32=True),
+        "dt_bias": Parameter((heads,), is_float32=True),
+        "skip": Parameter((heads,), is_float32=True),
         "output.weight": Parameter((hidden,), (inner,)),
     }
     if spec.has_norm:
@@ -402,7 +402,7 @@ def _norms(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Parameter]:
         head = spec.head_dim
         query, key = (head, head) if spec.qk_norm else (spec.query_size, spec.kv_size)
         found["query_norm"] = Parameter((query,), is_norm=True)
-        if not spec.queries_alone:
+        if not spec.uses_shared_kv:
             found["key_norm"] = Parameter((key,), is_norm=True)
     return found
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 import torch
 
 from engine.lora.peft import Delta
-from engine.parallel.shard import Cut
+from engine.parallel.shard import ParameterSlice
 
 
-def own_delta(cuts: Mapping[str, Cut]) -> Callable[[str, Delta], Delta | None]:
+def local_delta(cuts: Mapping[str, ParameterSlice]) -> Callable[[str, Delta], Delta | None]:
     """Return a rank's part of a parameter's delta; None if the parameter is in another stage."""
 
     def own(parameter: str, delta: Delta) -> Delta | None:
@@ -23,8 +23,8 @@ def own_delta(cuts: Mapping[str, Cut]) -> Callable[[str, Delta], Delta | None]:
         if cut is None:
             return None
         down = delta.down if cut.columns is None else delta.down[:, cut.columns].contiguous()
-        runs = [run for run, _ in cut.pieces(None)]
-        behind = delta.up.shape[0] - cut.whole.shape[0]
+        runs = [run for run, _ in cut.row_ranges(None)]
+        behind = delta.up.shape[0] - cut.full.shape[0]
         if behind:  # values are keys: their rows are repeated
             runs.append(slice(runs[-1].start + behind, runs[-1].stop + behind))
         return Delta(down, torch.cat([delta.up[run] for run in runs]))

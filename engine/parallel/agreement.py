@@ -20,7 +20,7 @@ from engine.gguf.file import find_gguf
 _SAMPLES = 64  # per file; fine-tuning changes tensors everywhere
 _SAMPLE_BYTES = 4096
 # Settings that are each machine's own, or that only rank 0 reads.
-_OWN = (
+_PER_NODE_SETTINGS = (
     "model",
     "tokenizer",
     "num_threads",
@@ -29,10 +29,10 @@ _OWN = (
     "profile_dir",
     "speculation",
 )
-_OWN_OF_NODES = ("rank", "secret_file", "timeout_s", "master_addr", "master_port")
+_PER_NODE_NODES_SETTINGS = ("rank", "secret_file", "timeout_s", "master_addr", "master_port")
 
 
-class Standing(msgspec.Struct, frozen=True, array_like=True):
+class NodeFingerprint(msgspec.Struct, frozen=True, array_like=True):
     """What one machine would serve."""
 
     versions: dict[str, str]
@@ -40,7 +40,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     files: dict[str, str]  # digests by name
 
 
-def standing(config: EngineConfig, unless: EngineConfig | None = None) -> Standing:
+def fingerprint_node(config: EngineConfig, defaults: EngineConfig | None = None) -> NodeFingerprint:
     """Describe what a machine would serve.
 
     Args:
@@ -53,14 +53,14 @@ def standing(config: EngineConfig, unless: EngineConfig | None = None) -> Standi
         OSError: a file cannot be read.
     """
     settings = _flat(config)
-    if unless is not None:
-        default = _flat(unless)
+    if defaults is not None:
+        default = _flat(defaults)
         settings = {name: value for name, value in settings.items() if default.get(name) != value}
     versions = {name: _version(name) for name in ("quire", "torch")}
-    return Standing(versions, settings, _digests(config))
+    return NodeFingerprint(versions, settings, _digests(config))
 
 
-def difference(ours: Standing, theirs: Standing, node: int) -> str | None:
+def find_mismatch(ours: NodeFingerprint, theirs: NodeFingerprint, node: int) -> str | None:
     """Return the first difference between node 0 and another node as one readable line; None if
     none.
 
@@ -97,11 +97,15 @@ def _version(name: str) -> str:
 def _flat(config: EngineConfig) -> dict[str, str]:
     """Return the settings that ranks share as JSON; nested ones are named ``part.name``."""
     fields: dict[str, Any] = {
-        name: value for name, value in msgspec.to_builtins(config).items() if name not in _OWN
+        name: value
+        for name, value in msgspec.to_builtins(config).items()
+        if name not in _PER_NODE_SETTINGS
     }
     nodes = fields.get("nodes")
     if nodes is not None:
-        fields["nodes"] = {name: nodes[name] for name in nodes if name not in _OWN_OF_NODES}
+        fields["nodes"] = {
+            name: nodes[name] for name in nodes if name not in _PER_NODE_NODES_SETTINGS
+        }
     flat: dict[str, str] = {}
     for name, value in fields.items():
         parts = value if isinstance(value, dict) else None

@@ -22,7 +22,7 @@ from torch import distributed
 
 from engine.errors import EngineDead
 from engine.framing import FrameError, encode
-from engine.parallel.frames import FromRank, Met, Posted, ToRank
+from engine.parallel.frames import FromRank, RendezvousDone, StoreValue, ToRank
 from engine.parallel.ranks import Rank
 
 _distributed: Any = distributed  # the stubs hide this class
@@ -30,37 +30,37 @@ _Store: Any = _distributed.Store
 _TIMEOUT_S = 60.0  # all have loaded by then
 
 
-class Board(_Store):
+class ReplicatedStore(_Store):
     """A ``torch.distributed.Store`` with a copy on every rank.
 
     Args:
         tell: sends a new value to the other ranks.
     """
 
-    def __init__(self, tell: Callable[[Posted], None]) -> None:
+    def __init__(self, publish: Callable[[StoreValue], None]) -> None:
         super().__init__()
-        self._tell = tell
+        self._publish = publish
         self._values: dict[str, bytes] = {}
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._problem: str | None = None
 
-    def put(self, posted: Posted) -> None:
+    def put(self, posted: StoreValue) -> None:
         """Add a value from another rank."""
-        with self._news:
+        with self._changed:
             self._values[posted.key] = posted.value
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def fail(self, problem: str) -> None:
         """Make all waits fail with ``problem``, because no more values will come."""
-        with self._news:
+        with self._changed:
             self._problem = problem
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def set(self, key: str, value: bytes) -> None:
         """See ``Store``."""
-        posted = Posted(key, bytes(value))
+        posted = StoreValue(key, bytes(value))
         self.put(posted)
-        self._tell(posted)
+        self._publish(posted)
 
     def get(self, key: str) -> bytes:
         """See ``Store``; waits for the value."""
@@ -69,7 +69,7 @@ class Board(_Store):
 
     def check(self, keys: Sequence[str]) -> bool:
         """See ``Store``."""
-        with self._news:
+        with self._changed:
             return all(key in self._values for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
@@ -79,14 +79,14 @@ class Board(_Store):
         def is_decided() -> bool:
             return self._problem is not None or all(key in self._values for key in keys)
 
-        with self._news:
-            if not self._news.wait_for(is_decided, limit_s):
+        with self._changed:
+            if not self._changed.wait_for(is_decided, limit_s):
                 raise RuntimeError(f"the others did not come to meet within {limit_s:g} s")
             if self._problem is not None and any(key not in self._values for key in keys):
                 raise RuntimeError(self._problem)
 
 
-class Relay:
+class StoreRelay:
     """Rank 0's board, which relays all values until all ranks have met.
 
     Args:
@@ -94,14 +94,14 @@ class Relay:
         said: the messages of each; nothing else reads them meanwhile.
     """
 
-    def __init__(self, ranks: Sequence[Rank], said: Sequence[Iterator[FromRank]]) -> None:
-        self.board = Board(self._hand_on)
+    def __init__(self, ranks: Sequence[Rank], messages: Sequence[Iterator[FromRank]]) -> None:
+        self.store = ReplicatedStore(self._publish)
         self._ranks = ranks
         self._sending = threading.Lock()
         self._problem: str | None = None
         self._threads = [
-            threading.Thread(target=self._hear, args=pair, name="meeting", daemon=True)
-            for pair in zip(ranks, said, strict=True)
+            threading.Thread(target=self._read_messages, args=pair, name="meeting", daemon=True)
+            for pair in zip(ranks, messages, strict=True)
         ]
         for thread in self._threads:
             thread.start()
@@ -112,32 +112,32 @@ class Relay:
             thread.join()
         if self._problem is not None:
             raise EngineDead(self._problem)
-        self._send(Met(), None)
+        self._send(RendezvousDone(), None)
 
-    def _hear(self, rank: Rank, said: Iterator[FromRank]) -> None:
+    def _read_messages(self, rank: Rank, messages: Iterator[FromRank]) -> None:
         problem = f"{rank.name} ended before it had met the others"
         try:
-            for message in said:
-                if isinstance(message, Met):
+            for message in messages:
+                if isinstance(message, RendezvousDone):
                     return
-                self._heard(message, rank)
+                self._handle_message(message, rank)
         except FrameError as error:
             problem = f"{rank.name}: {error}"
         except OSError:
             pass  # its socket was shut down, and it has ended too
         self._problem = self._problem or problem
-        self.board.fail(problem)
+        self.store.fail(problem)
 
-    def _heard(self, message: FromRank, rank: Rank) -> None:
-        if not isinstance(message, Posted):
+    def _handle_message(self, message: FromRank, rank: Rank) -> None:
+        if not isinstance(message, StoreValue):
             raise FrameError(f"{type(message).__name__} is none of a meeting")
-        self.board.put(message)
+        self.store.put(message)
         self._send(message, rank)
 
-    def _hand_on(self, posted: Posted) -> None:
+    def _publish(self, posted: StoreValue) -> None:
         self._send(posted, None)
 
-    def _send(self, message: Posted | Met, source: Rank | None) -> None:
+    def _send(self, message: StoreValue | RendezvousDone, source: Rank | None) -> None:
         frame = encode(message)
         with self._sending:
             for rank in self._ranks:
@@ -146,7 +146,7 @@ class Relay:
                         rank.socket.sendall(frame)
 
 
-class Attendance:
+class FollowerStore:
     """Another rank's board, kept up to date until rank 0 reports that all have met.
 
     Args:
@@ -155,21 +155,21 @@ class Attendance:
     """
 
     def __init__(self, messages: Iterator[ToRank], send: Callable[[FromRank], None]) -> None:
-        self.board = Board(send)
+        self.store = ReplicatedStore(send)
         self._messages = messages
         self._send = send
-        self._thread = threading.Thread(target=self._hear, name="meeting", daemon=True)
+        self._thread = threading.Thread(target=self._read_messages, name="meeting", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
         """Report that this rank has met the others; return when all have, or rank 0 is gone."""
-        self._send(Met())
+        self._send(RendezvousDone())
         self._thread.join()
 
-    def _hear(self) -> None:
+    def _read_messages(self) -> None:
         for message in self._messages:
-            if isinstance(message, Met):
+            if isinstance(message, RendezvousDone):
                 return
-            if isinstance(message, Posted):
-                self.board.put(message)
-        self.board.fail("rank 0 is gone")
+            if isinstance(message, StoreValue):
+                self.store.put(message)
+        self.store.fail("rank 0 is gone")

@@ -15,14 +15,14 @@ from engine.kv_cache.storage import KVCache
 from engine.lora.batch import step_adapters
 from engine.models.decoder import Decoder
 from engine.models.recurrent import LayerState
-from engine.models.step_state import ImageTokens, StepState
+from engine.models.step_state import StepImageEmbeddings, StepState
 from engine.parallel.frames import (
+    ComputeLogits,
     CopyBlocks,
     CopyStates,
-    Exchange,
     Forward,
     LoadAdapter,
-    Score,
+    SwapBlocks,
     ToRank,
     unpack,
 )
@@ -38,7 +38,7 @@ from kernels.attention import BatchGeometry, DeviceGeometry
 from kernels.inputs import StepRows
 
 
-class Room(NamedTuple):
+class RankCaches(NamedTuple):
     """Memory for the state of sequences."""
 
     cache: KVCache  # keys and values
@@ -46,7 +46,7 @@ class Room(NamedTuple):
     host: HostStore | None  # blocks in host memory; None: there are none
 
 
-class Follower:
+class FollowerRunner:
     """Computes what rank 0 computes, on this rank's shard.
 
     Args:
@@ -63,7 +63,7 @@ class Follower:
         plan: LoadPlan,
         shard: Shard,
         model: Decoder,
-        room: Room,
+        caches: RankCaches,
         group: Group | None,
         pipeline: Pipeline | None,
     ) -> None:
@@ -73,18 +73,18 @@ class Follower:
         self._pipeline = pipeline
         self._adapters = make_adapters(plan)
         self._model = model
-        self._cache, self._states, self._host = room
+        self._cache, self._states, self._host = caches
         self._uploads = Uploads(plan.attention.device)
 
-    def obey(self, message: ToRank) -> None:
+    def execute(self, message: ToRank) -> None:
         """Execute a message from rank 0. Raises EngineDead when another rank is gone."""
         if isinstance(message, Forward):
             self._forward(message)
-        elif isinstance(message, Score):
+        elif isinstance(message, ComputeLogits):
             attention = self._plan.attention
             shape = message.num_rows, self._plan.spec.hidden_size
             self._model.logits(torch.empty(shape, dtype=attention.dtype, device=attention.device))
-        elif isinstance(message, Exchange):
+        elif isinstance(message, SwapBlocks):
             assert self._host is not None
             self._host.exchange(_copies(message.offloads), _copies(message.loads))
         elif isinstance(message, CopyStates):
@@ -94,7 +94,7 @@ class Follower:
             self._adapters.load(message.adapter)
         elif isinstance(message, CopyBlocks):
             pairs = unpack(message.pairs).reshape(-1, 2)
-            sources, targets = self._send(pairs[:, 0].copy(), pairs[:, 1].copy())
+            sources, targets = self._upload(pairs[:, 0].copy(), pairs[:, 1].copy())
             for layer in self._cache.paged:
                 self._plan.kernels.operations.copy_blocks(layer, sources.long(), targets.long())
 
@@ -103,11 +103,11 @@ class Follower:
         host_tables = unpack(message.tables).reshape(batch.slots.size, -1)
         last = batch.query_start[1:][batch.sampling_rows] - 1
         of_states = unpack(message.lines) if message.lines else batch.slots
-        on_host = unpack(message.ends) if message.ends else None
-        *sent, tables, wanted, lines, turns, ends, shown = self._send(
+        on_host = unpack(message.query_ends) if message.query_ends else None
+        *sent, tables, wanted, lines, turns, ends, shown = self._upload(
             *(batch.slots, batch.query_start, batch.starts, batch.token_ids),
-            *(host_tables, last, of_states, unpack(message.turns).reshape(3, -1)),
-            *(unpack(message.ends), unpack(message.image_places)),
+            *(host_tables, last, of_states, unpack(message.rotary_positions).reshape(3, -1)),
+            *(unpack(message.query_ends), unpack(message.image_places)),
         )
         rows = StepRows(*sent)
         longest = int(np.diff(batch.query_start).max())
@@ -123,12 +123,14 @@ class Follower:
             attention=plan.kernels.attention.plan(geometry, plan.attention),
             slot_mapping=inputs.slot_mapping,
             positions=inputs.positions,
-            rotations=self._model.rotations(turns.long() if message.turns else inputs.positions),
-            images=self._shown(shown.long(), message.num_told),
+            rotations=self._model.rotations(
+                turns.long() if message.rotary_positions else inputs.positions
+            ),
+            images=self._receive_images(shown.long(), message.num_deepstack),
             rows=rows._replace(slots=lines),
         )
         if message.adapters:
-            state = self._adapted(state, message, batch)
+            state = self._with_adapters(state, message, batch)
         is_trimmed = message.sampling_rows is not None and self._shard.is_last_stage
         self._run(inputs.input_ids, state, wanted if is_trimmed else None)
 
@@ -138,31 +140,33 @@ class Follower:
         if pipeline is None:
             model.forward(input_ids, state, caches, wanted)
         elif not self._shard.stage:
-            pipeline.hand_on(model.forward(input_ids, state, caches))
+            pipeline.send(model.forward(input_ids, state, caches))
         else:
-            x = pipeline.take(input_ids.shape[0])
-            pipeline.hand_on(model.go_on(x, state, caches, wanted))
+            x = pipeline.receive(input_ids.shape[0])
+            pipeline.send(model.forward_hidden(x, state, caches, wanted))
 
-    def _shown(self, places: torch.Tensor, num_told: int) -> ImageTokens | None:
+    def _receive_images(
+        self, places: torch.Tensor, num_deepstack: int
+    ) -> StepImageEmbeddings | None:
         """Receive the embeddings of image tokens from rank 0."""
         if not places.numel() or self._shard.stage or self._group is None:
             return None
         attention = self._plan.attention
-        shape = 1 + num_told, places.numel(), self._plan.spec.hidden_size
+        shape = 1 + num_deepstack, places.numel(), self._plan.spec.hidden_size
         states = torch.empty(shape, dtype=attention.dtype, device=attention.device)
         embeddings, *deep = self._group.broadcast(states)
-        return ImageTokens(places, embeddings, tuple(deep))
+        return StepImageEmbeddings(places, embeddings, tuple(deep))
 
-    def _adapted(self, state: StepState, message: Forward, batch: HostBatch) -> StepState:
+    def _with_adapters(self, state: StepState, message: Forward, batch: HostBatch) -> StepState:
         """Add the rows' adapters to the state, in this rank's own slots."""
         found = self._adapters.slots(message.adapters)
         by_place = np.array([*(found[adapter.id] for adapter in message.adapters), -1], np.int64)
         slots = by_place[unpack(message.adapter_rows)]
         operations = self._plan.kernels.operations
         of_tokens, of_wanted = step_adapters(self._adapters, slots, batch, operations)
-        return replace(state, adapters=of_tokens, wanted_adapters=of_wanted)
+        return replace(state, adapters=of_tokens, output_adapters=of_wanted)
 
-    def _send(self, *arrays: np.ndarray) -> list[torch.Tensor]:
+    def _upload(self, *arrays: np.ndarray) -> list[torch.Tensor]:
         return self._uploads.send(arrays)
 
 

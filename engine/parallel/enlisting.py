@@ -14,29 +14,29 @@ from typing import TypeVar
 import msgspec
 
 from engine.framing import FrameError
-from engine.parallel.agreement import Standing
+from engine.parallel.agreement import NodeFingerprint
 
 MessageT = TypeVar("MessageT")
 
 
-class Enlist(msgspec.Struct, frozen=True, tag="enlist", array_like=True):
+class RegisterRank(msgspec.Struct, frozen=True, tag="enlist", array_like=True):
     """To node 0: a rank that wants to join."""
 
     node: int
-    place: int  # rank number on that node
+    local_rank: int  # rank number on that node
     model: str  # its path there
     num_threads: int | None  # of each rank there; None: one per core
-    standing: Standing
+    fingerprint: NodeFingerprint
 
 
-class Welcome(msgspec.Struct, frozen=True, tag="welcome", array_like=True):
+class Accepted(msgspec.Struct, frozen=True, tag="welcome", array_like=True):
     """To a node: the rest of this connection is for its rank."""
 
     rank: int
     num_ranks: int  # per node
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
+class Rejected(msgspec.Struct, frozen=True, tag="refused", array_like=True):
     """To a node, as the last message."""
 
     reason: str
@@ -45,21 +45,23 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
 
 _MAX_BYTES = 1 << 20  # of a message; real ones are small
 _LENGTH = struct.Struct("<I")  # as in ``engine/framing.py``
-_enlist = msgspec.msgpack.Decoder(Enlist)
-_answer = msgspec.msgpack.Decoder(Welcome | Refused)
+_registration_decoder = msgspec.msgpack.Decoder(RegisterRank)
+_reply_decoder = msgspec.msgpack.Decoder(Accepted | Rejected)
 
 
-def hear_rank(connection: socket.socket) -> Enlist:
+def receive_registration(connection: socket.socket) -> RegisterRank:
     """Read a node's message. Raises FrameError or OSError."""
-    return _hear(connection, _enlist)
+    return _receive_message(connection, _registration_decoder)
 
 
-def hear_answer(connection: socket.socket) -> Welcome | Refused:
+def receive_reply(connection: socket.socket) -> Accepted | Rejected:
     """Read node 0's answer, and no bytes after it. Raises FrameError or OSError."""
-    return _hear(connection, _answer)
+    return _receive_message(connection, _reply_decoder)
 
 
-def _hear(connection: socket.socket, decoder: msgspec.msgpack.Decoder[MessageT]) -> MessageT:
+def _receive_message(
+    connection: socket.socket, decoder: msgspec.msgpack.Decoder[MessageT]
+) -> MessageT:
     (length,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
     if length > _MAX_BYTES:
         raise FrameError(f"a message claims to be {length} bytes long")

@@ -10,7 +10,7 @@ from engine.parallel.frames import Loaded
 from engine.types import MemoryPlan
 
 
-def fitting(
+def common_memory_plan(
     memory: MemoryPlan, others: Sequence[Loaded], num_lines: Callable[[int, int], int]
 ) -> MemoryPlan:
     """Limit rank 0's plan to the blocks and states that every rank has room for.

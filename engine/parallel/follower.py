@@ -26,22 +26,22 @@ from engine.errors import EngineDead, ModelLoadError
 from engine.framing import encode, receive
 from engine.models.checkpoint import read_config
 from engine.models.spec import DecoderSpec
-from engine.parallel.board import Attendance
+from engine.parallel.board import FollowerStore
 from engine.parallel.frames import (
+    AllocateCache,
     Failed,
     FromRank,
     Join,
     Loaded,
-    Met,
     Prepared,
-    RankFrames,
-    Serve,
+    RendezvousDone,
     ToRank,
+    ToRankReader,
 )
-from engine.parallel.group import Meeting, file_store
+from engine.parallel.group import Rendezvous, file_store
 from engine.parallel.pipeline import Connections, connect
 from engine.parallel.ranks import HANG_UP
-from engine.parallel.seat import Seat, Share, make_room
+from engine.parallel.seat import FollowerWorker, LoadedShard, allocate_caches
 from engine.parallel.shard import Shard
 from engine.runner.device import divide_machine
 from engine.runner.load import plan_cache, read_weights
@@ -67,14 +67,14 @@ def main(argv: list[str] | None = None) -> int:
         connection = socket.socket(fileno=args.leader)
     connection.setblocking(True)
     ends = parent, connection
-    threading.Thread(target=_end_with, args=ends, name="lifeline", daemon=True).start()
+    threading.Thread(target=_exit_with, args=ends, name="lifeline", daemon=True).start()
     messages = read_messages(connection)
     join = next(messages, None)
     if not isinstance(join, Join):
         return 1
     logs.configure_engine(join.config, join.rank)
     try:
-        follow(connection, join, messages)
+        run_follower(connection, join, messages)
     except EngineDead as error:
         logger.critical("%s", error)
         return 1
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def follow(connection: socket.socket, join: Join, messages: Iterator[ToRank]) -> None:
+def run_follower(connection: socket.socket, join: Join, messages: Iterator[ToRank]) -> None:
     """Load a shard of a model and compute on it, until the other end is closed.
 
     Args:
@@ -112,12 +112,14 @@ def follow(connection: socket.socket, join: Join, messages: Iterator[ToRank]) ->
     if seat is None:
         return
     for message in messages:
-        answer = seat.obey(message)
+        answer = seat.handle(message)
         if answer is not None:
             send(answer)
 
 
-def _load(join: Join, shard: Shard, messages: Iterator[ToRank], send: Send) -> Seat | None:
+def _load(
+    join: Join, shard: Shard, messages: Iterator[ToRank], send: Send
+) -> FollowerWorker | None:
     """Read this rank's weights and meet the others; None if rank 0 is gone by then."""
     config = divide_machine(join.config)
     model = read_config(config.model)
@@ -135,27 +137,33 @@ def _load(join: Join, shard: Shard, messages: Iterator[ToRank], send: Send) -> S
         )
     )
     serve = next(messages, None)
-    if not isinstance(serve, Serve):
+    if not isinstance(serve, AllocateCache):
         return None
-    room = make_room(plan, serve)
+    room = allocate_caches(plan, serve)
     send(Prepared())
-    return Seat(shard, serve, _meet(join, shard, plan, messages, send), Share(plan, loaded), room)
+    return FollowerWorker(
+        shard,
+        serve,
+        _rendezvous(join, shard, plan, messages, send),
+        LoadedShard(plan, loaded),
+        room,
+    )
 
 
-def _meet(
+def _rendezvous(
     join: Join, shard: Shard, plan: LoadPlan, messages: Iterator[ToRank], send: Send
 ) -> Connections:
     attention = plan.attention
-    attendance: Attendance | None = None
-    if join.meeting is None:
-        attendance = Attendance(messages, send)
-        store = attendance.board
+    attendance: FollowerStore | None = None
+    if join.rendezvous_file is None:
+        attendance = FollowerStore(messages, send)
+        store = attendance.store
     else:
-        store = file_store(Path(join.meeting), shard.num_ranks)
-    meeting = Meeting(shard, attention.device, store, join.address)
+        store = file_store(Path(join.rendezvous_file), shard.num_ranks)
+    meeting = Rendezvous(shard, attention.device, store, join.address)
     connections = connect(meeting, plan.spec, attention.dtype)
     if attendance is None:
-        send(Met())
+        send(RendezvousDone())
     else:
         attendance.finish()
     return connections
@@ -163,12 +171,12 @@ def _meet(
 
 def read_messages(connection: socket.socket) -> Iterator[ToRank]:
     """Yield all messages of rank 0 until it is gone."""
-    frames = RankFrames()
+    frames = ToRankReader()
     while messages := receive(connection, frames):
         yield from messages
 
 
-def _end_with(*connections: socket.socket) -> None:
+def _exit_with(*connections: socket.socket) -> None:
     """Exit this process when the other end of a socket is closed, whatever it is doing."""
     poll = select.poll()
     for connection in connections:

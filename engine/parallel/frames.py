@@ -21,11 +21,11 @@ class Join(msgspec.Struct, frozen=True, tag="join", array_like=True):
 
     config: EngineConfig
     rank: int
-    meeting: str | None  # file through which ranks meet; None: through rank 0
+    rendezvous_file: str | None  # file through which ranks meet; None: through rank 0
     address: str  # of its machine, for the others
 
 
-class Serve(msgspec.Struct, frozen=True, tag="serve", array_like=True):
+class AllocateCache(msgspec.Struct, frozen=True, tag="serve", array_like=True):
     """To a rank that has loaded: the cache size that fits on all ranks."""
 
     num_blocks: int
@@ -35,18 +35,18 @@ class Serve(msgspec.Struct, frozen=True, tag="serve", array_like=True):
     num_snapshots: int = 0  # of recurrent states
 
 
-class Posted(msgspec.Struct, frozen=True, tag="posted", array_like=True):
+class StoreValue(msgspec.Struct, frozen=True, tag="posted", array_like=True):
     """To and from a rank: a value that ranks publish in order to find each other."""
 
     key: str
     value: bytes
 
 
-class Met(msgspec.Struct, frozen=True, tag="met", array_like=True):
+class RendezvousDone(msgspec.Struct, frozen=True, tag="met", array_like=True):
     """From a rank: it has met the others. To a rank of several machines: all have."""
 
 
-class Exchange(msgspec.Struct, frozen=True, tag="exchange", array_like=True):
+class SwapBlocks(msgspec.Struct, frozen=True, tag="exchange", array_like=True):
     """To a rank: copy blocks to host slots and then from them, before anything is written."""
 
     offloads: bytes  # [o, 2]: block, slot
@@ -75,12 +75,12 @@ class Forward(msgspec.Struct, frozen=True, tag="forward", array_like=True):
     adapters: tuple[Adapter, ...] = ()  # those of the rows
     adapter_rows: bytes = b""  # [R], each row's adapter, an index; -1: none; empty if all are
     lines: bytes = b""  # [R], each row's line of recurrent states, if there are any
-    turns: bytes = b""  # [3, N], rotary positions, if they are not the tokens' positions
-    ends: bytes = b""  # [N], see ``BatchGeometry``; where some tokens look ahead
+    rotary_positions: bytes = b""  # [3, N], rotary positions, if they are not the tokens' positions
+    query_ends: bytes = b""  # [N], see ``BatchGeometry``; where some tokens look ahead
     # [n], the step's image tokens. Rank 0 broadcasts their embeddings in its stage, and as many
     # numbers again for each of the ``num_told`` first layers with image features.
     image_places: bytes = b""
-    num_told: int = 0
+    num_deepstack: int = 0
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter", array_like=True):
@@ -89,13 +89,13 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter", array_like=Tr
     adapter: Adapter
 
 
-class Score(msgspec.Struct, frozen=True, tag="score", array_like=True):
+class ComputeLogits(msgspec.Struct, frozen=True, tag="score", array_like=True):
     """To a rank of the first stage: compute logits of rows that rank 0 broadcasts."""
 
     num_rows: int
 
 
-class Rest(msgspec.Struct, frozen=True, tag="rest", array_like=True):
+class Sleep(msgspec.Struct, frozen=True, tag="rest", array_like=True):
     """To a rank: free its cache, and weights according to the level (``Runner.rest``)."""
 
     level: int
@@ -105,17 +105,17 @@ class Wake(msgspec.Struct, frozen=True, tag="wake", array_like=True):
     """To a resting rank: allocate a cache again, and bring its weights back to the device."""
 
 
-class Reread(msgspec.Struct, frozen=True, tag="reread", array_like=True):
+class ReadWeights(msgspec.Struct, frozen=True, tag="reread", array_like=True):
     """To a resting rank: read its shard of other weights, and keep the current ones as well."""
 
     model: str  # their directory or file
     generation: int
 
 
-class Settle(msgspec.Struct, frozen=True, tag="settle", array_like=True):
+class FinishReload(msgspec.Struct, frozen=True, tag="settle", array_like=True):
     """To a rank that has read other weights: which of the two it keeps."""
 
-    adopts: bool  # the new ones
+    adopt: bool  # the new ones
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded", array_like=True):
@@ -143,23 +143,33 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     message: str
 
 
-Copy = Exchange | CopyBlocks | CopyStates
-ToRest = Rest | Wake | Reread | Settle
-ToRank = Join | Serve | Posted | Met | Copy | LoadAdapter | Forward | Score | ToRest
-FromRank = Loaded | Prepared | Posted | Met | Done | Failed
+Copy = SwapBlocks | CopyBlocks | CopyStates
+SleepMessage = Sleep | Wake | ReadWeights | FinishReload
+ToRank = (
+    Join
+    | AllocateCache
+    | StoreValue
+    | RendezvousDone
+    | Copy
+    | LoadAdapter
+    | Forward
+    | ComputeLogits
+    | SleepMessage
+)
+FromRank = Loaded | Prepared | StoreValue | RendezvousDone | Done | Failed
 
 _to_rank = msgspec.msgpack.Decoder(ToRank)
 _from_rank = msgspec.msgpack.Decoder(FromRank)
 
 
-class RankFrames(Framing[ToRank]):
+class ToRankReader(Framing[ToRank]):
     """Reads messages of rank 0."""
 
     def __init__(self) -> None:
         super().__init__(_to_rank)
 
 
-class LeaderFrames(Framing[FromRank]):
+class FromRankReader(Framing[FromRank]):
     """Reads messages of a rank."""
 
     def __init__(self) -> None:

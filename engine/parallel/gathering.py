@@ -23,22 +23,22 @@ from collections.abc import Callable, Iterable
 from engine.config import EngineConfig, NodesConfig
 from engine.errors import ModelLoadError
 from engine.framing import FrameError, encode
-from engine.parallel.agreement import Standing, difference, standing
-from engine.parallel.enlisting import Enlist, Refused, Welcome, hear_rank
+from engine.parallel.agreement import NodeFingerprint, find_mismatch, fingerprint_node
+from engine.parallel.enlisting import Accepted, RegisterRank, Rejected, receive_registration
 from engine.parallel.frames import Failed
 from engine.parallel.handshake import (
     HANDSHAKE_TIMEOUT_S,
     HandshakeError,
-    admit,
+    authenticate_as_listener,
+    configure_socket,
     read_secret,
-    tune,
 )
-from engine.parallel.ranks import HANG_UP, all_said
+from engine.parallel.ranks import HANG_UP, read_rank_messages
 
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 64
-_MAX_STRANGERS = 64  # unauthenticated connections at once
+_MAX_UNAUTHENTICATED = 64  # unauthenticated connections at once
 _REMINDER_S = 30.0
 
 
@@ -55,7 +55,7 @@ class RemoteRank:
         self.socket.close()
 
 
-class Gathering:
+class RankListener:
     """Collects the ranks on other machines as they connect.
 
     Args:
@@ -67,24 +67,24 @@ class Gathering:
     """
 
     def __init__(
-        self, config: EngineConfig, join: Callable[[int, Enlist, RemoteRank], bytes]
+        self, config: EngineConfig, join: Callable[[int, RegisterRank, RemoteRank], bytes]
     ) -> None:
         assert config.nodes is not None
         self._nodes = config.nodes
         self._config = config
         self._join = join
-        self._a_node = config.ranks_here
+        self._ranks_per_node = config.ranks_per_node
         self._secret = read_secret(config.nodes.secret_file)
         self._listener = _listen(config.nodes)
         self.address: str = self._listener.getsockname()[0]  # of this machine, for the others
         self._lock = threading.Lock()
         self._found: dict[int, RemoteRank] = {}
-        self._strangers: set[socket.socket] = set()
+        self._unauthenticated: set[socket.socket] = set()
         self._problem: Exception | None = None
-        self._is_over = False
-        self._news, self._newsroom = socket.socketpair()
-        self._standing: Standing | None = None
-        self._thread = threading.Thread(target=self._gather, name="nodes", daemon=True)
+        self._is_closed = False
+        self._wakeup_receiver, self._wakeup_sender = socket.socketpair()
+        self._fingerprint: NodeFingerprint | None = None
+        self._thread = threading.Thread(target=self._run, name="nodes", daemon=True)
         self._thread.start()
 
     def wait(self) -> list[RemoteRank]:
@@ -102,135 +102,142 @@ class Gathering:
     def close(self) -> None:
         """Stop listening, and close the connections that ``wait`` has not returned."""
         with self._lock:
-            self._is_over = True
+            self._is_closed = True
         with contextlib.suppress(OSError):
-            self._newsroom.send(b"!")
+            self._wakeup_sender.send(b"!")
         self._thread.join()
         for rank in self._found.values():
             rank.socket.close()
 
     # ------------------------------------------------------------ helpers
 
-    def _gather(self) -> None:
+    def _run(self) -> None:
         try:
-            self._standing = standing(self._config)
-            self._listen_until_all_are_there()
+            self._fingerprint = fingerprint_node(self._config)
+            self._accept_until_complete()
         except Exception as error:
             self._problem = error
         finally:
             with self._lock:
-                self._is_over = True
-                strangers = list(self._strangers)
+                self._is_closed = True
+                strangers = list(self._unauthenticated)
             for stranger in strangers:
                 with contextlib.suppress(OSError):
                     stranger.shutdown(socket.SHUT_RDWR)
-            for mine in (self._listener, self._news, self._newsroom):
+            for mine in (self._listener, self._wakeup_receiver, self._wakeup_sender):
                 mine.close()
 
-    def _listen_until_all_are_there(self) -> None:
+    def _accept_until_complete(self) -> None:
         nodes, began_s = self._nodes, time.monotonic()
         reminded_s = began_s - _REMINDER_S
         while missing := self._missing():
             now_s = time.monotonic()
             if now_s - reminded_s >= _REMINDER_S:
                 reminded_s = now_s
-                logger.info("waiting for %s at %s", _these(missing), nodes.place)
+                logger.info("waiting for %s at %s", _format_nodes(missing), nodes.master_endpoint)
             left_s = nodes.timeout_s - (now_s - began_s) if nodes.timeout_s else _REMINDER_S
             if left_s <= 0:
                 raise ModelLoadError(
-                    f"nnodes {nodes.size}: {_these(missing)} did not come to {nodes.place} "
+                    f"nnodes {nodes.size}: {_format_nodes(missing)} did not come to "
+                    f"{nodes.master_endpoint} "
                     f"within {nodes.timeout_s:g} s (node_timeout_s)"
                 )
-            self._await_news(min(left_s, _REMINDER_S))
-            if self._is_over:
+            self._poll(min(left_s, _REMINDER_S))
+            if self._is_closed:
                 return
 
     def _missing(self) -> list[int]:
         """Return the nodes with missing ranks."""
         with self._lock:
-            ranks = range(self._a_node, self._a_node * self._nodes.size)
-            return sorted({rank // self._a_node for rank in ranks if rank not in self._found})
+            ranks = range(self._ranks_per_node, self._ranks_per_node * self._nodes.size)
+            return sorted(
+                {rank // self._ranks_per_node for rank in ranks if rank not in self._found}
+            )
 
-    def _await_news(self, timeout_s: float) -> None:
+    def _poll(self, timeout_s: float) -> None:
         """Accept connections, and forget ranks that have disconnected."""
         with self._lock:
             found = {rank.socket.fileno(): number for number, rank in self._found.items()}
         poll = select.poll()
-        for listened in (self._listener, self._news):
+        for listened in (self._listener, self._wakeup_receiver):
             poll.register(listened, select.POLLIN)
         for descriptor in found:
             poll.register(descriptor, HANG_UP)
         for descriptor, _ in poll.poll(timeout_s * 1000):
             if descriptor == self._listener.fileno():
-                self._let_in()
-            elif descriptor == self._news.fileno():
-                self._news.recv(64)
+                self._accept()
+            elif descriptor == self._wakeup_receiver.fileno():
+                self._wakeup_receiver.recv(64)
             else:
                 self._forget(found[descriptor])
 
-    def _let_in(self) -> None:
+    def _accept(self) -> None:
         with contextlib.suppress(OSError):
             stranger, _ = self._listener.accept()
             with self._lock:
-                if len(self._strangers) >= _MAX_STRANGERS:
+                if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
                     stranger.close()
                     return
-                self._strangers.add(stranger)
-            threading.Thread(target=self._hear, args=(stranger,), daemon=True).start()
+                self._unauthenticated.add(stranger)
+            threading.Thread(target=self._handle_peer, args=(stranger,), daemon=True).start()
 
-    def _hear(self, stranger: socket.socket) -> None:
+    def _handle_peer(self, connection: socket.socket) -> None:
         """Handle one peer in a thread of its own, so that a silent one delays nobody else."""
         peer, keeps = "somebody", False
         try:
-            peer = stranger.getpeername()[0]
-            tune(stranger)
-            admit(stranger, self._secret)
-            stranger.settimeout(HANDSHAKE_TIMEOUT_S)
-            enlist = hear_rank(stranger)
+            peer = connection.getpeername()[0]
+            configure_socket(connection)
+            authenticate_as_listener(connection, self._secret)
+            connection.settimeout(HANDSHAKE_TIMEOUT_S)
+            enlist = receive_registration(connection)
             refusal = self._refusal(enlist)
             if refusal is None:
-                stranger.settimeout(None)
-                keeps = self._take(enlist, stranger)
+                connection.settimeout(None)
+                keeps = self._register(enlist, connection)
             else:
                 logger.warning("node %d (%s) was refused: %s", enlist.node, peer, refusal.reason)
-                stranger.sendall(encode(refusal))
+                connection.sendall(encode(refusal))
         except HandshakeError as error:
-            logger.warning("%s came to %s and was sent away: %s", peer, self._nodes.place, error)
+            logger.warning(
+                "%s came to %s and was sent away: %s", peer, self._nodes.master_endpoint, error
+            )
         except (FrameError, OSError) as error:
-            logger.warning("%s came to %s and was lost: %s", peer, self._nodes.place, error)
+            logger.warning(
+                "%s came to %s and was lost: %s", peer, self._nodes.master_endpoint, error
+            )
         finally:
             with self._lock:
-                self._strangers.discard(stranger)
+                self._unauthenticated.discard(connection)
             if not keeps:
-                stranger.close()
+                connection.close()
 
-    def _refusal(self, enlist: Enlist) -> Refused | None:
+    def _refusal(self, enlist: RegisterRank) -> Rejected | None:
         node, nodes = enlist.node, self._nodes
-        assert self._standing is not None
-        reason = difference(self._standing, enlist.standing, node)
+        assert self._fingerprint is not None
+        reason = find_mismatch(self._fingerprint, enlist.fingerprint, node)
         if reason is None and not 0 < node < nodes.size:
             reason = (
                 f"node_rank {node} is none of those that node 0 waits for, 1 to {nodes.size - 1}"
             )
-        if reason is None and not 0 <= enlist.place < self._a_node:
-            reason = f"node {node} has {self._a_node} ranks"
-        return None if reason is None else Refused(reason, is_final=True)
+        if reason is None and not 0 <= enlist.local_rank < self._ranks_per_node:
+            reason = f"node {node} has {self._ranks_per_node} ranks"
+        return None if reason is None else Rejected(reason, is_final=True)
 
-    def _take(self, enlist: Enlist, connection: socket.socket) -> bool:
+    def _register(self, enlist: RegisterRank, connection: socket.socket) -> bool:
         """Register a connection as that of a rank; return whether it is one now."""
-        number = enlist.node * self._a_node + enlist.place
+        number = enlist.node * self._ranks_per_node + enlist.local_rank
         rank = RemoteRank(number, enlist.node, connection)
         with self._lock:
-            if self._is_over or number in self._found:
+            if self._is_closed or number in self._found:
                 reason = f"rank {number} of node {enlist.node} is there already"
-                connection.sendall(encode(Refused(reason, is_final=False)))
+                connection.sendall(encode(Rejected(reason, is_final=False)))
                 return False
-            connection.sendall(encode(Welcome(number, self._a_node)))
+            connection.sendall(encode(Accepted(number, self._ranks_per_node)))
             connection.sendall(self._join(number, enlist, rank))
             self._found[number] = rank
-            self._strangers.discard(connection)  # before ``wait`` can return
+            self._unauthenticated.discard(connection)  # before ``wait`` can return
             with contextlib.suppress(OSError):
-                self._newsroom.send(b"!")
+                self._wakeup_sender.send(b"!")
         logger.info("%s is there", rank.name)
         return True
 
@@ -239,7 +246,7 @@ class Gathering:
         with self._lock:
             rank = self._found.pop(number)
         with rank.socket, contextlib.suppress(OSError, FrameError):
-            for message in all_said(rank):
+            for message in read_rank_messages(rank):
                 if isinstance(message, Failed):
                     raise ModelLoadError(message.message)
         logger.warning("%s is gone again", rank.name)
@@ -260,9 +267,9 @@ def _listen(nodes: NodesConfig) -> socket.socket:
     except OSError as error:
         listener.close()
         reason = (error.strerror or str(error)).lower()
-        raise ModelLoadError(f"cannot listen on {nodes.place}: {reason}") from None
+        raise ModelLoadError(f"cannot listen on {nodes.master_endpoint}: {reason}") from None
     return listener
 
 
-def _these(nodes: Iterable[int]) -> str:
+def _format_nodes(nodes: Iterable[int]) -> str:
     return ", ".join(f"node {node}" for node in nodes)

@@ -23,11 +23,11 @@ from engine.errors import EngineDead
 from engine.parallel.shard import Shard
 
 TIMEOUT_S = 300.0
-MEETING_TIMEOUT_S = 60.0  # all have loaded by then
+RENDEZVOUS_TIMEOUT_S = 60.0  # all have loaded by then
 LOOPBACK = "127.0.0.1"
 
 
-class Meeting(NamedTuple):
+class Rendezvous(NamedTuple):
     """What a rank needs in order to meet the others."""
 
     shard: Shard  # this rank's
@@ -38,7 +38,7 @@ class Meeting(NamedTuple):
     name_lost: Callable[[], str] = lambda: "another"
 
 
-class _Connected:
+class _ProcessGroup:
     """A set of ranks that have met, which all of them do at once.
 
     Args:
@@ -51,17 +51,17 @@ class _Connected:
         EngineDead: here and by every method, when another rank is gone.
     """
 
-    def __init__(self, meeting: Meeting, name: str, place: int, count: int) -> None:
-        self._number = meeting.shard.number
-        self._name_lost = meeting.name_lost
+    def __init__(self, rendezvous: Rendezvous, name: str, place: int, count: int) -> None:
+        self._number = rendezvous.shard.number
+        self._name_lost = rendezvous.name_lost
         self._place, self._count = place, count
-        make = _nccl if meeting.device.type == "cuda" else _gloo
+        make = _nccl if rendezvous.device.type == "cuda" else _gloo
         torch_distributed: Any = distributed  # the stubs hide this class
-        store = torch_distributed.PrefixStore(name, meeting.store)
+        store = torch_distributed.PrefixStore(name, rendezvous.store)
         self._group: Any = None
-        self._group = self._translated(lambda: make(store, meeting.address, place, count))
+        self._group = self._checked(lambda: make(store, rendezvous.address, place, count))
 
-    def _translated(self, call: Callable[[], Any]) -> Any:
+    def _checked(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
         except RuntimeError as error:
@@ -69,13 +69,13 @@ class _Connected:
             raise EngineDead(f"rank {self._number} has lost {lost}: {reason}") from error
 
 
-class Group(_Connected):
+class Group(_ProcessGroup):
     """The ranks that share each layer (see :class:`engine.models.peers.Peers`), of one stage."""
 
-    def __init__(self, meeting: Meeting) -> None:
-        shard = meeting.shard
-        super().__init__(meeting, f"stage-{shard.stage}", shard.rank, shard.size)
-        self.all_reduce(torch.zeros(1, device=meeting.device))  # NCCL connects in the first call
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        shard = rendezvous.shard
+        super().__init__(rendezvous, f"stage-{shard.stage}", shard.rank, shard.size)
+        self.all_reduce(torch.zeros(1, device=rendezvous.device))  # NCCL connects in the first call
 
     @property
     def rank(self) -> int:
@@ -90,13 +90,13 @@ class Group(_Connected):
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Peers``."""
         x = x.contiguous()
-        self._translated(lambda: self._group.allreduce(x).wait())
+        self._checked(lambda: self._group.allreduce(x).wait())
         return x
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """Return the first rank's ``x``; it is overwritten on the others."""
         x = x.contiguous()
-        self._translated(lambda: self._group.broadcast(x, 0).wait())
+        self._checked(lambda: self._group.broadcast(x, 0).wait())
         return x
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
@@ -106,11 +106,11 @@ class Group(_Connected):
         options = distributed.GatherOptions()
         options.rootRank = 0
         into = [found] if found else []
-        self._translated(lambda: self._group.gather(into, [x], options).wait())
+        self._checked(lambda: self._group.gather(into, [x], options).wait())
         return found
 
 
-class Link(_Connected):
+class Link(_ProcessGroup):
     """An ordered, one-way channel for tensors between two ranks.
 
     Args:
@@ -120,12 +120,14 @@ class Link(_Connected):
         most_unread: tensors in flight; the sender waits when there are more.
     """
 
-    def __init__(self, meeting: Meeting, name: str, *, sends: bool, most_unread: int) -> None:
-        super().__init__(meeting, name, 0 if sends else 1, 2)
-        self._most_unread = most_unread
-        self._unread: deque[tuple[Any, torch.Tensor]] = deque()  # keeps sent tensors alive
-        hello = torch.zeros(1, device=meeting.device)  # NCCL connects in the first call
-        if sends:
+    def __init__(
+        self, rendezvous: Rendezvous, name: str, *, is_sender: bool, max_in_flight: int
+    ) -> None:
+        super().__init__(rendezvous, name, 0 if is_sender else 1, 2)
+        self._max_in_flight = max_in_flight
+        self._in_flight: deque[tuple[Any, torch.Tensor]] = deque()  # keeps sent tensors alive
+        hello = torch.zeros(1, device=rendezvous.device)  # NCCL connects in the first call
+        if is_sender:
             self.send(hello)
         else:
             self.receive(hello)
@@ -133,14 +135,14 @@ class Link(_Connected):
     def send(self, x: torch.Tensor) -> None:
         """Send ``x``, which must not be written afterwards."""
         x = x.contiguous()
-        self._unread.append((self._translated(lambda: self._group.send([x], 1, 0)), x))
-        while len(self._unread) > self._most_unread:
-            oldest, _ = self._unread.popleft()
-            self._translated(oldest.wait)
+        self._in_flight.append((self._checked(lambda: self._group.send([x], 1, 0)), x))
+        while len(self._in_flight) > self._max_in_flight:
+            oldest, _ = self._in_flight.popleft()
+            self._checked(oldest.wait)
 
     def receive(self, into: torch.Tensor) -> torch.Tensor:
         """Wait for the next tensor, with the shape and dtype of ``into``."""
-        self._translated(lambda: self._group.recv([into], 0, 0).wait())
+        self._checked(lambda: self._group.recv([into], 0, 0).wait())
         return into
 
 
@@ -148,7 +150,7 @@ def file_store(path: Path, num_ranks: int) -> Any:
     """Return a store for ranks on one machine: a file that does not exist yet, the same for all."""
     torch_distributed: Any = distributed  # the stubs hide this class
     store = torch_distributed.FileStore(str(path), num_ranks)
-    store.set_timeout(timedelta(seconds=MEETING_TIMEOUT_S))
+    store.set_timeout(timedelta(seconds=RENDEZVOUS_TIMEOUT_S))
     return store
 
 

@@ -25,7 +25,7 @@ MIN_SECRET_BYTES = 16
 HANDSHAKE_TIMEOUT_S = 10.0  # in total
 _GREETING = b"quire node v1\n\0\0"
 _NONCE_BYTES = 32
-_CODE_BYTES = hashlib.sha256().digest_size
+_MAC_BYTES = hashlib.sha256().digest_size
 # A machine that loses power or its cable does not close its connections.
 _IDLE_S, _INTERVAL_S, _PROBES, _UNACKNOWLEDGED_MS = 10, 5, 4, 30_000
 
@@ -56,22 +56,22 @@ def read_secret(path: str) -> bytes:
     return secret
 
 
-def admit(connection: socket.socket, secret: bytes) -> None:
+def authenticate_as_listener(connection: socket.socket, secret: bytes) -> None:
     """Authenticate as the listener. Raises HandshakeError or OSError."""
     deadline_s = time.monotonic() + HANDSHAKE_TIMEOUT_S
     ours = secrets.token_bytes(_NONCE_BYTES)
     connection.settimeout(HANDSHAKE_TIMEOUT_S)
     connection.sendall(_GREETING + ours)
     theirs = _receive(connection, _NONCE_BYTES, deadline_s)
-    code = _receive(connection, _CODE_BYTES, deadline_s)
-    if not hmac.compare_digest(code, _code(secret, b"dialer", ours, theirs)):
-        connection.sendall(bytes(_CODE_BYTES))
+    code = _receive(connection, _MAC_BYTES, deadline_s)
+    if not hmac.compare_digest(code, _mac(secret, b"dialer", ours, theirs)):
+        connection.sendall(bytes(_MAC_BYTES))
         raise WrongSecret("it does not know the secret")
-    connection.sendall(_code(secret, b"listener", ours, theirs))
+    connection.sendall(_mac(secret, b"listener", ours, theirs))
     connection.settimeout(None)
 
 
-def introduce(connection: socket.socket, secret: bytes) -> None:
+def authenticate_as_dialer(connection: socket.socket, secret: bytes) -> None:
     """Authenticate as the dialer. Raises HandshakeError or OSError."""
     deadline_s = time.monotonic() + HANDSHAKE_TIMEOUT_S
     connection.settimeout(HANDSHAKE_TIMEOUT_S)
@@ -79,14 +79,14 @@ def introduce(connection: socket.socket, secret: bytes) -> None:
         raise HandshakeError("it is no node of this version of Quire")
     theirs = _receive(connection, _NONCE_BYTES, deadline_s)
     ours = secrets.token_bytes(_NONCE_BYTES)
-    connection.sendall(ours + _code(secret, b"dialer", theirs, ours))
-    code = _receive(connection, _CODE_BYTES, deadline_s)
-    if not hmac.compare_digest(code, _code(secret, b"listener", theirs, ours)):
+    connection.sendall(ours + _mac(secret, b"dialer", theirs, ours))
+    code = _receive(connection, _MAC_BYTES, deadline_s)
+    if not hmac.compare_digest(code, _mac(secret, b"listener", theirs, ours)):
         raise WrongSecret("it has another secret")
     connection.settimeout(None)
 
 
-def tune(connection: socket.socket) -> None:
+def configure_socket(connection: socket.socket) -> None:
     """Make a TCP connection send small frames at once, and detect a silent peer within half a
     minute.
 
@@ -104,7 +104,7 @@ def tune(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _code(secret: bytes, role: bytes, listener_nonce: bytes, dialer_nonce: bytes) -> bytes:
+def _mac(secret: bytes, role: bytes, listener_nonce: bytes, dialer_nonce: bytes) -> bytes:
     return hmac.digest(secret, role + b"\0" + listener_nonce + dialer_nonce, "sha256")
 
 

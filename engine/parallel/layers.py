@@ -22,7 +22,7 @@ from engine.parallel.shard import Shard
 Announce = Callable[[int], None]  # tells the other ranks to compute logits of so many rows
 
 
-class SharedEmbedding:
+class VocabParallelEmbedding:
     """Looks up embeddings from a table that is sharded by tokens.
 
     Args:
@@ -47,7 +47,7 @@ class SharedEmbedding:
         return self._group.all_reduce(x.masked_fill_(outside.unsqueeze(1), 0))
 
 
-class SharedHead:
+class ParallelLMHead:
     """A head that is sharded by tokens.
 
     Args:
@@ -100,7 +100,7 @@ class SharedHead:
         return torch.cat([part[:, :size] for part, size in pairs], dim=1)
 
 
-def share_modules(
+def parallelize_modules(
     modules: Modules,
     spec: DecoderSpec,
     shard: Shard,
@@ -110,12 +110,12 @@ def share_modules(
     """Connect the embeddings and the head, if they are here, with those of the other ranks."""
     if modules.embed is None:
         return modules
-    embed = SharedEmbedding(modules.embed, shard.bounds(spec.vocab_size), group)
+    embed = VocabParallelEmbedding(modules.embed, shard.bounds(spec.vocab_size), group)
     head = modules.head
-    if head is not None and spec.generates:
-        head = SharedHead(head, spec.vocab_size, shard, group, announce)
+    if head is not None and spec.is_generative:
+        head = ParallelLMHead(head, spec.vocab_size, shard, group, announce)
     per_layer = modules.per_layer
     if per_layer is not None:
         bounds = shard.bounds(spec.per_layer_vocab_size)
-        per_layer = per_layer._replace(embed=SharedEmbedding(per_layer.embed, bounds, group))
+        per_layer = per_layer._replace(embed=VocabParallelEmbedding(per_layer.embed, bounds, group))
     return replace(modules, embed=embed, head=head, per_layer=per_layer)

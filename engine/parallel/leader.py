@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import select
 import socket
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -32,51 +30,51 @@ from engine.framing import encode
 from engine.kv_cache.states import num_state_lines
 from engine.models.modules import Modules
 from engine.models.spec import DecoderSpec
-from engine.parallel.board import Relay
-from engine.parallel.enlisting import Enlist
-from engine.parallel.fitting import fitting
+from engine.parallel.board import StoreRelay
+from engine.parallel.enlisting import RegisterRank
+from engine.parallel.fitting import common_memory_plan
 from engine.parallel.frames import (
+    AllocateCache,
+    ComputeLogits,
     CopyBlocks,
     CopyStates,
     Done,
-    Exchange,
     Failed,
+    FinishReload,
     Forward,
     FromRank,
     Join,
     LoadAdapter,
     Loaded,
-    Met,
     Prepared,
-    Reread,
-    Rest,
-    Score,
-    Serve,
-    Settle,
+    ReadWeights,
+    RendezvousDone,
+    Sleep,
+    SwapBlocks,
     ToRank,
     Wake,
     pack,
 )
-from engine.parallel.gathering import Gathering, RemoteRank
-from engine.parallel.group import LOOPBACK, Group, Meeting, file_store
-from engine.parallel.layers import share_modules
+from engine.parallel.gathering import RankListener, RemoteRank
+from engine.parallel.group import LOOPBACK, Group, Rendezvous, file_store
+from engine.parallel.layers import parallelize_modules
 from engine.parallel.pipeline import Pipeline, connect
-from engine.parallel.ranks import HANG_UP, LocalRank, Rank, all_said
-from engine.parallel.refusals import refuse_unshared
+from engine.parallel.rank_monitor import RankMonitor
+from engine.parallel.ranks import LocalRank, Rank, read_rank_messages
+from engine.parallel.refusals import check_sharding_support
 from engine.parallel.shard import Shard
 from engine.parallel.stages import stage_layers
 from engine.runner.device import choose_device, choose_dtype, dtype_name
-from engine.runner.images import NOTHING_SEEN, StepView
+from engine.runner.images import NO_IMAGES, StepImages
 from engine.runner.inputs import HostBatch
 from engine.runner.rows import RowTable
-from engine.scratch import Scratch
+from engine.scratch import ScratchDirectory
 from engine.types import Adapter, BlockCopy, MemoryPlan
 
 logger = logging.getLogger(__name__)
 
 _END_GRACE_S = 2.0
-_NAMING_S = 2.0
-_Expected = TypeVar("_Expected", Loaded, Prepared, Met, Done)
+_Expected = TypeVar("_Expected", Loaded, Prepared, RendezvousDone, Done)
 
 
 class Team:
@@ -91,31 +89,35 @@ class Team:
     """
 
     def __init__(self, config: EngineConfig, spec: DecoderSpec) -> None:
-        refuse_unshared(config, spec)
+        check_sharding_support(config, spec)
         self.shard = Shard.of(config, 0)
         self._spec = spec
         self._num_lines = partial(num_state_lines, config)
-        theirs = _of_others(config, spec)
-        self._gathering = Gathering(config, partial(_invite, theirs)) if config.nodes else None
-        self._directory = Scratch("ranks")
-        self._fate = _Fate()
-        self._ranks: list[Rank] = []
-        self._said: list[Iterator[FromRank]] = []
-        self._meeting = None if config.nodes else self._directory.path / "meeting"
-        self._end = weakref.finalize(
-            self, _end, self._ranks, self._gathering, self._fate, self._directory
+        theirs = _follower_config(config, spec)
+        self._listener = (
+            RankListener(config, partial(_join_message, theirs)) if config.nodes else None
         )
-        self._address = LOOPBACK if self._gathering is None else self._gathering.address
-        meeting = None if self._meeting is None else str(self._meeting)
-        for rank in range(1, config.ranks_here):
-            self._take_in([LocalRank(rank)])
+        self._directory = ScratchDirectory("ranks")
+        self._monitor = RankMonitor()
+        self._ranks: list[Rank] = []
+        self._messages: list[Iterator[FromRank]] = []
+        self._rendezvous_file = None if config.nodes else self._directory.path / "meeting"
+        self._end = weakref.finalize(
+            self, _end, self._ranks, self._listener, self._monitor, self._directory
+        )
+        self._address = LOOPBACK if self._listener is None else self._listener.address
+        meeting = None if self._rendezvous_file is None else str(self._rendezvous_file)
+        for rank in range(1, config.ranks_per_node):
+            self._add_ranks([LocalRank(rank)])
             self._send(rank, encode(Join(theirs, rank, meeting, self._address)))
         self.group: Group | None = None
         self.pipeline: Pipeline | None = None
         self._block_size = 0
-        self._rests = False
+        self._is_asleep = False
 
-    def meet(self, memory: MemoryPlan, device: torch.device, dtype: torch.dtype) -> MemoryPlan:
+    def rendezvous(
+        self, memory: MemoryPlan, device: torch.device, dtype: torch.dtype
+    ) -> MemoryPlan:
         """Wait until all ranks have their weights, and connect them.
 
         Args:
@@ -132,13 +134,13 @@ class Team:
         """
         here = len(self._ranks) + 1
         loaded = self._expect_all(Loaded, range(1, here))
-        if self._gathering is not None:
-            self._take_in(self._gathering.wait())
+        if self._listener is not None:
+            self._add_ranks(self._listener.wait())
             loaded += self._expect_all(Loaded, range(here, self.shard.num_ranks))
-        memory = fitting(memory, loaded, self._num_lines)
+        memory = common_memory_plan(memory, loaded, self._num_lines)
         self._block_size = memory.block_size
-        self._tell(
-            Serve(
+        self._broadcast(
+            AllocateCache(
                 memory.num_blocks,
                 memory.max_model_len,
                 memory.num_host_blocks,
@@ -147,7 +149,7 @@ class Team:
             )
         )
         self._expect_all(Prepared)
-        self._fate.watch(self._ranks)
+        self._monitor.start(self._ranks)
         self._connect(device, dtype)
         if device.type == "cpu":  # NCCL reads the file occasionally
             self._directory.close()
@@ -160,15 +162,17 @@ class Team:
         )
         return memory
 
-    def share(self, modules: Modules) -> Modules:
+    def parallelize(self, modules: Modules) -> Modules:
         """Connect rank 0's modules with those of the others. Only after ``meet``."""
         if self.group is None:
             return modules
-        return share_modules(modules, self._spec, self.shard, self.group, self._score)
+        return parallelize_modules(
+            modules, self._spec, self.shard, self.group, self._announce_logits
+        )
 
-    def on_loss(self, act: Callable[[str], None]) -> None:
+    def on_loss(self, callback: Callable[[str], None]) -> None:
         """Call ``act`` with the reason, in a thread of its own, when a rank is gone."""
-        self._fate.act = act
+        self._monitor.callback = callback
 
     def close(self) -> None:
         """End the other ranks. Idempotent; also called when the team is garbage-collected."""
@@ -176,14 +180,14 @@ class Team:
 
     # ------------------------------------------------------------ rests
 
-    def rest(self, level: int) -> None:
+    def sleep(self, level: int) -> None:
         """Make all ranks free their caches, and weights according to the level (``Runner.rest``).
 
         Raises EngineDead.
         """
-        self._rests = True
-        self._tell(Rest(level))
-        self._all_done()
+        self._is_asleep = True
+        self._broadcast(Sleep(level))
+        self._expect_all_done()
 
     def wake(self) -> None:
         """Make all ranks allocate their caches again, if they have none.
@@ -192,13 +196,13 @@ class Team:
             ModelLoadError: one is out of memory; call ``rest`` again then.
             EngineDead: a rank is gone.
         """
-        if self._rests:
-            self._tell(Wake())
-            self._all_done()
-            self._rests = False
+        if self._is_asleep:
+            self._broadcast(Wake())
+            self._expect_all_done()
+            self._is_asleep = False
 
     @contextlib.contextmanager
-    def reading(self, model: str, generation: int) -> Iterator[None]:
+    def reading_weights(self, model: str, generation: int) -> Iterator[None]:
         """Make the other ranks read their shards of ``model`` while the caller reads its own.
 
         They keep the new weights if all ranks could read theirs, else the old ones.
@@ -207,41 +211,48 @@ class Team:
             ModelLoadError: one could not.
             EngineDead: a rank is gone.
         """
-        self._tell(Reread(model, generation))
+        self._broadcast(ReadWeights(model, generation))
         adopts = False
         try:
             try:
                 yield
             except Exception:
                 with contextlib.suppress(ModelLoadError):
-                    self._all_done()
+                    self._expect_all_done()
                 raise
-            self._all_done()
+            self._expect_all_done()
             adopts = True
         finally:
-            self._tell(Settle(adopts))
+            self._broadcast(FinishReload(adopts))
 
     # ------------------------------------------------------------ steps
 
-    def exchange(self, offloads: Sequence[BlockCopy], loads: Sequence[BlockCopy]) -> None:
+    def swap_blocks(self, offloads: Sequence[BlockCopy], loads: Sequence[BlockCopy]) -> None:
         """Make all ranks exchange blocks with host memory. Raises EngineDead."""
-        self._tell(Exchange(*(pack(np.array(pairs, np.int32)) for pairs in (offloads, loads))))
+        self._broadcast(
+            SwapBlocks(*(pack(np.array(pairs, np.int32)) for pairs in (offloads, loads)))
+        )
 
-    def copy(self, copies: Sequence[BlockCopy]) -> None:
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Make all ranks copy blocks. Raises EngineDead."""
-        self._tell(CopyBlocks(pack(np.array(copies, np.int32))))
+        self._broadcast(CopyBlocks(pack(np.array(copies, np.int32))))
 
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Make all ranks copy recurrent states between lines. Raises EngineDead."""
-        self._tell(CopyStates(pack(np.array(pairs, np.int32))))
+        self._broadcast(CopyStates(pack(np.array(pairs, np.int32))))
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Make all ranks load an adapter. Raises EngineDead."""
-        self._tell(LoadAdapter(adapter))
+        self._broadcast(LoadAdapter(adapter))
 
     @contextlib.contextmanager
     def forward(
-        self, batch: HostBatch, table: RowTable, seen: StepView = NOTHING_SEEN, *, trims: bool
+        self,
+        batch: HostBatch,
+        table: RowTable,
+        images: StepImages = NO_IMAGES,
+        *,
+        sampled_only: bool,
     ) -> Iterator[None]:
         """Have the other ranks compute a pass while the caller computes it too.
 
@@ -256,20 +267,22 @@ class Team:
         """
         adapters, places = _adapters(batch, table)
         width = -(-int(batch.seq_lens.max()) // self._block_size)
-        rows = pack(batch.sampling_rows) if trims else None
+        rows = pack(batch.sampling_rows) if sampled_only else None
         tables = pack(table.host_tables[batch.slots, :width])
         where = pack(batch.query_start), pack(batch.starts), tables
         lines = pack(batch.slots) if self._spec.is_recurrent else b""
-        turns = b"" if seen.turns is None else pack(seen.turns.host)
-        ends = b"" if seen.ends is None else pack(seen.ends.host)
+        turns = b"" if images.rotary_positions is None else pack(images.rotary_positions.host)
+        ends = b"" if images.attention_ends is None else pack(images.attention_ends.host)
         shown, num_told = b"", 0
-        if seen.tokens is not None and seen.places is not None:
-            shown, num_told = pack(seen.places), len(seen.tokens.deep)
+        if images.tokens is not None and images.places is not None:
+            shown, num_told = pack(images.places), len(images.tokens.deepstack)
         of_images = turns, ends, shown, num_told
-        self._tell(Forward(*where, rows, adapters, places, lines, *of_images))
+        self._broadcast(Forward(*where, rows, adapters, places, lines, *of_images))
         try:
-            if seen.tokens is not None and self.group is not None:
-                self.group.broadcast(torch.stack((seen.tokens.embeddings, *seen.tokens.deep)))
+            if images.tokens is not None and self.group is not None:
+                self.group.broadcast(
+                    torch.stack((images.tokens.embeddings, *images.tokens.deepstack))
+                )
             yield
         except EngineDead:
             raise
@@ -277,27 +290,27 @@ class Team:
             logger.exception("a pass failed on rank 0")
             raise EngineDead(f"{type(error).__name__} in a pass that ranks share") from error
 
-    def _score(self, num_rows: int) -> None:
-        self._tell(Score(num_rows), self.shard.size)
+    def _announce_logits(self, num_rows: int) -> None:
+        self._broadcast(ComputeLogits(num_rows), self.shard.size)
 
     # ------------------------------------------------------------ helpers
 
-    def _take_in(self, ranks: Sequence[Rank]) -> None:
+    def _add_ranks(self, ranks: Sequence[Rank]) -> None:
         self._ranks += ranks
-        self._said += map(all_said, ranks)
+        self._messages += map(read_rank_messages, ranks)
 
     def _connect(self, device: torch.device, dtype: torch.dtype) -> None:
         """Meet the others; all ranks do so at once."""
         shard, relay = self.shard, None
-        if self._meeting is None:
-            relay = Relay(self._ranks, self._said)
-            store = relay.board
+        if self._rendezvous_file is None:
+            relay = StoreRelay(self._ranks, self._messages)
+            store = relay.store
         else:
-            store = file_store(self._meeting, shard.num_ranks)
-        meeting = Meeting(shard, device, store, self._address, self._fate.name_lost)
+            store = file_store(self._rendezvous_file, shard.num_ranks)
+        meeting = Rendezvous(shard, device, store, self._address, self._monitor.name_lost)
         self.group, self.pipeline = connect(meeting, self._spec, dtype)
         if relay is None:
-            self._expect_all(Met)
+            self._expect_all(RendezvousDone)
         else:
             relay.finish()
 
@@ -310,7 +323,7 @@ class Team:
             parts.append(f"pipeline parallel in {shard.num_stages} stages of {layers} layers")
         return ", ".join(parts)
 
-    def _tell(self, message: ToRank, end: int | None = None) -> None:
+    def _broadcast(self, message: ToRank, end: int | None = None) -> None:
         """Send a message to all ranks, or to those before ``end``."""
         frame = encode(message)
         for rank in range(1, self.shard.num_ranks if end is None else end):
@@ -330,7 +343,7 @@ class Team:
         numbers = range(1, self.shard.num_ranks) if ranks is None else ranks
         return [self._expect(number, kind) for number in numbers]
 
-    def _all_done(self) -> None:
+    def _expect_all_done(self) -> None:
         """Wait until all ranks have finished their task; then raise the first failure, if any."""
         problems: list[ModelLoadError] = []
         for rank in range(1, self.shard.num_ranks):
@@ -343,7 +356,7 @@ class Team:
 
     def _expect(self, rank: int, kind: type[_Expected]) -> _Expected:
         try:
-            message = next(self._said[rank - 1], None)
+            message = next(self._messages[rank - 1], None)
         except OSError:
             message = None
         if message is None:
@@ -352,54 +365,6 @@ class Team:
             raise ModelLoadError(message.message)
         assert isinstance(message, kind)
         return message
-
-
-class _Fate:
-    """Watches the ranks, and acts when one is lost. It does not reference the team, so that a
-    team can be garbage-collected while it is watched."""
-
-    def __init__(self) -> None:
-        self.act: Callable[[str], None] | None = None
-        self._is_ending = False
-        self._lost = "another"
-        self._has_seen = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def watch(self, ranks: Sequence[Rank]) -> None:
-        """Start watching for the other end of a socket being closed."""
-        self._thread = threading.Thread(
-            target=self._watch, args=(ranks,), name="ranks", daemon=True
-        )
-        self._thread.start()
-
-    def end(self) -> None:
-        """Expect the sockets to be shut down, which is no loss from now on."""
-        self._is_ending = True
-
-    def name_lost(self) -> str:
-        """Return the name of the lost rank. A collective can fail before that rank's socket
-        shows it, so this waits for a moment; "another" if all sockets are still open after it."""
-        self._has_seen.wait(_NAMING_S)
-        return self._lost
-
-    def join(self) -> None:
-        """Wait until the watching thread has ended."""
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(_END_GRACE_S)
-
-    def _watch(self, ranks: Sequence[Rank]) -> None:
-        poll = select.poll()
-        names = {rank.socket.fileno(): rank.name for rank in ranks}
-        for descriptor in names:
-            poll.register(descriptor, HANG_UP)
-        gone = poll.poll()
-        if self._is_ending:
-            return
-        self._lost = ", ".join(names[descriptor] for descriptor, _ in gone)
-        self._has_seen.set()
-        logger.critical("%s ended: the model is no longer whole", self._lost)
-        if self.act is not None:
-            self.act(f"{self._lost} ended")
 
 
 def _adapters(batch: HostBatch, table: RowTable) -> tuple[tuple[Adapter, ...], bytes]:
@@ -413,7 +378,7 @@ def _adapters(batch: HostBatch, table: RowTable) -> tuple[tuple[Adapter, ...], b
     return tuple(distinct.values()), pack(np.array(rows))
 
 
-def _of_others(config: EngineConfig, spec: DecoderSpec) -> EngineConfig:
+def _follower_config(config: EngineConfig, spec: DecoderSpec) -> EngineConfig:
     """Return the config for the other ranks. On another machine these might choose another
     device and dtype by themselves, and they need not know the path of the secret."""
     nodes = config.nodes
@@ -425,7 +390,9 @@ def _of_others(config: EngineConfig, spec: DecoderSpec) -> EngineConfig:
     return msgspec.structs.replace(config, **given)
 
 
-def _invite(theirs: EngineConfig, number: int, enlist: Enlist, rank: RemoteRank) -> bytes:
+def _join_message(
+    theirs: EngineConfig, number: int, enlist: RegisterRank, rank: RemoteRank
+) -> bytes:
     """Return the first message to a rank on another machine."""
     own = {"model": enlist.model, "num_threads": enlist.num_threads}
     config = msgspec.structs.replace(theirs, **own)
@@ -433,16 +400,19 @@ def _invite(theirs: EngineConfig, number: int, enlist: Enlist, rank: RemoteRank)
 
 
 def _end(
-    ranks: Sequence[Rank], gathering: Gathering | None, fate: _Fate, directory: Scratch
+    ranks: Sequence[Rank],
+    listener: RankListener | None,
+    monitor: RankMonitor,
+    directory: ScratchDirectory,
 ) -> None:
     """End all ranks and wait for them; each exits when its socket is shut down."""
-    fate.end()
-    if gathering is not None:
-        gathering.close()
+    monitor.end()
+    if listener is not None:
+        listener.close()
     for rank in ranks:
         with contextlib.suppress(OSError):
             rank.socket.shutdown(socket.SHUT_RDWR)
-    fate.join()
+    monitor.join()
     for rank in ranks:
         rank.end(_END_GRACE_S)
     directory.close()

@@ -24,21 +24,21 @@ from engine.child import Child
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.framing import FrameError, encode
-from engine.parallel.agreement import standing
-from engine.parallel.enlisting import Enlist, Refused, hear_answer
+from engine.parallel.agreement import fingerprint_node
+from engine.parallel.enlisting import RegisterRank, Rejected, receive_reply
 from engine.parallel.handshake import (
     HANDSHAKE_TIMEOUT_S,
     HandshakeError,
     WrongSecret,
-    introduce,
+    authenticate_as_dialer,
+    configure_socket,
     read_secret,
-    tune,
 )
 
 logger = logging.getLogger(__name__)
 
 _DIAL_TIMEOUT_S = 5.0
-_PAUSE_S = 0.5  # between two attempts
+_RETRY_DELAY_S = 0.5  # between two attempts
 _REMINDER_S = 30.0
 _END_GRACE_S = 2.0
 
@@ -65,12 +65,12 @@ class _Node:
         self._nodes = config.nodes
         self._secret = read_secret(config.nodes.secret_file)
         try:
-            stands = standing(config, unless=default)
+            stands = fingerprint_node(config, defaults=default)
         except OSError as error:
             raise ModelLoadError(f"{error.filename}: {error.strerror}") from None
         rank, model = config.nodes.rank, config.model
-        self._enlist = Enlist(rank, 0, model, config.num_threads, stands)
-        self._place = config.nodes.place
+        self._registration = RegisterRank(rank, 0, model, config.num_threads, stands)
+        self._place = config.nodes.master_endpoint
 
     def serve_once(self) -> None:
         """Run the ranks of one engine, from its start to its end."""
@@ -84,7 +84,7 @@ class _Node:
                 ranks.append(Child(follower, *arguments, pass_fds=[descriptor]))
                 connection.close()  # from now on only the rank's
             logger.info("the engine of %s has %d of its ranks here", self._place, len(ranks))
-            _await_one(ranks)
+            _wait_for_any(ranks)
             logger.warning("the engine of %s has ended, and the ranks here with it", self._place)
         finally:
             for connection in connections:
@@ -93,7 +93,7 @@ class _Node:
                 rank.socket.close()
             for rank in ranks:
                 rank.end(_END_GRACE_S)
-        time.sleep(_PAUSE_S)
+        time.sleep(_RETRY_DELAY_S)
 
     def _join(self) -> list[socket.socket]:
         """Return all ranks' connections once node 0 accepts them. Raises ModelLoadError."""
@@ -101,8 +101,8 @@ class _Node:
         reminded_s = began_s - _REMINDER_S
         while True:
             try:
-                return self._enlist_all()
-            except (OSError, HandshakeError, FrameError, _NotNow) as error:
+                return self._register_all()
+            except (OSError, HandshakeError, FrameError, _RetryLater) as error:
                 reason = getattr(error, "strerror", None) or str(error)
             now_s = time.monotonic()
             if nodes.timeout_s and now_s - began_s > nodes.timeout_s:
@@ -113,22 +113,22 @@ class _Node:
             if now_s - reminded_s >= _REMINDER_S:
                 reminded_s = now_s
                 logger.info("waiting for node 0 at %s: %s", self._place, reason.lower())
-            time.sleep(_PAUSE_S)
+            time.sleep(_RETRY_DELAY_S)
 
-    def _enlist_all(self) -> list[socket.socket]:
+    def _register_all(self) -> list[socket.socket]:
         """Enlist all ranks. Raises ModelLoadError if node 0 will never accept them."""
         with contextlib.ExitStack() as stack:
             connections: list[socket.socket] = []
             num_ranks = 1
             while len(connections) < num_ranks:
                 connection = stack.enter_context(self._dial())
-                enlist = msgspec.structs.replace(self._enlist, place=len(connections))
+                enlist = msgspec.structs.replace(self._registration, local_rank=len(connections))
                 connection.sendall(encode(enlist))
-                answer = hear_answer(connection)
-                if isinstance(answer, Refused):
+                answer = receive_reply(connection)
+                if isinstance(answer, Rejected):
                     if answer.is_final:
                         raise ModelLoadError(f"node 0 at {self._place} refuses: {answer.reason}")
-                    raise _NotNow(answer.reason)
+                    raise _RetryLater(answer.reason)
                 num_ranks = answer.num_ranks
                 connection.settimeout(None)
                 connections.append(connection)
@@ -142,8 +142,8 @@ class _Node:
             (nodes.master_addr, nodes.master_port), timeout=_DIAL_TIMEOUT_S
         )
         try:
-            tune(connection)
-            introduce(connection, self._secret)
+            configure_socket(connection)
+            authenticate_as_dialer(connection, self._secret)
         except WrongSecret:
             connection.close()
             raise ModelLoadError(f"node 0 at {self._place} has another secret") from None
@@ -154,7 +154,7 @@ class _Node:
         return connection
 
 
-class _NotNow(Exception):
+class _RetryLater(Exception):
     """Node 0 may accept this machine later."""
 
 
@@ -179,7 +179,7 @@ def _stoppable() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _await_one(ranks: Sequence[Child]) -> None:
+def _wait_for_any(ranks: Sequence[Child]) -> None:
     """Wait until one of the ranks has ended."""
     poll = select.poll()
     for rank in ranks:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from engine.models.spec import DecoderSpec
-from engine.parallel.group import Group, Link, Meeting
+from engine.parallel.group import Group, Link, Rendezvous
 
 
 class Connections(NamedTuple):
@@ -24,7 +24,7 @@ class Connections(NamedTuple):
     pipeline: Pipeline | None  # to other stages; None: there are none
 
 
-def connect(meeting: Meeting, spec: DecoderSpec, dtype: torch.dtype) -> Connections:
+def connect(rendezvous: Rendezvous, spec: DecoderSpec, dtype: torch.dtype) -> Connections:
     """Meet the other ranks; all ranks do so at once.
 
     Args:
@@ -35,9 +35,9 @@ def connect(meeting: Meeting, spec: DecoderSpec, dtype: torch.dtype) -> Connecti
     Raises:
         EngineDead: another rank is gone.
     """
-    shard = meeting.shard
-    group = Group(meeting) if shard.size > 1 else None
-    pipeline = Pipeline(meeting, spec, dtype) if shard.num_stages > 1 else None
+    shard = rendezvous.shard
+    group = Group(rendezvous) if shard.size > 1 else None
+    pipeline = Pipeline(rendezvous, spec, dtype) if shard.num_stages > 1 else None
     return Connections(group, pipeline)
 
 
@@ -53,45 +53,45 @@ class Pipeline:
         EngineDead: here and by every method, when another rank is gone.
     """
 
-    def __init__(self, meeting: Meeting, spec: DecoderSpec, dtype: torch.dtype) -> None:
-        shard = meeting.shard
-        self._entering_size, self._hidden_size = spec.entering_size, spec.hidden_size
-        self._dtype, self._device = dtype, meeting.device
-        self._before: Link | None = None
-        self._behind: Link | None = None
-        self._back: Link | None = None
+    def __init__(self, rendezvous: Rendezvous, spec: DecoderSpec, dtype: torch.dtype) -> None:
+        shard = rendezvous.shard
+        self._entering_size, self._hidden_size = spec.stage_input_size, spec.hidden_size
+        self._dtype, self._device = dtype, rendezvous.device
+        self._previous: Link | None = None
+        self._next: Link | None = None
+        self._result_link: Link | None = None
 
         def link(name: str, *, sends: bool) -> Link:
-            return Link(meeting, name, sends=sends, most_unread=shard.num_stages)
+            return Link(rendezvous, name, is_sender=sends, max_in_flight=shard.num_stages)
 
         # In stage order, to avoid a deadlock.
         if shard.stage:
-            self._before = link(f"link-{shard.stage}-{shard.rank}", sends=False)
+            self._previous = link(f"link-{shard.stage}-{shard.rank}", sends=False)
         if not shard.is_last_stage:
-            self._behind = link(f"link-{shard.stage + 1}-{shard.rank}", sends=True)
+            self._next = link(f"link-{shard.stage + 1}-{shard.rank}", sends=True)
         if not shard.rank and (shard.is_last_stage or not shard.stage):
-            self._back = link("back", sends=shard.is_last_stage)
+            self._result_link = link("back", sends=shard.is_last_stage)
 
-    def take(self, num_tokens: int) -> torch.Tensor:
+    def receive(self, num_tokens: int) -> torch.Tensor:
         """Receive the previous stage's result for the next step: [num_tokens, entering_size]."""
-        assert self._before is not None
-        return self._before.receive(self._empty(num_tokens, self._entering_size))
+        assert self._previous is not None
+        return self._previous.receive(self._empty(num_tokens, self._entering_size))
 
-    def hand_on(self, x: torch.Tensor) -> None:
+    def send(self, x: torch.Tensor) -> None:
         """Send a step's result to the next stage, or from the last stage to rank 0.
 
         ``x`` must not be written afterwards.
         """
-        link = self._back if self._behind is None else self._behind
+        link = self._result_link if self._next is None else self._next
         if link is not None and len(x):  # all ranks of the last stage have it; the first sends
             link.send(x)
 
-    def fetch(self, num_rows: int) -> torch.Tensor:
+    def receive_result(self, num_rows: int) -> torch.Tensor:
         """On rank 0, wait for the last stage's result of the oldest step not fetched yet:
         [num_rows, hidden_size]."""
-        assert self._back is not None
+        assert self._result_link is not None
         x = self._empty(num_rows, self._hidden_size)
-        return self._back.receive(x) if num_rows else x
+        return self._result_link.receive(x) if num_rows else x
 
     def _empty(self, num_rows: int, size: int) -> torch.Tensor:
         return torch.empty((num_rows, size), dtype=self._dtype, device=self._device)

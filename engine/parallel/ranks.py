@@ -9,7 +9,7 @@ from typing import Protocol
 
 from engine.child import Child
 from engine.framing import receive
-from engine.parallel.frames import FromRank, LeaderFrames
+from engine.parallel.frames import FromRank, FromRankReader
 
 # The poll event of a closed peer; over TCP it is only reported on request.
 HANG_UP = getattr(select, "POLLRDHUP", 0)
@@ -52,8 +52,8 @@ class LocalRank:
         self._child.end(grace_s)
 
 
-def all_said(rank: Rank) -> Iterator[FromRank]:
+def read_rank_messages(rank: Rank) -> Iterator[FromRank]:
     """Yield all messages of a rank until it is gone. Raises OSError or FrameError."""
-    frames = LeaderFrames()
+    frames = FromRankReader()
     while messages := receive(rank.socket, frames):
         yield from messages

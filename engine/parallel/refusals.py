@@ -8,10 +8,10 @@ from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.models.recurrence import GatedDeltaSpec, MambaSpec
 from engine.models.spec import DecoderSpec
-from engine.parallel.stages import most_stages
+from engine.parallel.stages import max_stages
 
 
-def refuse_unshared(config: EngineConfig, spec: DecoderSpec) -> None:
+def check_sharding_support(config: EngineConfig, spec: DecoderSpec) -> None:
     """Check that the model can be sharded as ``config`` asks.
 
     Raises:
@@ -19,47 +19,47 @@ def refuse_unshared(config: EngineConfig, spec: DecoderSpec) -> None:
     """
     size, stages = config.tensor_parallel_size, config.pipeline_parallel_size
     if stages > 1:
-        for problem in _of_stages(config, spec, stages):
+        for problem in _stage_problems(config, spec, stages):
             raise ModelLoadError(f"pipeline_parallel_size {stages}: {problem}")
     if size > 1:
-        for problem in _of_layers(config, spec, size):
+        for problem in _tensor_parallel_problems(config, spec, size):
             raise ModelLoadError(f"tensor_parallel_size {size}: {problem}")
 
 
-def _of_stages(config: EngineConfig, spec: DecoderSpec, stages: int) -> Iterator[str]:
-    yield from _of_heads(config)
+def _stage_problems(config: EngineConfig, spec: DecoderSpec, stages: int) -> Iterator[str]:
+    yield from _draft_head_problems(config)
     if spec.num_layers < stages:
         yield f"the model has {spec.num_layers} layers"
-    most = most_stages(spec)
+    most = max_stages(spec)
     if most < stages:
         yield (
-            f"the model's {spec.num_layers} layers make {_stages(most)} at most: each has keys and "
-            "values of its own, and those that share them lie together"
+            f"the model's {spec.num_layers} layers make {_format_stages(most)} at most: each has "
+            "keys and values of its own, and those that share them lie together"
         )
 
 
-def _stages(count: int) -> str:
+def _format_stages(count: int) -> str:
     return "1 stage" if count == 1 else f"{count} stages"
 
 
-def _of_heads(config: EngineConfig) -> Iterator[str]:
+def _draft_head_problems(config: EngineConfig) -> Iterator[str]:
     speculation = config.speculation
-    if speculation is not None and speculation.has_head:
+    if speculation is not None and speculation.uses_draft_head:
         yield (
             f"speculation {speculation.method!r} reads hidden states of one process; draft, ngram "
             "and suffix work"
         )
 
 
-def _of_layers(config: EngineConfig, spec: DecoderSpec, size: int) -> Iterator[str]:
+def _tensor_parallel_problems(config: EngineConfig, spec: DecoderSpec, size: int) -> Iterator[str]:
     if config.batch_invariant:
         yield "sums over ranks are not batch-invariant, so not with batch_invariant"
-    yield from _of_heads(config)
+    yield from _draft_head_problems(config)
     for heads, what in _kv_heads(spec).items():
         if heads % size and size % heads:
             yield f"{what} ({heads}) neither divides it nor is divided by it"
-    yield from _of_states(spec, size)
-    for what, count in _divided(spec, whole_experts=config.enable_expert_parallel):
+    yield from _state_problems(spec, size)
+    for what, count in _divided_sizes(spec, expert_parallel=config.enable_expert_parallel):
         if count % size:
             yield f"{what} ({count}) cannot be divided by it"
     if config.enable_expert_parallel and (spec.moe is None or spec.moe.num_experts < size):
@@ -81,7 +81,7 @@ def _kv_heads(spec: DecoderSpec) -> dict[int, str]:
     return {spec.num_kv_heads: name} | dict.fromkeys(others, "num_key_value_heads")
 
 
-def _of_states(spec: DecoderSpec, size: int) -> Iterator[str]:
+def _state_problems(spec: DecoderSpec, size: int) -> Iterator[str]:
     recurrence = spec.recurrence
     if isinstance(recurrence, GatedDeltaSpec):
         heads = recurrence.num_key_heads
@@ -93,14 +93,14 @@ def _of_states(spec: DecoderSpec, size: int) -> Iterator[str]:
             yield f"{recurrence.groups_key} ({groups}) is more than one and cannot be divided by it"
 
 
-def _divided(spec: DecoderSpec, *, whole_experts: bool) -> Iterator[tuple[str, int]]:
+def _divided_sizes(spec: DecoderSpec, *, expert_parallel: bool) -> Iterator[tuple[str, int]]:
     """Yield what is divided equally among ranks, with its config.json name."""
     yield "num_attention_heads", spec.num_heads
-    is_beside = spec.moe is not None and spec.moe.beside_mlp
+    is_beside = spec.moe is not None and spec.moe.with_mlp
     if any(layer.mlp and (is_beside or not layer.experts) for layer in spec.layers):
         yield "intermediate_size", spec.intermediate_size
     if spec.moe is not None:
-        if not whole_experts:
+        if not expert_parallel:
             yield spec.moe.width_key, spec.moe.intermediate_size
         yield spec.moe.shared_width_key, spec.moe.shared_intermediate_size
     if isinstance(spec.recurrence, GatedDeltaSpec):

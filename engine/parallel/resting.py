@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from engine.errors import EngineDead
 from engine.parallel.leader import Team
-from engine.runner.protocol import Resting, Runner
+from engine.runner.protocol import Runner, SleepingRunner
 
 
-class RestingTeam:
+class SleepingTeam:
     """See ``engine.runner.protocol.Resting``.
 
     Args:
@@ -16,7 +16,7 @@ class RestingTeam:
         level: how much of the model is freed; see ``Runner.rest``.
     """
 
-    def __init__(self, own: Resting, team: Team, level: int) -> None:
+    def __init__(self, own: SleepingRunner, team: Team, level: int) -> None:
         self._own = own
         self._team = team
         self._level = level
@@ -24,7 +24,7 @@ class RestingTeam:
     def release(self) -> None:
         """See ``Resting.release``. Raises EngineDead."""
         self._own.release()
-        self._team.rest(self._level)
+        self._team.sleep(self._level)
 
     def wake(self) -> Runner:
         """See ``Resting.wake``. If one rank cannot, all rest again. Raises EngineDead too."""
@@ -33,9 +33,9 @@ class RestingTeam:
         except EngineDead:
             raise
         except Exception:
-            self._team.rest(self._level)
+            self._team.sleep(self._level)
             raise
 
-    def exchanged(self, model: str) -> Resting:
+    def with_weights(self, model: str) -> SleepingRunner:
         """See ``Resting.exchanged``. Raises EngineDead too."""
-        return RestingTeam(self._own.exchanged(model), self._team, level=0)
+        return SleepingTeam(self._own.with_weights(model), self._team, level=0)

@@ -32,9 +32,9 @@ from engine.models.weights import Parameter, parameters
 from engine.parallel.stages import stage_of
 
 # Cut by tokens; some ranks may have one more than others.
-_TABLES = ("embedding", "head", "per_layer.embedding")
+_VOCAB_TABLES = ("embedding", "head", "per_layer.embedding")
 # Biases added to a sum over ranks: the first rank has them, the others have zeros.
-_ADDED_ONCE = (".output.bias", ".down.bias", ".experts.down.bias")
+_FIRST_RANK_BIASES = (".output.bias", ".down.bias", ".experts.down.bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Shard:
 
     rank: int  # number within its stage
     size: int  # ranks of a stage
-    whole_experts: bool = False  # experts are distributed whole
+    expert_parallel: bool = False  # experts are distributed whole
     stage: int = 0
     num_stages: int = 1
 
@@ -76,7 +76,7 @@ class Shard:
 
     def __str__(self) -> str:
         """Describe the sharding, by the names of the settings."""
-        experts = ", whole experts" if self.whole_experts else ""
+        experts = ", whole experts" if self.expert_parallel else ""
         stages = f", pipeline_parallel_size {self.num_stages}" if self.num_stages > 1 else ""
         return f"tensor_parallel_size {self.size}{experts}{stages}"
 
@@ -85,15 +85,15 @@ class Shard:
         return total * self.rank // self.size, total * (self.rank + 1) // self.size
 
 
-class Piece(NamedTuple):
+class RowRange(NamedTuple):
     """A range of rows: where it is in a parameter, and where in the rank's part of that."""
 
-    whole: slice
-    own: slice
+    full: slice
+    local: slice
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ParameterSlice:
     """A rank's part of a parameter.
 
     Attributes:
@@ -104,43 +104,43 @@ class Cut:
         is_zero: it holds zeros instead of the values.
     """
 
-    whole: Parameter
-    own: Parameter
-    begins: tuple[tuple[int, ...], ...]
+    full: Parameter
+    local: Parameter
+    run_starts: tuple[tuple[int, ...], ...]
     columns: slice | None
     is_zero: bool = False
 
     def has(self, part: int | None) -> bool:
         """Return whether the rank has anything of a part, or of any part."""
-        return any(self.own.parts[slice(None) if part is None else slice(part, part + 1)])
+        return any(self.local.parts[slice(None) if part is None else slice(part, part + 1)])
 
-    def of(self, part: int | None) -> Cut:
+    def for_part(self, part: int | None) -> ParameterSlice:
         """Return the rank's part of one part, as if that were the parameter."""
         if part is None:
             return self
         at = slice(part, part + 1)
         whole, own = (
             replace(parameter, parts=parameter.parts[at], runs=parameter.runs[at])
-            for parameter in (self.whole, self.own)
+            for parameter in (self.full, self.local)
         )
-        return replace(self, whole=whole, own=own, begins=self.begins[at])
+        return replace(self, full=whole, local=own, run_starts=self.run_starts[at])
 
-    def pieces(self, part: int | None) -> Iterator[Piece]:
+    def row_ranges(self, part: int | None) -> Iterator[RowRange]:
         """Yield the row ranges of a part, or of all parts: their places in what fills it, and in
         the rank's parameter."""
-        parts = range(len(self.begins)) if part is None else (part,)
-        filled = self.whole.rows(part).start
+        parts = range(len(self.run_starts)) if part is None else (part,)
+        filled = self.full.rows(part).start
         for at in parts:
-            if not self.own.parts[at]:
+            if not self.local.parts[at]:
                 continue
-            run, own = self.whole.rows(at).start - filled, self.own.rows(at).start
-            lengths = self.whole.runs_of(at), self.own.runs_of(at), self.begins[at]
+            run, own = self.full.rows(at).start - filled, self.local.rows(at).start
+            lengths = self.full.runs_of(at), self.local.runs_of(at), self.run_starts[at]
             for length, share, begin in zip(*lengths, strict=True):
-                yield Piece(slice(run + begin, run + begin + share), slice(own, own + share))
+                yield RowRange(slice(run + begin, run + begin + share), slice(own, own + share))
                 run, own = run + length, own + share
 
 
-def share_of(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
+def shard_spec(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
     """Return a rank's model: a stage of the whole, with fewer heads and narrower MLPs.
 
     It keeps the whole vocabulary, which all ranks use. KV heads fewer than the ranks are
@@ -153,50 +153,50 @@ def share_of(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
         spec,
         num_heads=spec.num_heads // size,
         num_kv_heads=max(1, spec.num_kv_heads // size),
-        layers=tuple(_share_of_layer(layer, size) for layer in spec.layers),
+        layers=tuple(_shard_layer(layer, size) for layer in spec.layers),
         intermediate_size=spec.intermediate_size // size,
-        moe=None if spec.moe is None else _share_of_experts(spec.moe, shard),
-        recurrence=None if spec.recurrence is None else _share_of_states(spec.recurrence, size),
+        moe=None if spec.moe is None else _shard_experts(spec.moe, shard),
+        recurrence=None if spec.recurrence is None else _shard_recurrence(spec.recurrence, size),
     )
 
 
-def cuts_of(spec: DecoderSpec, shard: Shard) -> dict[str, Cut]:
+def parameter_slices(spec: DecoderSpec, shard: Shard) -> dict[str, ParameterSlice]:
     """Return the rank's part of each parameter of the whole model in its stage."""
-    own = parameters(share_of(spec, shard))
+    own = parameters(shard_spec(spec, shard))
 
     def is_zero(name: str) -> bool:
-        is_whole = shard.whole_experts and ".experts." in name  # then already distributed
-        return shard.rank > 0 and name.endswith(_ADDED_ONCE) and not is_whole
+        is_whole = shard.expert_parallel and ".experts." in name  # then already distributed
+        return shard.rank > 0 and name.endswith(_FIRST_RANK_BIASES) and not is_whole
 
     return {
-        name: _cut_table(whole, shard)
-        if name in _TABLES
-        else _cut(whole, own[name], shard, is_zero=is_zero(name))
+        name: _slice_table(whole, shard)
+        if name in _VOCAB_TABLES
+        else _slice_parameter(whole, own[name], shard, is_zero=is_zero(name))
         for name, whole in parameters(spec).items()
         if name in own
     }
 
 
-def own_parameters(cuts: Mapping[str, Cut]) -> dict[str, Parameter]:
+def local_parameters(cuts: Mapping[str, ParameterSlice]) -> dict[str, Parameter]:
     """Return the rank's parameters by name."""
-    return {name: cut.own for name, cut in cuts.items()}
+    return {name: cut.local for name, cut in cuts.items()}
 
 
-def num_elements(cuts: Mapping[str, Cut]) -> int:
+def num_elements(cuts: Mapping[str, ParameterSlice]) -> int:
     """Return how many numbers the rank has."""
-    return sum(math.prod(cut.own.shape) for cut in cuts.values())
+    return sum(math.prod(cut.local.shape) for cut in cuts.values())
 
 
-def _share_of_experts(moe: MoeSpec, shard: Shard) -> MoeSpec:
+def _shard_experts(moe: MoeSpec, shard: Shard) -> MoeSpec:
     shared = moe.shared_intermediate_size // shard.size
-    if shard.whole_experts:
+    if shard.expert_parallel:
         held = shard.bounds(moe.num_experts)
-        return replace(moe, held=held, shared_intermediate_size=shared)
+        return replace(moe, local_expert_range=held, shared_intermediate_size=shared)
     inner = moe.intermediate_size // shard.size
     return replace(moe, intermediate_size=inner, shared_intermediate_size=shared)
 
 
-def _share_of_layer(layer: LayerSpec, size: int) -> LayerSpec:
+def _shard_layer(layer: LayerSpec, size: int) -> LayerSpec:
     """Shard the heads and widths in which a layer differs from the model."""
     heads, inner = layer.heads, layer.intermediate_size
     if heads is not None:
@@ -204,7 +204,7 @@ def _share_of_layer(layer: LayerSpec, size: int) -> LayerSpec:
     return replace(layer, heads=heads, intermediate_size=None if inner is None else inner // size)
 
 
-def _share_of_states(spec: RecurrenceSpec, size: int) -> RecurrenceSpec:
+def _shard_recurrence(spec: RecurrenceSpec, size: int) -> RecurrenceSpec:
     """Divide heads or channels. Key heads fewer than the ranks are replicated, as are the
     projections that the heads of a group share."""
     if isinstance(spec, GatedDeltaSpec):
@@ -218,33 +218,35 @@ def _share_of_states(spec: RecurrenceSpec, size: int) -> RecurrenceSpec:
             spec,
             num_heads=spec.num_heads // size,
             num_groups=max(1, spec.num_groups // size),
-            divides_group=size > spec.num_groups,
+            is_group_sharded=size > spec.num_groups,
         )
     return replace(spec, channels=spec.channels // size)
 
 
-def _cut(whole: Parameter, own: Parameter, shard: Shard, *, is_zero: bool) -> Cut:
+def _slice_parameter(
+    whole: Parameter, own: Parameter, shard: Shard, *, is_zero: bool
+) -> ParameterSlice:
     """Cut a parameter to the rank's lengths, in every dimension where these are shorter."""
     begins = tuple(
         tuple(
-            _begin(length, share, shard)
+            _slice_start(length, share, shard)
             for length, share in zip(whole.runs_of(part), own.runs_of(part), strict=True)
         )
         for part in range(len(whole.parts))
     )
     columns = None
     if whole.trailing != own.trailing:
-        begin = _begin(whole.trailing[0], own.trailing[0], shard)
+        begin = _slice_start(whole.trailing[0], own.trailing[0], shard)
         columns = slice(begin, begin + own.trailing[0])
-    return Cut(whole, own, begins, columns, is_zero)
+    return ParameterSlice(whole, own, begins, columns, is_zero)
 
 
-def _cut_table(whole: Parameter, shard: Shard) -> Cut:
+def _slice_table(whole: Parameter, shard: Shard) -> ParameterSlice:
     begin, end = shard.bounds(whole.parts[0])
-    return Cut(whole, replace(whole, parts=(end - begin,)), ((begin,),), None)
+    return ParameterSlice(whole, replace(whole, parts=(end - begin,)), ((begin,),), None)
 
 
-def _begin(length: int, share: int, shard: Shard) -> int:
+def _slice_start(length: int, share: int, shard: Shard) -> int:
     """Return where a rank's ``share`` of ``length`` begins; with fewer shares than ranks,
     neighbours have the same one."""
     if share in (0, length):

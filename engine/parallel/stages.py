@@ -38,19 +38,19 @@ def stage_layers(spec: DecoderSpec, num_stages: int) -> list[tuple[int, int]]:
             sizes[int(number)] += math.prod(parameter.shape)
         else:
             ends += math.prod(parameter.shape)
-    return _even_runs(sizes, num_stages, ends, _Cuts(spec))
+    return _balanced_stages(sizes, num_stages, ends, _StageBoundaries(spec))
 
 
-def most_stages(spec: DecoderSpec) -> int:
+def max_stages(spec: DecoderSpec) -> int:
     """Return the maximum number of stages."""
-    cuts, count, begin = _Cuts(spec), 0, 0
+    cuts, count, begin = _StageBoundaries(spec), 0, 0
     for end in range(1, spec.num_layers + 1):
-        if cuts.may_be(begin, end) and (end == spec.num_layers or cuts.may_begin[end]):
+        if cuts.can_be_stage(begin, end) and (end == spec.num_layers or cuts.can_begin[end]):
             count, begin = count + 1, end
     return max(1, count)
 
 
-class _Cuts:
+class _StageBoundaries:
     """Where a model's layers may be cut.
 
     Attributes:
@@ -60,22 +60,22 @@ class _Cuts:
     def __init__(self, spec: DecoderSpec) -> None:
         self._num_paged = [0]  # in the layers before each
         for layer in spec.layers:
-            is_paged = not layer.recurrent and layer.reads is None
+            is_paged = not layer.recurrent and layer.kv_sharing_layer is None
             self._num_paged.append(self._num_paged[-1] + is_paged)
-        self.may_begin = [True] * spec.num_layers
+        self.can_begin = [True] * spec.num_layers
         lowest = spec.num_layers  # the lowest layer read by this one or later ones
         for number in reversed(range(spec.num_layers)):
-            reads = spec.layers[number].reads
+            reads = spec.layers[number].kv_sharing_layer
             lowest = lowest if reads is None else min(lowest, reads)
-            self.may_begin[number] = lowest >= number
+            self.can_begin[number] = lowest >= number
 
-    def may_be(self, begin: int, end: int) -> bool:
+    def can_be_stage(self, begin: int, end: int) -> bool:
         """Return whether layers [begin, end) may be a stage, given that ``end`` is allowed."""
-        return self.may_begin[begin] and self._num_paged[begin] < self._num_paged[end]
+        return self.can_begin[begin] and self._num_paged[begin] < self._num_paged[end]
 
 
-def _even_runs(
-    sizes: Sequence[int], num_runs: int, ends: int, cuts: _Cuts
+def _balanced_stages(
+    sizes: Sequence[int], num_runs: int, ends: int, cuts: _StageBoundaries
 ) -> list[tuple[int, int]]:
     """Return the allowed runs with the least sum of squared sizes; the first one also carries
     ``ends``."""
@@ -85,7 +85,7 @@ def _even_runs(
         until.append(until[-1] + size)
     # By the number of sizes: the least sum, and the start of the last run for each number of runs.
     least = [
-        (ends + until[end]) ** 2 if end and cuts.may_be(0, end) else math.inf
+        (ends + until[end]) ** 2 if end and cuts.can_be_stage(0, end) else math.inf
         for end in range(count + 1)
     ]
     begins: list[list[int]] = [[0] * (count + 1)]
@@ -93,7 +93,7 @@ def _even_runs(
         found, begin_of = [math.inf] * (count + 1), [0] * (count + 1)
         for end in range(run + 1, count + 1):
             for begin in range(run, end):
-                if not cuts.may_be(begin, end):
+                if not cuts.can_be_stage(begin, end):
                     continue
                 total = least[begin] + (until[end] - until[begin]) ** 2
                 if total < found[end]:

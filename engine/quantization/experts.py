@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class StackedForm:
+class StackedExpertsMethod:
     """How the stacked experts of a layer are held.
 
     Attributes:
@@ -27,8 +27,8 @@ class StackedForm:
     """
 
     dtype: torch.dtype
-    refuse: Callable[[], str | None]
-    round_to: Callable[[torch.Tensor], PackedWeight] | None = None
+    unsupported_reason: Callable[[], str | None]
+    quant_function: Callable[[torch.Tensor], PackedWeight] | None = None
 
     def make(self, weight: Weight, count: int) -> ExpertMatrices:
         """Make the weights of ``count`` experts, concatenated in [count * outputs, inputs].
@@ -36,23 +36,23 @@ class StackedForm:
         Codes that no kernel takes are widened once, and the log says why.
         """
         if isinstance(weight, torch.Tensor):
-            return self._of_dense(weight, count)
+            return self._make_from_dense(weight, count)
         try:
-            return self._of_codes(weight, count)
+            return self._make_from_codes(weight, count)
         except ValueError as error:
             logger.warning("experts are held in %s, not as codes: %s", self.dtype, error)
             return weight.dequantise(self.dtype).unflatten(0, (count, -1))
 
-    def _of_dense(self, weight: torch.Tensor, count: int) -> ExpertMatrices:
-        if self.round_to is not None:
+    def _make_from_dense(self, weight: torch.Tensor, count: int) -> ExpertMatrices:
+        if self.quant_function is not None:
             try:
-                return self._of_codes(PackedParts((self.round_to(weight),)), count)
+                return self._make_from_codes(PackedParts((self.quant_function(weight),)), count)
             except ValueError as error:
                 logger.warning("experts stay in %s, not rounded: %s", self.dtype, error)
         return weight.unflatten(0, (count, -1))
 
-    def _of_codes(self, weight: PackedParts, count: int) -> TiledWeight:
-        reason = self.refuse()
+    def _make_from_codes(self, weight: PackedParts, count: int) -> TiledWeight:
+        reason = self.unsupported_reason()
         if reason is not None:
             raise ValueError(reason)
         return tile_experts(weight, count)

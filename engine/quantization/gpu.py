@@ -6,9 +6,9 @@ from typing import Unpack
 
 import torch
 
-from engine.quantization.skinny import Along, FewRows
+from engine.quantization.skinny import FusedOps, SmallBatchLinear
 from kernels.packed import PackedWeight
-from kernels.scaled import refuse_scaled, scaled_linear
+from kernels.scaled import scaled_linear, scaled_unsupported_reason
 from kernels.tiled import tile
 from kernels.triton.quantised import packed_linear
 from kernels.triton.skinny_packed import skinny_packed_linear
@@ -18,7 +18,7 @@ from kernels.triton.skinny_packed import skinny_packed_linear
 _MANY_ROWS = 256
 
 
-class TritonPacked(FewRows):
+class TritonPacked(SmallBatchLinear):
     """A packed weight that is widened in registers during the product.
 
     With ``in_float8``, many rows are rounded to float8 and multiplied as codes, if the format
@@ -36,19 +36,19 @@ class TritonPacked(FewRows):
         self._weight = tile(weight)
         self._bias = bias
         self._dtype = dtype
-        is_meant = in_float8 and weight.rounds_inputs
-        self._is_scaled = is_meant and _refuse_float8(weight, dtype) is None
+        is_meant = in_float8 and weight.has_quantised_activations
+        self._is_scaled = is_meant and _float8_unsupported_reason(weight, dtype) is None
 
     @property
     def num_bytes(self) -> int:
         """See ``Linear``."""
         return self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
-    def few(self, x: torch.Tensor, **along: Unpack[Along]) -> torch.Tensor:
+    def forward_small(self, x: torch.Tensor, **fused_ops: Unpack[FusedOps]) -> torch.Tensor:
         """See ``FewRows``."""
-        return skinny_packed_linear(x, self._weight, self._bias, **along)
+        return skinny_packed_linear(x, self._weight, self._bias, **fused_ops)
 
-    def many(self, x: torch.Tensor) -> torch.Tensor:
+    def forward_large(self, x: torch.Tensor) -> torch.Tensor:
         """See ``FewRows``."""
         if self._is_scaled and x.shape[0] > _MANY_ROWS:
             codes = self._weight.codes.view(torch.float8_e4m3fn)
@@ -86,10 +86,10 @@ class InvariantPacked:
         return self(x)
 
 
-def _refuse_float8(weight: PackedWeight, dtype: torch.dtype) -> str | None:
+def _float8_unsupported_reason(weight: PackedWeight, dtype: torch.dtype) -> str | None:
     """Return why products with a weight cannot be computed in float8, or None if they can."""
     if weight.codes.dtype != torch.float8_e4m3fn:
         return f"its codes are {weight.codes.dtype}"
     if weight.num_groups > 1 or weight.zeros is not None or weight.order is not None:
         return "it has more than a scale for each output"
-    return refuse_scaled(*weight.shape, dtype, weight.codes.device)
+    return scaled_unsupported_reason(*weight.shape, dtype, weight.codes.device)

@@ -8,13 +8,20 @@ from typing import Protocol
 
 import torch
 
-from engine.models.linear import DenseForm, Head, HeadProducts, JoinedLinear, Linear, Weight
-from engine.quantization.experts import StackedForm
+from engine.models.linear import (
+    DenseLinearMethod,
+    Head,
+    JoinedLinear,
+    Linear,
+    PerHeadLinear,
+    Weight,
+)
+from engine.quantization.experts import StackedExpertsMethod
 from kernels.moe import ExpertMatrices
 from kernels.packed import PackedWeight
 
 
-class PackedForm(Protocol):
+class PackedLinearMethod(Protocol):
     """How a packed weight is held and computed."""
 
     def make(self, weight: PackedWeight, bias: torch.Tensor | None) -> Head:
@@ -26,11 +33,11 @@ class PackedForm(Protocol):
 class WeightMethod:
     """See ``engine.models.linear.LinearMethod``."""
 
-    dense: DenseForm
-    packed: PackedForm
-    stacked: StackedForm
-    plain: DenseForm  # of what is never quantised
-    heads: Callable[[torch.Tensor], HeadProducts]
+    dense: DenseLinearMethod
+    packed: PackedLinearMethod
+    stacked: StackedExpertsMethod
+    unquantized: DenseLinearMethod  # of what is never quantised
+    per_head: Callable[[torch.Tensor], PerHeadLinear]
 
     def make(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
         """See ``LinearMethod``. Parts that cannot be one weight become several layers."""
@@ -47,9 +54,9 @@ class WeightMethod:
             begin += part.shape[0]
         return layers[0] if len(layers) == 1 else JoinedLinear(layers)
 
-    def make_plain(self, weight: torch.Tensor) -> Linear:
+    def make_unquantized(self, weight: torch.Tensor) -> Linear:
         """See ``LinearMethod``."""
-        return self.plain.make(weight, None)
+        return self.unquantized.make(weight, None)
 
     def make_head(self, weight: Weight) -> Head:
         """See ``LinearMethod``."""
@@ -60,9 +67,9 @@ class WeightMethod:
             return self.packed.make(part, None)
         return self.dense.make_head(part)
 
-    def make_heads(self, weight: torch.Tensor) -> HeadProducts:
+    def make_per_head(self, weight: torch.Tensor) -> PerHeadLinear:
         """See ``LinearMethod``."""
-        return self.heads(weight)
+        return self.per_head(weight)
 
     def make_experts(self, weight: Weight, count: int) -> ExpertMatrices:
         """See ``LinearMethod``."""

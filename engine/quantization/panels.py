@@ -6,7 +6,7 @@ import torch
 
 from engine.models.linear import Head
 from kernels.cpu.grouped import PanelGrouped
-from kernels.cpu.linear import PanelInt8, least_code
+from kernels.cpu.linear import PanelInt8, min_code
 from kernels.packed import PackedWeight
 
 
@@ -15,8 +15,8 @@ def panel_layer(weight: PackedWeight, bias: torch.Tensor | None, dtype: torch.dt
 
     It computes in integers if the format rounds activations too.
     """
-    if weight.rounds_inputs and _is_by_output(weight):
-        return PanelInt8.of_codes(weight, bias, dtype)
+    if weight.has_quantised_activations and _is_by_output(weight):
+        return PanelInt8.from_codes(weight, bias, dtype)
     return PanelGrouped(weight, bias, dtype)
 
 
@@ -26,4 +26,4 @@ def _is_by_output(weight: PackedWeight) -> bool:
     is_plain = weight.zeros is None and weight.order is None and weight.num_groups == 1
     if not is_plain or weight.codes.dtype != torch.int8:
         return False
-    return least_code() == -128 or int(weight.codes.min()) >= least_code()
+    return min_code() == -128 or int(weight.codes.min()) >= min_code()

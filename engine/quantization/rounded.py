@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from engine.config import Quantization
-from engine.models.linear import DenseForm, Head, Linear
-from engine.quantization.method import PackedForm
+from engine.models.linear import DenseLinearMethod, Head, Linear
+from engine.quantization.method import PackedLinearMethod
 from kernels.packed import PackedWeight
 from kernels.reference.quantised import (
     quantise_fp8,
@@ -18,9 +18,9 @@ from kernels.reference.quantised import (
     quantise_nf4,
 )
 
-Round = Callable[[torch.Tensor], PackedWeight]
+QuantFunction = Callable[[torch.Tensor], PackedWeight]
 
-ROUNDINGS: dict[Quantization, Round] = {
+QUANT_FUNCTIONS: dict[Quantization, QuantFunction] = {
     "int8": quantise_int8,
     "int4": quantise_int4,
     "nf4": quantise_nf4,
@@ -29,7 +29,7 @@ ROUNDINGS: dict[Quantization, Round] = {
 
 
 @dataclass(frozen=True, slots=True)
-class RoundedForm:
+class OnlineQuantMethod:
     """See ``engine.models.linear.DenseForm``.
 
     Attributes:
@@ -40,15 +40,15 @@ class RoundedForm:
     """
 
     quantization: Quantization
-    packed: PackedForm
-    head: DenseForm | None = None
+    packed: PackedLinearMethod
+    head: DenseLinearMethod | None = None
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """See ``DenseForm``."""
-        return self.packed.make(ROUNDINGS[self.quantization](weight), bias)
+        return self.packed.make(QUANT_FUNCTIONS[self.quantization](weight), bias)
 
     def make_head(self, weight: torch.Tensor) -> Head:
         """See ``DenseForm``."""
         if self.head is not None:
             return self.head.make_head(weight)
-        return self.packed.make(ROUNDINGS[self.quantization](weight), None)
+        return self.packed.make(QUANT_FUNCTIONS[self.quantization](weight), None)

@@ -9,12 +9,12 @@ import torch
 from torch.nn import functional
 
 from engine.models.linear import DenseLinear, Head, Linear
-from kernels.moe import Gating
-from kernels.skinny import MOST_ROWS, GateKind, RowNorm, built_in
+from kernels.moe import GatedActivation
+from kernels.skinny import MAX_SKINNY_ROWS, GateKind, RowNorm, fused_gate_kind
 from kernels.triton.skinny import skinny_linear
 
 
-class Along(TypedDict, total=False):
+class FusedOps(TypedDict, total=False):
     """What a product of few rows fuses; see ``kernels.reference.skinny``."""
 
     norm: RowNorm | None
@@ -23,55 +23,57 @@ class Along(TypedDict, total=False):
     dtype: torch.dtype | None
 
 
-class FewRows(ABC):
+class SmallBatchLinear(ABC):
     """A base of ``engine.models.linear.FusedLinear`` for one kind of weights."""
 
     @abstractmethod
-    def few(self, x: torch.Tensor, **along: Unpack[Along]) -> torch.Tensor:
+    def forward_small(self, x: torch.Tensor, **fused_ops: Unpack[FusedOps]) -> torch.Tensor:
         """Up to ``MOST_ROWS`` rows, [n, inputs] -> [n, outputs (/ 2 with a gate)]."""
         ...
 
     @abstractmethod
-    def many(self, x: torch.Tensor) -> torch.Tensor:
+    def forward_large(self, x: torch.Tensor) -> torch.Tensor:
         """Any number of rows: [n, inputs] -> [n, outputs]."""
         ...
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Linear``."""
-        return self.many(x) if x.shape[0] > MOST_ROWS else self.few(x)
+        return self.forward_large(x) if x.shape[0] > MAX_SKINNY_ROWS else self.forward_small(x)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Head``."""
-        if x.shape[0] > MOST_ROWS:
-            return self.many(x)
-        return self.few(x, dtype=torch.float32)
+        if x.shape[0] > MAX_SKINNY_ROWS:
+            return self.forward_large(x)
+        return self.forward_small(x, dtype=torch.float32)
 
-    def gated(self, x: torch.Tensor, gating: Gating) -> torch.Tensor:
+    def forward_gated(self, x: torch.Tensor, gating: GatedActivation) -> torch.Tensor:
         """See ``GatedLinear``."""
-        gate = built_in(gating)
-        if x.shape[0] > MOST_ROWS or gate is None:
+        gate = fused_gate_kind(gating)
+        if x.shape[0] > MAX_SKINNY_ROWS or gate is None:
             return gating(self(x))
-        return self.few(x, gate=gate)
+        return self.forward_small(x, gate=gate)
 
-    def normed(self, x: torch.Tensor, norm: RowNorm, gating: Gating | None = None) -> torch.Tensor:
+    def forward_normed(
+        self, x: torch.Tensor, norm: RowNorm, gating: GatedActivation | None = None
+    ) -> torch.Tensor:
         """See ``FusedLinear``."""
-        gate = None if gating is None else built_in(gating)
-        out = self.few(x, norm=norm, gate=gate)
+        gate = None if gating is None else fused_gate_kind(gating)
+        out = self.forward_small(x, norm=norm, gate=gate)
         return out if gating is None or gate is not None else gating(out)
 
     def add_to(self, stream: torch.Tensor, x: torch.Tensor) -> None:
         """See ``FusedLinear``."""
-        self.few(x, stream=stream)
+        self.forward_small(x, stream=stream)
 
 
-class SkinnyLinear(FewRows, DenseLinear):
+class SkinnyLinear(SmallBatchLinear, DenseLinear):
     """A dense weight; many rows are multiplied by the library."""
 
-    def few(self, x: torch.Tensor, **along: Unpack[Along]) -> torch.Tensor:
+    def forward_small(self, x: torch.Tensor, **fused_ops: Unpack[FusedOps]) -> torch.Tensor:
         """See ``FewRows``."""
-        return skinny_linear(x, self.weight, self.bias, **along)
+        return skinny_linear(x, self.weight, self.bias, **fused_ops)
 
-    def many(self, x: torch.Tensor) -> torch.Tensor:
+    def forward_large(self, x: torch.Tensor) -> torch.Tensor:
         """See ``FewRows``."""
         return functional.linear(x, self.weight, self.bias)
 

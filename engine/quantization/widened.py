@@ -15,7 +15,7 @@ from kernels.packed import PackedWeight
 logger = logging.getLogger(__name__)
 
 
-class WidenedPacked:
+class DequantLinear:
     """A packed weight that is widened to the activations' dtype for each product.
 
     This is slow, and works in any dtype on any device.
@@ -52,18 +52,18 @@ class WidenedPacked:
 
 
 @dataclass(frozen=True, slots=True)
-class WidenedPackedForm:
+class DequantLinearMethod:
     """See ``engine.quantization.method.PackedForm``."""
 
     dtype: torch.dtype
 
     def make(self, weight: PackedWeight, bias: torch.Tensor | None) -> Head:
         """See ``PackedForm``."""
-        return WidenedPacked(weight, bias, self.dtype)
+        return DequantLinear(weight, bias, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
-class KernelPackedForm:
+class KernelLinearMethod:
     """See ``engine.quantization.method.PackedForm``: by a kernel, or widened if it refuses.
 
     Attributes:
@@ -74,14 +74,14 @@ class KernelPackedForm:
     """
 
     dtype: torch.dtype
-    refuse: Callable[[PackedWeight], str | None]
+    unsupported_reason: Callable[[PackedWeight], str | None]
     layer: Callable[[PackedWeight, torch.Tensor | None, torch.dtype], Head]
     product: Product = functional.linear
 
     def make(self, weight: PackedWeight, bias: torch.Tensor | None) -> Head:
         """See ``PackedForm``."""
-        reason = self.refuse(weight)
+        reason = self.unsupported_reason(weight)
         if reason is not None:
             logger.warning("no kernel for %s: the weight is widened for every product", reason)
-            return WidenedPacked(weight, bias, self.dtype, self.product)
+            return DequantLinear(weight, bias, self.dtype, self.product)
         return self.layer(weight, bias, self.dtype)

@@ -16,8 +16,8 @@ from engine.frames import Activity
 from engine.kv_cache.prefix import PrefixChain
 from engine.process import SubprocessClient
 from engine.replicas.router import Router
-from engine.replicas.shares import start_together
-from engine.replicas.together import Together
+from engine.replicas.shares import start_all
+from engine.replicas.together import ReplicaCoordinator
 from engine.shared import SharedClient
 from engine.snapshot import Snapshot
 from engine.streams import Stream
@@ -29,7 +29,13 @@ Replica = SubprocessClient | SharedClient
 
 _MAX_REMEMBERED_BLOCKS = 1 << 16  # per engine: some 10 MB
 # The activity reported for several engines: the first of these that any of them has.
-_FOREMOST: tuple[Activity, ...] = ("serving", "reloading", "waking", "falling_asleep", "asleep")
+_ACTIVITY_ORDER: tuple[Activity, ...] = (
+    "serving",
+    "reloading",
+    "waking",
+    "falling_asleep",
+    "asleep",
+)
 
 
 class ReplicaClient:
@@ -49,19 +55,19 @@ class ReplicaClient:
         caches: whether the engines cache prefixes, so that the choice of engine matters.
     """
 
-    def __init__(self, replicas: Sequence[Replica], *, caches: bool = True) -> None:
+    def __init__(self, replicas: Sequence[Replica], *, prefix_caching: bool = True) -> None:
         self._replicas = tuple(replicas)
-        self._caches = caches
+        self._prefix_caching = prefix_caching
         self._router = Router(len(self._replicas), 1, 0)  # replaced once they are loaded
         self._key = secrets.token_bytes(16)
         self._block_size = 0  # tokens per digest; 0: no digests
         self._orphans: list[_Orphan] = []  # streams without an engine
-        self._together = Together(self._replicas)
+        self._coordinator = ReplicaCoordinator(self._replicas)
         self._infos: tuple[EngineInfo, ...] = ()  # those that ``_info`` was made from
         self._info: EngineInfo | None = None
         self._closed = False
         for index, replica in enumerate(self._replicas):
-            replica.watch(partial(self._on_change, index))
+            replica.on_change(partial(self._on_change, index))
 
     # ------------------------------------------------------------ properties
 
@@ -73,7 +79,7 @@ class ReplicaClient:
     @property
     def info(self) -> EngineInfo:
         """A description of the newest engine's model, with the context that all can serve."""
-        infos = tuple(replica.info for replica in self._present())
+        infos = tuple(replica.info for replica in self._remaining_replicas())
         known = self._infos
         if self._info is None or [*map(id, infos)] != [*map(id, known)]:
             newest = max(infos, key=lambda info: info.generation)
@@ -97,15 +103,15 @@ class ReplicaClient:
         return any(replica.alive for replica in self._replicas)
 
     @property
-    def responds(self) -> bool:
+    def responsive(self) -> bool:
         """Whether at least one engine process answers."""
-        return any(replica.alive and replica.responds for replica in self._replicas)
+        return any(replica.alive and replica.responsive for replica in self._replicas)
 
     @property
     def activity(self) -> Activity:
         """The engines' activity; serving as long as one of them serves."""
         seen = {replica.activity for replica in self._replicas if replica.alive}
-        for activity in _FOREMOST:
+        for activity in _ACTIVITY_ORDER:
             if activity in seen:
                 return activity
         return "serving"
@@ -133,9 +139,9 @@ class ReplicaClient:
 
         Engines that another process has started and given up, even meanwhile, are skipped.
         """
-        starts = [partial(self._start, replica) for replica in self._present()]
-        await start_together(starts, on_progress)
-        self._remember_prefixes()
+        starts = [partial(self._start, replica) for replica in self._remaining_replicas()]
+        await start_all(starts, on_progress)
+        self._set_up_router()
         return self.info
 
     async def _start(self, replica: Replica, on_progress: LoadProgress) -> None:
@@ -151,10 +157,10 @@ class ReplicaClient:
         self._fail_orphans(EngineDead("the engines were closed"))
         await asyncio.gather(*(replica.close() for replica in self._replicas))
 
-    def _remember_prefixes(self) -> None:
-        infos = [replica.info for replica in self._present()]
+    def _set_up_router(self) -> None:
+        infos = [replica.info for replica in self._remaining_replicas()]
         memory = infos[0].memory
-        if not self._caches or infos[0].whole_prompts:
+        if not self._prefix_caching or infos[0].unchunked_prefill:
             return
         most = min([_MAX_REMEMBERED_BLOCKS, *(info.memory.num_blocks for info in infos)])
         self._block_size = memory.block_size
@@ -169,7 +175,7 @@ class ReplicaClient:
             EngineDead: no engine is alive.
             ValueError: an id is in use on the chosen engine.
         """
-        homes = self._place(requests, self._open())
+        homes = self._place(requests, self._candidates())
         streams: dict[str, RequestStream] = {}
         for index in set(homes):
             share = [
@@ -179,7 +185,7 @@ class ReplicaClient:
                 streams[stream.request_id] = stream
         return [streams[request.id] for request in requests]
 
-    def _open(self) -> list[int]:
+    def _candidates(self) -> list[int]:
         """The engines to choose from. Raises EngineDead if none is alive.
 
         Those that serve; otherwise those that hold requests during a reload; otherwise all that are
@@ -188,17 +194,17 @@ class ReplicaClient:
         alive = [index for index, replica in enumerate(self._replicas) if replica.alive]
         if not alive:
             raise EngineDead("all engines are being restarted")
-        responding = [index for index in alive if self._replicas[index].responds]
+        responding = [index for index in alive if self._replicas[index].responsive]
         for found in (
-            self._doing("serving", responding),
-            self._doing("serving", alive),
-            self._doing("reloading", alive),
+            self._with_activity("serving", responding),
+            self._with_activity("serving", alive),
+            self._with_activity("reloading", alive),
         ):
             if found:
                 return found
         return alive
 
-    def _doing(self, activity: Activity, among: Iterable[int]) -> list[int]:
+    def _with_activity(self, activity: Activity, among: Iterable[int]) -> list[int]:
         return [index for index in among if self._replicas[index].activity == activity]
 
     def _place(self, requests: Sequence[Request], among: Sequence[int]) -> list[int]:
@@ -206,7 +212,7 @@ class ReplicaClient:
         if len(among) == 1:
             for request in requests:
                 if request.fork_of is None:
-                    self._router.note(among[0], self._digests(request))
+                    self._router.record_prompt(among[0], self._digests(request))
             return [among[0]] * len(requests)
         loads = {index: self._replicas[index].num_tokens for index in among}
         homes: list[int] = []
@@ -237,13 +243,13 @@ class ReplicaClient:
         replica = self._replicas[index]
         if not replica.alive:
             self._router.forget(index)
-            if streams := replica.let_go():
+            if streams := replica.release_streams():
                 weights = replica.info.fingerprint
                 self._orphans += [_Orphan(stream, weights) for stream in streams]
         elif replica.activity != "serving":
             self._router.forget(index)  # it will return with an empty cache
         self._place_orphans()
-        self._together.note_change()
+        self._coordinator.notify_change()
 
     def _place_orphans(self) -> None:
         """Resume streams where possible, keep those that must wait, and fail the others."""
@@ -253,7 +259,9 @@ class ReplicaClient:
             self._orphans = orphans
             self._fail_orphans(EngineDead("the engines keep dying"))
             return
-        open_ = self._doing("serving", (i for i, one in enumerate(self._replicas) if one.alive))
+        open_ = self._with_activity(
+            "serving", (i for i, one in enumerate(self._replicas) if one.alive)
+        )
         for weights in dict.fromkeys(orphan.weights for orphan in orphans):
             group = [orphan for orphan in orphans if orphan.weights == weights]
             same = [i for i in open_ if self._replicas[i].info.fingerprint == weights]
@@ -262,7 +270,7 @@ class ReplicaClient:
             self._orphans += [
                 orphan for orphan in group if not (same or (open_ and not orphan.stream.has_output))
             ]
-        if self._orphans and self._settled:
+        if self._orphans and self._is_stable:
             asleep = EngineAsleep("The server is asleep; it must be woken first.")
             other = RequestFailed("the weights it was begun with are not served any more")
             self._fail_orphans(asleep if self.activity == "asleep" else other)
@@ -273,7 +281,7 @@ class ReplicaClient:
         homes = self._place([stream.request for stream in streams], among)
         for index in dict.fromkeys(homes):
             share = [stream for stream, home in zip(streams, homes, strict=True) if home == index]
-            self._replicas[index].take_over(share)
+            self._replicas[index].resume_streams(share)
 
     def _fail_orphans(self, error: EngineError) -> None:
         orphans, self._orphans = self._orphans, []
@@ -281,14 +289,14 @@ class ReplicaClient:
             orphan.stream.fail(error)
 
     @property
-    def _settled(self) -> bool:
+    def _is_stable(self) -> bool:
         """Whether no engine is in transition."""
         return all(
             one.dead or (one.alive and one.activity in ("serving", "asleep"))
             for one in self._replicas
         )
 
-    def _present(self) -> Sequence[Replica]:
+    def _remaining_replicas(self) -> Sequence[Replica]:
         """The engines that have not been given up, or all if all have."""
         return [one for one in self._replicas if not one.dead] or self._replicas
 
@@ -296,38 +304,42 @@ class ReplicaClient:
 
     async def start_profile(self, num_steps: int) -> None:
         """Record the next steps of each engine that is alive."""
-        await self._together.start_profile(num_steps)
+        await self._coordinator.start_profile(num_steps)
 
     async def stop_profile(self) -> Trace:
         """Stop recording; returns the traces of all engines that have one."""
-        return await self._together.stop_profile()
+        return await self._coordinator.stop_profile()
 
-    async def look(self) -> Snapshot:
+    async def snapshot(self) -> Snapshot:
         """A snapshot of the first engine that is alive; ask ``members`` for the others."""
         for replica in self._replicas:
             if replica.alive:
-                return await replica.look()
+                return await replica.snapshot()
         raise EngineDead("all engines are being restarted")
 
     async def sleep(self, level: int, timeout_s: float) -> None:
         """Put all engines to sleep; if one fails, none sleeps."""
-        await self._together.sleep(level, timeout_s)
+        await self._coordinator.sleep(level, timeout_s)
 
     async def wake(self) -> None:
         """Wake all engines; if one fails, all stay asleep."""
-        await self._together.wake()
+        await self._coordinator.wake()
 
     async def reload(self, model: str | None, timeout_s: float) -> EngineInfo:
         """Replace the weights of all engines; if one fails, all keep the old ones."""
-        await self._together.reload(model, timeout_s)
+        await self._coordinator.reload(model, timeout_s)
         return self.info
 
 
-def in_front_of(
-    replicas: Sequence[Replica], *, caches: bool = True
+def make_client(
+    replicas: Sequence[Replica], *, prefix_caching: bool = True
 ) -> SubprocessClient | SharedClient | ReplicaClient:
     """The client for these engines; for a single one, its own."""
-    return replicas[0] if len(replicas) == 1 else ReplicaClient(replicas, caches=caches)
+    return (
+        replicas[0]
+        if len(replicas) == 1
+        else ReplicaClient(replicas, prefix_caching=prefix_caching)
+    )
 
 
 class _Orphan(msgspec.Struct, frozen=True):

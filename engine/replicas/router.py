@@ -63,7 +63,7 @@ class Router:
             return load - CACHED_WEIGHT * cached, load, len(self._known[engine]), engine
 
         chosen = min(loads, key=cost)
-        self.note(chosen, digests)
+        self.record_prompt(chosen, digests)
         return chosen
 
     def num_cached(self, engine: int, digests: Sequence[bytes]) -> int:
@@ -76,7 +76,7 @@ class Router:
             count += 1
         return count * self._block_tokens
 
-    def note(self, engine: int, digests: Sequence[bytes]) -> None:
+    def record_prompt(self, engine: int, digests: Sequence[bytes]) -> None:
         """Note that a prompt was sent to ``engine``."""
         known = self._known[engine]
         for digest in reversed(digests[: self._max_blocks]):

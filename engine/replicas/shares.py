@@ -33,7 +33,7 @@ def replica_configs(config: EngineConfig, count: int) -> list[EngineConfig]:
     ]
 
 
-async def start_together(
+async def start_all(
     starts: Sequence[Callable[[LoadProgress], Awaitable[InfoT]]],
     on_progress: LoadProgress | None = None,
 ) -> InfoT:

@@ -21,18 +21,18 @@ from engine.types import Trace
 
 logger = logging.getLogger(__name__)
 
-_AGAIN_S = 1.0  # between checks of an engine that reported that it is dying
+_RETRY_INTERVAL_S = 1.0  # between checks of an engine that reported that it is dying
 _AnswerT = TypeVar("_AnswerT")
 
 
-class Together:
+class ReplicaCoordinator:
     """Operates on all ``engines``. Belongs to one event loop."""
 
     def __init__(self, engines: Sequence[RemoteClient]) -> None:
         self._engines = engines
         self._changed: asyncio.Event | None = None
 
-    def note_change(self) -> None:
+    def notify_change(self) -> None:
         """Note that an engine has died, returned or changed its activity."""
         if self._changed is not None:
             self._changed.set()
@@ -41,7 +41,7 @@ class Together:
     async def sleep(self, level: int, timeout_s: float) -> None:
         """Put all to sleep; if one fails, wake those that did sleep. Raises that one's error."""
         awake = [engine for engine in self._engines if engine.activity == "serving"]
-        problem = await self._on_all(self._engines, lambda one: one.sleep(level, timeout_s))
+        problem = await self._call_all(self._engines, lambda one: one.sleep(level, timeout_s))
         if problem is not None:
             await self._undo([one for one in awake if one.activity == "asleep"], RemoteClient.wake)
             raise problem
@@ -49,7 +49,7 @@ class Together:
     async def wake(self) -> None:
         """Wake all; if one fails, put those that woke back to sleep. Raises that one's error."""
         asleep = [engine for engine in self._engines if engine.activity == "asleep"]
-        problem = await self._on_all(self._engines, RemoteClient.wake)
+        problem = await self._call_all(self._engines, RemoteClient.wake)
         if problem is not None:
             woken = [one for one in asleep if one.activity == "serving"]
             await self._undo(woken, lambda one: one.sleep(1, 0.0))
@@ -65,7 +65,7 @@ class Together:
         former = [(engine, engine.info) for engine in self._engines if not engine.dead]
         told = await asyncio.gather(
             *(
-                self._ask(engine, partial(_reload, model, timeout_s, info.generation))
+                self._call(engine, partial(_reload, model, timeout_s, info.generation))
                 for engine, info in former
             ),
             return_exceptions=True,
@@ -116,31 +116,31 @@ class Together:
 
     # ------------------------------------------------------------ helpers
 
-    async def _on_all(
+    async def _call_all(
         self,
         engines: Sequence[RemoteClient],
-        ask: Callable[[RemoteClient], Awaitable[object]],
+        call: Callable[[RemoteClient], Awaitable[object]],
     ) -> BaseException | None:
         """Ask all at once; returns the first error among their answers."""
         told = await asyncio.gather(
-            *(self._ask(engine, ask) for engine in engines), return_exceptions=True
+            *(self._call(engine, call) for engine in engines), return_exceptions=True
         )
         return next((answer for answer in told if isinstance(answer, BaseException)), None)
 
-    async def _ask(
-        self, engine: RemoteClient, ask: Callable[[RemoteClient], Awaitable[_AnswerT]]
+    async def _call(
+        self, engine: RemoteClient, call: Callable[[RemoteClient], Awaitable[_AnswerT]]
     ) -> _AnswerT | None:
         """The answer of ``engine`` or a successor; None if it has been given up."""
         while not engine.dead:
             if engine.alive:
                 try:
-                    return await ask(engine)
+                    return await call(engine)
                 except EngineDead as error:
                     logger.warning("an engine died over a question and is asked again: %s", error)
             if self._changed is None:
                 self._changed = asyncio.Event()
             try:
-                async with asyncio.timeout(_AGAIN_S):
+                async with asyncio.timeout(_RETRY_INTERVAL_S):
                     await self._changed.wait()
             except TimeoutError:
                 pass
@@ -149,9 +149,9 @@ class Together:
     async def _undo(
         self,
         engines: Sequence[RemoteClient],
-        ask: Callable[[RemoteClient], Awaitable[object]],
+        call: Callable[[RemoteClient], Awaitable[object]],
     ) -> None:
-        problem = await self._on_all(engines, ask)
+        problem = await self._call_all(engines, call)
         if problem is not None:
             logger.error("an engine could not be brought back to what it did: %s", problem)
 

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from engine.lora.store import AdapterStore
-from engine.parallel.shard import cuts_of
+from engine.parallel.shard import parameter_slices
 
 if TYPE_CHECKING:
     from engine.runner.load_plan import LoadPlan
@@ -22,16 +22,16 @@ def make_adapters(plan: LoadPlan) -> AdapterStore:
         logger.info("adapters are off: %s", reason)
     own = None
     if plan.shard is not None:
-        from engine.parallel.adapters import own_delta
+        from engine.parallel.adapters import local_delta
 
-        own = own_delta(cuts_of(plan.whole, plan.shard))
+        own = local_delta(parameter_slices(plan.full_spec, plan.shard))
     return AdapterStore(
-        plan.whole,
+        plan.full_spec,
         attention.dtype,
         attention.device,
         max_loaded=config.lora.max_loaded if reason is None else 0,
         max_on_host=config.lora.max_on_host,
-        own=own,
+        select_shard=own,
     )
 
 

@@ -30,7 +30,7 @@ def describe(plan: LoadPlan, memory: MemoryPlan, started_s: float) -> EngineInfo
     return EngineInfo(
         model=config.model,
         architecture=spec.architecture,
-        num_parameters=num_parameters(plan.whole),
+        num_parameters=num_parameters(plan.full_spec),
         dtype=dtype,
         device=str(plan.attention.device),
         attention_backend=backend,
@@ -43,9 +43,9 @@ def describe(plan: LoadPlan, memory: MemoryPlan, started_s: float) -> EngineInfo
         ),
         load_s=time.monotonic() - started_s,
         generation=config.generation,
-        generates=spec.generates,
-        window=_remembered(config, plan.whole),
-        is_recurrent=plan.whole.is_recurrent,
+        is_generative=spec.is_generative,
+        window=_attention_window(config, plan.full_spec),
+        is_recurrent=plan.full_spec.is_recurrent,
         pooling=PoolingInfo(
             kind=kind,
             size=spec.hidden_size,
@@ -57,9 +57,9 @@ def describe(plan: LoadPlan, memory: MemoryPlan, started_s: float) -> EngineInfo
     )
 
 
-def _remembered(config: EngineConfig, spec: DecoderSpec) -> int | None:
+def _attention_window(config: EngineConfig, spec: DecoderSpec) -> int | None:
     """Return how far back, in tokens, any token reads its sequence's blocks; None: no limit."""
     speculation = config.speculation
-    if spec.chunk is not None or (speculation is not None and speculation.in_step):
+    if spec.chunk is not None or (speculation is not None and speculation.drafts_in_runner):
         return None  # a draft model shares the block ids
-    return spec.widest_window
+    return spec.max_window

@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from engine.config import EngineConfig
-from engine.crowd import is_crowd
+from engine.crowd import is_contended
 from engine.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def divide_machine(config: EngineConfig) -> EngineConfig:
     Raises:
         ModelLoadError: there are fewer GPUs than processes.
     """
-    ranks, engines = config.ranks_here, config.num_replicas
+    ranks, engines = config.ranks_per_node, config.num_replicas
     if ranks * engines == 1:
         return config
     if choose_device(config.device).type == "cuda":
@@ -90,7 +90,7 @@ def choose_dtype(name: str, checkpoint: str | None, device: torch.device) -> tor
         if device.type == "cuda":
             name = checkpoint or "bfloat16"
         else:
-            name = "bfloat16" if _multiplies_bfloat16() else "float32"
+            name = "bfloat16" if _has_fast_bfloat16() else "float32"
     dtype = _DTYPES.get(name.removeprefix("torch."))
     if dtype is None:
         raise ModelLoadError(f"dtype {name[:40]!r} is not supported (known: {', '.join(_DTYPES)})")
@@ -142,13 +142,13 @@ class StepThreads:
         crowded: threads for the range in between.
     """
 
-    def __init__(self, most: int, crowded: int) -> None:
-        self._most, self._crowded = most, crowded
-        self._now = most
+    def __init__(self, max_threads: int, contended_threads: int) -> None:
+        self._max_threads, self._contended_threads = max_threads, contended_threads
+        self._now = max_threads
 
     def use(self, num_rows: int) -> None:
         """Set the number of threads for a step of ``num_rows`` rows, computed by this thread."""
-        count = self._crowded if is_crowd(num_rows) else self._most
+        count = self._contended_threads if is_contended(num_rows) else self._max_threads
         if count != self._now:
             torch.set_num_threads(count)
             self._now = count
@@ -159,7 +159,7 @@ def default_threads(num_cores: int, weights_bytes: int) -> int:
     return max(1, num_cores - 1) if weights_bytes < _SMALL_MODEL_BYTES else num_cores
 
 
-def _multiplies_bfloat16() -> bool:
+def _has_fast_bfloat16() -> bool:
     """Return whether bfloat16 weights are faster than float32 ones here.
 
     They are if the processor has bfloat16 product instructions, or if native kernels widen the

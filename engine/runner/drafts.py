@@ -23,16 +23,16 @@ from kernels.reference.drafts import NO_DRAFT
 from kernels.sending import to_device
 
 
-class Guesses(NamedTuple):
+class DraftTokens(NamedTuple):
     """The drafts of a step, concatenated in row order."""
 
     # [drafts] int64, on the device, without synchronisation; None: the rows hold the drafts
     token_ids: torch.Tensor | None
     # [drafts, vocab] float32, the distributions they were sampled from; None: they were not sampled
-    proposed: torch.Tensor | None
+    draft_probs: torch.Tensor | None
 
 
-_KNOWN = Guesses(None, None)
+_IN_ROWS = DraftTokens(None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +43,19 @@ class StepDrafts:
     # [S] int32, the draft that follows each verified token; NO_DRAFT: none follows; DRAFT_TOKEN:
     # one follows, and only ``guesses`` holds it
     draft_ids: np.ndarray
-    guesses: Guesses = _KNOWN
+    draft_tokens: DraftTokens = _IN_ROWS
 
     @property
-    def drafted(self) -> np.ndarray:
+    def drafted_indices(self) -> np.ndarray:
         """[drafts] int64, the verified tokens that a draft follows."""
         return np.flatnonzero(self.draft_ids != NO_DRAFT)
 
-    def known(self) -> np.ndarray:
+    def host_draft_ids(self) -> np.ndarray:
         """Return ``draft_ids`` with the guesses, which synchronises if these are on the device."""
-        if self.guesses.token_ids is None:
+        if self.draft_tokens.token_ids is None:
             return self.draft_ids
         told = self.draft_ids.copy()
-        told[self.drafted] = self.guesses.token_ids.cpu().numpy()
+        told[self.drafted_indices] = self.draft_tokens.token_ids.cpu().numpy()
         return told
 
     def fill(self, token_ids: torch.Tensor, places: np.ndarray) -> None:
@@ -63,7 +63,7 @@ class StepDrafts:
 
         Nothing is written if the rows hold the drafts: then they are in ``token_ids`` already.
         """
-        guessed = self.guesses.token_ids
+        guessed = self.draft_tokens.token_ids
         if guessed is not None:
             at = to_device(torch.from_numpy(places.astype(np.int64)), token_ids.device)
             token_ids.index_copy_(0, at, guessed.to(torch.int32))
@@ -73,11 +73,11 @@ class StepDrafts:
 
         A draft's row is the one after the row of the verified token that it follows.
         """
-        rows = batch.sampling_rows[self.drafted + 1]
+        rows = batch.sampling_rows[self.drafted_indices + 1]
         self.fill(token_ids, batch.query_start[rows])
 
     @property
-    def begins(self) -> np.ndarray:
+    def group_starts(self) -> np.ndarray:
         """[G] int32, where each group begins among the verified tokens."""
         return (np.cumsum(self.sizes) - self.sizes).astype(np.int32)
 
@@ -87,12 +87,12 @@ class StepDrafts:
         return np.repeat(np.arange(self.sizes.size, dtype=np.int32), self.sizes)
 
     @property
-    def places(self) -> np.ndarray:
+    def group_positions(self) -> np.ndarray:
         """[S] int32, each verified token's place in its group."""
-        return np.arange(self.draft_ids.size, dtype=np.int32) - self.begins[self.groups]
+        return np.arange(self.draft_ids.size, dtype=np.int32) - self.group_starts[self.groups]
 
 
-def spread(rows: PlanRows) -> PlanRows:
+def expand_drafts(rows: PlanRows) -> PlanRows:
     """Split each row with drafts into one row per token. Their blocks are already allocated."""
     spread_rows = PlanRows()
     for row in rows:
@@ -100,19 +100,21 @@ def spread(rows: PlanRows) -> PlanRows:
             spread_rows.append(row)
             continue
         for position, token in enumerate(row.token_ids, row.start):
-            spread_rows.append(ScheduledRow(row.id, position, (token,), (), samples=True))
+            spread_rows.append(ScheduledRow(row.id, position, (token,), (), is_sampled=True))
     return spread_rows
 
 
-def step_drafts(rows: PlanRows, guesses: Guesses | None = None) -> StepDrafts | None:
+def step_drafts(rows: PlanRows, draft_tokens: DraftTokens | None = None) -> StepDrafts | None:
     """Return the drafts of these rows, held by them or by ``guesses``; None if there are none."""
     if not rows.num_drafts:
         return None
     sizes: list[int] = []
     draft_ids: list[int] = []
     for row in rows:
-        if row.samples:
+        if row.is_sampled:
             sizes.append(row.num_drafts + 1)
             draft_ids += row.token_ids[len(row.token_ids) - row.num_drafts :]
             draft_ids.append(NO_DRAFT)
-    return StepDrafts(np.array(sizes, np.int32), np.array(draft_ids, np.int32), guesses or _KNOWN)
+    return StepDrafts(
+        np.array(sizes, np.int32), np.array(draft_ids, np.int32), draft_tokens or _IN_ROWS
+    )

@@ -19,7 +19,7 @@ from engine.pooling import PoolingInfo
 from engine.quantization import choose_method
 from engine.runner.device import choose_device, choose_dtype, dtype_name, set_threads
 from engine.runner.encoder_runner import EncoderRunner
-from engine.runner.resting import Recipe, RestingModel, source_name
+from engine.runner.resting import ReloadPlan, SleepingModel, source_name
 from engine.types import EngineInfo, MemoryPlan
 
 logger = logging.getLogger(__name__)
@@ -35,13 +35,13 @@ class LoadedEncoder:
     info: EngineInfo
 
     @property
-    def recipe(self) -> Recipe:
+    def reload_plan(self) -> ReloadPlan:
         """How to read it again."""
-        return Recipe(self.config, self.spec, self.info, load_encoder)
+        return ReloadPlan(self.config, self.spec, self.info, load_encoder)
 
     def runner(self) -> EncoderRunner:
         """See ``LoadedModel.runner``. There is no KV cache: nothing is kept between steps."""
-        return EncoderRunner(self.info, self.encoder, partial(RestingModel, self))
+        return EncoderRunner(self.info, self.encoder, partial(SleepingModel, self))
 
 
 def load_encoder(
@@ -101,7 +101,7 @@ def load_encoder(
         fingerprint=fingerprint(model, headers, *told),
         load_s=time.monotonic() - started_s,
         generation=config.generation,
-        generates=False,
+        is_generative=False,
         pooling=PoolingInfo(
             kind=kind,
             size=spec.hidden_size,
@@ -109,7 +109,7 @@ def load_encoder(
             num_labels=spec.num_labels,
             sigmoid=spec.score_sigmoid,
         ),
-        whole_prompts=True,
+        unchunked_prefill=True,
     )
     logger.info(memory.describe())
     return LoadedEncoder(config, encoder, spec, info)
@@ -117,7 +117,7 @@ def load_encoder(
 
 def _longest(config: EngineConfig, model: ModelConfig, spec: EncoderSpec) -> int:
     """Return the maximum length: the configured one, the one trained for, or all positions."""
-    longest = spec.longest_context
+    longest = spec.max_context_len
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ModelLoadError(
             f"max_model_len {config.max_model_len} is out of range: this model's context is "

@@ -11,9 +11,9 @@ from engine.models.encoder.model import Encoder
 from engine.plan_rows import PlanRows
 from engine.profiler import Spans
 from engine.runner.device_errors import translated_errors
-from engine.runner.outcome import tell_pooled
+from engine.runner.outcome import record_pooled
 from engine.runner.pooling import pool_rows
-from engine.runner.protocol import Computed, Launched, Resting
+from engine.runner.protocol import CompletedStep, LaunchedStep, SleepingRunner
 from engine.types import Adapter, EngineInfo, Request, StepPlan, StepResult
 
 
@@ -28,10 +28,12 @@ class EncoderRunner:
         rest: makes what the runner leaves behind at a level of rest.
     """
 
-    def __init__(self, info: EngineInfo, model: Encoder, rest: Callable[[int], Resting]) -> None:
+    def __init__(
+        self, info: EngineInfo, model: Encoder, make_sleeping: Callable[[int], SleepingRunner]
+    ) -> None:
         self._info = info
         self._model = model
-        self._rest = rest
+        self._make_sleeping = make_sleeping
         self._requests: dict[str, Request] = {}
         self._spans = Spans()
 
@@ -40,7 +42,7 @@ class EncoderRunner:
         """What was loaded."""
         return self._info
 
-    def mark(self, spans: Spans) -> None:
+    def set_spans(self, spans: Spans) -> None:
         """See ``Runner.mark``."""
         self._spans = spans
 
@@ -52,20 +54,20 @@ class EncoderRunner:
         """Return False: there is nothing to prepare."""
         return False
 
-    def rest(self, level: int) -> Resting:
+    def sleep(self, level: int) -> SleepingRunner:
         """See ``Runner.rest``."""
-        return self._rest(level)
+        return self._make_sleeping(level)
 
-    def launch(self, plan: StepPlan) -> Launched:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         """Compute one step. Raises as ``Launched.result`` does."""
         for request_id in plan.removed:
             self._requests.pop(request_id, None)
         for added in plan.added:
             self._requests[added.request.id] = added.request
         if not plan.rows:
-            return Computed(StepResult())
+            return CompletedStep(StepResult())
         with translated_errors(), torch.inference_mode():
-            return Computed(self._compute(plan.rows))
+            return CompletedStep(self._compute(plan.rows))
 
     def _compute(self, rows: PlanRows) -> StepResult:
         requests = [self._requests[row_id] for row_id in rows.ids]
@@ -86,14 +88,14 @@ class EncoderRunner:
         pooled: dict[str, bytes] = {}
         errors: dict[str, Failure] = {}
         for row in parts:
-            tell_pooled(row.id, row.part.cpu(), pooled, errors)
+            record_pooled(row.id, row.part.cpu(), pooled, errors)
         return StepResult(pooled=pooled, errors=errors)
 
 
 def _token_types(request: Request) -> torch.Tensor:
     """[tokens] int64: 0 for the first of two texts, 1 for the second."""
     types = torch.zeros(len(request.prompt_token_ids), dtype=torch.int64)
-    second = request.pooling.second_from if request.pooling is not None else None
+    second = request.pooling.second_start if request.pooling is not None else None
     if second is not None:
         types[second:] = 1
     return types

@@ -27,7 +27,7 @@ import torch
 from engine.kv_cache.storage import KVCache
 from engine.lora.batch import RecordedAdapters
 from engine.models.decoder import Decoder, StepState
-from engine.runner.inputs import HostBatch, build, geometry
+from engine.runner.inputs import HostBatch, build_inputs, geometry
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
 from engine.runner.trials import RecordedTrial
@@ -35,7 +35,7 @@ from engine.speculation.features import Features
 from kernels.attention import AttentionSpec, BatchGeometry
 from kernels.inputs import StepRows
 from kernels.operations import Kernels
-from kernels.sampling import Sampled
+from kernels.sampling import SamplerOutput
 
 logger = logging.getLogger(__name__)
 
@@ -58,17 +58,17 @@ class Capture(Protocol):
 # Per size; the logits of larger sizes share one buffer.
 _OWN_LOGITS_BYTES = 16 << 20
 # Sequences may share blocks, so the sum of their lengths may exceed the cache's slots.
-_SHARING = 2
+_LENGTH_OVERCOMMIT = 2
 
 
-class Greedy(NamedTuple):
+class GreedyStep(NamedTuple):
     """A whole step whose rows are all greedy; it does not write logits."""
 
     replay: Replay
-    sampled: Sampled  # [size]
+    sampled: SamplerOutput  # [size]
 
 
-class Kept(NamedTuple):
+class HeadFeatures(NamedTuple):
     """What a step leaves for a draft head; written to the head's table after the forward pass."""
 
     slots: torch.Tensor  # [size] int64
@@ -83,13 +83,13 @@ class DecodeGraph:
     bounds: BatchGeometry
     logits: torch.Tensor  # [size, vocab] float32, or the dtype that the head rounds to
     positions: torch.Tensor  # [size] int64, of the tokens to be sampled
-    sampled: Sampled  # [size]
-    kept: Kept | None  # for a draft head
+    sampled: SamplerOutput  # [size]
+    head_features: HeadFeatures | None  # for a draft head
     forward: Replay
     sample: Replay
-    greedy: Greedy | None = None  # instead of both
+    greedy: GreedyStep | None = None  # instead of both
     adapters: RecordedAdapters | None = None  # of its rows; None: no adapters
-    turns: torch.Tensor | None = None  # [size], see ``Turns``; None: unused
+    rotary_positions: torch.Tensor | None = None  # [size], see ``Turns``; None: unused
     trial: RecordedTrial | None = None  # if it verifies drafts and the model is recurrent
 
     @property
@@ -130,7 +130,7 @@ class DecodeGraphs:
         capture: Capture,
         features: Features | None = None,
         *,
-        feeds_back: bool = True,
+        enable_feedback: bool = True,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -139,21 +139,21 @@ class DecodeGraphs:
         self._rows = rows
         self._capture = capture
         self._features = features
-        self._feeds_back = feeds_back
+        self._enable_feedback = enable_feedback
         self._graphs: dict[int, DecodeGraph] = {}
-        self._to_capture = ladder(max_num_rows)  # ascending; captured from the end
+        self._to_capture = capture_sizes(max_num_rows)  # ascending; captured from the end
         self._sizes = tuple(self._to_capture)
         self._logits: torch.Tensor | None = None  # shared by the larger sizes
 
     def find(
-        self, batch: HostBatch, *, verifies: bool = False, adapted: bool = False
+        self, batch: HostBatch, *, has_drafts: bool = False, adapted: bool = False
     ) -> DecodeGraph | None:
         """Return the smallest graph that fits the batch, whether or not it verifies drafts.
 
         None if running without a graph costs less, or if rows have adapters, whose kernels are not
         captured.
         """
-        if adapted or not batch.is_decode or (verifies and self._model.spec.is_recurrent):
+        if adapted or not batch.is_decode or (has_drafts and self._model.spec.is_recurrent):
             return None
         num_rows = batch.slots.size
         for size in self._sizes:
@@ -166,7 +166,7 @@ class DecodeGraphs:
                     self._rows.host_tables,
                     graph.bounds.device,
                 )
-                fits = self._kernels.attention.fits(graph.bounds, actual, self._spec)
+                fits = self._kernels.attention.can_replay(graph.bounds, actual, self._spec)
                 return graph if fits else None
         return None
 
@@ -177,13 +177,13 @@ class DecodeGraphs:
             self._rows.write(*uploads.send(changes))
         padding = graph.size - batch.slots.size
         columns = [
-            np.pad(batch.slots, (0, padding), constant_values=self._rows.spare_slot),
+            np.pad(batch.slots, (0, padding), constant_values=self._rows.padding_slot),
             np.pad(batch.starts, (0, padding), constant_values=-1),
             np.pad(batch.token_ids, (0, padding)),
         ]
-        if self._rows.turns is not None:
+        if self._rows.mrope is not None:
             slots, starts, _ = columns
-            columns.append(starts + self._rows.turns.ahead[slots])
+            columns.append(starts + self._rows.mrope.deltas[slots])
         uploads.fill(graph.packed, columns)
 
     def capture_next(self) -> bool:
@@ -209,14 +209,16 @@ class DecodeGraphs:
 
     def _capture_size(self, size: int) -> DecodeGraph:
         device, table = self._spec.device, self._rows
-        packed, rows = spare_rows(size, table, device)
-        turns = None if table.turns is None else packed[3 * size :]
-        batch = spare_batch(size, self._longest(size), table)
+        packed, rows = padding_rows(size, table, device)
+        turns = None if table.mrope is None else packed[3 * size :]
+        batch = padding_batch(size, self._longest(size), table)
         # Read after the next step has begun, so it must not be where other replays write.
-        sampled = Sampled.empty(size, device)
+        sampled = SamplerOutput.empty(size, device)
 
-        def forward() -> tuple[BatchGeometry, torch.Tensor, torch.Tensor, Kept | None]:
-            inputs = build(batch, rows, table, self._spec.block_size, self._kernels.operations)
+        def forward() -> tuple[BatchGeometry, torch.Tensor, torch.Tensor, HeadFeatures | None]:
+            inputs = build_inputs(
+                batch, rows, table, self._spec.block_size, self._kernels.operations
+            )
             bounds = geometry(batch, rows, inputs.seq_lens, table)
             state = StepState(
                 attention=self._kernels.attention.plan(bounds, self._spec),
@@ -231,8 +233,8 @@ class DecodeGraphs:
                 hidden = self._model.forward(*given)
             else:
                 hidden, features = self._features.run(self._model, *given)
-                kept = Kept(inputs.slot_mapping, features)
-            logits = self._hold(self._model.raw_logits(hidden))
+                kept = HeadFeatures(inputs.slot_mapping, features)
+            logits = self._persist_logits(self._model.raw_logits(hidden))
             return bounds, logits, inputs.next_positions, kept
 
         replay_forward, (bounds, logits, positions, kept) = self._capture(forward)
@@ -240,14 +242,14 @@ class DecodeGraphs:
         def sample() -> None:
             do, parameters = self._kernels.operations, table.sampling.table
             do.sample(logits, rows.slots, positions, parameters, None, None, None, sampled)
-            if self._feeds_back:
+            if self._enable_feedback:
                 do.feed_back(table.newest, rows.slots, sampled.token_ids, parameters.count_line)
 
         replay_sample, _ = self._capture(sample)
         given = packed, bounds, logits, positions, sampled, kept, replay_forward, replay_sample
-        return DecodeGraph(*given, turns=turns)
+        return DecodeGraph(*given, rotary_positions=turns)
 
-    def _hold(self, logits: torch.Tensor) -> torch.Tensor:
+    def _persist_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """Return where a step's logits stay until its tokens are sampled.
 
         Logits small enough for a buffer of their own at each size stay in place.
@@ -263,33 +265,33 @@ class DecodeGraphs:
         """Return the longest row to capture for, so that all rows together fill the cache."""
         num_blocks, _, block_size, _ = self._cache.paged[0].keys.shape
         of_a_row = self._rows.host_tables.shape[1] * block_size
-        return min(of_a_row, -(-_SHARING * num_blocks * block_size // size))
+        return min(of_a_row, -(-_LENGTH_OVERCOMMIT * num_blocks * block_size // size))
 
 
-def ladder(max_num_rows: int) -> list[int]:
+def capture_sizes(max_num_rows: int) -> list[int]:
     """Return the sizes to capture: 1, 2, 4, then multiples of 8 up to the maximum."""
     sizes = [1, 2, 4, *range(8, max_num_rows, 8)]
     return [size for size in sizes if size < max_num_rows] + [max_num_rows]
 
 
-def spare_rows(size: int, table: RowTable, device: torch.device) -> tuple[torch.Tensor, StepRows]:
+def padding_rows(size: int, table: RowTable, device: torch.device) -> tuple[torch.Tensor, StepRows]:
     """Return the packed rows that a captured step reads, filled with padding, and views of them.
 
     [3 * size] int32, or [4 * size] on a GPU if the table has three-dimensional positions.
     """
     steps = torch.arange(size + 1, dtype=torch.int32, device=device)
-    num_columns = 3 if table.turns is None or device.type == "cpu" else 4
+    num_columns = 3 if table.mrope is None or device.type == "cpu" else 4
     packed = torch.zeros(num_columns * size, dtype=torch.int32, device=device)
-    packed[:size] = table.spare_slot
+    packed[:size] = table.padding_slot
     packed[size : 2 * size] = -1
     slots, starts, token_ids, *_ = packed.split(size)
     return packed, StepRows(slots, steps, starts, token_ids)
 
 
-def spare_batch(size: int, longest: int, table: RowTable) -> HostBatch:
+def padding_batch(size: int, longest: int, table: RowTable) -> HostBatch:
     """Make a decode batch on the host that bounds the batches of a captured step."""
     return HostBatch(
-        slots=np.full(size, table.spare_slot, np.int32),
+        slots=np.full(size, table.padding_slot, np.int32),
         query_start=np.arange(size + 1, dtype=np.int32),
         starts=np.full(size, longest - 1, np.int32),
         token_ids=np.zeros(size, np.int32),
@@ -321,11 +323,11 @@ class CudaCapture:
             ):
                 left = function()
         except BaseException:
-            self._give_up()
+            self._end_pool_allocation()
             raise
         return graph.replay, left
 
-    def _give_up(self) -> None:
+    def _end_pool_allocation(self) -> None:
         """Tell the allocator that a failed capture is over.
 
         torch 2.11 does not do so if the driver ends the capture with an error

@@ -48,7 +48,7 @@ class HostBlocks:
         if not offloads and not loads:
             return
         if self._team is not None:
-            self._team.exchange(offloads, loads)
+            self._team.swap_blocks(offloads, loads)
         self._store.exchange(offloads, loads)
         if self._draft is not None:
             self._draft.exchange(offloads, loads)

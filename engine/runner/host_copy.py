@@ -41,7 +41,7 @@ class HostCopy:
         """The size of the copies."""
         return sum(copy.nbytes() for _, copy in self._copies)
 
-    def bring_back(self) -> None:
+    def restore(self) -> None:
         """Allocate the storages again and fill them; call once.
 
         Raises:

@@ -20,10 +20,10 @@ from engine.images.nouns import (
 )
 from engine.models.checkpoint import ModelConfig
 from engine.models.spec import DecoderSpec
-from engine.models.vision.read import VisionModel
-from engine.models.vision.tower import VisionTower, load_tower, refuse_tower
+from engine.models.vision.read import VisionConfig
+from engine.models.vision.tower import VisionTower, load_tower, tower_unsupported_reason
 from engine.parallel.stages import stage_layers
-from engine.runner.images import ImageReader
+from engine.runner.images import ImageEmbedder
 from engine.runner.rows import RowTable
 from engine.runner.weight_files import WeightFiles
 
@@ -31,33 +31,33 @@ logger = logging.getLogger(__name__)
 
 # Default limit of an image's tokens on a CPU: full-size telephone photographs would have 16,000 and
 # take minutes.
-_MOST_ON_CPU = 1024
+_MAX_CPU_IMAGE_TOKENS = 1024
 # Lower bound of cells whose embeddings are cached: enough for several images of usual size.
-_LEAST_KEPT = 4096
+_MIN_CACHED_CELLS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
     """How a model takes images."""
 
-    vision: VisionModel
+    vision: VisionConfig
     rules: ImageRules
-    has_planes: bool  # image tokens have three-dimensional positions
+    uses_mrope: bool  # image tokens have three-dimensional positions
 
     @property
     def table_cell(self) -> int | None:
         """The ``image_cell`` of the ``RowTable``."""
-        return self.rules.cell if self.has_planes else None
+        return self.rules.cell if self.uses_mrope else None
 
     @property
-    def largest(self) -> int:
+    def max_image_cells(self) -> int:
         """Cells of the largest image."""
-        return _largest(self.rules)
+        return _max_image_cells(self.rules)
 
     @property
-    def num_kept(self) -> int:
+    def num_cached_cells(self) -> int:
         """Cells whose embeddings are cached at once."""
-        return max(_LEAST_KEPT, self.largest)
+        return max(_MIN_CACHED_CELLS, self.max_image_cells)
 
     def load(self, files: WeightFiles, dtype: torch.dtype, device: torch.device) -> VisionTower:
         """Load the vision tower. Raises ModelLoadError."""
@@ -65,13 +65,15 @@ class ImagePlan:
 
     def num_bytes(self, spec: DecoderSpec, tower: VisionTower, dtype: torch.dtype) -> int:
         """The memory that reading images takes besides the vision tower's weights."""
-        states = 1 + len(self.vision.spec.deep_layers)
-        kept = self.num_kept * states * spec.hidden_size * dtype.itemsize
-        return kept + tower.activation_bytes(self.largest)
+        states = 1 + len(self.vision.spec.deepstack_layers)
+        kept = self.num_cached_cells * states * spec.hidden_size * dtype.itemsize
+        return kept + tower.activation_bytes(self.max_image_cells)
 
-    def reader(self, tower: VisionTower, rows: RowTable, device: torch.device) -> ImageReader:
+    def make_embedder(
+        self, tower: VisionTower, rows: RowTable, device: torch.device
+    ) -> ImageEmbedder:
         """Make the runner's image reader."""
-        return ImageReader(tower, self.rules, rows, device, self.num_kept)
+        return ImageEmbedder(tower, self.rules, rows, device, self.num_cached_cells)
 
 
 def plan_images(
@@ -82,9 +84,9 @@ def plan_images(
     device: torch.device,
 ) -> ImagePlan | None:
     """Decide how the model takes images; None if it takes none, with the reason logged."""
-    if not config.max_images or not spec.generates:
+    if not config.max_images or not spec.is_generative:
         return None
-    vision, reason = model.vision, model.images_refused
+    vision, reason = model.vision, model.vision_unsupported_reason
     if vision is not None:
         reason = _refusal(config, vision, files, spec)
     if reason is not None:
@@ -92,17 +94,17 @@ def plan_images(
     if vision is None or reason is not None:
         return None
     rules = msgspec.structs.replace(
-        vision.rules, max_images=config.max_images, sees_both_ways=spec.looks_ahead
+        vision.rules, max_images=config.max_images, is_bidirectional=spec.bidirectional_images
     )
-    most = config.max_image_tokens or (_MOST_ON_CPU if device.type == "cpu" else None)
+    most = config.max_image_tokens or (_MAX_CPU_IMAGE_TOKENS if device.type == "cpu" else None)
     is_fixed = isinstance(rules.scaling, FixedScaling)
-    if most is not None and most < _largest(rules) and not is_fixed:
+    if most is not None and most < _max_image_cells(rules) and not is_fixed:
         logger.info("images are scaled to %d tokens at most: --max-image-tokens", most)
         rules = msgspec.structs.replace(rules, scaling=_within(rules, most))
-    return ImagePlan(vision, rules, any(rope.planes is not None for rope in spec.ropes))
+    return ImagePlan(vision, rules, any(rope.mrope is not None for rope in spec.ropes))
 
 
-def _largest(rules: ImageRules) -> int:
+def _max_image_cells(rules: ImageRules) -> int:
     """Return the cells of the largest image."""
     scaling = rules.scaling
     if isinstance(scaling, AreaScaling):
@@ -125,22 +127,24 @@ def _within(rules: ImageRules, most: int) -> Scaling:
 
 
 def _refusal(
-    config: EngineConfig, vision: VisionModel, files: WeightFiles, spec: DecoderSpec
+    config: EngineConfig, vision: VisionConfig, files: WeightFiles, spec: DecoderSpec
 ) -> str | None:
-    num_deep, num_first = len(vision.spec.deep_layers), spec.num_layers - 1
+    num_deep, num_first = len(vision.spec.deepstack_layers), spec.num_layers - 1
     if config.pipeline_parallel_size > 1:
         (_, num_first), *_ = stage_layers(spec, config.pipeline_parallel_size)
     if num_deep > num_first:
         return f"{num_deep} layers are told of them, and {num_first} could be"
     if vision.spec.out_size != spec.hidden_size:
         return f"they become {vision.spec.out_size} numbers, tokens have {spec.hidden_size}"
-    each, most = _largest(vision.rules), config.max_image_tokens
+    each, most = _max_image_cells(vision.rules), config.max_image_tokens
     if isinstance(vision.rules.scaling, FixedScaling) and most is not None and most < each:
         return f"they have {each} tokens each, more than --max-image-tokens"
-    if spec.looks_ahead:
-        windows = [layer.window for layer in spec.layers if layer.looks_ahead and layer.window]
-        if windows and min(windows) < _largest(vision.rules):
+    if spec.bidirectional_images:
+        windows = [
+            layer.window for layer in spec.layers if layer.bidirectional_images and layer.window
+        ]
+        if windows and min(windows) < _max_image_cells(vision.rules):
             return f"their tokens see each other, beyond a window of {min(windows)} positions"
         if config.batch_invariant:
             return "their tokens see each other, and --batch-invariant computes each by itself"
-    return refuse_tower(files.headers) if files.seed is None else None
+    return tower_unsupported_reason(files.headers) if files.seed is None else None

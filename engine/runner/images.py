@@ -12,44 +12,48 @@ import torch
 from engine.errors import RequestFailed
 from engine.images.nouns import Image, ImageRules
 from engine.images.positions import cells
-from engine.models.step_state import ImageTokens
-from engine.models.vision.tower import ImageStates, VisionTower
+from engine.models.step_state import StepImageEmbeddings
+from engine.models.vision.tower import ImageEmbeddings, VisionTower
 from engine.runner.device_errors import translated_errors
-from engine.runner.inputs import Ends, HostBatch
+from engine.runner.inputs import AttentionEnds, HostBatch
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
 from kernels.sending import to_device
 
 
-class _Seen(NamedTuple):
+class _StepImage(NamedTuple):
     """The cells of an image that a step computes."""
 
     image: Image
     places: np.ndarray  # [n], in the step
     begin: int  # first of these cells, in the image
-    behind: int  # the prompt position after the image's last cell
+    end: int  # the prompt position after the image's last cell
 
 
-class Turning(NamedTuple):
+class RotaryPositions(NamedTuple):
     """The rotary positions of a step's tokens; see ``Turns``."""
 
     host: np.ndarray  # [3, N] int32
     device: torch.Tensor  # int64
 
 
-class StepView(NamedTuple):
+class StepImages(NamedTuple):
     """What a step needs to know of its images."""
 
-    tokens: ImageTokens | None = None  # None: no token of the step is in an image
+    tokens: StepImageEmbeddings | None = None  # None: no token of the step is in an image
     places: np.ndarray | None = None  # [n] int32, those of ``tokens``, on the host
-    ends: Ends | None = None  # how far tokens attend; None: plain causal attention
-    turns: Turning | None = None  # None: the rotary positions are the tokens' positions
+    attention_ends: AttentionEnds | None = (
+        None  # how far tokens attend; None: plain causal attention
+    )
+    rotary_positions: RotaryPositions | None = (
+        None  # None: the rotary positions are the tokens' positions
+    )
 
 
-NOTHING_SEEN = StepView()
+NO_IMAGES = StepImages()
 
 
-class ImageReader:
+class ImageEmbedder:
     """Embeds an image when its first token is computed, and caches the embeddings.
 
     The cache serves the image's later chunks and other prompts with the same image. An image is
@@ -69,71 +73,73 @@ class ImageReader:
         rules: ImageRules,
         rows: RowTable,
         device: torch.device,
-        most_cells: int,
+        max_cells: int,
     ) -> None:
         self._tower = tower
         self._cell = rules.cell
-        self._sees_both_ways = rules.sees_both_ways
+        self._is_bidirectional = rules.is_bidirectional
         self._rows = rows
         self._device = device
-        self._most_cells = most_cells
+        self._max_cells = max_cells
         self._num_cells = 0
-        self._wanted: Set[bytes] = frozenset()  # digests that must not be evicted
-        self._kept: OrderedDict[bytes, ImageStates] = OrderedDict()  # least recently used first
+        self._pinned: Set[bytes] = frozenset()  # digests that must not be evicted
+        self._cache: OrderedDict[bytes, ImageEmbeddings] = (
+            OrderedDict()
+        )  # least recently used first
 
-    def sees(self, batch: HostBatch) -> bool:
+    def has_image_tokens(self, batch: HostBatch) -> bool:
         """Return whether the step has a token of an image."""
-        return next(self._seen(batch), None) is not None
+        return next(self._step_images(batch), None) is not None
 
-    def read(self, batch: HostBatch, uploads: Uploads) -> StepView:
+    def embed(self, batch: HostBatch, uploads: Uploads) -> StepImages:
         """Return what the step needs; embeds images that are not cached."""
-        if not self._rows.pictured:
-            return NOTHING_SEEN
-        turns, turning = None if self._rows.turns is None else self._rows.turns.of(batch), None
+        if not self._rows.image_slots:
+            return NO_IMAGES
+        turns, turning = None if self._rows.mrope is None else self._rows.mrope.of(batch), None
         if turns is not None:
-            turning = Turning(turns, uploads.send((turns,))[0].long())
-        seen = list(self._seen(batch))
+            turning = RotaryPositions(turns, uploads.send((turns,))[0].long())
+        seen = list(self._step_images(batch))
         if not seen:
-            return StepView(turns=turning)
+            return StepImages(rotary_positions=turning)
         places, ends = np.concatenate([where for _, where, *_ in seen]), None
-        if self._sees_both_ways:
+        if self._is_bidirectional:
             on_host = _ends(batch, seen)
-            ends = Ends(on_host, *uploads.send((on_host,)))
-        return StepView(self._tokens(seen, places), places.astype(np.int32), ends, turning)
+            ends = AttentionEnds(on_host, *uploads.send((on_host,)))
+        return StepImages(self._tokens(seen, places), places.astype(np.int32), ends, turning)
 
-    def _tokens(self, seen: list[_Seen], places: np.ndarray) -> ImageTokens:
+    def _tokens(self, seen: list[_StepImage], places: np.ndarray) -> StepImageEmbeddings:
         """Return the embeddings that replace the step's image tokens."""
         parts = []
         for image, where, begin, _ in seen:
             states = self._states(image)
             end = begin + where.size
-            parts.append([each[begin:end] for each in (states.embeddings, *states.deep)])
-        self._drop()
+            parts.append([each[begin:end] for each in (states.embeddings, *states.deepstack)])
+        self._evict()
         embeddings, *deep = (torch.cat(each) for each in zip(*parts, strict=True))
         where = to_device(torch.from_numpy(places), self._device)
-        return ImageTokens(where, embeddings, tuple(deep))
+        return StepImageEmbeddings(where, embeddings, tuple(deep))
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """See ``ImagesAhead.room``."""
-        return self._most_cells
+        return self._max_cells
 
     def num_cells(self, image: Image) -> int:
         """See ``ImagesAhead.num_cells``."""
         return (image.height // self._cell) * (image.width // self._cell)
 
-    def has(self, image: Image) -> bool:
+    def is_cached(self, image: Image) -> bool:
         """See ``ImagesAhead.has``."""
-        return image.digest in self._kept
+        return image.digest in self._cache
 
-    def keep(self, digests: Set[bytes]) -> None:
+    def pin(self, digests: Set[bytes]) -> None:
         """See ``ImagesAhead.keep``."""
-        self._wanted = digests
-        self._drop()
+        self._pinned = digests
+        self._evict()
 
-    def read_ahead(self, image: Image) -> Iterator[None]:
+    def prefetch(self, image: Image) -> Iterator[None]:
         """See ``ImagesAhead.read_ahead``."""
-        pieces = self._tower.pieces(self._pixels(image))
+        pieces = self._tower.embed_chunks(self._pixels(image))
         while True:
             with translated_errors(), torch.inference_mode():
                 try:
@@ -143,15 +149,15 @@ class ImageReader:
                     return
             yield
 
-    def _take(self, image: Image, states: ImageStates) -> None:
-        if not all(each.isfinite().all() for each in (states.embeddings, *states.deep)):
+    def _take(self, image: Image, states: ImageEmbeddings) -> None:
+        if not all(each.isfinite().all() for each in (states.embeddings, *states.deepstack)):
             raise RequestFailed("its embeddings are not finite")
         self._add(image, states)
-        self._kept.move_to_end(image.digest)
-        self._drop()
+        self._cache.move_to_end(image.digest)
+        self._evict()
 
-    def _seen(self, batch: HostBatch) -> Iterator[_Seen]:
-        pictured = self._rows.pictured
+    def _step_images(self, batch: HostBatch) -> Iterator[_StepImage]:
+        pictured = self._rows.image_slots
         if not pictured:
             return
         bounds, starts = batch.query_start.tolist(), batch.starts.tolist()
@@ -167,14 +173,14 @@ class ImageReader:
                 begin, behind = np.searchsorted(in_prompt, (start, end)).tolist()
                 if begin < behind:
                     here = in_prompt[begin:behind] - start + first
-                    yield _Seen(image, here, begin, int(in_prompt[-1]) + 1)
+                    yield _StepImage(image, here, begin, int(in_prompt[-1]) + 1)
 
-    def _states(self, image: Image) -> ImageStates:
-        found = self._kept.get(image.digest)
+    def _states(self, image: Image) -> ImageEmbeddings:
+        found = self._cache.get(image.digest)
         if found is None:
             found = self._tower.embed(self._pixels(image))
             self._add(image, found)
-        self._kept.move_to_end(image.digest)
+        self._cache.move_to_end(image.digest)
         return found
 
     def _pixels(self, image: Image) -> torch.Tensor:
@@ -182,27 +188,27 @@ class ImageReader:
         pixels = torch.frombuffer(bytearray(image.pixels), dtype=torch.uint8).view(shape)
         return to_device(pixels, self._device)
 
-    def _add(self, image: Image, states: ImageStates) -> None:
-        if image.digest not in self._kept:  # a step may have embedded it during the read-ahead
-            self._kept[image.digest] = states
+    def _add(self, image: Image, states: ImageEmbeddings) -> None:
+        if image.digest not in self._cache:  # a step may have embedded it during the read-ahead
+            self._cache[image.digest] = states
             self._num_cells += states.embeddings.shape[0]
 
-    def _drop(self) -> None:
+    def _evict(self) -> None:
         """Evict the least recently used images until the rest fits.
 
         Wanted images and the most recently used one stay.
         """
-        if self._num_cells <= self._most_cells:
+        if self._num_cells <= self._max_cells:
             return
-        *earlier, _ = self._kept
+        *earlier, _ = self._cache
         for digest in earlier:
-            if digest not in self._wanted:
-                self._num_cells -= self._kept.pop(digest).embeddings.shape[0]
-                if self._num_cells <= self._most_cells:
+            if digest not in self._pinned:
+                self._num_cells -= self._cache.pop(digest).embeddings.shape[0]
+                if self._num_cells <= self._max_cells:
                     return
 
 
-def _ends(batch: HostBatch, seen: list[_Seen]) -> np.ndarray:
+def _ends(batch: HostBatch, seen: list[_StepImage]) -> np.ndarray:
     """[N] int32, see ``Ends``: the tokens of an image attend to all of it."""
     found = batch.positions + np.int32(1)
     for _, where, _, behind in seen:

@@ -80,8 +80,8 @@ def host_batch(rows: PlanRows, table: RowTable) -> HostBatch:
     if len(token_ids) > len(rows):
         np.cumsum(list(map(len, rows.token_ids)), out=query_start[1:])
     sampling_rows = np.arange(len(rows), dtype=np.int32)
-    if rows.silent:
-        sampling_rows = np.delete(sampling_rows, list(rows.silent))
+    if rows.unsampled:
+        sampling_rows = np.delete(sampling_rows, list(rows.unsampled))
     return HostBatch(
         slots=_int32(table.slots(rows.ids)),
         query_start=query_start,
@@ -118,7 +118,7 @@ def send(
     return DeviceBatch(StepRows(*sent[:4]), *sent[4:7])
 
 
-class Ends(NamedTuple):
+class AttentionEnds(NamedTuple):
     """For each token, one past the last position that it attends to, where it may look ahead."""
 
     host: np.ndarray  # [N] int32
@@ -130,7 +130,7 @@ def geometry(
     rows: StepRows,
     seq_lens: torch.Tensor,
     table: RowTable,
-    ends: Ends | None = None,
+    ends: AttentionEnds | None = None,
 ) -> BatchGeometry:
     """Describe the rows' layout for the attention; ``seq_lens`` are on the device."""
     seen, on_host = (None, None) if ends is None else (ends.device, ends.host)
@@ -140,7 +140,7 @@ def geometry(
     )
 
 
-def build(
+def build_inputs(
     batch: HostBatch, rows: StepRows, table: RowTable, block_size: int, operations: Operations
 ) -> StepInputs:
     """Build the layers' inputs from what is on the device."""

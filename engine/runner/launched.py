@@ -8,16 +8,16 @@ import torch
 
 from engine.runner.device_errors import translated_errors
 from engine.runner.outcome import Outcome
-from engine.runner.passes import PassesOutcome
+from engine.runner.passes import MultiPassOutcome
 from engine.types import StepResult
 
 
-class OnTheWay:
+class PendingStep:
     """A step whose results are being copied to the host."""
 
     __slots__ = ("_outcome",)
 
-    def __init__(self, outcome: Outcome | PassesOutcome) -> None:
+    def __init__(self, outcome: Outcome | MultiPassOutcome) -> None:
         self._outcome = outcome
 
     def result(self) -> StepResult:
@@ -26,7 +26,7 @@ class OnTheWay:
             return self._outcome.result()
 
 
-class Underway:
+class PipelinedStep:
     """A step that later pipeline stages are computing."""
 
     __slots__ = ("_finish",)

@@ -23,7 +23,7 @@ from engine.models.encoder.spec import EncoderSpec
 from engine.models.modules import Modules, make_modules
 from engine.models.spec import DecoderSpec
 from engine.models.vision.tower import VisionTower
-from engine.parallel.shard import cuts_of
+from engine.parallel.shard import parameter_slices
 from engine.runner.adapter_load import make_adapters
 from engine.runner.described import describe
 from engine.runner.device import (
@@ -35,10 +35,10 @@ from engine.runner.host_blocks import HostBlocks
 from engine.runner.load_plan import LoadPlan, make_plan
 from engine.runner.model_runner import ModelRunner
 from engine.runner.programs import DecodePrograms
-from engine.runner.protocol import Resting, Runner
-from engine.runner.refusals import refuse_unkept
-from engine.runner.rehearsals import Rehearsals
-from engine.runner.resting import Recipe, RestingModel
+from engine.runner.protocol import Runner, SleepingRunner
+from engine.runner.refusals import check_recurrent_support
+from engine.runner.rehearsals import KernelWarmup
+from engine.runner.resting import ReloadPlan, SleepingModel
 from engine.runner.rows import RowTable
 from engine.runner.snapshots import Snapshots
 from engine.speculation.draft_model import DraftModel
@@ -73,7 +73,7 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
         raise ModelLoadError(str(error)) from None
 
 
-class Loaded(NamedTuple):
+class LoadedWeights(NamedTuple):
     """All parameters of this process."""
 
     modules: Modules
@@ -92,16 +92,16 @@ class LoadedDecoder:
     """A decoder in memory, without its KV cache; see ``engine.runner.resting.LoadedModel``."""
 
     plan: LoadPlan
-    parts: Loaded
+    parts: LoadedWeights
     info: EngineInfo
     team: Team | None  # the ranks with the other shards
 
     @property
-    def recipe(self) -> Recipe:
+    def reload_plan(self) -> ReloadPlan:
         """How to read it again: into the same memory, with the same number of threads."""
         plan, info = self.plan, self.info
         again = partial(_load_decoder, threads=plan.threads, memory=info.memory, team=self.team)
-        return Recipe(plan.config, plan.whole, info, again)
+        return ReloadPlan(plan.config, plan.full_spec, info, again)
 
     def runner(self) -> ModelRunner:
         """See ``LoadedModel.runner``. Raises EngineDead when another rank is gone."""
@@ -122,7 +122,7 @@ class LoadedDecoder:
             device,
             attention.cache_dtype,
             states,
-            side_by_side=kernels.takes_side_by_side,
+            interleave_layers=kernels.supports_interleaved_layers,
         )
         peers = None if team is None else team.group
         decoder = Decoder(spec, loaded.modules, kernels, memory.max_model_len, peers)
@@ -141,12 +141,12 @@ class LoadedDecoder:
         slots = memory.num_host_blocks
         speculation = config.speculation
         rejects = speculation is not None and speculation.draft_sampling == "rejection"
-        most_tokens = config.scheduler.on(device.type).step_tokens
+        most_tokens = config.scheduler.for_device(device.type).step_tokens
         images = None
         if plan.images is not None and loaded.tower is not None:
-            images = plan.images.reader(loaded.tower, rows, device)
-        rehearsals = Rehearsals(
-            decoder, kernels.operations, rows, most_tokens=most_tokens, rejects=rejects
+            images = plan.images.make_embedder(loaded.tower, rows, device)
+        rehearsals = KernelWarmup(
+            decoder, kernels.operations, rows, max_tokens=most_tokens, rejection_sampling=rejects
         )
         return ModelRunner(
             self.info,
@@ -160,22 +160,22 @@ class LoadedDecoder:
             draft,
             threads=plan.threads,
             features=features,
-            rejects=rejects,
-            rehearsals=rehearsals,
+            rejection_sampling=rejects,
+            warmup=rehearsals,
             team=team,
             host=HostBlocks(cache, slots, draft, team) if slots else None,
             snapshots=Snapshots(states, rows, team) if memory.num_states else None,
-            rest=self._resting,
+            make_sleeping=self._make_sleeping,
             images=images,
         )
 
-    def _resting(self, level: int) -> Resting:
-        own = RestingModel(self, level)
+    def _make_sleeping(self, level: int) -> SleepingRunner:
+        own = SleepingModel(self, level)
         if self.team is None:
             return own
-        from engine.parallel.resting import RestingTeam  # imports torch.distributed
+        from engine.parallel.resting import SleepingTeam  # imports torch.distributed
 
-        return RestingTeam(own, self.team, level)
+        return SleepingTeam(own, self.team, level)
 
 
 def _load_decoder(
@@ -193,7 +193,7 @@ def _load_decoder(
     hold it, if there are several.
     """
     assert isinstance(model.spec, DecoderSpec)
-    refuse_unkept(config, model.spec)
+    check_recurrent_support(config, model.spec)
     if config.enable_expert_parallel and config.tensor_parallel_size == 1:
         raise ModelLoadError("enable_expert_parallel needs a tensor_parallel_size above 1")
     if config.num_ranks == 1:
@@ -201,7 +201,7 @@ def _load_decoder(
         return _read_decoder(plan, on_progress, memory)
     if team is not None:
         plan = make_plan(config, model, model.spec, team.shard, threads=threads)
-        with team.reading(config.model, config.generation):
+        with team.reading_weights(config.model, config.generation):
             return _read_decoder(plan, on_progress, memory, team)
     from engine.parallel.leader import Team  # imports torch.distributed
 
@@ -228,28 +228,28 @@ def _read_decoder(
     else:
         memory = plan_cache(plan, loaded)
         if team is not None:
-            memory = team.meet(memory, plan.attention.device, plan.attention.dtype)
+            memory = team.rendezvous(memory, plan.attention.device, plan.attention.dtype)
     if team is not None:
-        loaded = loaded._replace(modules=team.share(loaded.modules))
+        loaded = loaded._replace(modules=team.parallelize(loaded.modules))
     logger.info(memory.describe())
     return LoadedDecoder(plan, loaded, describe(plan, memory, started_s), team)
 
 
-def read_weights(plan: LoadPlan, on_progress: LoadProgress | None) -> Loaded:
+def read_weights(plan: LoadPlan, on_progress: LoadProgress | None) -> LoadedWeights:
     """Read the weights of the model and of its draft model or head."""
     config, method, attention = plan.config, plan.method, plan.attention
-    cuts = None if plan.shard is None else cuts_of(plan.whole, plan.shard)
-    weights = plan.files.open(plan.whole, attention.dtype, attention.device, on_progress, cuts)
-    modules = make_modules(plan.spec, weights, method, stacked=plan.stacks_experts)
+    cuts = None if plan.shard is None else parameter_slices(plan.full_spec, plan.shard)
+    weights = plan.files.open(plan.full_spec, attention.dtype, attention.device, on_progress, cuts)
+    modules = make_modules(plan.spec, weights, method, stacked=plan.stack_experts)
     draft = None if plan.draft is None else plan.draft.modules(config, method)
     head = None if plan.head is None else plan.head.load(config, method, modules)
     tower = None
     if plan.images is not None and (plan.shard is None or not plan.shard.number):
         tower = plan.images.load(plan.files, attention.dtype, attention.device)
-    return Loaded(modules, draft, head, tower)
+    return LoadedWeights(modules, draft, head, tower)
 
 
-def plan_cache(plan: LoadPlan, loaded: Loaded) -> MemoryPlan:
+def plan_cache(plan: LoadPlan, loaded: LoadedWeights) -> MemoryPlan:
     """Plan the KV cache's size, the same for all ranks that share this machine's memory.
 
     Raises ModelLoadError.
@@ -264,15 +264,15 @@ def plan_cache(plan: LoadPlan, loaded: Loaded) -> MemoryPlan:
         config.cache,
         config.scheduler,
         block_size=attention.block_size,
-        max_model_len=config.max_model_len or _longest_made_for(plan.model, plan.spec),
+        max_model_len=config.max_model_len or _trained_max_len(plan.model, plan.spec),
         dtype=attention.dtype,
         device=attention.device,
         weights_bytes=loaded.num_bytes,
         draft_bytes_per_token=sum(part.bytes_per_token for part in guessers),
         codes=attention.cache_dtype,
-        num_sharers=config.ranks_here,
-        lines_a_state=num_row_lines(config, 1),
-        share_bytes=config.host_share_bytes,
+        num_processes=config.ranks_per_node,
+        lines_per_state=num_row_lines(config, 1),
+        max_shared_bytes=config.host_share_bytes,
         image_bytes=image_bytes,
         num_drafts=0 if config.speculation is None else config.speculation.num_draft_tokens,
     )
@@ -288,7 +288,7 @@ def _graphs(
 ) -> DecodeGraphs | DecodePrograms | None:
     """Make the runner of captured decode steps; None: they are not captured."""
     config, kernels, attention = plan.config, plan.kernels, plan.attention
-    if config.enforce_eager or not plan.spec.generates or not kernels.attention.is_capturable:
+    if config.enforce_eager or not plan.spec.is_generative or not kernels.attention.is_capturable:
         return None
     if plan.shard is not None:
         return None  # communication between ranks cannot be recorded
@@ -296,24 +296,30 @@ def _graphs(
         return DecodePrograms(
             decoder, cache, kernels, attention, rows, adapters=adapters, features=features
         )
-    most = rows.spare_slot  # the slots before the spare one
+    most = rows.padding_slot  # the slots before the spare one
     return DecodeGraphs(decoder, cache, kernels, attention, rows, most, CudaCapture(), features)
 
 
 def _draft_model(
-    plan: LoadPlan, loaded: Loaded, memory: MemoryPlan, rows: RowTable, features: Features | None
+    plan: LoadPlan,
+    loaded: LoadedWeights,
+    memory: MemoryPlan,
+    rows: RowTable,
+    features: Features | None,
 ) -> DraftModel | None:
     if loaded.head is not None and features is not None:
-        return loaded.head.drafts(features, memory, rows)
+        return loaded.head.make_draft_model(features, memory, rows)
     if plan.draft is None or loaded.draft is None:
         return None
     eager = plan.config.enforce_eager
-    return plan.draft.model(loaded.draft, memory, rows, plan.spec.vocab_size, enforce_eager=eager)
+    return plan.draft.make_draft_model(
+        loaded.draft, memory, rows, plan.spec.vocab_size, enforce_eager=eager
+    )
 
 
-def _longest_made_for(model: ModelConfig, spec: DecoderSpec) -> int | None:
+def _trained_max_len(model: ModelConfig, spec: DecoderSpec) -> int | None:
     """Return the input length an embedding model was trained for, if it is stated and shorter."""
     longest = model.sentence.max_tokens
-    if spec.generates or longest is None:
+    if spec.is_generative or longest is None:
         return None
-    return min(longest, spec.longest_context)
+    return min(longest, spec.max_context_len)

@@ -12,7 +12,7 @@ from engine.models.attention import other_heads
 from engine.models.checkpoint import ModelConfig
 from engine.models.loader import weights_bytes
 from engine.models.spec import DecoderSpec
-from engine.parallel.shard import Shard, share_of
+from engine.parallel.shard import Shard, shard_spec
 from engine.quantization import choose_method
 from engine.quantization.cpu import PanelMethod
 from engine.quantization.method import WeightMethod
@@ -43,7 +43,7 @@ class LoadPlan:
 
     config: EngineConfig
     model: ModelConfig
-    whole: DecoderSpec  # the whole model
+    full_spec: DecoderSpec  # the whole model
     shard: Shard | None  # this process's rank; None: it holds the whole model
     spec: DecoderSpec  # what this process computes
     attention: AttentionSpec
@@ -61,7 +61,7 @@ class LoadPlan:
         return self.kernels.name == "cpu" and isinstance(self.method.dense, PanelMethod)
 
     @property
-    def stacks_experts(self) -> bool:
+    def stack_experts(self) -> bool:
         """Whether a layer's experts are stacked into one tensor."""
         if self.kernels.name != "cpu":
             return self.kernels.name == "triton"
@@ -71,7 +71,7 @@ class LoadPlan:
 def make_plan(
     config: EngineConfig,
     model: ModelConfig,
-    whole: DecoderSpec,
+    full_spec: DecoderSpec,
     shard: Shard | None = None,
     *,
     threads: StepThreads | None = None,
@@ -83,8 +83,8 @@ def make_plan(
     Raises:
         ModelLoadError: it cannot be served as configured.
     """
-    spec = whole if shard is None else share_of(whole, shard)
-    place = shard.number % config.ranks_here if shard else 0  # rank on this machine
+    spec = full_spec if shard is None else shard_spec(full_spec, shard)
+    place = shard.number % config.ranks_per_node if shard else 0  # rank on this machine
     device = choose_device(config.device, config.first_device + place)
     dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)
     files = find_weights(config, model, dtype, device, config.seed)
@@ -95,20 +95,24 @@ def make_plan(
             "small as it is"
         )
     block_size = config.cache.block_size or _BLOCK_SIZES[device.type]
-    images = plan_images(config, model, files, whole, device)
+    images = plan_images(config, model, files, full_spec, device)
     attention = attention_spec(spec, block_size, dtype, device, codes)
-    if images is not None and spec.looks_ahead:
-        attention = replace(attention, looks_ahead=True)
+    if images is not None and spec.bidirectional_images:
+        attention = replace(attention, is_bidirectional=True)
     kernels = choose_kernels(config.attention_backend, attention, invariant=config.batch_invariant)
     draft = plan_draft(config, spec, attention)
-    head = plan_head(config, model, spec, files.headers, files.stored_as, attention)
+    head = plan_head(config, model, spec, files.headers, files.quant_format, attention)
     if threads is None:
         threads = _step_threads(config, weights_bytes(spec, dtype), shares=kernels.name == "cpu")
     method = choose_method(
-        config.quantization, dtype, device, invariant=config.batch_invariant, stored=files.codes
+        config.quantization,
+        dtype,
+        device,
+        invariant=config.batch_invariant,
+        checkpoint_format=files.codes,
     )
     held = kernels, threads, files, method, draft, head, images
-    plan = LoadPlan(config, model, whole, shard, spec, attention, *held)
+    plan = LoadPlan(config, model, full_spec, shard, spec, attention, *held)
     if config.batch_invariant and spec.moe is not None:
         reason = _refuse_invariant_experts(plan, dtype, device)
         if reason is not None:
@@ -151,12 +155,12 @@ def attention_spec(
         dtype=dtype,
         device=device,
         windows=spec.windows_of(None),
-        others=other_heads(spec),
+        other_heads=other_heads(spec),
         softcap=spec.attention_softcap,
         has_sinks=spec.has_sinks,
         value_dim=spec.value_dim,
-        chunk=spec.chunk,
+        chunk_size=spec.chunk,
         cache_dtype=codes,
-        has_states=spec.is_recurrent,
+        has_recurrent_layers=spec.is_recurrent,
         has_experts=spec.moe is not None,
     )

@@ -22,28 +22,29 @@ from engine.lora.store import AdapterStore
 from engine.models.decoder import Decoder, StepState
 from engine.plan_rows import PlanRows
 from engine.profiler import Spans
+from engine.runner import prompts
 from engine.runner.device import StepThreads
 from engine.runner.device_errors import translated_errors
-from engine.runner.drafts import Guesses, StepDrafts, spread, step_drafts
+from engine.runner.drafts import DraftTokens, StepDrafts, expand_drafts, step_drafts
 from engine.runner.graphs import DecodeGraph, DecodeGraphs
 from engine.runner.host_blocks import HostBlocks
-from engine.runner.images import NOTHING_SEEN, ImageReader, StepView
+from engine.runner.images import NO_IMAGES, ImageEmbedder, StepImages
 from engine.runner.inputs import (
     DeviceBatch,
     HostBatch,
-    build,
+    build_inputs,
     extend_tables,
     geometry,
     host_batch,
     send,
 )
-from engine.runner.launched import OnTheWay, Underway
+from engine.runner.launched import PendingStep, PipelinedStep
 from engine.runner.outcome import Outcome, SampledRows
-from engine.runner.passes import PassesOutcome, later_passes
+from engine.runner.passes import MultiPassOutcome, later_passes
 from engine.runner.programs import DecodePrograms
-from engine.runner.prompts import NOTHING_TOLD, Told, judges, tell, tells
-from engine.runner.protocol import Computed, ImagesAhead, Launched, Resting
-from engine.runner.rehearsals import Rehearsals
+from engine.runner.prompts import NO_PROMPT_RESULTS, PromptResults
+from engine.runner.protocol import CompletedStep, ImagePrefetcher, LaunchedStep, SleepingRunner
+from engine.runner.rehearsals import KernelWarmup
 from engine.runner.rows import RowTable
 from engine.runner.sampling import Sampler, StepMasks
 from engine.runner.snapshots import Snapshots
@@ -66,10 +67,10 @@ class _Inputs(NamedTuple):
     sent: DeviceBatch
     step: StepInputs
     state: StepState
-    seen: StepView
+    images: StepImages
 
 
-class _Ready(NamedTuple):
+class _PreparedBatch(NamedTuple):
     """A batch ready to compute: in a captured graph, or as inputs on the device."""
 
     graph: DecodeGraph | None
@@ -83,7 +84,7 @@ class _States(NamedTuple):
     """The hidden states of a batch."""
 
     hidden: torch.Tensor  # [num_tokens or number of sampling rows, hidden_size]
-    is_of_all: bool  # of all tokens; else of the sampling rows' last tokens
+    covers_all_tokens: bool  # of all tokens; else of the sampling rows' last tokens
 
 
 class ModelRunner:
@@ -124,13 +125,13 @@ class ModelRunner:
         *,
         threads: StepThreads | None = None,
         features: Features | None = None,
-        rejects: bool = False,
-        rehearsals: Rehearsals,
+        rejection_sampling: bool = False,
+        warmup: KernelWarmup,
         team: Team | None = None,
         host: HostBlocks | None = None,
         snapshots: Snapshots | None = None,
-        images: ImageReader | None = None,
-        rest: Callable[[int], Resting],
+        images: ImageEmbedder | None = None,
+        make_sleeping: Callable[[int], SleepingRunner],
     ) -> None:
         self._info = info
         self._model = model
@@ -143,19 +144,21 @@ class ModelRunner:
         self._draft = draft
         self._threads = threads
         self._features = features
-        self._rehearsals = rehearsals
+        self._warmup = warmup
         self._team = team
         self._pipeline = None if team is None else team.pipeline
         self._host = host
         self._snapshots = snapshots
         self._images = images
-        self._rest = rest
+        self._make_sleeping = make_sleeping
         uploads = Uploads(attention_spec.device)
-        self._sampler = Sampler(kernels.operations, rows, uploads, rejects=rejects)
+        self._sampler = Sampler(
+            kernels.operations, rows, uploads, rejection_sampling=rejection_sampling
+        )
         self._uploads = Uploads(attention_spec.device)
         self._is_cpu = attention_spec.device.type == "cpu"
         # On a GPU, steps read images: timing a read-ahead would mean waiting for the device.
-        self.images_ahead: ImagesAhead | None = images if self._is_cpu else None
+        self.image_prefetcher: ImagePrefetcher | None = images if self._is_cpu else None
         self._downloads = Downloads(attention_spec.device)
         self._spans = Spans()
 
@@ -164,12 +167,12 @@ class ModelRunner:
         """What was loaded."""
         return self._info
 
-    def launch(self, plan: StepPlan) -> Launched:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start one step. Raises as ``Launched.result`` does."""
         with translated_errors(), torch.inference_mode():
             return self._launch(plan)
 
-    def mark(self, spans: Spans) -> None:
+    def set_spans(self, spans: Spans) -> None:
         """See ``Runner.mark``."""
         self._spans = spans
 
@@ -179,10 +182,10 @@ class ModelRunner:
         if self._team is not None:
             self._team.load_adapter(adapter)
 
-    def on_loss(self, act: Callable[[str], None]) -> None:
+    def on_loss(self, callback: Callable[[str], None]) -> None:
         """Call ``act`` in a thread of its own when a part of the model is lost."""
         if self._team is not None:
-            self._team.on_loss(act)
+            self._team.on_loss(callback)
 
     def prepare(self) -> bool:
         """Capture the next graph if one remains, or rehearse kernels; see ``Runner.prepare``."""
@@ -191,52 +194,52 @@ class ModelRunner:
                 return True
             if self._draft is not None and self._draft.capture_next():
                 return True
-            return self._rehearsals.run_next()
+            return self._warmup.run_next()
 
-    def rest(self, level: int) -> Resting:
+    def sleep(self, level: int) -> SleepingRunner:
         """See ``Runner.rest``."""
-        return self._rest(level)
+        return self._make_sleeping(level)
 
-    def _launch(self, plan: StepPlan) -> Launched:
+    def _launch(self, plan: StepPlan) -> LaunchedStep:
         with self._spans("inputs"):
             self._update_rows(plan)
             if self._host is not None:
                 self._host.exchange(plan)
             if not plan.rows:
-                return Computed(StepResult())
+                return CompletedStep(StepResult())
             if self._threads is not None:
                 self._threads.use(len(plan.rows))
             extend_tables(plan.rows, self._rows)
             if self._snapshots is not None:
                 self._snapshots.restore(plan.restores)
-            rows, guesses = self._guess(plan)
+            rows, guesses = self._propose_drafts(plan)
             drafts = step_drafts(rows, guesses)
             if drafts is not None:
-                rows = spread(rows)
+                rows = expand_drafts(rows)
             batch = host_batch(rows, self._rows)
             ready = self._load(batch, plan.copies, drafts)
         if self._pipeline is not None:
-            return self._begin(rows, batch, ready, plan.saves)
+            return self._launch_pipelined(rows, batch, ready, plan.saves)
         sampled, told = self._run(rows, batch, ready)
         if self._snapshots is not None:
             self._snapshots.save(plan.saves)
         first = Outcome(rows, batch.sampling_rows, sampled, *told, self._downloads, drafts)
         if not rows.num_passes or not self._sampler.is_plain(batch):
-            return OnTheWay(first)
+            return PendingStep(first)
         passes = [first]
         for places, later in later_passes(batch, rows.num_passes):
             with self._spans("inputs"):
                 ready = self._load(later)
             sampled, told = self._run(rows, later, ready)
             passes.append(Outcome(rows, places, sampled, *told, self._downloads))
-        return OnTheWay(PassesOutcome(passes, keeps_states=self._info.is_recurrent))
+        return PendingStep(MultiPassOutcome(passes, is_recurrent=self._info.is_recurrent))
 
     def _load(
         self,
         batch: HostBatch,
         copies: tuple[BlockCopy, ...] = (),
         drafts: StepDrafts | None = None,
-    ) -> _Ready:
+    ) -> _PreparedBatch:
         """Copy a batch to where it is computed."""
         adapted = adapter_slots(self._adapters, batch, self._rows)
         graph = self._load_graph(batch, copies, adapted, drafts)
@@ -250,30 +253,30 @@ class ModelRunner:
         elif drafts is not None and graph.trial is not None:
             trial = graph.trial.begin(batch, drafts, self._uploads)
         masks = self._sampler.masks(batch) if self._is_cpu and drafts is None else None
-        return _Ready(graph, inputs, drafts, masks, trial)
+        return _PreparedBatch(graph, inputs, drafts, masks, trial)
 
     def _run(
-        self, rows: PlanRows, batch: HostBatch, ready: _Ready
-    ) -> tuple[SampledRows | None, Told]:
+        self, rows: PlanRows, batch: HostBatch, ready: _PreparedBatch
+    ) -> tuple[SampledRows | None, PromptResults]:
         """Compute a batch that has been loaded."""
         graph, inputs, drafts, masks, trial = ready
         if graph is not None:
-            sampled, told = self._replay(graph, batch, drafts, masks), NOTHING_TOLD
+            sampled, told = self._replay(graph, batch, drafts, masks), NO_PROMPT_RESULTS
         else:
             assert inputs is not None
             states = partial(self._forward, batch, inputs)
-            sampled, told = self._choose(rows, batch, inputs, states, drafts, masks)
+            sampled, told = self._sample(rows, batch, inputs, states, drafts, masks)
         if trial is not None and sampled is not None and sampled.num_accepted is not None:
             with self._spans("sample"):
                 trial.settle(sampled.num_accepted)
         return sampled, told
 
-    def _guess(self, plan: StepPlan) -> tuple[PlanRows, Guesses | None]:
+    def _propose_drafts(self, plan: StepPlan) -> tuple[PlanRows, DraftTokens | None]:
         """Return the plan's rows, and guesses if they ask for any; see ``DraftModel.guess``."""
         if self._draft is None:
             return plan.rows, None
         with self._spans("draft"):
-            return self._draft.guess(plan)
+            return self._draft.propose(plan)
 
     def _update_rows(self, plan: StepPlan) -> None:
         if self._draft is not None:
@@ -294,12 +297,12 @@ class ModelRunner:
 
         ``adapted`` is the batch's ``adapter_slots``.
         """
-        if self._graphs is None or copies or judges(batch, self._rows):
+        if self._graphs is None or copies or prompts.needs_prompt_logprobs(batch, self._rows):
             return None
-        if self._images is not None and self._images.sees(batch):
+        if self._images is not None and self._images.has_image_tokens(batch):
             return None
         verifies = drafts is not None
-        graph = self._graphs.find(batch, verifies=verifies, adapted=adapted is not None)
+        graph = self._graphs.find(batch, has_drafts=verifies, adapted=adapted is not None)
         if graph is not None:
             self._graphs.load(graph, batch, self._uploads)
             if drafts is not None:
@@ -319,11 +322,11 @@ class ModelRunner:
         if is_plain and graph.greedy is not None and self._sampler.is_greedy(batch):
             with self._spans("forward"):
                 graph.greedy.replay()
-                self._keep(graph, batch)
+                self._store_features(graph, batch)
             return SampledRows(graph.greedy.sampled)
         with self._spans("forward"):
             graph.forward()
-            self._keep(graph, batch)
+            self._store_features(graph, batch)
         with self._spans("sample"):
             if is_plain:
                 self._downloads.guard()  # the graph overwrites the last step's tokens
@@ -334,12 +337,12 @@ class ModelRunner:
             slots = graph.slots[:count]
             return self._sampler.sample(logits, batch, slots, positions, drafts, masks)
 
-    def _keep(self, graph: DecodeGraph, batch: HostBatch) -> None:
+    def _store_features(self, graph: DecodeGraph, batch: HostBatch) -> None:
         """Store what a step leaves for a draft head, without the padding rows."""
-        if self._features is not None and graph.kept is not None:
-            slots, features = graph.kept
+        if self._features is not None and graph.head_features is not None:
+            slots, features = graph.head_features
             count = batch.slots.size
-            self._features.keep(slots[:count], features[:count])
+            self._features.store(slots[:count], features[:count])
 
     def _send(
         self,
@@ -355,14 +358,15 @@ class ModelRunner:
             drafts.fill_inputs(sent.rows.token_ids, batch)
         if copies:
             if self._team is not None:
-                self._team.copy(copies)
+                self._team.copy_blocks(copies)
             sources, targets = sent.copy_sources.long(), sent.copy_targets.long()
             for layer in self._cache.paged:
                 operations.copy_blocks(layer, sources, targets)
-        inputs = build(batch, sent.rows, table, spec.block_size, operations)
-        seen = NOTHING_SEEN if self._images is None else self._images.read(batch, self._uploads)
-        where = geometry(batch, sent.rows, inputs.seq_lens, table, seen.ends)
-        turning = inputs.positions if seen.turns is None else seen.turns.device
+        inputs = build_inputs(batch, sent.rows, table, spec.block_size, operations)
+        seen = NO_IMAGES if self._images is None else self._images.embed(batch, self._uploads)
+        where = geometry(batch, sent.rows, inputs.seq_lens, table, seen.attention_ends)
+        turns = seen.rotary_positions
+        turning = inputs.positions if turns is None else turns.device
         state = StepState(
             attention=self._kernels.attention.plan(where, spec),
             slot_mapping=inputs.slot_mapping,
@@ -373,12 +377,12 @@ class ModelRunner:
         )
         if adapted is not None:
             of_tokens, of_wanted = step_adapters(self._adapters, adapted, batch, operations)
-            state = replace(state, adapters=of_tokens, wanted_adapters=of_wanted)
+            state = replace(state, adapters=of_tokens, output_adapters=of_wanted)
         return _Inputs(sent, inputs, state, seen)
 
-    def _begin(
-        self, rows: PlanRows, batch: HostBatch, ready: _Ready, saves: tuple[StateCopy, ...]
-    ) -> Launched:
+    def _launch_pipelined(
+        self, rows: PlanRows, batch: HostBatch, ready: _PreparedBatch, saves: tuple[StateCopy, ...]
+    ) -> LaunchedStep:
         """Compute the first stage's layers, and hand the step to the later stages. Its tokens are
         sampled when its result is read; until then its rows' slots are not reused."""
         inputs, pipeline = ready.inputs, self._pipeline
@@ -386,7 +390,7 @@ class ModelRunner:
         assert pipeline is not None
         with self._spans("forward"):
             hidden, is_of_all = self._forward(batch, inputs)
-            pipeline.hand_on(hidden)
+            pipeline.send(hidden)
         if self._snapshots is not None:
             self._snapshots.save(saves)
         slots = batch.slots.tolist()
@@ -395,36 +399,36 @@ class ModelRunner:
 
         def states() -> _States:
             with self._spans("stages"):
-                return _States(pipeline.fetch(num_wanted), is_of_all)
+                return _States(pipeline.receive_result(num_wanted), is_of_all)
 
         def finish() -> Outcome:
             try:
                 drafts, masks = ready.drafts, ready.masks
-                sampled, told = self._choose(rows, batch, inputs, states, drafts, masks)
+                sampled, told = self._sample(rows, batch, inputs, states, drafts, masks)
             finally:
-                self._rows.let_go(slots)
+                self._rows.release(slots)
             return Outcome(rows, batch.sampling_rows, sampled, *told, self._downloads, drafts)
 
-        return Underway(finish)
+        return PipelinedStep(finish)
 
     def _forward(self, batch: HostBatch, inputs: _Inputs) -> _States:
         """Compute this process's layers: the hidden states of all tokens if these are needed, else
         of the sampling rows' last tokens."""
-        is_of_all = self._features is not None or tells(batch, self._rows)
+        is_of_all = self._features is not None or prompts.has_prompt_results(batch, self._rows)
         trims = not is_of_all and not batch.is_decode
         wanted = inputs.sent.last_tokens if trims and self._pipeline is None else None
         step, layers = inputs.step, self._cache.layers
         if self._team is not None:
-            with self._team.forward(batch, self._rows, inputs.seen, trims=trims):
+            with self._team.forward(batch, self._rows, inputs.images, sampled_only=trims):
                 hidden = self._model.forward(step.input_ids, inputs.state, layers, wanted)
         elif self._features is None:
             hidden = self._model.forward(step.input_ids, inputs.state, layers, wanted)
         else:
             hidden, features = self._features.run(self._model, step.input_ids, inputs.state, layers)
-            self._features.keep(step.slot_mapping, features)
+            self._features.store(step.slot_mapping, features)
         return _States(hidden, is_of_all)
 
-    def _choose(
+    def _sample(
         self,
         rows: PlanRows,
         batch: HostBatch,
@@ -432,14 +436,16 @@ class ModelRunner:
         states: Callable[[], _States],
         drafts: StepDrafts | None,
         masks: StepMasks | None,
-    ) -> tuple[SampledRows | None, Told]:
+    ) -> tuple[SampledRows | None, PromptResults]:
         """Sample tokens from the hidden states, once these exist, and judge prompt tokens."""
         sent = inputs.sent
         with self._spans("forward"):
             hidden, is_of_all = states()
-            told = NOTHING_TOLD
+            told = NO_PROMPT_RESULTS
             if is_of_all:
-                told = tell(rows, batch, self._rows, hidden, self._model.logits)
+                told = prompts.compute_prompt_results(
+                    rows, batch, self._rows, hidden, self._model.logits
+                )
                 hidden = hidden.index_select(0, sent.last_tokens)
             if not batch.sampling_rows.size:
                 return None, told

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from engine.errors import EngineAsleep
 from engine.profiler import Spans
-from engine.runner.protocol import Launched, Resting
+from engine.runner.protocol import LaunchedStep, SleepingRunner
 from engine.types import Adapter, EngineInfo, StepPlan
 
 
-class NoRunner:
+class NullRunner:
     """Reports what was loaded, and computes nothing.
 
     Args:
@@ -18,11 +18,11 @@ class NoRunner:
     def __init__(self, info: EngineInfo) -> None:
         self.info = info
 
-    def launch(self, plan: StepPlan) -> Launched:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         """Raise EngineAsleep."""
         raise EngineAsleep("the engine is asleep")
 
-    def mark(self, spans: Spans) -> None:
+    def set_spans(self, spans: Spans) -> None:
         """Do nothing: there are no steps to mark."""
 
     def load_adapter(self, adapter: Adapter) -> None:
@@ -33,6 +33,6 @@ class NoRunner:
         """Return False: there is nothing to prepare."""
         return False
 
-    def rest(self, level: int) -> Resting:
+    def sleep(self, level: int) -> SleepingRunner:
         """Raise EngineAsleep."""
         raise EngineAsleep("the engine is asleep")

@@ -16,7 +16,7 @@ from engine.runner.pooling import PooledRow
 from engine.runner.transfer import Downloads
 from engine.sampling.logprobs import LogprobColumns, entries
 from engine.types import StepResult, TokenLogprobs
-from kernels.sampling import Sampled
+from kernels.sampling import SamplerOutput
 
 NOT_FINITE = Failure(
     kind="RequestFailed", message="the model's scores for this request are not finite"
@@ -27,8 +27,8 @@ NOT_FINITE = Failure(
 class SampledRows:
     """Results of the sampling rows, on the device."""
 
-    sampled: Sampled
-    telling: list[int] = field(default_factory=list)  # rows that return log-probabilities
+    sampled: SamplerOutput
+    logprob_rows: list[int] = field(default_factory=list)  # rows that return log-probabilities
     num_top: list[int] = field(default_factory=list)  # alternatives that each of these returns
     columns: LogprobColumns | None = None
     failures: dict[int, Failure] = field(default_factory=dict)  # of rows that can sample nothing
@@ -37,7 +37,7 @@ class SampledRows:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedRow:
+class PromptLogprobRow:
     """Log-probabilities of a row's prompt tokens, on the device, in pieces."""
 
     id: str
@@ -63,7 +63,7 @@ class Outcome:
         rows: PlanRows,
         sampling_rows: np.ndarray,
         sampled: SampledRows | None,
-        judged: list[JudgedRow],
+        prompt_logprob_rows: list[PromptLogprobRow],
         pooled: list[PooledRow],
         downloads: Downloads,
         drafts: StepDrafts | None = None,
@@ -73,7 +73,7 @@ class Outcome:
         if sampling_rows.size != len(rows):
             self._ids = [rows.ids[row] for row in sampling_rows.tolist()]
         self._sampled = sampled
-        self._judged = judged
+        self._prompt_logprob_rows = prompt_logprob_rows
         self._pooled = pooled
         tensors: list[torch.Tensor] = []
         if sampled is not None:
@@ -81,7 +81,7 @@ class Outcome:
             tensors += sampled.columns or ()
             if sampled.num_accepted is not None:
                 tensors.append(sampled.num_accepted)
-        for row in judged:
+        for row in prompt_logprob_rows:
             for columns in row.columns:
                 tensors += columns
         tensors += [row.part for row in pooled]
@@ -90,8 +90,8 @@ class Outcome:
     def result(self) -> StepResult:
         """Wait for the device and return the result; a failed row appears in ``errors`` alone."""
         fetched = self._fetched.wait()
-        if len(fetched) == len(Sampled._fields) and self._sampled is not None:
-            plain = self._plain_result(Sampled(*fetched), self._sampled.failures)
+        if len(fetched) == len(SamplerOutput._fields) and self._sampled is not None:
+            plain = self._plain_result(SamplerOutput(*fetched), self._sampled.failures)
             if plain is not None:
                 return plain
         tensors = iter(fetched)
@@ -106,10 +106,10 @@ class Outcome:
             is_finite = next(tensors)[:count].tolist()
             if self._sampled.columns is not None:
                 told = entries(_next_columns(tensors), self._sampled.num_top)
-                for index, entry in zip(self._sampled.telling, told, strict=True):
+                for index, entry in zip(self._sampled.logprob_rows, told, strict=True):
                     logprobs[index] = (entry,)
             if self._sampled.num_accepted is not None and self._drafts is not None:
-                begins, accepted = self._drafts.begins.tolist(), next(tensors).tolist()
+                begins, accepted = self._drafts.group_starts.tolist(), next(tensors).tolist()
                 chosen = [(b, b + n + 1) for b, n in zip(begins, accepted, strict=True)]
             if not all(is_finite):
                 broken = (begin for begin, end in chosen if not all(is_finite[begin:end]))
@@ -117,7 +117,7 @@ class Outcome:
             for index, failure in self._sampled.failures.items():
                 errors[self._ids[index]] = failure
         prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
-        for row in self._judged:
+        for row in self._prompt_logprob_rows:
             pieces = [_next_columns(tensors) for _ in row.columns]
             judged = [e for p in pieces for e in entries(p, [row.num_top] * len(p.token_ids))]
             if all(math.isfinite(entry.logprob) for entry in judged):
@@ -126,7 +126,7 @@ class Outcome:
                 errors[row.id] = NOT_FINITE
         pooled: dict[str, bytes] = {}
         for row in self._pooled:
-            tell_pooled(row.id, next(tensors), pooled, errors)
+            record_pooled(row.id, next(tensors), pooled, errors)
         good = [(begin, end) for begin, end in chosen if self._ids[begin] not in errors]
         return StepResult(
             ids=tuple(self._ids[begin] for begin, _ in good),
@@ -137,7 +137,9 @@ class Outcome:
             errors=errors,
         )
 
-    def _plain_result(self, sampled: Sampled, failures: dict[int, Failure]) -> StepResult | None:
+    def _plain_result(
+        self, sampled: SamplerOutput, failures: dict[int, Failure]
+    ) -> StepResult | None:
         """Return the result of a step of one token a row and nothing else; None if a row failed."""
         count = len(self._ids)
         if failures or not sampled.is_finite[:count].all():
@@ -155,7 +157,7 @@ def _joined(
     return tuple(entry for each in logprobs if each is not None for entry in each)
 
 
-def tell_pooled(
+def record_pooled(
     row_id: str, part: torch.Tensor, pooled: dict[str, bytes], errors: dict[str, Failure]
 ) -> None:
     """Record a row's part of a vector, which is on the host, or a failure if it is not finite."""

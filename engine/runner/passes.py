@@ -38,7 +38,7 @@ def later_passes(
         )
 
 
-class PassesOutcome:
+class MultiPassOutcome:
     """The results of a step's passes, in order, each on its way to the host.
 
     Args:
@@ -46,9 +46,9 @@ class PassesOutcome:
         keeps_states: the model is recurrent; each row's state has been through all passes.
     """
 
-    def __init__(self, passes: Sequence[Outcome], *, keeps_states: bool = False) -> None:
+    def __init__(self, passes: Sequence[Outcome], *, is_recurrent: bool = False) -> None:
         self._passes = passes
-        self._keeps_states = keeps_states
+        self._is_recurrent = is_recurrent
 
     def result(self) -> StepResult:
         """Wait for all passes, and merge their tokens row by row.
@@ -63,7 +63,7 @@ class PassesOutcome:
         errors = dict(first.errors)
         for result in later:
             failed.update(result.errors)
-            if self._keeps_states:
+            if self._is_recurrent:
                 errors |= result.errors
             for row_id, token_ids in zip(result.ids, result.token_ids, strict=True):
                 if row_id not in failed:

@@ -45,7 +45,7 @@ def pool_rows(
             continue
         begin, end = query_start[index], query_start[index + 1]
         holds_last = row.start + len(row.token_ids) == len(request.prompt_token_ids)
-        if params.scores:
+        if params.use_score_head:
             if holds_last:
                 at = begin if scores_first else end - 1
                 yield PooledRow(row.id, score(hidden[at : at + 1])[0])

@@ -30,8 +30,8 @@ from engine.kv_cache.storage import KVCache
 from engine.lora.batch import RecordedAdapters
 from engine.lora.store import AdapterStore
 from engine.models.decoder import Decoder, StepState
-from engine.runner.graphs import DecodeGraph, Greedy, Kept, spare_batch, spare_rows
-from engine.runner.inputs import HostBatch, build, geometry
+from engine.runner.graphs import DecodeGraph, GreedyStep, HeadFeatures, padding_batch, padding_rows
+from engine.runner.inputs import HostBatch, build_inputs, geometry
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
 from engine.runner.trials import RecordedTrial
@@ -40,12 +40,12 @@ from kernels.attention import AttentionSpec, BatchGeometry
 from kernels.cpu.program import NotRecordableError, Program, Recorder, Workspace
 from kernels.inputs import StepRows
 from kernels.operations import Kernels
-from kernels.sampling import Sampled
+from kernels.sampling import SamplerOutput
 
 logger = logging.getLogger(__name__)
 
 # Occurrences of a number of rows with drafts after which recording it pays off.
-_WORTH = 8
+_MIN_OCCURRENCES = 8
 
 
 class _Kind(NamedTuple):
@@ -56,7 +56,7 @@ class _Kind(NamedTuple):
     on_trial: bool = False  # whether any row verifies drafts, in a recurrent model
 
 
-class ReadProgram(NamedTuple):
+class PrefillProgram(NamedTuple):
     """A program that stores the keys and values of a number of tokens and samples nothing."""
 
     packed: torch.Tensor  # [3 * size] int32: slots, positions, token ids
@@ -83,7 +83,7 @@ class DecodePrograms:
         rows: RowTable,
         *,
         adapters: AdapterStore | None = None,
-        feeds_back: bool = True,
+        enable_feedback: bool = True,
         features: Features | None = None,
     ) -> None:
         self._model = model
@@ -93,16 +93,16 @@ class DecodePrograms:
         self._rows = rows
         self._adapters = adapters
         self._adapted_version = -1  # the store's version at recording time
-        self._feeds_back = feeds_back
+        self._enable_feedback = enable_feedback
         self._features = features
         self._workspace = Workspace()
         self._programs: dict[_Kind, DecodeGraph] = {}
-        self._readers: dict[int, ReadProgram] = {}
+        self._prefill_programs: dict[int, PrefillProgram] = {}
         self._num_seen: Counter[_Kind] = Counter()  # unrecorded steps with drafts
         self._unrecordable: set[bool] = set()  # steps without or with adapters
 
     def find(
-        self, batch: HostBatch, *, verifies: bool = False, adapted: bool = False
+        self, batch: HostBatch, *, has_drafts: bool = False, adapted: bool = False
     ) -> DecodeGraph | None:
         """Return the program for the batch's number of rows, recorded if need be.
 
@@ -112,11 +112,11 @@ class DecodePrograms:
         if not batch.is_decode or adapted in self._unrecordable:
             return None
         if adapted:
-            self._forget_moved()
-        kind = _Kind(batch.slots.size, adapted, verifies and self._model.spec.is_recurrent)
-        if verifies and kind not in self._programs:
+            self._drop_stale()
+        kind = _Kind(batch.slots.size, adapted, has_drafts and self._model.spec.is_recurrent)
+        if has_drafts and kind not in self._programs:
             self._num_seen[kind] += 1
-            if self._num_seen[kind] < _WORTH:
+            if self._num_seen[kind] < _MIN_OCCURRENCES:
                 return None
         return self._of_kind(kind)
 
@@ -136,7 +136,7 @@ class DecodePrograms:
                 logger.info("%s are not recorded: %s", which, error)
         return found
 
-    def _forget_moved(self) -> None:
+    def _drop_stale(self) -> None:
         """Drop the programs with adapters if the adapters have moved in memory."""
         assert self._adapters is not None
         if self._adapters.version != self._adapted_version:
@@ -144,18 +144,18 @@ class DecodePrograms:
             for kind in [kind for kind in self._programs if kind.adapted]:
                 del self._programs[kind]
 
-    def reader(self, size: int) -> ReadProgram:
+    def prefill_program(self, size: int) -> PrefillProgram:
         """Return the program that prefills ``size`` tokens, recorded if need be.
 
         It exists wherever decode programs do. Consecutive tokens of one sequence may be rows of the
         same run: each layer stores all keys and values before it reads any.
         """
-        found = self._readers.get(size)
+        found = self._prefill_programs.get(size)
         if found is None:
-            packed, rows = spare_rows(size, self._rows, self._spec.device)
+            packed, rows = padding_rows(size, self._rows, self._spec.device)
             record = Recorder(self._workspace)
             forward, (where, *_) = record(partial(self._forward, size, rows))
-            found = self._readers[size] = ReadProgram(packed, where, forward)
+            found = self._prefill_programs[size] = PrefillProgram(packed, where, forward)
         return found
 
     def load(self, graph: DecodeGraph, batch: HostBatch, uploads: Uploads) -> None:
@@ -163,9 +163,9 @@ class DecodePrograms:
         self._rows.changes()
         np.concatenate((batch.slots, batch.starts, batch.token_ids), out=graph.packed.numpy())
         np.add(batch.starts, 1, out=graph.positions.numpy())
-        if graph.turns is not None and self._rows.turns is not None:
-            ahead = self._rows.turns.ahead[batch.slots]
-            np.add(batch.starts, ahead, out=graph.turns.numpy())
+        if graph.rotary_positions is not None and self._rows.mrope is not None:
+            ahead = self._rows.mrope.deltas[batch.slots]
+            np.add(batch.starts, ahead, out=graph.rotary_positions.numpy())
 
     def capture_next(self) -> bool:
         """Return False: programs are recorded when they are needed."""
@@ -176,9 +176,9 @@ class DecodePrograms:
         if kind.adapted:
             assert self._adapters is not None
             adapters = RecordedAdapters(self._adapters, size, self._kernels.operations)
-        packed, rows = spare_rows(size, self._rows, self._spec.device)
+        packed, rows = padding_rows(size, self._rows, self._spec.device)
         positions = torch.zeros(size, dtype=torch.int64)  # of the tokens to be sampled
-        turns = None if self._rows.turns is None else torch.zeros(size, dtype=torch.int64)
+        turns = None if self._rows.mrope is None else torch.zeros(size, dtype=torch.int64)
         record = Recorder(self._workspace)
         trial = RecordedTrial(size, self._spec.device) if kind.on_trial else None
         run = partial(self._forward, size, rows, adapters, turns, trial)
@@ -186,7 +186,7 @@ class DecodePrograms:
         head, logits = record(partial(self._model.logits, hidden))
         sample, sampled = record(partial(self._sample, logits, rows.slots, positions))
         choose, likeliest = record(partial(self._likeliest, hidden, rows.slots))
-        greedy = None if likeliest is None else Greedy(layers + choose, likeliest)
+        greedy = None if likeliest is None else GreedyStep(layers + choose, likeliest)
         forward = layers + head
         given = packed, where, logits, positions, sampled, kept, forward, sample
         return DecodeGraph(*given, greedy, adapters, turns, trial)
@@ -198,12 +198,12 @@ class DecodePrograms:
         adapters: RecordedAdapters | None = None,
         turns: torch.Tensor | None = None,
         trial: RecordedTrial | None = None,
-    ) -> tuple[BatchGeometry, torch.Tensor, Kept | None]:
+    ) -> tuple[BatchGeometry, torch.Tensor, HeadFeatures | None]:
         """Record the layers: the rows' layout, their hidden states, and what a draft head needs."""
         table, spec = self._rows, self._spec
         longest = table.host_tables.shape[1] * spec.block_size
-        batch = spare_batch(size, longest, table)
-        inputs = build(batch, rows, table, spec.block_size, self._kernels.operations)
+        batch = padding_batch(size, longest, table)
+        inputs = build_inputs(batch, rows, table, spec.block_size, self._kernels.operations)
         where = geometry(batch, rows, inputs.seq_lens, table)
         state = StepState(
             attention=self._kernels.attention.plan(where, spec),
@@ -213,29 +213,29 @@ class DecodePrograms:
             rows=rows if trial is None else trial.rows,
             trial=None if trial is None else trial.trial,
             adapters=adapters,
-            wanted_adapters=adapters,
+            output_adapters=adapters,
         )
         given = inputs.input_ids, state, self._cache.layers
         if self._features is None:
             return where, self._model.forward(*given), None
         hidden, features = self._features.run(self._model, *given)
-        return where, hidden, Kept(inputs.slot_mapping, features)
+        return where, hidden, HeadFeatures(inputs.slot_mapping, features)
 
     def _sample(
         self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor
-    ) -> Sampled:
+    ) -> SamplerOutput:
         parameters = self._rows.sampling.table
         chosen = self._kernels.operations.sample(logits, slots, positions, parameters)
         self._feed_back(chosen, slots)
         return chosen
 
-    def _likeliest(self, hidden: torch.Tensor, slots: torch.Tensor) -> Sampled | None:
-        chosen = self._model.likeliest(hidden)
+    def _likeliest(self, hidden: torch.Tensor, slots: torch.Tensor) -> SamplerOutput | None:
+        chosen = self._model.sample_greedy(hidden)
         if chosen is not None:
             self._feed_back(chosen, slots)
         return chosen
 
-    def _feed_back(self, chosen: Sampled, slots: torch.Tensor) -> None:
-        if self._feeds_back:
+    def _feed_back(self, chosen: SamplerOutput, slots: torch.Tensor) -> None:
+        if self._enable_feedback:
             lines = self._rows.sampling.table.count_line
             self._kernels.operations.feed_back(self._rows.newest, slots, chosen.token_ids, lines)

@@ -9,64 +9,70 @@ import torch
 
 from engine.plan_rows import PlanRows
 from engine.runner.inputs import HostBatch
-from engine.runner.outcome import JudgedRow
+from engine.runner.outcome import PromptLogprobRow
 from engine.runner.pooling import PooledRow, pool_rows
 from engine.runner.rows import RowTable
 from engine.sampling.logprobs import logprob_columns
 from kernels.sending import to_device
 
 # Prompt positions whose logits are computed at once: those of a long chunk would take gigabytes.
-_NUM_JUDGED_AT_ONCE = 128
+_LOGPROB_CHUNK_TOKENS = 128
 
 Score = Callable[[torch.Tensor], torch.Tensor]  # hidden states to logits, or to a head's scores
 
 
-class Told(NamedTuple):
+class PromptResults(NamedTuple):
     """A step's results for prompts."""
 
-    judged: list[JudgedRow]
+    logprob_rows: list[PromptLogprobRow]
     pooled: list[PooledRow]
 
 
-NOTHING_TOLD = Told([], [])
+NO_PROMPT_RESULTS = PromptResults([], [])
 
 
-def tells(batch: HostBatch, table: RowTable) -> bool:
+def has_prompt_results(batch: HostBatch, table: RowTable) -> bool:
     """Return whether a row has prompt results, for which all tokens' hidden states are needed."""
-    return judges(batch, table) or _pools(batch, table)
+    return needs_prompt_logprobs(batch, table) or _has_pooling(batch, table)
 
 
-def tell(
+def compute_prompt_results(
     rows: PlanRows, batch: HostBatch, table: RowTable, hidden: torch.Tensor, score: Score
-) -> Told:
+) -> PromptResults:
     """Compute the rows' prompt results from all hidden states, [num_tokens, hidden_size]."""
-    judged = _judge(rows, batch, table, hidden, score) if judges(batch, table) else []
-    if not _pools(batch, table):
-        return Told(judged, [])
+    judged = (
+        _compute_prompt_logprobs(rows, batch, table, hidden, score)
+        if needs_prompt_logprobs(batch, table)
+        else []
+    )
+    if not _has_pooling(batch, table):
+        return PromptResults(judged, [])
     requests = [table.requests[slot] for slot in batch.slots.tolist()]
     bounds = batch.query_start.tolist()
-    return Told(judged, list(pool_rows(rows, requests, bounds, hidden, score)))
+    return PromptResults(judged, list(pool_rows(rows, requests, bounds, hidden, score)))
 
 
-def judges(batch: HostBatch, table: RowTable) -> bool:
+def needs_prompt_logprobs(batch: HostBatch, table: RowTable) -> bool:
     """Return whether any row of the step returns log-probabilities of prompt tokens."""
-    if not table.judged:
+    if not table.prompt_logprob_slots:
         return False
     starts = dict(zip(batch.slots.tolist(), batch.starts.tolist(), strict=True))
-    lengths = {slot: len(table.requests[slot].prompt_token_ids) for slot in table.judged}
+    lengths = {
+        slot: len(table.requests[slot].prompt_token_ids) for slot in table.prompt_logprob_slots
+    }
     return any(starts.get(slot, length) < length - 1 for slot, length in lengths.items())
 
 
-def _pools(batch: HostBatch, table: RowTable) -> bool:
+def _has_pooling(batch: HostBatch, table: RowTable) -> bool:
     """Return whether any row adds to a vector."""
-    return bool(table.pooled) and not table.pooled.isdisjoint(batch.slots.tolist())
+    return bool(table.pooling_slots) and not table.pooling_slots.isdisjoint(batch.slots.tolist())
 
 
-def _judge(
+def _compute_prompt_logprobs(
     rows: PlanRows, batch: HostBatch, table: RowTable, hidden: torch.Tensor, score: Score
-) -> list[JudgedRow]:
+) -> list[PromptLogprobRow]:
     """Compute the log-probabilities of prompt tokens for the rows that ask for them."""
-    judged: list[JudgedRow] = []
+    judged: list[PromptLogprobRow] = []
     for index, (row, slot) in enumerate(zip(rows, batch.slots.tolist(), strict=True)):
         request = table.requests[slot]
         num_top = request.sampling.prompt_logprobs
@@ -77,10 +83,10 @@ def _judge(
         token_ids = prompt[row.start + 1 : row.start + len(row.token_ids) + 1]
         begin = int(batch.query_start[index])
         columns = []
-        for first in range(0, len(token_ids), _NUM_JUDGED_AT_ONCE):
-            ids = token_ids[first : first + _NUM_JUDGED_AT_ONCE]
+        for first in range(0, len(token_ids), _LOGPROB_CHUNK_TOKENS):
+            ids = token_ids[first : first + _LOGPROB_CHUNK_TOKENS]
             logits = score(hidden[begin + first : begin + first + len(ids)])
             chosen = to_device(torch.tensor(ids), logits.device)
             columns.append(logprob_columns(logits, chosen, num_top))
-        judged.append(JudgedRow(row.id, num_top, columns))
+        judged.append(PromptLogprobRow(row.id, num_top, columns))
     return judged

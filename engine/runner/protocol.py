@@ -69,7 +69,7 @@ from engine.profiler import Spans
 from engine.types import Adapter, EngineInfo, StepPlan, StepResult
 
 
-class Launched(Protocol):
+class LaunchedStep(Protocol):
     """A step that has been launched."""
 
     def result(self) -> StepResult:
@@ -102,11 +102,11 @@ class Runner(Protocol):
         """What was loaded; ``info.memory`` has the number and size of KV blocks."""
         ...
 
-    def launch(self, plan: StepPlan) -> Launched:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start one step (see the row contract above). Raises what ``Launched.result`` raises."""
         ...
 
-    def mark(self, spans: Spans) -> None:
+    def set_spans(self, spans: Spans) -> None:
         """From now on, mark ``inputs``, ``forward`` and ``sample`` of each step with ``spans``."""
         ...
 
@@ -126,7 +126,7 @@ class Runner(Protocol):
         """
         ...
 
-    def rest(self, level: int) -> Resting:
+    def sleep(self, level: int) -> SleepingRunner:
         """End this runner between two steps; it must not be used afterwards.
 
         What it leaves behind can become a runner again. Level 0 keeps the weights in place, level 1
@@ -138,7 +138,7 @@ class Runner(Protocol):
         ...
 
 
-class Resting(Protocol):
+class SleepingRunner(Protocol):
     """What a runner leaves behind. Every call raises EngineDead if a part of the model is lost."""
 
     def release(self) -> None:
@@ -153,7 +153,7 @@ class Resting(Protocol):
         """
         ...
 
-    def exchanged(self, model: str) -> Resting:
+    def with_weights(self, model: str) -> SleepingRunner:
         """Return the same model with the weights in the directory ``model``.
 
         They are read while the resting weights are kept; both are in memory until this object is
@@ -167,10 +167,10 @@ class Resting(Protocol):
 
 
 @runtime_checkable
-class Losable(Runner, Protocol):
+class SupportsOnLoss(Runner, Protocol):
     """A runner that may lose parts of its model between steps."""
 
-    def on_loss(self, act: Callable[[str], None]) -> None:
+    def on_loss(self, callback: Callable[[str], None]) -> None:
         """Call ``act`` with the reason, in a thread of its own, when that happens.
 
         Without it the next step raises EngineDead.
@@ -178,11 +178,11 @@ class Losable(Runner, Protocol):
         ...
 
 
-class ImagesAhead(Protocol):
+class ImagePrefetcher(Protocol):
     """Reads images ahead of the steps that compute their tokens."""
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """How many cells are cached at once; images that must be kept may exceed it."""
         ...
 
@@ -190,15 +190,15 @@ class ImagesAhead(Protocol):
         """Number of cells of an image."""
         ...
 
-    def has(self, image: Image) -> bool:
+    def is_cached(self, image: Image) -> bool:
         """Return whether the image's embeddings are cached."""
         ...
 
-    def keep(self, digests: Set[bytes]) -> None:
+    def pin(self, digests: Set[bytes]) -> None:
         """Keep these images, once they are read, until the next call."""
         ...
 
-    def read_ahead(self, image: Image) -> Iterator[None]:
+    def prefetch(self, image: Image) -> Iterator[None]:
         """Read an image, one piece at each iteration; after the last one it is cached.
 
         Raises:
@@ -209,16 +209,16 @@ class ImagesAhead(Protocol):
 
 
 @runtime_checkable
-class ReadsAhead(Protocol):
+class SupportsImagePrefetch(Protocol):
     """A runner that may read images between steps."""
 
     @property
-    def images_ahead(self) -> ImagesAhead | None:
+    def image_prefetcher(self) -> ImagePrefetcher | None:
         """The reader; None: steps read the images themselves."""
         ...
 
 
-class Computed:
+class CompletedStep:
     """A step that was computed at its launch."""
 
     __slots__ = ("_result",)

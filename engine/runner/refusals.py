@@ -9,7 +9,7 @@ from engine.errors import ModelLoadError
 from engine.models.spec import DecoderSpec
 
 
-def refuse_unkept(config: EngineConfig, spec: DecoderSpec) -> None:
+def check_recurrent_support(config: EngineConfig, spec: DecoderSpec) -> None:
     """Check that a recurrent model can be served as ``config`` asks.
 
     Raises:

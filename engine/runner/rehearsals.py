@@ -21,7 +21,7 @@ from kernels.sampling import LogitBias, TokenCounts
 logger = logging.getLogger(__name__)
 
 
-class Rehearsals:
+class KernelWarmup:
     """The warm-up runs that remain; none on a CPU, whose kernels are compiled ahead.
 
     Args:
@@ -38,14 +38,14 @@ class Rehearsals:
         operations: Operations,
         rows: RowTable,
         *,
-        most_tokens: int,
-        rejects: bool,
+        max_tokens: int,
+        rejection_sampling: bool,
     ) -> None:
         self._model = model
         self._operations = operations
         self._rows = rows
-        self._most_tokens = most_tokens
-        self._rejects = rejects
+        self._max_tokens = max_tokens
+        self._rejection_sampling = rejection_sampling
         self._left = iter(()) if rows.tables.device.type == "cpu" else self._all()
 
     def run_next(self) -> bool:
@@ -61,10 +61,10 @@ class Rehearsals:
         return True
 
     def _all(self) -> Iterator[Callable[[], object]]:
-        yield from self._ways_to_sample()
+        yield from self._sampling_runs()
         yield from self._mixtures()
 
-    def _ways_to_sample(self) -> Iterator[Callable[[], object]]:
+    def _sampling_runs(self) -> Iterator[Callable[[], object]]:
         """Yield the kinds of sampling, for the spare slot."""
         do, rows = self._operations, self._rows
         table, device, vocab_size = (
@@ -72,7 +72,7 @@ class Rehearsals:
             rows.newest.device,
             rows.sampling.vocab_size,
         )
-        slots = torch.full((1,), rows.spare_slot, dtype=torch.int32, device=device)
+        slots = torch.full((1,), rows.padding_slot, dtype=torch.int32, device=device)
         place = torch.zeros(1, dtype=torch.int64, device=device)
         seen, masks = slots.new_zeros((1, vocab_size)), slots.new_zeros((1, -(-vocab_size // 32)))
         bias = LogitBias(slots.new_zeros(1), torch.zeros(1, device=device), place)
@@ -82,23 +82,23 @@ class Rehearsals:
             return torch.zeros((1, vocab_size), device=device)
 
         ways = (None, bias, None), (counts, None, None), (None, None, masks), (counts, None, masks)
-        for choose in (do.sample, do.distribution) if self._rejects else (do.sample,):
+        for choose in (do.sample, do.distribution) if self._rejection_sampling else (do.sample,):
             for way in ways:
                 yield lambda choose=choose, way=way: choose(logits(), slots, place, table, *way)
         yield lambda: do.feed_back(rows.newest, slots, place, table.count_line, counts)
         ones = torch.ones_like(slots)
         yield lambda: do.accept_drafts(rows.newest, slots, place, place.bool(), ones)
-        if self._rejects:
+        if self._rejection_sampling:
             shares = logits().fill_(1.0 / vocab_size)
             yield lambda: do.distribution(logits(), slots, place, table)
-            yield lambda: do.draw(shares, place, place, DRAFT_STREAM)
+            yield lambda: do.sample_from_probs(shares, place, place, DRAFT_STREAM)
             for proposed in (shares, None):
-                yield lambda given=proposed: do.judge_drafts(shares, given, place, place, place)
+                yield lambda given=proposed: do.verify_drafts(shares, given, place, place, place)
 
     def _mixtures(self) -> Iterator[Callable[[], object]]:
         """Yield experts' products with as many tokens as each of their kernels takes."""
         dtype = self._model.dtype
-        for mixture in self._model.mixtures:
+        for mixture in self._model.moe_layers:
             for num_tokens in mixture.kernel_sizes:
-                if num_tokens <= self._most_tokens:
-                    yield lambda mixture=mixture, count=num_tokens: mixture.rehearse(count, dtype)
+                if num_tokens <= self._max_tokens:
+                    yield lambda mixture=mixture, count=num_tokens: mixture.warm_up(count, dtype)

@@ -21,12 +21,12 @@ import torch
 
 from engine.config import Dtype, EngineConfig
 from engine.errors import ModelLoadError
-from engine.memory import trim
+from engine.memory import trim_heap
 from engine.models.checkpoint import ModelConfig, read_config
 from engine.models.encoder.spec import EncoderSpec
 from engine.models.spec import DecoderSpec
 from engine.runner.host_copy import HostCopy
-from engine.runner.protocol import Resting, Runner
+from engine.runner.protocol import Runner, SleepingRunner
 from engine.types import EngineInfo
 from kernels.cpu.linear import arena
 
@@ -46,7 +46,7 @@ class LoadedModel(Protocol):
         ...
 
     @property
-    def recipe(self) -> Recipe:
+    def reload_plan(self) -> ReloadPlan:
         """How to load it again."""
         ...
 
@@ -56,7 +56,7 @@ class LoadedModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class ReloadPlan:
     """What is needed to read a model again in the same way.
 
     Attributes:
@@ -87,7 +87,7 @@ class Recipe:
         return self.load(config, read)
 
 
-class RestingModel:
+class SleepingModel:
     """See ``engine.runner.protocol.Resting``.
 
     Args:
@@ -96,51 +96,51 @@ class RestingModel:
     """
 
     def __init__(self, loaded: LoadedModel, level: int) -> None:
-        self._recipe = loaded.recipe
+        self._reload_plan = loaded.reload_plan
         self._device = torch.device(loaded.info.device)
         self._loaded = loaded if level < 2 else None
-        self._moves = level == 1 and self._device.type == "cuda"
+        self._offloads_weights = level == 1 and self._device.type == "cuda"
         self._on_host: HostCopy | None = None
 
     def release(self) -> None:
         """See ``Resting.release``."""
-        if self._moves and self._loaded is not None:
+        if self._offloads_weights and self._loaded is not None:
             self._on_host = HostCopy.of(self._loaded, self._device)
-        give_back(self._device)
+        release_memory(self._device)
 
     def wake(self) -> Runner:
         """See ``Resting.wake``."""
         if self._on_host is not None:
-            bring_back(self._on_host, self._device)
+            restore_weights(self._on_host, self._device)
             self._on_host = None
         loaded = self._loaded
         if loaded is None:
-            info = self._recipe.info
-            loaded = self._recipe.read(info.model, info.generation)
+            info = self._reload_plan.info
+            loaded = self._reload_plan.read(info.model, info.generation)
         return loaded.runner()
 
-    def exchanged(self, model: str) -> Resting:
+    def with_weights(self, model: str) -> SleepingRunner:
         """See ``Resting.exchanged``."""
-        loaded = self._recipe.read(model, self._recipe.info.generation + 1)
-        return RestingModel(loaded, level=0)
+        loaded = self._reload_plan.read(model, self._reload_plan.info.generation + 1)
+        return SleepingModel(loaded, level=0)
 
 
-def give_back(device: torch.device) -> None:
+def release_memory(device: torch.device) -> None:
     """Return unreferenced memory to the system."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    arena.leave()
-    trim()
+    arena.start_new_chunk()
+    trim_heap()
 
 
-def bring_back(weights: HostCopy, device: torch.device) -> None:
+def restore_weights(weights: HostCopy, device: torch.device) -> None:
     """Move weights from the host back to ``device``.
 
     Raises:
         ModelLoadError: they do not fit; it may be tried again.
     """
     try:
-        weights.bring_back()
+        weights.restore()
     except (RuntimeError, MemoryError) as error:
         reason = str(error).splitlines()[0]
         raise ModelLoadError(f"the weights do not fit {device}: {reason}") from None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.runner.turns import Turns
+from engine.runner.turns import MRopePositions
 from engine.sampling.state import SamplingState
 from engine.types import AddedRow, Request
 
@@ -53,16 +53,16 @@ class RowTable:
         image_cell: int | None = None,
     ) -> None:
         lines = max_num_rows + 1
-        self.spare_slot = max_num_rows  # for the padding rows of captured batches
+        self.padding_slot = max_num_rows  # for the padding rows of captured batches
         self.host_tables = np.zeros((lines, max_num_blocks), np.int32)
         self.tables = torch.from_numpy(self.host_tables).to(device)
         self.newest = torch.zeros(lines, dtype=torch.int64, device=device)  # last sampled tokens
         self.sampling = SamplingState(lines, vocab_size, eos_token_ids, device)
         self.requests: dict[int, Request] = {}  # by slot
-        self.judged: set[int] = set()  # slots that return prompt log-probabilities
-        self.pooled: set[int] = set()  # slots that return a vector
-        self.pictured: set[int] = set()  # slots whose prompts hold images
-        self.turns = None if image_cell is None else Turns(lines, image_cell)
+        self.prompt_logprob_slots: set[int] = set()  # slots that return prompt log-probabilities
+        self.pooling_slots: set[int] = set()  # slots that return a vector
+        self.image_slots: set[int] = set()  # slots whose prompts hold images
+        self.mrope = None if image_cell is None else MRopePositions(lines, image_cell)
         self._is_mirrored = device.type != "cpu"
         self._num_blocks = [0] * max_num_rows
         self._slots: dict[str, int] = {}
@@ -89,7 +89,7 @@ class RowTable:
         """Keep these slots for a step that has yet to sample, even if their rows are removed."""
         self._held.update(slots)
 
-    def let_go(self, slots: Iterable[int]) -> None:
+    def release(self, slots: Iterable[int]) -> None:
         """Release the slots that a finished step held."""
         for slot in slots:
             self._held[slot] -= 1
@@ -102,11 +102,11 @@ class RowTable:
 
     def _clear(self, slot: int) -> None:
         self.sampling.clear(slot)
-        self.judged.discard(slot)
-        self.pooled.discard(slot)
-        self.pictured.discard(slot)
-        if self.turns is not None:
-            self.turns.clear(slot)
+        self.prompt_logprob_slots.discard(slot)
+        self.pooling_slots.discard(slot)
+        self.image_slots.discard(slot)
+        if self.mrope is not None:
+            self.mrope.clear(slot)
         del self.requests[slot]
         self._free.append(slot)
 
@@ -122,13 +122,13 @@ class RowTable:
         self._num_blocks[slot] = 0
         self.sampling.set(slot, added)
         if request.sampling.prompt_logprobs is not None:
-            self.judged.add(slot)
+            self.prompt_logprob_slots.add(slot)
         if request.pooling is not None:
-            self.pooled.add(slot)
+            self.pooling_slots.add(slot)
         if request.images:
-            self.pictured.add(slot)
-            if self.turns is not None:
-                self.turns.add(slot, request)
+            self.image_slots.add(slot)
+            if self.mrope is not None:
+                self.mrope.add(slot, request)
 
     def slots(self, row_ids: Iterable[str]) -> list[int]:
         """Return the rows' slots. Raises KeyError for a row that was never added."""

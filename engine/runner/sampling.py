@@ -17,7 +17,7 @@ from engine.runner.verification import Verifier
 from engine.sampling.logprobs import logprob_columns
 from engine.sampling.masks import MaskedRow
 from kernels.operations import Operations
-from kernels.sampling import LogitBias, Sampled, TokenCounts
+from kernels.sampling import LogitBias, SamplerOutput, TokenCounts
 from kernels.sending import to_device
 
 # Candidates of a row whose mask is computed late. If a fifth of the vocabulary is allowed, even
@@ -30,7 +30,7 @@ class StepMasks(NamedTuple):
 
     lines: torch.Tensor | None  # see ``MaskLines``; None: no row is constrained
     failures: dict[int, Failure]  # why rows cannot continue, by sampling row
-    waiting: dict[int, MaskedRow]  # rows whose line is not written yet, by sampling row
+    deferred: dict[int, MaskedRow]  # rows whose line is not written yet, by sampling row
 
 
 class Sampler:
@@ -45,12 +45,17 @@ class Sampler:
     """
 
     def __init__(
-        self, operations: Operations, rows: RowTable, uploads: Uploads, *, rejects: bool = False
+        self,
+        operations: Operations,
+        rows: RowTable,
+        uploads: Uploads,
+        *,
+        rejection_sampling: bool = False,
     ) -> None:
         self._operations = operations
         self._rows = rows
         self._uploads = uploads
-        self._verifier = Verifier(operations, rows, uploads, rejects=rejects)
+        self._verifier = Verifier(operations, rows, uploads, rejection_sampling=rejection_sampling)
 
     def is_plain(self, batch: HostBatch) -> bool:
         """Whether no row has counts, biases, masks or log-probabilities: table columns suffice."""
@@ -113,13 +118,13 @@ class Sampler:
         slots: torch.Tensor,
         positions: torch.Tensor,
         masks: StepMasks,
-    ) -> tuple[Sampled, dict[int, Failure]]:
+    ) -> tuple[SamplerOutput, dict[int, Failure]]:
         """Sample the tokens of a step without drafts; also return why some rows cannot continue."""
         state = self._rows.sampling
         host_slots = batch.slots[batch.sampling_rows]
         counts, bias = state.counts(host_slots), state.bias(host_slots)
-        if masks.waiting:
-            self._settle(logits, slots, positions, masks, counts, bias)
+        if masks.deferred:
+            self._write_deferred_masks(logits, slots, positions, masks, counts, bias)
         sampled = self._operations.sample(
             logits, slots, positions, state.table, counts, bias, masks.lines
         )
@@ -128,7 +133,7 @@ class Sampler:
         )
         return sampled, masks.failures
 
-    def _settle(
+    def _write_deferred_masks(
         self,
         logits: torch.Tensor,
         slots: torch.Tensor,
@@ -138,7 +143,7 @@ class Sampler:
         bias: LogitBias | None,
     ) -> None:
         """Write the deferred mask lines, now that the rows' likeliest tokens are known."""
-        state, (at, rows) = self._rows.sampling, zip(*masks.waiting.items(), strict=True)
+        state, (at, rows) = self._rows.sampling, zip(*masks.deferred.items(), strict=True)
         where = torch.tensor(at)
         candidates = self._operations.candidates(
             logits,
@@ -150,7 +155,7 @@ class Sampler:
             counts,
             bias,
         )
-        failures = state.masks.settle(rows, candidates.tolist())
+        failures = state.masks.write_deferred(rows, candidates.tolist())
         masks.failures.update((at[index], why) for index, why in failures.items())
 
     def masks(self, batch: HostBatch) -> StepMasks:

@@ -31,7 +31,7 @@ class Snapshots:
         self._states = states
         self._rows = rows
         self._team = team
-        self._first = rows.spare_slot + 1
+        self._first = rows.padding_slot + 1
 
     def restore(self, copies: Iterable[StateCopy]) -> None:
         """Copy snapshots to the rows that start from them."""

@@ -23,7 +23,7 @@ from engine.models.spec import DecoderSpec
 from engine.plan_rows import ScheduledRow
 from engine.pooling import PoolingInfo
 from engine.profiler import Spans
-from engine.runner.protocol import Computed, Launched, Resting
+from engine.runner.protocol import CompletedStep, LaunchedStep, SleepingRunner
 from engine.types import (
     Adapter,
     EngineInfo,
@@ -59,7 +59,7 @@ class StubRunner:
         """The sizes of the model; no weights are loaded."""
         return self._info
 
-    def mark(self, spans: Spans) -> None:
+    def set_spans(self, spans: Spans) -> None:
         """Do nothing: there are no parts to mark."""
 
     def load_adapter(self, adapter: Adapter) -> None:
@@ -70,11 +70,11 @@ class StubRunner:
         """Return False: there is nothing to prepare."""
         return False
 
-    def rest(self, level: int) -> Resting:
+    def sleep(self, level: int) -> SleepingRunner:
         """See ``Runner.rest``: there is nothing to free."""
-        return _RestingStub(self)
+        return _SleepingStub(self)
 
-    def launch(self, plan: StepPlan) -> Launched:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         """Execute one step. Never raises."""
         for row_id in plan.removed:
             self._seeds.pop(row_id, None)
@@ -89,7 +89,7 @@ class StubRunner:
         ids: list[str] = []
         tokens: list[tuple[int, ...]] = []
         for row in plan.rows:
-            if row.samples:
+            if row.is_sampled:
                 end = row.start + len(row.token_ids)
                 seed, chosen = seeds[row.id], ()
                 for position in range(end - row.num_drafts, end + 1):
@@ -101,10 +101,12 @@ class StubRunner:
                 ids.append(row.id)
                 tokens.append(chosen)
         pooled = self._vectors.of(plan.rows)
-        return Computed(StepResult(tuple(ids), tuple(tokens), (None,) * len(ids), pooled=pooled))
+        return CompletedStep(
+            StepResult(tuple(ids), tuple(tokens), (None,) * len(ids), pooled=pooled)
+        )
 
 
-class _RestingStub:
+class _SleepingStub:
     """A resting stub, which wakes as the same stub."""
 
     def __init__(self, runner: StubRunner) -> None:
@@ -117,7 +119,7 @@ class _RestingStub:
         """See ``Resting``."""
         return self._runner
 
-    def exchanged(self, model: str) -> Resting:
+    def with_weights(self, model: str) -> SleepingRunner:
         """Raise ModelLoadError: a stub has no weights."""
         raise ModelLoadError("a stub has no weights to be exchanged")
 
@@ -188,11 +190,11 @@ def load_stub_runner(config: EngineConfig, on_progress: LoadProgress | None = No
 
 def _plan(spec: DecoderSpec | EncoderSpec, config: EngineConfig) -> MemoryPlan:
     """Plan blocks for every sequence at full length, within reason; they take no memory."""
-    longest = config.max_model_len or spec.default_context
-    if longest > spec.longest_context:
+    longest = config.max_model_len or spec.default_context_len
+    if longest > spec.max_context_len:
         raise ModelLoadError(
             f"max_model_len {longest} is out of range: this model's context is "
-            f"{spec.longest_context}"
+            f"{spec.max_context_len}"
         )
     block_size = config.cache.block_size or _BLOCK_SIZE
     num_blocks = config.cache.num_blocks or min(

@@ -11,8 +11,8 @@ import torch
 
 # Transfers in flight at once, above which the host waits for the oldest. A step has a few, and two
 # steps may overlap.
-_MOST_BUFFERS = 32
-_LEAST_NUMBERS = 1 << 16  # minimum size of a buffer
+_MAX_BUFFERS = 32
+_MIN_BUFFER_SIZE = 1 << 16  # minimum size of a buffer
 
 
 class _Buffer(NamedTuple):
@@ -59,8 +59,8 @@ class Uploads:
     def _next(self, size: int) -> _Buffer:
         """Return a buffer that no copy is reading."""
         buffers = self._buffers
-        if not buffers or (len(buffers) < _MOST_BUFFERS and not buffers[0].is_read.query()):
-            return _Buffer(_pinned(max(size, _LEAST_NUMBERS)), torch.cuda.Event())
+        if not buffers or (len(buffers) < _MAX_BUFFERS and not buffers[0].is_read.query()):
+            return _Buffer(_pinned(max(size, _MIN_BUFFER_SIZE)), torch.cuda.Event())
         oldest = buffers.popleft()
         oldest.is_read.synchronize()
         if oldest.numbers.numel() < size:
@@ -78,10 +78,10 @@ class Downloads:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def fetch(self, tensors: Sequence[torch.Tensor]) -> Fetched:
+    def fetch(self, tensors: Sequence[torch.Tensor]) -> PendingDownload:
         """Start copying the results of the current stream's work."""
         if self._stream is None:
-            return Fetched([tensor.clone() for tensor in tensors], None)
+            return PendingDownload([tensor.clone() for tensor in tensors], None)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             copies = []
@@ -92,7 +92,7 @@ class Downloads:
             # A blocking event: the waiting thread sleeps and leaves the core to the HTTP process.
             event = torch.cuda.Event(blocking=True)
             event.record()
-        return Fetched(copies, event)
+        return PendingDownload(copies, event)
 
     def guard(self) -> None:
         """Make the current stream wait until fetched tensors may be overwritten."""
@@ -100,7 +100,7 @@ class Downloads:
             torch.cuda.current_stream().wait_stream(self._stream)
 
 
-class Fetched:
+class PendingDownload:
     """Tensors on their way to the host."""
 
     __slots__ = ("_event", "_tensors")

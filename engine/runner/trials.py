@@ -33,8 +33,8 @@ class _HostRows:
         # A sequence has one row, unless its tokens are rows of their own.
         firsts = np.flatnonzero(np.diff(batch.slots, prepend=np.int32(-1)))
         sizes = np.diff(firsts, append=batch.slots.size)
-        self.tried = np.flatnonzero(sizes > 1)  # [T]
-        self.sizes = sizes[self.tried]  # [T], tokens of each
+        self.draft_rows = np.flatnonzero(sizes > 1)  # [T]
+        self.sizes = sizes[self.draft_rows]  # [T], tokens of each
         self.slots = batch.slots[firsts]  # [R]
         self.query_start = batch.query_start[np.append(firsts, batch.slots.size)]  # [R + 1]
         self.starts = batch.starts[firsts]  # [R]
@@ -42,13 +42,13 @@ class _HostRows:
     def on_trial(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return slots, query starts and starts of the rows."""
         starts = self.starts.copy()
-        starts[self.tried] = ~starts[self.tried]
+        starts[self.draft_rows] = ~starts[self.draft_rows]
         return self.slots, self.query_start, starts
 
     def tokens(self) -> np.ndarray:
         """[n] int32, the tokens on trial."""
         places = np.arange(self.sizes.sum()) - np.repeat(self.begins, self.sizes)
-        return (np.repeat(self.query_start[self.tried], self.sizes) + places).astype(np.int32)
+        return (np.repeat(self.query_start[self.draft_rows], self.sizes) + places).astype(np.int32)
 
     @property
     def begins(self) -> np.ndarray:
@@ -63,14 +63,20 @@ class _HostRows:
 
         ``begins`` [T] is where the sequences begin among the ``num_held`` tokens that are held.
         """
-        num_rows = 2 * self.tried.size + 1
+        num_rows = 2 * self.draft_rows.size + 1
         num_rows += num_rows == num_held  # see ``StepRows``
         slots = np.zeros(num_rows, np.int32)
         bounds = np.full(num_rows + 1, num_held, np.int32)
         starts = np.full(num_rows, _PADS)
-        of_tried, ends = slice(1, 2 * self.tried.size, 2), slice(2, 2 * self.tried.size + 1, 2)
+        of_tried, ends = (
+            slice(1, 2 * self.draft_rows.size, 2),
+            slice(2, 2 * self.draft_rows.size + 1, 2),
+        )
         bounds[0], bounds[of_tried], bounds[ends] = 0, begins, begins + 1
-        slots[of_tried], starts[of_tried] = self.slots[self.tried], self.starts[self.tried]
+        slots[of_tried], starts[of_tried] = (
+            self.slots[self.draft_rows],
+            self.starts[self.draft_rows],
+        )
         return slots, bounds, starts
 
 
@@ -90,7 +96,7 @@ class StepTrial:
         """
         kept = num_accepted.index_select(0, self.groups)
         self.rows.query_start[2 : 2 * self.groups.numel() + 1 : 2].add_(kept)
-        self.trial.settle(self.rows)
+        self.trial.commit(self.rows)
 
 
 def begin_trial(
@@ -106,7 +112,7 @@ def begin_trial(
     rows = _HostRows(batch)
     if batch.is_decode:
         tokens = _NONE
-        settled = rows.settled(rows.query_start[rows.tried], batch.token_ids.size)
+        settled = rows.settled(rows.query_start[rows.draft_rows], batch.token_ids.size)
     else:  # prompts' tokens are many, and not on trial
         tokens = rows.tokens()
         settled = rows.settled(rows.begins, tokens.size)
@@ -146,7 +152,7 @@ class RecordedTrial:
             np.pad(starts, (0, spare), constant_values=_PADS),
         )
         uploads.fill(self._packed, columns)
-        settled = rows.settled(rows.query_start[rows.tried], num_tokens)
+        settled = rows.settled(rows.query_start[rows.draft_rows], num_tokens)
         sent = uploads.send((*settled, _groups(drafts)))
         return StepTrial(self.trial, _rows(sent[:3]), sent[3])
 

@@ -26,14 +26,14 @@ from engine.runner.transfer import Uploads
 from engine.sampling.masks import MaskedRow
 from kernels.operations import Operations
 from kernels.reference.drafts import NO_DRAFT
-from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
+from kernels.sampling import LogitBias, SamplerOutput, SamplingTable, TokenCounts
 from kernels.sending import to_device
 
 
-class Judged(NamedTuple):
+class VerifiedTokens(NamedTuple):
     """Results of a step's verified tokens."""
 
-    sampled: Sampled
+    sampled: SamplerOutput
     num_accepted: torch.Tensor  # [G] int64, accepted drafts of each sequence
     failures: dict[int, Failure]  # by verified token
 
@@ -59,12 +59,12 @@ class Verifier:
     """
 
     def __init__(
-        self, operations: Operations, rows: RowTable, uploads: Uploads, *, rejects: bool
+        self, operations: Operations, rows: RowTable, uploads: Uploads, *, rejection_sampling: bool
     ) -> None:
         self._operations = operations
         self._rows = rows
         self._uploads = uploads
-        self._rejects = rejects
+        self._rejection_sampling = rejection_sampling
 
     def sample(
         self,
@@ -73,7 +73,7 @@ class Verifier:
         drafts: StepDrafts,
         slots: torch.Tensor,
         positions: torch.Tensor,
-    ) -> Judged:
+    ) -> VerifiedTokens:
         """Sample the tokens of a step, and decide how many drafts each sequence accepts.
 
         Args:
@@ -85,9 +85,13 @@ class Verifier:
         """
         state = self._rows.sampling
         draft_ids, sizes = self._uploads.send((drafts.draft_ids, drafts.sizes))
-        drafts.fill(draft_ids, drafts.drafted)
+        drafts.fill(draft_ids, drafts.drafted_indices)
         parameters, failures = self._parameters(batch, drafts, slots, draft_ids)
-        warm = self._warm(batch, drafts) if self._rejects else np.empty(0, np.int64)
+        warm = (
+            self._non_greedy_drafts(batch, drafts)
+            if self._rejection_sampling
+            else np.empty(0, np.int64)
+        )
         judged = to_device(torch.from_numpy(warm), logits.device) if warm.size else None
         raw = logits[judged] if judged is not None else None
         sampled = self._operations.sample(logits, parameters.slots, positions, *parameters[1:])
@@ -97,7 +101,7 @@ class Verifier:
             own = parameters.slots[judged]
             do = self._operations
             wanted = do.distribution(raw, own, positions[judged], *parameters[1:])
-            tokens, kept = do.judge_drafts(
+            tokens, kept = do.verify_drafts(
                 wanted,
                 _of_drafts(drafts, warm),
                 draft_ids[judged].long(),
@@ -108,9 +112,9 @@ class Verifier:
         newest = self._rows.newest
         accepted = self._operations.accept_drafts(newest, slots, token_ids, is_kept, sizes)
         self._count(token_ids, slots, accepted, batch, drafts)
-        return Judged(sampled, accepted, failures)
+        return VerifiedTokens(sampled, accepted, failures)
 
-    def _warm(self, batch: HostBatch, drafts: StepDrafts) -> np.ndarray:
+    def _non_greedy_drafts(self, batch: HostBatch, drafts: StepDrafts) -> np.ndarray:
         """[w] int64, the verified tokens followed by a draft, in texts that are not greedy."""
         temperature = self._rows.sampling.temperature(batch.slots[batch.sampling_rows])
         return np.flatnonzero((drafts.draft_ids != NO_DRAFT) & (temperature > 0))
@@ -128,7 +132,7 @@ class Verifier:
         counts = state.counts(batch.slots[batch.sampling_rows])
         if counts is None:
             return
-        groups, places = self._uploads.send((drafts.groups, drafts.places))
+        groups, places = self._uploads.send((drafts.groups, drafts.group_positions))
         lines = state.table.count_line[slots.long()].long()
         is_counted = (places <= accepted[groups.long()]) & (lines >= 0)
         counts.output.index_put_(
@@ -178,7 +182,10 @@ class Verifier:
         counted = np.flatnonzero(lines >= 0)
         count_line = np.full(host_slots.size, -1, np.int32)
         count_line[counted] = np.arange(counted.size, dtype=np.int32)
-        places, begins = drafts.places[counted], (counted - drafts.places[counted])
+        places, begins = (
+            drafts.group_positions[counted],
+            (counted - drafts.group_positions[counted]),
+        )
         # The token at place p of its group counts the drafts that follow places 0 .. p - 1.
         of_line = np.repeat(np.arange(counted.size), places)
         nth = np.arange(of_line.size) - np.repeat(np.cumsum(places) - places, places)
@@ -196,24 +203,24 @@ class Verifier:
         self, batch: HostBatch, drafts: StepDrafts, masked: np.ndarray
     ) -> tuple[np.ndarray, dict[int, Failure]]:
         """Make each verified token's mask in constrained texts; also failures by verified token."""
-        places, sizes = drafts.places, drafts.sizes[drafts.groups]
+        places, sizes = drafts.group_positions, drafts.sizes[drafts.groups]
         firsts = masked[places[masked] == 0]
         rows: list[MaskedRow] = []
         ahead: list[list[int]] = []
-        known = drafts.known()
+        known = drafts.host_draft_ids()
         for first in firsts.tolist():
             row = batch.sampling_rows[first]
             begin, end = batch.query_start[row], batch.query_start[row + 1]
             newest = batch.token_ids[begin:end].tolist()
             rows.append((int(batch.slots[row]), int(batch.starts[row]), newest))
             ahead.append(known[first : first + sizes[first] - 1].tolist())
-        lines, failures = self._rows.sampling.masks.ahead(rows, ahead)
+        lines, failures = self._rows.sampling.masks.draft_masks(rows, ahead)
         return lines, {int(firsts[index]): why for index, why in failures.items()}
 
 
 def _of_drafts(drafts: StepDrafts, judged: np.ndarray) -> torch.Tensor | None:
     """Return the distributions from which the drafts after these verified tokens were sampled."""
-    proposed = drafts.guesses.proposed
+    proposed = drafts.draft_tokens.draft_probs
     if proposed is None:
         return None
     nth = np.cumsum(drafts.draft_ids != NO_DRAFT)[judged] - 1

@@ -16,8 +16,8 @@ from engine.models.checkpoint import ModelConfig, read_headers
 from engine.models.loader import Cuts, Weights, dummy_weights, load_weights
 from engine.models.safetensors import Header
 from engine.models.spec import DecoderSpec
-from engine.models.stored import Format
-from engine.quantization import refuse_codes
+from engine.models.stored import QuantFormat
+from engine.quantization import packed_unsupported_reason
 from engine.runner.device import dtype_name
 
 logger = logging.getLogger(__name__)
@@ -38,14 +38,14 @@ class WeightFiles:
 
     model: ModelConfig
     headers: list[Header]
-    stored_as: Format | None
+    quant_format: QuantFormat | None
     gguf_codes: str | None
     seed: int | None
 
     @property
     def codes(self) -> str | None:
         """The format in which matrices are held, for users; None: dense."""
-        return self.gguf_codes if self.stored_as is None else self.stored_as.name
+        return self.gguf_codes if self.quant_format is None else self.quant_format.name
 
     def open(
         self,
@@ -69,7 +69,7 @@ class WeightFiles:
             types = FORMATS.keys() if self.gguf_codes else ()
             given = self.model.gguf, spec, dtype, device, on_progress
             return GgufWeights(*given, packed=types, cuts=cuts)
-        headers, stored_as = self.headers, self.stored_as
+        headers, stored_as = self.headers, self.quant_format
         return load_weights(spec, headers, dtype, device, on_progress, stored_as, cuts)
 
 
@@ -121,7 +121,7 @@ def _gguf_codes(
     if device.type == "cpu" and dtype != torch.bfloat16:
         reason = "the kernel that multiplies them computes in bfloat16"
     else:
-        reason = refuse_codes(dtype, device, invariant=config.batch_invariant)
+        reason = packed_unsupported_reason(dtype, device, invariant=config.batch_invariant)
     if reason is None:
         return f"GGUF {kind}"
     logger.info("weights in GGUF %s are widened to %s: %s", kind, dtype_name(dtype), reason)

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from engine.grammar.backend import CompiledGrammar, Matcher, MatcherCrew
+from engine.grammar.backend import BatchMatcher, CompiledGrammar, Matcher
 from engine.types import Request
 
 Bits = np.ndarray  # [ceil(vocab / 32)] int32: bit i % 32 of word i // 32 is token i
 
-_FEW = 8  # up to this many words are checked one by one before a whole line is rewritten
+_MAX_CHECKED_WORDS = (
+    8  # up to this many words are checked one by one before a whole line is rewritten
+)
 
 
 class Constraint:
@@ -41,7 +43,9 @@ class Constraint:
         self.num_prompt = len(request.prompt_token_ids)
         self._output_ids = list(output_ids)
         self.matcher: Matcher | None = None if grammar is None else grammar.matcher()
-        self.crew: MatcherCrew | None = None if self.matcher is None else self.matcher.crew
+        self.batch_matcher: BatchMatcher | None = (
+            None if self.matcher is None else self.matcher.batch_matcher
+        )
         self._num_unseen = len(output_ids)  # by the matcher
         self._ahead: tuple[int, ...] = ()  # the drafts judged last
         allowed = sampling.allowed_token_ids
@@ -54,16 +58,18 @@ class Constraint:
         self._bad = [ids for ids in sampling.bad_token_ids if len(ids) > 1]
         single = [ids[0] for ids in sampling.bad_token_ids if len(ids) == 1]
         self._bad_alone = _Ban(single, vocab_size) if single else None
-        self.follows_output = sampling.follows_output
-        self.is_fixed = not self.follows_output and not sampling.min_tokens
+        self.depends_on_output = sampling.depends_on_output
+        self.is_fixed = not self.depends_on_output and not sampling.min_tokens
         # Whether it restricts further what the grammar allows.
-        self.narrows = bool(
+        self.has_other_restrictions = bool(
             allowed is not None or sampling.min_tokens or puts_off or sampling.bad_token_ids
         )
         # Whether the mask may be computed after the logits. It may not where top_k, top_p or min_p
         # select among the tokens that the mask leaves.
         cuts = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
-        self.may_wait = self.crew is not None and (sampling.temperature == 0.0 or not cuts)
+        self.can_defer = self.batch_matcher is not None and (
+            sampling.temperature == 0.0 or not cuts
+        )
         self._in_vocab = _bits(range(vocab_size), vocab_size)
 
     @staticmethod
@@ -88,7 +94,7 @@ class Constraint:
         self._output_ids += fresh
         self._num_unseen += len(fresh)
 
-    def follow(self, start: int, token_ids: Sequence[int]) -> Sequence[int]:
+    def advance_unseen(self, start: int, token_ids: Sequence[int]) -> Sequence[int]:
         """``advance``, then ``take_unseen``."""
         if self._num_unseen or start != self.num_prompt + len(self._output_ids):
             self.advance(start, token_ids)
@@ -109,9 +115,9 @@ class Constraint:
             if unseen:
                 self.matcher.accept(unseen)
             self.matcher.fill(line)
-        self.narrow(line, num_output)
+        self.apply_restrictions(line, num_output)
 
-    def settle(self, line: Bits, num_output: int, candidates: Iterable[int]) -> None:
+    def write_deferred(self, line: Bits, num_output: int, candidates: Iterable[int]) -> None:
         """Write the mask of a row that has waited for its logits.
 
         It allows only the first candidate that may be sampled, or, if no candidate may be, all
@@ -131,9 +137,9 @@ class Constraint:
             if self._allows(token_id, num_output) and self.matcher.allows(token_id):
                 line[:] = 0
                 line[token_id // 32] = _BIT[token_id % 32]
-                self.matcher.waited(in_vain=False)
+                self.matcher.record_deferral(wasted=False)
                 return
-        self.matcher.waited(in_vain=True)
+        self.matcher.record_deferral(wasted=True)
         self.write(line, num_output)
 
     def _allows(self, token_id: int, num_output: int) -> bool:
@@ -153,16 +159,16 @@ class Constraint:
         self._num_unseen = 0
         return unseen
 
-    def narrow(self, line: Bits, num_output: int) -> None:
+    def apply_restrictions(self, line: Bits, num_output: int) -> None:
         """Apply the other restrictions to a line that holds what the grammar allows."""
         if self._allowed is not None:
-            _narrow(line, self._allowed)
+            _intersect(line, self._allowed)
         if num_output < self._ends_from:
-            self._ends.lay_on(line)
+            self._ends.apply(line)
         elif self._eos is not None:
-            self._eos.lay_on(line)
+            self._eos.apply(line)
         if self._bad_alone is not None:
-            self._bad_alone.lay_on(line)
+            self._bad_alone.apply(line)
         if self._bad:
             self._ban(line)
 
@@ -206,7 +212,7 @@ class Constraint:
             if self._completes(ids):
                 narrowed = line.copy()
                 narrowed[ids[-1] // 32] &= ~_BIT[ids[-1] % 32]
-                _narrow(line, narrowed)
+                _intersect(line, narrowed)
 
     def _completes(self, bad: Sequence[int]) -> bool:
         """Whether only its last token is missing from a bad word."""
@@ -225,18 +231,18 @@ class _Ban:
     def __contains__(self, token_id: int) -> bool:
         return token_id in self._token_ids
 
-    def lay_on(self, line: Bits) -> None:
+    def apply(self, line: Bits) -> None:
         """Apply the ban. If it has few words these are checked first, as most lines allow none."""
-        if len(self._words) <= _FEW:
+        if len(self._words) <= _MAX_CHECKED_WORDS:
             for at, bits in self._words:
                 if line.item(at) & bits:
                     break
             else:
                 return
-        _narrow(line, self._others)
+        _intersect(line, self._others)
 
 
-def _narrow(line: Bits, by: Bits) -> None:
+def _intersect(line: Bits, by: Bits) -> None:
     """Intersect ``line`` with ``by``, unless that leaves nothing."""
     left = line & by
     if left.any():

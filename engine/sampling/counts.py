@@ -29,7 +29,7 @@ class CountLines:
         """Lines in use."""
         return len(self._lines)
 
-    def take(self, slot: int, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> int:
+    def allocate(self, slot: int, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> int:
         """Allocate a line for a row, and count its tokens so far."""
         line = self._lines[slot] = self._free.pop() if self._free else self._new_line()
         output, prompt = self.counts.output[line], self.counts.prompt[line]
@@ -42,7 +42,7 @@ class CountLines:
             output.index_put_((ids,), torch.ones_like(ids, dtype=torch.int32), accumulate=True)
         return line
 
-    def give_back(self, slot: int) -> None:
+    def free(self, slot: int) -> None:
         """Free the line of a row, if it has one."""
         line = self._lines.pop(slot, None)
         if line is not None:

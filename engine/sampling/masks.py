@@ -14,10 +14,10 @@ import torch
 
 from engine.errors import Failure
 from engine.grammar.backend import (
+    BatchMatcher,
     CompiledGrammar,
-    Followed,
     GrammarFailed,
-    MatcherCrew,
+    MatcherRow,
 )
 from engine.sampling.constraint import Constraint
 from engine.types import Request
@@ -31,27 +31,27 @@ Send = Callable[[Sequence[np.ndarray]], list[torch.Tensor]]
 MaskedRow = tuple[int, int, Sequence[int]]
 
 
-class _Taken(NamedTuple):
+class _MaskLine(NamedTuple):
     """A line in use."""
 
     line: int
     constraint: Constraint
-    may_wait: bool  # whether it may be written after the row's logits are known
+    can_defer: bool  # whether it may be written after the row's logits are known
 
 
 class MaskUpdate(NamedTuple):
     """The result of updating a step's masks; rows are given by index."""
 
     failures: dict[int, Failure]  # rows that cannot continue; their masks are meaningless
-    waiting: list[int]  # rows whose masks are written by ``settle``
+    deferred: list[int]  # rows whose masks are written by ``settle``
 
 
-class _Crewed(NamedTuple):
+class _BatchRows(NamedTuple):
     """The rows of a step that belong to one crew, with their indices among all rows."""
 
     indices: list[int]
-    rows: list[Followed]
-    narrowed: list[int]  # those with restrictions besides the grammar
+    rows: list[MatcherRow]
+    restricted: list[int]  # those with restrictions besides the grammar
 
 
 class MaskLines:
@@ -71,15 +71,15 @@ class MaskLines:
         self._host = np.zeros((0, -(-vocab_size // 32)), np.int32)
         self._device = device
         self.lines = torch.from_numpy(self._host).to(device)  # [lines, ceil(vocab / 32)] int32
-        self._taken: dict[int, _Taken] = {}  # by row slot
+        self._lines_by_slot: dict[int, _MaskLine] = {}  # by row slot
         self._fresh: set[int] = set()  # slots with a fixed mask that has not been written yet
         self._free: list[int] = []
 
     def __len__(self) -> int:
         """Lines in use."""
-        return len(self._taken)
+        return len(self._lines_by_slot)
 
-    def take(
+    def allocate(
         self,
         slot: int,
         request: Request,
@@ -89,21 +89,21 @@ class MaskLines:
         """Allocate a line for a row with this output so far."""
         line = self._free.pop() if self._free else self._new_line()
         constraint = Constraint(request, output_ids, grammar, self._eos, self._vocab_size)
-        may_wait = constraint.may_wait and self.may_wait
-        self._taken[slot] = _Taken(line, constraint, may_wait)
+        may_wait = constraint.can_defer and self.can_defer
+        self._lines_by_slot[slot] = _MaskLine(line, constraint, may_wait)
         if constraint.is_fixed:
             self._fresh.add(slot)
         return line
 
-    def give_back(self, slot: int) -> None:
+    def free(self, slot: int) -> None:
         """Free the line of a row, if it has one."""
-        taken = self._taken.pop(slot, None)
+        taken = self._lines_by_slot.pop(slot, None)
         if taken is not None:
             self._fresh.discard(slot)
             self._free.append(taken.line)
 
     @property
-    def may_wait(self) -> bool:
+    def can_defer(self) -> bool:
         """Whether masks can be written after the logits, which must be on the host for that.
 
         Read when a row is added.
@@ -120,38 +120,40 @@ class MaskLines:
         failures: dict[int, Failure] = {}
         waiting: list[int] = []
         written: list[int] = []
-        crews: dict[MatcherCrew, _Crewed] = {}
+        crews: dict[BatchMatcher, _BatchRows] = {}
         for index, (slot, start, token_ids) in enumerate(rows):
-            line, constraint, may_wait = self._taken[slot]
+            line, constraint, may_wait = self._lines_by_slot[slot]
             if constraint.is_fixed:
                 if slot not in self._fresh:
                     continue
                 self._fresh.discard(slot)
             written.append(line)
-            matcher, crew = constraint.matcher, constraint.crew
+            matcher, crew = constraint.matcher, constraint.batch_matcher
             if matcher is not None and crew is not None:
                 crewed = crews.get(crew)
                 if crewed is None:
-                    crewed = crews[crew] = _Crewed([], [], [])
-                if constraint.narrows:
-                    crewed.narrowed.append(len(crewed.rows))
+                    crewed = crews[crew] = _BatchRows([], [], [])
+                if constraint.has_other_restrictions:
+                    crewed.restricted.append(len(crewed.rows))
                 crewed.indices.append(index)
-                crewed.rows.append((matcher, constraint.follow(start, token_ids), line, may_wait))
+                crewed.rows.append(
+                    (matcher, constraint.advance_unseen(start, token_ids), line, may_wait)
+                )
                 continue
-            if constraint.follows_output:
+            if constraint.depends_on_output:
                 constraint.advance(start, token_ids)
             try:
                 constraint.write(self._host[line], _num_output(rows[index], constraint))
             except GrammarFailed as error:
                 self._fail(line, index, error, failures)
         for crew, crewed in crews.items():
-            waiting += self._follow(crew, crewed, rows, failures)
+            waiting += self._advance_batch(crew, crewed, rows, failures)
         if written and self._device.type != "cpu":
             at, lines = send((np.array(written, np.int32), self._host[written]))
             self.lines.index_copy_(0, at.long(), lines)
         return MaskUpdate(failures, waiting)
 
-    def settle(
+    def write_deferred(
         self, rows: Sequence[MaskedRow], candidates: Sequence[Sequence[int]]
     ) -> dict[int, Failure]:
         """Write the masks of rows that have waited for their logits.
@@ -166,15 +168,15 @@ class MaskLines:
         """
         failures: dict[int, Failure] = {}
         for index, (row, choices) in enumerate(zip(rows, candidates, strict=True)):
-            line, constraint, _ = self._taken[row[0]]
+            line, constraint, _ = self._lines_by_slot[row[0]]
             some = [token_id for token_id in choices if token_id >= 0]
             try:
-                constraint.settle(self._host[line], _num_output(row, constraint), some)
+                constraint.write_deferred(self._host[line], _num_output(row, constraint), some)
             except GrammarFailed as error:
                 self._fail(line, index, error, failures)
         return failures
 
-    def ahead(
+    def draft_masks(
         self, rows: Sequence[MaskedRow], drafts: Sequence[Sequence[int]]
     ) -> tuple[np.ndarray, dict[int, Failure]]:
         """The masks of these rows, each followed by one for after each of its drafts.
@@ -195,34 +197,34 @@ class MaskLines:
         begin = 0
         for index, (row, ahead) in enumerate(zip(rows, drafts, strict=True)):
             slot, start, token_ids = row
-            constraint = self._taken[slot].constraint
+            constraint = self._lines_by_slot[slot].constraint
             lines = all_lines[begin : begin + len(ahead) + 1]
             begin += len(lines)
             try:
-                if constraint.follows_output:
+                if constraint.depends_on_output:
                     constraint.advance(start, token_ids)
                 constraint.write_ahead(lines, _num_output(row, constraint), ahead)
             except GrammarFailed as error:
                 failures[index] = _failure(error)
         return all_lines, failures
 
-    def _follow(
+    def _advance_batch(
         self,
-        crew: MatcherCrew,
-        crewed: _Crewed,
+        crew: BatchMatcher,
+        crewed: _BatchRows,
         rows: Sequence[MaskedRow],
         failures: dict[int, Failure],
     ) -> list[int]:
         """Write the masks of one crew's rows in one call; returns the rows that wait."""
-        step = crew.follow(crewed.rows, self._host)
+        step = crew.advance_and_fill(crewed.rows, self._host)
         for place, error in step.failures.items():
             self._fail(crewed.rows[place][2], crewed.indices[place], error, failures)
-        for place in crewed.narrowed:
-            if place not in step.failures and place not in step.waiting:
+        for place in crewed.restricted:
+            if place not in step.failures and place not in step.deferred:
                 row = rows[crewed.indices[place]]
-                line, constraint, _ = self._taken[row[0]]
-                constraint.narrow(self._host[line], _num_output(row, constraint))
-        return [crewed.indices[place] for place in step.waiting]
+                line, constraint, _ = self._lines_by_slot[row[0]]
+                constraint.apply_restrictions(self._host[line], _num_output(row, constraint))
+        return [crewed.indices[place] for place in step.deferred]
 
     def _fail(
         self, line: int, index: int, error: GrammarFailed, failures: dict[int, Failure]

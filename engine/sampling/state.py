@@ -25,7 +25,7 @@ _ALIGNED = 4  # column alignment, in numbers
 _NO_SLOTS = np.empty(0, np.int32)
 _NO_COLUMNS, _NO_SEEDS = np.empty((len(_COLUMNS), 0), np.int32), np.empty((0, 2), np.int32)
 # At lower temperatures dividing the logits overflows; the most likely token is certain long before.
-_LEAST_TEMPERATURE = 1e-4
+_MIN_TEMPERATURE = 1e-4
 
 
 class SamplingState:
@@ -78,7 +78,7 @@ class SamplingState:
         request, output_ids = added.request, added.output_ids
         sampling, host = request.sampling, self._host
         warmth = sampling.temperature
-        host["temperature"][slot] = max(warmth, _LEAST_TEMPERATURE) if warmth else 0.0
+        host["temperature"][slot] = max(warmth, _MIN_TEMPERATURE) if warmth else 0.0
         host["top_p"][slot] = sampling.top_p
         host["min_p"][slot] = sampling.min_p
         host["top_k"][slot] = max(sampling.top_k, 0)
@@ -93,19 +93,19 @@ class SamplingState:
             or sampling.repetition_penalty != 1.0
         )
         host["count_line"][slot] = (
-            self._lines.take(slot, request.prompt_token_ids, output_ids) if is_penalised else -1
+            self._lines.allocate(slot, request.prompt_token_ids, output_ids) if is_penalised else -1
         )
         is_masked = Constraint.applies_to(request)
         host["mask_line"][slot] = (
-            self._masks.take(slot, request, output_ids, added.grammar) if is_masked else -1
+            self._masks.allocate(slot, request, output_ids, added.grammar) if is_masked else -1
         )
         self._set_bias(slot, request, bans_ends=not is_masked)
         self._changed.append(slot)
 
     def clear(self, slot: int) -> None:
         """Free what a slot holds besides its columns, which the next ``set`` overwrites."""
-        self._lines.give_back(slot)
-        self._masks.give_back(slot)
+        self._lines.free(slot)
+        self._masks.free(slot)
         if self._biases.pop(slot, None) is not None:
             self._bias_is_stale = True
 
@@ -162,7 +162,7 @@ class SamplingState:
         All are int32, to be transferred with the step and passed to ``write``; empty on a CPU.
         """
         if self._bias_is_stale:
-            self._lay_out_biases()
+            self._rebuild_biases()
         if not self._changed or self._device.type == "cpu":
             self._changed.clear()
             return _NO_SLOTS, _NO_COLUMNS, _NO_SEEDS
@@ -180,7 +180,7 @@ class SamplingState:
             pairs = torch.empty_like(seeds.view(-1, 2)).copy_(seeds.view(-1, 2))
             self._device_seeds.index_copy_(0, at, pairs.view(torch.int64).squeeze(1))
 
-    def _lay_out_biases(self) -> None:
+    def _rebuild_biases(self) -> None:
         """Rebuild the contiguous list of all biases; few requests have any, so this is rare."""
         ids: list[int] = []
         values: list[float] = []

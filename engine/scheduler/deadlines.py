@@ -38,7 +38,7 @@ class Deadlines:
             heapq.heapify(self._heap)
             self._num_stale = 0
 
-    def passed(self, now_s: float) -> Iterator[Sequence]:
+    def expired(self, now_s: float) -> Iterator[Sequence]:
         """The live sequences whose deadline is at or before ``now_s``; the caller ends each one."""
         while self._heap and self._heap[0][0] <= now_s:
             seq = self._heap[0][2]

@@ -19,20 +19,24 @@ from engine.scheduler.step import StepBuilder
 from engine.speculation.speculator import Speculator
 from engine.types import PENDING_TOKEN
 
-_MOST_IDLE = 64  # steps in a row with no row due for drafts, before all are checked again
+_MAX_IDLE_STEPS = 64  # steps in a row with no row due for drafts, before all are checked again
 
 
 def plan_drafts(step: StepBuilder, state: SchedulerState, speculator: Speculator) -> None:
     """Append drafts to the decode rows of a planned step."""
     if not speculator.begin_step(len(step.rows)):
         for seq in step.seqs:
-            seq.awaits_token = False
+            seq.should_wait_for_token = False
         return
-    num_idle = _MOST_IDLE
+    num_idle = _MAX_IDLE_STEPS
     for place, seq in enumerate(step.seqs):
-        rest = 0 if seq.draft is None else speculator.rest(seq.draft, len(seq.token_ids))
+        rest = (
+            0
+            if seq.draft_state is None
+            else speculator.tokens_until_due(seq.draft_state, len(seq.token_ids))
+        )
         if rest:
-            seq.awaits_token = False
+            seq.should_wait_for_token = False
         else:
             rest = _plan_row(step, place, state, speculator)
         num_idle = min(num_idle, rest - 1)
@@ -46,36 +50,36 @@ def _plan_row(step: StepBuilder, place: int, state: SchedulerState, speculator: 
     """
     seq, rows = step.seqs[place], step.rows
     newest, *others = rows.token_ids[place]
-    if others or rows.starts[place] < seq.num_prompt or place in rows.silent:
+    if others or rows.starts[place] < seq.num_prompt or place in rows.unsampled:
         return 1
-    if seq.draft is None:
-        seq.draft = speculator.begin(seq.request)
+    if seq.draft_state is None:
+        seq.draft_state = speculator.begin(seq.request)
     if newest == PENDING_TOKEN:
-        seq.awaits_token = speculator.is_worth_waiting(seq.draft)
+        seq.should_wait_for_token = speculator.should_wait_for_token(seq.draft_state)
         return 1
-    seq.awaits_token = False
+    seq.should_wait_for_token = False
     most = min(step.budget, seq.max_num_tokens - len(seq.token_ids) - 1)
     most = min(most, _num_slots(seq, state))
     if most <= 0:
         return 1
-    drafts = speculator.propose(seq.draft, seq.token_ids, most)
+    drafts = speculator.propose(seq.draft_state, seq.token_ids, most)
     if not drafts:
-        return speculator.rest(seq.draft, len(seq.token_ids))
-    blocks = _blocks_for(seq, drafts, state)
-    rows.extend_row(place, drafts, blocks, seq.token_ids)
+        return speculator.tokens_until_due(seq.draft_state, len(seq.token_ids))
+    blocks = _allocate_draft_blocks(seq, drafts, state)
+    rows.append_drafts(place, drafts, blocks, seq.token_ids)
     step.budget -= len(drafts)
     return 1
 
 
-def settle(
+def rollback_rejected(
     seq: Sequence, new_tokens: tuple[int, ...], state: SchedulerState, speculator: Speculator
 ) -> None:
     """Roll back the rejected drafts of ``seq``, whose ``token_ids`` include ``new_tokens``."""
     num_drafts, num_accepted = len(seq.draft_ids), len(new_tokens) - 1
     seq.draft_ids = ()
-    if seq.draft is not None:
-        speculator.settle(seq.draft, num_drafts, num_accepted)
-    state.policy.grant(seq, num_accepted)
+    if seq.draft_state is not None:
+        speculator.record_acceptance(seq.draft_state, num_drafts, num_accepted)
+    state.policy.charge_extra(seq, num_accepted)
     if seq.status is not Status.RUNNING:
         return  # preempted in the meantime: none of it is computed
     seq.num_computed -= num_drafts - num_accepted
@@ -91,7 +95,9 @@ def _num_slots(seq: Sequence, state: SchedulerState) -> int:
     return seq.table.capacity - seq.num_computed + spare * pool.block_size
 
 
-def _blocks_for(seq: Sequence, drafts: tuple[int, ...], state: SchedulerState) -> tuple[int, ...]:
+def _allocate_draft_blocks(
+    seq: Sequence, drafts: tuple[int, ...], state: SchedulerState
+) -> tuple[int, ...]:
     """Count the drafts of ``seq`` as computed; returns the newly allocated blocks."""
     pool, end = state.pool, seq.num_computed + len(drafts)
     missing = max(0, pool.blocks_for(end) - len(seq.table.block_ids))

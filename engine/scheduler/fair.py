@@ -34,23 +34,23 @@ from collections.abc import Sequence as List
 from engine.plan_rows import PlanRows
 from engine.scheduler.policy import Shortage
 from engine.scheduler.sequence import Sequence
-from engine.scheduler.waiting import Waiting, WaitingQueue
+from engine.scheduler.waiting import SequenceQueue, WaitingQueue
 
 _OUTPUT_TOKEN = 2.0  # cost of a sampled token in prompt tokens, as in the paper
 _RECENT_STEPS = 1024  # steps for which a tenant counts as recent after being served
 _MAX_RECENT = 256  # most recent tenants remembered
-_MANY = 2  # waiting sequences that make a tenant's backlog exceed what is served at once
-_BURST = 4096.0  # most credit a returning tenant can claim, for a weight of 1
+_MIN_BACKLOG = 2  # waiting sequences that make a tenant's backlog exceed what is served at once
+_MAX_CREDIT = 4096.0  # most credit a returning tenant can claim, for a weight of 1
 
 
 class FairPolicy:
     """Orders sequences by a service counter for each tenant ever seen."""
 
-    orders_by_rank = False
+    is_rank_ordered = False
 
     def __init__(self) -> None:
         self._counters: dict[str, float] = {}
-        self._recent = _Recent(self._counters)
+        self._recent = _RecentTenants(self._counters)
         self._queue = _FairQueue(self._counters, self._recent)
 
     def rank(self, seq: Sequence) -> tuple[float, ...]:
@@ -58,7 +58,7 @@ class FairPolicy:
         counter = self._counters[seq.request.tenant]
         return (seq.request.background, counter, *_within_tenant(seq))
 
-    def new_queue(self) -> Waiting:
+    def new_queue(self) -> SequenceQueue:
         """A queue ordered by the tenants' counters."""
         self._queue = _FairQueue(self._counters, self._recent)
         return self._queue
@@ -68,17 +68,17 @@ class FairPolicy:
         counters = self._counters
         tenants: set[str] = set()
         for place, seq in enumerate(seqs):
-            if place not in rows.silent:
+            if place not in rows.unsampled:
                 tenant = seq.request.tenant
                 tenants.add(tenant)
                 counters[tenant] += _OUTPUT_TOKEN / seq.request.weight
         self._recent.end_step(tenants)
 
-    def grant(self, seq: Sequence, num_tokens: int) -> None:
+    def charge_extra(self, seq: Sequence, num_tokens: int) -> None:
         """Charge for tokens sampled beyond the first, such as accepted drafts."""
         self._counters[seq.request.tenant] += num_tokens * _OUTPUT_TOKEN / seq.request.weight
 
-    def behind(self, running: Iterable[Sequence], head: Sequence) -> list[Sequence]:
+    def ranked_after(self, running: Iterable[Sequence], head: Sequence) -> list[Sequence]:
         """Sequences with a prompt to compute whose tenants have received no less."""
         tenant = head.request.tenant
         least = self._counters[tenant]
@@ -93,15 +93,15 @@ class FairPolicy:
             key=self.rank,
         )
 
-    def yields(self, seq: Sequence) -> bool:
+    def should_throttle_prompt(self, seq: Sequence) -> bool:
         """Whether its tenant has a backlog and a recent tenant has received less."""
         tenant, counters = seq.request.tenant, self._counters
-        if self._queue.num_waiting(tenant) < _MANY:
+        if self._queue.num_waiting(tenant) < _MIN_BACKLOG:
             return False
-        return counters[tenant] > counters[self._recent.least(tenant)]
+        return counters[tenant] > counters[self._recent.least_served(tenant)]
 
     def victim(
-        self, head: Sequence, running: Iterable[Sequence], waiting: Waiting, short: Shortage
+        self, head: Sequence, running: Iterable[Sequence], waiting: SequenceQueue, short: Shortage
     ) -> Sequence | None:
         """The last sequence of a tenant over its share, if the head's stays within its own."""
         assert isinstance(waiting, _FairQueue)
@@ -130,7 +130,7 @@ def _within_tenant(seq: Sequence) -> tuple[float, ...]:
     return (seq.request.priority, seq.order)
 
 
-class _Recent:
+class _RecentTenants:
     """The tenants that arrived or were served in recent steps."""
 
     def __init__(self, counters: dict[str, float]) -> None:
@@ -139,7 +139,7 @@ class _Recent:
         self._last: dict[str, int] = {}  # last step of each, the oldest first
         self._least: str | None = None  # None: not computed in this step
 
-    def come(self, tenant: str) -> None:
+    def touch(self, tenant: str) -> None:
         """Note that a tenant has started to wait, or has been served."""
         self._last.pop(tenant, None)
         self._last[tenant] = self._num_steps
@@ -149,13 +149,13 @@ class _Recent:
         """Note the tenants that a step serves, and forget those not seen for long."""
         self._num_steps += 1
         for tenant in tenants:
-            self.come(tenant)
+            self.touch(tenant)
         last, oldest = self._last, self._num_steps - _RECENT_STEPS
         while last and (last[first := next(iter(last))] < oldest or len(last) > _MAX_RECENT):
             del last[first]
         self._least = None
 
-    def least(self, default: str) -> str:
+    def least_served(self, default: str) -> str:
         """The least-served recent tenant, cached for one step; ``default`` if there is none."""
         if self._least is None:
             self._least = min(self._last, key=self._counters.__getitem__, default=default)
@@ -165,7 +165,7 @@ class _Recent:
 class _FairQueue:
     """A queue with background work behind the rest; each of the two ordered by tenant counters."""
 
-    def __init__(self, counters: dict[str, float], recent: _Recent) -> None:
+    def __init__(self, counters: dict[str, float], recent: _RecentTenants) -> None:
         self._kinds = (_TenantQueues(counters, recent), _TenantQueues(counters, None))
 
     def push(self, seq: Sequence) -> None:
@@ -201,7 +201,7 @@ class _TenantQueues:
     it reaches the top, and serving a tenant does not touch the heap. O(log tenants) amortised.
     """
 
-    def __init__(self, counters: dict[str, float], recent: _Recent | None) -> None:
+    def __init__(self, counters: dict[str, float], recent: _RecentTenants | None) -> None:
         self._counters = counters
         self._recent = recent
         self._queues: dict[str, WaitingQueue] = {}
@@ -215,13 +215,13 @@ class _TenantQueues:
         tenant = seq.request.tenant
         queue = self._queues.get(tenant)
         if queue is None:
-            queue = self._enter(tenant, again=bool(seq.num_preemptions))
+            queue = self._add_tenant(tenant, again=bool(seq.num_preemptions))
         self._weights[tenant] = seq.request.weight
         self.num_waiting[tenant] += 1
         queue.push(seq)
 
     def head(self) -> Sequence | None:
-        while self._settle():
+        while self._fix_heap_top():
             tenant = self._heap[0][2]
             seq = self._queues[tenant].head()
             if seq is not None:
@@ -245,7 +245,7 @@ class _TenantQueues:
     def weights(self) -> dict[str, float]:
         return self._weights
 
-    def _settle(self) -> bool:
+    def _fix_heap_top(self) -> bool:
         """Correct the smallest entry; false if the heap is empty."""
         heap, counters = self._heap, self._counters
         while heap:
@@ -255,13 +255,15 @@ class _TenantQueues:
             heapq.heapreplace(heap, (counters[tenant], tie, tenant))
         return False
 
-    def _enter(self, tenant: str, *, again: bool) -> WaitingQueue:
+    def _add_tenant(self, tenant: str, *, again: bool) -> WaitingQueue:
         """Add a tenant that starts to wait, and lift its counter to near the least-served one."""
-        least = self._heap[0][0] if self._settle() else self._counters.get(self._last_left, 0.0)
+        least = (
+            self._heap[0][0] if self._fix_heap_top() else self._counters.get(self._last_left, 0.0)
+        )
         own = self._counters.get(tenant, 0.0)
-        counter = self._counters[tenant] = max(own, least - _BURST)
+        counter = self._counters[tenant] = max(own, least - _MAX_CREDIT)
         if self._recent is not None:
-            self._recent.come(tenant)
+            self._recent.touch(tenant)
         self._num_entered += 1
         # Among equal counters a new arrival comes first, but not one that was just preempted.
         tie = self._num_entered if again else -self._num_entered

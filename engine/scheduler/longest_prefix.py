@@ -20,10 +20,10 @@ from collections.abc import Callable
 
 from engine.scheduler.policy import KeyPolicy, first_come_first_served
 from engine.scheduler.sequence import Sequence
-from engine.scheduler.waiting import SortKey, Waiting, WaitingQueue
+from engine.scheduler.waiting import SequenceQueue, SortKey, WaitingQueue
 
 _WINDOW = 64  # a lookup costs a few microseconds
-_MAX_PASSED_OVER = 64
+_MAX_SKIPS = 64
 
 
 class LongestPrefixPolicy(KeyPolicy):
@@ -34,7 +34,7 @@ class LongestPrefixPolicy(KeyPolicy):
         num_running: the number of running sequences.
     """
 
-    orders_by_rank = False
+    is_rank_ordered = False
 
     def __init__(
         self, num_cached: Callable[[Sequence], int], num_running: Callable[[], int]
@@ -43,7 +43,7 @@ class LongestPrefixPolicy(KeyPolicy):
         self._num_cached = num_cached
         self._num_running = num_running
 
-    def new_queue(self) -> Waiting:
+    def new_queue(self) -> SequenceQueue:
         """A queue ordered by cached prefix."""
         return _PrefixQueue(self.rank, self._num_cached, self._num_running)
 
@@ -61,52 +61,52 @@ class _PrefixQueue:
         self._num_cached = num_cached
         self._num_running = num_running
         self._window: list[Sequence] = []  # sorted by key; none greater than any in the heap
-        self._behind = WaitingQueue(key)
+        self._overflow = WaitingQueue(key)
         self._head: Sequence | None = None
-        self._num_ran = -1  # the number running when the head was chosen
-        self._num_passed_over = 0  # consecutive times that the first in the window was not chosen
+        self._num_running_at_choice = -1  # the number running when the head was chosen
+        self._num_skipped = 0  # consecutive times that the first in the window was not chosen
 
     def push(self, seq: Sequence) -> None:
         """Queue ``seq``."""
-        first_behind = self._behind.head()
+        first_behind = self._overflow.head()
         if first_behind is not None and self._key(first_behind) < self._key(seq):
-            self._behind.push(seq)
+            self._overflow.push(seq)
             return
         insort(self._window, seq, key=self._key)
         last = self._window.pop() if len(self._window) > _WINDOW else None
         if last is not None:
-            self._behind.push(last)
-        if self._head is not None and (self._head is last or _is_behind(self._head, seq)):
+            self._overflow.push(last)
+        if self._head is not None and (self._head is last or _is_less_urgent(self._head, seq)):
             self._head = None
 
     def head(self) -> Sequence | None:
         """The sequence in the window with the longest cached prefix."""
         num_running = self._num_running()
-        if self._head is None or num_running != self._num_ran:
+        if self._head is None or num_running != self._num_running_at_choice:
             self._fill()
-            self._head, self._num_ran = self._choose(), num_running
+            self._head, self._num_running_at_choice = self._choose(), num_running
         return self._head
 
     def pop(self, seq: Sequence) -> None:
         """Remove the head."""
-        self._num_passed_over = 0 if seq is self._window[0] else self._num_passed_over + 1
+        self._num_skipped = 0 if seq is self._window[0] else self._num_skipped + 1
         self._window.remove(seq)
         self._head = None
 
     def discard(self, seq: Sequence) -> None:
         """Note that a queued sequence is about to leave the WAITING status."""
         if seq not in self._window:
-            self._behind.discard(seq)
+            self._overflow.discard(seq)
             return
         if seq is self._window[0]:
-            self._num_passed_over = 0
+            self._num_skipped = 0
         self._window.remove(seq)
         if seq is self._head:
             self._head = None
 
     def _fill(self) -> None:
-        while len(self._window) < _WINDOW and (seq := self._behind.head()) is not None:
-            self._behind.pop(seq)
+        while len(self._window) < _WINDOW and (seq := self._overflow.head()) is not None:
+            self._overflow.pop(seq)
             self._window.append(seq)
 
     def _choose(self) -> Sequence | None:
@@ -114,12 +114,12 @@ class _PrefixQueue:
         if not self._window:
             return None
         first = self._window[0]
-        if self._num_passed_over >= _MAX_PASSED_OVER:
+        if self._num_skipped >= _MAX_SKIPS:
             return first
-        equals = (seq for seq in self._window if not _is_behind(seq, first))
+        equals = (seq for seq in self._window if not _is_less_urgent(seq, first))
         return max(equals, key=self._num_cached)
 
 
-def _is_behind(seq: Sequence, other: Sequence) -> bool:
+def _is_less_urgent(seq: Sequence, other: Sequence) -> bool:
     """Whether ``seq`` is background work and ``other`` is not."""
     return seq.request.background and not other.request.background

@@ -52,19 +52,19 @@ class OutputBuilder:
         self.token_ids.append(token_ids)
         self.finish_reasons.append(reason)
 
-    def withdraw(self, index: int) -> None:
+    def remove_row(self, index: int) -> None:
         """Remove the row of a request that ended before its token arrived."""
         request_id = self.ids.pop(index)
         del self.token_ids[index], self.finish_reasons[index]
         self.logprobs.pop(request_id, None)
 
-    def tell_cached(self, seq: Sequence) -> None:
+    def report_cached(self, seq: Sequence) -> None:
         """Report once how much of the prompt was found in the cache."""
-        if not seq.cached_told and seq.num_cached is not None:
-            seq.cached_told = True
+        if not seq.cached_reported and seq.num_cached is not None:
+            seq.cached_reported = True
             self.num_cached_tokens[seq.id] = seq.num_cached
 
-    def tell_timings(self, seq: Sequence, finished_s: float) -> None:
+    def report_timings(self, seq: Sequence, finished_s: float) -> None:
         """Report the timestamps of a request; 0 for events that never happened."""
         self.timings[seq.id] = RequestTimings(
             seq.request.arrival_s,
@@ -72,8 +72,8 @@ class OutputBuilder:
             seq.first_token_s or 0.0,
             finished_s,
             seq.num_preemptions,
-            0 if seq.draft is None else seq.draft.num_drafted,
-            0 if seq.draft is None else seq.draft.num_accepted,
+            0 if seq.draft_state is None else seq.draft_state.num_drafted,
+            0 if seq.draft_state is None else seq.draft_state.num_accepted,
         )
 
     def build(self, stats: EngineStats) -> EngineOutput:

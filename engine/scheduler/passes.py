@@ -31,9 +31,9 @@ def plan_passes(step: StepBuilder, state: SchedulerState, most: int) -> int:
     num_rows = len(rows)
     if not num_rows or not num_rows == len(state.running) == len(state.sequences):
         return 1
-    if rows.silent or step.copies or rows.num_tokens != num_rows:  # prompt chunks or drafts
+    if rows.unsampled or step.copies or rows.num_tokens != num_rows:  # prompt chunks or drafts
         return 1
-    if not all(map(_can_go_on, step.seqs)):
+    if not all(map(_allows_more_passes, step.seqs)):
         return 1
     lengths = list(zip(step.seqs, rows.starts, strict=True))
     most = min(most, 1 + step.budget // num_rows)
@@ -55,35 +55,35 @@ def plan_passes(step: StepBuilder, state: SchedulerState, most: int) -> int:
         rows.num_passes[place] = 1 + more
         seq.num_computed = end
         seq.num_pending += more
-        seq.num_ahead = more
-        seq.awaits_token = True
+        seq.num_extra_passes = more
+        seq.should_wait_for_token = True
         state.num_wasted -= more
         step.budget -= more
     return max(rows.num_passes.values(), default=1)
 
 
-def settle_passes(seq: Sequence, num_made: int, state: SchedulerState) -> None:
+def rollback_passes(seq: Sequence, num_made: int, state: SchedulerState) -> None:
     """Roll back the passes of ``seq`` that were not made.
 
     Its ``token_ids`` already include the tokens of the ``num_made`` passes, and all but one of
     these are no longer pending.
     """
-    num_planned, num_more = seq.num_ahead, num_made - 1
-    seq.num_ahead = 0
-    seq.awaits_token = False
+    num_planned, num_more = seq.num_extra_passes, num_made - 1
+    seq.num_extra_passes = 0
+    seq.should_wait_for_token = False
     seq.num_pending -= num_planned
-    state.policy.grant(seq, num_more)
+    state.policy.charge_extra(seq, num_more)
     if seq.status is not Status.RUNNING:
         return  # preempted in the meantime: none of it is computed
     seq.num_computed -= num_planned - num_more
     state.num_wasted += num_planned - num_more
-    seq.num_landed = seq.num_computed
+    seq.num_confirmed = seq.num_computed
     start = seq.num_computed - num_more
     state.pool.publish(seq.chain, seq.token_ids, seq.table, start, seq.num_computed)
-    state.pass_by(seq)
+    state.free_out_of_window(seq)
 
 
-def _can_go_on(seq: Sequence) -> bool:
+def _allows_more_passes(seq: Sequence) -> bool:
     """Whether a row of ``seq`` may have more passes: its token is known and its first reported."""
     return seq.is_plain and seq.num_pending == 1 and seq.first_token_s is not None
 

@@ -18,7 +18,7 @@ from engine.speculation.speculator import Speculator
 from engine.types import PENDING_TOKEN, BlockCopy
 
 _PENDING = (PENDING_TOKEN,)
-_MOST_AWAITED = 4  # steps to wait for a block being offloaded; two steps may be in flight
+_MAX_OFFLOAD_WAIT_STEPS = 4  # steps to wait for a block being offloaded; two steps may be in flight
 
 
 class Planner:
@@ -40,9 +40,9 @@ class Planner:
         """Plan the next step; with ``admit`` false, admit nothing."""
         budget = self._config.step_budget(len(self._state.running))
         prompts = budget
-        if max_prompt_tokens is not None and self._anyone_decodes():
+        if max_prompt_tokens is not None and self._has_decoding():
             prompts = max_prompt_tokens
-        step = StepBuilder(budget, self._num_places(budget), prompts)
+        step = StepBuilder(budget, self._max_decode_rows(budget), prompts)
         first, *behind = self._by_urgency()
         self._plan_running(step, first)
         for running in behind:
@@ -55,7 +55,7 @@ class Planner:
             self._plan_waiting(step, now_s)
         self._state.policy.charge(step.seqs, step.rows)
         if self._speculator is not None:
-            if not self._speculator.passes_by(len(step.seqs)):
+            if not self._speculator.try_skip_step(len(step.seqs)):
                 plan_drafts(step, self._state, self._speculator)
             max_passes = min(max_passes, 1 + self._speculator.num_idle)
         if max_passes > 1:
@@ -64,12 +64,12 @@ class Planner:
                 self._speculator.skip(num_passes - 1)
         return step
 
-    def find(self, seq: Sequence) -> Prefix:
+    def find_prefix(self, seq: Sequence) -> Prefix:
         """The cached prefix from which a sequence can continue."""
         prefix = self._state.pool.match(seq.chain, seq.token_ids, self._state.window)
-        return snapshots.part_with_state(self._state.pool, seq, prefix)
+        return snapshots.prefix_with_snapshot(self._state.pool, seq, prefix)
 
-    def _num_places(self, budget: int) -> int:
+    def _max_decode_rows(self, budget: int) -> int:
         """How many running sequences may decode in one step.
 
         With several steps in flight, each of different sequences, every step gets an equal share,
@@ -78,7 +78,7 @@ class Planner:
         num_steps = self._config.num_micro_batches
         return budget if num_steps == 1 else -(-len(self._state.running) // num_steps)
 
-    def _anyone_decodes(self) -> bool:
+    def _has_decoding(self) -> bool:
         """Whether any running sequence decodes, so that its client waits for the step to end.
 
         The longest-running sequences come first and most often decode, so this usually stops early.
@@ -96,7 +96,7 @@ class Planner:
         late: list[Sequence] = []
         head = state.waiting.head()
         if head is not None and not head.request.background:
-            late = state.policy.behind(first, head)
+            late = state.policy.ranked_after(first, head)
         if late:
             ids = {seq.id for seq in late}
             first = [seq for seq in first if seq.id not in ids]
@@ -106,7 +106,7 @@ class Planner:
         """Whether ``head``, which waits, is served before ``seq``, which runs."""
         if head.request.background or seq.request.background:
             return not head.request.background
-        return bool(self._state.policy.behind([seq], head))
+        return bool(self._state.policy.ranked_after([seq], head))
 
     # ------------------------------------------------------------ running sequences
 
@@ -114,7 +114,7 @@ class Planner:
         # This loop visits every running sequence in every step. Nearly all of them add one token,
         # so that case is inlined and kept minimal. With overlapped steps, the token is one that the
         # previous step has yet to sample.
-        budget, places, num_decoded = step.budget, step.places, 0
+        budget, places, num_decoded = step.budget, step.decode_slots, 0
         waits = self._config.num_micro_batches > 1
         rows, add_seq = step.rows, step.seqs.append
         add_id, add_start, add_tokens = rows.ids.append, rows.starts.append, rows.token_ids.append
@@ -122,7 +122,9 @@ class Planner:
             if not budget:
                 break
             token_ids, pending, table = seq.token_ids, seq.num_pending, seq.table
-            if pending and (waits or seq.follows_output or seq.draft_ids or seq.awaits_token):
+            if pending and (
+                waits or seq.depends_on_output or seq.draft_ids or seq.should_wait_for_token
+            ):
                 continue  # its token, mask, position or drafts depend on a step in flight
             start = seq.num_computed
             end = len(token_ids) + pending
@@ -142,10 +144,10 @@ class Planner:
                 num_decoded += 1
             elif end > start and not (pending and end >= seq.max_num_tokens):  # last is pending
                 step.budget = budget
-                self._plan_more(step, seq)
+                self._plan_chunk(step, seq)
                 budget = step.budget
         step.budget = budget
-        step.places -= num_decoded
+        step.decode_slots -= num_decoded
         self._state.num_wasted -= num_decoded
 
     def _grow(self, rows: PlanRows, table: BlockTable) -> bool:
@@ -157,19 +159,19 @@ class Planner:
         self._state.num_wasted += pool.block_size
         return True
 
-    def _plan_more(self, step: StepBuilder, seq: Sequence) -> None:
+    def _plan_chunk(self, step: StepBuilder, seq: Sequence) -> None:
         """Plan a running sequence that needs blocks or has several tokens to compute."""
         pool = self._state.pool
         while seq.status is Status.RUNNING:  # it may be preempted below
             is_prompt = seq.num_tokens - seq.num_computed > 1
-            yields = is_prompt and self._state.policy.yields(seq)
-            room = self._room(step, yields=yields) if is_prompt else step.budget
+            yields = is_prompt and self._state.policy.should_throttle_prompt(seq)
+            room = self._chunk_budget(step, throttled=yields) if is_prompt else step.budget
             if not room:
                 return
-            end = snapshots.cut(pool, seq, min(seq.num_tokens, seq.num_computed + room))
-            end = seq.uncut(end)
+            end = snapshots.chunk_end(pool, seq, min(seq.num_tokens, seq.num_computed + room))
+            end = seq.adjust_chunk_end(end)
             if pool.blocks_for(end) - len(seq.table.block_ids) <= pool.num_free:
-                self._plan_row(step, seq, self._extend(seq, end), end, yields=yields)
+                self._plan_row(step, seq, self._allocate_blocks(seq, end), end, throttled=yields)
                 return
             self._preempt_last(step)
 
@@ -181,8 +183,8 @@ class Planner:
 
     def _preempt(self, step: StepBuilder, victim: Sequence) -> None:
         step.num_preempted += 1
-        snapshots.withdraw(self._state.pool, step, victim)
-        self._state.preempt(victim, step.withdraw(victim))
+        snapshots.cancel_copies(self._state.pool, step, victim)
+        self._state.preempt(victim, step.remove_row(victim))
 
     # ------------------------------------------------------------ waiting sequences
 
@@ -200,23 +202,25 @@ class Planner:
                 short = self._admit(step, seq, now_s)
             else:
                 short = Shortage(max_seqs, 1, _one_place)
-            if short is not None and (short is _NOT_YET or not self._displace(step, seq, short)):
+            if short is not None and (short is _NOT_YET or not self._preempt_for(step, seq, short)):
                 return
 
-    def _displace(self, step: StepBuilder, seq: Sequence, short: Shortage) -> bool:
+    def _preempt_for(self, step: StepBuilder, seq: Sequence, short: Shortage) -> bool:
         """Preempt a running sequence to make room for ``seq``; false if there is no victim."""
         state = self._state
         # Sequences whose prompts are computed whole end with this step anyway.
-        if seq.num_pending or seq.request.background or self._config.whole_prompts:
+        if seq.num_pending or seq.request.background or self._config.unchunked_prefill:
             return False
-        kept = step.lenders.union(row.request.id for row in step.added)
+        kept = step.copy_source_ids.union(row.request.id for row in step.added)
         running = (other for other in state.running.values() if other.id not in kept)
         if state.num_background:
             background = (other for other in running if other.request.background)
             victim = max(background, key=state.policy.rank, default=None)
         else:
             victim = state.policy.victim(seq, running, state.waiting, short)
-        if victim is None or not self._room(step, yields=state.policy.yields(seq)):
+        if victim is None or not self._chunk_budget(
+            step, throttled=state.policy.should_throttle_prompt(seq)
+        ):
             return False
         self._preempt(step, victim)
         return True
@@ -227,44 +231,44 @@ class Planner:
         short = Shortage(pool.num_blocks, pool.blocks_for(len(seq.token_ids)), _num_blocks)
         # Either it was preempted while a step was sampling its next token, which is still to come,
         # or its prompt must not be split and exceeds what is left of the step.
-        if seq.num_pending or (self._config.whole_prompts and len(seq.token_ids) > step.budget):
+        if seq.num_pending or (self._config.unchunked_prefill and len(seq.token_ids) > step.budget):
             return short
         blocked, num_free = self._blocked
         if seq is blocked and pool.num_free <= num_free and state.running:
             return short  # nothing was freed since, so skip the prefix lookup
-        yields = state.policy.yields(seq)
-        room = self._room(step, yields=yields)
+        yields = state.policy.should_throttle_prompt(seq)
+        room = self._chunk_budget(step, throttled=yields)
         if not room:
             return short  # and sequences behind it have received at least as much
         leader = self._usable_leader(seq)
-        looks_up = leader is None and not seq.owes_prompt
+        looks_up = leader is None and not seq.must_compute_prompt
         prefix = Prefix(0, ())
         if leader is not None:
-            passed, full = leader.table.num_passed, (seq.num_prompt - 1) // pool.block_size
+            passed, full = leader.table.num_freed, (seq.num_prompt - 1) // pool.block_size
             prefix = Prefix(passed, leader.table.block_ids[passed:full])
         elif looks_up:
-            prefix = self.find(seq)
-        needed = pool.blocks_for(len(seq.token_ids)) - prefix.num_passed
-        needed += pool.num_unheld(prefix.block_ids) - len(prefix.block_ids)
+            prefix = self.find_prefix(seq)
+        needed = pool.blocks_for(len(seq.token_ids)) - prefix.num_skipped
+        needed += pool.num_free_blocks_needed(prefix.block_ids) - len(prefix.block_ids)
         # Keep one spare block per running sequence. Otherwise the newcomer, which ranks last, would
         # be preempted as soon as one of them needs a block, and its computation wasted.
         if needed + len(state.running) > pool.num_free:
             self._blocked = (seq, pool.num_free)
             return short
-        if looks_up and self._awaits_prefix(seq, prefix):
+        if looks_up and self._should_wait_for_prefix(seq, prefix):
             return _NOT_YET
 
         if leader is None:
-            self._load(step, pool.adopt(seq.table, prefix))
-            seq.num_computed = seq.num_landed = seq.table.capacity
-            snapshots.begin(pool, step, seq)
+            self._plan_loads(step, pool.adopt(seq.table, prefix))
+            seq.num_computed = seq.num_confirmed = seq.table.capacity
+            snapshots.plan_restore(pool, step, seq)
         else:  # the copy has not been made yet, so nothing has landed
             seq.num_computed = seq.num_prompt - 1
             seq.table, copy = pool.fork(leader.table, seq.num_computed)
             state.num_wasted += seq.table.capacity - seq.num_computed
             if copy is not None:
                 step.copies.append(copy)
-                step.lenders.add(leader.id)
+                step.copy_source_ids.add(leader.id)
         state.start(seq)
         if seq.num_cached is None:  # first admission: later, it would find its own blocks
             seq.scheduled_s = now_s
@@ -272,19 +276,21 @@ class Planner:
             if looks_up:
                 state.count_lookup(seq, prefix)
         step.added.append(added_row(seq))
-        end = snapshots.cut(pool, seq, min(len(seq.token_ids), seq.num_computed + room))
-        end = seq.uncut(end)
-        self._extend(seq, end)
-        self._plan_row(step, seq, seq.table.block_ids, end, yields=yields)
+        end = snapshots.chunk_end(pool, seq, min(len(seq.token_ids), seq.num_computed + room))
+        end = seq.adjust_chunk_end(end)
+        self._allocate_blocks(seq, end)
+        self._plan_row(step, seq, seq.table.block_ids, end, throttled=yields)
         return None
 
-    def _awaits_prefix(self, seq: Sequence, prefix: Prefix) -> bool:
+    def _should_wait_for_prefix(self, seq: Sequence, prefix: Prefix) -> bool:
         """Whether to delay ``seq`` by a step because its prefix is about to become available."""
         pool = self._state.pool
-        if seq.num_awaited >= _MOST_AWAITED or not pool.awaits(seq.chain, seq.token_ids, prefix):
-            seq.num_awaited = 0
+        if seq.num_offload_waits >= _MAX_OFFLOAD_WAIT_STEPS or not pool.is_next_block_pending(
+            seq.chain, seq.token_ids, prefix
+        ):
+            seq.num_offload_waits = 0
             return False
-        seq.num_awaited += 1
+        seq.num_offload_waits += 1
         pool.touch(prefix)
         return True
 
@@ -299,26 +305,26 @@ class Planner:
             return None
         if self._state.pool.snapshots is not None:
             return None  # its state is past the prompt; use the snapshots it left
-        if leader.num_landed < leader.num_prompt - 1:
+        if leader.num_confirmed < leader.num_prompt - 1:
             return None
         window, size = self._state.window, self._state.pool.block_size
         if window is None:
             return leader
         # The fork may have to recompute its last block from the start.
         first_seen = (leader.num_prompt - 1) // size * size - window + 1
-        return leader if leader.table.num_passed * size <= max(0, first_seen) else None
+        return leader if leader.table.num_freed * size <= max(0, first_seen) else None
 
     # ------------------------------------------------------------ helpers
 
-    def _room(self, step: StepBuilder, *, yields: bool) -> int:
+    def _chunk_budget(self, step: StepBuilder, *, throttled: bool) -> int:
         """How many tokens of a prompt still fit into the step."""
         # Prompts that must be computed whole are not limited further: a part would be of no use.
-        if self._config.whole_prompts:
+        if self._config.unchunked_prefill:
             return step.budget
-        room = min(step.budget, step.prompts)
-        return min(room, step.spare) if yields else room
+        room = min(step.budget, step.prompt_budget)
+        return min(room, step.throttled_budget) if throttled else room
 
-    def _load(self, step: StepBuilder, loads: Iterable[BlockCopy]) -> None:
+    def _plan_loads(self, step: StepBuilder, loads: Iterable[BlockCopy]) -> None:
         """Plan loads from the host.
 
         A target block may already have a planned load, for a sequence that was preempted since; the
@@ -327,10 +333,10 @@ class Planner:
         for slot, block in loads:
             former = step.loads.pop(block, None)
             if former is not None and self._state.pool.tier is not None:
-                self._state.pool.tier.let_go([former], loaded=False)
+                self._state.pool.tier.release([former], loaded=False)
             step.loads[block] = slot
 
-    def _extend(self, seq: Sequence, end: int) -> list[int]:
+    def _allocate_blocks(self, seq: Sequence, end: int) -> list[int]:
         """Allocate the blocks that ``seq`` lacks for its first ``end`` tokens; returns them."""
         pool = self._state.pool
         missing = pool.blocks_for(end) - len(seq.table.block_ids)
@@ -344,7 +350,7 @@ class Planner:
         new_blocks: Iterable[int],
         end: int,
         *,
-        yields: bool,
+        throttled: bool,
     ) -> None:
         """Add a row for the tokens of ``seq`` up to ``end``, for which it has blocks."""
         start, num_tokens = seq.num_computed, seq.num_tokens
@@ -356,9 +362,11 @@ class Planner:
         step.fills.append(Fill(seq, seq.table, start, end))
         step.budget = max(0, step.budget - (end - start))  # an unsplit span may exceed it
         if end - start > 1:
-            step.prompts = max(0, step.prompts - (end - start))
+            step.prompt_budget = max(0, step.prompt_budget - (end - start))
             # A prompt that does not yield leaves nothing to those that do.
-            step.spare = max(0, step.spare - (end - start)) if yields else 0
+            step.throttled_budget = (
+                max(0, step.throttled_budget - (end - start)) if throttled else 0
+            )
         if self._state.pool.snapshots is not None:
             snapshots.plan_save(self._state.pool, step, seq, end)
         seq.num_computed = end

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 from engine.config import Policy as PolicyName
 from engine.plan_rows import PlanRows
 from engine.scheduler.sequence import Sequence
-from engine.scheduler.waiting import SortKey, Waiting, WaitingQueue
+from engine.scheduler.waiting import SequenceQueue, SortKey, WaitingQueue
 
 
 class Shortage(NamedTuple):
@@ -34,13 +34,13 @@ class Shortage(NamedTuple):
 class Policy(Protocol):
     """The policy of one scheduler."""
 
-    orders_by_rank: bool  # the queue is sorted by rank, so a sequence's position in it is known
+    is_rank_ordered: bool  # the queue is sorted by rank, so a sequence's position in it is known
 
     def rank(self, seq: Sequence) -> tuple[float, ...]:
         """The sequence's rank. When blocks run out, the greatest rank is preempted first."""
         ...
 
-    def new_queue(self) -> Waiting:
+    def new_queue(self) -> SequenceQueue:
         """Make the queue of waiting sequences."""
         ...
 
@@ -48,20 +48,20 @@ class Policy(Protocol):
         """Account for a step that serves ``seqs`` with ``rows``."""
         ...
 
-    def grant(self, seq: Sequence, num_tokens: int) -> None:
+    def charge_extra(self, seq: Sequence, num_tokens: int) -> None:
         """Account for ``num_tokens`` that a step gave ``seq`` beyond what it was charged for."""
         ...
 
-    def behind(self, running: Iterable[Sequence], head: Sequence) -> list[Sequence]:
+    def ranked_after(self, running: Iterable[Sequence], head: Sequence) -> list[Sequence]:
         """Those of ``running`` that come after ``head`` in a step, though equally urgent."""
         ...
 
-    def yields(self, seq: Sequence) -> bool:
+    def should_throttle_prompt(self, seq: Sequence) -> bool:
         """Whether the prompt of ``seq`` should be held back to keep steps short for others."""
         ...
 
     def victim(
-        self, head: Sequence, running: Iterable[Sequence], waiting: Waiting, short: Shortage
+        self, head: Sequence, running: Iterable[Sequence], waiting: SequenceQueue, short: Shortage
     ) -> Sequence | None:
         """The one of ``running``, equally urgent, to preempt for ``head``; None if it must wait."""
         ...
@@ -70,35 +70,35 @@ class Policy(Protocol):
 class KeyPolicy:
     """A policy defined by a sort key, with background work after all other work."""
 
-    orders_by_rank = True
+    is_rank_ordered = True
 
-    def __init__(self, among_equals: SortKey) -> None:
-        self._among_equals = among_equals
+    def __init__(self, key: SortKey) -> None:
+        self._key = key
 
     def rank(self, seq: Sequence) -> tuple[float, ...]:
         """The sort key."""
-        return (seq.request.background, *self._among_equals(seq))
+        return (seq.request.background, *self._key(seq))
 
-    def new_queue(self) -> Waiting:
+    def new_queue(self) -> SequenceQueue:
         """A heap ordered by the key."""
         return WaitingQueue(self.rank)
 
     def charge(self, seqs: List[Sequence], rows: PlanRows) -> None:
         """Do nothing: service received does not affect the order."""
 
-    def grant(self, seq: Sequence, num_tokens: int) -> None:
+    def charge_extra(self, seq: Sequence, num_tokens: int) -> None:
         """Do nothing."""
 
-    def behind(self, running: Iterable[Sequence], head: Sequence) -> list[Sequence]:
+    def ranked_after(self, running: Iterable[Sequence], head: Sequence) -> list[Sequence]:
         """Nothing: running sequences always come first."""
         return []
 
-    def yields(self, seq: Sequence) -> bool:
+    def should_throttle_prompt(self, seq: Sequence) -> bool:
         """Never."""
         return False
 
     def victim(
-        self, head: Sequence, running: Iterable[Sequence], waiting: Waiting, short: Shortage
+        self, head: Sequence, running: Iterable[Sequence], waiting: SequenceQueue, short: Shortage
     ) -> Sequence | None:
         """None: running sequences are not displaced."""
         return None

@@ -7,10 +7,10 @@ import numpy as np
 from engine.pooling import PoolingParams
 
 _LITTLE = np.dtype("<f4")
-_LEAST_LENGTH = 1e-12  # lower bound of the norm when normalising
+_MIN_NORM = 1e-12  # lower bound of the norm when normalising
 
 
-class Pooled:
+class PoolingAccumulator:
     """A request's vector so far; see the runner's row contract.
 
     Sums are float64, so one chunk and many give the same vector, except for the last bit.
@@ -37,11 +37,11 @@ class Pooled:
         params, vector = self._params, self._vector
         if vector is None:
             return None
-        if not params.scores:
+        if not params.use_score_head:
             if params.kind == "mean":
                 vector = vector / num_tokens
             if params.dimensions is not None:
                 vector = vector[: params.dimensions]
             if params.normalize:
-                vector = vector / max(float(np.linalg.norm(vector)), _LEAST_LENGTH)
+                vector = vector / max(float(np.linalg.norm(vector)), _MIN_NORM)
         return vector.astype(_LITTLE).tobytes()

@@ -15,7 +15,7 @@ from engine.scheduler.output import OutputBuilder
 from engine.scheduler.policy import Policy
 from engine.scheduler.sequence import Sequence, Status
 
-_EVERY_S = 0.25
+_REPORT_INTERVAL_S = 0.25
 _MAX_COUNTED = 1000  # waiting sequences; with more, queue positions are not computed
 
 
@@ -27,23 +27,23 @@ class ProgressReports:
     """
 
     def __init__(self, policy: Policy) -> None:
-        self._rank = policy.rank if policy.orders_by_rank else None
-        self._asking: dict[str, _Report] = {}
+        self._rank = policy.rank if policy.is_rank_ordered else None
+        self._reports: dict[str, _Report] = {}
 
     def add(self, seq: Sequence) -> None:
         """Report on ``seq`` if its request asks for it.
 
         A request resumed after an engine restart, whose client has tokens already, is past that.
         """
-        if seq.request.tells_progress and not seq.request.resumed_token_ids:
-            self._asking[seq.id] = _Report(seq)
+        if seq.request.report_progress and not seq.request.resumed_token_ids:
+            self._reports[seq.id] = _Report(seq)
 
     def discard(self, seq: Sequence) -> None:
         """Note that ``seq`` has ended. With a first token, it still gets its last report."""
         if seq.first_token_s is None:
-            self._asking.pop(seq.id, None)
+            self._reports.pop(seq.id, None)
 
-    def tell(self, news: OutputBuilder, live: Iterable[Sequence], now_s: float) -> None:
+    def report(self, news: OutputBuilder, live: Iterable[Sequence], now_s: float) -> None:
         """Add changed progress to ``news``, and a last report for sequences with a first token.
 
         Args:
@@ -51,12 +51,12 @@ class ProgressReports:
             live: all sequences.
             now_s: the time on the scheduler's clock.
         """
-        if not self._asking:
+        if not self._reports:
             return
         # Reports are all due at the same times, so one pass over the waiting sequences serves all.
-        next_s = (now_s // _EVERY_S + 1) * _EVERY_S
+        next_s = (now_s // _REPORT_INTERVAL_S + 1) * _REPORT_INTERVAL_S
         ranks: list[tuple[float, ...]] | None = None
-        for report in list(self._asking.values()):
+        for report in list(self._reports.values()):
             seq = report.seq
             is_done = seq.first_token_s is not None
             if now_s < report.due_s and not is_done:
@@ -65,10 +65,10 @@ class ProgressReports:
             if ranks is None and seq.status is Status.WAITING:
                 ranks = self._waiting_ranks(live)
             progress = self._of(seq, ranks or [], now_s)
-            if progress != report.told:
-                report.told = news.progress[seq.id] = progress
+            if progress != report.last_reported:
+                report.last_reported = news.progress[seq.id] = progress
             if is_done:
-                del self._asking[seq.id]
+                del self._reports[seq.id]
 
     def _of(self, seq: Sequence, ranks: list[tuple[float, ...]], now_s: float) -> PromptProgress:
         total, cached, place = seq.num_prompt, seq.num_cached or 0, None
@@ -79,7 +79,7 @@ class ProgressReports:
             if ranks and self._rank is not None:
                 place = bisect_left(ranks, self._rank(seq))
         else:  # cached tokens are there from the beginning
-            processed = min(max(seq.num_landed, cached), total)
+            processed = min(max(seq.num_confirmed, cached), total)
         since_s = seq.scheduled_s
         elapsed_s = 0.0 if since_s is None else max(0.0, now_s - since_s)
         return PromptProgress(total, cached, processed, elapsed_s, place)
@@ -98,5 +98,5 @@ class ProgressReports:
 @dataclass(slots=True)
 class _Report:
     seq: Sequence
-    told: PromptProgress | None = None
+    last_reported: PromptProgress | None = None
     due_s: float = 0.0

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from engine.plan_rows import ScheduledRow
-from engine.scheduler.drafts import settle
+from engine.scheduler.drafts import rollback_rejected
 from engine.scheduler.output import OutputBuilder
-from engine.scheduler.passes import settle_passes
+from engine.scheduler.passes import rollback_passes
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.state import SchedulerState
-from engine.scheduler.step import Fill, Planned
+from engine.scheduler.step import Fill, PlannedStep
 from engine.speculation.speculator import Speculator
 from engine.types import EngineOutput, FinishReason, StepPlan, StepResult
 
 
-class ResultTaker:
+class ResultProcessor:
     """Turns step results into outputs, and publishes the blocks that were filled."""
 
     def __init__(self, state: SchedulerState, speculator: Speculator | None = None) -> None:
         self._state = state
         self._speculator = speculator
 
-    def take(
-        self, plan: StepPlan, planned: Planned, result: StepResult, now_s: float
+    def process(
+        self, plan: StepPlan, planned: PlannedStep, result: StepResult, now_s: float
     ) -> EngineOutput:
         """The output of ``result``, with everything else since the last output.
 
@@ -37,26 +37,26 @@ class ResultTaker:
             self._take_pooled(planned.fills, result)
         for seq, table, start, end in planned.fills:
             if seq.table is table and seq.status is Status.RUNNING:
-                seq.num_landed = max(seq.num_landed, end)
+                seq.num_confirmed = max(seq.num_confirmed, end)
                 state.pool.publish(seq.chain, seq.token_ids, table, start, end)
         self._take_tokens(sampled, result, now_s)
-        for place in sorted(plan.rows.silent):
+        for place in sorted(plan.rows.unsampled):
             self._end_without_tokens(plan.rows[place], planned.seqs[place], now_s)
         if state.window is not None:
             for seq, table, _, _ in planned.fills:
                 if seq.table is table and seq.status is Status.RUNNING:
-                    state.pass_by(seq)
-        state.progress.tell(state.news, state.sequences.values(), now_s)
-        return self.tell(plan.num_tokens)
+                    state.free_out_of_window(seq)
+        state.progress.report(state.pending_output, state.sequences.values(), now_s)
+        return self.flush_output(plan.num_tokens)
 
-    def tell(self, step_tokens: int) -> EngineOutput:
+    def flush_output(self, step_tokens: int) -> EngineOutput:
         """Everything that has happened since the last output."""
-        news = self._state.news
+        news = self._state.pending_output
         # Unfinished prompts with something to report do not have a row in the columns yet.
         if unended := news.prompt_logprobs.keys() | news.progress.keys():
             for request_id in unended.difference(news.ids):
                 news.append(request_id, (), None)
-        self._state.news = OutputBuilder()
+        self._state.pending_output = OutputBuilder()
         return news.build(self._state.stats(step_tokens))
 
     def _take_errors(self, seqs: list[Sequence], result: StepResult, now_s: float) -> None:
@@ -65,13 +65,13 @@ class ResultTaker:
             failure = result.errors.get(seq.id)
             if failure is not None and seq.status is not Status.FINISHED:
                 state.finish(seq, now_s)
-                state.news.append(seq.id, (), "error")
-                state.news.errors[seq.id] = failure
+                state.pending_output.append(seq.id, (), "error")
+                state.pending_output.errors[seq.id] = failure
 
     def _take_tokens(self, seqs: list[Sequence], result: StepResult, now_s: float) -> None:
         # Like the planner's, this loop visits every sequence in every step; it reuses the result's
         # columns.
-        news = self._state.news
+        news = self._state.pending_output
         first = len(news.ids)
         ended: list[int] = []  # indices of sequences that ended in the meantime
         news.ids += result.ids
@@ -91,9 +91,9 @@ class ResultTaker:
             token_ids = seq.token_ids
             token_ids += new_tokens
             if seq.draft_ids and self._speculator is not None:
-                settle(seq, new_tokens, self._state, self._speculator)
-            elif seq.num_ahead:
-                settle_passes(seq, len(new_tokens), self._state)
+                rollback_rejected(seq, new_tokens, self._state, self._speculator)
+            elif seq.num_extra_passes:
+                rollback_passes(seq, len(new_tokens), self._state)
             stop_ids = seq.stop_ids
             is_last = len(token_ids) >= seq.max_num_tokens
             if is_last or (stop_ids and not stop_ids.isdisjoint(new_tokens)):
@@ -101,17 +101,17 @@ class ResultTaker:
         if any(result.logprobs):
             self._take_logprobs(result, first)
         for index in reversed(ended):
-            news.withdraw(index)
+            news.remove_row(index)
 
     def _take_first(self, seq: Sequence, now_s: float) -> None:
         """Note the first token of ``seq``, which means that its prompt is computed."""
         seq.first_token_s = now_s
-        self._state.news.tell_cached(seq)
-        self._state.free_forks(seq)
+        self._state.pending_output.report_cached(seq)
+        self._state.enqueue_forks(seq)
 
     def _take_last(self, seq: Sequence, index: int, now_s: float) -> None:
         """End ``seq`` at the first of its new tokens that finishes it, if any."""
-        news = self._state.news
+        news = self._state.pending_output
         new_tokens = news.token_ids[index]
         before = len(seq.token_ids) - len(new_tokens)
         for count, token in enumerate(new_tokens, 1):
@@ -129,7 +129,7 @@ class ResultTaker:
             return
 
     def _take_logprobs(self, result: StepResult, first: int) -> None:
-        news = self._state.news
+        news = self._state.pending_output
         for index, logprobs in enumerate(result.logprobs, first):
             if logprobs:
                 news.logprobs[news.ids[index]] = logprobs[: len(news.token_ids[index])]
@@ -146,8 +146,8 @@ class ResultTaker:
             fresh = logprobs[max(0, seq.num_prompt_logprobs - start) :]
             if fresh:
                 seq.num_prompt_logprobs += len(fresh)
-                self._state.news.prompt_logprobs[row_id] = fresh
-                self._state.news.tell_cached(seq)
+                self._state.pending_output.prompt_logprobs[row_id] = fresh
+                self._state.pending_output.report_cached(seq)
 
     def _take_pooled(self, fills: list[Fill], result: StepResult) -> None:
         """Collect parts of pooled vectors, but none from before a preemption: they come again."""
@@ -158,17 +158,17 @@ class ResultTaker:
                 continue
             if seq.pooled is None:
                 # Imported here because it needs numpy, which API processes do without.
-                from engine.scheduler.pooled import Pooled
+                from engine.scheduler.pooled import PoolingAccumulator
 
-                seq.pooled = Pooled(params)
+                seq.pooled = PoolingAccumulator(params)
             seq.pooled.add(part)
 
     def _end_without_tokens(self, row: ScheduledRow, seq: Sequence, now_s: float) -> None:
         """End a sequence that samples no token, once its prompt is computed."""
         end = row.start + len(row.token_ids)
         if seq.status is Status.RUNNING and end == len(seq.token_ids) >= seq.max_num_tokens:
-            news = self._state.news
-            news.tell_cached(seq)
+            news = self._state.pending_output
+            news.report_cached(seq)
             if seq.request.pooling is None:
                 news.append(seq.id, (), "length")
             else:
@@ -183,7 +183,7 @@ def _sampled(plan: StepPlan, seqs: list[Sequence], result: StepResult) -> list[S
     """The sequences that the result's ids stand for, in order; ``seqs`` itself if that is all."""
     if len(result.ids) == len(seqs):
         return seqs
-    silent = plan.rows.silent
+    silent = plan.rows.unsampled
     if len(result.ids) + len(silent) == len(seqs):
         return [seq for place, seq in enumerate(seqs) if place not in silent]
     told = set(result.ids)
@@ -192,7 +192,7 @@ def _sampled(plan: StepPlan, seqs: list[Sequence], result: StepResult) -> list[S
         if row_id in told:
             found.append(seq)
         elif place not in silent:  # it failed, or lost its blocks before the step was replayed
-            seq.num_pending -= 1 + seq.num_ahead
-            seq.num_ahead, seq.awaits_token = 0, False
+            seq.num_pending -= 1 + seq.num_extra_passes
+            seq.num_extra_passes, seq.should_wait_for_token = 0, False
             seq.draft_ids = ()
     return found

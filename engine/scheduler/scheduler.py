@@ -28,10 +28,10 @@ from engine.plan_rows import ScheduledRow
 from engine.prompt_progress import PromptProgress
 from engine.scheduler.planner import Planner
 from engine.scheduler.policy import make_policy
-from engine.scheduler.results import ResultTaker
-from engine.scheduler.sequence import Sequence, leader_of, sequence_of
+from engine.scheduler.results import ResultProcessor
+from engine.scheduler.sequence import Sequence, find_leader, make_sequence
 from engine.scheduler.state import SchedulerState
-from engine.scheduler.step import Planned, from_the_start, replay
+from engine.scheduler.step import PlannedStep, replay, replay_from_start
 from engine.speculation.speculator import Speculator
 from engine.types import EngineOutput, EngineStats, Request, StepPlan, StepResult
 
@@ -72,10 +72,10 @@ class Scheduler:
         recurrent: bool = False,
         eos_token_ids: Iterable[int] = (),
         speculator: Speculator | None = None,
-        whole_images: int | None = None,
+        atomic_image_cell: int | None = None,
     ) -> None:
         self._pool = pool
-        self._whole_images = whole_images
+        self._atomic_image_cell = atomic_image_cell
         self._max_len = min(max_model_len, pool.num_blocks * pool.block_size)
         self._eos = frozenset(eos_token_ids)
         self._num_added = 0
@@ -84,20 +84,20 @@ class Scheduler:
         policy = make_policy(config.policy, self._num_cached, lambda: self.num_running)
         self._state = SchedulerState(pool, policy, speculator, window)
         self._planner = Planner(config, self._state, speculator)
-        self._results = ResultTaker(self._state, speculator)
-        self._planned: deque[Planned] = deque()  # plans whose results have not arrived
+        self._results = ResultProcessor(self._state, speculator)
+        self._planned: deque[PlannedStep] = deque()  # plans whose results have not arrived
 
     # ------------------------------------------------------------ requests
 
     @property
     def has_work(self) -> bool:
         """Whether there are sequences to compute or news to report."""
-        return bool(self._state.sequences) or self.has_news
+        return bool(self._state.sequences) or self.has_pending_output
 
     @property
-    def has_news(self) -> bool:
+    def has_pending_output(self) -> bool:
         """Whether the next output has something to report even if nothing is computed."""
-        return bool(self._state.news.ids)
+        return bool(self._state.pending_output.ids)
 
     @property
     def num_running(self) -> int:
@@ -137,25 +137,25 @@ class Scheduler:
             InvalidParameter: the prompt is empty, or a live request has the same id.
         """
         live = self._state.sequences
-        seq = self._sequence_of(request, grammar)
+        seq = self._make_sequence(request, grammar)
         # A recurrent fork cannot share its leader's blocks. It waits only if there are snapshots,
         # which the leader leaves in the prefix cache.
         if not self._recurrent or self._pool.snapshots is not None:
-            seq.leader = leader_of(seq, live)
+            seq.leader = find_leader(seq, live)
         self._num_added += 1
         self._state.enqueue(seq)
 
-    def find(self, request: Request) -> int:
+    def num_cached_tokens(self, request: Request) -> int:
         """How many tokens of a request that is not queued yet are in the prefix cache.
 
         Raises:
             ContextLengthExceeded, InvalidParameter: as ``add`` does.
         """
-        seq = self._sequence_of(request)
-        if seq.owes_prompt:
+        seq = self._make_sequence(request)
+        if seq.must_compute_prompt:
             return 0
-        prefix = self._planner.find(seq)
-        return (prefix.num_passed + len(prefix.block_ids)) * self._pool.block_size
+        prefix = self._planner.find_prefix(seq)
+        return (prefix.num_skipped + len(prefix.block_ids)) * self._pool.block_size
 
     def has_computed(self, request_id: str, num_tokens: int) -> bool:
         """Whether planned steps cover a request's first ``num_tokens``, or it has ended."""
@@ -167,30 +167,30 @@ class Scheduler:
         seq = self._state.sequences.get(request_id)
         if seq is not None:
             self._state.finish(seq, now_s)
-            self._state.news.append(request_id, (), "abort")
+            self._state.pending_output.append(request_id, (), "abort")
 
-    def end_all(self, failure: Failure, now_s: float = 0.0) -> None:
+    def fail_all(self, failure: Failure, now_s: float = 0.0) -> None:
         """End every request with ``failure`` and free all blocks."""
         for seq in list(self._state.sequences.values()):
             self._state.finish(seq, now_s)
-            self.turn_away(seq.id, failure)
+            self.finish_unqueued(seq.id, failure)
 
-    def turn_away(self, request_id: str, failure: Failure | None) -> None:
+    def finish_unqueued(self, request_id: str, failure: Failure | None) -> None:
         """Report the end of a request that was never queued: its failure, or None if aborted."""
-        news = self._state.news
+        news = self._state.pending_output
         news.append(request_id, (), "abort" if failure is None else "error")
         if failure is not None:
             news.errors[request_id] = failure
 
-    def count_held(self, num_held: int) -> None:
+    def set_num_unqueued(self, num_unqueued: int) -> None:
         """Set the number of requests not queued yet, which statistics count as waiting."""
-        self._state.num_held = num_held
+        self._state.num_unqueued = num_unqueued
 
-    def tell_waits(self, request: Request) -> None:
+    def report_waiting(self, request: Request) -> None:
         """Report to a client that wants prompt progress that its request is not queued yet."""
-        if request.tells_progress and not request.resumed_token_ids:
+        if request.report_progress and not request.resumed_token_ids:
             progress = PromptProgress(len(request.prompt_token_ids), 0, 0, 0.0)
-            self._state.news.progress[request.id] = progress
+            self._state.pending_output.progress[request.id] = progress
 
     # ------------------------------------------------------------ the step
 
@@ -213,7 +213,7 @@ class Scheduler:
         removed, self._state.removed = self._state.removed, []
         plan = step.build(removed, self._pool.tier)
         if not plan.is_empty:
-            self._planned.append(Planned(step.seqs, step.fills, plan))
+            self._planned.append(PlannedStep(step.seqs, step.fills, plan))
         if plan.rows:
             self._state.count_step()
         return plan
@@ -223,14 +223,14 @@ class Scheduler:
         planned = self._planned.popleft()
         tier = self._pool.tier
         if tier is not None:
-            tier.let_go(load.source for load in plan.loads)
+            tier.release(load.source for load in plan.loads)
             if not planned.has_failed:
-                tier.landed(plan.offloads)
+                tier.complete_offloads(plan.offloads)
         if self._pool.snapshots is not None and not planned.has_failed:
-            self._pool.snapshots.land(save.line for save in plan.saves)
-        return self._results.take(plan, planned, result, now_s)
+            self._pool.snapshots.complete(save.line for save in plan.saves)
+        return self._results.process(plan, planned, result, now_s)
 
-    def fail(self) -> StepPlan:
+    def mark_failed(self) -> StepPlan:
         """Note that the oldest plan could not be run as it was made.
 
         The caller runs parts of it again (``replay``) and then calls ``update``. Returns the plan
@@ -239,15 +239,15 @@ class Scheduler:
         """
         planned = self._planned[0]
         if self._pool.tier is not None:
-            self._pool.tier.void(planned.plan.offloads)
+            self._pool.tier.cancel_offloads(planned.plan.offloads)
         if self._pool.snapshots is not None:
-            self._pool.snapshots.void(save.line for save in planned.plan.saves)
+            self._pool.snapshots.cancel(save.line for save in planned.plan.saves)
         self._planned[0] = planned._replace(has_failed=True)
         return StepPlan(loads=planned.plan.loads)
 
-    def tell(self) -> EngineOutput:
+    def flush_output(self) -> EngineOutput:
         """Everything that has happened since the last output, without a step."""
-        return self._results.tell(0)
+        return self._results.flush_output(0)
 
     def replay(self, plan: StepPlan, rows: Iterable[ScheduledRow]) -> list[StepPlan]:
         """The plans that compute ``rows`` of ``plan``, for a runner that has forgotten them all.
@@ -260,22 +260,22 @@ class Scheduler:
         """
         seqs = {seq.id: seq for seq in self._planned[0].seqs}
         last = replay(plan, seqs, rows)
-        return from_the_start(last, seqs, self._step_tokens) if self._recurrent else [last]
+        return replay_from_start(last, seqs, self._step_tokens) if self._recurrent else [last]
 
     def stats(self) -> EngineStats:
         """A snapshot of queues, blocks and counters, in O(number of adapters in use)."""
         return self._state.stats(0)
 
-    def _sequence_of(self, request: Request, grammar: CompiledGrammar | None = None) -> Sequence:
+    def _make_sequence(self, request: Request, grammar: CompiledGrammar | None = None) -> Sequence:
         if request.id in self._state.sequences:
             raise InvalidParameter(f"request id {request.id!r} is in use", param="id")
         adapter = request.adapter.id if request.adapter else ""
         chain = self._pool.chain(request.cache_salt, adapter, request.images)
         given = request, self._num_added, chain, self._max_len, self._eos, grammar
-        return sequence_of(*given, whole_images=self._whole_images)
+        return make_sequence(*given, atomic_image_cell=self._atomic_image_cell)
 
     def _num_cached(self, seq: Sequence) -> int:
-        if seq.owes_prompt:
+        if seq.must_compute_prompt:
             return 0
-        prefix = self._planner.find(seq)
-        return (prefix.num_passed + len(prefix.block_ids)) * self._pool.block_size
+        prefix = self._planner.find_prefix(seq)
+        return (prefix.num_skipped + len(prefix.block_ids)) * self._pool.block_size

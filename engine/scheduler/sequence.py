@@ -15,8 +15,8 @@ from engine.types import Request
 
 if TYPE_CHECKING:
     from engine.grammar.backend import CompiledGrammar
-    from engine.scheduler.pooled import Pooled
-    from engine.speculation.speculator import Draft
+    from engine.scheduler.pooled import PoolingAccumulator
+    from engine.speculation.speculator import DraftState
 
 
 class Status(enum.Enum):
@@ -45,34 +45,36 @@ class Sequence:
     max_num_tokens: int  # prompt and output; the sequence ends at this length
     stop_ids: frozenset[int]
     chain: PrefixChain
-    wholes: tuple[tuple[int, int], ...]  # (start, end) of spans never split between steps
-    follows_output: bool  # sampling its next token requires knowing the previous one
+    atomic_spans: tuple[tuple[int, int], ...]  # (start, end) of spans never split between steps
+    depends_on_output: bool  # sampling its next token requires knowing the previous one
     is_plain: bool  # see SamplingParams
     grammar: CompiledGrammar | None = None
 
     status: Status = Status.WAITING
     num_computed: int = 0  # tokens with cached keys and values, counting the steps planned so far
-    num_landed: int = 0  # a lower bound on how many of them have been computed by completed steps
+    num_confirmed: int = (
+        0  # a lower bound on how many of them have been computed by completed steps
+    )
     num_pending: int = 0  # tokens that planned steps will sample, beyond token_ids
-    num_ahead: int = 0  # of those, sampled by later passes of the next step to complete
+    num_extra_passes: int = 0  # of those, sampled by later passes of the next step to complete
     draft_ids: tuple[int, ...] = ()  # drafts being verified by the next step to complete
     # Do not plan until its newest token is known: drafts may follow, or some passes may not be run.
-    awaits_token: bool = False
-    draft: Draft | None = None  # the state of its drafting, with acceptance counts
+    should_wait_for_token: bool = False
+    draft_state: DraftState | None = None  # the state of its drafting, with acceptance counts
     table: BlockTable = field(default_factory=BlockTable)  # a new one after each preemption
     known_to_runner: bool = False
 
-    branch: int = 0  # length of a cached prefix that has no snapshot at its end; 0: none
+    snapshot_point: int = 0  # length of a cached prefix that has no snapshot at its end; 0: none
     leader: Sequence | None = None  # whose prompt blocks it shares on admission, if possible
     forks: list[Sequence] = field(default_factory=list)  # sequences that wait for this one's prompt
 
-    pooled: Pooled | None = None  # partial result of a pooling request
+    pooled: PoolingAccumulator | None = None  # partial result of a pooling request
 
     num_preemptions: int = 0
-    num_given_up: int = 0  # tokens that were computed when it was preempted
-    num_awaited: int = 0  # consecutive steps spent waiting for its prefix to be offloaded
+    num_discarded: int = 0  # tokens that were computed when it was preempted
+    num_offload_waits: int = 0  # consecutive steps spent waiting for its prefix to be offloaded
     num_cached: int | None = None  # prompt tokens found in the cache when first admitted
-    cached_told: bool = False
+    cached_reported: bool = False
     num_prompt_logprobs: int = 0  # reported so far; recomputing the prompt yields them again
     scheduled_s: float | None = None
     first_token_s: float | None = None
@@ -82,18 +84,18 @@ class Sequence:
         """The sequence's length once all planned steps are complete."""
         return len(self.token_ids) + self.num_pending
 
-    def uncut(self, end: int) -> int:
+    def adjust_chunk_end(self, end: int) -> int:
         """Move ``end``, where a chunk would end, out of any span that must be computed whole.
 
         The chunk then ends before the span, or after it if the chunk starts with the span.
         """
-        for begin, behind in self.wholes:
+        for begin, behind in self.atomic_spans:
             if begin < end < behind:
                 return begin if begin > self.num_computed else behind
         return end
 
     @property
-    def owes_prompt(self) -> bool:
+    def must_compute_prompt(self) -> bool:
         """Whether prompt positions must be computed even where their blocks are cached."""
         pooling = self.request.pooling
         if pooling is not None:
@@ -102,7 +104,7 @@ class Sequence:
         return wanted and self.num_prompt_logprobs < self.num_prompt - 1
 
 
-def sequence_of(
+def make_sequence(
     request: Request,
     order: int,
     chain: PrefixChain,
@@ -110,7 +112,7 @@ def sequence_of(
     eos: frozenset[int],
     grammar: CompiledGrammar | None = None,
     *,
-    whole_images: int | None = None,
+    atomic_image_cell: int | None = None,
 ) -> Sequence:
     """Make a waiting sequence for ``request``, in a context of ``max_len`` tokens.
 
@@ -136,22 +138,22 @@ def sequence_of(
         max_num_tokens=_checked_length(num_prompt, wanted, max_len),
         stop_ids=stop_ids.union(sampling.stop_token_ids) if sampling.stop_token_ids else stop_ids,
         chain=chain,
-        wholes=_spans(request.images, whole_images),
-        follows_output=sampling.follows_output,
+        atomic_spans=_atomic_spans(request.images, atomic_image_cell),
+        depends_on_output=sampling.depends_on_output,
         is_plain=sampling.is_plain,
         grammar=grammar,
     )
 
 
-def _spans(images: Iterable[Image], cell: int | None) -> tuple[tuple[int, int], ...]:
+def _atomic_spans(images: Iterable[Image], cell: int | None) -> tuple[tuple[int, int], ...]:
     return () if cell is None else tuple(image.span(cell) for image in images)
 
 
-def leader_of(seq: Sequence, live: Mapping[str, Sequence]) -> Sequence | None:
+def find_leader(seq: Sequence, live: Mapping[str, Sequence]) -> Sequence | None:
     """The live sequence whose prompt ``seq`` can share, or None."""
     request = seq.request
     leader = live.get(request.fork_of) if request.fork_of is not None else None
-    if leader is None or seq.owes_prompt:
+    if leader is None or seq.must_compute_prompt:
         return None
     own, other = request, leader.request
     is_same = (own.cache_salt, own.adapter) == (other.cache_salt, other.adapter)

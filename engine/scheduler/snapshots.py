@@ -17,23 +17,23 @@ from engine.scheduler.step import StepBuilder
 from engine.types import StateCopy
 
 
-def part_with_state(pool: BlockPool, seq: Sequence, prefix: Prefix) -> Prefix:
+def prefix_with_snapshot(pool: BlockPool, seq: Sequence, prefix: Prefix) -> Prefix:
     """The part of a cached prefix of ``seq`` up to its last snapshot.
 
     If the prefix goes further, the sequence will make a snapshot at the prefix's end.
     """
-    seq.branch = 0
+    seq.snapshot_point = 0
     if pool.snapshots is None or not prefix.block_ids:
         return prefix
     count = len(prefix.block_ids)
     digests = seq.chain.digests(seq.token_ids, count)
-    with_state = pool.snapshots.longest(digests, count)
+    with_state = pool.snapshots.longest_prefix(digests, count)
     if with_state < count:
-        seq.branch = count * pool.block_size
+        seq.snapshot_point = count * pool.block_size
     return Prefix(0, prefix.block_ids[:with_state])
 
 
-def begin(pool: BlockPool, step: StepBuilder, seq: Sequence) -> None:
+def plan_restore(pool: BlockPool, step: StepBuilder, seq: Sequence) -> None:
     """Restore the snapshot at the end of the cached blocks with which ``seq`` starts."""
     if pool.snapshots is not None and seq.table.block_ids:
         digests = seq.chain.digests(seq.token_ids, len(seq.table.block_ids))
@@ -41,7 +41,7 @@ def begin(pool: BlockPool, step: StepBuilder, seq: Sequence) -> None:
         step.restores[seq.id] = StateCopy(seq.id, line)
 
 
-def cut(pool: BlockPool, seq: Sequence, end: int) -> int:
+def chunk_end(pool: BlockPool, seq: Sequence, end: int) -> int:
     """Where a row of ``seq`` that could reach ``end`` has to end.
 
     That is at its next snapshot, or at a block boundary if the row does not reach the end of the
@@ -50,7 +50,7 @@ def cut(pool: BlockPool, seq: Sequence, end: int) -> int:
     if pool.snapshots is None or end - seq.num_computed <= 1:
         return end
     start, size = seq.num_computed, pool.block_size
-    for place in (seq.branch, _last_full(pool, seq)):
+    for place in (seq.snapshot_point, _last_full(pool, seq)):
         if start < place < end:
             end = place
     whole = end // size * size
@@ -63,18 +63,18 @@ def plan_save(pool: BlockPool, step: StepBuilder, seq: Sequence, end: int) -> No
     if snapshots is None or end % size or end >= len(seq.token_ids):
         return
     digest = seq.chain.digests(seq.token_ids, end // size)[end // size - 1]
-    in_passing = end not in (seq.branch, _last_full(pool, seq))
-    line = snapshots.take(digest, in_passing=in_passing)
+    low_priority = end not in (seq.snapshot_point, _last_full(pool, seq))
+    line = snapshots.reserve(digest, low_priority=low_priority)
     if line is not None:
         step.saves[seq.id] = StateCopy(seq.id, line)
 
 
-def withdraw(pool: BlockPool, step: StepBuilder, seq: Sequence) -> None:
+def cancel_copies(pool: BlockPool, step: StepBuilder, seq: Sequence) -> None:
     """Cancel the state copies of ``seq``, whose row is removed from the step."""
     step.restores.pop(seq.id, None)
     save = step.saves.pop(seq.id, None)
     if save is not None and pool.snapshots is not None:
-        pool.snapshots.void((save.line,))
+        pool.snapshots.cancel((save.line,))
 
 
 def _last_full(pool: BlockPool, seq: Sequence) -> int:

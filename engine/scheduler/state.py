@@ -49,9 +49,9 @@ class SchedulerState:
         self.adapters = AdapterCounts()
         self.progress = ProgressReports(policy)
         self.num_waiting_tokens = 0
-        self.num_held = 0  # requests not yet queued
+        self.num_unqueued = 0  # requests not yet queued
         self.removed: list[str] = []  # rows that the runner drops with the next plan
-        self.news = OutputBuilder()
+        self.pending_output = OutputBuilder()
 
         self.num_wasted = 0  # allocated slots of running sequences that hold no token
         self.num_preemptions = 0
@@ -88,8 +88,8 @@ class SchedulerState:
         seq.leader = None
         self.running[seq.id] = seq
         self.num_background += seq.request.background
-        self.num_recomputed += max(0, seq.num_given_up - seq.num_computed)
-        seq.num_given_up = 0
+        self.num_recomputed += max(0, seq.num_discarded - seq.num_computed)
+        seq.num_discarded = 0
 
     def preempt(self, seq: Sequence, num_withdrawn: int = 0) -> None:
         """Free the blocks of ``seq`` and requeue it, to be recomputed from the start.
@@ -98,8 +98,8 @@ class SchedulerState:
         """
         self._release(seq)
         seq.table = BlockTable()
-        seq.num_given_up = max(seq.num_given_up, seq.num_computed - num_withdrawn)
-        seq.num_computed = seq.num_landed = 0
+        seq.num_discarded = max(seq.num_discarded, seq.num_computed - num_withdrawn)
+        seq.num_computed = seq.num_confirmed = 0
         seq.pooled = None
         seq.status = Status.WAITING
         self.adapters.move(seq, Status.RUNNING, Status.WAITING)
@@ -122,31 +122,31 @@ class SchedulerState:
         self.adapters.move(seq, seq.status, None)
         seq.status = Status.FINISHED
         if self._speculator is not None and len(seq.token_ids) > seq.num_prompt:
-            self._speculator.finish(seq.request, seq.token_ids, seq.draft)
+            self._speculator.finish(seq.request, seq.token_ids, seq.draft_state)
         self.deadlines.discard(seq)
         self.progress.discard(seq)
         if seq.forks:
-            self._appoint_leader(seq.forks)
-        self.news.tell_timings(seq, now_s)
+            self._promote_fork(seq.forks)
+        self.pending_output.report_timings(seq, now_s)
 
     def expire(self, now_s: float) -> None:
         """Finish every sequence whose deadline has passed, and report the error."""
-        for seq in self.deadlines.passed(now_s):
+        for seq in self.deadlines.expired(now_s):
             self.finish(seq, now_s)
-            self.news.append(seq.id, (), "error")
-            self.news.errors[seq.id] = Failure.of(DeadlineExceeded())
+            self.pending_output.append(seq.id, (), "error")
+            self.pending_output.errors[seq.id] = Failure.of(DeadlineExceeded())
 
-    def pass_by(self, seq: Sequence) -> None:
+    def free_out_of_window(self, seq: Sequence) -> None:
         """Free the blocks that lie wholly behind the window of all tokens yet to be computed.
 
         A replayed step computes tokens from ``num_landed`` on, and after refused drafts the
         sequence resumes at its second newest token at the earliest. A window behind both is kept.
         """
         if self.window is not None:
-            next_start = min(seq.num_landed, len(seq.token_ids) - 1)
-            self.pool.pass_by(seq.table, next_start - self.window + 1)
+            next_start = min(seq.num_confirmed, len(seq.token_ids) - 1)
+            self.pool.free_leading_blocks(seq.table, next_start - self.window + 1)
 
-    def free_forks(self, leader: Sequence) -> None:
+    def enqueue_forks(self, leader: Sequence) -> None:
         """Queue the forks of ``leader``, whose prompt is now computed."""
         for fork in leader.forks:
             self.waiting.push(fork)
@@ -176,7 +176,7 @@ class SchedulerState:
         tier = self.pool.tier
         return EngineStats(
             num_running=len(self.running),
-            num_waiting=len(self.sequences) - len(self.running) + self.num_held,
+            num_waiting=len(self.sequences) - len(self.running) + self.num_unqueued,
             blocks=self.pool.stats(self.num_wasted),
             tier=_NO_TIER if tier is None else tier.stats(self.host_queries, self.host_hits),
             num_preemptions=self.num_preemptions,
@@ -203,7 +203,7 @@ class SchedulerState:
             self.removed.append(seq.id)
             seq.known_to_runner = False
 
-    def _appoint_leader(self, forks: list[Sequence]) -> None:
+    def _promote_fork(self, forks: list[Sequence]) -> None:
         """Make the first fork the new leader: the old one ended before its prompt was computed."""
         heir, *rest = forks
         heir.leader, heir.forks = None, rest

@@ -16,7 +16,7 @@ from engine.types import AddedRow, BlockCopy, StateCopy, StepPlan
 # A step gives at most a third of its budget to yielding prompts (``Policy.yields``), to keep steps
 # short for new arrivals, which wait for the step to end. This costs throughput: with prompts twice
 # as long as outputs, a third costs 6 % of the requests and a quarter 11 %.
-_YIELDING = 3
+_THROTTLE_DIVISOR = 3
 
 
 class Fill(NamedTuple):
@@ -31,7 +31,7 @@ class Fill(NamedTuple):
     end: int
 
 
-class Planned(NamedTuple):
+class PlannedStep(NamedTuple):
     """The record kept of a plan until its result arrives.
 
     Holds sequences rather than ids, because the id of an aborted request may have been reused.
@@ -50,32 +50,36 @@ class StepBuilder:
         "added",
         "budget",
         "copies",
+        "copy_source_ids",
+        "decode_slots",
         "fills",
-        "lenders",
         "loads",
         "num_preempted",
-        "places",
-        "prompts",
+        "prompt_budget",
         "restores",
         "rows",
         "saves",
         "seqs",
-        "spare",
+        "throttled_budget",
         "victims",
     )
 
-    def __init__(self, budget: int, places: int, prompts: int) -> None:
+    def __init__(self, budget: int, decode_slots: int, prompt_budget: int) -> None:
         self.budget = budget  # tokens left in the step
-        self.prompts = prompts  # of these, at most this many for prompts
-        self.places = places  # rows left for running sequences that compute a single token
-        self.spare = max(1, budget // _YIELDING)  # tokens left for yielding prompts
+        self.prompt_budget = prompt_budget  # of these, at most this many for prompts
+        self.decode_slots = (
+            decode_slots  # rows left for running sequences that compute a single token
+        )
+        self.throttled_budget = max(
+            1, budget // _THROTTLE_DIVISOR
+        )  # tokens left for yielding prompts
         self.rows = PlanRows()
         self.seqs: list[Sequence] = []  # one per row
         self.added: list[AddedRow] = []
         self.copies: list[BlockCopy] = []
         # Sequences whose blocks this step copies. They must not be preempted: a sequence admitted
         # afterwards could load or copy something else into those blocks before the copy is made.
-        self.lenders: set[str] = set()
+        self.copy_source_ids: set[str] = set()
         self.loads: dict[int, int] = {}  # from block id to the host slot it is loaded from
         # Copies of states from and to snapshots, by row id.
         self.restores: dict[str, StateCopy] = {}
@@ -84,7 +88,7 @@ class StepBuilder:
         self.num_preempted = 0
         self.victims: list[Sequence] | None = None  # running sequences, the next victim last
 
-    def withdraw(self, seq: Sequence) -> int:
+    def remove_row(self, seq: Sequence) -> int:
         """Remove the row of a sequence that is about to be preempted, if it has one.
 
         If the sequence was admitted in this very step, its admission and copies are removed too.
@@ -98,10 +102,10 @@ class StepBuilder:
         del self.seqs[index]
         self.budget += len(row.token_ids)
         if len(row.token_ids) > 1:
-            self.prompts += len(row.token_ids)
-        seq.num_pending -= row.samples
+            self.prompt_budget += len(row.token_ids)
+        seq.num_pending -= row.is_sampled
         self.added = [added for added in self.added if added.request.id != seq.id]
-        held = set(seq.table.block_ids[seq.table.num_passed :])
+        held = set(seq.table.block_ids[seq.table.num_freed :])
         self.copies = [copy for copy in self.copies if copy.target not in held]
         return len(row.token_ids)
 
@@ -158,7 +162,9 @@ def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[Schedule
         num_known = len(row.token_ids) - row.num_drafts
         tokens = tuple(seq.token_ids[start : row.start + num_known]) + row.token_ids[num_known:]
         whole.append(
-            ScheduledRow(row.id, start, tokens, table, row.samples, row.num_drafts, row.text)
+            ScheduledRow(
+                row.id, start, tokens, table, row.is_sampled, row.num_drafts, row.known_token_ids
+            )
         )
     return StepPlan(
         rows=whole,
@@ -167,7 +173,7 @@ def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[Schedule
     )
 
 
-def from_the_start(
+def replay_from_start(
     plan: StepPlan, seqs: Mapping[str, Sequence], step_tokens: int
 ) -> list[StepPlan]:
     """The plans that compute ``plan`` on a runner with recurrent states.
@@ -186,7 +192,7 @@ def from_the_start(
         blocks = row.new_block_ids
         for begin in range(0, row.start, step_tokens):
             tokens = tuple(seqs[row.id].token_ids[begin : min(row.start, begin + step_tokens)])
-            part = ScheduledRow(row.id, begin, tokens, blocks, samples=False)
+            part = ScheduledRow(row.id, begin, tokens, blocks, is_sampled=False)
             newcomers = (added.pop(row.id),) if row.id in added else ()
             removed = () if begin else (row.id,)
             leads.append(StepPlan(rows=PlanRows.of([part]), added=newcomers, removed=removed))

@@ -12,7 +12,7 @@ SortKey = Callable[[Sequence], tuple[float, ...]]
 _MIN_STALE = 64  # fewer stale entries than this are not worth a rebuild
 
 
-class Waiting(Protocol):
+class SequenceQueue(Protocol):
     """A queue of sequences. All that it returns are WAITING."""
 
     def push(self, seq: Sequence) -> None:

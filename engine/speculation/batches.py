@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from engine.runner.inputs import HostBatch
-from engine.speculation.read_blocks import Place
+from engine.speculation.read_blocks import ReadState
 
 
-def unread_batch(slots: np.ndarray, places: list[Place], lengths: list[int]) -> HostBatch:
+def unread_batch(slots: np.ndarray, places: list[ReadState], lengths: list[int]) -> HostBatch:
     """The unread tokens of the given rows, each as a row of its own."""
     return decode_batch(
         np.repeat(slots, lengths),

@@ -19,23 +19,23 @@ from engine.runner.graphs import DecodeGraph
 from engine.runner.inputs import HostBatch
 from engine.runner.programs import DecodePrograms
 from engine.runner.transfer import Uploads
-from kernels.cpu.drafts import pass_on
+from kernels.cpu.drafts import advance_draft_pass
 from kernels.cpu.program import NotRecordableError, Program, Recorder, Workspace
 
-_MOST_CHAINS = 512  # chains kept; each takes some kilobytes
-_LONGEST_READ = 128  # tokens of one program that only reads
+_MAX_CHAINS = 512  # chains kept; each takes some kilobytes
+_MAX_READ_TOKENS = 128  # tokens of one program that only reads
 
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
     first: DecodeGraph
     last_tokens: np.ndarray  # [rows that want drafts] int32, rewritten for each call
-    guesses: torch.Tensor  # [all drafts] int64, pass by pass
+    draft_ids: torch.Tensor  # [all drafts] int64, pass by pass
     in_order: torch.Tensor  # [rows that want drafts] int32, read by the links
     run: Program
 
 
-class GuessChains:
+class DraftChains:
     """The chains of one draft model.
 
     Args:
@@ -58,15 +58,15 @@ class GuessChains:
         begin = 0
         while begin < slots.size:
             left = slots.size - begin
-            size = min(_LONGEST_READ, 1 << (left.bit_length() - 1))
+            size = min(_MAX_READ_TOKENS, 1 << (left.bit_length() - 1))
             piece = slice(begin, begin + size)
-            reader = self._programs.reader(size)
+            reader = self._programs.prefill_program(size)
             parts = (slots[piece], positions[piece], token_ids[piece])
             np.concatenate(parts, out=reader.packed.numpy())
             reader.forward()
             begin += size
 
-    def guess(
+    def propose(
         self, batch: HostBatch, last_tokens: np.ndarray, widths: Sequence[int]
     ) -> tuple[torch.Tensor, ...]:
         """Read a batch of single tokens, and draft after them.
@@ -87,13 +87,13 @@ class GuessChains:
         key = (batch.slots.size, *widths)
         chain = self._chains.get(key)
         if chain is None:
-            if len(self._chains) == _MOST_CHAINS:
+            if len(self._chains) == _MAX_CHAINS:
                 self._chains.clear()
             chain = self._chains[key] = self._make(*key)
         self._programs.load(chain.first, batch, self._uploads)
         chain.last_tokens[:] = last_tokens
         chain.run()
-        return chain.guesses.split(tuple(widths))
+        return chain.draft_ids.split(tuple(widths))
 
     def _make(self, size: int, *widths: int) -> _Chain:
         graphs = [self._graph(size), *(self._graph(width) for width in widths[1:])]
@@ -109,7 +109,7 @@ class GuessChains:
                 raise TypeError("only recorded steps make a chain")
             target = () if after is None else (after.packed, after.positions)
             arguments = (graph.packed, graph.sampled.token_ids, rows[: chosen.numel()], chosen)
-            link, _ = record(lambda arguments=(*arguments, *target): pass_on(*arguments))
+            link, _ = record(lambda arguments=(*arguments, *target): advance_draft_pass(*arguments))
             parts += [graph.forward, graph.sample, link]
             rows = in_order
         return _Chain(graphs[0], last_tokens, guesses, in_order, Program.joined(parts))

@@ -31,16 +31,16 @@ from engine.kv_cache.storage import KVCache
 from engine.models.decoder import Decoder, StepState
 from engine.models.draft_head.network import DraftHead
 from engine.plan_rows import PlanRows
-from engine.runner.drafts import Guesses
+from engine.runner.drafts import DraftTokens
 from engine.runner.graphs import DecodeGraphs
-from engine.runner.inputs import HostBatch, build, geometry, send
+from engine.runner.inputs import HostBatch, build_inputs, geometry, send
 from engine.runner.programs import DecodePrograms
 from engine.runner.rows import RowTable
-from engine.runner.transfer import Downloads, Fetched, Uploads
+from engine.runner.transfer import Downloads, PendingDownload, Uploads
 from engine.speculation.batches import decode_batch, unread_batch
-from engine.speculation.chains import GuessChains
+from engine.speculation.chains import DraftChains
 from engine.speculation.features import Features
-from engine.speculation.read_blocks import Place, ReadBlocks
+from engine.speculation.read_blocks import ReadBlocks, ReadState
 from engine.types import BlockCopy, StepPlan
 from kernels.attention import AttentionSpec
 from kernels.inputs import StepRows
@@ -49,18 +49,18 @@ from kernels.reference.drafts import DRAFT_STREAM
 from kernels.sending import to_device
 
 # Tokens read at once when much of a text is unread.
-_MOST_READ = 1024
+_MAX_CHUNK_TOKENS = 1024
 # Mean number of tokens per row up to which a recorded single-token step is cheaper than a chunk.
-_MOST_SINGLE = 2
+_MAX_SINGLE_TOKENS = 2
 # Total number of tokens up to which recorded programs read them faster than a chunk would.
-_MOST_RECORDED = 256
+_MAX_RECORDED_TOKENS = 256
 
 
-class _Guess(NamedTuple):
+class _DraftPass(NamedTuple):
     """One more draft for some rows, of which those that want the most come first."""
 
     token_ids: torch.Tensor  # [n] int64
-    proposed: torch.Tensor | None  # [n, vocab], the distributions they were drawn from
+    draft_probs: torch.Tensor | None  # [n, vocab], the distributions they were drawn from
     states: torch.Tensor | None = None  # [n, hidden_size], a head's states before
 
 
@@ -88,7 +88,7 @@ class DraftModel:
         rows: RowTable,
         *,
         vocab_size: int,
-        rejects: bool,
+        rejection_sampling: bool,
         programs: DecodePrograms | DecodeGraphs | None = None,
         features: Features | None = None,
     ) -> None:
@@ -98,7 +98,7 @@ class DraftModel:
         self._spec = attention_spec
         self._rows = rows
         self._vocab_size = vocab_size
-        self._rejects = rejects
+        self._rejection_sampling = rejection_sampling
         self._features = features
         self._lead = 0 if features is None else 1  # leading tokens of a text that are not read
         # Programs neither clamp token ids that the draft model lacks, nor mask out drafts that the
@@ -106,10 +106,14 @@ class DraftModel:
         self._programs = programs if model.spec.vocab_size == vocab_size else None
         self._uploads = Uploads(attention_spec.device)
         self._downloads = Downloads(attention_spec.device)
-        self._chains: GuessChains | None = None
-        if isinstance(self._programs, DecodePrograms) and features is None and not rejects:
-            self._chains = GuessChains(self._programs, self._uploads)
-        self._places: dict[str, Place] = {}
+        self._chains: DraftChains | None = None
+        if (
+            isinstance(self._programs, DecodePrograms)
+            and features is None
+            and not rejection_sampling
+        ):
+            self._chains = DraftChains(self._programs, self._uploads)
+        self._read_states: dict[str, ReadState] = {}
         self._blocks = ReadBlocks(cache.paged[0].keys.shape[0], attention_spec.block_size)
 
     def tensors(self) -> list[torch.Tensor]:
@@ -131,9 +135,9 @@ class DraftModel:
     def forget(self, row_ids: Iterable[str]) -> None:
         """Forget rows that are being removed; unknown ids are ignored."""
         for row_id in row_ids:
-            self._places.pop(row_id, None)
+            self._read_states.pop(row_id, None)
 
-    def guess(self, plan: StepPlan) -> tuple[PlanRows, Guesses | None]:
+    def propose(self, plan: StepPlan) -> tuple[PlanRows, DraftTokens | None]:
         """Draft for the plan's rows that have ``DRAFT_TOKEN``.
 
         The rows' tables already contain the plan's blocks.
@@ -143,7 +147,7 @@ class DraftModel:
             if no row asks for any. Drafts made on a GPU are only in the latter, so that nothing
             has to wait for them.
         """
-        self._note_blocks(plan)
+        self._record_blocks(plan)
         rows = plan.rows
         if not rows.num_drafts:
             return rows, None
@@ -154,7 +158,7 @@ class DraftModel:
         row_ids = [rows.ids[place] for place in wanting]
         slots = np.array(self._rows.slots(row_ids), np.int32)
         reads = [
-            self._place(row_id, slot, rows.texts[place])
+            self._read_state(row_id, slot, rows.known_token_ids[place])
             for row_id, slot, place in zip(row_ids, slots.tolist(), wanting, strict=True)
         ]
         for row_id, place in zip(row_ids, reads, strict=True):
@@ -164,12 +168,12 @@ class DraftModel:
         if guesses is None:
             guesses = self._one_by_one(slots, row_ids, reads, wants)
         for slot, place in zip(slots.tolist(), reads, strict=True):
-            self._note(slot, place)
+            self._mark_read(slot, place)
         return self._filled(rows, reads, wanting, guesses)
 
     def _chained(
-        self, slots: np.ndarray, row_ids: list[str], reads: list[Place], wants: list[int]
-    ) -> list[_Guess] | None:
+        self, slots: np.ndarray, row_ids: list[str], reads: list[ReadState], wants: list[int]
+    ) -> list[_DraftPass] | None:
         """Read what is unread and draft, in one native call; None if unsupported.
 
         The rows that want the most drafts come first.
@@ -180,22 +184,22 @@ class DraftModel:
         self._rows.changes()
         if self._rows.sampling.bias(slots) is not None:
             return None
-        late = [place for place in reads if len(place.unread) > _MOST_SINGLE]
+        late = [place for place in reads if len(place.unread) > _MAX_SINGLE_TOKENS]
         if late:
             self._read_ahead(chains, slots, row_ids, reads)
         lengths = [len(place.unread) for place in reads]
         widths = [sum(want > depth for want in wants) for depth in range(wants[0])]
         last = np.cumsum(lengths[: len(wants)]) - 1
-        passes = chains.guess(unread_batch(slots, reads, lengths), last, widths)
-        return [_Guess(token_ids, None) for token_ids in passes]
+        passes = chains.propose(unread_batch(slots, reads, lengths), last, widths)
+        return [_DraftPass(token_ids, None) for token_ids in passes]
 
     def _read_ahead(
-        self, chains: GuessChains, slots: np.ndarray, row_ids: list[str], reads: list[Place]
+        self, chains: DraftChains, slots: np.ndarray, row_ids: list[str], reads: list[ReadState]
     ) -> None:
         """Read all but the last unread token of each row."""
-        ahead = [Place(place.num_read, place.unread[:-1]) for place in reads]
+        ahead = [ReadState(place.num_read, place.unread[:-1]) for place in reads]
         lengths = [len(place.unread) for place in ahead]
-        if sum(lengths) <= _MOST_RECORDED:
+        if sum(lengths) <= _MAX_RECORDED_TOKENS:
             batch = unread_batch(slots, ahead, lengths)
             chains.read(batch.slots, batch.starts, batch.token_ids)
         else:
@@ -206,8 +210,8 @@ class DraftModel:
             del place.unread[:-1]
 
     def _one_by_one(
-        self, slots: np.ndarray, row_ids: list[str], reads: list[Place], wants: list[int]
-    ) -> list[_Guess]:
+        self, slots: np.ndarray, row_ids: list[str], reads: list[ReadState], wants: list[int]
+    ) -> list[_DraftPass]:
         """As ``_chained``, with one pass from Python for each draft."""
         guesses = self._read(row_ids, reads, len(wants))
         ends = np.array([place.end for place in reads], np.int32)
@@ -224,10 +228,10 @@ class DraftModel:
             for batch, own in zip(batches, sent, strict=True):
                 width = batch.slots.size
                 places = (of_slots[:width], steps[: width + 1], own)
-                guesses.append(self._go_on(batch, places, guesses[-1]))
+                guesses.append(self._draft_next(batch, places, guesses[-1]))
         return guesses
 
-    def _note_blocks(self, plan: StepPlan) -> None:
+    def _record_blocks(self, plan: StepPlan) -> None:
         """Record which blocks the plan allocates and copies."""
         blocks, rows = self._blocks, plan.rows
         if rows.new_blocks:
@@ -237,7 +241,7 @@ class DraftModel:
                 num_found = 0
                 if rows.ids[place] in added:
                     num_found = -(-rows.starts[place] // self._spec.block_size)
-                blocks.renew(new_blocks[num_found:])
+                blocks.reset(new_blocks[num_found:])
         if plan.copies:
             blocks.copy(plan.copies)
             pairs = to_device(torch.tensor(plan.copies), self._spec.device).view(-1, 2)
@@ -247,35 +251,37 @@ class DraftModel:
             if self._features is not None:
                 self._features.copy(plan.copies)
 
-    def _place(self, row_id: str, slot: int, text: Sequence[int]) -> Place:
+    def _read_state(self, row_id: str, slot: int, text: Sequence[int]) -> ReadState:
         """The position up to which a row's text has been read, with all its unread tokens."""
-        place = self._places.get(row_id)
+        place = self._read_states.get(row_id)
         if place is None:
             # A head's state of a block's last token depends on the next token, which sequences that
             # share the block need not have in common, so that token is read again.
             table = self._rows.host_tables[slot]
             num_read = max(0, self._blocks.num_read(table, len(text) - 1) - self._lead)
-            place = self._places[row_id] = Place(num_read, num_noted=num_read)
-        place.go_on(text, self._lead)
+            place = self._read_states[row_id] = ReadState(num_read, num_recorded=num_read)
+        place.update(text, self._lead)
         return place
 
-    def _catch_up(self, row_id: str, place: Place) -> None:
+    def _catch_up(self, row_id: str, place: ReadState) -> None:
         """Read the bulk of a text that has many unread tokens."""
-        while len(place.unread) > _MOST_READ:
-            self._read([row_id], [Place(place.num_read, place.unread[:_MOST_READ])], 0)
-            place.num_read += _MOST_READ
-            del place.unread[:_MOST_READ]
+        while len(place.unread) > _MAX_CHUNK_TOKENS:
+            self._read([row_id], [ReadState(place.num_read, place.unread[:_MAX_CHUNK_TOKENS])], 0)
+            place.num_read += _MAX_CHUNK_TOKENS
+            del place.unread[:_MAX_CHUNK_TOKENS]
 
-    def _note(self, slot: int, place: Place) -> None:
+    def _mark_read(self, slot: int, place: ReadState) -> None:
         """Note that all unread tokens have been read."""
         end = place.end
-        self._blocks.note(self._rows.host_tables[slot], place.num_noted, end)
-        place.num_read, place.unread, place.num_noted = end, [], end
+        self._blocks.record(self._rows.host_tables[slot], place.num_recorded, end)
+        place.num_read, place.unread, place.num_recorded = end, [], end
 
-    def _read(self, row_ids: list[str], reads: list[Place], num_wanting: int) -> list[_Guess]:
+    def _read(
+        self, row_ids: list[str], reads: list[ReadState], num_wanting: int
+    ) -> list[_DraftPass]:
         """Read everything unread of the given rows, and make the first draft of the first ones."""
         lengths = [len(place.unread) for place in reads]
-        if sum(lengths) <= _MOST_SINGLE * len(reads):
+        if sum(lengths) <= _MAX_SINGLE_TOKENS * len(reads):
             guesses = self._read_singly(row_ids, reads, lengths, num_wanting)
             if guesses is not None:
                 return guesses
@@ -300,8 +306,8 @@ class DraftModel:
         return [guess._replace(states=hidden)]
 
     def _read_singly(
-        self, row_ids: list[str], reads: list[Place], lengths: list[int], num_wanting: int
-    ) -> list[_Guess] | None:
+        self, row_ids: list[str], reads: list[ReadState], lengths: list[int], num_wanting: int
+    ) -> list[_DraftPass] | None:
         """As ``_read``, as a recorded step with one token per row; None if there is none."""
         batch = unread_batch(np.array(self._rows.slots(row_ids), np.int32), reads, lengths)
         graph = self._programs.find(batch) if self._programs is not None else None
@@ -316,12 +322,12 @@ class DraftModel:
         slots, positions = graph.slots[at], graph.positions[at]
         return [self._choose(graph.logits[at].float(), batch.slots[last], slots, positions)]
 
-    def _go_on(
+    def _draft_next(
         self,
         batch: HostBatch,
         places: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        last: _Guess,
-    ) -> _Guess:
+        last: _DraftPass,
+    ) -> _DraftPass:
         """Make one more draft: read the first of the last drafts, and choose their successors.
 
         Args:
@@ -337,11 +343,11 @@ class DraftModel:
             count = slots.size  # without padding rows
             graph.token_ids[:count].copy_(token_ids)
             graph.forward()
-            if self._rejects or self._rows.sampling.bias(slots) is not None:
+            if self._rejection_sampling or self._rows.sampling.bias(slots) is not None:
                 logits, positions = graph.logits[:count].float(), graph.positions[:count]
                 return self._choose(logits, slots, graph.slots[:count], positions)
             graph.sample()
-            return _Guess(graph.sampled.token_ids[:count].clone(), None)
+            return _DraftPass(graph.sampled.token_ids[:count].clone(), None)
         rows = StepRows(*places, token_ids.to(torch.int32))
         states = None if last.states is None else last.states[: slots.size]
         hidden, seq_lens = self._forward(batch, rows, None, states)
@@ -361,7 +367,7 @@ class DraftModel:
         A head reads ``states``, or the stored features of the tokens if None.
         """
         spec = self._spec
-        inputs = build(batch, rows, self._rows, spec.block_size, self._kernels.operations)
+        inputs = build_inputs(batch, rows, self._rows, spec.block_size, self._kernels.operations)
         where = geometry(batch, rows, inputs.seq_lens, self._rows)
         if self._features is not None and states is None:
             states = self._features.of(inputs.slot_mapping)
@@ -370,7 +376,7 @@ class DraftModel:
             slot_mapping=inputs.slot_mapping,
             positions=inputs.positions,
             rotations=self._model.rotations(inputs.positions),
-            read_states=states if self._features is not None else None,
+            previous_hidden_states=states if self._features is not None else None,
         )
         token_ids = inputs.input_ids.clamp(max=self._model.spec.vocab_size - 1)
         return self._model.forward(token_ids, state, self._cache.layers, wanted), inputs.seq_lens
@@ -381,7 +387,7 @@ class DraftModel:
         host_slots: np.ndarray,
         slots: torch.Tensor,
         positions: torch.Tensor,
-    ) -> _Guess:
+    ) -> _DraftPass:
         """Choose as the request samples, but without penalties and masks. Overwrites the logits."""
         if logits.shape[1] != self._vocab_size:
             missing = self._vocab_size - logits.shape[1]
@@ -389,15 +395,17 @@ class DraftModel:
         state = self._rows.sampling
         table, bias = state.table, state.bias(host_slots)
         do = self._kernels.operations
-        if not self._rejects:
-            return _Guess(do.sample(logits, slots, positions, table, None, bias).token_ids, None)
+        if not self._rejection_sampling:
+            return _DraftPass(
+                do.sample(logits, slots, positions, table, None, bias).token_ids, None
+            )
         proposed = do.distribution(logits, slots, positions, table, None, bias)
         seeds = table.seed[slots.long()]
-        return _Guess(do.draw(proposed, seeds, positions, DRAFT_STREAM), proposed)
+        return _DraftPass(do.sample_from_probs(proposed, seeds, positions, DRAFT_STREAM), proposed)
 
     def _filled(
-        self, rows: PlanRows, reads: list[Place], wanting: list[int], guesses: list[_Guess]
-    ) -> tuple[PlanRows, Guesses]:
+        self, rows: PlanRows, reads: list[ReadState], wanting: list[int], guesses: list[_DraftPass]
+    ) -> tuple[PlanRows, DraftTokens]:
         """Assemble the rows and their drafts; a decoder has read all drafts but the last."""
         firsts = np.cumsum([0, *(guess.token_ids.numel() for guess in guesses)]).tolist()
         of_row: dict[int, list[int]] = {}  # each row's drafts, as indices into all of them
@@ -406,8 +414,8 @@ class DraftModel:
         order = [at for index in sorted(of_row) for at in of_row[index]]
         token_ids = torch.cat([guess.token_ids for guess in guesses])
         proposed: torch.Tensor | None = None
-        if self._rejects:
-            proposed = torch.cat([g.proposed for g in guesses if g.proposed is not None])
+        if self._rejection_sampling:
+            proposed = torch.cat([g.draft_probs for g in guesses if g.draft_probs is not None])
             proposed = _in_order(proposed, order)
         # A head has read its drafts with states of its own, so accepted ones are read again.
         keeps = self._features is None
@@ -416,7 +424,7 @@ class DraftModel:
             told, filled = token_ids.tolist(), PlanRows.of(rows)
             for index, place in zip(wanting, reads, strict=True):
                 drafts = tuple(told[at] for at in of_row[index])
-                place.ahead = drafts[:-1] if keeps else ()
+                place.read_drafts = drafts[:-1] if keeps else ()
                 filled.token_ids[index] = rows.token_ids[index][: -len(drafts)] + drafts
             rows = filled
         else:
@@ -424,15 +432,15 @@ class DraftModel:
             if keeps:
                 fetched = self._downloads.fetch([token_ids])
                 for index, place in zip(wanting, reads, strict=True):
-                    place.ahead = _told(fetched, of_row[index][:-1])
-        return rows, Guesses(ordered, proposed)
+                    place.read_drafts = _fetched_drafts(fetched, of_row[index][:-1])
+        return rows, DraftTokens(ordered, proposed)
 
 
 def _in_order(values: torch.Tensor, order: list[int]) -> torch.Tensor:
     return values[to_device(torch.tensor(order), values.device)]
 
 
-def _told(fetched: Fetched, places: list[int]) -> Iterator[int]:
+def _fetched_drafts(fetched: PendingDownload, places: list[int]) -> Iterator[int]:
     """Yield some drafts once requested; they are there when their verifying step has finished."""
     told = fetched.wait()[0].tolist()
     for place in places:

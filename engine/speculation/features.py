@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.kv_cache.storage import zeros
-from engine.models.block import Taps
+from engine.models.block import AuxHiddenStates
 from engine.models.decoder import Decoder
 from engine.models.draft_head.network import DraftHead
 from engine.models.recurrent import LayerMemory
@@ -61,14 +61,14 @@ class Features:
 
         The shapes are [num_tokens, hidden_size] and [num_tokens, the head's hidden_size].
         """
-        taps = Taps(self.head.taps) if self.head.taps else None
+        taps = AuxHiddenStates(self.head.aux_layers) if self.head.aux_layers else None
         hidden = model.forward(input_ids, state, caches, None, taps)
         if taps is None:
             return hidden, hidden
         assert taps.states is not None
-        return hidden, self.head.condense(taps.states)
+        return hidden, self.head.combine_hidden_states(taps.states)
 
-    def keep(self, slots: torch.Tensor, features: torch.Tensor) -> None:
+    def store(self, slots: torch.Tensor, features: torch.Tensor) -> None:
         """Store the features of tokens in these slots: [n] int64 and [n, hidden_size]."""
         self._table.index_copy_(0, slots, features)
 

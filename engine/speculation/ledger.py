@@ -14,12 +14,12 @@ from math import ceil
 
 _SHARE = 0.005  # share of all steps that may be lost in the long run, and as much again by trials
 _GRACE = 1.0  # steps that may be lost before anything is gained
-_MOST = 8.0  # most that can be saved up from gains
+_MAX_BALANCE = 8.0  # most that can be saved up from gains
 _RESUME = 0.05  # what a pause saves beyond the loss
 _TRIAL = 3.0  # savings needed before the first trial
 
 
-class Ledger:
+class LossBudget:
     """For steps with about the same number of rows. All amounts are in steps without drafts."""
 
     __slots__ = ("_balance", "_pause", "_saved")
@@ -35,7 +35,7 @@ class Ledger:
         return self._pause
 
     @property
-    def is_empty(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether losses exceed their limit."""
         return self._balance < 0.0
 
@@ -45,11 +45,11 @@ class Ledger:
         return self._balance > _GRACE
 
     @property
-    def affords_trial(self) -> bool:
+    def can_afford_trial(self) -> bool:
         """Whether drafts may be made that are expected to lose."""
         return self._saved >= 0.0 or self.has_gained
 
-    def pass_by(self, num_steps: int = 1) -> None:
+    def skip_steps(self, num_steps: int = 1) -> None:
         """Note steps planned without attempts; a pause has already saved for its steps."""
         if self._pause:
             self._pause = max(0, self._pause - num_steps)
@@ -69,13 +69,13 @@ class Ledger:
         if self._balance < _GRACE:
             self._balance = min(_GRACE, self._balance + saved)
 
-    def book(self, num_steps: float) -> None:
+    def record(self, num_steps: float) -> None:
         """Record a gain, or a loss if negative, in steps."""
-        self._balance = min(_MOST, self._balance + num_steps)
+        self._balance = min(_MAX_BALANCE, self._balance + num_steps)
 
-    def book_trial(self, num_steps: float) -> None:
+    def record_trial(self, num_steps: float) -> None:
         """Record the gain or loss of a trial step."""
         if self.has_gained:
-            self.book(num_steps)
+            self.record(num_steps)
         else:
             self._saved = min(0.0, self._saved + num_steps)

@@ -39,7 +39,7 @@ class DraftPlan:
     files: WeightFiles
     attention: AttentionSpec
     kernels: Kernels
-    rejects: bool
+    rejection_sampling: bool
 
     @property
     def bytes_per_token(self) -> int:
@@ -51,12 +51,16 @@ class DraftPlan:
         dtype, device = self.attention.dtype, self.attention.device
         if self.files.codes is not None:
             method = choose_method(
-                None, dtype, device, invariant=config.batch_invariant, stored=self.files.codes
+                None,
+                dtype,
+                device,
+                invariant=config.batch_invariant,
+                checkpoint_format=self.files.codes,
             )
         weights = self.files.open(self.spec, dtype, device)
         return make_modules(self.spec, weights, method, stacked=self.kernels.name == "triton")
 
-    def model(
+    def make_draft_model(
         self,
         modules: Modules,
         memory: MemoryPlan,
@@ -70,25 +74,25 @@ class DraftPlan:
         Raises:
             ModelLoadError: its context is shorter than the model's, or its cache does not fit.
         """
-        if memory.max_model_len > self.spec.longest_context:
+        if memory.max_model_len > self.spec.max_context_len:
             raise ModelLoadError(
-                f"the draft model's context is {self.spec.longest_context} tokens, the model's "
+                f"the draft model's context is {self.spec.max_context_len} tokens, the model's "
                 f"{memory.max_model_len}: set max_model_len"
             )
         attention = self.attention
         size = (memory.num_blocks, memory.block_size, attention.dtype, attention.device)
         decoder = Decoder(self.spec, modules, self.kernels, memory.max_model_len)
-        side_by_side = self.kernels.takes_side_by_side
-        cache = KVCache(self.spec, *size, attention.cache_dtype, side_by_side=side_by_side)
+        side_by_side = self.kernels.supports_interleaved_layers
+        cache = KVCache(self.spec, *size, attention.cache_dtype, interleave_layers=side_by_side)
         programs: DecodePrograms | DecodeGraphs | None = None
         parts = decoder, cache, self.kernels, attention, rows
         if enforce_eager or not self.kernels.attention.is_capturable:
             pass
         elif attention.device.type == "cpu":
-            programs = DecodePrograms(*parts, feeds_back=False)
+            programs = DecodePrograms(*parts, enable_feedback=False)
         else:
-            num_rows = rows.spare_slot  # those before it
-            programs = DecodeGraphs(*parts, num_rows, CudaCapture(), feeds_back=False)
+            num_rows = rows.padding_slot  # those before it
+            programs = DecodeGraphs(*parts, num_rows, CudaCapture(), enable_feedback=False)
         return DraftModel(
             decoder,
             cache,
@@ -96,7 +100,7 @@ class DraftPlan:
             attention,
             rows,
             vocab_size=vocab_size,
-            rejects=self.rejects,
+            rejection_sampling=self.rejection_sampling,
             programs=programs,
         )
 
@@ -118,14 +122,14 @@ def plan_draft(
     if speculation is None:
         return None
     if speculation.method != "draft":
-        if speculation.draft_model is not None and not speculation.has_head:
+        if speculation.draft_model is not None and not speculation.uses_draft_head:
             logger.warning("speculation %s: no use is made of draft_model", speculation.method)
         return None
     if speculation.draft_model is None:
         raise ModelLoadError("speculation with a draft model needs draft_model")
     model = read_config(speculation.draft_model)
     own = model.spec
-    if not isinstance(own, DecoderSpec) or not own.generates:
+    if not isinstance(own, DecoderSpec) or not own.is_generative:
         raise ModelLoadError(f"the draft model {model.directory} does not generate text")
     if own.is_recurrent:
         raise ModelLoadError(
@@ -148,11 +152,11 @@ def draft_attention(own: DecoderSpec, attention: AttentionSpec) -> AttentionSpec
         num_kv_heads=own.num_kv_heads,
         head_dim=own.head_dim,
         windows=own.windows_of(None),
-        others=other_heads(own),
+        other_heads=other_heads(own),
         softcap=own.attention_softcap,
         has_sinks=own.has_sinks,
         value_dim=own.value_dim,
-        chunk=own.chunk,
+        chunk_size=own.chunk,
     )
 
 

@@ -13,16 +13,16 @@ from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.kv_cache.storage import KVCache, bytes_per_token
 from engine.models.checkpoint import ModelConfig, read_headers
-from engine.models.draft_head.make import make_draft_head, read_scored_ids
+from engine.models.draft_head.make import make_draft_head, read_draft_vocab_ids
 from engine.models.draft_head.network import DraftHead, DraftHeadModules
-from engine.models.draft_head.read import mtp_spec, read_eagle_config, with_present
+from engine.models.draft_head.read import mtp_spec, read_eagle_config, with_checkpoint_tensors
 from engine.models.draft_head.spec import DraftHeadSpec
 from engine.models.linear import LinearMethod
 from engine.models.loader import Weights, dummy_weights, load_weights
 from engine.models.modules import Modules
 from engine.models.safetensors import Header
 from engine.models.spec import DecoderSpec
-from engine.models.stored import Format
+from engine.models.stored import QuantFormat
 from engine.runner.kernels import choose_kernels
 from engine.runner.rows import RowTable
 from engine.speculation.draft_model import DraftModel
@@ -42,10 +42,10 @@ class HeadPlan:
     spec: DraftHeadSpec
     model_spec: DecoderSpec
     headers: list[Header]
-    stored_as: Format | None  # the quantisation of its matrices in the checkpoint
+    quant_format: QuantFormat | None  # the quantisation of its matrices in the checkpoint
     attention: AttentionSpec
     kernels: Kernels
-    rejects: bool
+    rejection_sampling: bool
 
     @property
     def bytes_per_token(self) -> int:
@@ -60,13 +60,13 @@ class HeadPlan:
         if config.load_format == "dummy":
             weights: Weights = dummy_weights(self.spec, dtype, device, config.seed + 1)
         else:
-            weights = load_weights(self.spec, self.headers, dtype, device, None, self.stored_as)
+            weights = load_weights(self.spec, self.headers, dtype, device, None, self.quant_format)
         modules, num_bytes = make_draft_head(
             self.spec,
             weights,
             method,
             (self.model_spec, model),
-            read_scored_ids(self.spec, self.headers, device),
+            read_draft_vocab_ids(self.spec, self.headers, device),
             stacked=self.kernels.name == "triton",
         )
         return LoadedHead(self, modules, num_bytes)
@@ -89,7 +89,9 @@ class LoadedHead:
         size = memory.num_blocks, memory.block_size
         return Features(head, *size, attention.dtype, attention.device)
 
-    def drafts(self, features: Features, memory: MemoryPlan, rows: RowTable) -> DraftModel:
+    def make_draft_model(
+        self, features: Features, memory: MemoryPlan, rows: RowTable
+    ) -> DraftModel:
         """Assemble the draft model, with a cache of as many blocks as the model's.
 
         Raises:
@@ -103,13 +105,13 @@ class LoadedHead:
                 plan.spec.layer,
                 *size,
                 attention.cache_dtype,
-                side_by_side=plan.kernels.takes_side_by_side,
+                interleave_layers=plan.kernels.supports_interleaved_layers,
             ),
             plan.kernels,
             attention,
             rows,
             vocab_size=plan.model_spec.vocab_size,
-            rejects=plan.rejects,
+            rejection_sampling=plan.rejection_sampling,
             features=features,
         )
 
@@ -119,7 +121,7 @@ def plan_head(
     model: ModelConfig,
     spec: DecoderSpec,
     headers: list[Header],
-    stored_as: Format | None,
+    quant_format: QuantFormat | None,
     attention: AttentionSpec,
 ) -> HeadPlan | None:
     """Plan the head that ``config`` asks for; None if it asks for none.
@@ -134,9 +136,9 @@ def plan_head(
         ModelLoadError: it cannot be used, or there is none.
     """
     speculation = config.speculation
-    if speculation is None or not speculation.has_head:
+    if speculation is None or not speculation.uses_draft_head:
         return None
-    if not spec.generates:
+    if not spec.is_generative:
         raise ModelLoadError(f"{model.directory}: a model without text has nothing to guess ahead")
     is_dummy = config.load_format == "dummy"
     if speculation.method == "mtp":
@@ -152,14 +154,14 @@ def plan_head(
     else:
         directory = Path(speculation.draft_model)
         head = read_eagle_config(directory, spec)
-        headers, stored_as = [], None
+        headers, quant_format = [], None
         if not is_dummy:
             headers = read_headers(directory, config.load_format)
-            head = with_present(head, _names(headers), directory)
+            head = with_checkpoint_tensors(head, _names(headers), directory)
     own_attention = draft_attention(head.layer, attention)
     kernels = choose_kernels(config.attention_backend, own_attention)
     rejects = speculation.draft_sampling == "rejection"
-    return HeadPlan(head, spec, headers, stored_as, own_attention, kernels, rejects)
+    return HeadPlan(head, spec, headers, quant_format, own_attention, kernels, rejects)
 
 
 def _names(headers: list[Header]) -> set[str]:

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from engine.speculation.proposer import Drafter
 from engine.types import Request
 
-_LOOK_S = 1e-5  # host time to look up a text's last tokens
-_KEEP_S = 7e-8  # to append a token to a text
-_PASS_S = 2e-9  # to search past a token
+_LOOKUP_S = 1e-5  # host time to look up a text's last tokens
+_APPEND_S = 7e-8  # to append a token to a text
+_SCAN_S = 2e-9  # to search past a token
 
 
 class SearchedText:
@@ -41,9 +41,9 @@ class SearchedText:
         start = text.rfind(text[-length:], 0, len(text) - 1)
         return None if start < 0 else start + length
 
-    def look_s(self, num_unseen: int) -> float:
+    def lookup_cost_s(self, num_unseen: int) -> float:
         """Estimated seconds of a lookup, including appending ``num_unseen`` tokens."""
-        return _LOOK_S + num_unseen * _KEEP_S + (len(self) + num_unseen) * _PASS_S
+        return _LOOKUP_S + num_unseen * _APPEND_S + (len(self) + num_unseen) * _SCAN_S
 
 
 class NgramDrafter:
@@ -68,9 +68,9 @@ class NgramDrafter:
                 return continuation(token_ids, end, most)
         return ()
 
-    def look_s(self, num_unseen: int) -> float:
+    def lookup_cost_s(self, num_unseen: int) -> float:
         """See ``Drafter``."""
-        return self._text.look_s(num_unseen)
+        return self._text.lookup_cost_s(num_unseen)
 
 
 class NgramProposer:

@@ -7,11 +7,11 @@ that those before it were. How much less is learnt over all requests.
 
 from __future__ import annotations
 
-_KEPT = 0.995  # weight of the past, per row
-_DOUBT = 8.0  # drafts at a position that outweigh the assumption that all are alike
+_DECAY = 0.995  # weight of the past, per row
+_PRIOR_WEIGHT = 8.0  # drafts at a position that outweigh the assumption that all are alike
 
 
-class Positions:
+class PositionFactors:
     """For each position in a row, how many drafts were judged and how many of these accepted.
 
     Args:
@@ -19,8 +19,8 @@ class Positions:
     """
 
     def __init__(self, most: int) -> None:
-        self._judged = [0.0] * most
-        self._kept = [0.0] * most
+        self._num_verified = [0.0] * most
+        self._num_accepted = [0.0] * most
         self._factors = [1.0] * most
 
     @property
@@ -30,11 +30,13 @@ class Positions:
 
     def learn(self, num_drafts: int, num_accepted: int) -> None:
         """Learn from a row's drafts; those after the first rejection were not judged."""
-        for place, judged in enumerate(self._judged):
-            self._judged[place] = judged * _KEPT + (place <= num_accepted and place < num_drafts)
-            self._kept[place] = self._kept[place] * _KEPT + (place < num_accepted)
-        mean = (sum(self._kept) + 1.0) / (sum(self._judged) + 2.0)
+        for place, judged in enumerate(self._num_verified):
+            self._num_verified[place] = judged * _DECAY + (
+                place <= num_accepted and place < num_drafts
+            )
+            self._num_accepted[place] = self._num_accepted[place] * _DECAY + (place < num_accepted)
+        mean = (sum(self._num_accepted) + 1.0) / (sum(self._num_verified) + 2.0)
         self._factors = [
-            (kept + _DOUBT * mean) / ((judged + _DOUBT) * mean)
-            for kept, judged in zip(self._kept, self._judged, strict=True)
+            (kept + _PRIOR_WEIGHT * mean) / ((judged + _PRIOR_WEIGHT) * mean)
+            for kept, judged in zip(self._num_accepted, self._num_verified, strict=True)
         ]

@@ -21,7 +21,7 @@ class Drafter(Protocol):
         """
         ...
 
-    def look_s(self, num_unseen: int) -> float:
+    def lookup_cost_s(self, num_unseen: int) -> float:
         """Estimated host seconds for the next call, with ``num_unseen`` new tokens."""
         ...
 
@@ -49,7 +49,7 @@ class ModelProposer:
         """As many placeholders as allowed."""
         return (DRAFT_TOKEN,) * most
 
-    def look_s(self, num_unseen: int) -> float:
+    def lookup_cost_s(self, num_unseen: int) -> float:
         """Zero: there is no lookup."""
         return 0.0
 
@@ -59,7 +59,7 @@ class ModelProposer:
 
 def make_proposer(config: SpeculationConfig) -> Proposer:
     """Make the configured proposer for one engine."""
-    if config.in_step:
+    if config.drafts_in_runner:
         return ModelProposer()
     from engine.speculation.ngram import NgramProposer
 

@@ -15,20 +15,20 @@ from engine.types import BlockCopy
 
 
 @dataclass(slots=True)
-class Place:
+class ReadState:
     """How far the draft model has read one text."""
 
     num_read: int
     unread: list[int] = field(default_factory=list)  # the known tokens from there on
-    ahead: Iterable[int] = ()  # drafts that it has read beyond the known text; read once
-    num_noted: int = 0  # how much of what was read is recorded in ReadBlocks
+    read_drafts: Iterable[int] = ()  # drafts that it has read beyond the known text; read once
+    num_recorded: int = 0  # how much of what was read is recorded in ReadBlocks
 
     @property
     def end(self) -> int:
         """The number of known tokens."""
         return self.num_read + len(self.unread)
 
-    def go_on(self, text: Sequence[int], lead: int) -> None:
+    def update(self, text: Sequence[int], lead: int) -> None:
         """Note the known text, which has grown by at least a token.
 
         Accepted drafts have already been read; rejected ones are dropped.
@@ -38,11 +38,11 @@ class Place:
             lead: leading tokens that are not read.
         """
         at, last = self.num_read + lead, len(text) - 1
-        for guess in self.ahead:
+        for guess in self.read_drafts:
             if at >= last or text[at] != guess:
                 break
             at += 1
-        self.ahead = ()
+        self.read_drafts = ()
         self.num_read = at - lead
         self.unread = list(text[at:])
 
@@ -60,7 +60,7 @@ class ReadBlocks:
         self._on_host: dict[int, int] = {}  # by slot of the host
         self._block_size = block_size
 
-    def renew(self, block_ids: Iterable[int]) -> None:
+    def reset(self, block_ids: Iterable[int]) -> None:
         """Note that these blocks have been allocated: their contents are void."""
         for block in block_ids:
             self._counts[block] = 0
@@ -77,7 +77,7 @@ class ReadBlocks:
         for slot, block in loads:
             self._counts[block] = self._on_host[slot]
 
-    def note(self, table: np.ndarray, begin: int, end: int) -> None:
+    def record(self, table: np.ndarray, begin: int, end: int) -> None:
         """Note that tokens [begin, end) of this table's text have been read, as all before."""
         size = self._block_size
         for index in range(begin // size, -(-end // size)):

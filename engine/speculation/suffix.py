@@ -21,7 +21,7 @@ from engine.speculation.proposer import Drafter
 from engine.types import Request
 
 _MAX_TOKENS = 100_000  # over all outputs kept; each takes some hundred bytes in the index
-_MAX_TIDIED = 64  # tokens added to the index at each draft, and as many removed
+_MAX_INDEX_UPDATE = 64  # tokens added to the index at each draft, and as many removed
 _INDEX_S = 8e-7  # host time to add or remove a run
 
 
@@ -49,7 +49,7 @@ class SuffixStore:
         self.num_tokens = 0
 
     @property
-    def is_tidy(self) -> bool:
+    def is_index_current(self) -> bool:
         """Whether the index matches the outputs that are kept."""
         return not self._unindexed and not self._stale
 
@@ -61,7 +61,7 @@ class SuffixStore:
         self._unindexed.append(output)
         self.num_tokens += len(token_ids)
 
-    def forget_oldest(self) -> None:
+    def evict_oldest(self) -> None:
         """Drop the oldest output."""
         output = self._outputs.popleft()
         self.num_tokens -= len(output.token_ids)
@@ -78,13 +78,13 @@ class SuffixStore:
         output, end = place
         return output.token_ids[end : end + most]
 
-    def tidy(self, num_tokens: int = _MAX_TIDIED) -> None:
+    def update_index(self, num_tokens: int = _MAX_INDEX_UPDATE) -> None:
         """Remove up to ``num_tokens`` forgotten tokens from the index, and add as many new ones."""
         left = num_tokens
         while self._stale and left:
             output = self._stale[0]
             begin = max(0, output.num_indexed - left)
-            self._take_out(output, begin)
+            self._unindex_runs(output, begin)
             left -= output.num_indexed - begin
             output.num_indexed = begin
             if not begin:
@@ -94,13 +94,13 @@ class SuffixStore:
             output = self._unindexed[-1]
             # Nothing follows the last token.
             end = min(len(output.token_ids) - 1, output.num_indexed + left)
-            self._take_in(output, end)
+            self._index_runs(output, end)
             left -= end - output.num_indexed
             output.num_indexed = end
             if end == len(output.token_ids) - 1:
                 self._unindexed.pop()
 
-    def _take_in(self, output: _Output, last: int) -> None:
+    def _index_runs(self, output: _Output, last: int) -> None:
         places, token_ids = self._places, output.token_ids
         for end in range(output.num_indexed + 1, last + 1):
             for length in self._lengths:
@@ -110,7 +110,7 @@ class SuffixStore:
                     if place is None or place[0].order <= output.order:
                         places[run] = output, end
 
-    def _take_out(self, output: _Output, first: int) -> None:
+    def _unindex_runs(self, output: _Output, first: int) -> None:
         places, token_ids = self._places, output.token_ids
         for end in range(first + 1, output.num_indexed + 1):
             for length in self._lengths:
@@ -156,7 +156,7 @@ class SuffixProposer:
         while self._num_tokens > self._max_tokens:
             oldest_kind, oldest = next(iter(self._stores.items()))
             self._num_tokens -= oldest.num_tokens
-            oldest.forget_oldest()
+            oldest.evict_oldest()
             self._num_tokens += oldest.num_tokens
             if not oldest.num_tokens:
                 del self._stores[oldest_kind]
@@ -181,7 +181,7 @@ class _SuffixDrafter:
         text.extend(token_ids)
         store = self._proposer.store(self._kind)
         if store is not None:
-            store.tidy()
+            store.update_index()
         repeats = text.find(self._lengths[-1]) is not None  # else no longer run does either
         for length in self._lengths:
             end = text.find(length) if repeats else None
@@ -192,11 +192,11 @@ class _SuffixDrafter:
                 return found
         return ()
 
-    def look_s(self, num_unseen: int) -> float:
+    def lookup_cost_s(self, num_unseen: int) -> float:
         """See ``Drafter``."""
         store = self._proposer.store(self._kind)
-        num_behind = 0 if store is None or store.is_tidy else _MAX_TIDIED
-        return self._text.look_s(num_unseen) + num_behind * len(self._lengths) * _INDEX_S
+        num_behind = 0 if store is None or store.is_index_current else _MAX_INDEX_UPDATE
+        return self._text.lookup_cost_s(num_unseen) + num_behind * len(self._lengths) * _INDEX_S
 
 
 def _kind(request: Request) -> tuple[str, str]:

@@ -16,7 +16,7 @@ class EncodedPair(NamedTuple):
     """Two texts as one prompt."""
 
     token_ids: list[int]
-    second_from: int | None  # where tokens of the second type begin; None: there is only one type
+    second_start: int | None  # where tokens of the second type begin; None: there is only one type
 
 
 def encode_texts(
@@ -57,12 +57,12 @@ def encode_pairs(
     return [
         pair
         if limit is None or len(pair.token_ids) <= limit
-        else _cut_pair(tokenizer, *texts, pair, limit)
+        else _truncate_pair(tokenizer, *texts, pair, limit)
         for texts, pair in zip(pairs, whole, strict=True)
     ]
 
 
-def _cut_pair(
+def _truncate_pair(
     tokenizer: Tokenizer, first: str, second: str, pair: EncodedPair, limit: int
 ) -> EncodedPair:
     ids = pair.token_ids
@@ -75,7 +75,7 @@ def _cut_pair(
     cut_a = min(too_many - cut_b, len(a))
     end_a, end_b = begin_a + len(a), begin_b + len(b)
     kept = ids[: end_a - cut_a] + ids[end_a : end_b - cut_b] + ids[end_b:]
-    second_from = None if pair.second_from is None else pair.second_from - cut_a
+    second_from = None if pair.second_start is None else pair.second_start - cut_a
     return EncodedPair(kept[:limit], second_from)
 
 

@@ -34,7 +34,7 @@ class IncrementalDetokenizer:
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         self._skipped -= shown_special_ids
         self._utf8 = _Utf8Decoder("replace")
-        self._is_whole = True  # no incomplete character is held back
+        self._is_char_complete = True  # no incomplete character is held back
         self._lead_left = 0 if continuation else tokenizer.rules.max_lead
 
     def push(self, token_ids: Iterable[int]) -> str:
@@ -46,7 +46,7 @@ class IncrementalDetokenizer:
 
     def flush(self) -> str:
         """The rest of the text: U+FFFD for a character that was never completed."""
-        self._is_whole = True
+        self._is_char_complete = True
         return self._strip(self._utf8.decode(b"", final=True))
 
     @property
@@ -64,13 +64,13 @@ class IncrementalDetokenizer:
         Most tokens consist of whole characters; for these Python's incremental decoder would take
         several times as long.
         """
-        if self._is_whole:
+        if self._is_char_complete:
             try:
                 return data.decode()
             except UnicodeDecodeError:
                 pass
         text = self._utf8.decode(data)
-        self._is_whole = not self._utf8.getstate()[0]
+        self._is_char_complete = not self._utf8.getstate()[0]
         return text
 
     def _strip(self, text: str) -> str:

@@ -93,8 +93,8 @@ class OutputDecoder:
             include = sampling.include_stop_str_in_output
             self._matcher = StopMatcher(sampling.stop, include_stop=include)
         self._num_decoded = 0  # characters decoded, including those held back
-        self._num_out = 0  # characters returned
-        self._waiting: deque[tuple[TokenLogprob, int]] = deque()  # and release lengths
+        self._num_emitted = 0  # characters returned
+        self._pending_logprobs: deque[tuple[TokenLogprob, int]] = deque()  # and release lengths
         self.num_tokens = 0  # tokens in this choice's output
         self.finished = False
 
@@ -109,7 +109,7 @@ class OutputDecoder:
             self.num_tokens += len(token_ids)
             return TextDelta(text=text, token_ids=token_ids)
         if is_plain:
-            shown = len(token_ids) - self._is_silent_end(output)
+            shown = len(token_ids) - self._is_hidden_stop(output)
             text = self._detokenizer.push(token_ids[:shown])
         else:
             text, num_tokens = self._push_each(output)
@@ -119,7 +119,7 @@ class OutputDecoder:
         if matched is None and output.finish_reason is not None:
             text += self._flush()
             matched = self._matched
-        self._num_out += len(text)
+        self._num_emitted += len(text)
 
         finish_reason: FinishReason | None = output.finish_reason
         stop_reason: str | int | None = None
@@ -140,7 +140,7 @@ class OutputDecoder:
     def _matched(self) -> str | None:
         return None if self._matcher is None else self._matcher.matched
 
-    def _is_silent_end(self, output: RequestOutput) -> bool:
+    def _is_hidden_stop(self, output: RequestOutput) -> bool:
         """Whether the last token ended the choice and is not part of its text."""
         stop_id = output.stop_token_id
         if stop_id is None:
@@ -152,7 +152,7 @@ class OutputDecoder:
         """Push tokens one by one until a stop string; returns the text and the tokens used."""
         texts: list[str] = []
         token_ids = output.token_ids
-        shown = len(token_ids) - self._is_silent_end(output)
+        shown = len(token_ids) - self._is_hidden_stop(output)
         wanted = self._sampling.logprobs is not None
         logprobs = output.logprobs if wanted and output.logprobs is not None else ()
         for index, token_id in enumerate(token_ids):
@@ -164,7 +164,7 @@ class OutputDecoder:
                 end = self._num_decoded + (self._detokenizer.num_pending_bytes > 0)
                 visible = index < shown and not self._detokenizer.is_skipped(token_id)
                 entry = _entry(self._tokenizer, token_id, logprobs[index], offset, visible)
-                self._waiting.append((entry, end))
+                self._pending_logprobs.append((entry, end))
             if self._matcher is not None and self.num_tokens + index >= self._sampling.min_tokens:
                 text = self._matcher.push(text)
             texts.append(text)
@@ -181,13 +181,17 @@ class OutputDecoder:
 
     def _release(self) -> tuple[TokenLogprob, ...]:
         """The entries whose text is out; all of them at the end."""
-        if not self._waiting:
+        if not self._pending_logprobs:
             return ()
-        waiting = self._waiting
+        waiting = self._pending_logprobs
         entries: list[TokenLogprob] = []
-        while waiting and (self.finished or waiting[0][1] <= self._num_out):
+        while waiting and (self.finished or waiting[0][1] <= self._num_emitted):
             entry, _ = waiting.popleft()
-            if self._matched is not None and entry.visible and entry.text_offset >= self._num_out:
+            if (
+                self._matched is not None
+                and entry.visible
+                and entry.text_offset >= self._num_emitted
+            ):
                 entry = msgspec.structs.replace(entry, visible=False)
             entries.append(entry)
         return tuple(entries)

@@ -29,7 +29,7 @@ class PieceRules(msgspec.Struct, frozen=True, kw_only=True):
     byte_fallback: bool = False  # "<0xAB>" stands for one byte
     replacements: tuple[tuple[str, str], ...] = ()  # in order, within one token
     word_prefix: str = ""  # put before tokens that are whole words
-    part_mark: str = ""  # prefix of tokens that continue a word
+    continuing_subword_prefix: str = ""  # prefix of tokens that continue a word
     lead: str = ""  # stripped from the beginning of a text ...
     max_lead: int = 0  # ... at most this many times
 
@@ -52,8 +52,8 @@ class PieceRules(msgspec.Struct, frozen=True, kw_only=True):
                 pass
         for old, new in self.replacements:
             token = token.replace(old, new)
-        if self.part_mark and token.startswith(self.part_mark):
-            return token.removeprefix(self.part_mark).encode()
+        if self.continuing_subword_prefix and token.startswith(self.continuing_subword_prefix):
+            return token.removeprefix(self.continuing_subword_prefix).encode()
         return (self.word_prefix + token).encode()
 
 
@@ -82,7 +82,11 @@ def read_rules(decoder: dict[str, Any] | None) -> PieceRules:
             rules = msgspec.structs.replace(rules, lead=step["content"], max_lead=step["start"])
         elif kind == "WordPiece":  # without its clean-up of punctuation, which changes the text
             rules = msgspec.structs.replace(
-                rules, word_prefix=" ", part_mark=step["prefix"], lead=" ", max_lead=1
+                rules,
+                word_prefix=" ",
+                continuing_subword_prefix=step["prefix"],
+                lead=" ",
+                max_lead=1,
             )
         elif kind == "Metaspace":
             rules = _metaspace(rules, step)

@@ -53,7 +53,7 @@ class ChatTemplate:
         self._process = RenderProcess(self.templates, limit_s=limit_s)
         # One thread: the process renders one at a time anyway, so more threads would only wait.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
-        self._parts_alone: dict[str, bool] = {}  # by template, once known
+        self._requires_parts: dict[str, bool] = {}  # by template, once known
 
     @classmethod
     def from_dir(
@@ -108,7 +108,7 @@ class ChatTemplate:
             TemplateError: a template cannot be compiled.
         """
         for name in self.templates:
-            await self._in_turn(partial(self._process.check, name))
+            await self._run_in_executor(partial(self._process.check, name))
 
     def close(self) -> None:
         """End the rendering process. Idempotent."""
@@ -124,7 +124,7 @@ class ChatTemplate:
             TemplateError: the template raised an error (with its message), failed or was killed.
             InvalidParameter: a variable's name is reserved, or a text contains a lone surrogate.
         """
-        return await self._in_turn(partial(self.render_sync, messages, **options))
+        return await self._run_in_executor(partial(self.render_sync, messages, **options))
 
     def render_sync(self, messages: Sequence[Message], **options: Unpack[TemplateOptions]) -> str:
         """Same as ``render``, for callers without an event loop; blocks."""
@@ -136,8 +136,8 @@ class ChatTemplate:
         continue_final = options.get("continue_final_message", False)
         context = self._variables(options.get("template_kwargs") or {})
         name = self._choose(tools)
-        if self._takes_parts_alone(name):
-            messages = [_in_parts(message) for message in messages]
+        if self._requires_content_parts(name):
+            messages = [_as_content_parts(message) for message in messages]
         context["messages"] = list(messages)
         context["tools"] = list(tools) if tools else None
         context["documents"] = None
@@ -147,12 +147,12 @@ class ChatTemplate:
         mark = ""
         if continue_final:
             mark = "".join(chr(0xF0000 + secrets.randbelow(0xFFFE)) for _ in range(8))
-            context["messages"][-1:] = [_marked(message, mark) for message in messages[-1:]]
+            context["messages"][-1:] = [_append_mark(message, mark) for message in messages[-1:]]
         try:
             text = self._process.render(name, context)
         except UnicodeEncodeError:
             raise _surrogate_error(messages) from None
-        return _cut_at(text, mark) if mark else text
+        return _truncate_at(text, mark) if mark else text
 
     # ------------------------------------------------------------ token ids
 
@@ -168,7 +168,9 @@ class ChatTemplate:
         bos included; none are added. Strings from the request are guarded (``Tokenizer.guard``)
         before rendering, so spellings of special tokens in them are plain text in the prompt.
         """
-        return await self._in_turn(partial(self.encode_chat_sync, messages, rewrite, **options))
+        return await self._run_in_executor(
+            partial(self.encode_chat_sync, messages, rewrite, **options)
+        )
 
     def encode_chat_sync(
         self,
@@ -191,21 +193,21 @@ class ChatTemplate:
 
     # ------------------------------------------------------------ private
 
-    async def _in_turn(self, call: Callable[[], _Result]) -> _Result:
+    async def _run_in_executor(self, call: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
 
-    def _takes_parts_alone(self, name: str) -> bool:
+    def _requires_content_parts(self, name: str) -> bool:
         """Whether a template shows text only if the content is a list of parts.
 
         So do the templates of some models that take images, such as LLaVA.
         """
-        if name not in self._parts_alone:
-            self._parts_alone[name] = not self._shows(name, _PROBE) and self._shows(
+        if name not in self._requires_parts:
+            self._requires_parts[name] = not self._renders(name, _PROBE) and self._renders(
                 name, [{"type": "text", "text": _PROBE}]
             )
-        return self._parts_alone[name]
+        return self._requires_parts[name]
 
-    def _shows(self, name: str, content: Any) -> bool:
+    def _renders(self, name: str, content: Any) -> bool:
         context = self._variables({})
         context |= {"messages": [{"role": "user", "content": content}], "tools": None}
         try:
@@ -259,7 +261,7 @@ def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _in_parts(message: Message) -> Message:
+def _as_content_parts(message: Message) -> Message:
     """The message with a plain text content turned into a list of one part."""
     content = message.get("content")
     if not isinstance(content, str):
@@ -267,7 +269,7 @@ def _in_parts(message: Message) -> Message:
     return {**message, "content": [{"type": "text", "text": content}]}
 
 
-def _marked(message: Message, mark: str) -> Message:
+def _append_mark(message: Message, mark: str) -> Message:
     """The message with ``mark`` appended to its text."""
     content = message.get("content")
     if isinstance(content, str):
@@ -278,7 +280,7 @@ def _marked(message: Message, mark: str) -> Message:
     raise InvalidParameter("the final message has no text to continue", param="messages")
 
 
-def _cut_at(text: str, mark: str) -> str:
+def _truncate_at(text: str, mark: str) -> str:
     at = text.rfind(mark)
     if at < 0:
         raise TemplateError(

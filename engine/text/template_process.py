@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from engine.confined.process import ConfinedProcess
+from engine.confined.process import SandboxedProcess
 from engine.errors import TemplateError
 
 _HANDLER = Path(__file__).with_name("template_worker.py")
@@ -17,7 +17,7 @@ class RenderProcess:
     def __init__(self, templates: dict[str, str], *, limit_s: float) -> None:
         """Render ``templates`` (sources by name), each call within ``limit_s`` seconds."""
         self._limit_s = limit_s
-        self._process = ConfinedProcess(
+        self._process = SandboxedProcess(
             _HANDLER, ("jinja2", "markupsafe"), {"templates": templates}, limit_s=limit_s
         )
 
@@ -36,15 +36,15 @@ class RenderProcess:
             TemplateError: it raised an error, or was killed for its use of time or memory.
             UnicodeEncodeError: ``context`` contains a lone surrogate.
         """
-        return self._ask({"template": name, "context": context})
+        return self._call({"template": name, "context": context})
 
     def check(self, name: str) -> None:
         """Compile template ``name``. Raises TemplateError if that fails."""
-        self._ask({"template": name})
+        self._call({"template": name})
 
-    def _ask(self, request: dict[str, Any]) -> str:
+    def _call(self, request: dict[str, Any]) -> str:
         try:
-            reply = self._process.ask(request)
+            reply = self._process.call(request)
         except TimeoutError:
             limit = f"{self._limit_s:g} s"
             raise TemplateError(f"the chat template did not finish within {limit}") from None

@@ -45,7 +45,7 @@ def syntax_error(source: str) -> str | None:
     try:
         _Renderer({"": source}).check("")
     except TemplateSyntaxError as error:
-        return _place(error)
+        return _describe_error(error)
     return None
 
 
@@ -115,13 +115,13 @@ class _Renderer:
     def explain(self, error: Exception) -> str:
         """One line for the client: the template's own message, or its error."""
         is_syntax = isinstance(error, self._syntax_error)
-        words = _place(error) if is_syntax else str(error) or type(error).__name__
+        words = _describe_error(error) if is_syntax else str(error) or type(error).__name__
         if not isinstance(error, self._refused):
             words = f"the chat template failed: {words}"
         return words[:_MAX_ERROR_CHARS]
 
 
-def _place(error: Any) -> str:
+def _describe_error(error: Any) -> str:
     """A syntax error's message and line."""
     return f"{error.message} (line {error.lineno})"
 

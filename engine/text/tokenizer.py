@@ -19,7 +19,7 @@ from engine.errors import InvalidParameter, ModelLoadError
 from engine.gguf.file import find_gguf, read_gguf
 from engine.text.pieces import PieceRules, read_rules
 from engine.text.tokenizer_files import (
-    read_end_ids,
+    read_eos_token_ids,
     read_json,
     read_named_tokens,
     read_special_tokens,
@@ -56,7 +56,7 @@ class Tokenizer:
         self.named_tokens = dict(named_tokens or {})
         specials = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
         specials |= set(self.named_tokens.values()) | set(special_tokens)
-        self._special_ids_by_text = _declare(backend, specials)
+        self._special_ids_by_text = _register_special_tokens(backend, specials)
         self.special_ids = frozenset(self._special_ids_by_text.values())
         self._added = {i: t.content for i, t in backend.get_added_tokens_decoder().items()}
         entries = backend.get_vocab_size(with_added_tokens=True)
@@ -65,14 +65,14 @@ class Tokenizer:
         eos = self._named_id("eos_token")
         self.eos_token_ids = tuple(sorted({*eos_token_ids, *(() if eos is None else (eos,))}))
         self._add_bos_token = add_bos_token if self.bos_token_id is not None else None
-        self.rules: PieceRules = read_rules(_state(backend.decoder))
+        self.rules: PieceRules = read_rules(_decoder_state(backend.decoder))
         self._bytes: dict[int, bytes] = {}
         self._backend = backend
 
-        self._joint = "".join(chr(0x100000 + secrets.randbelow(0xFFFE)) for _ in range(8))
-        self._joint_id = _add_joint(backend, self._joint)
+        self._guard_text = "".join(chr(0x100000 + secrets.randbelow(0xFFFE)) for _ in range(8))
+        self._guard_id = _add_guard_token(backend, self._guard_text)
         spellings = sorted(self._special_ids_by_text)
-        self._spelling = re.compile(_any_of(spellings) if spellings else r"(?!)")
+        self._spelling = re.compile(_prefix_pattern(spellings) if spellings else r"(?!)")
         self._first_chars = {text[0] for text in spellings}
         self._prefixes = {text[:end] for text in spellings for end in range(1, len(text))}
         self._longest_prefix = max(map(len, self._prefixes), default=0)
@@ -86,7 +86,7 @@ class Tokenizer:
         """
         gguf = find_gguf(path)
         if gguf is not None:
-            return cls._of_gguf(gguf)
+            return cls._from_gguf(gguf)
         root = Path(path)
         config = read_json(root / "tokenizer_config.json")
         backend = _load_backend(root)
@@ -95,14 +95,14 @@ class Tokenizer:
                 backend,
                 named_tokens=read_named_tokens(root),
                 special_tokens=read_special_tokens(root),
-                eos_token_ids=read_end_ids(root),
+                eos_token_ids=read_eos_token_ids(root),
                 add_bos_token=config.get("add_bos_token"),
             )
         except ModelLoadError as error:
             raise ModelLoadError(f"{root}: {error}") from error
 
     @classmethod
-    def _of_gguf(cls, path: Path) -> Tokenizer:
+    def _from_gguf(cls, path: Path) -> Tokenizer:
         from engine.gguf.tokenizer import read_tokenizer  # it imports this module
 
         parts = read_tokenizer(read_gguf(path))
@@ -129,7 +129,7 @@ class Tokenizer:
             InvalidParameter: ``text`` contains a lone surrogate.
         """
         prepared = text if parse_special else self.guard(text)
-        return self._finish(
+        return self._post_process(
             _encode(self._backend, prepared, add_special_tokens), add_special_tokens
         )
 
@@ -141,7 +141,7 @@ class Tokenizer:
         for text in prepared:
             _check_encodable(text)
         encodings = self._backend.encode_batch_fast(prepared, add_special_tokens=add_special_tokens)
-        return [self._finish(encoding.ids, add_special_tokens) for encoding in encodings]
+        return [self._post_process(encoding.ids, add_special_tokens) for encoding in encodings]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int | None]]:
         """Encode each pair of texts as one prompt, with the special tokens around and between them.
@@ -159,11 +159,11 @@ class Tokenizer:
                 _check_encodable(text)
         found: list[tuple[list[int], int | None]] = []
         for encoding in self._backend.encode_batch(prepared):
-            ids = self._finish(encoding.ids, True)
+            ids = self._post_process(encoding.ids, True)
             of_second = [
                 id_
                 for id_, kind in zip(encoding.ids, encoding.type_ids, strict=True)
-                if kind == 1 and id_ != self._joint_id
+                if kind == 1 and id_ != self._guard_id
             ]
             found.append((ids, len(ids) - len(of_second) if of_second else None))
         return found
@@ -177,15 +177,15 @@ class Tokenizer:
         """
         if any(char in text for char in self._first_chars):
             while self._spelling.search(text):  # the rest of one spelling can form another
-                text = self._spelling.sub(lambda m: m[0][:1] + self._joint + m[0][1:], text)
+                text = self._spelling.sub(lambda m: m[0][:1] + self._guard_text + m[0][1:], text)
             longest = min(self._longest_prefix, len(text))
             if any(text[-size:] in self._prefixes for size in range(1, longest + 1)):
-                text += self._joint
+                text += self._guard_text
         return text
 
     def unguard(self, text: str) -> str:
         """Undo ``guard``."""
-        return text.replace(self._joint, "")
+        return text.replace(self._guard_text, "")
 
     # ------------------------------------------------------------ ids to text
 
@@ -227,7 +227,7 @@ class Tokenizer:
 
     def token_id(self, spelling: str) -> int | None:
         """The id of a vocabulary entry, given in the vocabulary's own spelling."""
-        return self._backend.token_to_id(spelling) if spelling != self._joint else None
+        return self._backend.token_to_id(spelling) if spelling != self._guard_text else None
 
     def token_text(self, token_id: int) -> str:
         """A token as text; a partial character becomes U+FFFD."""
@@ -253,13 +253,13 @@ class Tokenizer:
         added = self._added.get(token_id)
         if added is not None:
             return self.rules.piece_bytes(added, added=True)
-        known = 0 <= token_id < 2**32 and token_id != self._joint_id
+        known = 0 <= token_id < 2**32 and token_id != self._guard_id
         token = self._backend.id_to_token(token_id) if known else None
         return b"" if token is None else self.rules.piece_bytes(token)
 
-    def _finish(self, ids: list[int], add_special_tokens: bool) -> list[int]:
-        if self._joint_id in ids:
-            ids = [id_ for id_ in ids if id_ != self._joint_id]
+    def _post_process(self, ids: list[int], add_special_tokens: bool) -> list[int]:
+        if self._guard_id in ids:
+            ids = [id_ for id_ in ids if id_ != self._guard_id]
         bos = self.bos_token_id
         if add_special_tokens and self._add_bos_token is not None and bos is not None:
             has_bos = bool(ids) and ids[0] == bos
@@ -270,7 +270,7 @@ class Tokenizer:
         return ids
 
 
-def backend_of(source: str) -> Backend:
+def make_backend(source: str) -> Backend:
     """The tokenizer described by a tokenizer.json. Its library may raise any exception."""
     from tokenizers import Tokenizer as Backend
 
@@ -294,7 +294,7 @@ def _load_backend(root: Path) -> Backend:
     try:
         if not path.is_file():
             return _convert(root)
-        return backend_of(path.read_text("utf-8"))
+        return make_backend(path.read_text("utf-8"))
     except ModelLoadError:
         raise
     except Exception as error:  # the library raises bare Exception
@@ -324,7 +324,7 @@ def _convert(root: Path) -> Backend:
     return backend
 
 
-def _any_of(texts: Sequence[str]) -> str:
+def _prefix_pattern(texts: Sequence[str]) -> str:
     """A pattern for the longest match among ``texts``, as a prefix tree.
 
     Models have hundreds of special tokens with a common beginning, and flat alternatives would each
@@ -336,17 +336,17 @@ def _any_of(texts: Sequence[str]) -> str:
             branches.setdefault(text[0], []).append(text[1:])
     if not branches:
         return ""
-    pattern = "|".join(re.escape(char) + _any_of(rest) for char, rest in branches.items())
+    pattern = "|".join(re.escape(char) + _prefix_pattern(rest) for char, rest in branches.items())
     if "" in texts:
         return f"(?:{pattern})?"
     return pattern if len(branches) == 1 else f"(?:{pattern})"
 
 
-def _state(decoder: Any) -> dict[str, Any] | None:
+def _decoder_state(decoder: Any) -> dict[str, Any] | None:
     return None if decoder is None else json.loads(decoder.__getstate__())
 
 
-def _declare(backend: Backend, specials: set[str]) -> dict[str, int]:
+def _register_special_tokens(backend: Backend, specials: set[str]) -> dict[str, int]:
     """Make the entries among ``specials`` special tokens; returns their ids by spelling.
 
     A model's configuration may name tokens that are plain entries in its ``tokenizer.json``. Names
@@ -361,7 +361,7 @@ def _declare(backend: Backend, specials: set[str]) -> dict[str, int]:
     return found
 
 
-def _add_joint(backend: Backend, joint: str) -> int:
+def _add_guard_token(backend: Backend, joint: str) -> int:
     from tokenizers import AddedToken
 
     backend.add_tokens([AddedToken(joint, normalized=False, special=False)])

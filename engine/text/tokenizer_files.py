@@ -66,7 +66,7 @@ def read_special_tokens(root: Path) -> list[str]:
     return found
 
 
-def read_end_ids(root: Path) -> set[int]:
+def read_eos_token_ids(root: Path) -> set[int]:
     """Ids that end a text. Raises ModelLoadError."""
     ids: set[int] = set()
     for name in ("generation_config.json", "config.json"):

@@ -45,7 +45,7 @@ def report(
     dtype: torch.dtype,
     ceilings: Ceilings | None,
     output: Path | None,
-    tell: Callable[[dict[str, Any]], str] | None = None,
+    format_result: Callable[[dict[str, Any]], str] | None = None,
 ) -> int:
     """Run the cases one by one, and report each when it is done; return ``main``'s status.
 
@@ -66,7 +66,7 @@ def report(
     results: list[dict[str, Any]] = []
     for make in suite:
         results.append(_outcome(make, device, dtype, ceilings))
-        print((tell or table_row)(results[-1]), flush=True)
+        print((format_result or table_row)(results[-1]), flush=True)
         if device.type == "cuda":
             torch.cuda.empty_cache()
     failed = [result["case"] for result in results if not result["is_right"]]
@@ -88,7 +88,7 @@ def _outcome(
     try:
         case = make(device, dtype)
         if ceilings is None:
-            return {"case": case.name, **_rightness(case)}
+            return {"case": case.name, **_check(case)}
         return _measure(case, ceilings)
     # The compiler or the driver may raise anything.
     except Exception as error:
@@ -97,7 +97,7 @@ def _outcome(
         return {"case": make.args[0], "is_right": False, "failed": told[:200]}
 
 
-def _rightness(case: Case) -> dict[str, Any]:
+def _check(case: Case) -> dict[str, Any]:
     error = case.error()
     return {"error": error, "is_right": error <= case.tolerance}
 
@@ -105,9 +105,9 @@ def _rightness(case: Case) -> dict[str, Any]:
 def _measure(case: Case, ceilings: Ceilings) -> dict[str, Any]:
     from kernels.bench import measure
 
-    rightness = _rightness(case)
+    rightness = _check(case)
     time_s = measure.median_s(case.run)
-    peer_median_s = measure.median_eager_s if case.peers_wait else measure.median_s
+    peer_median_s = measure.median_eager_s if case.peers_synchronise else measure.median_s
     peers = {name: peer_median_s(run) for name, run in case.peers.items()}
     floor_s = case.floor_s(ceilings.bytes_per_s, ceilings.flops_per_s)
     return {

@@ -28,7 +28,7 @@ class Case:
     flops: float = 0.0
     tolerance: float = 2e-2  # relative error against a peer; 0: identical elements
     is_latency_bound: bool = False  # too small for a meaningful share of a limit
-    peers_wait: bool = False  # peers synchronise with the device and cannot be captured
+    peers_synchronise: bool = False  # peers synchronise with the device and cannot be captured
 
     def floor_s(self, bytes_per_s: float, flops_per_s: float) -> float:
         """Return the least possible time at these rates."""
@@ -48,11 +48,11 @@ class Case:
         return worst
 
 
-class TwinCase(NamedTuple):
+class ReferenceCase(NamedTuple):
     """The same work by the CPU's kernels and by the reference."""
 
     name: str
     run: Callable[[], torch.Tensor]
-    twin: Callable[[], torch.Tensor]
+    reference: Callable[[], torch.Tensor]
     bytes_moved: float  # minimum
     flops: float = 0.0

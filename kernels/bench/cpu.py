@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
-from kernels.bench.case import TwinCase
+from kernels.bench.case import ReferenceCase
 from kernels.bench.linear import matmul_gflop_s, read_gb_s
 from kernels.bench.states import state_cases
 from kernels.cpu import operations as ours
@@ -38,7 +38,7 @@ _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 14, 2, 64, 16
 _HIDDEN, _INNER = 896, 4864
 _CPU = torch.device("cpu")
 _SECONDS = 1.0  # of calls for each case, ours and the reference's together
-_FEWEST_ROUNDS = 5
+_MIN_ROUNDS = 5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,13 +63,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if all(result["is_right"] for result in results) else 1
 
 
-def _measure(case: TwinCase, seconds: float) -> dict[str, Any]:
-    ours_first, theirs_first = case.run().double(), case.twin().double()
+def _measure(case: ReferenceCase, seconds: float) -> dict[str, Any]:
+    ours_first, theirs_first = case.run().double(), case.reference().double()
     error = float((ours_first - theirs_first).norm() / theirs_first.norm())
     times: tuple[list[float], list[float]] = ([], [])
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times[0]) < _FEWEST_ROUNDS:
-        for run, spent in zip((case.run, case.twin), times, strict=True):
+    while time.perf_counter() < end or len(times[0]) < _MIN_ROUNDS:
+        for run, spent in zip((case.run, case.reference), times, strict=True):
             begin = time.perf_counter()
             run()
             spent.append(time.perf_counter() - begin)
@@ -92,7 +92,7 @@ def _measure(case: TwinCase, seconds: float) -> dict[str, Any]:
     return result
 
 
-def _cases(dtype: torch.dtype) -> Iterator[TwinCase]:
+def _cases(dtype: torch.dtype) -> Iterator[ReferenceCase]:
     for rows, context in ((1, 320), (16, 320), (64, 1000), (1, 8192)):
         yield _attention(f"decode {rows} x {context}", dtype, rows, 1, context - 1)
     for name, codes in (("", None), (" int8", torch.int8), (" fp8", torch.float8_e4m3fn)):
@@ -118,7 +118,7 @@ def _attention(
     past: int,
     codes: torch.dtype | None = None,
     layers: int = 1,
-) -> TwinCase:
+) -> ReferenceCase:
     """``rows`` sequences of ``past`` + ``queries`` tokens in scattered blocks, as ``codes`` if
     given.
 
@@ -139,7 +139,7 @@ def _attention(
     state, twin_state = cpu.plan(geometry, spec), reference.plan(geometry, spec)
     seen = queries * past + queries * (queries + 1) / 2
     cache_bytes = sum(stored.nbytes for stored in caches[0].tensors())
-    return TwinCase(
+    return ReferenceCase(
         name,
         lambda: cpu.forward(state, layer, query, next(turns[0])),
         lambda: reference.forward(twin_state, layer, query, next(turns[1])),
@@ -156,7 +156,7 @@ def _cache(shape: tuple[int, ...], dtype: torch.dtype, codes: torch.dtype | None
     return LayerCache(keys, values, key_scales, value_scales)
 
 
-def _layer(dtype: torch.dtype, rows: int) -> Iterator[TwinCase]:
+def _layer(dtype: torch.dtype, rows: int) -> Iterator[ReferenceCase]:
     """The parts of a layer besides attention and products."""
     x, weight = torch.randn(rows, _HIDDEN).to(dtype), torch.randn(_HIDDEN).to(dtype)
     residuals = [torch.zeros_like(x) for _ in range(2)]
@@ -164,14 +164,14 @@ def _layer(dtype: torch.dtype, rows: int) -> Iterator[TwinCase]:
     zeros = torch.zeros_like(x)
     for residual in residuals:
         residual += x
-    yield TwinCase(
+    yield ReferenceCase(
         f"add and norm {rows}",
         lambda: ours.add_rms_norm(zeros, residuals[0], weight, 1e-5),
         lambda: theirs.add_rms_norm(zeros, residuals[1], weight, 1e-5),
         4 * x.nbytes,
     )
     gate_up = torch.randn(rows, 2 * _INNER).to(dtype)
-    yield TwinCase(
+    yield ReferenceCase(
         f"silu and multiply {rows}",
         lambda: ours.silu_mul(gate_up),
         lambda: theirs.silu_mul(gate_up),
@@ -184,7 +184,7 @@ def _layer(dtype: torch.dtype, rows: int) -> Iterator[TwinCase]:
     blocks = -(-rows // _BLOCK_SIZE)
     cache = LayerCache(*torch.zeros(2, blocks, _KV_HEADS, _BLOCK_SIZE, _HEAD_DIM, dtype=dtype))
     slots = torch.randperm(blocks * _BLOCK_SIZE)[:rows]
-    yield TwinCase(
+    yield ReferenceCase(
         f"norm, rope and store {rows}",
         lambda: ours.norm_rope_store(fused, norm, 1e-6, rotation, cache, slots),
         lambda: theirs.norm_rope_store(fused, norm, 1e-6, rotation, cache, slots),
@@ -192,7 +192,7 @@ def _layer(dtype: torch.dtype, rows: int) -> Iterator[TwinCase]:
     )
 
 
-def _sampling(name: str, rows: int, vocab: int, temperature: float) -> TwinCase:
+def _sampling(name: str, rows: int, vocab: int, temperature: float) -> ReferenceCase:
     logits = torch.randn(rows, vocab) * 3
     zeros, ints = torch.zeros(rows), torch.zeros(rows, dtype=torch.int32)
     table = SamplingTable(
@@ -215,7 +215,9 @@ def _sampling(name: str, rows: int, vocab: int, temperature: float) -> TwinCase:
         # Sampling overwrites its logits, so both times include a copy.
         return sample(logits.clone(), slots, positions, table).token_ids
 
-    return TwinCase(name, lambda: run(ours.sample), lambda: run(theirs.sample), 3.0 * logits.nbytes)
+    return ReferenceCase(
+        name, lambda: run(ours.sample), lambda: run(theirs.sample), 3.0 * logits.nbytes
+    )
 
 
 if __name__ == "__main__":

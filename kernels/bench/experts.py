@@ -28,24 +28,24 @@ from kernels.cpu import operations
 from kernels.cpu.experts import PanelExperts
 from kernels.cpu.grouped import PanelGrouped
 from kernels.cpu.linear import PanelDense, PanelInt4, PanelInt8, PanelLinear, is_available
-from kernels.moe import ExpertTensors, Gating
+from kernels.moe import ExpertTensors, GatedActivation
 from kernels.packed import MXFP4_LEVELS, PackedWeight
-from kernels.reference.moe import fused_moe, one_by_one
+from kernels.reference.moe import fused_moe, sequential_moe
 
 _HIDDEN, _INNER, _EXPERTS, _TOP_K = 1024, 512, 64, 8
 _LAYERS = 3
 _ROUNDS = 12
-_GATING = Gating(operations.silu_mul, "silu")
+_GATING = GatedActivation(operations.silu_mul, "silu")
 
 # From tokens, their expert ids and the experts' weights to the result.
-Mix = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+MoeFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class _Layer(NamedTuple):
     """The same experts in one call, and one by one."""
 
-    together: Mix
-    one_by_one: Mix
+    fused: MoeFunction
+    sequential: MoeFunction
     num_bytes: int  # per expert
 
 
@@ -104,7 +104,7 @@ def _layer(kind: str, seed: int) -> _Layer:
     mlps = [partial(_mlp, *pair) for pair in zip(first, second, strict=True)]
     return _Layer(
         joined,
-        lambda x, ids, shares: one_by_one(x, mlps, ids, shares),
+        lambda x, ids, shares: sequential_moe(x, mlps, ids, shares),
         first[0].num_bytes + second[0].num_bytes,
     )
 
@@ -130,14 +130,14 @@ def _measure(layers: Sequence[_Layer], rows: int, rounds: int) -> dict[str, Any]
     x = x if is_float else x.bfloat16()
     ids = torch.rand(rows, _EXPERTS, generator=generator).topk(_TOP_K).indices
     shares = torch.full((rows, _TOP_K), 1 / _TOP_K)
-    expected = layers[0].one_by_one(x, ids, shares).float()
-    error = float((layers[0].together(x, ids, shares) - expected).norm() / expected.norm())
+    expected = layers[0].sequential(x, ids, shares).float()
+    error = float((layers[0].fused(x, ids, shares) - expected).norm() / expected.norm())
     least = {(side, i): float("inf") for side in (0, 1) for i in range(len(layers))}
     for _, i, side in itertools.product(range(rounds), range(len(layers)), (0, 1)):
         # The two do not read the same layer in succession: it might still be in a cache.
         layer = layers[(i + side) % len(layers)]
         begin = time.perf_counter()
-        (layer.one_by_one if side else layer.together)(x, ids, shares)
+        (layer.sequential if side else layer.fused)(x, ids, shares)
         least[side, i] = min(least[side, i], time.perf_counter() - begin)
     ours, theirs = (sum(least[side, i] for i in range(len(layers))) for side in (0, 1))
     return {

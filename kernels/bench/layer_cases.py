@@ -10,7 +10,7 @@ from torch.nn import functional
 from kernels.attention import LayerCache
 from kernels.bench.case import Case
 from kernels.inputs import StepRows
-from kernels.moe import ExpertTensors, Gating, RouterWeights, RoutingRule
+from kernels.moe import ExpertTensors, GatedActivation, RouterWeights, RoutingRule
 from kernels.packed import PackedParts, PackedWeight
 from kernels.reference import fused, inputs, kv_store, layers, moe, sampling_step
 from kernels.reference.quantised import (
@@ -20,7 +20,7 @@ from kernels.reference.quantised import (
     quantise_mxfp4,
 )
 from kernels.sampling import SamplingTable
-from kernels.skinny import MOST_ROWS, GateKind, RowNorm
+from kernels.skinny import MAX_SKINNY_ROWS, GateKind, RowNorm
 from kernels.tiled import TiledWeight, tile, tile_experts
 from kernels.triton import inputs as triton_inputs
 from kernels.triton import kv_store as triton_kv_store
@@ -158,7 +158,7 @@ def store_case(
             "torch": lambda: fused.norm_rope_store(projected, weight, 1e-6, rotation, cache, slots)
         },
         bytes_moved=2 * projected.numel() * dtype.itemsize + 4 * rows * head_dim,
-        peers_wait=True,
+        peers_synchronise=True,
     )
 
 
@@ -204,7 +204,7 @@ def sampling_case(
 ) -> Case:
     """A step's sampling; the floor is one read of the logits."""
     # Products of few rows leave them unrounded.
-    rounded = dtype if rows > MOST_ROWS else torch.float32
+    rounded = dtype if rows > MAX_SKINNY_ROWS else torch.float32
     logits = (torch.randn(rows, vocab, device=device) * 4).to(rounded)
     zeros, ones = torch.zeros(rows, device=device), torch.ones(rows, device=device)
     none = torch.full((rows,), -1, dtype=torch.int32, device=device)
@@ -231,7 +231,7 @@ def sampling_case(
         peers={"torch": lambda: sampling_step.sample(logits, slots, positions, table).token_ids},
         bytes_moved=logits.nbytes,
         tolerance=0.0,
-        peers_wait=True,
+        peers_synchronise=True,
     )
 
 
@@ -254,11 +254,11 @@ def inputs_case(
         bytes_moved=2 * 4 * tables.numel(),
         tolerance=0.0,
         is_latency_bound=True,
-        peers_wait=True,
+        peers_synchronise=True,
     )
 
 
-_ROUNDINGS: dict[str, Callable[[torch.Tensor], PackedWeight]] = {
+_QUANTISERS: dict[str, Callable[[torch.Tensor], PackedWeight]] = {
     "int4": quantise_int4,
     "int8": quantise_int8,
     "fp8": quantise_fp8,
@@ -279,10 +279,10 @@ def packed_case(
     """A product with a quantised weight, and with the widened one; each tensor moved once."""
     x = torch.randn(rows, inputs, dtype=dtype, device=device)
     dense = torch.randn(outputs, inputs, dtype=dtype, device=device) * 0.02
-    weight = tile(_ROUNDINGS[kind](dense))
+    weight = tile(_QUANTISERS[kind](dense))
     widened = weight.matrix(0, dtype)
     few = triton_skinny_packed.skinny_packed_linear
-    product = few if rows <= MOST_ROWS else triton_quantised.packed_linear
+    product = few if rows <= MAX_SKINNY_ROWS else triton_quantised.packed_linear
     return Case(
         name,
         run=lambda: product(x, weight),
@@ -339,9 +339,11 @@ def moe_case(
     dense = [torch.randn(shape, dtype=dtype, device=device) * 0.02 for shape in shapes]
     tensors, widened = ExpertTensors(*dense), ExpertTensors(*dense)
     if kind is not None:
-        gate_up, down = (_rounded_experts(part, kind) for part in dense)
+        gate_up, down = (_quantise_experts(part, kind) for part in dense)
         tensors = ExpertTensors(gate_up, down)
-        widened = ExpertTensors(_widened_experts(gate_up, dtype), _widened_experts(down, dtype))
+        widened = ExpertTensors(
+            _dequantise_experts(gate_up, dtype), _dequantise_experts(down, dtype)
+        )
     chosen = torch.rand(tokens, experts, device=device).argsort(dim=1)[:, :top_k].contiguous()
     weights = torch.rand(tokens, top_k, device=device)
     return Case(
@@ -350,7 +352,7 @@ def moe_case(
         peers={"torch loop": lambda: moe.fused_moe(x, widened, chosen, weights)},
         bytes_moved=_bytes_read(tensors, chosen) + 2 * x.numel() * dtype.itemsize,
         flops=6.0 * tokens * top_k * hidden * inner,
-        peers_wait=True,
+        peers_synchronise=True,
     )
 
 
@@ -378,7 +380,7 @@ def few_experts_case(
         kept[:, token] = 4.0 * (torch.arange(tokens, device=device) == token)
     norm = RowNorm(torch.ones(hidden, dtype=dtype, device=device), 1e-6)
     said = norm, RouterWeights(weight, None, None), RoutingRule(top_k), tensors
-    gatings = (Gating(each.silu_mul, "silu") for each in (triton_layers, layers))
+    gatings = (GatedActivation(each.silu_mul, "silu") for each in (triton_layers, layers))
     ours, theirs = ((*said, gating) for gating in gatings)
 
     def added(add: Callable[..., None], given: tuple[object, ...]) -> torch.Tensor:
@@ -393,7 +395,7 @@ def few_experts_case(
         peers={"torch loop": lambda: added(moe.add_experts, theirs)},
         bytes_moved=_bytes_read(tensors, chosen) + weight.nbytes,
         flops=6.0 * tokens * top_k * hidden * inner,
-        peers_wait=True,
+        peers_synchronise=True,
     )
 
 
@@ -403,10 +405,10 @@ def _bytes_read(experts: ExpertTensors, chosen: torch.Tensor) -> float:
     return whole * chosen.unique().numel() / experts.num_experts
 
 
-def _widened_experts(held: TiledWeight, dtype: torch.dtype) -> torch.Tensor:
+def _dequantise_experts(held: TiledWeight, dtype: torch.dtype) -> torch.Tensor:
     return torch.stack([held.matrix(e, dtype) for e in range(held.num_matrices)])
 
 
-def _rounded_experts(dense: torch.Tensor, kind: str) -> TiledWeight:
+def _quantise_experts(dense: torch.Tensor, kind: str) -> TiledWeight:
     """Quantise [experts, outputs, inputs]."""
-    return tile_experts(PackedParts((_ROUNDINGS[kind](dense.flatten(0, 1)),)), dense.shape[0])
+    return tile_experts(PackedParts((_QUANTISERS[kind](dense.flatten(0, 1)),)), dense.shape[0])

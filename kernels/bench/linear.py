@@ -58,16 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def read_gb_s() -> float:
     """Measure the memory's read rate, by summing numbers that no cache holds."""
     pieces = torch.ones(_READ_BYTES // 4).chunk(64)
-    return _READ_BYTES / least_s([piece.sum for piece in pieces]) / 1e9
+    return _READ_BYTES / min_time_s([piece.sum for piece in pieces]) / 1e9
 
 
 def matmul_gflop_s() -> float:
     """Measure torch's square product in bfloat16."""
     a, b = (torch.randn(_MATMUL_SIZE, _MATMUL_SIZE).bfloat16() for _ in range(2))
-    return 2 * _MATMUL_SIZE**3 / least_s([lambda: functional.linear(a, b)]) / 1e9
+    return 2 * _MATMUL_SIZE**3 / min_time_s([lambda: functional.linear(a, b)]) / 1e9
 
 
-def least_s(runs: Sequence[Callable[[], object]]) -> float:
+def min_time_s(runs: Sequence[Callable[[], object]]) -> float:
     """Return the seconds of all runs in sequence: the sum of each one's fastest."""
     least = [float("inf")] * len(runs)
     for _ in range(_ROUNDS):
@@ -101,7 +101,7 @@ def _measure(
     results = []
     for rows in counts:
         xs = {inputs: torch.randn(rows, inputs).to(dtype) for _, inputs in _SHAPES}
-        seconds = least_s([partial(layer, xs[inputs]) for layer, inputs in layers])
+        seconds = min_time_s([partial(layer, xs[inputs]) for layer, inputs in layers])
         result = {
             "weights": name,
             "rows": rows,

@@ -108,5 +108,5 @@ def _case(
         },
         bytes_moved=2.0 * state.nbytes + other_bytes,
         flops=flops,
-        peers_wait=True,
+        peers_synchronise=True,
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from kernels.bench.case import TwinCase
+from kernels.bench.case import ReferenceCase
 from kernels.cpu import operations as ours
 from kernels.inputs import StepRows
 from kernels.operations import Operations
@@ -27,7 +27,7 @@ _STATES_BYTES = 256 * 2**20
 _Run = Callable[[Operations, torch.Tensor], torch.Tensor]
 
 
-def state_cases(dtype: torch.dtype) -> Iterator[TwinCase]:
+def state_cases(dtype: torch.dtype) -> Iterator[ReferenceCase]:
     """Yield cases of one and many decoding rows, and of a prompt chunk."""
     for rows, queries in ((1, 1), (16, 1), (1, 256)):
         step = _step(rows, queries)
@@ -44,7 +44,7 @@ def _step(rows: int, queries: int) -> StepRows:
     return StepRows(slots, ends, slots * 0 + 5, torch.zeros(rows * queries, dtype=torch.int32))
 
 
-def _delta(name: str, dtype: torch.dtype, step: StepRows) -> TwinCase:
+def _delta(name: str, dtype: torch.dtype, step: StepRows) -> ReferenceCase:
     rows, tokens = step.slots.numel(), step.token_ids.numel()
     heads, shape = _DELTA.value_heads, (_DELTA.key_dim, _DELTA.value_dim)
     mixed, gates = (torch.randn(tokens, n).to(dtype) for n in (_DELTA.channels, 2 * heads))
@@ -55,10 +55,10 @@ def _delta(name: str, dtype: torch.dtype, step: StepRows) -> TwinCase:
 
     # S^T k, S^T q, product and sum of the update, and the decay.
     flops = 8.0 * tokens * heads * shape[0] * shape[1]
-    return _in_turn(name, run, torch.randn(rows, heads, *shape), mixed.nbytes, flops)
+    return _alternating_case(name, run, torch.randn(rows, heads, *shape), mixed.nbytes, flops)
 
 
-def _scan(name: str, dtype: torch.dtype, step: StepRows) -> TwinCase:
+def _scan(name: str, dtype: torch.dtype, step: StepRows) -> ReferenceCase:
     rows, tokens = step.slots.numel(), step.token_ids.numel()
     heads, shape = _SCAN.heads, (_SCAN.state_size, _SCAN.head_dim)
     mixed, steps = (torch.randn(tokens, n).to(dtype) for n in (_SCAN.channels, heads))
@@ -68,10 +68,10 @@ def _scan(name: str, dtype: torch.dtype, step: StepRows) -> TwinCase:
         return kind.selective_scan(mixed, steps, log_a, dt_bias, skip, state, step, _SCAN)
 
     flops = 5.0 * tokens * heads * shape[0] * shape[1]
-    return _in_turn(name, run, torch.randn(rows, heads, *shape), mixed.nbytes, flops)
+    return _alternating_case(name, run, torch.randn(rows, heads, *shape), mixed.nbytes, flops)
 
 
-def _conv(name: str, dtype: torch.dtype, step: StepRows) -> TwinCase:
+def _conv(name: str, dtype: torch.dtype, step: StepRows) -> ReferenceCase:
     rows, tokens, channels = step.slots.numel(), step.token_ids.numel(), _DELTA.channels
     x, weight = torch.randn(tokens, channels).to(dtype), torch.randn(_WIDTH, channels).to(dtype)
 
@@ -79,14 +79,14 @@ def _conv(name: str, dtype: torch.dtype, step: StepRows) -> TwinCase:
         return kind.short_conv(x, weight, None, state, step, True)
 
     state = torch.randn(rows, _WIDTH - 1, channels).to(dtype)
-    return _in_turn(name, run, state, 2.0 * x.nbytes)
+    return _alternating_case(name, run, state, 2.0 * x.nbytes)
 
 
-def _norm(name: str, dtype: torch.dtype, tokens: int) -> TwinCase:
+def _norm(name: str, dtype: torch.dtype, tokens: int) -> ReferenceCase:
     heads, dim = _DELTA.value_heads, _DELTA.value_dim
     x, gate = torch.randn(tokens, heads, dim).to(dtype), torch.randn(tokens, heads * dim).to(dtype)
     weight = torch.randn(dim).to(dtype)
-    return TwinCase(
+    return ReferenceCase(
         name,
         lambda: ours.gated_rms_norm(x, gate, weight, 1e-6, False),
         lambda: theirs.gated_rms_norm(x, gate, weight, 1e-6, False),
@@ -94,14 +94,14 @@ def _norm(name: str, dtype: torch.dtype, tokens: int) -> TwinCase:
     )
 
 
-def _in_turn(
+def _alternating_case(
     name: str, run: _Run, state: torch.Tensor, other_bytes: float, flops: float = 0.0
-) -> TwinCase:
+) -> ReferenceCase:
     """Successive calls use successive layers, each with its own state."""
     layers = max(1, _STATES_BYTES // (2 * state.nbytes)) if state.nbytes > 2**20 else 1
     own, twins = ([state.clone() for _ in range(layers)] for _ in range(2))
     turns = itertools.cycle(own), itertools.cycle(twins)
-    return TwinCase(
+    return ReferenceCase(
         name,
         lambda: run(ours, next(turns[0])),
         lambda: run(theirs, next(turns[1])),

@@ -49,7 +49,7 @@ class CpuAttention:
     name = "cpu"
     is_capturable = True
 
-    def refuse(self, spec: AttentionSpec) -> str | None:
+    def unsupported_reason(self, spec: AttentionSpec) -> str | None:
         """See ``AttentionBackend.refuse``."""
         if spec.device.type != "cpu":
             return "the model is not on the CPU"
@@ -63,7 +63,9 @@ class CpuAttention:
             return f"no kernel for a cache of {spec.cache_dtype}"
         return None
 
-    def fits(self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec) -> bool:
+    def can_replay(
+        self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec
+    ) -> bool:
         """Return whether the numbers of rows are equal: everything else is read anew each time."""
         return captured.num_rows == actual.num_rows
 
@@ -99,10 +101,10 @@ class CpuAttention:
             layer.scale,
             layer.softcap or 0.0,
             layer.window or 0,
-            layer.chunk or 0,
+            layer.chunk_size or 0,
             pointer(layer.sinks),
-            pointer(state.geometry.device.ends) if layer.looks_ahead else None,
-            cache.heads_apart,
+            pointer(state.geometry.device.query_ends) if layer.is_bidirectional else None,
+            cache.block_stride_heads,
             query.data_ptr(),
             cache.keys.data_ptr(),
             cache.values.data_ptr(),

@@ -15,14 +15,19 @@ import torch
 
 from kernels.activations import ActivationKind
 from kernels.cpu.native import build
-from kernels.moe import GatingKind
+from kernels.moe import GatedActivationKind
 
 POINTER, COUNT, CODE, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 FLAG = ctypes.c_bool
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # as in native/simd.h
 # As in native/gating.h.
-GATING_CODES: dict[GatingKind, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "clamped_swiglu": 3}
+GATING_CODES: dict[GatedActivationKind, int] = {
+    "silu": 0,
+    "gelu": 1,
+    "gelu_tanh": 2,
+    "clamped_swiglu": 3,
+}
 # As in native/activations.cpp.
 ACTIVATION_CODES: dict[ActivationKind, int] = {
     **{"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4},
@@ -124,10 +129,10 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     ),
 }
 
-Note = Callable[[str, tuple[Any, ...]], None]  # receives a function's name and its arguments
+RecordCall = Callable[[str, tuple[Any, ...]], None]  # receives a function's name and its arguments
 
 # Notes calls instead of making them while a program is recorded.
-recording: ContextVar[Note | None] = ContextVar("recording", default=None)
+call_recorder: ContextVar[RecordCall | None] = ContextVar("recording", default=None)
 
 
 def function(name: str) -> Callable[..., None]:
@@ -137,14 +142,14 @@ def function(name: str) -> Callable[..., None]:
     Raises:
         BuildError: there is no library; ``kernels.select`` checks this before.
     """
-    note = recording.get()
+    note = call_recorder.get()
     if note is None:
-        return _bound(name)
+        return _bind(name)
     return lambda *arguments: note(name, arguments)
 
 
 @functools.cache
-def _bound(name: str) -> Callable[..., None]:
+def _bind(name: str) -> Callable[..., None]:
     found: Any = getattr(build.open_library(), name)
     found.argtypes, found.restype = SIGNATURES[name], None
     return found

@@ -28,11 +28,11 @@ def accept_drafts(
     return accepted
 
 
-def pass_on(
+def advance_draft_pass(
     packed: torch.Tensor,
     token_ids: torch.Tensor,
     rows: torch.Tensor,
-    guesses: torch.Tensor,
+    draft_ids: torch.Tensor,
     target: torch.Tensor | None = None,
     positions: torch.Tensor | None = None,
 ) -> None:
@@ -52,7 +52,7 @@ def pass_on(
         token_ids.data_ptr(),
         rows.data_ptr(),
         rows.numel(),
-        guesses.data_ptr(),
+        draft_ids.data_ptr(),
         0 if target is None else target.numel() // 3,
         pointer(target),
         pointer(positions),

@@ -24,7 +24,7 @@ from kernels.cpu.calls import (
     pointer,
 )
 from kernels.cpu.linear import PanelLinear, Panels, has_amx
-from kernels.moe import Activating, ExpertTensors, Gating, RoutingRule
+from kernels.moe import Activation, ExpertTensors, GatedActivation, RoutingRule
 from kernels.reference import moe as reference
 from kernels.tiled import TiledWeight
 
@@ -53,7 +53,7 @@ class _Mixture(ctypes.Structure):
         ("limit", REAL),
         ("activation", CODE),
         ("gated", FLAG),
-        ("weighs_input", FLAG),
+        ("apply_router_weight_on_input", FLAG),
     )
 
 
@@ -122,24 +122,28 @@ def fused_moe(
     expert_ids: torch.Tensor,
     expert_weights: torch.Tensor,
     activate: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    weighs_input: bool = False,
+    apply_router_weight_on_input: bool = False,
     some_elsewhere: bool = False,
 ) -> torch.Tensor:
     """See ``kernels.reference.moe``."""
     gate_up, down, *biases = experts
-    gating = Gating(reference.silu_mul, "silu") if activate is None else activate
+    gating = GatedActivation(reference.silu_mul, "silu") if activate is None else activate
     if (
         isinstance(gate_up, TiledWeight)
         or isinstance(down, TiledWeight)
-        or not isinstance(gating, Gating | Activating)
+        or not isinstance(gating, GatedActivation | Activation)
     ):
-        return reference.fused_moe(x, experts, expert_ids, expert_weights, activate, weighs_input)
-    assert not (weighs_input and experts.gate_up_bias is not None)
+        return reference.fused_moe(
+            x, experts, expert_ids, expert_weights, activate, apply_router_weight_on_input
+        )
+    assert not (apply_router_weight_on_input and experts.gate_up_bias is not None)
     x, ids, weights = x.contiguous(), expert_ids.contiguous(), expert_weights.contiguous()
     gate_up, down = gate_up.contiguous(), down.contiguous()
     biases = [None if bias is None else bias.contiguous() for bias in biases]
     num_experts, hidden, inner = down.shape
-    mixture = _mixture(num_experts, ids.shape[1], hidden, inner, gating, weighs_input)
+    mixture = _mixture(
+        num_experts, ids.shape[1], hidden, inner, gating, apply_router_weight_on_input
+    )
     out = torch.empty_like(x)
     function("quire_experts")(
         DTYPE_CODES[x.dtype],
@@ -158,7 +162,7 @@ class PanelExperts:
         gate_ups, downs: of each expert; ``join`` checks whether they can be computed together.
         gating: the function between the two.
         top_k: experts of a token.
-        weighs_input: see ``kernels.reference.moe.fused_moe``.
+        apply_router_weight_on_input: see ``kernels.reference.moe.fused_moe``.
         shared_gate: [1, hidden] in the model's dtype: the shared expert's output is multiplied by
             the sigmoid of its product with the token. None: by 1.
     """
@@ -167,18 +171,29 @@ class PanelExperts:
         self,
         gate_ups: Sequence[PanelLinear],
         downs: Sequence[PanelLinear],
-        gating: Gating | Activating,
+        gating: GatedActivation | Activation,
         top_k: int,
         *,
-        weighs_input: bool = False,
+        apply_router_weight_on_input: bool = False,
         shared_gate: torch.Tensor | None = None,
     ) -> None:
         first, second = ([layer.panels() for layer in layers] for layers in (gate_ups, downs))
         gate = None if shared_gate is None else shared_gate.to(torch.bfloat16).contiguous()
         self._mixture = _mixture(
-            *(len(first), top_k, second[0].outputs, second[0].columns, gating, weighs_input, gate)
+            *(
+                len(first),
+                top_k,
+                second[0].outputs,
+                second[0].columns,
+                gating,
+                apply_router_weight_on_input,
+                gate,
+            )
         )
-        (gate_up, first_owned), (down, second_owned) = projection_of(first), projection_of(second)
+        (gate_up, first_owned), (down, second_owned) = (
+            make_projection(first),
+            make_projection(second),
+        )
         self._projections = gate_up, down
         self._owned = first_owned, second_owned, gate  # keeps the memory behind the addresses alive
 
@@ -187,18 +202,20 @@ class PanelExperts:
         cls,
         gate_ups: Sequence[object],
         downs: Sequence[object],
-        gating: Gating | Activating,
+        gating: GatedActivation | Activation,
         top_k: int,
         *,
-        weighs_input: bool = False,
+        apply_router_weight_on_input: bool = False,
         shared_gate: torch.Tensor | None = None,
     ) -> PanelExperts | None:
         """Join the layers into one operation; None if some are not in panels of the same kind."""
-        first, second = _alike(gate_ups), _alike(downs)
+        first, second = _same_layout(gate_ups), _same_layout(downs)
         if first is None or second is None:
             return None
         return cls(
-            *(first, second, gating, top_k), weighs_input=weighs_input, shared_gate=shared_gate
+            *(first, second, gating, top_k),
+            apply_router_weight_on_input=apply_router_weight_on_input,
+            shared_gate=shared_gate,
         )
 
     def __call__(
@@ -244,17 +261,17 @@ def _mixture(
     top_k: int,
     hidden: int,
     inner: int,
-    gating: Gating | Activating,
-    weighs_input: bool,
+    gating: GatedActivation | Activation,
+    apply_router_weight_on_input: bool,
     shared_gate: torch.Tensor | None = None,
 ) -> _Mixture:
     told = _Mixture(
         *(num_experts, top_k, hidden, inner),
         pointer(shared_gate),
-        gated=isinstance(gating, Gating),
-        weighs_input=weighs_input,
+        gated=isinstance(gating, GatedActivation),
+        apply_router_weight_on_input=apply_router_weight_on_input,
     )
-    if isinstance(gating, Gating):
+    if isinstance(gating, GatedActivation):
         told.gating = GATING_CODES[gating.kind]
         told.alpha, told.limit = gating.alpha, gating.limit
     else:
@@ -262,24 +279,24 @@ def _mixture(
     return told
 
 
-def _alike(layers: Sequence[object]) -> list[PanelLinear] | None:
+def _same_layout(layers: Sequence[object]) -> list[PanelLinear] | None:
     """Return the layers if a single description fits all of their weights."""
     panels = [layer for layer in layers if isinstance(layer, PanelLinear)]
-    forms = {_form(layer.panels()) for layer in panels}
+    forms = {_layout_key(layer.panels()) for layer in panels}
     return panels if len(panels) == len(layers) and len(forms) == 1 else None
 
 
-def _form(held: Panels) -> tuple[object, ...]:
+def _layout_key(held: Panels) -> tuple[object, ...]:
     levels = None if held.levels is None else tuple(held.levels.tolist())
-    return held.kind, held.outputs, held.columns, held.inputs, held.group, levels
+    return held.kind, held.outputs, held.columns, held.inputs, held.group_size, levels
 
 
-def projection_of(weights: Sequence[Panels]) -> tuple[_Projection, object]:
+def make_projection(weights: Sequence[Panels]) -> tuple[_Projection, object]:
     """Describe weights of one form for native code; also return what that points into."""
     held = (_Weight * len(weights))(
         *(
             _Weight(
-                *map(pointer, (of.packed, of.scales, of.zeros, of.totals, of.order, of.bias)),
+                *map(pointer, (of.packed, of.scales, of.zeros, of.code_sums, of.order, of.bias)),
                 of.factor,
             )
             for of in weights
@@ -289,7 +306,7 @@ def projection_of(weights: Sequence[Panels]) -> tuple[_Projection, object]:
     projection = _Projection(
         ctypes.addressof(held),
         pointer(first.levels),
-        *(first.outputs, first.columns, first.inputs, first.group),
+        *(first.outputs, first.columns, first.inputs, first.group_size),
         _PANEL_KINDS[first.kind],
         has_amx(),
     )

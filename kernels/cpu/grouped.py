@@ -26,10 +26,10 @@ _STEP = 32  # the number of inputs is padded to a multiple of it
 _WORD_INPUTS = {4: 8, 8: 4}  # by bits
 
 
-def refuse(weight: PackedWeight) -> str | None:
+def unsupported_reason(weight: PackedWeight) -> str | None:
     """Return why the kernel cannot hold a weight, or None if it can."""
-    if weight.num_groups > 1 and weight.group % _WORD_INPUTS[weight.bits]:
-        return f"groups of {weight.group} inputs"
+    if weight.num_groups > 1 and weight.group_size % _WORD_INPUTS[weight.bits]:
+        return f"groups of {weight.group_size} inputs"
     return None
 
 
@@ -47,10 +47,10 @@ class PanelGrouped(PanelLinear):
     """
 
     def __init__(self, weight: PackedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
-        step = math.lcm(weight.group, _STEP) if weight.num_groups > 1 else _STEP
+        step = math.lcm(weight.group_size, _STEP) if weight.num_groups > 1 else _STEP
         super().__init__(weight.shape, bias, step, dtype)
         outputs, columns = weight.shape
-        self._group = weight.group if weight.num_groups > 1 else self._inputs
+        self._group = weight.group_size if weight.num_groups > 1 else self._inputs
         panels = round_up(outputs, PANEL) // PANEL
         words = self._inputs // _WORD_INPUTS[weight.bits]
         self._packed = arena.empty((panels, words, PANEL), torch.int32)
@@ -59,7 +59,7 @@ class PanelGrouped(PanelLinear):
         sizes = (outputs, columns, self._inputs)
         getattr(self._library, pack)(codes.data_ptr(), *sizes, self._packed.data_ptr())
         self._is_float = weight.codes.dtype == torch.float8_e4m3fn
-        self._factor = _power_above(weight.scales) / 2**15
+        self._factor = _next_power_of_two(weight.scales) / 2**15
         self._scales = self._in_panels(weight.scales.float() / self._factor, torch.float16)
         self._zeros = None
         if weight.zeros is not None:
@@ -72,7 +72,7 @@ class PanelGrouped(PanelLinear):
             self._order = weight.order.to(torch.int32).contiguous()
             self._padding = 0  # the kernel pads as it reorders
         self._product = "quire_grouped"
-        self._held = (
+        self._weight_args = (
             *self._parts(),
             *(columns, self._group, self._factor, self._is_float),
             *pointers(self._bias),
@@ -95,7 +95,7 @@ class PanelGrouped(PanelLinear):
             zeros=self._zeros,
             levels=self._levels,
             order=self._order,
-            group=self._group,
+            group_size=self._group,
             factor=self._factor,
         )
 
@@ -125,7 +125,7 @@ class PanelGrouped(PanelLinear):
         return padded.view(panels, PANEL, -1).transpose(1, 2).contiguous()
 
 
-def _power_above(scales: torch.Tensor) -> float:
+def _next_power_of_two(scales: torch.Tensor) -> float:
     """Return the least power of two above all scales."""
     largest = float(scales.float().abs().max())
     return 2.0 ** math.frexp(largest)[1] if largest > 0 else 1.0

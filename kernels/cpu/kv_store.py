@@ -34,7 +34,7 @@ def norm_rope_store(
         num_tokens,
         num_heads,
         num_kv_heads,
-        cache.heads_apart,
+        cache.block_stride_heads,
         head_dim,
         block_size,
         query.data_ptr(),

@@ -8,7 +8,7 @@ import torch
 
 from kernels.attention import LayerCache
 from kernels.cpu.calls import DTYPE_CODES, function
-from kernels.cpu.experts import projection_of
+from kernels.cpu.experts import make_projection
 from kernels.cpu.linear import PanelDense
 from kernels.reference import fused as reference
 
@@ -46,7 +46,7 @@ class PanelHeads:
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._heads = [PanelDense(own, None) for own in weight]
-        self._projection, self._owned = projection_of([head.panels() for head in self._heads])
+        self._projection, self._keepalive = make_projection([head.panels() for head in self._heads])
         self._inputs, self._outputs = weight.shape[2], weight.shape[1]
 
     @property

@@ -7,7 +7,7 @@ import torch
 
 from kernels.activations import ActivationKind
 from kernels.cpu.calls import ACTIVATION_CODES, DTYPE_CODES, GATING_CODES, function, pointer
-from kernels.moe import GatingKind
+from kernels.moe import GatedActivationKind
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -103,7 +103,7 @@ def clamped_swiglu(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.T
 
 
 def _gate_mul(
-    gate_up: torch.Tensor, kind: GatingKind, alpha: float = 0.0, limit: float = 0.0
+    gate_up: torch.Tensor, kind: GatedActivationKind, alpha: float = 0.0, limit: float = 0.0
 ) -> torch.Tensor:
     gate_up = gate_up.contiguous()
     rows, width = gate_up.shape
@@ -140,7 +140,9 @@ def rope_tables(
     return cos, sin
 
 
-def temperatures(positions: torch.Tensor, first: int, every: int, scale: float) -> torch.Tensor:
+def attention_temperatures(
+    positions: torch.Tensor, first: int, every: int, scale: float
+) -> torch.Tensor:
     """See ``kernels.reference.layers``."""
     factors = torch.empty(positions.shape, dtype=torch.float32)
     sizes = first, every, scale, positions.numel()

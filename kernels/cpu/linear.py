@@ -20,10 +20,10 @@ from torch.nn import functional
 from kernels.cpu.calls import CODE, COUNT, DTYPE_CODES, GATING_CODES, POINTER, REAL, function
 from kernels.cpu.memory import Arena
 from kernels.cpu.native import build
-from kernels.moe import Gating, GatingKind
+from kernels.moe import GatedActivation, GatedActivationKind
 from kernels.packed import INT4_LEVELS, PackedWeight
-from kernels.reference.quantised import INT4_GROUP
-from kernels.sampling import Sampled
+from kernels.reference.quantised import INT4_GROUP_SIZE
+from kernels.sampling import SamplerOutput
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +45,10 @@ class Panels(NamedTuple):
     bias: torch.Tensor | None  # [outputs] float32
     scales: torch.Tensor | None = None
     zeros: torch.Tensor | None = None
-    totals: torch.Tensor | None = None
+    code_sums: torch.Tensor | None = None
     levels: torch.Tensor | None = None
     order: torch.Tensor | None = None
-    group: int = 1
+    group_size: int = 1
     factor: float = 1.0
 
 
@@ -79,7 +79,7 @@ class PanelLinear(ABC):
         self._dtype = dtype
         self._library, self._amx = _library()
         self._product: str  # name of the native function
-        self._held: tuple[
+        self._weight_args: tuple[
             int | float | None, ...
         ]  # addresses of the weight's parts, then of the bias
 
@@ -96,7 +96,7 @@ class PanelLinear(ABC):
         """[n, inputs] -> [n, outputs] in float32, unrounded."""
         return self._compute(x, torch.float32)
 
-    def gated(self, x: torch.Tensor, gating: Gating) -> torch.Tensor:
+    def forward_gated(self, x: torch.Tensor, gating: GatedActivation) -> torch.Tensor:
         """Return ``gating(self(x))``, bit for bit: [n, inputs] -> [n, outputs / 2].
 
         This is the first product of an MLP. If the gate's outputs are whole panels it takes a
@@ -106,7 +106,7 @@ class PanelLinear(ABC):
             return gating(self(x))
         return self._compute(x, torch.bfloat16, gating)
 
-    def _read(self, x: torch.Tensor) -> torch.Tensor:
+    def _prepare_input(self, x: torch.Tensor) -> torch.Tensor:
         """Convert to the native functions' input: [n, columns] -> [n, inputs]."""
         if x.dtype is not torch.bfloat16:
             x = x.to(torch.bfloat16)
@@ -115,9 +115,9 @@ class PanelLinear(ABC):
         return x.contiguous()
 
     def _compute(
-        self, x: torch.Tensor, dtype: torch.dtype, gating: Gating | None = None
+        self, x: torch.Tensor, dtype: torch.dtype, gating: GatedActivation | None = None
     ) -> torch.Tensor:
-        x = self._read(x)
+        x = self._prepare_input(x)
         num_rows = x.shape[0]
         width = self._outputs if gating is None else self._outputs // 2
         y = torch.empty((num_rows, width), dtype=dtype)
@@ -125,7 +125,7 @@ class PanelLinear(ABC):
             x.data_ptr(),
             num_rows,
             self._inputs,
-            *self._held,
+            *self._weight_args,
             y.data_ptr(),
             self._outputs,
             dtype is torch.float32,
@@ -151,26 +151,28 @@ class PanelLinear(ABC):
 class PanelHead(PanelLinear):
     """A head that finds its likeliest outputs without storing all of them."""
 
-    def likeliest(self, x: torch.Tensor, scale: float = 1.0, cap: float | None = None) -> Sampled:
+    def sample_greedy(
+        self, x: torch.Tensor, scale: float = 1.0, cap: float | None = None
+    ) -> SamplerOutput:
         """Return the largest of each row of ``logits(x)``, scaled and capped.
 
         They are multiplied by ``scale`` above 0, and then capped as by
         ``kernels.reference.layers.softcap``. A row is not finite if its largest logit is infinite,
         or any is nan.
         """
-        return self._choose(f"{self._product}_likeliest", self._held, x, scale, cap)
+        return self._sample_greedy(f"{self._product}_likeliest", self._weight_args, x, scale, cap)
 
-    def _choose(
+    def _sample_greedy(
         self, name: str, held: tuple[Any, ...], x: torch.Tensor, scale: float, cap: float | None
-    ) -> Sampled:
-        x = self._read(x)
+    ) -> SamplerOutput:
+        x = self._prepare_input(x)
         token_ids = torch.empty(len(x), dtype=torch.int64)
         is_finite = torch.empty(len(x), dtype=torch.bool)
         function(name)(
             *(x.data_ptr(), len(x), self._inputs, *held, self._outputs, scale, cap or 0.0),
             *(self._amx, token_ids.data_ptr(), is_finite.data_ptr()),
         )
-        return Sampled(token_ids, is_finite)
+        return SamplerOutput(token_ids, is_finite)
 
 
 class PanelDense(PanelHead):
@@ -187,7 +189,7 @@ class PanelDense(PanelHead):
             weight.data_ptr(), outputs, columns, self._inputs, self._packed.data_ptr()
         )
         self._product = "quire_dense"
-        self._held = pointers(self._packed, self._bias)
+        self._weight_args = pointers(self._packed, self._bias)
 
     @property
     def num_bytes(self) -> int:
@@ -207,7 +209,7 @@ class PanelInt8(PanelHead):
     """Weights in int8 with one scale per output; activations in eight bits, row by row."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._hold((weight.shape[0], weight.shape[1]), bias, weight.dtype)
+        self._allocate((weight.shape[0], weight.shape[1]), bias, weight.dtype)
         outputs, columns = weight.shape
         weight = weight.to(torch.bfloat16).contiguous()
         self._library.quire_int8_pack(
@@ -221,13 +223,13 @@ class PanelInt8(PanelHead):
         )
 
     @classmethod
-    def of_codes(
+    def from_codes(
         cls, weight: PackedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> PanelInt8:
         """Make one of a quantised weight: int8 from ``least_code()`` on, one scale per output,
         no zeros, no order."""
         layer = cls.__new__(cls)
-        layer._hold(weight.shape, bias, dtype)
+        layer._allocate(weight.shape, bias, dtype)
         codes = weight.codes.contiguous()
         sizes = (*weight.shape, layer._inputs)
         layer._library.quire_bytes_pack(codes.data_ptr(), *sizes, layer._packed.data_ptr())
@@ -235,7 +237,9 @@ class PanelInt8(PanelHead):
         layer._totals.copy_(weight.codes.sum(1, dtype=torch.int32))
         return layer
 
-    def _hold(self, shape: tuple[int, int], bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+    def _allocate(
+        self, shape: tuple[int, int], bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> None:
         super().__init__(shape, bias, 64, dtype)
         outputs = shape[0]
         self._scales = torch.empty(outputs)
@@ -244,7 +248,7 @@ class PanelInt8(PanelHead):
             (round_up(outputs, PANEL) // PANEL, self._inputs // 4, PANEL, 4), torch.int8
         )
         self._product = "quire_int8"
-        self._held = pointers(self._packed, self._scales, self._totals, self._bias)
+        self._weight_args = pointers(self._packed, self._scales, self._totals, self._bias)
 
     @property
     def num_bytes(self) -> int:
@@ -259,7 +263,7 @@ class PanelInt8(PanelHead):
             self._packed,
             self._bias,
             scales=self._scales,
-            totals=self._totals,
+            code_sums=self._totals,
         )
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
@@ -276,10 +280,12 @@ class PanelInt4(PanelLinear):
         weight = weight.to(torch.bfloat16).contiguous()
         panels = round_up(outputs, PANEL) // PANEL
         # Zeros where the last panel has no outputs.
-        self._scales = torch.zeros((panels, self._inputs // INT4_GROUP, PANEL), dtype=torch.float16)
+        self._scales = torch.zeros(
+            (panels, self._inputs // INT4_GROUP_SIZE, PANEL), dtype=torch.float16
+        )
         self._packed = arena.empty((panels, self._inputs // 8, PANEL), torch.int32)
         # Of the eight-bit codes that products with many rows make of them.
-        self._whole_scales = torch.empty((panels, PANEL))
+        self._int8_scales = torch.empty((panels, PANEL))
         self._totals = torch.empty((panels, PANEL), dtype=torch.int32)
         self._library.quire_int4_pack(
             weight.data_ptr(),
@@ -288,19 +294,19 @@ class PanelInt4(PanelLinear):
             self._inputs,
             self._packed.data_ptr(),
             self._scales.data_ptr(),
-            self._whole_scales.data_ptr(),
+            self._int8_scales.data_ptr(),
             self._totals.data_ptr(),
         )
         self._levels = torch.tensor(INT4_LEVELS * 2, dtype=torch.bfloat16)
         self._product = "quire_int4"
-        self._held = pointers(
-            self._packed, self._scales, self._whole_scales, self._totals, self._bias
+        self._weight_args = pointers(
+            self._packed, self._scales, self._int8_scales, self._totals, self._bias
         )
 
     @property
     def num_bytes(self) -> int:
         """Its size in memory."""
-        parts = self._packed, self._scales, self._whole_scales, self._totals, self._bias
+        parts = self._packed, self._scales, self._int8_scales, self._totals, self._bias
         return num_bytes(*parts)
 
     def panels(self) -> Panels:
@@ -312,7 +318,7 @@ class PanelInt4(PanelLinear):
             self._bias,
             scales=self._scales,
             levels=self._levels,
-            group=INT4_GROUP,
+            group_size=INT4_GROUP_SIZE,
         )
 
 
@@ -325,7 +331,7 @@ def is_available() -> bool:
     return library is not None
 
 
-def least_code() -> int:
+def min_code() -> int:
     """Return the least code that ``PanelInt8`` multiplies.
 
     It is -128, or -127 if the sum of two byte products would overflow the processor's accumulator.
@@ -364,7 +370,7 @@ def _library() -> tuple[ctypes.CDLL, bool]:
 
 
 @functools.cache
-def _gating(kind: GatingKind, alpha: float, limit: float) -> Any:
+def _gating(kind: GatedActivationKind, alpha: float, limit: float) -> Any:
     """Describe a gating for the native functions."""
     return ctypes.byref(_Gating(GATING_CODES[kind], alpha, limit))
 

@@ -40,13 +40,13 @@ class Arena:
         self._used += -(-size // _LINE_BYTES) * _LINE_BYTES
         return taken.view(dtype).view(shape)
 
-    def leave(self) -> None:
+    def start_new_chunk(self) -> None:
         """Begin a new chunk with the next tensor; this one then lives as long as its tensors."""
         self._chunk = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
 
-def own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def mapped_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a zeroed tensor in pages of its own, which return to the system as soon as it is
     freed.
 

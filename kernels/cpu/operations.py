@@ -9,6 +9,7 @@ from kernels.cpu.latent import latent_rope_store
 from kernels.cpu.layers import (
     activate,
     add_rms_norm,
+    attention_temperatures,
     clamped_swiglu,
     erf_gelu_mul,
     gelu_mul,
@@ -17,7 +18,6 @@ from kernels.cpu.layers import (
     rope_tables,
     silu_mul,
     softcap,
-    temperatures,
 )
 from kernels.cpu.lora import add_adapters
 from kernels.cpu.recurrent import (
@@ -29,8 +29,8 @@ from kernels.cpu.recurrent import (
     short_conv,
 )
 from kernels.cpu.sampling import candidates, sample
-from kernels.reference.drafts import draw, judge_drafts
-from kernels.reference.moe import add_experts, add_gated, expert_sizes
+from kernels.reference.drafts import sample_from_probs, verify_drafts
+from kernels.reference.moe import add_experts, add_gated, moe_token_thresholds
 from kernels.reference.sampling_step import distribution
 
 __all__ = [
@@ -41,32 +41,32 @@ __all__ = [
     "add_gated",
     "add_rms_norm",
     "apply_gate",
+    "attention_temperatures",
     "build_inputs",
     "candidates",
     "clamped_swiglu",
     "copy_blocks",
     "distribution",
-    "draw",
     "erf_gelu_mul",
-    "expert_sizes",
     "feed_back",
     "fused_moe",
     "gated_conv",
     "gated_delta",
     "gated_rms_norm",
     "gelu_mul",
-    "judge_drafts",
     "latent_rope_store",
     "layer_norm",
+    "moe_token_thresholds",
     "norm_rope",
     "norm_rope_store",
     "rms_norm",
     "rope_tables",
     "route",
     "sample",
+    "sample_from_probs",
     "selective_scan",
     "short_conv",
     "silu_mul",
     "softcap",
-    "temperatures",
+    "verify_drafts",
 ]

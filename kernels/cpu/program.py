@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.cpu.calls import SIGNATURES, Note, recording
-from kernels.cpu.held import Scribe, hold
-from kernels.cpu.memory import own_pages
+from kernels.cpu.calls import SIGNATURES, RecordCall, call_recorder
+from kernels.cpu.held import OpRecorder, record_op
+from kernels.cpu.memory import mapped_zeros
 from kernels.cpu.native import build
 
 _CHUNK_BYTES = 64 * 2**20
@@ -95,7 +95,7 @@ class Workspace:
         """
         if index == len(self._chunks):
             size = max(least_bytes, _CHUNK_BYTES)
-            self._chunks.append(own_pages((size,), torch.uint8).numpy())
+            self._chunks.append(mapped_zeros((size,), torch.uint8).numpy())
         return self._chunks[index]
 
 
@@ -108,7 +108,7 @@ class Recorder:
     """
 
     def __init__(self, workspace: Workspace) -> None:
-        self._layout = _Layout(workspace)
+        self._allocator = _WorkspaceAllocator(workspace)
 
     def __call__(self, function: Callable[[], _ResultT]) -> tuple[Program, _ResultT]:
         """Return the program of ``function`` and what it returned: tensors that will hold the
@@ -124,16 +124,16 @@ class Recorder:
         def note(name: str, arguments: tuple[Any, ...]) -> None:
             calls.append((name, arguments))
 
-        token = recording.set(note)
+        token = call_recorder.set(note)
         try:
-            with _DryRun(self._layout, note):
+            with _DryRun(self._allocator, note):
                 result = function()
         finally:
-            recording.reset(token)
+            call_recorder.reset(token)
         return Program(calls), result
 
 
-class _Layout:
+class _WorkspaceAllocator:
     """Tracks which parts of a workspace the tensors of one recorder use."""
 
     def __init__(self, workspace: Workspace) -> None:
@@ -144,12 +144,12 @@ class _Layout:
         """Return a tensor in the first free place, occupied as long as the tensor is referenced."""
         size = int(np.prod(shape)) * dtype.itemsize
         taken = max(_LINE_BYTES, -(-size // _LINE_BYTES) * _LINE_BYTES)
-        index, begin = self._take(taken)
+        index, begin = self._allocate(taken)
         piece = self._workspace.chunk(index, taken)[begin : begin + size]
-        weakref.finalize(piece, self._give_back, index, begin, begin + taken)
+        weakref.finalize(piece, self._release, index, begin, begin + taken)
         return torch.from_numpy(piece).view(dtype).view(tuple(shape))
 
-    def _take(self, size: int) -> tuple[int, int]:
+    def _allocate(self, size: int) -> tuple[int, int]:
         for index, free in enumerate(self._free):
             for place, (begin, end) in enumerate(free):
                 if end - begin >= size:
@@ -158,9 +158,9 @@ class _Layout:
         index = len(self._free)
         chunk_bytes = len(self._workspace.chunk(index, size))
         self._free.append([(0, chunk_bytes)])
-        return self._take(size)
+        return self._allocate(size)
 
-    def _give_back(self, index: int, begin: int, end: int) -> None:
+    def _release(self, index: int, begin: int, end: int) -> None:
         merged: list[tuple[int, int]] = []
         for span in sorted([*self._free[index], (begin, end)]):
             if merged and merged[-1][1] == span[0]:
@@ -172,10 +172,10 @@ class _Layout:
 class _DryRun(TorchDispatchMode):
     """Makes tensors in the workspace, and prevents computation."""
 
-    def __init__(self, layout: _Layout, note: Note) -> None:
+    def __init__(self, layout: _WorkspaceAllocator, note: RecordCall) -> None:
         super().__init__()
-        self._layout = layout
-        self._scribe = Scribe(layout.empty, note)
+        self._allocator = layout
+        self._recorder = OpRecorder(layout.empty, note)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -194,18 +194,18 @@ class _DryRun(TorchDispatchMode):
         options = kwargs or {}
         if func is _aten.empty.memory_format:
             dtype = options.get("dtype") or torch.get_default_dtype()
-            return self._layout.empty(args[0], dtype)
+            return self._allocator.empty(args[0], dtype)
         if func is _aten.new_empty.default:
-            return self._layout.empty(args[1], options.get("dtype") or args[0].dtype)
+            return self._allocator.empty(args[1], options.get("dtype") or args[0].dtype)
         if func is _aten.empty_like.default and args[0].is_contiguous():
-            return self._layout.empty(args[0].shape, options.get("dtype") or args[0].dtype)
+            return self._allocator.empty(args[0].shape, options.get("dtype") or args[0].dtype)
         with self:  # in inference mode, composite operations arrive whole
             made = func.decompose(*args, **options)
         if made is not NotImplemented:
             return made
         if func.is_view:
             return func(*args, **options)
-        held = hold(self._scribe, func, args, options)
+        held = record_op(self._recorder, func, args, options)
         if held is None:
             raise NotRecordableError(f"{func} is no native kernel")
         return held

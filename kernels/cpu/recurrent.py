@@ -48,7 +48,7 @@ def gated_delta(
     shape: GatedDeltaShape,
 ) -> torch.Tensor:
     """See ``kernels.reference.recurrent``."""
-    mixed, gates = mixed.contiguous(), _with_rows(gates)
+    mixed, gates = mixed.contiguous(), _with_contiguous_rows(gates)
     y = mixed.new_empty((mixed.shape[0], shape.value_heads, shape.value_dim))
     function("quire_gated_delta")(
         DTYPE_CODES[mixed.dtype],
@@ -76,7 +76,7 @@ def selective_scan(
     shape: ScanShape,
 ) -> torch.Tensor:
     """See ``kernels.reference.recurrent``."""
-    mixed, time_steps = mixed.contiguous(), _with_rows(time_steps)
+    mixed, time_steps = mixed.contiguous(), _with_contiguous_rows(time_steps)
     y = mixed.new_empty((mixed.shape[0], shape.heads, shape.head_dim))
     function("quire_selective_scan")(
         DTYPE_CODES[mixed.dtype],
@@ -99,7 +99,7 @@ def gated_rms_norm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, gates_first: bool
 ) -> torch.Tensor:
     """See ``kernels.reference.recurrent``."""
-    x, gate = x.contiguous(), _with_rows(gate)
+    x, gate = x.contiguous(), _with_contiguous_rows(gate)
     num_rows, heads, dim = x.shape
     y = x.new_empty((num_rows, heads * dim))
     function("quire_gated_rms_norm")(
@@ -121,7 +121,7 @@ def gated_rms_norm(
 
 def apply_gate(x: torch.Tensor, gate: torch.Tensor, is_sigmoid: bool) -> torch.Tensor:
     """See ``kernels.reference.recurrent``."""
-    x, gate = x.contiguous(), _with_rows(gate)
+    x, gate = x.contiguous(), _with_contiguous_rows(gate)
     y = torch.empty_like(x)
     function("quire_apply_gate")(
         DTYPE_CODES[x.dtype],
@@ -145,7 +145,7 @@ def _conv(
     state: torch.Tensor,
     rows: StepRows,
 ) -> torch.Tensor:
-    x = _with_rows(x)
+    x = _with_contiguous_rows(x)
     width, channels = weight.shape
     y = x.new_empty((x.shape[0], channels))
     function("quire_short_conv")(
@@ -164,7 +164,7 @@ def _conv(
     return y
 
 
-def _with_rows(x: torch.Tensor) -> torch.Tensor:
+def _with_contiguous_rows(x: torch.Tensor) -> torch.Tensor:
     """Return ``x`` with contiguous rows; strided rows are read in place."""
     return x if x.stride(1) == 1 else x.contiguous()
 

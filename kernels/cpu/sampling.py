@@ -7,7 +7,7 @@ import ctypes
 import torch
 
 from kernels.cpu.calls import COUNT, POINTER, function
-from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
+from kernels.sampling import LogitBias, SamplerOutput, SamplingTable, TokenCounts
 
 
 class _Sampling(ctypes.Structure):
@@ -30,13 +30,13 @@ def sample(
     counts: TokenCounts | None = None,
     bias: LogitBias | None = None,
     masks: torch.Tensor | None = None,
-    out: Sampled | None = None,
-) -> Sampled:
+    out: SamplerOutput | None = None,
+) -> SamplerOutput:
     """See ``kernels.reference.sampling_step``."""
     (num_rows, vocab), logits = logits.shape, logits.float()
     sampling = _sampling(vocab, table, counts, bias, masks)
     if out is None:
-        out = Sampled.empty(num_rows, logits.device)
+        out = SamplerOutput.empty(num_rows, logits.device)
     function("quire_sample")(
         ctypes.byref(sampling),
         logits.data_ptr(),

@@ -18,12 +18,12 @@ import torch
 
 from kernels.cpu.linear import PANEL, PanelDense, arena, num_bytes, pointers, round_up
 from kernels.cpu.native.build import target_name
-from kernels.sampling import Sampled
+from kernels.sampling import SamplerOutput
 
 _LANES = 16
 # Products with more rows are bound by arithmetic, not by reading the weight.
 _MAX_ROWS = 8
-_MULTIPLIES_BYTES = "avx512"  # and those twice as fast as bfloat16; of the others none was measured
+_FAST_INT8_TARGET = "avx512"  # and those twice as fast as bfloat16; of the others none was measured
 
 
 class ScreenedHead(PanelDense):
@@ -38,9 +38,9 @@ class ScreenedHead(PanelDense):
         self._scales = torch.empty(outputs)
         self._totals = torch.empty(outputs, dtype=torch.int32)
         self._slacks, self._norms = torch.empty(2, round_up(panels, _LANES))
-        self._max_rows = sys.maxsize if target_name() == _MULTIPLIES_BYTES else _MAX_ROWS
+        self._max_rows = sys.maxsize if target_name() == _FAST_INT8_TARGET else _MAX_ROWS
         # Remaining calls without screening, and the number for the next failure.
-        self._patience = torch.tensor((0, 1), dtype=torch.int32)
+        self._backoff = torch.tensor((0, 1), dtype=torch.int32)
         given, scales = weight.data_ptr(), self._scales.data_ptr()
         self._library.quire_int8_pack(
             *(given, outputs, columns, width, self._codes.data_ptr(), scales),
@@ -51,7 +51,7 @@ class ScreenedHead(PanelDense):
         )
         self._parts = (
             *(self._codes, self._scales, self._totals),
-            *(self._slacks, self._norms, self._patience),
+            *(self._slacks, self._norms, self._backoff),
         )
         self._screen = pointers(self._packed, *self._parts)
 
@@ -60,8 +60,10 @@ class ScreenedHead(PanelDense):
         """Its size in memory."""
         return super().num_bytes + num_bytes(*self._parts)
 
-    def likeliest(self, x: torch.Tensor, scale: float = 1.0, cap: float | None = None) -> Sampled:
+    def sample_greedy(
+        self, x: torch.Tensor, scale: float = 1.0, cap: float | None = None
+    ) -> SamplerOutput:
         """See ``PanelHead``."""
         if len(x) > self._max_rows:
-            return super().likeliest(x, scale, cap)
-        return self._choose("quire_screened_likeliest", self._screen, x, scale, cap)
+            return super().sample_greedy(x, scale, cap)
+        return self._sample_greedy("quire_screened_likeliest", self._screen, x, scale, cap)

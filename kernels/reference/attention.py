@@ -71,13 +71,15 @@ class ReferenceAttention:
     name = "reference"
     is_capturable = False
 
-    def refuse(self, spec: AttentionSpec) -> str | None:
+    def unsupported_reason(self, spec: AttentionSpec) -> str | None:
         """Refuse only head counts that do not divide."""
         if spec.num_heads % spec.num_kv_heads:
             return f"{spec.num_heads} heads do not share {spec.num_kv_heads} KV heads evenly"
         return None
 
-    def fits(self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec) -> bool:
+    def can_replay(
+        self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec
+    ) -> bool:
         """Return False: the plan is made on the host."""
         return False
 
@@ -98,7 +100,7 @@ class ReferenceAttention:
                 tuple(_plan_chunk(batch, spec, int(row), window, ends) for row in chunks),
             )
             for window in spec.windows
-            for ends in ((None,) if geometry.ends is None else (None, geometry.ends))
+            for ends in ((None,) if geometry.query_ends is None else (None, geometry.query_ends))
         }
         largest = max(
             part.block_rows.numel()
@@ -119,7 +121,7 @@ class ReferenceAttention:
     ) -> torch.Tensor:
         """See ``AttentionBackend.forward``. Computes in float32 for any dtype."""
         plan = state.plans[layer.window, False]
-        if layer.looks_ahead:
+        if layer.is_bidirectional:
             plan = state.plans.get((layer.window, True), plan)
         kv_heads = cache.keys.shape[1]
         output = query.new_empty((*query.shape[:-1], cache.values.shape[-1]))
@@ -225,7 +227,7 @@ def _gather(
         (cache.keys, state.keys, cache.key_scales),
         (cache.values, state.values, cache.value_scales),
     ]
-    for stored, buffer, scales in stores[:1] if cache.shares_values else stores:
+    for stored, buffer, scales in stores[:1] if cache.has_shared_values else stores:
         flat = stored.view(num_blocks * kv_heads, block_size * head_dim)
         part = buffer[: block_rows.numel()]
         torch.index_select(as_bytes(flat), 0, block_rows, out=as_bytes(part))
@@ -235,7 +237,7 @@ def _gather(
         else:
             flat_scales = scales.view(num_blocks * kv_heads, block_size)
             gathered.append(decode(rows, flat_scales.index_select(0, block_rows).flatten()))
-    if cache.shares_values:
+    if cache.has_shared_values:
         gathered.append(gathered[0][:, : cache.values.shape[-1]])
     return gathered[0], gathered[1]
 
@@ -257,7 +259,7 @@ def _plan_buckets(
     """Divide the decode rows, longest first, so that no bucket wastes too many slots."""
     if rows.size == 0:
         return ()
-    first_block, num_blocks = _blocks_seen(batch.seq_lens[rows], 1, window, spec.block_size)
+    first_block, num_blocks = _visible_blocks(batch.seq_lens[rows], 1, window, spec.block_size)
     order = np.argsort(-num_blocks, kind="stable")
     all_rows = rows.size == batch.seq_lens.size
     buckets: list[_Bucket] = []
@@ -327,7 +329,7 @@ def _plan_chunk(
     begin, end = (int(at) for at in batch.query_start[row : row + 2])
     queries, seq_len = end - begin, int(batch.seq_lens[row])
     lengths = batch.seq_lens[row : row + 1]
-    first_block, num_blocks = _blocks_seen(lengths, queries, window, spec.block_size)
+    first_block, num_blocks = _visible_blocks(lengths, queries, window, spec.block_size)
     skipped = int(first_block[0])
     blocks = batch.block_tables[row : row + 1, skipped : skipped + int(num_blocks[0])]
     start = seq_len - queries
@@ -351,7 +353,7 @@ def _plan_chunk(
     )
 
 
-def _blocks_seen(
+def _visible_blocks(
     seq_lens: np.ndarray, num_queries: int, window: int | None, block_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the first block that each sequence's last queries attend to, and how many."""

@@ -20,10 +20,10 @@ import torch
 
 from kernels.attention import LayerCache
 
-PEAKS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # the largest code of each dtype
+MAX_CODES = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # the largest code of each dtype
 
 # Rows without a larger value are stored as zeros: the inverse of their scale would be infinite.
-SMALLEST = 1e-30
+MIN_ROW_MAX = 1e-30
 
 
 def encode(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,11 +41,13 @@ def encode(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
     wide = rows if rows.dtype == torch.float64 else rows.float()
     largest = wide.abs().amax(dim=-1)
     # Not ``PEAKS[dtype] / largest``: for a Python scalar torch rounds the reciprocal as well.
-    inverse = torch.where(largest > SMALLEST, largest.new_tensor(PEAKS[dtype]) / largest, 0.0)
+    inverse = torch.where(
+        largest > MIN_ROW_MAX, largest.new_tensor(MAX_CODES[dtype]) / largest, 0.0
+    )
     scaled = (wide * inverse.unsqueeze(-1)).nan_to_num(0.0)
     if dtype == torch.int8:
         scaled = scaled.round()
-    scales = torch.where(largest.isfinite(), largest / PEAKS[dtype], torch.nan)
+    scales = torch.where(largest.isfinite(), largest / MAX_CODES[dtype], torch.nan)
     return scaled.to(dtype), scales.float()
 
 
@@ -56,10 +58,10 @@ def decode(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """View memory in a dtype that every operation supports: torch does not index float8."""
-    return tensor.view(torch.uint8) if tensor.dtype in PEAKS else tensor
+    return tensor.view(torch.uint8) if tensor.dtype in MAX_CODES else tensor
 
 
-def contents(cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor]:
+def decode_cache(cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor]:
     """Return keys and values of all blocks; codes are decoded to float32."""
     if cache.key_scales is None or cache.value_scales is None:
         return cache.keys, cache.values

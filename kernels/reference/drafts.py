@@ -54,7 +54,7 @@ def accept_drafts(
     return accepted
 
 
-def judge_drafts(
+def verify_drafts(
     wanted: torch.Tensor,
     proposed: torch.Tensor | None,
     draft_ids: torch.Tensor,
@@ -89,10 +89,12 @@ def judge_drafts(
     is_kept = uniform(seeds, positions) * p.double() < q.double()
     # If nothing is left, q equals p up to rounding, and only rounding can cause a rejection.
     rest = torch.where(rest.sum(dim=1, keepdim=True) > 0.0, rest, wanted)
-    return torch.where(is_kept, draft_ids, draw(rest, seeds, positions, RESIDUAL_STREAM)), is_kept
+    return torch.where(
+        is_kept, draft_ids, sample_from_probs(rest, seeds, positions, RESIDUAL_STREAM)
+    ), is_kept
 
 
-def draw(
+def sample_from_probs(
     shares: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, stream: int
 ) -> torch.Tensor:
     """Sample a token for each row from a separate random stream.

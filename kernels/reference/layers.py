@@ -74,7 +74,9 @@ def rope_tables(
     return (cos, sin) if scale == 1.0 else (cos.mul_(scale), sin.mul_(scale))
 
 
-def temperatures(positions: torch.Tensor, first: int, every: int, scale: float) -> torch.Tensor:
+def attention_temperatures(
+    positions: torch.Tensor, first: int, every: int, scale: float
+) -> torch.Tensor:
     """``1 + scale * log(1 + floor((p + first) / every))`` (Nakanishi 2025), the factor of
     queries at positions [n] int64: [n] float32."""
     periods = ((positions + first) // every).float()

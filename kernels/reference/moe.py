@@ -8,10 +8,10 @@ import torch
 from torch.nn import functional
 
 from kernels.moe import (
-    LEAST_SUM,
+    MIN_WEIGHT_SUM,
     ExpertMatrices,
     ExpertTensors,
-    Gating,
+    GatedActivation,
     RouterWeights,
     RoutingRule,
 )
@@ -50,7 +50,7 @@ def route(
     ids = chosen_by.topk(rule.top_k, dim=-1).indices
     shares = scores.gather(-1, ids)
     if rule.normalised:
-        shares = shares / (shares.sum(dim=-1, keepdim=True) + LEAST_SUM)
+        shares = shares / (shares.sum(dim=-1, keepdim=True) + MIN_WEIGHT_SUM)
     return ids, shares if rule.scale == 1.0 else shares * rule.scale
 
 
@@ -69,7 +69,7 @@ def fused_moe(
     expert_ids: torch.Tensor,
     expert_weights: torch.Tensor,
     activate: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    weighs_input: bool = False,
+    apply_router_weight_on_input: bool = False,
     some_elsewhere: bool = False,
 ) -> torch.Tensor:
     """``sum_j w_j * expert_j(x)`` over each token's experts.
@@ -82,13 +82,14 @@ def fused_moe(
         expert_weights: [n, top_k] float32.
         activate: from [rows, 2 * inner] to [rows, inner], or without a gate from [rows, inner];
             None: SiLU of the gate, times up.
-        weighs_input: ``sum_j expert_j(w_j * x)`` instead; only for experts without biases.
+        apply_router_weight_on_input: ``sum_j expert_j(w_j * x)`` instead; only for experts
+            without biases.
         some_elsewhere: there may be such ids, for which kernels that write every pair write zeros.
 
     Returns:
         [n, hidden] in x's dtype, summed in float32.
     """
-    assert not (weighs_input and experts.gate_up_bias is not None)
+    assert not (apply_router_weight_on_input and experts.gate_up_bias is not None)
     output = torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
     output = output.to(x.device)
     for expert in range(experts.num_experts):
@@ -96,10 +97,10 @@ def fused_moe(
         gate_up, down = (_matrix(part, expert, x.dtype) for part in experts[:2])
         biases = [None if part is None else part[expert] for part in experts[2:]]
         weight = expert_weights[token, choice].unsqueeze(1)
-        read = (x[token] * weight).to(x.dtype) if weighs_input else x[token]
+        read = (x[token] * weight).to(x.dtype) if apply_router_weight_on_input else x[token]
         inner = (activate or silu_mul)(functional.linear(read, gate_up, biases[0]))
         made = functional.linear(inner, down, biases[1]).to(output.dtype)
-        output.index_add_(0, token, made if weighs_input else made * weight)
+        output.index_add_(0, token, made if apply_router_weight_on_input else made * weight)
     return output.to(x.dtype)
 
 
@@ -109,7 +110,7 @@ def add_experts(
     router: RouterWeights,
     rule: RoutingRule,
     experts: ExpertTensors,
-    gating: Gating,
+    gating: GatedActivation,
 ) -> None:
     """``stream += fused_moe(norm(stream))`` for up to ``MOST_ROWS`` tokens, rounded once if
     possible.
@@ -143,12 +144,12 @@ def add_gated(
     return out.add_(shared * torch.sigmoid(functional.linear(x, weight)))
 
 
-def one_by_one(
+def sequential_moe(
     x: torch.Tensor,
     experts: Sequence[Callable[[torch.Tensor], torch.Tensor]],
     expert_ids: torch.Tensor,
     expert_weights: torch.Tensor,
-    weighs_input: bool = False,
+    apply_router_weight_on_input: bool = False,
 ) -> torch.Tensor:
     """``fused_moe`` for experts that are functions: [rows, hidden] -> [rows, hidden].
 
@@ -165,10 +166,12 @@ def one_by_one(
         if count:
             own = slice(begin, begin + count)
             read, factor = x[tokens[own]], factors[own]
-            if weighs_input:
+            if apply_router_weight_on_input:
                 read = (read * factor).to(x.dtype)
             made = expert(read).float()
-            output.index_add_(0, tokens[own], made if weighs_input else made * factor)
+            output.index_add_(
+                0, tokens[own], made if apply_router_weight_on_input else made * factor
+            )
             begin += count
     return output.to(x.dtype)
 
@@ -188,7 +191,7 @@ def _matrix(part: ExpertMatrices, expert: int, dtype: torch.dtype) -> torch.Tens
     return part.matrix(expert, dtype) if isinstance(part, TiledWeight) else part[expert]
 
 
-def expert_sizes(num_experts: int, top_k: int) -> tuple[int, ...]:
+def moe_token_thresholds(num_experts: int, top_k: int) -> tuple[int, ...]:
     """Return the smallest number of tokens for each of ``fused_moe``'s kernels, in ascending order.
 
     They depend on the number of experts, and on ``top_k``, those of a token. Here there is one

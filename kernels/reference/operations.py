@@ -1,6 +1,6 @@
 """The reference kernels as one module (``kernels.operations.Operations``)."""
 
-from kernels.reference.drafts import accept_drafts, draw, judge_drafts
+from kernels.reference.drafts import accept_drafts, sample_from_probs, verify_drafts
 from kernels.reference.feedback import feed_back
 from kernels.reference.fused import (
     add_rms_norm,
@@ -14,20 +14,20 @@ from kernels.reference.inputs import build_inputs
 from kernels.reference.kv_store import copy_blocks
 from kernels.reference.layers import (
     activate,
+    attention_temperatures,
     layer_norm,
     rms_norm,
     rope_tables,
     silu_mul,
     softcap,
-    temperatures,
 )
 from kernels.reference.lora import add_adapters
 from kernels.reference.moe import (
     add_experts,
     add_gated,
     clamped_swiglu,
-    expert_sizes,
     fused_moe,
+    moe_token_thresholds,
     route,
 )
 from kernels.reference.recurrent import (
@@ -48,32 +48,32 @@ __all__ = [
     "add_gated",
     "add_rms_norm",
     "apply_gate",
+    "attention_temperatures",
     "build_inputs",
     "candidates",
     "clamped_swiglu",
     "copy_blocks",
     "distribution",
-    "draw",
     "erf_gelu_mul",
-    "expert_sizes",
     "feed_back",
     "fused_moe",
     "gated_conv",
     "gated_delta",
     "gated_rms_norm",
     "gelu_mul",
-    "judge_drafts",
     "latent_rope_store",
     "layer_norm",
+    "moe_token_thresholds",
     "norm_rope",
     "norm_rope_store",
     "rms_norm",
     "rope_tables",
     "route",
     "sample",
+    "sample_from_probs",
     "selective_scan",
     "short_conv",
     "silu_mul",
     "softcap",
-    "temperatures",
+    "verify_drafts",
 ]

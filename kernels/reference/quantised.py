@@ -12,11 +12,11 @@ from torch.nn import functional
 
 from kernels.packed import INT4_LEVELS, MXFP4_LEVELS, NF4_LEVELS, PackedWeight, pack_nibbles
 
-INT4_GROUP = 32  # inputs that share a scale
-NF4_GROUP = 64
-_MX_GROUP = 32
+INT4_GROUP_SIZE = 32  # inputs that share a scale
+NF4_GROUP_SIZE = 64
+_MX_GROUP_SIZE = 32
 
-_LARGEST_FLOAT8 = 448.0
+_FP8_MAX = 448.0
 _PIECE_ELEMENTS = 2**20
 
 
@@ -28,11 +28,11 @@ def quantise_int8(weight: torch.Tensor) -> PackedWeight:
     outputs, inputs = weight.shape
     codes = torch.empty((outputs, inputs), dtype=torch.int8, device=weight.device)
     scales = torch.empty((outputs, 1), device=weight.device)
-    for rows in _pieces(weight):
+    for rows in _row_ranges(weight):
         values = weight[rows].float()
-        scales[rows] = _steps(values.abs().amax(1, keepdim=True) / 127)
+        scales[rows] = _nonzero_scales(values.abs().amax(1, keepdim=True) / 127)
         codes[rows] = (values / scales[rows]).round_().to(torch.int8)
-    return PackedWeight(codes, scales, inputs, inputs, rounds_inputs=True)
+    return PackedWeight(codes, scales, inputs, inputs, has_quantised_activations=True)
 
 
 def quantise_fp8(weight: torch.Tensor) -> PackedWeight:
@@ -43,15 +43,15 @@ def quantise_fp8(weight: torch.Tensor) -> PackedWeight:
     outputs, inputs = weight.shape
     codes = torch.empty((outputs, inputs), dtype=torch.float8_e4m3fn, device=weight.device)
     scales = torch.empty((outputs, 1), device=weight.device)
-    for rows in _pieces(weight):
+    for rows in _row_ranges(weight):
         values = weight[rows].float()
-        scales[rows] = _steps(values.abs().amax(1, keepdim=True) / _LARGEST_FLOAT8)
-        scaled = (values / scales[rows]).clamp_(-_LARGEST_FLOAT8, _LARGEST_FLOAT8)
+        scales[rows] = _nonzero_scales(values.abs().amax(1, keepdim=True) / _FP8_MAX)
+        scaled = (values / scales[rows]).clamp_(-_FP8_MAX, _FP8_MAX)
         codes[rows] = scaled.to(torch.float8_e4m3fn)
     return PackedWeight(codes, scales, inputs, inputs)
 
 
-def quantise_int4(weight: torch.Tensor, group: int = INT4_GROUP) -> PackedWeight:
+def quantise_int4(weight: torch.Tensor, group: int = INT4_GROUP_SIZE) -> PackedWeight:
     """Quantise [outputs, inputs] of any float dtype to sixteen levels, with one scale per ``group``
     inputs.
 
@@ -62,16 +62,18 @@ def quantise_int4(weight: torch.Tensor, group: int = INT4_GROUP) -> PackedWeight
     groups = -(-inputs // group)
     codes = torch.empty((outputs, -(-inputs // 2)), dtype=torch.uint8, device=weight.device)
     scales = torch.empty((outputs, groups), dtype=torch.float16, device=weight.device)
-    for rows in _pieces(weight):
+    for rows in _row_ranges(weight):
         values = _in_groups(weight[rows], group)
         least, most = values.aminmax(dim=2)
         scales[rows] = (torch.where(-least >= most, least, most) / -8).to(torch.float16)
-        levels = (values / _steps(scales[rows].float())[:, :, None] + 8).round_().clamp_(0, 15)
+        levels = (
+            (values / _nonzero_scales(scales[rows].float())[:, :, None] + 8).round_().clamp_(0, 15)
+        )
         codes[rows] = pack_nibbles(levels.flatten(1)[:, :inputs])
     return PackedWeight(codes, scales, inputs, group, INT4_LEVELS)
 
 
-def quantise_nf4(weight: torch.Tensor, group: int = NF4_GROUP) -> PackedWeight:
+def quantise_nf4(weight: torch.Tensor, group: int = NF4_GROUP_SIZE) -> PackedWeight:
     """Quantise [outputs, inputs] of any float dtype to NormalFloat's levels (Dettmers et al. 2023).
 
     There is one scale per ``group`` inputs: their largest magnitude.
@@ -82,10 +84,12 @@ def quantise_nf4(weight: torch.Tensor, group: int = NF4_GROUP) -> PackedWeight:
     scales = torch.empty((outputs, groups), dtype=torch.float16, device=weight.device)
     levels = torch.tensor(NF4_LEVELS, device=weight.device)
     middles = (levels[1:] + levels[:-1]) / 2
-    for rows in _pieces(weight):
+    for rows in _row_ranges(weight):
         values = _in_groups(weight[rows], group)
         scales[rows] = values.abs().amax(2).to(torch.float16)
-        nearest = torch.bucketize(values / _steps(scales[rows].float())[:, :, None], middles)
+        nearest = torch.bucketize(
+            values / _nonzero_scales(scales[rows].float())[:, :, None], middles
+        )
         codes[rows] = pack_nibbles(nearest.flatten(1)[:, :inputs])
     return PackedWeight(codes, scales, inputs, group, NF4_LEVELS)
 
@@ -97,19 +101,21 @@ def quantise_mxfp4(weight: torch.Tensor) -> PackedWeight:
     8 (OCP Microscaling Formats 1.0, 6.3).
     """
     outputs, inputs = weight.shape
-    groups = -(-inputs // _MX_GROUP)
+    groups = -(-inputs // _MX_GROUP_SIZE)
     codes = torch.empty((outputs, -(-inputs // 2)), dtype=torch.uint8, device=weight.device)
     scales = torch.empty((outputs, groups), device=weight.device)
     levels = torch.tensor(MXFP4_LEVELS[:8], device=weight.device)
     middles = (levels[1:] + levels[:-1]) / 2
-    for rows in _pieces(weight):
-        values = _in_groups(weight[rows], _MX_GROUP)
-        _, exponents = torch.frexp(_steps(values.abs().amax(2)))  # one more than the logarithm
+    for rows in _row_ranges(weight):
+        values = _in_groups(weight[rows], _MX_GROUP_SIZE)
+        _, exponents = torch.frexp(
+            _nonzero_scales(values.abs().amax(2))
+        )  # one more than the logarithm
         scales[rows] = torch.ldexp(torch.ones_like(values[:, :, 0]), exponents - 3)
         nearest = torch.bucketize(values.abs() / scales[rows][:, :, None], middles)
         nearest += 8 * (values < 0)
         codes[rows] = pack_nibbles(nearest.flatten(1)[:, :inputs])
-    return PackedWeight(codes, scales, inputs, _MX_GROUP, MXFP4_LEVELS)
+    return PackedWeight(codes, scales, inputs, _MX_GROUP_SIZE, MXFP4_LEVELS)
 
 
 def linear_packed(
@@ -125,12 +131,12 @@ def _in_groups(values: torch.Tensor, group: int) -> torch.Tensor:
     return padded.unflatten(1, (-1, group))
 
 
-def _steps(scales: torch.Tensor) -> torch.Tensor:
+def _nonzero_scales(scales: torch.Tensor) -> torch.Tensor:
     """Return the divisors: scales, or 1 where all values are 0."""
     return torch.where(scales == 0, 1.0, scales)
 
 
-def _pieces(weight: torch.Tensor) -> Iterator[slice]:
+def _row_ranges(weight: torch.Tensor) -> Iterator[slice]:
     """Yield ranges of rows with small float32 copies: a head's would be hundreds of megabytes."""
     step = max(1, _PIECE_ELEMENTS // weight.shape[1])
     for begin in range(0, weight.shape[0], step):

@@ -41,7 +41,7 @@ def short_conv(
     width = weight.shape[0]
     y = x.new_empty(x.shape)
     for line, begin, end, start in _spans(rows):
-        history = _begin(state, line, start)
+        history = _initial_state(state, line, start)
         inputs = torch.cat((history, x[begin:end]))
         total = torch.zeros_like(x[begin:end], dtype=torch.float32)
         for tap in range(width):
@@ -105,7 +105,9 @@ def gated_delta(
     keys, group = shape.key_heads * shape.key_dim, shape.value_heads // shape.key_heads
     split = mixed.float().split((keys, keys, shape.value_heads * shape.value_dim), dim=-1)
     query, key = (
-        _unit(part.unflatten(-1, (shape.key_heads, shape.key_dim))).repeat_interleave(group, 1)
+        _l2_normalise(part.unflatten(-1, (shape.key_heads, shape.key_dim))).repeat_interleave(
+            group, 1
+        )
         for part in split[:2]
     )
     query = query * shape.key_dim**-0.5
@@ -115,7 +117,7 @@ def gated_delta(
     decay = torch.exp(-log_a.float().exp() * functional.softplus(alpha + dt_bias.float()))
     y = torch.empty_like(value)
     for line, begin, end, start in _spans(rows):
-        s = _begin(state, line, start)
+        s = _initial_state(state, line, start)
         for t in range(begin, end):
             s = s * decay[t, :, None, None]
             recalled = (s * key[t, :, :, None]).sum(1)
@@ -168,7 +170,7 @@ def selective_scan(
     decay = torch.exp(-log_a.float().exp() * dt)
     y = torch.empty_like(x)
     for line, begin, end, start in _spans(rows):
-        s = _begin(state, line, start)
+        s = _initial_state(state, line, start)
         for t in range(begin, end):
             new = write[t, :, :, None] * (dt[t, :, None] * x[t])[:, None]
             s = s * decay[t, :, None, None] + new
@@ -225,10 +227,10 @@ def _spans(rows: StepRows) -> Iterator[tuple[int, int, int, int]]:
     yield from zip(rows.slots.tolist(), bounds, bounds[1:], rows.starts.tolist(), strict=False)
 
 
-def _begin(state: torch.Tensor, line: int, start: int) -> torch.Tensor:
+def _initial_state(state: torch.Tensor, line: int, start: int) -> torch.Tensor:
     """Return the state that a row with this start begins with."""
     return state[line].clone() if start > 0 or start < -1 else torch.zeros_like(state[line])
 
 
-def _unit(x: torch.Tensor) -> torch.Tensor:
+def _l2_normalise(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _L2_EPS)

@@ -55,10 +55,10 @@ def sample_gumbel(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         logits: [n, vocab] float32, at least one finite entry per row.
         keys: [n, 2] int32.
     """
-    return argmax(noisy(logits, keys))
+    return argmax(add_gumbel_noise(logits, keys))
 
 
-def noisy(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+def add_gumbel_noise(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Add Gumbel noise to logits, [n, vocab]: each row's largest is a sample from its softmax."""
     return logits - exponential_noise(keys, logits.shape[-1]).log_()
 

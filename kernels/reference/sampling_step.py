@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.reference.sampling import argmax, noisy, sample_gumbel, truncation_threshold
-from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
+from kernels.reference.sampling import add_gumbel_noise, argmax, sample_gumbel, truncation_threshold
+from kernels.sampling import LogitBias, SamplerOutput, SamplingTable, TokenCounts
 
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as int64, which wraps like uint64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
@@ -25,8 +25,8 @@ def sample(
     counts: TokenCounts | None = None,
     bias: LogitBias | None = None,
     masks: torch.Tensor | None = None,
-    out: Sampled | None = None,
-) -> Sampled:
+    out: SamplerOutput | None = None,
+) -> SamplerOutput:
     """Sample a token for each row; a row's result depends on that row alone.
 
     Args:
@@ -48,7 +48,7 @@ def sample(
         keys = position_keys(table.seed[slots[drawn]], positions[drawn])
         token_ids[drawn] = sample_gumbel(rows, keys)
     if out is None:
-        return Sampled(token_ids, is_finite)
+        return SamplerOutput(token_ids, is_finite)
     out.token_ids.copy_(token_ids)
     out.is_finite.copy_(is_finite)
     return out
@@ -86,7 +86,7 @@ def candidates(
     drawn = torch.nonzero((warmth > 0) & is_finite).squeeze(1)
     if drawn.numel():
         keys = position_keys(table.seed[slots[drawn]], positions[drawn])
-        rows[drawn] = noisy(rows[drawn] / warmth[drawn].unsqueeze(1), keys)
+        rows[drawn] = add_gumbel_noise(rows[drawn] / warmth[drawn].unsqueeze(1), keys)
     scores, token_ids = rows.sort(dim=-1, descending=True, stable=True)
     is_some = is_finite.unsqueeze(1) & (scores > float("-inf"))
     chosen = torch.full((at.numel(), count), -1, device=logits.device)
@@ -133,9 +133,9 @@ def _adjust(
     if bias is not None:
         _add_bias(logits, slots, positions, table, bias)
     if counts is not None:
-        _penalise(logits, slots, table, counts)
+        _apply_penalties(logits, slots, table, counts)
     if masks is not None:
-        _forbid(logits, table.mask_line[slots], masks)
+        _apply_mask(logits, table.mask_line[slots], masks)
     token_ids = argmax(logits)
     return token_ids, logits.gather(1, token_ids.unsqueeze(1)).squeeze(1).isfinite()
 
@@ -184,7 +184,7 @@ def _add_bias(
         logits[row].index_add_(0, bias.token_ids[entries].long(), values)
 
 
-def _penalise(
+def _apply_penalties(
     logits: torch.Tensor, slots: torch.Tensor, table: SamplingTable, counts: TokenCounts
 ) -> None:
     """Presence and frequency as OpenAI defines them, repetition as CTRL (Keskar et al. 2019)."""
@@ -201,7 +201,7 @@ def _penalise(
     logits[rows] = penalised - (output > 0) * table.presence[at].unsqueeze(1)
 
 
-def _forbid(logits: torch.Tensor, lines: torch.Tensor, masks: torch.Tensor) -> None:
+def _apply_mask(logits: torch.Tensor, lines: torch.Tensor, masks: torch.Tensor) -> None:
     rows = torch.nonzero(lines >= 0).squeeze(1)
     words = masks[lines[rows].long()]
     bits = words.unsqueeze(2) >> torch.arange(32, dtype=torch.int32, device=logits.device) & 1

@@ -9,7 +9,7 @@ from kernels.triton.decode import decode_attention
 from kernels.triton.invariant_decode import invariant_decode
 from kernels.triton.invariant_prefill import invariant_prefill
 from kernels.triton.latent import MAX_RANK, latent_decode, latent_prefill
-from kernels.triton.launch import refuse_device
+from kernels.triton.launch import device_unsupported_reason
 from kernels.triton.plan import TILE_ROWS, AttentionPlan, WorkBounds, plan_attention
 from kernels.triton.prefill import prefill_attention
 
@@ -31,19 +31,19 @@ class TritonAttention:
         """
         self._invariant = invariant
 
-    def refuse(self, spec: AttentionSpec) -> str | None:
+    def unsupported_reason(self, spec: AttentionSpec) -> str | None:
         """See ``AttentionBackend.refuse``."""
-        if (reason := refuse_device(spec.device)) is not None:
+        if (reason := device_unsupported_reason(spec.device)) is not None:
             return reason
         if spec.num_heads % spec.num_kv_heads:
             return f"{spec.num_heads} heads do not share {spec.num_kv_heads} KV heads evenly"
         if spec.num_heads // spec.num_kv_heads > TILE_ROWS:
             return f"more than {TILE_ROWS} heads share a KV head"
-        if spec.looks_ahead and (self._invariant or spec.value_dim is not None):
+        if spec.is_bidirectional and (self._invariant or spec.value_dim is not None):
             kind = "batch-invariant" if self._invariant else "latent"
             return f"{kind} attention has no kernel for queries that see what is behind them"
         if spec.value_dim is not None:
-            return _refuse_latents(spec, spec.value_dim)
+            return _latent_unsupported_reason(spec, spec.value_dim)
         if spec.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             return f"no kernel for {spec.dtype}"
         most = _MAX_HEAD_DIM_FLOAT32 if spec.dtype == torch.float32 else _MAX_HEAD_DIM
@@ -60,13 +60,15 @@ class TritonAttention:
         bounds = self._bounds(geometry, spec)
         return plan_attention(bounds, geometry.device, spec.windows, _group(spec))
 
-    def fits(self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec) -> bool:
+    def can_replay(
+        self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec
+    ) -> bool:
         """Return whether a batch can be replayed in a CUDA graph captured with these bounds.
 
         Missing rows are filled with padding: one query each, of length 0. Rows are not bounded one
         by one, only the sums of their splits and query tiles.
         """
-        return self._bounds(captured, spec).hold(self._bounds(actual, spec))
+        return self._bounds(captured, spec).covers(self._bounds(actual, spec))
 
     def forward(
         self,
@@ -81,7 +83,7 @@ class TritonAttention:
         """
         shape = (*query.shape[:-1], cache.values.shape[-1])
         output = torch.empty(shape, dtype=query.dtype, device=query.device)
-        if cache.shares_values:
+        if cache.has_shared_values:
             query = query.contiguous()
             if state.splits:
                 latent_decode(state, layer, query, cache, output)
@@ -101,7 +103,7 @@ class TritonAttention:
         return WorkBounds.of(geometry, _group(spec), tiles_only=tiles_only)
 
 
-def _refuse_latents(spec: AttentionSpec, rank: int) -> str | None:
+def _latent_unsupported_reason(spec: AttentionSpec, rank: int) -> str | None:
     if spec.num_kv_heads != 1 or spec.has_sinks or spec.softcap or spec.windows != (None,):
         return "latent attention has no kernel for several KV heads, sinks, caps or windows"
     if rank > MAX_RANK or not 0 < spec.head_dim - rank <= MAX_RANK // 4:

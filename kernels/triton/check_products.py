@@ -22,7 +22,7 @@ from kernels.reference.quantised import (
     quantise_nf4,
 )
 from kernels.reference.skinny import skinny_linear as reference_skinny
-from kernels.scaled import round_rows, scaled_linear
+from kernels.scaled import quantise_rows, scaled_linear
 from kernels.skinny import RowNorm
 from kernels.tiled import tile, tile_experts
 from kernels.triton.launch import INTERPRETED
@@ -31,51 +31,63 @@ from kernels.triton.moe import fused_moe, invariant_moe
 from kernels.triton.quantised import packed_linear
 from kernels.triton.skinny import skinny_linear
 from kernels.triton.skinny_packed import skinny_packed_linear
-from kernels.triton.trial import CPU, TOLERANCES, Pairs, copy_to, doubt, new_random, normal
+from kernels.triton.trial import (
+    CPU,
+    TOLERANCES,
+    Pairs,
+    copy_to,
+    failure_reason,
+    new_generator,
+    normal,
+)
 
 
 def check_packed(dtype: torch.dtype, device: torch.device) -> str | None:
     """Return why products with quantised weights are incorrect on ``device``, or None."""
-    random = new_random()
+    random = new_generator()
     pairs = partial(_packed_products, dtype, device, random)
-    return doubt("products of codes", pairs, TOLERANCES[dtype])
+    return failure_reason("products of codes", pairs, TOLERANCES[dtype])
 
 
 def check_packed_bits(dtype: torch.dtype, device: torch.device) -> str | None:
     """Return why quantised products may not be batch-invariant on ``device``, or None."""
     if dtype.itemsize > 2:
         return f"no matrix units multiply {dtype}"
-    random = new_random()
+    random = new_generator()
     pairs = partial(_packed_by_size, dtype, device, random)
-    return doubt("batch-invariant products of codes", pairs, 0.0)
+    return failure_reason("batch-invariant products of codes", pairs, 0.0)
 
 
 def check_skinny(dtype: torch.dtype, device: torch.device) -> str | None:
     """Return why products of few rows are incorrect on ``device``, or None."""
-    random = new_random()
+    random = new_generator()
     pairs = partial(_skinny_products, dtype, device, random)
-    return doubt("products of few rows", pairs, TOLERANCES[dtype])
+    return failure_reason("products of few rows", pairs, TOLERANCES[dtype])
 
 
-def check_turned(dtype: torch.dtype, device: torch.device) -> str | None:
+def check_swapped(dtype: torch.dtype, device: torch.device) -> str | None:
     """Return why few rows' products may differ in bits from many's on ``device``, or None."""
-    random = new_random()
-    return doubt("products of few rows", partial(_turned_products, dtype, device, random), 0.0)
+    random = new_generator()
+    return failure_reason(
+        "products of few rows", partial(_swapped_products, dtype, device, random), 0.0
+    )
 
 
 def check_experts(dtype: torch.dtype, device: torch.device) -> str | None:
     """Return why a token's experts may not be batch-invariant on ``device``, or None."""
     if dtype.itemsize > 2:
         return f"no matrix units multiply {dtype}"
-    random = new_random()
-    return doubt("mixture of experts", partial(_experts_by_size, dtype, device, random), 0.0)
+    random = new_generator()
+    return failure_reason(
+        "mixture of experts", partial(_experts_by_size, dtype, device, random), 0.0
+    )
 
 
 def check_scaled(dtype: torch.dtype, device: torch.device) -> str | None:
     """Return why products in float8 are incorrect on ``device``, or None."""
-    random = new_random()
+    random = new_generator()
     pairs = partial(_scaled_products, dtype, device, random)
-    return doubt("products in float8", pairs, TOLERANCES[dtype])
+    return failure_reason("products in float8", pairs, TOLERANCES[dtype])
 
 
 def _packed_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> Pairs:
@@ -148,7 +160,7 @@ def _skinny_products(dtype: torch.dtype, device: torch.device, random: torch.Gen
     yield sides[0], sides[1]
 
 
-def _turned_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> Pairs:
+def _swapped_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> Pairs:
     """Yield products, as bits, for each height of a tile. Magnitudes vary, so that another order
     of summation shows."""
     inputs, outputs = (48, 20) if INTERPRETED else (1040, 2304)
@@ -181,6 +193,6 @@ def _scaled_products(dtype: torch.dtype, device: torch.device, random: torch.Gen
     """Yield a product of some rows; the reference's weight is widened."""
     x, bias = normal(random, dtype, 40, 64), normal(random, dtype, 48)
     weight = quantise_fp8(normal(random, torch.float32, 48, 64))
-    codes, steps = round_rows(x)
+    codes, steps = quantise_rows(x)
     moved = copy_to((x, weight.codes, weight.scales, bias), device)
     yield scaled_linear(*moved), linear_packed(codes.float() * steps, weight, bias.float())

@@ -14,12 +14,12 @@ import triton.language as tl
 from kernels.recurrent import CHUNK
 from kernels.triton.launch import INTERPRETED
 
-LEAST = 16  # minimum tokens of a row that is cut into chunks
+MIN_CHUNKED_TOKENS = 16  # minimum tokens of a row that is cut into chunks
 _ROWS: tl.constexpr = tl.constexpr(256)
 _UPCAST: tl.constexpr = tl.constexpr(INTERPRETED)
 
 
-def most_chunks(num_tokens: int, num_rows: int) -> int:
+def max_chunks(num_tokens: int, num_rows: int) -> int:
     """Return an upper bound of the number of chunks; 0 if each row has a single token.
 
     Otherwise it is at least one, so that the first prompt compiles the kernels, however short it
@@ -27,11 +27,11 @@ def most_chunks(num_tokens: int, num_rows: int) -> int:
     """
     if num_tokens == num_rows:
         return 0
-    return num_tokens // CHUNK + max(1, min(num_rows, num_tokens // LEAST))
+    return num_tokens // CHUNK + max(1, min(num_rows, num_tokens // MIN_CHUNKED_TOKENS))
 
 
 @triton.jit
-def _chunks_of(query_start, rows, is_row, CHUNK: tl.constexpr, LEAST: tl.constexpr):
+def _num_chunks(query_start, rows, is_row, CHUNK: tl.constexpr, LEAST: tl.constexpr):
     begin = tl.load(query_start + rows, mask=is_row, other=0)
     length = tl.load(query_start + rows + 1, mask=is_row, other=0) - begin
     return tl.where(length >= LEAST, tl.cdiv(length, CHUNK), 0)
@@ -43,7 +43,7 @@ def row_of_chunk(chunk, query_start, num_rows, CHUNK: tl.constexpr, LEAST: tl.co
     row, first, before = chunk * 0, chunk * 0, chunk * 0
     for begin in range(0, num_rows, _ROWS):
         rows = begin + tl.arange(0, _ROWS)
-        counts = _chunks_of(query_start, rows, rows < num_rows, CHUNK, LEAST)
+        counts = _num_chunks(query_start, rows, rows < num_rows, CHUNK, LEAST)
         ends = before + tl.cumsum(counts, axis=0)
         is_before = (ends <= chunk) & (rows < num_rows)
         row += tl.sum(is_before.to(tl.int32), axis=0)
@@ -58,12 +58,12 @@ def chunks_before(row, query_start, CHUNK: tl.constexpr, LEAST: tl.constexpr):
     counts = tl.zeros([_ROWS], tl.int32)
     for begin in range(0, row, _ROWS):
         rows = begin + tl.arange(0, _ROWS)
-        counts += _chunks_of(query_start, rows, rows < row, CHUNK, LEAST)
+        counts += _num_chunks(query_start, rows, rows < row, CHUNK, LEAST)
     return tl.sum(counts, axis=0)
 
 
 @triton.jit
-def summed(logs, CHUNK: tl.constexpr):
+def decay_prefix_sums(logs, CHUNK: tl.constexpr):
     """Return the prefix sums of a chunk's log decays [CHUNK], which are 0 after its last token, and
     the total.
 

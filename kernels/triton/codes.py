@@ -17,10 +17,10 @@ from kernels.triton.launch import INTERPRETED
 
 _COMPILED: tl.constexpr = tl.constexpr(not INTERPRETED)
 # The missing factor of a code's bits when they are moved to float16's exponent and mantissa.
-LIFTS = {"e2m1": 2.0**14, "e4m3": 2.0**8}
+DECODE_FACTORS = {"e2m1": 2.0**14, "e4m3": 2.0**8}
 # How much ``widen`` of a code exceeds its level, for callers that subtract it from a sum instead.
-OFFSETS = {"int4": 136.0}
-_INT4_OFFSET: tl.constexpr = tl.constexpr(OFFSETS["int4"])
+DECODE_OFFSETS = {"int4": 136.0}
+_INT4_OFFSET: tl.constexpr = tl.constexpr(DECODE_OFFSETS["int4"])
 
 # Four codes c to 128 + c, with c in the third byte.
 _INT4_ENDS = """
@@ -96,7 +96,7 @@ _E2M1_HIGH: tl.constexpr = tl.constexpr(INSTRUCTIONS["e2m1", 1])
 
 
 @triton.jit
-def level_of(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
+def decode_level(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
     """Return codes' levels in float32; floats lack a constant factor (``LIFTS``).
 
     Args:
@@ -105,12 +105,12 @@ def level_of(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
         HALF: which of two codes in a byte.
         KIND: see ``kernels.tiled.TiledWeight``.
     """
-    level = widen(held, levels, HALF, KIND)
+    level = decode_codes(held, levels, HALF, KIND)
     return level - _INT4_OFFSET if KIND == "int4" else level
 
 
 @triton.jit
-def widen(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
+def decode_codes(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
     """Return the levels plus ``OFFSETS``, exactly."""
     if KIND == "int4":
         if _COMPILED:

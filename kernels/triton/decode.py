@@ -19,9 +19,15 @@ import triton
 import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
-from kernels.triton.launch import await_turn, dot_width, launch, persistent_programs, power_of_2
-from kernels.triton.plan import SPLIT_SIZE, AttentionPlan, WorkList, first_split_of, place_of
-from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, rows_of_tile, tanh, weigh
+from kernels.triton.launch import (
+    dot_width,
+    launch,
+    persistent_programs,
+    power_of_2,
+    wait_for_prior_kernels,
+)
+from kernels.triton.plan import SPLIT_SIZE, AttentionPlan, WorkList, first_split_of, locate_split
+from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, online_softmax, rows_of_tile, tanh
 
 _TILE = 64
 _PROGRAMS = 3  # per multiprocessor; one less for heads over 256
@@ -171,7 +177,7 @@ def _split_kernel(
     HAS_SOFTCAP: tl.constexpr,
 ):
     """Process work items until none is left; the grid is as large as the machine."""
-    await_turn()
+    wait_for_prior_kernels()
     num_items = tl.load(split_starts + num_rows) * NUM_KV_HEADS
     group = tl.arange(0, GROUP_ROWS)
     dims = tl.arange(0, DIM)
@@ -180,7 +186,7 @@ def _split_kernel(
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
         split = item // NUM_KV_HEADS
         kv_head = item - split * NUM_KV_HEADS
-        row, run, num_splits = place_of(  # pyright: ignore[reportGeneralTypeIssues]
+        row, run, num_splits = locate_split(  # pyright: ignore[reportGeneralTypeIssues]
             split, split_starts, split_rows
         )
         seq_len = tl.load(seq_lens + row)
@@ -280,7 +286,7 @@ def _attend_run(
         if HAS_SOFTCAP:
             scores = tanh(scores * scale_in_cap)
         scores = tl.where(is_seen[None, :], scores, -float("inf"))
-        weights, shrink, top, total = weigh(
+        weights, shrink, top, total = online_softmax(
             scores, softcap if HAS_SOFTCAP else scale, top, total, False
         )
         if value_scales is not None:
@@ -305,7 +311,7 @@ def _merge_kernel(
     TILE: tl.constexpr,
 ):
     """Merge one head of one row: the weighted mean of its splits, if there are several."""
-    await_turn()
+    wait_for_prior_kernels()
     row, head = tl.program_id(0), tl.program_id(1)
     num_heads = tl.num_programs(1)
     begin, end = tl.load(split_starts + row), tl.load(split_starts + row + 1)

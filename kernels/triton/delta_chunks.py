@@ -27,15 +27,15 @@ import triton.language as tl
 from kernels.inputs import StepRows
 from kernels.recurrent import CHUNK, GatedDeltaShape
 from kernels.triton.chunks import (
-    LEAST,
+    MIN_CHUNKED_TOKENS,
     chunks_before,
+    decay_prefix_sums,
     decays,
-    most_chunks,
+    max_chunks,
     product,
     row_of_chunk,
-    summed,
 )
-from kernels.triton.launch import await_turn, dot_width, launch
+from kernels.triton.launch import dot_width, launch, wait_for_prior_kernels
 from kernels.triton.recurrent import begins_with_state, softplus
 from kernels.triton.recurrent import gated_delta as walk
 from kernels.triton.tiles import sigmoid
@@ -53,9 +53,9 @@ def gated_delta(
     shape: GatedDeltaShape,
 ) -> torch.Tensor:
     """See ``kernels.reference.recurrent.gated_delta``; mixed is contiguous."""
-    y = walk(mixed, gates, log_a, dt_bias, state, rows, shape, most=LEAST - 1)
+    y = walk(mixed, gates, log_a, dt_bias, state, rows, shape, most=MIN_CHUNKED_TOKENS - 1)
     heads, num_rows = shape.value_heads, rows.slots.shape[0]
-    num_chunks = most_chunks(mixed.shape[0], num_rows)
+    num_chunks = max_chunks(mixed.shape[0], num_rows)
     if not num_chunks:
         return y
     floats = partial(torch.empty, dtype=torch.float32, device=mixed.device)
@@ -68,7 +68,7 @@ def gated_delta(
         "VALUE_DIM": shape.value_dim,
         "WIDE": dot_width(shape.key_dim),
         "CHUNK": CHUNK,
-        "LEAST": LEAST,
+        "LEAST": MIN_CHUNKED_TOKENS,
     }
     launch(
         _prepare_kernel,
@@ -132,7 +132,7 @@ def _prepare_kernel(
     MOST_BETA: tl.constexpr,
 ):
     """One chunk of one head."""
-    await_turn()
+    wait_for_prior_kernels()
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
     chunk, head = tl.program_id(0), tl.program_id(1)
     row, index = row_of_chunk(  # pyright: ignore[reportGeneralTypeIssues]
@@ -152,13 +152,13 @@ def _prepare_kernel(
     rate = -tl.exp(tl.load(log_a + head))
     logs = rate * softplus(alpha + tl.load(dt_bias + head))
     logs = tl.where(is_token, logs, 0.0)
-    since, whole = summed(logs, CHUNK)
+    since, whole = decay_prefix_sums(logs, CHUNK)
 
     is_read = is_token[:, None] & (keys < KEY_DIM)[None, :]
     key_head = head // (HEADS // KEY_HEADS)
     place = mixed + tokens[:, None] * CHANNELS + key_head * KEY_DIM + keys[None, :]
     k = tl.load(place + KEY_HEADS * KEY_DIM, mask=is_read, other=0.0)
-    unit_k = _over_length(k)
+    unit_k = _inverse_length(k)
     left = decays(since, CHUNK) * unit_k[None, :]
     at = (chunk.to(tl.int64) * HEADS + head) * CHUNK
     target = at * CHUNK + places[:, None] * CHUNK + places[None, :]
@@ -168,7 +168,7 @@ def _prepare_kernel(
     tl.store(inverses + target, _inverse(a, CHUNK, k.dtype) * beta[None, :])
 
     q = tl.load(place, mask=is_read, other=0.0)
-    unit_q = _over_length(q) * (1.0 / KEY_DIM**0.5)
+    unit_q = _inverse_length(q) * (1.0 / KEY_DIM**0.5)
     tl.store(seen + target, product(q, tl.trans(k), k.dtype) * left * unit_q[:, None])
     place = factors + 4 * at + places
     tl.store(place, unit_k * tl.exp(since))
@@ -203,7 +203,7 @@ def _inverse(a, CHUNK: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _over_length(x):
+def _inverse_length(x):
     """Return the inverse lengths of queries or keys [CHUNK, WIDE]."""
     wide = x.to(tl.float32)
     return tl.rsqrt(tl.sum(wide * wide, axis=1) + 1e-6)
@@ -230,7 +230,7 @@ def _delta_chunks_kernel(
     STRIP: tl.constexpr,
 ):
     """Process a strip of columns of one head's state through one row's chunks."""
-    await_turn()
+    wait_for_prior_kernels()
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
     row, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
-from kernels.triton.launch import await_turn, launch, power_of_2
-from kernels.triton.sampling import SEARCH_TILE, adjust, best_of_pieces
+from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
+from kernels.triton.sampling import SEARCH_TILE, adjust_logits, best_of_pieces
 from kernels.triton.truncation import nucleus_floor, truncation_floor
 
 
@@ -29,7 +29,7 @@ def distribution(
 ) -> torch.Tensor:
     """See ``kernels.reference.sampling_step.distribution``."""
     num_rows, vocab = logits.shape
-    pieces = adjust(logits, logits, None, slots, positions, table, counts, bias, masks)
+    pieces = adjust_logits(logits, logits, None, slots, positions, table, counts, bias, masks)
     shares = torch.empty_like(logits)
     launch(
         _shares_kernel,
@@ -73,7 +73,7 @@ def _shares_kernel(
     TILE: tl.constexpr,
 ):
     """One row: the softmax over what truncation keeps, or one-hot on its likeliest token."""
-    await_turn()
+    wait_for_prior_kernels()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     token, low, high, is_good = best_of_pieces(  # pyright: ignore[reportGeneralTypeIssues]

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.reference.drafts import ACCEPT_STREAM, RESIDUAL_STREAM
-from kernels.triton.launch import await_turn, launch
+from kernels.triton.launch import launch, wait_for_prior_kernels
 from kernels.triton.noise import gumbel, position_keys
 
 _GROUP_TILE = 32
@@ -38,14 +38,14 @@ def accept_drafts(
     return accepted
 
 
-def judge_drafts(
+def verify_drafts(
     wanted: torch.Tensor,
     proposed: torch.Tensor | None,
     draft_ids: torch.Tensor,
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See ``kernels.reference.drafts.judge_drafts``."""
+    """See ``kernels.reference.drafts.verify_drafts``."""
     token_ids = torch.empty_like(draft_ids)
     is_kept = torch.empty(draft_ids.shape, dtype=torch.bool, device=wanted.device)
     launch(
@@ -67,7 +67,7 @@ def judge_drafts(
     return token_ids, is_kept
 
 
-def draw(
+def sample_from_probs(
     shares: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, stream: int
 ) -> torch.Tensor:
     """See ``kernels.reference.drafts.draw``."""
@@ -91,7 +91,7 @@ def draw(
 @triton.jit(do_not_specialize_on_alignment=["sizes"])
 def _accept_kernel(newest, accepted, slots, token_ids, is_kept, sizes, TILE: tl.constexpr):
     """One group of verified tokens."""
-    await_turn()
+    wait_for_prior_kernels()
     group = tl.program_id(0)
     begins = tl.zeros([TILE], tl.int32)
     for first in range(0, group, TILE):
@@ -125,7 +125,7 @@ def _judge_kernel(
     TILE: tl.constexpr,
 ):
     """One draft: accepted, or replaced by a sample from the residual distribution."""
-    await_turn()
+    wait_for_prior_kernels()
     row = tl.program_id(0).to(tl.int64)
     draft, seed = tl.load(draft_ids + row), tl.load(seeds + row)
     position = tl.load(positions + row)
@@ -168,7 +168,7 @@ def _judge_kernel(
 def _draw_kernel(
     token_ids, shares, seeds, positions, vocab, STREAM: tl.constexpr, TILE: tl.constexpr
 ):
-    await_turn()
+    wait_for_prior_kernels()
     row = tl.program_id(0).to(tl.int64)
     seed, at = tl.load(seeds + row), tl.load(positions + row) + STREAM
     key_0, key_1 = position_keys(seed, at)  # pyright: ignore[reportGeneralTypeIssues]

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.sampling import TokenCounts
-from kernels.triton.launch import await_turn, launch
+from kernels.triton.launch import launch, wait_for_prior_kernels
 
 _TILE = 128
 
@@ -41,7 +41,7 @@ def feed_back(
 def _feed_back_kernel(
     newest, counts, slots, token_ids, count_line, num_rows, vocab, TILE: tl.constexpr
 ):
-    await_turn()
+    wait_for_prior_kernels()
     rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
     is_row = rows < num_rows
     slot = tl.load(slots + rows, mask=is_row, other=0)

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.launch import await_turn, launch, power_of_2
+from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
 from kernels.triton.tiles import sigmoid
 
 _TILE = 1024
@@ -78,7 +78,7 @@ def _gated_norm_kernel(
     WIDTH: tl.constexpr,
 ):
     """One head of one row per program."""
-    await_turn()
+    wait_for_prior_kernels()
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     columns = tl.arange(0, WIDTH)
@@ -109,7 +109,7 @@ def _apply_gate_kernel(
     IS_SIGMOID: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    await_turn()
+    wait_for_prior_kernels()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_used = columns < dim
@@ -123,7 +123,7 @@ def _apply_gate_kernel(
 @triton.jit
 def _add_gated_kernel(out, shared, x, weight, dim, TILE: tl.constexpr):
     """One row: first its gate from all of x, then the gated addition."""
-    await_turn()
+    wait_for_prior_kernels()
     begin = tl.program_id(0).to(tl.int64) * dim
     parts = tl.zeros([TILE], tl.float32)
     for first in range(0, dim, TILE):

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.inputs import StepInputs, StepRows
-from kernels.triton.launch import await_turn, launch
+from kernels.triton.launch import launch, wait_for_prior_kernels
 
 _TILE = 256
 
@@ -72,7 +72,7 @@ def _build_inputs_kernel(
     TILE: tl.constexpr,
 ):
     """One tile of one row's tokens."""
-    await_turn()
+    wait_for_prior_kernels()
     row, tile = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
     begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)

@@ -7,20 +7,20 @@ import triton
 import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
-from kernels.triton.launch import await_turn, launch, persistent_programs, power_of_2
-from kernels.triton.plan import SPLIT_SIZE, AttentionPlan, first_split_of, place_of
+from kernels.triton.launch import launch, persistent_programs, power_of_2, wait_for_prior_kernels
+from kernels.triton.plan import SPLIT_SIZE, AttentionPlan, first_split_of, locate_split
 from kernels.triton.runs import (
     GROUP_ROWS,
     attend_tile,
     head_shape,
     load_queries,
+    merge_factors,
     score_scales,
-    shares_of_runs,
-    weight_of_sink,
+    sink_weight,
 )
 from kernels.triton.tiles import LOG2_E
 
-_JOINED_AT_ONCE = 8
+_MERGE_UNROLL = 8
 
 
 def invariant_decode(
@@ -97,7 +97,7 @@ def invariant_decode(
             layer.sinks,
             HEAD_DIM=head_dim,
             DIM=power_of_2(head_dim),
-            AT_ONCE=_JOINED_AT_ONCE,
+            AT_ONCE=_MERGE_UNROLL,
             num_warps=4,
             enable_fp_fusion=False,
         )
@@ -152,7 +152,7 @@ def _run_kernel(
     HAS_SOFTCAP: tl.constexpr,
 ):
     """Process work items until none is left: a run of a single query, for one KV head."""
-    await_turn()
+    wait_for_prior_kernels()
     OF_A_SPLIT: tl.constexpr = NUM_KV_HEADS * HEAD_TILES
     num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
     num_items = tl.load(split_starts + num_rows) * OF_A_SPLIT
@@ -160,7 +160,7 @@ def _run_kernel(
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
         split = item // OF_A_SPLIT
         kv_head = (item - split * OF_A_SPLIT) // HEAD_TILES
-        row, run, num_splits = place_of(  # pyright: ignore[reportGeneralTypeIssues]
+        row, run, num_splits = locate_split(  # pyright: ignore[reportGeneralTypeIssues]
             split, split_starts, split_rows
         )
         seq_len = tl.load(seq_lens + row)
@@ -188,7 +188,7 @@ def _run_kernel(
         is_made = is_head[:, None] & (value_dims < HEAD_DIM)[None, :]
         if num_splits == 1:
             if sinks is not None:
-                total += weight_of_sink(sinks, heads, is_head, top)
+                total += sink_weight(sinks, heads, is_head, top)
             mean = acc / tl.where(total > 0.0, total, 1.0)[:, None]
             place = output + token * num_heads * HEAD_DIM + offsets
             tl.store(place, mean.to(output.dtype.element_ty), mask=is_made)
@@ -213,7 +213,7 @@ def _merge_runs_kernel(
     AT_ONCE: tl.constexpr,
 ):
     """Merge one head of one row: its runs in order; a single run is final already."""
-    await_turn()
+    wait_for_prior_kernels()
     row, head = tl.program_id(0), tl.program_id(1)
     num_heads = tl.num_programs(1)
     first, end = tl.load(split_starts + row), tl.load(split_starts + row + 1)
@@ -229,7 +229,7 @@ def _merge_runs_kernel(
     for _ in tl.range(first, end, loop_unroll_factor=AT_ONCE):
         acc = tl.load(sums + at * HEAD_DIM + dims, mask=in_head, other=0.0)
         top, total = tl.load(tops + at), tl.load(totals + at)
-        kept, added, whole_top = shares_of_runs(whole_top, top)
+        kept, added, whole_top = merge_factors(whole_top, top)
         whole = whole * kept + acc * added
         whole_total = whole_total * kept + total * added
         at += num_heads

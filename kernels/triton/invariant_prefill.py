@@ -7,16 +7,16 @@ import triton
 import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
-from kernels.triton.launch import await_turn, launch
+from kernels.triton.launch import launch, wait_for_prior_kernels
 from kernels.triton.plan import SPLIT_SIZE, TILE_ROWS, AttentionPlan
 from kernels.triton.runs import (
     GROUP_ROWS,
     attend_tile,
     head_shape,
     load_queries,
+    merge_factors,
     score_scales,
-    shares_of_runs,
-    weight_of_sink,
+    sink_weight,
 )
 
 
@@ -121,7 +121,7 @@ def _runs_of_tile_kernel(
     HAS_SOFTCAP: tl.constexpr,
 ):
     """``ROWS`` rows of a query tile of one KV head, and ``SUMS`` elements of each value."""
-    await_turn()
+    wait_for_prior_kernels()
     tile, kv_head = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
     # The grid has an upper bound of the tiles.
     if tile >= tl.load(tile_starts + num_rows):
@@ -175,7 +175,7 @@ def _runs_of_tile_kernel(
             part_begin, part_end = seen_by_all, end
         for slot in range(part_begin, part_end, TILE):
             if slot % RUN == 0:
-                kept, added, whole_top = shares_of_runs(whole_top, top)
+                kept, added, whole_top = merge_factors(whole_top, top)
                 whole = whole * kept[:, None] + acc * added[:, None]
                 whole_total = whole_total * kept + total * added
                 acc = tl.zeros([ROWS, SUMS], tl.float32)
@@ -187,11 +187,11 @@ def _runs_of_tile_kernel(
                 *(scale, softcap, scale_in_cap, acc, top, total, part != 1),
                 *(NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, HAS_SOFTCAP),
             )
-    kept, added, whole_top = shares_of_runs(whole_top, top)
+    kept, added, whole_top = merge_factors(whole_top, top)
     whole = whole * kept[:, None] + acc * added[:, None]
     whole_total = whole_total * kept + total * added
     if sinks is not None:
-        whole_total += weight_of_sink(sinks, heads, is_query, whole_top)
+        whole_total += sink_weight(sinks, heads, is_query, whole_top)
     mean = whole / tl.where(whole_total > 0.0, whole_total, 1.0)[:, None]
     target = output + (tokens * num_heads + heads)[:, None] * HEAD_DIM + value_dims[None, :]
     is_made = is_query[:, None] & (value_dims < HEAD_DIM)[None, :]

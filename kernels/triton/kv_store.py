@@ -7,11 +7,11 @@ import triton
 import triton.language as tl
 
 from kernels.attention import LayerCache
-from kernels.reference.cache_codes import PEAKS, SMALLEST, as_bytes
-from kernels.triton.launch import await_turn, launch, power_of_2
+from kernels.reference.cache_codes import MAX_CODES, MIN_ROW_MAX, as_bytes
+from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
 
-_SMALLEST: tl.constexpr = tl.constexpr(SMALLEST)
-_INT8_PEAK: tl.constexpr = tl.constexpr(PEAKS[torch.int8])
+_SMALLEST: tl.constexpr = tl.constexpr(MIN_ROW_MAX)
+_INT8_PEAK: tl.constexpr = tl.constexpr(MAX_CODES[torch.int8])
 _HEADS = 8  # of one token, per program
 _COPY_TILE = 4096
 
@@ -55,7 +55,7 @@ def norm_rope_store(
         HALF=power_of_2(head_dim // 2),
         BLOCK_SIZE=block_size,
         HEADS=_HEADS,
-        PEAK=0.0 if cache.key_scales is None else PEAKS[cache.keys.dtype],
+        PEAK=0.0 if cache.key_scales is None else MAX_CODES[cache.keys.dtype],
         num_warps=2,
         # Codes are rounded from rounded products, as in the reference.
         enable_fp_fusion=cache.key_scales is None,
@@ -115,7 +115,7 @@ def _norm_rope_store_kernel(
 
     ``PEAK``: the largest code of the cache's dtype, if it holds codes.
     """
-    await_turn()
+    wait_for_prior_kernels()
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     dims = tl.arange(0, HALF)
@@ -216,7 +216,7 @@ def _code(x, PEAK: tl.constexpr):
 
 @triton.jit
 def _copy_blocks_kernel(keys, values, sources, targets, size, TILE: tl.constexpr):
-    await_turn()
+    wait_for_prior_kernels()
     at = tl.program_id(2) * TILE + tl.arange(0, TILE)
     source = tl.load(sources + tl.program_id(0)).to(tl.int64) * size
     target = tl.load(targets + tl.program_id(0)).to(tl.int64) * size

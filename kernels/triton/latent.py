@@ -17,9 +17,15 @@ import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.decode import merge_splits
-from kernels.triton.launch import await_turn, dot_width, launch, persistent_programs, power_of_2
-from kernels.triton.plan import SPLIT_SIZE, TILE_ROWS, AttentionPlan, place_of
-from kernels.triton.tiles import LOG2_E, dot, dot_add, rows_of_tile, weigh
+from kernels.triton.launch import (
+    dot_width,
+    launch,
+    persistent_programs,
+    power_of_2,
+    wait_for_prior_kernels,
+)
+from kernels.triton.plan import SPLIT_SIZE, TILE_ROWS, AttentionPlan, locate_split
+from kernels.triton.tiles import LOG2_E, dot, dot_add, online_softmax, rows_of_tile
 
 MAX_RANK = 512
 _HEADS = 16  # of a single query per program: the minimum rows of a product
@@ -166,14 +172,14 @@ def _latent_split_kernel(
     TILE: tl.constexpr,
 ):
     """Process work items until none is left: a split, for some heads."""
-    await_turn()
+    wait_for_prior_kernels()
     num_items = tl.load(split_starts + num_rows) * HEAD_TILES
     ranks = tl.arange(0, RANK)
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
         split = item // HEAD_TILES
         heads = (item - split * HEAD_TILES) * HEADS + tl.arange(0, HEADS)
         is_head = heads < NUM_HEADS
-        row, run, num_splits = place_of(  # pyright: ignore[reportGeneralTypeIssues]
+        row, run, num_splits = locate_split(  # pyright: ignore[reportGeneralTypeIssues]
             split, split_starts, split_rows
         )
         seq_len = tl.load(seq_lens + row)
@@ -243,7 +249,7 @@ def _latent_prefill_kernel(
     TILE: tl.constexpr,
 ):
     """Some (query, head) pairs of a query tile."""
-    await_turn()
+    wait_for_prior_kernels()
     tile = tl.program_id(0)
     # The grid has an upper bound of the tiles.
     if tile >= tl.load(tile_starts + num_rows):
@@ -327,7 +333,7 @@ def _attend_latents(
         scores = dot_add(q_rope, tl.trans(k_rope), dot(q, tl.trans(k)))
         is_seen = is_used[None, :] & (slots[None, :] <= positions[:, None])
         scores = tl.where(is_seen, scores, -float("inf"))
-        weights, shrink, top, total = weigh(scores, scale, top, total, False)
+        weights, shrink, top, total = online_softmax(scores, scale, top, total, False)
         acc = dot_add(weights.to(k.dtype), k, acc * shrink[:, None])
     # A row of length 0 is padding: its mean is 0.
     total = tl.where(total > 0.0, total, 1.0)
@@ -387,7 +393,7 @@ def _latent_rope_store_kernel(
     HALF: tl.constexpr,
 ):
     """One token: the rotated part of its queries and its key, as two halves, and its latent."""
-    await_turn()
+    wait_for_prior_kernels()
     token = tl.program_id(0).to(tl.int64)
     width: tl.constexpr = RANK_DIM + 2 * HALF_DIM
     dims, ranks, heads = tl.arange(0, HALF), tl.arange(0, RANK), tl.arange(0, HEADS)

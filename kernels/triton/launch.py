@@ -29,10 +29,10 @@ from triton.language.target_info import cuda_capability_geq
 # Triton decides this once, when a kernel is defined.
 INTERPRETED: bool = knobs.runtime.interpret
 _COMPILED: tl.constexpr = tl.constexpr(not INTERPRETED)
-_FIRST_TO_OVERLAP = (9, 0)
+_MIN_PDL_CAPABILITY = (9, 0)
 
 _INTERPRETED_PROGRAMS = 2
-_LEAST_DOT = 16
+_MIN_DOT = 16
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
@@ -43,13 +43,13 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     """
     if not all(grid):
         return
-    if _COMPILED.value and _overlaps(torch.cuda.current_device()):
+    if _COMPILED.value and _supports_pdl(torch.cuda.current_device()):
         meta["launch_pdl"] = True
     kernel[grid](*args, **meta)
 
 
 @triton.jit
-def await_turn():
+def wait_for_prior_kernels():
     """Let the next kernel's programs become resident, and wait for the kernels before."""
     if _COMPILED and cuda_capability_geq(9, 0):
         gdc_launch_dependents()
@@ -57,12 +57,12 @@ def await_turn():
 
 
 @functools.cache
-def _overlaps(device: int) -> bool:
+def _supports_pdl(device: int) -> bool:
     """Return whether kernels of a CUDA device may become resident early."""
-    return torch.cuda.get_device_capability(device) >= _FIRST_TO_OVERLAP
+    return torch.cuda.get_device_capability(device) >= _MIN_PDL_CAPABILITY
 
 
-def refuse_device(device: torch.device) -> str | None:
+def device_unsupported_reason(device: torch.device) -> str | None:
     """Return why kernels cannot run on tensors of this device, or None if they can."""
     if INTERPRETED:
         return None if device.type == "cpu" else "TRITON_INTERPRET=1 runs on the CPU only"
@@ -73,7 +73,7 @@ def refuse_device(device: torch.device) -> str | None:
     return None
 
 
-def persistent_programs(device: torch.device, programs_a_processor: int) -> int:
+def persistent_programs(device: torch.device, programs_per_sm: int) -> int:
     """Return the grid size for programs that take work until none is left.
 
     ``programs_a_processor``: at most what fits in a multiprocessor together. A program that has to
@@ -81,7 +81,7 @@ def persistent_programs(device: torch.device, programs_a_processor: int) -> int:
     """
     if device.type != "cuda":
         return _INTERPRETED_PROGRAMS
-    return programs_a_processor * torch.cuda.get_device_properties(device).multi_processor_count
+    return programs_per_sm * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def power_of_2(number: int) -> int:
@@ -95,4 +95,4 @@ def dot_width(number: int) -> int:
 
     The interpreter accepts less; a GPU's compiler does not.
     """
-    return max(_LEAST_DOT, power_of_2(number))
+    return max(_MIN_DOT, power_of_2(number))

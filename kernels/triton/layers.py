@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.reference.layers import rope
-from kernels.triton.launch import await_turn, launch, power_of_2
+from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
 from kernels.triton.tiles import gelu_tanh, sigmoid, silu
 
 _TILE = 1024
@@ -163,7 +163,7 @@ def _add_rms_norm_kernel(
     HAS_X: tl.constexpr,
 ):
     """One row per program, held in registers between the sum and the scaling."""
-    await_turn()
+    wait_for_prior_kernels()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDTH)
     is_used = columns < DIM
@@ -187,7 +187,7 @@ def _rope_tables_kernel(
     cos, sin, positions, frequencies, scale, HALF_DIM: tl.constexpr, HALF: tl.constexpr
 ):
     """One token. The angle is rounded to float32, as in the reference."""
-    await_turn()
+    wait_for_prior_kernels()
     token = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, HALF)
     is_used = dims < HALF_DIM
@@ -200,7 +200,7 @@ def _rope_tables_kernel(
 
 @triton.jit
 def _activate_mul_kernel(output, gate_up, dim, IS_GELU: tl.constexpr, TILE: tl.constexpr):
-    await_turn()
+    wait_for_prior_kernels()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_used = columns < dim
@@ -214,7 +214,7 @@ def _activate_mul_kernel(output, gate_up, dim, IS_GELU: tl.constexpr, TILE: tl.c
 
 @triton.jit
 def _clamped_swiglu_kernel(output, gate_up, dim, alpha, limit, TILE: tl.constexpr):
-    await_turn()
+    wait_for_prior_kernels()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_used = columns < dim

@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.launch import await_turn, dot_width, launch
+from kernels.triton.launch import dot_width, launch, wait_for_prior_kernels
 from kernels.triton.tiles import dot_add
 
 _DEPTH = 64
@@ -44,25 +44,25 @@ def invariant_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    turns: bool = True,
+    allow_swap: bool = True,
 ) -> torch.Tensor:
     """See ``kernels.reference.matmul.invariant_linear``; rows are contiguous.
 
     ``turns``: with few rows, swap the roles of rows and outputs in the instruction.
     """
     output = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
-    _multiply(output.unsqueeze(1), x.unsqueeze(1), weight.unsqueeze(0), bias, turns=turns)
+    _multiply(output.unsqueeze(1), x.unsqueeze(1), weight.unsqueeze(0), bias, allow_swap=allow_swap)
     return output
 
 
 def invariant_heads(
-    x: torch.Tensor, weight: torch.Tensor, keep: int = 0, *, turns: bool = True
+    x: torch.Tensor, weight: torch.Tensor, keep: int = 0, *, allow_swap: bool = True
 ) -> torch.Tensor:
     """See ``kernels.reference.matmul.invariant_heads``; heads' values and weights' rows are
     contiguous."""
     inputs, outputs = weight.shape[2], weight.shape[1]
     made = torch.empty((*x.shape[:2], outputs + keep), dtype=x.dtype, device=x.device)
-    _multiply(made[..., :outputs], x[..., :inputs], weight, None, turns=turns)
+    _multiply(made[..., :outputs], x[..., :inputs], weight, None, allow_swap=allow_swap)
     if keep:
         made[..., outputs:] = x[..., inputs:]
     return made
@@ -74,7 +74,7 @@ def _multiply(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     *,
-    turns: bool,
+    allow_swap: bool,
 ) -> None:
     """Multiply heads: [n, heads, outputs] of [n, heads, inputs] and [heads, outputs, inputs]."""
     num_rows, heads, inputs = x.shape
@@ -82,7 +82,7 @@ def _multiply(
     places = (x.stride(0), weight.stride(1), output.stride(0))
     apart = (x.stride(1), weight.stride(0), output.stride(1)) if heads > 1 else (0, 0, 0)
     # float32 has no matrix units, and the compiler sums in an order of its own.
-    if turns and num_rows <= _FEW_ROWS and x.dtype.itemsize == 2:
+    if allow_swap and num_rows <= _FEW_ROWS and x.dtype.itemsize == 2:
         tiles, width = -(-outputs // _OUTPUTS) if num_rows else 0, dot_width(num_rows)
         is_deep = tiles * heads <= _FEW_PROGRAMS
         launch(
@@ -134,7 +134,7 @@ def _matmul_kernel(
     SWATH: tl.constexpr,
 ):
     """One tile of the output."""
-    await_turn()
+    wait_for_prior_kernels()
     head = tl.program_id(1).to(tl.int64)
     x, weight, output = x + head * x_head, weight + head * weight_head, output + head * output_head
     row_tiles = tl.cdiv(num_rows, ROWS)
@@ -177,7 +177,7 @@ def _turned_matmul_kernel(
     DEPTH: tl.constexpr,
 ):
     """Some outputs of all rows, as W x^T: [COLUMNS, ROWS]."""
-    await_turn()
+    wait_for_prior_kernels()
     head = tl.program_id(1).to(tl.int64)
     x, weight, output = x + head * x_head, weight + head * weight_head, output + head * output_head
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)

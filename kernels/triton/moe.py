@@ -20,13 +20,13 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.moe import ExpertMatrices, ExpertTensors, Gating, RouterWeights, RoutingRule
-from kernels.skinny import GateKind, RowNorm, built_in
+from kernels.moe import ExpertMatrices, ExpertTensors, GatedActivation, RouterWeights, RoutingRule
+from kernels.skinny import GateKind, RowNorm, fused_gate_kind
 from kernels.tiled import TiledWeight
-from kernels.triton.launch import await_turn, launch, power_of_2
+from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
 from kernels.triton.layers import silu_mul
-from kernels.triton.quantised import INVARIANT_ROWS, form_of, packed_product, tile_shape
-from kernels.triton.routing import Routing, choose, sort_pairs
+from kernels.triton.quantised import INVARIANT_ROWS, kernel_params, packed_product, tile_shape
+from kernels.triton.routing import Routing, select_experts, sort_pairs
 from kernels.triton.skinny import skinny_linear
 from kernels.triton.skinny_packed import skinny_packed_linear
 from kernels.triton.tiles import dot_add
@@ -44,12 +44,13 @@ def fused_moe(
     expert_ids: torch.Tensor,
     expert_weights: torch.Tensor,
     activate: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    weighs_input: bool = False,
+    apply_router_weight_on_input: bool = False,
     some_elsewhere: bool = False,
 ) -> torch.Tensor:
     """See ``kernels.reference.moe.fused_moe``; all contiguous."""
-    routing = sort_pairs(expert_ids, experts.num_experts, some_elsewhere=some_elsewhere)
-    return _mix(x, experts, routing, expert_weights, activate, weighs_input=weighs_input)
+    routing = sort_pairs(expert_ids, experts.num_experts, has_remote_pairs=some_elsewhere)
+    first = apply_router_weight_on_input
+    return _run_experts(x, experts, routing, expert_weights, activate, weight_inputs=first)
 
 
 def invariant_moe(
@@ -58,7 +59,7 @@ def invariant_moe(
     expert_ids: torch.Tensor,
     expert_weights: torch.Tensor,
     activate: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    weighs_input: bool = False,
+    apply_router_weight_on_input: bool = False,
     some_elsewhere: bool = False,
 ) -> torch.Tensor:
     """``fused_moe`` whose results for a token have the same bits in any batch.
@@ -69,26 +70,27 @@ def invariant_moe(
     is_coded = any(isinstance(part, TiledWeight) for part in experts[:2])
     least = INVARIANT_ROWS if is_coded else 0
     count = experts.num_experts
-    routing = sort_pairs(expert_ids, count, some_elsewhere=some_elsewhere, least_rows=least)
-    return _mix(
-        x, experts, routing, expert_weights, activate, weighs_input=weighs_input, fuses=False
+    routing = sort_pairs(expert_ids, count, has_remote_pairs=some_elsewhere, min_rows=least)
+    first = apply_router_weight_on_input
+    return _run_experts(
+        x, experts, routing, expert_weights, activate, weight_inputs=first, fuses=False
     )
 
 
-def _mix(
+def _run_experts(
     x: torch.Tensor,
     experts: ExpertTensors,
     routing: Routing,
     expert_weights: torch.Tensor,
     activate: Callable[[torch.Tensor], torch.Tensor] | None,
     *,
-    weighs_input: bool,
+    weight_inputs: bool,
     fuses: bool = True,
 ) -> torch.Tensor:
     num_tokens, top_k = expert_weights.shape
     gate_up, down, gate_up_bias, down_bias = experts
     # Without a bias, an expert's input can be weighted after its first product.
-    before, after = (expert_weights, None) if weighs_input else (None, expert_weights)
+    before, after = (expert_weights, None) if weight_inputs else (None, expert_weights)
     projected = grouped_matmul(x, gate_up, routing, top_k, before, gate_up_bias, fuses=fuses)
     inner = (activate or silu_mul)(projected)
     expanded = grouped_matmul(inner, down, routing, 1, after, down_bias, fuses=fuses)
@@ -102,21 +104,23 @@ def add_experts(
     router: RouterWeights,
     rule: RoutingRule,
     experts: ExpertTensors,
-    gating: Gating,
+    gating: GatedActivation,
 ) -> None:
     """See ``kernels.reference.moe.add_experts``; five launches, and one more for a gate that is
     not built in."""
     said = skinny_linear(stream, *router[:2], norm=norm, dtype=router.weight.dtype)
-    ids, shares = choose(said, router.correction, rule, experts.num_experts)
-    gate = built_in(gating)
-    inner = _few(stream, experts.gate_up, experts.gate_up_bias, ids, norm=norm, gate=gate)
+    ids, shares = select_experts(said, router.correction, rule, experts.num_experts)
+    gate = fused_gate_kind(gating)
+    inner = _skinny_experts(
+        stream, experts.gate_up, experts.gate_up_bias, ids, norm=norm, gate=gate
+    )
     if gate is None:
         inner = gating(inner)
-    made = _few(inner, experts.down, experts.down_bias, ids.view(-1, 1))
+    made = _skinny_experts(inner, experts.down, experts.down_bias, ids.view(-1, 1))
     _sum_choices(made, stream, shares, adds=True)
 
 
-def _few(
+def _skinny_experts(
     x: torch.Tensor,
     weights: ExpertMatrices,
     bias: torch.Tensor | None,
@@ -165,7 +169,7 @@ def grouped_matmul(
     x: torch.Tensor,
     weights: ExpertMatrices,
     routing: Routing,
-    pairs_a_row: int,
+    pairs_per_row: int,
     factors: torch.Tensor | None,
     biases: torch.Tensor | None = None,
     *,
@@ -183,7 +187,7 @@ def grouped_matmul(
         fuses: the compiler may fuse a product with the following sum, without rounding between.
     """
     if isinstance(weights, TiledWeight):
-        return _grouped_packed(x, weights, routing, pairs_a_row, factors, biases, fuses=fuses)
+        return _grouped_packed(x, weights, routing, pairs_per_row, factors, biases, fuses=fuses)
     num_experts, outputs, inputs = weights.shape
     output = routing.output(x, outputs)
     is_turned = routing.rows <= _FEW_ROWS
@@ -204,7 +208,7 @@ def grouped_matmul(
         weights.stride(0),
         weights.stride(1),
         weights.stride(2),
-        PAIRS_A_ROW=pairs_a_row,
+        PAIRS_A_ROW=pairs_per_row,
         NUM_EXPERTS=num_experts,
         EXPERTS=power_of_2(num_experts),
         ROWS=routing.rows,
@@ -253,7 +257,7 @@ def _grouped_packed(
         EXPERTS=power_of_2(num_experts),
         ROWS=routing.rows,
         COLUMNS=columns,
-        **form_of(weights),
+        **kernel_params(weights),
         num_warps=warps,
         num_stages=3,
         enable_fp_fusion=fuses,
@@ -321,7 +325,7 @@ def _grouped_matmul_kernel(
     IS_TURNED: tl.constexpr,
 ):
     """One tile of an expert's rows, with dense weights."""
-    await_turn()
+    wait_for_prior_kernels()
     if tl.program_id(0) >= tl.load(tile_starts + NUM_EXPERTS):
         return
     expert, pair, is_row = _rows_of_tile(  # pyright: ignore[reportGeneralTypeIssues]
@@ -385,7 +389,7 @@ def _grouped_packed_kernel(
     DEPTH: tl.constexpr,
 ):
     """One tile of an expert's rows, with weights in codes."""
-    await_turn()
+    wait_for_prior_kernels()
     if tl.program_id(0) >= tl.load(tile_starts + NUM_EXPERTS):
         return
     expert, pair, is_row = _rows_of_tile(  # pyright: ignore[reportGeneralTypeIssues]
@@ -426,7 +430,7 @@ def _sum_kernel(
     out, made, shares, outputs, TOP_K: tl.constexpr, COLUMNS: tl.constexpr, ADDS: tl.constexpr
 ):
     """Some outputs of one token."""
-    await_turn()
+    wait_for_prior_kernels()
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < outputs

@@ -1,11 +1,11 @@
 """The Triton kernels as one set (``kernels.operations.Operations``)."""
 
 from kernels.reference.fused import erf_gelu_mul
-from kernels.reference.layers import activate, layer_norm, softcap, temperatures
+from kernels.reference.layers import activate, attention_temperatures, layer_norm, softcap
 from kernels.reference.sampling_step import candidates
 from kernels.triton.delta_chunks import gated_delta
 from kernels.triton.distribution import distribution
-from kernels.triton.drafts import accept_drafts, draw, judge_drafts
+from kernels.triton.drafts import accept_drafts, sample_from_probs, verify_drafts
 from kernels.triton.feedback import feed_back
 from kernels.triton.gates import add_gated, apply_gate, gated_rms_norm
 from kernels.triton.inputs import build_inputs
@@ -22,7 +22,7 @@ from kernels.triton.layers import (
 )
 from kernels.triton.lora import add_adapters
 from kernels.triton.moe import add_experts, fused_moe
-from kernels.triton.routing import expert_sizes, route
+from kernels.triton.routing import moe_token_thresholds, route
 from kernels.triton.sampling import sample
 from kernels.triton.scan_chunks import selective_scan
 from kernels.triton.short_conv import gated_conv, short_conv
@@ -35,32 +35,32 @@ __all__ = [
     "add_gated",
     "add_rms_norm",
     "apply_gate",
+    "attention_temperatures",
     "build_inputs",
     "candidates",
     "clamped_swiglu",
     "copy_blocks",
     "distribution",
-    "draw",
     "erf_gelu_mul",
-    "expert_sizes",
     "feed_back",
     "fused_moe",
     "gated_conv",
     "gated_delta",
     "gated_rms_norm",
     "gelu_mul",
-    "judge_drafts",
     "latent_rope_store",
     "layer_norm",
+    "moe_token_thresholds",
     "norm_rope",
     "norm_rope_store",
     "rms_norm",
     "rope_tables",
     "route",
     "sample",
+    "sample_from_probs",
     "selective_scan",
     "short_conv",
     "silu_mul",
     "softcap",
-    "temperatures",
+    "verify_drafts",
 ]

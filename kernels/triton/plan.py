@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention import BatchGeometry, DeviceGeometry
-from kernels.triton.launch import await_turn, launch
+from kernels.triton.launch import launch, wait_for_prior_kernels
 
 # In slots. One sequence of 4k tokens with 8 KV heads makes 128 work items, about one for each
 # multiprocessor. The partial results of a group of 4 heads take 3 % of the bytes of their keys and
@@ -69,7 +69,7 @@ class WorkBounds:
         is_split = (lengths == 1) & (not tiles_only)
         # A row of length 0 has an output too, which is 0.
         splits = np.maximum(-(-geometry.seq_lens[is_split] // SPLIT_SIZE), 1)
-        tiles = -(-lengths[~is_split] // queries_a_tile(group))
+        tiles = -(-lengths[~is_split] // queries_per_tile(group))
         return cls(lengths.size, int(splits.sum()), int(tiles.sum()), tiles_only)
 
     @property
@@ -84,7 +84,7 @@ class WorkBounds:
             return self.num_splits
         return min(self.num_splits, self.num_rows * (-(-window // SPLIT_SIZE) + 1))
 
-    def hold(self, actual: WorkBounds) -> bool:
+    def covers(self, actual: WorkBounds) -> bool:
         """Return whether a batch, padded with rows of length 0, fits within these bounds."""
         padding = self.num_rows - actual.num_rows
         split_padding, tile_padding = (0, padding) if self.tiles_only else (padding, 0)
@@ -95,7 +95,7 @@ class WorkBounds:
         )
 
 
-def queries_a_tile(group: int) -> int:
+def queries_per_tile(group: int) -> int:
     """Return the adjacent queries of a tile; with a group of 7, 18 queries make 126 rows."""
     return TILE_ROWS // group
 
@@ -133,7 +133,7 @@ def plan_attention(
         KINDS=kinds,
         NUM_KINDS=len(kinds),
         TILES_ONLY=bounds.tiles_only,
-        QUERIES=queries_a_tile(group),
+        QUERIES=queries_per_tile(group),
         SPLIT_SIZE=SPLIT_SIZE,
         ROWS=_PLAN_ROWS,
         FILL=_FILL,
@@ -154,7 +154,7 @@ def first_split_of(seq_len, window, SPLIT_SIZE: tl.constexpr):
 
 
 @triton.jit
-def place_of(item, starts, rows):
+def locate_split(item, starts, rows):
     """Return a split's row, its number in the row, and the row's number of splits."""
     row = tl.load(rows + item)
     first = tl.load(starts + row)
@@ -208,7 +208,7 @@ def _plan_kernel(
     FILL: tl.constexpr,
 ):
     """One program per row and kind; each counts the items before its row itself, so none waits."""
-    await_turn()
+    wait_for_prior_kernels()
     row, kind = tl.program_id(0), tl.program_id(1)
     window = kind * 0
     for i in tl.static_range(NUM_KINDS):  # pyright: ignore[reportGeneralTypeIssues]

@@ -30,12 +30,12 @@ import triton
 import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
-from kernels.triton.launch import await_turn, dot_width, launch
+from kernels.triton.launch import dot_width, launch, wait_for_prior_kernels
 from kernels.triton.plan import TILE_ROWS, AttentionPlan
-from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, rows_of_tile, tanh, weigh
+from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, online_softmax, rows_of_tile, tanh
 
 _TILE = 64
-_MOST_SUMS = 256  # of a value's numbers per program
+_MAX_SUMS = 256  # of a value's numbers per program
 
 
 def prefill_attention(
@@ -56,7 +56,7 @@ def prefill_attention(
     dim, is_coded = dot_width(head_dim), cache.key_scales is not None
     # float32 takes twice the bytes; it need not be fast, but it has to fit.
     is_wide = query.dtype.itemsize > 2
-    sums = min(dim, _MOST_SUMS)
+    sums = min(dim, _MAX_SUMS)
     # Widened tiles of wide heads would not fit in registers, the widest not in shared memory.
     is_half = is_wide or dim > sums or (dim > 128 and is_coded)
     is_late = dim <= 128 and not is_wide and not is_coded
@@ -75,7 +75,7 @@ def prefill_attention(
         tables,
         tiles.starts,
         tiles.rows,
-        ends if layer.looks_ahead else None,
+        ends if layer.is_bidirectional else None,
         layer.sinks,
         seq_lens.shape[0],
         query.stride(0),
@@ -146,7 +146,7 @@ def _prefill_kernel(
     IS_LATE: tl.constexpr,
 ):
     """One query tile of one KV head, and ``SUMS`` elements of each value."""
-    await_turn()
+    wait_for_prior_kernels()
     tile, kv_head = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
     # The grid has an upper bound of the tiles.
     if tile >= tl.load(tile_starts + num_rows):
@@ -248,7 +248,7 @@ def _prefill_kernel(
                     is_seen = is_seen & (slots[None, :] > positions[:, None] - WINDOW)
                 scores = tl.where(is_seen, scores, -float("inf"))
             # A query whose window begins later has seen nothing yet.
-            weights, shrink, top, total = weigh(
+            weights, shrink, top, total = online_softmax(
                 scores, softcap if HAS_SOFTCAP else scale, top, total, WINDOW > 0
             )
             if value_scales is not None:

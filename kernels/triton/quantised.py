@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 
 from kernels.tiled import BLOCK, TiledWeight
-from kernels.triton.codes import LIFTS, level_of, load_scales
-from kernels.triton.launch import await_turn, launch
+from kernels.triton.codes import DECODE_FACTORS, decode_level, load_scales
+from kernels.triton.launch import launch, wait_for_prior_kernels
 from kernels.triton.tiles import dot_add
 
 _DEPTH = 128  # inputs of a tile
@@ -25,7 +25,7 @@ _DEPTH = 128  # inputs of a tile
 _TILES = ((16, 16, 64, 4), (64, 64, 64, 4), (2**31, 128, 128, 8))
 _FEW_ROWS = 16
 INVARIANT_ROWS = 64
-_WANTED_PROGRAMS = 264  # two per multiprocessor of an H100
+_TARGET_PROGRAMS = 264  # two per multiprocessor of an H100
 
 
 def packed_linear(
@@ -75,7 +75,7 @@ def packed_linear(
         TILES_A_SPLIT=triton.cdiv(triton.cdiv(inputs, _DEPTH), splits),
         ROWS=rows,
         COLUMNS=columns,
-        **form_of(weight),
+        **kernel_params(weight),
         num_warps=warps,
         num_stages=3,
         enable_fp_fusion=not invariant,
@@ -86,15 +86,15 @@ def packed_linear(
     return torch.add(total, bias).to(x.dtype) if bias is not None else total.to(x.dtype)
 
 
-def form_of(weight: TiledWeight) -> dict[str, Any]:
+def kernel_params(weight: TiledWeight) -> dict[str, Any]:
     """Return a weight's compile-time parameters: the last arguments of ``packed_product``."""
     return {
         "INPUTS": weight.inputs,
-        "GROUP": weight.group,
+        "GROUP": weight.group_size,
         "GROUPS": weight.num_groups,
         "KIND": weight.kind,
-        "LIFT": LIFTS.get(weight.kind, 1.0),
-        "CODES_A_BYTE": weight.codes_a_byte,
+        "LIFT": DECODE_FACTORS.get(weight.kind, 1.0),
+        "CODES_A_BYTE": weight.codes_per_byte,
         "BLOCK": BLOCK,
         "DEPTH": _DEPTH,
     }
@@ -111,7 +111,7 @@ def tile_shape(num_rows: int) -> tuple[int, int, int]:
 def _num_splits(tiles: int, inputs: int) -> int:
     """Return the splits of the inputs: enough to fill the device, none shorter than four tiles."""
     longest = max(1, inputs // (4 * _DEPTH))
-    return max(1, min(_WANTED_PROGRAMS // max(tiles, 1), longest, 8))
+    return max(1, min(_TARGET_PROGRAMS // max(tiles, 1), longest, 8))
 
 
 @triton.jit
@@ -156,7 +156,7 @@ def packed_product(
             held = tl.load(at, mask=block[:, None, None] < HELD, other=0)
         for half in tl.static_range(CODES_A_BYTE):
             begin = (block * CODES_A_BYTE + half) * BLOCK
-            level = level_of(held, levels, half, KIND)
+            level = decode_level(held, levels, half, KIND)
             if zeros is not None or GROUPS > 1:
                 # Of the block's half, or of the whole tile if that is in one group.
                 if GROUP % DEPTH == 0:
@@ -217,7 +217,7 @@ def _packed_kernel(
     DEPTH: tl.constexpr,
 ):
     """One tile of the output over one split of the inputs."""
-    await_turn()
+    wait_for_prior_kernels()
     row_tiles = tl.cdiv(num_rows, ROWS)
     split = tl.program_id(1)
     rows = tl.program_id(0) % row_tiles * ROWS + tl.arange(0, ROWS)

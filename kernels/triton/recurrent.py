@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kernels.inputs import StepRows
 from kernels.recurrent import GatedDeltaShape, ScanShape
-from kernels.triton.launch import await_turn, launch, power_of_2
+from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
 from kernels.triton.tiles import sigmoid
 
 # Columns of a state per program, in the registers of one warp, whose sums need no other.
@@ -149,7 +149,7 @@ def _gated_delta_kernel(
     MOST: tl.constexpr,  # tokens of a row; 0: any number
 ):
     """Process a strip of columns of one head's state through one row's tokens."""
-    await_turn()
+    wait_for_prior_kernels()
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
     row = tl.program_id(0)
     head = tl.program_id(1)
@@ -216,7 +216,7 @@ def _selective_scan_kernel(
     MOST: tl.constexpr,  # tokens of a row; 0: any number
 ):
     """Process a strip of columns of one head's state through one row's tokens."""
-    await_turn()
+    wait_for_prior_kernels()
     CHANNELS: tl.constexpr = HEADS * HEAD_DIM + 2 * GROUPS * SIZE
     row = tl.program_id(0)
     head = tl.program_id(1)

@@ -16,13 +16,13 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
-from kernels.moe import LEAST_SUM, RoutingRule
-from kernels.skinny import MOST_ROWS
-from kernels.triton.launch import await_turn, launch, power_of_2
+from kernels.moe import MIN_WEIGHT_SUM, RoutingRule
+from kernels.skinny import MAX_SKINNY_ROWS
+from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
 from kernels.triton.matmul import invariant_linear
 from kernels.triton.skinny import skinny_linear
 
-_HEIGHTS = (16, 32, 64, 128)  # rows of a tile; each height is a separate kernel
+_TILE_ROWS = (16, 32, 64, 128)  # rows of a tile; each height is a separate kernel
 _CHUNKS = 1024, 4096  # pairs per iteration, for few and for many
 
 
@@ -34,11 +34,11 @@ class Routing(NamedTuple):
     tile_starts: torch.Tensor  # [experts + 1] int32, first of each expert's tiles
     num_tiles: int  # an upper bound
     rows: int  # per tile
-    some_elsewhere: bool  # pairs from the last start on are in no tile
+    has_remote_pairs: bool  # pairs from the last start on are in no tile
 
     def output(self, x: torch.Tensor, outputs: int) -> torch.Tensor:
         """Allocate the pairs' results, zeroed if some pairs are not computed."""
-        make = torch.zeros if self.some_elsewhere else torch.empty
+        make = torch.zeros if self.has_remote_pairs else torch.empty
         return make((self.pairs.shape[0], outputs), dtype=x.dtype, device=x.device)
 
 
@@ -54,11 +54,11 @@ def route(
 
     If the scores are nan, its experts and weights are arbitrary.
     """
-    if x.shape[0] <= MOST_ROWS:
+    if x.shape[0] <= MAX_SKINNY_ROWS:
         said = skinny_linear(x, weight, bias, dtype=weight.dtype)
     else:
         said = functional.linear(x.to(weight.dtype), weight, bias)
-    return choose(said, correction, rule, weight.shape[0])
+    return select_experts(said, correction, rule, weight.shape[0])
 
 
 def invariant_route(
@@ -70,10 +70,10 @@ def invariant_route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``route`` with the same bits in any batch."""
     said = invariant_linear(x.to(weight.dtype), weight, bias)
-    return choose(said, correction, rule, weight.shape[0])
+    return select_experts(said, correction, rule, weight.shape[0])
 
 
-def choose(
+def select_experts(
     said: torch.Tensor, correction: torch.Tensor | None, rule: RoutingRule, num_experts: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose experts by the router's outputs, [n, experts]."""
@@ -97,15 +97,15 @@ def choose(
         NUM_GROUPS=rule.num_groups,
         TOP_GROUPS=rule.top_groups,
         GROUP_BEST=rule.group_best,
-        LEAST_SUM=LEAST_SUM,
+        LEAST_SUM=MIN_WEIGHT_SUM,
         num_warps=1,
     )
     return ids, shares
 
 
-def expert_sizes(num_experts: int, top_k: int) -> tuple[int, ...]:
-    """See ``kernels.reference.moe.expert_sizes``."""
-    fewest = (height // 2 + 1 for height in _HEIGHTS[1:])  # rows of an expert, on average
+def moe_token_thresholds(num_experts: int, top_k: int) -> tuple[int, ...]:
+    """See ``kernels.reference.moe.moe_token_thresholds``."""
+    fewest = (height // 2 + 1 for height in _TILE_ROWS[1:])  # rows of an expert, on average
     return (1, *(-(-rows * num_experts // top_k) for rows in fewest))
 
 
@@ -113,8 +113,8 @@ def sort_pairs(
     expert_ids: torch.Tensor,
     num_experts: int,
     *,
-    some_elsewhere: bool = False,
-    least_rows: int = 0,
+    has_remote_pairs: bool = False,
+    min_rows: int = 0,
 ) -> Routing:
     """List the pairs of each expert.
 
@@ -123,8 +123,8 @@ def sort_pairs(
     """
     expert_ids, num_pairs, device = expert_ids.contiguous(), expert_ids.numel(), expert_ids.device
     # Small tiles if experts have few rows: a tile reads all of its expert's weights.
-    rows = max(_HEIGHTS[0], least_rows, power_of_2(num_pairs // num_experts))
-    rows = min(_HEIGHTS[-1], rows)
+    rows = max(_TILE_ROWS[0], min_rows, power_of_2(num_pairs // num_experts))
+    rows = min(_TILE_ROWS[-1], rows)
     num_tiles = min(num_pairs, num_pairs // rows + num_experts)
     pairs = torch.empty(num_pairs, dtype=torch.int32, device=device)
     starts, tile_starts = (
@@ -141,10 +141,10 @@ def sort_pairs(
         NUM_EXPERTS=num_experts,
         BINS=power_of_2(num_experts + 1),
         ROWS=rows,
-        CHUNK=_CHUNKS[rows > _HEIGHTS[0]],
+        CHUNK=_CHUNKS[rows > _TILE_ROWS[0]],
         num_warps=4,
     )
-    return Routing(pairs, starts, tile_starts, num_tiles, rows, some_elsewhere)
+    return Routing(pairs, starts, tile_starts, num_tiles, rows, has_remote_pairs)
 
 
 @triton.jit
@@ -166,7 +166,7 @@ def _choose_kernel(
     LEAST_SUM: tl.constexpr,
 ):
     """The experts of one token."""
-    await_turn()
+    wait_for_prior_kernels()
     token = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, EXPERTS)
     is_expert = experts < NUM_EXPERTS
@@ -254,7 +254,7 @@ def _sort_kernel(
     CHUNK: tl.constexpr,
 ):
     """The pairs of one expert, and where they begin after those of the experts before."""
-    await_turn()
+    wait_for_prior_kernels()
     expert = tl.program_id(0)
     counts = tl.zeros([BINS], tl.int32)
     for begin in range(0, num_pairs, CHUNK):

@@ -33,10 +33,10 @@ import triton.language as tl
 from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.launch import dot_width
 from kernels.triton.plan import TILE_ROWS
-from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, rows_of_tile, tanh, weigh
+from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, online_softmax, rows_of_tile, tanh
 
 GROUP_ROWS = 64  # of a product of one warp group
-_MOST_SUMS = 256  # of a value's numbers per program
+_MAX_SUMS = 256  # of a value's numbers per program
 
 
 class HeadShape(NamedTuple):
@@ -53,7 +53,7 @@ class HeadShape(NamedTuple):
 def head_shape(query: torch.Tensor, cache: LayerCache) -> HeadShape:
     """Return the shape for query [num_tokens, num_heads, head_dim] and its layer's blocks."""
     dim, is_coded = dot_width(query.shape[2]), cache.key_scales is not None
-    sums = min(dim, _MOST_SUMS)
+    sums = min(dim, _MAX_SUMS)
     if query.dtype.itemsize > 2:  # need not be fast, but has to fit
         return HeadShape(dim, sums, 32, GROUP_ROWS, 8, 2)
     if dim > sums and is_coded:  # codes are widened in registers
@@ -132,7 +132,7 @@ def attend_tile(
             is_seen = is_seen & (slots[None, :] > positions[:, None] - WINDOW)
         scores = tl.where(is_seen, scores, -float("inf"))
     # A query may attend to nothing in a run's first tiles.
-    weights, shrink, top, total = weigh(
+    weights, shrink, top, total = online_softmax(
         scores, softcap if HAS_SOFTCAP else scale, top, total, IS_MASKED
     )
     if value_scales is not None:
@@ -143,7 +143,7 @@ def attend_tile(
 
 
 @triton.jit
-def shares_of_runs(whole_top, top):
+def merge_factors(whole_top, top):
     """Return the factors that merge the runs so far with another, and the common maximum."""
     new_top = tl.maximum(whole_top, top)
     base = tl.where(new_top == -float("inf"), 0.0, new_top)
@@ -151,6 +151,6 @@ def shares_of_runs(whole_top, top):
 
 
 @triton.jit
-def weight_of_sink(sinks, heads, is_head, top):
+def sink_weight(sinks, heads, is_head, top):
     """Return the weight of each query's sink, in the unit of its other weights."""
     return tl.exp2(tl.load(sinks + heads, mask=is_head, other=0.0) * LOG2_E - top)

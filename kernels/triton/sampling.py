@@ -21,10 +21,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
-from kernels.triton.launch import await_turn, launch, power_of_2
+from kernels.sampling import LogitBias, SamplerOutput, SamplingTable, TokenCounts
+from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
 from kernels.triton.noise import gumbel, position_keys
-from kernels.triton.truncation import draw_truncated
+from kernels.triton.truncation import sample_truncated
 
 _PIECE = 4096  # of the vocabulary, per program
 SEARCH_TILE = 4096
@@ -40,17 +40,17 @@ def sample(
     counts: TokenCounts | None = None,
     bias: LogitBias | None = None,
     masks: torch.Tensor | None = None,
-    out: Sampled | None = None,
-) -> Sampled:
+    out: SamplerOutput | None = None,
+) -> SamplerOutput:
     """Sample a token for each row; see ``kernels.reference.sampling_step.sample``."""
     num_rows, vocab = logits.shape
     raw = logits if bias is None else logits.float()  # a bias is added in place
     # Only written for truncated rows.
     scores = torch.empty_like(raw, dtype=torch.float32)
     logits = raw if raw.dtype == torch.float32 else torch.empty_like(scores)
-    pieces = adjust(raw, logits, scores, slots, positions, table, counts, bias, masks)
+    pieces = adjust_logits(raw, logits, scores, slots, positions, table, counts, bias, masks)
     if out is None:
-        out = Sampled.empty(num_rows, logits.device)
+        out = SamplerOutput.empty(num_rows, logits.device)
     launch(
         _choose_kernel,
         (num_rows,),
@@ -74,7 +74,7 @@ def sample(
     return out
 
 
-class Pieces(NamedTuple):
+class PieceSummaries(NamedTuple):
     """Summaries of each piece of each row, after its logits are adjusted."""
 
     # [3, at least rows * pieces] float32: the best score, the highest and the lowest logit
@@ -88,7 +88,7 @@ class Pieces(NamedTuple):
         return self.best_ids.shape[1]
 
 
-def adjust(
+def adjust_logits(
     raw: torch.Tensor,
     logits: torch.Tensor,
     scores: torch.Tensor | None,
@@ -98,7 +98,7 @@ def adjust(
     counts: TokenCounts | None,
     bias: LogitBias | None,
     masks: torch.Tensor | None,
-) -> Pieces:
+) -> PieceSummaries:
     """Apply bias, penalties, masks and temperature; add noise if there is room for ``scores``.
 
     A bias is added to the ``raw`` logits in place. ``logits``, which may be the same tensor,
@@ -110,7 +110,7 @@ def adjust(
     num_pieces = -(-vocab // _PIECE)
     # Each begins at a multiple of 16 bytes for any number of rows: other alignments compile again.
     num_summaries = -(-num_rows * num_pieces // _ALIGNED) * _ALIGNED
-    pieces = Pieces(
+    pieces = PieceSummaries(
         torch.empty((3, num_summaries), dtype=torch.float32, device=device),
         torch.empty((num_rows, num_pieces), dtype=torch.int32, device=device),
         torch.empty((num_rows, num_pieces), dtype=torch.int8, device=device),
@@ -174,7 +174,7 @@ def _bias_kernel(
     vocab,
     TILE: tl.constexpr,
 ):
-    await_turn()
+    wait_for_prior_kernels()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     position = tl.load(positions + row)
@@ -228,7 +228,7 @@ def _adjust_kernel(
     PIECE: tl.constexpr,
 ):
     """One piece of one row; its logits are written if a search will read them again."""
-    await_turn()
+    wait_for_prior_kernels()
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row)
     tokens = piece * PIECE + tl.arange(0, PIECE)
@@ -323,7 +323,7 @@ def _choose_kernel(
     TILE: tl.constexpr,
 ):
     """One row: the best of its pieces, and for a truncated row the best of the kept tokens."""
-    await_turn()
+    wait_for_prior_kernels()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     token, low, high, is_good = best_of_pieces(  # pyright: ignore[reportGeneralTypeIssues]
@@ -331,7 +331,7 @@ def _choose_kernel(
     )
     is_drawn = is_good & (tl.load(temperature + slot) > 0.0)
     if is_drawn & is_truncated(slot, top_k, top_p, min_p, vocab):
-        token = draw_truncated(
+        token = sample_truncated(
             logits + row * vocab,
             scores + row * vocab,
             tl.load(top_k + slot),

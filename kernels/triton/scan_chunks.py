@@ -18,12 +18,12 @@ import triton.language as tl
 
 from kernels.inputs import StepRows
 from kernels.recurrent import CHUNK, ScanShape
-from kernels.triton.chunks import LEAST, decays, most_chunks, product, summed
-from kernels.triton.launch import await_turn, dot_width, launch
+from kernels.triton.chunks import MIN_CHUNKED_TOKENS, decay_prefix_sums, decays, max_chunks, product
+from kernels.triton.launch import dot_width, launch, wait_for_prior_kernels
 from kernels.triton.recurrent import begins_with_state, softplus
 from kernels.triton.recurrent import selective_scan as walk
 
-_MOST_SUMS = 128 * 32  # of a state per program
+_MAX_SUMS = 128 * 32  # of a state per program
 
 
 def selective_scan(
@@ -38,11 +38,11 @@ def selective_scan(
 ) -> torch.Tensor:
     """See ``kernels.reference.recurrent.selective_scan``; mixed is contiguous."""
     factors = log_a, dt_bias, skip
-    y = walk(mixed, time_steps, *factors, state, rows, shape, most=LEAST - 1)
+    y = walk(mixed, time_steps, *factors, state, rows, shape, most=MIN_CHUNKED_TOKENS - 1)
     num_rows, wide = rows.slots.shape[0], dot_width(shape.state_size)
-    if not most_chunks(mixed.shape[0], num_rows):
+    if not max_chunks(mixed.shape[0], num_rows):
         return y
-    strip = min(dot_width(shape.head_dim), _MOST_SUMS // wide)
+    strip = min(dot_width(shape.head_dim), _MAX_SUMS // wide)
     launch(
         _scan_chunks_kernel,
         (num_rows, shape.heads, -(-shape.head_dim // strip)),
@@ -62,7 +62,7 @@ def selective_scan(
         SIZE=shape.state_size,
         WIDE=wide,
         CHUNK=CHUNK,
-        LEAST=LEAST,
+        LEAST=MIN_CHUNKED_TOKENS,
         STRIP=strip,
         num_warps=8,
     )
@@ -97,7 +97,7 @@ def _scan_chunks_kernel(
     STRIP: tl.constexpr,
 ):
     """Process a strip of columns of one head's state through one row's chunks."""
-    await_turn()
+    wait_for_prior_kernels()
     CHANNELS: tl.constexpr = HEADS * HEAD_DIM + 2 * GROUPS * SIZE
     row, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
@@ -127,7 +127,7 @@ def _scan_chunks_kernel(
         raw = tl.load(time_steps + tokens * steps_stride + head, mask=is_token, other=0.0)
         dt = tl.minimum(tl.maximum(softplus(raw.to(tl.float32) + bias), least), most)
         dt = tl.where(is_token, dt, 0.0)
-        since, whole = summed(rate * dt, CHUNK)
+        since, whole = decay_prefix_sums(rate * dt, CHUNK)
         seen = product(read, tl.trans(write), x.dtype) * decays(since, CHUNK) * dt[None, :]
         result = product(read, s, x.dtype) * tl.exp(since)[:, None] + product(seen, x, x.dtype)
         result += through * x

@@ -19,8 +19,8 @@ import torch
 
 from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
 from kernels.inputs import StepRows
-from kernels.lora import AdapterWeights, adapter_rows, reached
-from kernels.moe import ExpertTensors, Gating, RouterWeights, RoutingRule
+from kernels.lora import AdapterWeights, adapter_rows, nonzero_spans
+from kernels.moe import ExpertTensors, GatedActivation, RouterWeights, RoutingRule
 from kernels.operations import Kernels
 from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.reference import operations as reference
@@ -28,39 +28,49 @@ from kernels.reference.attention import ReferenceAttention
 from kernels.reference.cache_codes import encode
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 from kernels.skinny import RowNorm
-from kernels.triton.plan import queries_a_tile
-from kernels.triton.trial import CPU, TOLERANCES, Pairs, copy_to, doubt, new_random, normal
+from kernels.triton.plan import queries_per_tile
+from kernels.triton.trial import (
+    CPU,
+    TOLERANCES,
+    Pairs,
+    copy_to,
+    failure_reason,
+    new_generator,
+    normal,
+)
 
 # Differences in the last bits may lead to an adjacent code.
-_OF_CODES = 5e-2
+_CODES_TOLERANCE = 5e-2
 _ROWS = 6
 _VOCAB = 4500
 
 
 def self_check(kernels: Kernels, spec: AttentionSpec) -> str | None:
     """Return why the kernels are incorrect on ``spec.device``, or None if they are correct."""
-    random = new_random()
-    tolerance = TOLERANCES[spec.dtype] if spec.cache_dtype is None else _OF_CODES
+    random = new_generator()
+    tolerance = TOLERANCES[spec.dtype] if spec.cache_dtype is None else _CODES_TOLERANCE
     for what, check in _CHECKS.items():
-        reason = doubt(what, partial(check, kernels, spec, random), tolerance)
+        reason = failure_reason(what, partial(check, kernels, spec, random), tolerance)
         if reason is not None:
             return reason
     return None
 
 
-def check_same_bits(kernels: Kernels, spec: AttentionSpec) -> str | None:
+def check_batch_invariance(kernels: Kernels, spec: AttentionSpec) -> str | None:
     """Return why a query's attention may differ in bits alone and in a chunk on ``spec.device``, or
     None.
 
     This is for kernels that promise they are the same.
     """
-    random = new_random()
-    return doubt("batch-invariant attention", partial(_cut_chunks, kernels, spec, random), 0.0)
+    random = new_generator()
+    return failure_reason(
+        "batch-invariant attention", partial(_cut_chunks, kernels, spec, random), 0.0
+    )
 
 
 def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
     """Yield single queries in one split and several, and chunks with and without a past."""
-    two_tiles = queries_a_tile(spec.num_heads // spec.num_kv_heads) + 3
+    two_tiles = queries_per_tile(spec.num_heads // spec.num_kv_heads) + 3
     queries, past = np.array([1, 1, 7, two_tiles, 1]), np.array([0, 600, 70, 0, 33])
     seq_lens = queries + past
     blocks = -(-seq_lens // spec.block_size)
@@ -82,11 +92,13 @@ def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -
     starts = np.concatenate(([0], np.cumsum(queries)))
     sides = ((kernels.attention, spec), (ReferenceAttention(), replace(spec, device=CPU)))
     # As if a prompt ended with an image whose tokens attend to each other.
-    ahead = [None] if not spec.looks_ahead else [None, np.repeat(seq_lens, queries)]
+    ahead = [None] if not spec.is_bidirectional else [None, np.repeat(seq_lens, queries)]
     for window, ends in itertools.product(spec.windows, ahead):
         outputs = []
-        scale, looks_ahead = spec.head_dim**-0.5, ends is not None
-        layer = LayerAttention(scale, window, spec.softcap, sinks, looks_ahead=looks_ahead)
+        scale, is_bidirectional = spec.head_dim**-0.5, ends is not None
+        layer = LayerAttention(
+            scale, window, spec.softcap, sinks, is_bidirectional=is_bidirectional
+        )
         for backend, side in sides:
             geometry = BatchGeometry.of(starts, seq_lens, tables, side.device, ends)
             state = backend.plan(geometry, side)
@@ -99,7 +111,7 @@ def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -
 
 def _cut_chunks(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
     """Yield a chunk after a past, and some of its queries alone, as bits."""
-    past, queries = 600, queries_a_tile(spec.num_heads // spec.num_kv_heads) + 3
+    past, queries = 600, queries_per_tile(spec.num_heads // spec.num_kv_heads) + 3
     seq_len, alone = past + queries, np.array([0, queries // 2, queries - 1])
     tables = torch.randperm(-(-seq_len // spec.block_size), generator=random).int().numpy()[None]
     cache = copy_to(_cache(spec, tables.size, random), spec.device)
@@ -136,7 +148,7 @@ def _grouped_products(kernels: Kernels, spec: AttentionSpec, random: torch.Gener
     x = normal(random, spec.dtype, 5, 48)
     rows = adapter_rows(np.array([2, -1, 0, 2, 1]), 3, CPU)
     downs, ups = normal(random, spec.dtype, 3, 8, 48) / 7, normal(random, spec.dtype, 3, 8, 64)
-    weights = AdapterWeights(downs, ups, torch.stack([reached(up) for up in ups]))
+    weights = AdapterWeights(downs, ups, torch.stack([nonzero_spans(up) for up in ups]))
     yield _both(kernels, spec, "add_adapters", normal(random, spec.dtype, 5, 64), x, weights, rows)
     if spec.has_experts:
         yield from _experts(kernels, spec, random)
@@ -152,7 +164,7 @@ def _experts(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> 
     yield _both(kernels, spec, "fused_moe", x, experts, chosen, shares)
     gate = normal(random, spec.dtype, 1, 48) / 7
     yield _both(kernels, spec, "add_gated", x, normal(random, spec.dtype, 5, 48), x / 2, gate)
-    x, weight = _decided(x, 12, random)
+    x, weight = _separated_routing(x, 12, random)
     grouped = RoutingRule(2, "sigmoid", num_groups=3, top_groups=2, group_best=2)
     for router in (
         (weight, None, None, RoutingRule(3)),
@@ -161,14 +173,17 @@ def _experts(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> 
     ):
         yield _both(kernels, spec, "route", x[:3], *router)
         yield _both(kernels, spec, "route", x, *router)
-    few, weight = _decided(x[:3], 3, random)
+    few, weight = _separated_routing(x[:3], 3, random)
     norm, router = RowNorm(1 + few[0].abs(), 1e-5), RouterWeights(weight, None, None)
     mixed = few, norm, router, RoutingRule(2), experts
-    for gating in (Gating(reference.silu_mul, "silu"), Gating(reference.erf_gelu_mul, "gelu")):
+    for gating in (
+        GatedActivation(reference.silu_mul, "silu"),
+        GatedActivation(reference.erf_gelu_mul, "gelu"),
+    ):
         yield _both(kernels, spec, "add_experts", *mixed, gating)
 
 
-def _decided(
+def _separated_routing(
     x: torch.Tensor, num_experts: int, random: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tokens like x, and a router with scores too far apart for rounding to reorder."""
@@ -276,7 +291,7 @@ def _states(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> P
 
     The rows have several tokens, in chunks or not, or one each; one begins, and one is padding.
     """
-    for lengths in ((3, 70, 20, 1), (1, 1, 1, 1)) if spec.has_states else ():
+    for lengths in ((3, 70, 20, 1), (1, 1, 1, 1)) if spec.has_recurrent_layers else ():
         ends = torch.tensor((0, *lengths)).cumsum(0).int()
         tokens = int(ends[-1])
         slots, starts = torch.tensor([2, 0, 3, 4]).int(), torch.tensor([0, 7, 2, -1]).int()

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from kernels.inputs import StepRows
-from kernels.triton.launch import await_turn, launch
+from kernels.triton.launch import launch, wait_for_prior_kernels
 from kernels.triton.recurrent import begins_with_state
 from kernels.triton.tiles import sigmoid
 
@@ -112,7 +112,7 @@ def _conv_kernel(
     ONE_EACH: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    await_turn()
+    wait_for_prior_kernels()
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_used = columns < CHANNELS
@@ -172,7 +172,7 @@ def _keep_kernel(
     TILE: tl.constexpr,
 ):
     """Set the state to a row's last inputs, some of which may come from the old state."""
-    await_turn()
+    wait_for_prior_kernels()
     row = tl.program_id(0)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     start = tl.load(starts + row)

@@ -23,13 +23,13 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.skinny import MOST_ROWS, GateKind, RowNorm
-from kernels.triton.launch import await_turn, launch, power_of_2
+from kernels.skinny import MAX_SKINNY_ROWS, GateKind, RowNorm
+from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
 from kernels.triton.tiles import gelu_tanh, silu
 
 _TILE = 8192  # weights of a program in registers; as many in flight
 _PROGRAMS = 256  # at least, for small weights: two per multiprocessor
-_LEAST_OUTPUTS = 4
+_MIN_OUTPUTS = 4
 _DEPTH = 1024  # inputs per tile, with many outputs: 16 bytes of each per thread
 _TERMS: tl.constexpr = tl.constexpr(8)  # adjacent inputs that a thread sums first
 
@@ -49,15 +49,15 @@ def skinny_linear(
     ``experts``; all contiguous."""
     inputs, parts = x.shape[1], 1 if gate is None else 2
     outputs = weight.shape[-2] // parts
-    rows = rows_of(x, experts)
+    rows = schedule_rows(x, experts)
     output = stream
     if output is None:
-        output = torch.empty((rows.results, outputs), dtype=dtype or x.dtype, device=x.device)
+        output = torch.empty((rows.num_results, outputs), dtype=dtype or x.dtype, device=x.device)
     widest = max(power_of_2(inputs), _TERMS.value)
-    made = outputs_made(outputs * rows.programs, _TILE // min(widest, _DEPTH) // parts)
+    made = outputs_per_program(outputs * rows.num_programs, _TILE // min(widest, _DEPTH) // parts)
     launch(
         _skinny_kernel,
-        (-(-outputs // made), rows.programs),
+        (-(-outputs // made), rows.num_programs),
         output,
         x,
         weight,
@@ -65,13 +65,13 @@ def skinny_linear(
         experts,
         None if norm is None else norm.weight,
         0.0 if norm is None else norm.eps,
-        rows.of_program,
+        rows.rows_per_program,
         inputs,
         outputs,
         row_stride(x),
         weight.stride(-2),
-        PAIRS_A_ROW=rows.pairs_a_row,
-        ROWS=1 if rows.of_program == 1 else MOST_ROWS,
+        PAIRS_A_ROW=rows.pairs_per_row,
+        ROWS=1 if rows.rows_per_program == 1 else MAX_SKINNY_ROWS,
         MADE=made,
         DEPTH=min(widest, _TILE // made // parts),
         PARTS=parts,
@@ -82,23 +82,23 @@ def skinny_linear(
     return output
 
 
-class Rows(NamedTuple):
+class RowSchedule(NamedTuple):
     """The rows of a product, and how they are distributed."""
 
-    results: int
-    programs: int  # that share an output
-    of_program: int
-    pairs_a_row: int  # pairs of token and choice with the same row
+    num_results: int
+    num_programs: int  # that share an output
+    rows_per_program: int
+    pairs_per_row: int  # pairs of token and choice with the same row
 
 
-def rows_of(x: torch.Tensor, experts: torch.Tensor | None) -> Rows:
+def schedule_rows(x: torch.Tensor, experts: torch.Tensor | None) -> RowSchedule:
     """Return all rows of x [n, inputs] together; or experts [n, choices] one by one."""
     num_rows = x.shape[0]
     if experts is None:
-        assert num_rows <= MOST_ROWS, num_rows
-        return Rows(num_rows, min(num_rows, 1), num_rows, 1)
+        assert num_rows <= MAX_SKINNY_ROWS, num_rows
+        return RowSchedule(num_rows, min(num_rows, 1), num_rows, 1)
     num_pairs = experts.numel()
-    return Rows(num_pairs, num_pairs, 1, num_pairs // max(num_rows, 1))
+    return RowSchedule(num_pairs, num_pairs, 1, num_pairs // max(num_rows, 1))
 
 
 def row_stride(x: torch.Tensor) -> int:
@@ -107,10 +107,10 @@ def row_stride(x: torch.Tensor) -> int:
     return x.stride(0) if x.shape[0] > 1 else x.shape[1]
 
 
-def outputs_made(outputs: int, most: int) -> int:
+def outputs_per_program(outputs: int, most: int) -> int:
     """Return the outputs per program: fewer if there are few, so that all multiprocessors read."""
     wanted = power_of_2(outputs // _PROGRAMS + 1) // 2
-    return min(max(wanted, _LEAST_OUTPUTS), most)
+    return min(max(wanted, _MIN_OUTPUTS), most)
 
 
 # Steps of two, three and four rows share a kernel.
@@ -138,13 +138,13 @@ def _skinny_kernel(
 ):
     """Some outputs of all rows; each thread sums its inputs' part, and all parts are added last."""
     begin = tl.program_id(0) * MADE
-    lines = lines_of(begin, outputs, MADE, PARTS)
+    lines = weight_rows(begin, outputs, MADE, PARTS)
     depth = tl.arange(0, DEPTH)
     weights = weight + (lines.to(tl.int64) * weight_stride)[:, None] + depth[None, :]
     is_deep = (depth < inputs)[None, :]
     if experts is None:
         tile = tl.load(weights, mask=is_deep, other=0.0)
-    await_turn()
+    wait_for_prior_kernels()
     if experts is not None:
         pair = tl.program_id(1).to(tl.int64)
         x += pair // PAIRS_A_ROW * x_stride
@@ -196,7 +196,7 @@ def _skinny_kernel(
 
 
 @triton.jit
-def lines_of(begin, outputs, MADE: tl.constexpr, PARTS: tl.constexpr):
+def weight_rows(begin, outputs, MADE: tl.constexpr, PARTS: tl.constexpr):
     """Return the weight's rows for outputs from ``begin`` on, [MADE * PARTS].
 
     Each gated output has two, adjacent. Past the end the last one is repeated.

@@ -12,15 +12,21 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.skinny import MOST_ROWS, GateKind, RowNorm
+from kernels.skinny import MAX_SKINNY_ROWS, GateKind, RowNorm
 from kernels.tiled import BLOCK, TiledWeight
-from kernels.triton.codes import LIFTS, OFFSETS, load_scales, widen
-from kernels.triton.launch import await_turn, launch, power_of_2
-from kernels.triton.skinny import lines_of, outputs_made, row_stride, rows_of, store_outputs
+from kernels.triton.codes import DECODE_FACTORS, DECODE_OFFSETS, decode_codes, load_scales
+from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
+from kernels.triton.skinny import (
+    outputs_per_program,
+    row_stride,
+    schedule_rows,
+    store_outputs,
+    weight_rows,
+)
 
 # Bytes of codes that a program has in registers, and as many in flight; by its number of rows,
 # whose sums need registers too.
-_TILES = {1: 8192, MOST_ROWS: 2048}
+_TILES = {1: 8192, MAX_SKINNY_ROWS: 2048}
 _WIDTH = 1024  # bytes of an output, with many outputs
 _UNROLLED = 4  # tiles
 
@@ -40,20 +46,22 @@ def skinny_packed_linear(
     ``MOST_ROWS`` rows, or any number with ``experts``."""
     held, parts = weight.codes.shape[1], 1 if gate is None else 2
     outputs = weight.outputs // parts
-    taken = rows_of(x, experts)
+    taken = schedule_rows(x, experts)
     output = stream
     if output is None:
-        output = torch.empty((taken.results, outputs), dtype=dtype or x.dtype, device=x.device)
-    rows = 1 if taken.of_program == 1 else MOST_ROWS
+        output = torch.empty((taken.num_results, outputs), dtype=dtype or x.dtype, device=x.device)
+    rows = 1 if taken.rows_per_program == 1 else MAX_SKINNY_ROWS
     widest = power_of_2(held)
     # A table of levels needs registers for addresses, as do reordered inputs.
     has_addresses = weight.kind == "table" or weight.orders is not None
     tile = _TILES[rows] // (2 if has_addresses else 1)
-    made = outputs_made(outputs * taken.programs, max(1, tile // min(widest, _WIDTH) // parts))
+    made = outputs_per_program(
+        outputs * taken.num_programs, max(1, tile // min(widest, _WIDTH) // parts)
+    )
     width = min(widest, tile // made // parts)
     launch(
         _skinny_packed_kernel,
-        (-(-outputs // made), taken.programs),
+        (-(-outputs // made), taken.num_programs),
         output,
         x,
         weight.codes,
@@ -66,11 +74,11 @@ def skinny_packed_linear(
         None if norm is None else norm.weight,
         weight.factor,
         0.0 if norm is None else norm.eps,
-        taken.of_program,
+        taken.rows_per_program,
         weight.inputs,
         outputs,
         row_stride(x),
-        PAIRS_A_ROW=taken.pairs_a_row,
+        PAIRS_A_ROW=taken.pairs_per_row,
         ROWS=rows,
         MADE=made,
         HELD=held,
@@ -79,12 +87,12 @@ def skinny_packed_linear(
         PARTS=parts,
         GATE=gate,
         ADDS=stream is not None,
-        GROUP=weight.group,
+        GROUP=weight.group_size,
         GROUPS=weight.num_groups,
         KIND=weight.kind,
-        LIFT=LIFTS.get(weight.kind, 1.0),
-        OFFSET=OFFSETS.get(weight.kind, 0.0),
-        CODES_A_BYTE=weight.codes_a_byte,
+        LIFT=DECODE_FACTORS.get(weight.kind, 1.0),
+        OFFSET=DECODE_OFFSETS.get(weight.kind, 0.0),
+        CODES_A_BYTE=weight.codes_per_byte,
         BLOCK=BLOCK,
         num_warps=4,
     )
@@ -131,13 +139,13 @@ def _skinny_packed_kernel(
     LINES: tl.constexpr = MADE * PARTS
     RUNS: tl.constexpr = WIDTH // BLOCK
     begin = tl.program_id(0) * MADE
-    lines = lines_of(begin, outputs, MADE, PARTS)
+    lines = weight_rows(begin, outputs, MADE, PARTS)
     byte, run = tl.arange(0, WIDTH), tl.arange(0, RUNS)
     places = codes + (lines.to(tl.int64) * HELD)[:, None] + byte[None, :]
     is_held = (byte < HELD)[None, :]
     if experts is None:
         tile = tl.load(places, mask=is_held, other=0)
-    await_turn()
+    wait_for_prior_kernels()
     if experts is not None:
         pair = tl.program_id(1).to(tl.int64)
         x += pair // PAIRS_A_ROW * x_stride
@@ -159,7 +167,7 @@ def _skinny_packed_kernel(
             ahead = first + WIDTH + byte < HELD
             next_tile = tl.load(places + first + WIDTH, mask=ahead[None, :], other=0)
             for half in tl.static_range(CODES_A_BYTE):  # pyright: ignore[reportGeneralTypeIssues]
-                level = widen(tile, levels, half, KIND)
+                level = decode_codes(tile, levels, half, KIND)
                 place = ((first + byte) // BLOCK * CODES_A_BYTE + half) * BLOCK + byte % BLOCK
                 is_input = place < inputs
                 if order is not None:

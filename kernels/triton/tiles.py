@@ -95,7 +95,7 @@ def rows_of_tile(
 
 
 @triton.jit
-def weigh(scores, scale, top, total, MAY_SEE_NONE: tl.constexpr):
+def online_softmax(scores, scale, top, total, MAY_SEE_NONE: tl.constexpr):
     """Process a tile of an online softmax in base two (Milakov and Gimelshein 2018; Dao 2023).
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kernels.attention import LayerAttention, LayerCache
-from kernels.reference.cache_codes import contents
+from kernels.reference.cache_codes import decode_cache
 from kernels.select import NoKernelsError
 
 # Relative to the norm of a result. A reference rounds in other places, but not at random.
@@ -23,12 +23,12 @@ Pairs = Iterator[tuple[Any, Any]]  # actual and expected: tensors, or tuples of 
 _SEEDS = itertools.count()
 
 
-def new_random() -> torch.Generator:
+def new_generator() -> torch.Generator:
     """Return a random generator for one check."""
     return torch.Generator().manual_seed(next(_SEEDS))
 
 
-def doubt(what: str, pairs: Callable[[], Pairs], tolerance: float) -> str | None:
+def failure_reason(what: str, pairs: Callable[[], Pairs], tolerance: float) -> str | None:
     """Return why a kind of kernels is incorrect, or None.
 
     Raises:
@@ -66,7 +66,7 @@ def _check_device(what: str, told: str) -> None:
 def _error(actual: Any, expected: Any) -> float:
     """Return a tensor's largest relative error; infinite if integers or broken values differ."""
     if isinstance(expected, LayerCache):
-        actual, expected = contents(actual), contents(expected)
+        actual, expected = decode_cache(actual), decode_cache(expected)
     if isinstance(expected, tuple):
         return max((_error(*pair) for pair in zip(actual, expected, strict=True)), default=0.0)
     if not isinstance(expected, torch.Tensor):

@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def draw_truncated(logits, scores, top_k, top_p, min_p, low, high, vocab, TILE: tl.constexpr):
+def sample_truncated(logits, scores, top_k, top_p, min_p, low, high, vocab, TILE: tl.constexpr):
     """Return the index of the best score among the kept tokens of a row.
 
     min_p applies first, then top_k, then top_p to what those left. All keep the logits at or above
@@ -22,18 +22,18 @@ def draw_truncated(logits, scores, top_k, top_p, min_p, low, high, vocab, TILE: 
         TILE: tokens per iteration.
     """
     floor = truncation_floor(logits, top_k, min_p, low, high, vocab, TILE)
-    everything, token = _survey(  # pyright: ignore[reportGeneralTypeIssues]
+    everything, token = _mass_and_best(  # pyright: ignore[reportGeneralTypeIssues]
         logits, scores, floor, high, vocab, False, TILE
     )
     if top_p < 1.0:
         wanted = top_p * everything
-        likelier, following = _survey(
+        likelier, following = _mass_and_best(
             logits, scores, tl.load(logits + token), high, vocab, True, TILE
         )
         # Not among the likeliest that make up the share: the cutoff is above this token.
         while (likelier >= wanted) & (likelier > 0.0):
             token = following
-            likelier, following = _survey(
+            likelier, following = _mass_and_best(
                 logits, scores, tl.load(logits + token), high, vocab, True, TILE
             )
     return token
@@ -46,7 +46,7 @@ def truncation_floor(logits, top_k, min_p, low, high, vocab, TILE: tl.constexpr)
     if min_p > 0.0:
         floor = tl.maximum(low, high + tl.log(min_p))
     if (top_k > 0) & (top_k < vocab):
-        kth = _lowest_kept(logits, top_k.to(tl.float32), low, high, vocab, False, TILE)
+        kth = _find_threshold(logits, top_k.to(tl.float32), low, high, vocab, False, TILE)
         floor = tl.maximum(floor, kth)
     return floor
 
@@ -63,11 +63,11 @@ def nucleus_floor(logits, top_p, floor, high, vocab, TILE: tl.constexpr):
         mass += tl.where(x >= floor, tl.exp(x - high), 0.0)
         least = tl.minimum(least, tl.where(x >= floor, x, float("inf")))
     wanted = top_p * tl.sum(mass, axis=0)
-    return _lowest_kept(logits, wanted, tl.min(least, axis=0), high, vocab, True, TILE)
+    return _find_threshold(logits, wanted, tl.min(least, axis=0), high, vocab, True, TILE)
 
 
 @triton.jit
-def _survey(logits, scores, cut, high, vocab, STRICT: tl.constexpr, TILE: tl.constexpr):
+def _mass_and_best(logits, scores, cut, high, vocab, STRICT: tl.constexpr, TILE: tl.constexpr):
     """Return the mass, in units of ``exp(high)``, and best token of logits above (or at) a cut."""
     mass = tl.zeros([TILE], tl.float32)
     best = tl.full([TILE], -float("inf"), tl.float32)
@@ -86,7 +86,7 @@ def _survey(logits, scores, cut, high, vocab, STRICT: tl.constexpr, TILE: tl.con
 
 
 @triton.jit
-def _lowest_kept(logits, wanted, low, high, vocab, BY_MASS: tl.constexpr, TILE: tl.constexpr):
+def _find_threshold(logits, wanted, low, high, vocab, BY_MASS: tl.constexpr, TILE: tl.constexpr):
     """Return the largest logit for which the logits at or above it reach the wanted count or mass.
 
     It is the lowest logit if all together do not.

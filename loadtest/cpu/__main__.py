@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtest.cpu.gates import judge
+from loadtest.cpu.gates import evaluate_gates
 from loadtest.cpu.parts import PARTS, measure_part
 from loadtest.cpu.scaling import measure_scaling, write_charts
 from loadtest.cpu.sides import PROGRAMS
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{name}: {error}", file=sys.stderr)
             result["failed"][name] = str(error).strip().splitlines()[-1]
         _write(options.out, result)
-    verdicts = judge(result)
+    verdicts = evaluate_gates(result)
     result["gates"] = [verdict.as_dict() for verdict in verdicts]
     _write(options.out, result)
     print(format_result(result, verdicts))

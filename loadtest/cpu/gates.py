@@ -47,7 +47,7 @@ class Verdict:
 class _Ratio:
     part: str
     peer: str
-    least: tuple[float, ...]  # the target at each of the loads
+    min_ratios: tuple[float, ...]  # the target at each of the loads
     loads: tuple[CpuLoad, ...] = MAIN
 
 
@@ -61,16 +61,16 @@ _RATIOS = (
     _Ratio("0.5b-int4", "llama q4_0", (1.0, 1.5, 1.5)),
     _Ratio("tiny-bf16", "vllm bf16", (2.0, 2.5), OVERHEAD[1:]),
 )
-_LEAST_SHARE_OF_FLOOR = 0.85  # 0.5b in bf16, 16 in flight
-_LEAST_OVERHEAD_TOKENS_PER_S = 1000.0  # tiny, one in flight
-_MOST_ITL_P99_MS = 350.0  # 0.5b, 16 in flight
-_MOST_READY_S = 6.0
-_MOST_FIRST_TOKEN_S = 4.0
-_MOST_IDLE_PERCENT = 1.0
-_MOST_PEAK_GB = {"0.5b-bf16": 1.6, "0.5b-int8": 1.0}
+_MIN_SHARE_OF_FLOOR = 0.85  # 0.5b in bf16, 16 in flight
+_MIN_OVERHEAD_TOKENS_PER_S = 1000.0  # tiny, one in flight
+_MAX_ITL_P99_MS = 350.0  # 0.5b, 16 in flight
+_MAX_READY_S = 6.0
+_MAX_FIRST_TOKEN_S = 4.0
+_MAX_IDLE_PERCENT = 1.0
+_MAX_PEAK_GB = {"0.5b-bf16": 1.6, "0.5b-int8": 1.0}
 
 
-def judge(result: Mapping[str, Any]) -> list[Verdict]:
+def evaluate_gates(result: Mapping[str, Any]) -> list[Verdict]:
     """A verdict for every gate that ``result`` has figures for."""
     parts = result["parts"]
     return [
@@ -81,7 +81,7 @@ def judge(result: Mapping[str, Any]) -> list[Verdict]:
     ]
 
 
-def rival(
+def compare_to_peer(
     name: str, peer: str, load: CpuLoad, parts: Mapping[str, Any]
 ) -> tuple[float, float, str] | None:
     """Compare Quire with a peer in part ``name``.
@@ -90,7 +90,7 @@ def rival(
     figure: rounds alternating with Quire's, the same peer in another part, or a scaled published
     figure.
     """
-    own = _of(parts, name, load)
+    own = _load_results(parts, name, load)
     if own is None:
         return None
     rate = own["sides"][QUIRE]["tokens_per_s"]
@@ -100,7 +100,7 @@ def rival(
         return ratio, own["sides"][peer]["tokens_per_s"], "in turn"
     model = PARTS[name].model
     for other in parts:
-        sides = (_of(parts, other, load) or {}).get("sides", {})
+        sides = (_load_results(parts, other, load) or {}).get("sides", {})
         if PARTS[other].model == model and peer in sides:
             theirs = sides[peer]["tokens_per_s"]
             return rate / theirs, theirs, f"in part {other}"
@@ -112,8 +112,8 @@ def rival(
 
 
 def _ratio_verdicts(gate: _Ratio, parts: Mapping[str, Any]) -> Iterator[Verdict]:
-    for load, least in zip(gate.loads, gate.least, strict=True):
-        found = rival(gate.part, gate.peer, load, parts)
+    for load, least in zip(gate.loads, gate.min_ratios, strict=True):
+        found = compare_to_peer(gate.part, gate.peer, load, parts)
         if found is not None:
             ratio, theirs, how = found
             against = f"{gate.peer}, {theirs:,.1f} tokens/s, {how}"
@@ -121,20 +121,20 @@ def _ratio_verdicts(gate: _Ratio, parts: Mapping[str, Any]) -> Iterator[Verdict]
 
 
 def _floor_verdicts(parts: Mapping[str, Any]) -> Iterator[Verdict]:
-    own = _of(parts, "0.5b-bf16", MAIN[-1])
+    own = _load_results(parts, "0.5b-bf16", MAIN[-1])
     if own is not None:
         floor = own["floor_tokens_per_s"]
         share = own["sides"][QUIRE]["tokens_per_s"] / floor
         gate = f"0.5b-bf16 {MAIN[-1].key}, share of the floor"
-        yield Verdict(gate, share, _LEAST_SHARE_OF_FLOOR, "", f"{floor:,.1f} tokens/s")
-    own = _of(parts, "tiny-bf16", OVERHEAD[0])
+        yield Verdict(gate, share, _MIN_SHARE_OF_FLOOR, "", f"{floor:,.1f} tokens/s")
+    own = _load_results(parts, "tiny-bf16", OVERHEAD[0])
     if own is not None:
         measured = own["sides"][QUIRE]["tokens_per_s"]
         gate = f"tiny-bf16 {OVERHEAD[0].key}"
-        yield Verdict(gate, measured, _LEAST_OVERHEAD_TOKENS_PER_S, "tokens/s")
+        yield Verdict(gate, measured, _MIN_OVERHEAD_TOKENS_PER_S, "tokens/s")
 
 
-def _of(parts: Mapping[str, Any], name: str, load: CpuLoad) -> dict[str, Any] | None:
+def _load_results(parts: Mapping[str, Any], name: str, load: CpuLoad) -> dict[str, Any] | None:
     """The measurements of one load of a part, or None."""
     return parts.get(name, {}).get("loads", {}).get(load.key)
 
@@ -145,20 +145,20 @@ def _server_verdicts(name: str, part: Mapping[str, Any]) -> Iterator[Verdict]:
     busy = part["loads"].get(MAIN[-1].key)
     if busy is not None:
         measured = busy["sides"][QUIRE]["itl_p99_ms"]
-        yield Verdict(f"{name} ITL p99 at 16", measured, _MOST_ITL_P99_MS, "ms", at_most=True)
+        yield Verdict(f"{name} ITL p99 at 16", measured, _MAX_ITL_P99_MS, "ms", at_most=True)
     server = part["servers"].get(QUIRE)
     if server is None:
         return  # the run was interrupted before the part was complete
-    if name in _MOST_PEAK_GB:
+    if name in _MAX_PEAK_GB:
         measured = server["peak_bytes"] / 1e9
-        yield Verdict(f"{name} peak memory", measured, _MOST_PEAK_GB[name], "GB", at_most=True)
-    yield Verdict(f"{name} ready", server["ready_s"], _MOST_READY_S, "s", at_most=True)
+        yield Verdict(f"{name} peak memory", measured, _MAX_PEAK_GB[name], "GB", at_most=True)
+    yield Verdict(f"{name} ready", server["ready_s"], _MAX_READY_S, "s", at_most=True)
     idle = server["idle_cores"] * 100
-    yield Verdict(f"{name} idle CPU", idle, _MOST_IDLE_PERCENT, "%", at_most=True)
+    yield Verdict(f"{name} idle CPU", idle, _MAX_IDLE_PERCENT, "%", at_most=True)
 
 
 def _start_verdicts(result: Mapping[str, Any]) -> Iterator[Verdict]:
     start = result.get("start")
     if start is not None:
         measured = start["median_s"]
-        yield Verdict("first token after exec", measured, _MOST_FIRST_TOKEN_S, "s", at_most=True)
+        yield Verdict("first token after exec", measured, _MAX_FIRST_TOKEN_S, "s", at_most=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from loadtest.cpu.ceilings import Ceilings
 from loadtest.models import ModelShape
-from loadtest.workloads import Ask
+from loadtest.workloads import SampleRequest
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class CpuLoad:
         """The output tokens of all requests together."""
         return self.requests * self.output_len
 
-    def waves(self, vocab: int, rng: random.Random) -> list[list[Ask]]:
+    def waves(self, vocab: int, rng: random.Random) -> list[list[SampleRequest]]:
         """Build the requests, in waves that are each sent once the previous one has ended.
 
         Prompts are random ids from the upper part of the vocabulary, which holds no special tokens.
@@ -46,7 +46,7 @@ class CpuLoad:
 
         shared = ids(self.prefix_len)
         own = self.input_len - self.prefix_len
-        asks = [Ask(shared + ids(own), self.output_len) for _ in range(self.requests)]
+        asks = [SampleRequest(shared + ids(own), self.output_len) for _ in range(self.requests)]
         return [asks[:1], asks[1:]] if shared else [asks]
 
 

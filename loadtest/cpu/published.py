@@ -11,7 +11,7 @@ from loadtest.cpu.ceilings import Ceilings
 from loadtest.cpu.loads import MAIN, OVERHEAD, PREFIX, CpuLoad, floor_s
 from loadtest.models import SHAPES
 
-_CEILINGS_THERE = Ceilings(28.6e9, 415e9, 658e9)
+_PUBLISHED_CEILINGS = Ceilings(28.6e9, 415e9, 658e9)
 _WEIGHT_BITS = {"vllm bf16": 16, "vllm w8a8": 8, "llama bf16": 16, "llama q8_0": 8, "llama q4_0": 4}
 
 # Output tokens/s, by model and peer, at each concurrency of the load.
@@ -41,7 +41,7 @@ def scaled_tokens_per_s(
     if load in OVERHEAD:
         return there, "figure of another machine"
     bits = _WEIGHT_BITS[peer]
-    longer = floor_s(SHAPES[model], load, bits, _CEILINGS_THERE)
+    longer = floor_s(SHAPES[model], load, bits, _PUBLISHED_CEILINGS)
     ratio = longer / floor_s(SHAPES[model], load, bits, ceilings)
     return there * ratio, f"scaled {ratio:.2f}x"
 

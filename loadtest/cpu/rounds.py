@@ -18,13 +18,13 @@ from loadtest.driver import Endpoint, Load, send_all
 from loadtest.machine import busy_cpu_s, tree_cpu_s
 from loadtest.process import RunningServer
 from loadtest.summary import summarize
-from loadtest.workloads import Ask
+from loadtest.workloads import SampleRequest
 
 _ENDPOINT = Endpoint(False, MODEL_NAME, {"temperature": 0.0, "ignore_eos": True})
 # Cores used by neither the server nor this client. Above this share a round counts as disturbed.
 # (The server's own use says less: a load of one sequence need not fill all cores.)
-_FOREIGN_CORES = 0.1
-_TOLD = ("tokens_per_s", "itl_p99_ms", "server_cores", "foreign_cores")
+_MAX_FOREIGN_CORES = 0.1
+_REPORTED = ("tokens_per_s", "itl_p99_ms", "server_cores", "foreign_cores")
 _MEDIANS = ("tokens_per_s", "wall_s", "ttft_p50_ms", "itl_p50_ms", "itl_p99_ms", "server_cores")
 
 
@@ -49,14 +49,14 @@ def measure_load(
                 if number < 0:
                     _round(server, _warm_up(load, vocab), load.concurrency)
                     continue
-                result = _undisturbed(server, load, vocab, number, tries)
+                result = _run_round_with_retries(server, load, vocab, number, tries)
             except RuntimeError as error:
                 raise RuntimeError(f"{name}, {load.key}: {error}") from None
             finally:
                 if index:
                     server.pause()
             taken[name].append(result)
-            told = ", ".join(f"{key} {result[key]:.2f}" for key in _TOLD)
+            told = ", ".join(f"{key} {result[key]:.2f}" for key in _REPORTED)
             print(f"  {load.key} round {number + 1} {name}: {told}", file=sys.stderr, flush=True)
     return {
         name: {
@@ -75,26 +75,26 @@ def idle_share(server: RunningServer, seconds: float = 5.0) -> float:
     return ((tree_cpu_s(server.pid) or 0.0) - before_s) / seconds
 
 
-def _warm_up(load: CpuLoad, vocab: int) -> list[list[Ask]]:
+def _warm_up(load: CpuLoad, vocab: int) -> list[list[SampleRequest]]:
     """A full batch of requests with a few output tokens each."""
     asks = [ask for wave in load.waves(vocab, random.Random("warm-up")) for ask in wave]
-    return [[Ask(ask.prompt, 8) for ask in asks[: load.concurrency]]]
+    return [[SampleRequest(ask.prompt, 8) for ask in asks[: load.concurrency]]]
 
 
-def _undisturbed(
+def _run_round_with_retries(
     server: RunningServer, load: CpuLoad, vocab: int, number: int, tries: int
 ) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for attempt in range(tries):
         rng = random.Random(f"{load.key} {number} {attempt}")
         result = _round(server, load.waves(vocab, rng), load.concurrency)
-        if result["foreign_cores"] <= _FOREIGN_CORES:
+        if result["foreign_cores"] <= _MAX_FOREIGN_CORES:
             return {**result, "disturbed": False}
     return {**result, "disturbed": True}
 
 
 def _round(
-    server: RunningServer, waves: Sequence[Sequence[Ask]], concurrency: int
+    server: RunningServer, waves: Sequence[Sequence[SampleRequest]], concurrency: int
 ) -> dict[str, Any]:
     begun_s, busy_s = time.perf_counter(), busy_cpu_s()
     server_s, client_s = tree_cpu_s(server.pid) or 0.0, _own_cpu_s()
@@ -119,7 +119,9 @@ def _round(
     }
 
 
-async def _send(url: str, waves: Sequence[Sequence[Ask]], concurrency: int) -> dict[str, Any]:
+async def _send(
+    url: str, waves: Sequence[Sequence[SampleRequest]], concurrency: int
+) -> dict[str, Any]:
     # A new client each round: the server may have dropped kept-alive connections during a pause.
     client = Client(url)
     records = []

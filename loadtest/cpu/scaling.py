@@ -21,7 +21,7 @@ from loadtest.cpu.sides import MODEL_NAME, running_quire
 from loadtest.driver import Endpoint, Load, send_all
 from loadtest.models import SHAPES, ensure_model
 from loadtest.svg import line_chart, standalone
-from loadtest.workloads import Ask
+from loadtest.workloads import SampleRequest
 
 SEQUENCES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 CONTEXTS = (64, 256, 512, 1024, 1536, 2048, 3072, 3968)
@@ -79,14 +79,14 @@ def _points(url: str, asked: Sequence[tuple[int, int, int]], vocab: int) -> Poin
     rng = random.Random("scaling")
     for at, count, length in [asked[0], *asked]:  # the first one warms up
         asks = [
-            Ask([rng.randrange(vocab // 8, vocab) for _ in range(length)], _OUTPUT)
+            SampleRequest([rng.randrange(vocab // 8, vocab) for _ in range(length)], _OUTPUT)
             for _ in range(count)
         ]
         points.append((at, statistics.median(_steps_ms(asyncio.run(_send(url, asks))))))
     return points[1:]
 
 
-async def _send(url: str, asks: Sequence[Ask]) -> list[StreamRecord]:
+async def _send(url: str, asks: Sequence[SampleRequest]) -> list[StreamRecord]:
     client = Client(url)
     endpoint = Endpoint(False, MODEL_NAME, {"temperature": 0.0, "ignore_eos": True})
     load = Load(concurrency=len(asks))

@@ -30,24 +30,24 @@ from typing import Any
 import uvloop
 
 from loadtest.client import Client, HttpError, raw_json
-from loadtest.endurance.watch import Sample, growth_per_1000, leaks, longest_stall_s, look
+from loadtest.endurance.watch import Sample, growth_per_1000, leaks, longest_stall_s, take_sample
 from loadtest.machine import describe_machine
 from loadtest.process import RunningServer, running_server
 from loadtest.scrape import scrape
-from loadtest.soak.answers import Answer, difference, essence, read_stream
+from loadtest.soak.answers import Answer, comparable_answer, first_difference, read_stream
 
 _PATH = "/v1/completions"
 _STUB = ("--load-format", "stub")
 _VOCABULARY = range(300, 1300)  # prompt ids: in every vocabulary, and none of them special
-_LOOK_S = 0.25  # between two samples
+_SAMPLE_PERIOD_S = 0.25  # between two samples
 _IDLE_S = 30.0
-_MOST_TOLD = 20  # problems to report
+_MAX_REPORTED = 20  # problems to report
 
 # The limits to stay within.
-_MOST_GROWTH_BYTES = 2**20  # per thousand requests
-_MOST_STALLED_S = 5.0
-_MOST_PREEMPTIONS = 8  # of one request
-_ENOUGH = 2000  # requests needed to judge growth
+_MAX_GROWTH_BYTES = 2**20  # per thousand requests
+_MAX_STALLED_S = 5.0
+_MAX_PREEMPTIONS = 8  # of one request
+_MIN_REQUESTS_FOR_GROWTH = 2000  # requests needed to judge growth
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,8 +91,8 @@ class _Endurance:
         self._client = Client(server.url)
         self._rng = random.Random(options.seed)
         self._kinds: list[tuple[dict[str, Any], Answer]] = []
-        self._seen: Counter[str] = Counter()
-        self._most_preemptions = 0
+        self._counts: Counter[str] = Counter()
+        self._max_preemptions = 0
         self._problems: list[str] = []
         self._samples: list[Sample] = []
         self._end_s = 0.0
@@ -104,29 +104,29 @@ class _Endurance:
             body = self._draw(model, number)
             answer = raw_json(await self._client.fetch("POST", _PATH, body))
             self._check_usage(body, answer)
-            self._kinds.append((body, essence(_PATH, answer)))
+            self._kinds.append((body, comparable_answer(_PATH, answer)))
         begun_s = time.monotonic()
         if self._options.minutes:
             self._end_s = begun_s + 60 * self._options.minutes
-        watch = asyncio.create_task(self._watch())
-        await asyncio.gather(*(self._work() for _ in range(self._options.in_flight)))
+        watch = asyncio.create_task(self._monitor())
+        await asyncio.gather(*(self._worker() for _ in range(self._options.in_flight)))
         wall_s = time.monotonic() - begun_s
         watch.cancel()
-        figures = await self._idle()
-        self._judge(figures)
+        figures = await self._wait_until_idle()
+        self._check_limits(figures)
         self._client.close()
-        asked = self._seen["asked"]
+        asked = self._counts["asked"]
         return {
             "requests": asked,
-            **{name: self._seen[name] for name in ("answered", "streamed", "cancelled")},
+            **{name: self._counts[name] for name in ("answered", "streamed", "cancelled")},
             "wall_s": round(wall_s, 1),
             "requests_per_s": round(asked / wall_s, 1),
             "growth_bytes_per_1000": round(growth_per_1000(self._samples)),
             "longest_stall_s": round(longest_stall_s(self._samples), 1),
             "preemptions": round(figures.get("num_preemptions", 0.0)),
-            "most_preemptions_of_one": self._most_preemptions,
+            "most_preemptions_of_one": self._max_preemptions,
             "num_problems": len(self._problems),
-            "problems": self._problems[:_MOST_TOLD],
+            "problems": self._problems[:_MAX_REPORTED],
         }
 
     def _draw(self, model: str, number: int) -> dict[str, Any]:
@@ -143,28 +143,28 @@ class _Endurance:
             "return_timings": True,
         }
 
-    async def _work(self) -> None:
+    async def _worker(self) -> None:
         options = self._options
         while time.monotonic() < self._end_s or (
-            not options.minutes and self._seen["asked"] < options.requests
+            not options.minutes and self._counts["asked"] < options.requests
         ):
-            self._seen["asked"] += 1
+            self._counts["asked"] += 1
             body, wanted = self._rng.choice(self._kinds)
             streams = self._rng.random() < options.streamed
             if self._rng.random() < options.cancelled:
-                await self._hang_up_on(body, streams=streams)
+                await self._disconnect(body, streams=streams)
                 continue
             try:
                 answer = await self._answer(body, streams=streams)
             except (HttpError, OSError, TimeoutError, ValueError) as error:
                 self._note(body, str(error) or type(error).__name__)
                 continue
-            self._seen["answered"] += 1
-            self._seen["streamed"] += streams
+            self._counts["answered"] += 1
+            self._counts["streamed"] += streams
             timings = answer["choices"][0].get("timings") or {}
             num_preemptions = timings.get("num_preemptions") or 0
-            self._most_preemptions = max(self._most_preemptions, num_preemptions)
-            found = difference(wanted, essence(_PATH, answer))
+            self._max_preemptions = max(self._max_preemptions, num_preemptions)
+            found = first_difference(wanted, comparable_answer(_PATH, answer))
             if found is not None:
                 self._note(body, f"{'streamed' if streams else 'at once'}, {found}")
 
@@ -175,26 +175,26 @@ class _Endurance:
         asked = body | {"stream": True, "stream_options": {"include_usage": True}}
         return read_stream(_PATH, await self._client.fetch("POST", _PATH, asked))
 
-    async def _hang_up_on(self, body: dict[str, Any], *, streams: bool) -> None:
+    async def _disconnect(self, body: dict[str, Any], *, streams: bool) -> None:
         """Send a request and disconnect, usually before it has been answered."""
-        self._seen["cancelled"] += 1
+        self._counts["cancelled"] += 1
         with contextlib.suppress(HttpError, OSError, TimeoutError, ValueError):
             async with asyncio.timeout(self._rng.choice((0.001, 0.01, 0.05, 0.2))):
                 await self._answer(body, streams=streams)
 
-    async def _watch(self) -> None:
+    async def _monitor(self) -> None:
         while True:
             figures = await scrape(self._client)
             if figures:
-                answered = self._seen["answered"]
-                sample = look(self._server.pid, time.monotonic(), answered, figures)
+                answered = self._counts["answered"]
+                sample = take_sample(self._server.pid, time.monotonic(), answered, figures)
                 self._samples.append(sample)
                 # A client that disconnects sends its next request before the server has noticed.
                 if not 0 <= sample.num_open <= 2 * self._options.in_flight:
                     self._problems.append(f"{sample.num_open:.0f} sequences are under way")
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_SAMPLE_PERIOD_S)
 
-    async def _idle(self) -> Mapping[str, float]:
+    async def _wait_until_idle(self) -> Mapping[str, float]:
         """The server's metrics once it is idle; the last ones read if it stays busy."""
         busy = ("num_requests_running", "num_requests_waiting", "kv_blocks_held")
         figures = await scrape(self._client)
@@ -206,7 +206,7 @@ class _Endurance:
         self._problems.append(f"never idle: { {name: figures.get(name) for name in busy} }")
         return figures
 
-    def _judge(self, figures: Mapping[str, float]) -> None:
+    def _check_limits(self, figures: Mapping[str, float]) -> None:
         """Check the results against the limits after the run."""
         problems = self._problems
         num_taken = figures.get("request_prompt_tokens_count", 0.0)
@@ -217,15 +217,15 @@ class _Endurance:
             problems.append(f"{num_taken:.0f} sequences were accepted, and ended: {ended}")
         if ended["failed"]:
             problems.append(f"{ended['failed']:.0f} sequences failed")
-        if self._most_preemptions > _MOST_PREEMPTIONS:
-            problems.append(f"a request was preempted {self._most_preemptions} times")
+        if self._max_preemptions > _MAX_PREEMPTIONS:
+            problems.append(f"a request was preempted {self._max_preemptions} times")
         stalled_s = longest_stall_s(self._samples)
-        if stalled_s > _MOST_STALLED_S:
+        if stalled_s > _MAX_STALLED_S:
             problems.append(f"no token for {stalled_s:.1f} s while some were waited for")
-        if self._seen["answered"] >= _ENOUGH:
+        if self._counts["answered"] >= _MIN_REQUESTS_FOR_GROWTH:
             problems += leaks(self._samples)
             growth = growth_per_1000(self._samples)
-            if growth > _MOST_GROWTH_BYTES:
+            if growth > _MAX_GROWTH_BYTES:
                 problems.append(f"{growth / 2**20:.2f} MiB more with each thousand requests")
 
     def _check_usage(self, body: dict[str, Any], answer: Answer) -> None:

@@ -12,7 +12,7 @@ from loadtest.machine import process_tree
 
 _WARM_UP = 0.1  # share of the run to skip while caches fill
 _EDGE = 0.2  # share of the rest: its first and last samples are compared
-_SPARE = 4  # files or threads that may be added: client connections come and go
+_ALLOWED_GROWTH = 4  # files or threads that may be added: client connections come and go
 
 
 class Sample(NamedTuple):
@@ -27,9 +27,9 @@ class Sample(NamedTuple):
     num_open: float  # sequences accepted and not yet ended, by the server's own count
 
 
-def look(pid: int, at_s: float, num_answered: int, figures: Mapping[str, float]) -> Sample:
+def take_sample(pid: int, at_s: float, num_answered: int, figures: Mapping[str, float]) -> Sample:
     """Sample the process tree of ``pid``; ``figures`` are the server's metrics."""
-    held = [_held(member) for member in process_tree(pid)]
+    held = [_process_resources(member) for member in process_tree(pid)]
     rss_bytes, num_files, num_threads = (sum(column) for column in zip(*held, strict=True))
     ended = sum(figures.get(f"request_{how}", 0.0) for how in ("success", "failed", "aborted"))
     return Sample(
@@ -68,7 +68,7 @@ def leaks(samples: Sequence[Sample]) -> list[str]:
     for name in ("num_files", "num_threads"):
         first = max((getattr(sample, name) for sample in rest[:edge]), default=0)
         last = max((getattr(sample, name) for sample in rest[-edge:]), default=0)
-        if last > first + _SPARE:
+        if last > first + _ALLOWED_GROWTH:
             found.append(f"{name}: {first} at first, {last} in the end")
     return found
 
@@ -91,7 +91,7 @@ def _after_warm_up(samples: Sequence[Sample]) -> Sequence[Sample]:
     return [sample for sample in samples if sample.num_answered >= begin]
 
 
-def _held(pid: int) -> tuple[int, int, int]:
+def _process_resources(pid: int) -> tuple[int, int, int]:
     """The resident bytes, open descriptors and threads of a process; zeros if it has exited."""
     process = Path(f"/proc/{pid}")
     try:

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 _TOLERANCE = 2e-3  # of log-probabilities and vector elements; sums depend on their order
-_MOST_RANKS = 3  # unlikely tokens have many close neighbours in rank
+_MAX_RANK_DIFFERENCE = 3  # unlikely tokens have many close neighbours in rank
 
 Answer = dict[str, Any]
 
@@ -31,11 +31,11 @@ def read_stream(path: str, body: bytes) -> Answer:
     for event in events:
         answer |= {key: value for key, value in event.items() if value is not None}
         for piece in event["choices"]:
-            _fold(choices.setdefault(piece["index"], {"index": piece["index"]}), piece)
+            _merge_chunk(choices.setdefault(piece["index"], {"index": piece["index"]}), piece)
     return answer | {"choices": [choices[index] for index in sorted(choices)]}
 
 
-def _fold(choice: Answer, piece: Answer) -> None:
+def _merge_chunk(choice: Answer, piece: Answer) -> None:
     """Add one chunk's part of a choice. Raises ValueError if the choice has already ended."""
     if choice.get("finish_reason") is not None:
         raise ValueError(f"a chunk behind the end of its choice: {piece}")
@@ -62,7 +62,7 @@ def _fold(choice: Answer, piece: Answer) -> None:
         calls[part["index"]]["function"]["arguments"] += part["function"].get("arguments") or ""
 
 
-def essence(path: str, answer: Answer) -> Answer:
+def comparable_answer(path: str, answer: Answer) -> Answer:
     """What two answers to one request share: all but ids, times and cached token counts."""
     usage = answer.get("usage") or {}
     counts = {key: count for key, count in usage.items() if key.endswith("_tokens")}
@@ -74,10 +74,10 @@ def essence(path: str, answer: Answer) -> Answer:
         told |= {key: answer[key] for key in ("status", "incomplete_details")}
         return told | {"output": _without_ids(answer["output"])}
     told |= {key: answer.get(key) for key in ("prompt_token_ids", "prompt_logprobs")}
-    return told | {"choices": [_essence_of_choice(choice) for choice in answer["choices"]]}
+    return told | {"choices": [_comparable_choice(choice) for choice in answer["choices"]]}
 
 
-def _essence_of_choice(choice: Answer) -> Answer:
+def _comparable_choice(choice: Answer) -> Answer:
     message = choice.get("message") or {}
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     logprobs = choice.get("logprobs") or {}
@@ -91,7 +91,7 @@ def _essence_of_choice(choice: Answer) -> Answer:
     }
 
 
-def difference(wanted: Any, told: Any, where: str = "") -> str | None:
+def first_difference(wanted: Any, told: Any, where: str = "") -> str | None:
     """Describe the first difference between two answers, if any. Floats may differ a little."""
     if isinstance(wanted, dict) and isinstance(told, dict):
         if wanted.keys() != told.keys():
@@ -106,13 +106,13 @@ def difference(wanted: Any, told: Any, where: str = "") -> str | None:
     else:
         same = wanted == told or _is_near(wanted, told, ranks=where.endswith(".rank"))
         return None if same else f"{where}: {told!r} in place of {wanted!r}"
-    found = (difference(one, other, place) for place, one, other in pairs)
+    found = (first_difference(one, other, place) for place, one, other in pairs)
     return next((text for text in found if text is not None), None)
 
 
 def _is_near(wanted: Any, told: Any, *, ranks: bool) -> bool:
     if ranks:
-        return abs(wanted - told) <= _MOST_RANKS
+        return abs(wanted - told) <= _MAX_RANK_DIFFERENCE
     if not (isinstance(wanted, float) and isinstance(told, float)):
         return False
     return math.isclose(wanted, told, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)

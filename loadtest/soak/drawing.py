@@ -32,7 +32,7 @@ _CITY: Body = {
     "required": ["city", "size"],
     "additionalProperties": False,
 }
-_HELD: tuple[Body, ...] = (
+_STRUCTURED_OUTPUTS: tuple[Body, ...] = (
     {"json": _CITY},
     {"json": {"type": "array", "items": {"type": "integer", "maximum": 9}, "maxItems": 5}},
     {"json": {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^[a-z]{2,6}$"}]}},
@@ -65,7 +65,7 @@ _FUNCTIONS: tuple[Body, ...] = (
 
 
 @dataclass(frozen=True)
-class Ask:
+class SoakRequest:
     """A request's path and body, apart from whether it is streamed."""
 
     path: str
@@ -82,7 +82,7 @@ class Ask:
         return f"{self.path} {json.dumps(self.body, ensure_ascii=False)}"
 
 
-class Drawing:
+class RequestGenerator:
     """Draws requests. Sampled ones carry a seed, so that every answer can be reproduced.
 
     Args:
@@ -100,14 +100,14 @@ class Drawing:
         rng = self._rng
         self._documents = [" ".join(rng.choices(_SENTENCES, k=rng.randint(2, 9))) for _ in range(6)]
 
-    def draw(self) -> Ask:
+    def generate(self) -> SoakRequest:
         """The next request."""
-        kinds = (self._chat, self._completion, self._response, self._embeddings, self._beams)
+        kinds = (self._chat, self._completion, self._response, self._embeddings, self._beam_search)
         return self._rng.choices(kinds, (45, 45, 8, 4, 2))[0]()
 
     # ------------------------------------------------------------ endpoints
 
-    def _chat(self) -> Ask:
+    def _chat(self) -> SoakRequest:
         rng = self._rng
         messages: list[Body] = []
         if self._chance(0.5):
@@ -120,7 +120,7 @@ class Drawing:
         if self._chance(0.3):
             body |= {"logprobs": True, "top_logprobs": rng.choice((0, 1, 3))}
         if self._chance(0.25):
-            self._hold(body)
+            self._constrain_output(body)
         elif self._chance(0.3):
             self._offer_tools(body)
         if self._chance(0.15):
@@ -129,9 +129,9 @@ class Drawing:
             messages.append({"role": "assistant", "content": "The capital of"})
             body |= {"continue_final_message": True, "add_generation_prompt": False}
             body["echo"] = self._chance(0.5)
-        return Ask("/v1/chat/completions", body)
+        return SoakRequest("/v1/chat/completions", body)
 
-    def _completion(self) -> Ask:
+    def _completion(self) -> SoakRequest:
         rng = self._rng
         prompts: dict[str, Any] = {
             "text": self._text(),
@@ -144,16 +144,16 @@ class Drawing:
             body |= {"max_tokens": 0, "echo": True}
             body.pop("min_tokens", None)
         elif self._chance(0.2):
-            self._hold(body)
+            self._constrain_output(body)
         elif self._chance(0.1):
             body["best_of"] = body.get("n", 1) + rng.randint(0, 2)
         if self._chance(0.1):
             body["echo"] = True
         if self._chance(0.3):
             body["logprobs"] = rng.choice((0, 1, 4))
-        return Ask("/v1/completions", body)
+        return SoakRequest("/v1/completions", body)
 
-    def _response(self) -> Ask:
+    def _response(self) -> SoakRequest:
         rng = self._rng
         body: Body = {
             **{"model": self._model(), "input": self._text(), "temperature": 0, "store": False},
@@ -167,18 +167,18 @@ class Drawing:
         elif self._chance(0.3):
             held = {"type": "json_schema", "name": "city", "schema": _CITY}
             body["text"] = {"format": held}
-        return Ask("/v1/responses", body)
+        return SoakRequest("/v1/responses", body)
 
-    def _embeddings(self) -> Ask:
+    def _embeddings(self) -> SoakRequest:
         draw = self._ids if self._chance(0.3) else self._text
         inputs = [draw() for _ in range(self._rng.randint(1, 5))]
-        return Ask("/v1/embeddings", {"model": self._models[0], "input": inputs})
+        return SoakRequest("/v1/embeddings", {"model": self._models[0], "input": inputs})
 
-    def _beams(self) -> Ask:
+    def _beam_search(self) -> SoakRequest:
         rng = self._rng
         width: Body = {"use_beam_search": True, "beam_width": rng.choice((2, 3)), "n": 2}
         body = {"model": self._model(), "prompt": self._text(), "max_tokens": rng.choice((4, 10))}
-        return Ask("/v1/completions", body | width)
+        return SoakRequest("/v1/completions", body | width)
 
     # ------------------------------------------------------------ request bodies
 
@@ -198,12 +198,15 @@ class Drawing:
             "presence_penalty": (0.2, rng.choice((-0.5, 0.7, 1.5))),
             "frequency_penalty": (0.2, rng.choice((-0.3, 0.4, 1.1))),
             "repetition_penalty": (0.15, rng.choice((0.9, 1.2))),
-            "logit_bias": (0.1, {str(id_): rng.choice((-100, -3, 4)) for id_ in self._some(3)}),
+            "logit_bias": (
+                0.1,
+                {str(id_): rng.choice((-100, -3, 4)) for id_ in self._random_ids(3)},
+            ),
             "bad_words": (0.1, rng.sample(("the", "a", "Paris", "is"), 2)),
             "n": (0.35, rng.choice((2, 3, 5))),
             "stop": (0.25, rng.sample(_STOPS, rng.randint(1, 4))),
             "include_stop_str_in_output": (0.1, True),
-            "stop_token_ids": (0.15, self._some(60)),
+            "stop_token_ids": (0.15, self._random_ids(60)),
             "min_tokens": (0.15, rng.randint(1, length)),
             "ignore_eos": (0.4, True),
             "prompt_logprobs": (0.15, rng.choice((0, 2))),
@@ -216,9 +219,9 @@ class Drawing:
         body |= {name: value for name, (share, value) in optional.items() if self._chance(share)}
         return body
 
-    def _hold(self, body: Body) -> None:
+    def _constrain_output(self, body: Body) -> None:
         """Constrain the output to a structure."""
-        body["structured_outputs"] = self._rng.choice(_HELD)
+        body["structured_outputs"] = self._rng.choice(_STRUCTURED_OUTPUTS)
 
     def _offer_tools(self, body: Body) -> None:
         named = {"type": "function", "function": {"name": "add"}}
@@ -238,9 +241,9 @@ class Drawing:
         """A prompt that often shares a prefix with others."""
         rng = self._rng
         common = random.Random(rng.randrange(5)).choices(range(8, self._vocab), k=150)
-        return common[: rng.choice((0, 17, 64, 150))] + self._some(rng.choice((1, 5, 16, 40)))
+        return common[: rng.choice((0, 17, 64, 150))] + self._random_ids(rng.choice((1, 5, 16, 40)))
 
-    def _some(self, count: int) -> list[int]:
+    def _random_ids(self, count: int) -> list[int]:
         return self._rng.choices(range(8, self._vocab), k=count)
 
     def _model(self) -> str:

@@ -24,14 +24,14 @@ from typing import Any
 from loadtest.client import Client, HttpError, raw_json
 from loadtest.process import running_server
 from loadtest.scrape import scrape
-from loadtest.soak.answers import Answer, difference, essence, read_stream
-from loadtest.soak.drawing import Ask, Drawing
+from loadtest.soak.answers import Answer, comparable_answer, first_difference, read_stream
+from loadtest.soak.drawing import RequestGenerator, SoakRequest
 
-_PLAIN = ("--max-step-passes", "1", "--no-enable-prefix-caching", "--enforce-eager")
-_BOTH = ("--dtype", "float32", "--disable-log-requests")
+_REFERENCE_FLAGS = ("--max-step-passes", "1", "--no-enable-prefix-caching", "--enforce-eager")
+_COMMON_FLAGS = ("--dtype", "float32", "--disable-log-requests")
 _IDLE_S = 30.0
-_BUSY = ("num_requests_running", "num_requests_waiting", "kv_blocks_held")
-_COUNTED = {"prompt_tokens": "prompt_tokens", "completion_tokens": "generation_tokens"}
+_BUSY_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_blocks_held")
+_TOKEN_COUNTERS = {"prompt_tokens": "prompt_tokens", "completion_tokens": "generation_tokens"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,34 +48,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--hang-up", metavar="SHARE", type=float, default=0.0, help="of requests, in their midst")
     add("--seed", metavar="N", type=int, default=0)
     options = parser.parse_args(argv)
-    common = [*([options.model] if options.model else []), *_BOTH, *options.both.split()]
-    with running_server([*common, *_PLAIN]) as server:
-        asks, wanted = asyncio.run(_ask_plainly(server.url, options))
+    common = [*([options.model] if options.model else []), *_COMMON_FLAGS, *options.both.split()]
+    with running_server([*common, *_REFERENCE_FLAGS]) as server:
+        asks, wanted = asyncio.run(_reference_answers(server.url, options))
     with running_server([*common, *options.serve]) as server:
         told = asyncio.run(_Soak(server.url, asks, wanted, options).run())
     for problem in told.problems:
         print(problem)
-    print(json.dumps({"requests": len(asks), "problems": len(told.problems), **told.seen}))
+    print(json.dumps({"requests": len(asks), "problems": len(told.problems), **told.counts}))
     return 1 if told.problems else 0
 
 
-async def _ask_plainly(url: str, options: argparse.Namespace) -> tuple[list[Ask], list[Answer]]:
+async def _reference_answers(
+    url: str, options: argparse.Namespace
+) -> tuple[list[SoakRequest], list[Answer]]:
     """The requests, and the answer to each when it runs alone."""
     client = Client(url)
     listed = raw_json(await client.fetch("GET", "/v1/models"))["data"]
-    drawing = Drawing(
+    drawing = RequestGenerator(
         options.seed,
         [model["id"] for model in listed],
         vocab=options.vocab,
         longest=options.longest,
     )
-    asks = [drawing.draw() for _ in range(options.requests)]
+    asks = [drawing.generate() for _ in range(options.requests)]
     wanted = [(await _answer(client, ask))[0] for ask in asks]
     client.close()
     return asks, wanted
 
 
-async def _answer(client: Client, ask: Ask, *, streams: bool = False) -> tuple[Answer, Answer]:
+async def _answer(
+    client: Client, ask: SoakRequest, *, streams: bool = False
+) -> tuple[Answer, Answer]:
     """The comparable part of an answer, and its usage. Raises ValueError for a truncated stream."""
     body = ask.body | {"stream": True} if streams else ask.body
     if streams and ask.path != "/v1/responses":
@@ -85,15 +89,15 @@ async def _answer(client: Client, ask: Ask, *, streams: bool = False) -> tuple[A
     except HttpError as error:
         return {"error": error.status}, {}
     answer = read_stream(ask.path, received) if streams else raw_json(received)
-    return essence(ask.path, answer), answer["usage"]
+    return comparable_answer(ask.path, answer), answer["usage"]
 
 
 @dataclass
-class _Told:
+class _SoakResult:
     """The outcome of a run."""
 
     problems: list[str] = field(default_factory=list)
-    seen: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, Any] = field(default_factory=dict)
 
 
 class _Soak:
@@ -102,36 +106,36 @@ class _Soak:
     def __init__(
         self,
         url: str,
-        asks: Sequence[Ask],
+        asks: Sequence[SoakRequest],
         wanted: Sequence[Answer],
         options: argparse.Namespace,
     ) -> None:
         self._client = Client(url)
-        self._todo = list(zip(asks, wanted, strict=True))
+        self._pending = list(zip(asks, wanted, strict=True))
         self._options = options
         self._rng = random.Random(f"ways {options.seed}")
-        self._told = _Told()
+        self._result = _SoakResult()
         self._usage: Counter[str] = Counter()
         self._answers: Counter[str] = Counter()
 
-    async def run(self) -> _Told:
+    async def run(self) -> _SoakResult:
         """Send the requests, many at once, then check the server's counters and resources."""
         before = await scrape(self._client)
-        await asyncio.gather(*(self._work() for _ in range(self._options.in_flight)))
-        after = await self._idle()
-        self._check_books(before, after)
+        await asyncio.gather(*(self._worker() for _ in range(self._options.in_flight)))
+        after = await self._wait_until_idle()
+        self._check_counters(before, after)
         self._client.close()
         gained = ("num_preemptions", "spec_decode_num_accepted_tokens", "request_aborted")
-        self._told.seen |= {"answers": dict(self._answers)} | {
+        self._result.counts |= {"answers": dict(self._answers)} | {
             name: round(after.get(name, 0.0) - before.get(name, 0.0)) for name in gained
         }
-        return self._told
+        return self._result
 
-    async def _work(self) -> None:
-        while self._todo:
-            ask, wanted = self._todo.pop()
+    async def _worker(self) -> None:
+        while self._pending:
+            ask, wanted = self._pending.pop()
             if self._rng.random() < self._options.hang_up:
-                await self._hang_up_on(ask)
+                await self._disconnect(ask)
                 continue
             streams = ask.can_stream and self._rng.random() < 0.6
             try:
@@ -143,40 +147,40 @@ class _Soak:
             self._usage["prompt_tokens"] += usage.get("prompt_tokens", usage.get("input_tokens", 0))
             output = usage.get("completion_tokens", usage.get("output_tokens", 0))
             self._usage["completion_tokens"] += output
-            if (found := difference(wanted, told)) is not None:
+            if (found := first_difference(wanted, told)) is not None:
                 self._note(ask, f"{'streamed' if streams else 'at once'}, {found}")
 
-    async def _hang_up_on(self, ask: Ask) -> None:
+    async def _disconnect(self, ask: SoakRequest) -> None:
         """Send a request and disconnect, usually before it has been answered."""
         patience_s = self._rng.choice((0.001, 0.01, 0.05, 0.2, 1.0))
         with contextlib.suppress(OSError, TimeoutError, ValueError):
             async with asyncio.timeout(patience_s):
                 await _answer(self._client, ask, streams=ask.can_stream)
 
-    async def _idle(self) -> Mapping[str, float]:
+    async def _wait_until_idle(self) -> Mapping[str, float]:
         """The server's metrics once it is idle.
 
         If it does not become idle in time, the last ones read; empty if the server is gone.
         """
         figures = await scrape(self._client)
         for _ in range(int(_IDLE_S / 0.1)):
-            if figures and not any(figures[name] for name in _BUSY):
+            if figures and not any(figures[name] for name in _BUSY_GAUGES):
                 return figures
             await asyncio.sleep(0.1)
             figures = await scrape(self._client)
-        busy = {name: figures.get(name) for name in _BUSY}
-        self._told.problems.append(f"never idle: {busy}")
+        busy = {name: figures.get(name) for name in _BUSY_GAUGES}
+        self._result.problems.append(f"never idle: {busy}")
         return figures
 
-    def _check_books(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+    def _check_counters(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
         """Compare the server's counters with what clients received, if none disconnected."""
         if self._options.hang_up:
             return
-        for name, counter in _COUNTED.items():
+        for name, counter in _TOKEN_COUNTERS.items():
             counted = round(after.get(counter, 0.0) - before.get(counter, 0.0))
             if counted != self._usage[name]:
                 told = self._usage[name]
-                self._told.problems.append(f"{name}: {counted} counted, {told} told")
+                self._result.problems.append(f"{name}: {counted} counted, {told} told")
 
-    def _note(self, ask: Ask, problem: str) -> None:
-        self._told.problems.append(f"{ask}\n    {problem}")
+    def _note(self, ask: SoakRequest, problem: str) -> None:
+        self._result.problems.append(f"{ask}\n    {problem}")

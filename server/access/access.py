@@ -10,8 +10,8 @@ from server.access.account import Account
 from server.access.caller import Caller
 from server.access.key_file import KeyEntry
 from server.access.keyring import KeyRing, limits_of
-from server.access.ledger import Ledger
-from server.access.usage import SCHEMA, UsageBook, Used
+from server.access.ledger import RateLimitStore
+from server.access.usage import SCHEMA, UsageCounts, UsageTracker
 from server.metrics import Metrics
 from server.settings import Settings
 from server.store.database import Database, StoreError
@@ -35,14 +35,14 @@ class Access:
         settings: Settings,
         database: Database,
         metrics: Metrics,
-        ledger: Ledger | None = None,
+        rate_limits: RateLimitStore | None = None,
     ) -> None:
         self._metrics = metrics
-        self._ledger = ledger
+        self._rate_limits = rate_limits
         path = settings.api_key_file
-        self.usage = UsageBook(database.tables(SCHEMA)) if path is not None else None
-        if self._ledger is None and path is not None:
-            self._ledger = Ledger()
+        self.usage = UsageTracker(database.tables(SCHEMA)) if path is not None else None
+        if self._rate_limits is None and path is not None:
+            self._rate_limits = RateLimitStore()
         self.keys = KeyRing(settings.api_keys, path, self._open_account)
 
     @contextlib.asynccontextmanager
@@ -68,17 +68,17 @@ class Access:
         account = Account(
             entry.name,
             limits_of(entry),
-            self._ledger,
-            spent=self.usage.spent,
-            book=self._note,
-            refused=self._metrics.rejected,
+            self._rate_limits,
+            get_quota_usage=self.usage.quota_usage,
+            on_usage=self._record_usage,
+            on_rejected=self._metrics.record_rejected,
         )
         return Caller(entry.name, frozenset(entry.scopes), entry.weight, account)
 
-    def _note(self, tenant: str, used: Used) -> None:
+    def _record_usage(self, tenant: str, used: UsageCounts) -> None:
         assert self.usage is not None
         self.usage.add(tenant, used)
-        self._metrics.used(
+        self._metrics.record_tenant_usage(
             tenant,
             requests=used.requests,
             prompt_tokens=used.prompt_tokens,

@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from server.access.ledger import Ledger, Record
-from server.access.usage import Spent, Used
+from server.access.ledger import RateLimitStore, TenantRecord
+from server.access.usage import QuotaUsage, UsageCounts
 from server.errors import ApiError
 
 _MINUTE_S = 60.0
@@ -51,44 +51,44 @@ class Account:
         self,
         name: str = "",
         limits: Limits | None = None,
-        ledger: Ledger | None = None,
+        rate_limits: RateLimitStore | None = None,
         *,
-        spent: Callable[[str], Spent] | None = None,
-        book: Callable[[str, Used], None] | None = None,
-        refused: Callable[[str, str], None] | None = None,
+        get_quota_usage: Callable[[str], QuotaUsage] | None = None,
+        on_usage: Callable[[str, UsageCounts], None] | None = None,
+        on_rejected: Callable[[str, str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.limits = limits or Limits()
-        self._ledger = ledger
-        self._spent = spent
-        self._book = book
-        self._refused = refused
+        self._rate_limits = rate_limits
+        self._get_quota_usage = get_quota_usage
+        self._on_usage = on_usage
+        self._on_rejected = on_rejected
         self._clock = clock
 
     def begin(self) -> None:
         """Begin a request; ``end`` must be called once for it. Raises ApiError (429)."""
         self._check_quotas()
-        if self._ledger is None:
+        if self._rate_limits is None:
             return
         limit, at_once = self.limits.requests_per_minute, self.limits.max_concurrent_requests
-        with self._ledger.record(self.name) as record:
-            if at_once is not None and record.serving >= at_once:
+        with self._rate_limits.record(self.name) as record:
+            if at_once is not None and record.num_serving >= at_once:
                 raise self._refusal(f"the limit of {at_once} requests at once is reached", 1.0)
             if limit is not None:
                 self._take(record, "requests", limit, 1, "request")
             record.add_serving(1)
-        if self._book is not None:
-            self._book(self.name, Used(requests=1))
+        if self._on_usage is not None:
+            self._on_usage(self.name, UsageCounts(requests=1))
 
     def end(self) -> None:
         """End a request, whatever its outcome."""
-        if self._ledger is not None:
-            with self._ledger.record(self.name) as record:
+        if self._rate_limits is not None:
+            with self._rate_limits.record(self.name) as record:
                 record.add_serving(-1)
 
     def charge(
-        self, prompt_tokens: int, most_output_tokens: int = 0, *, background: bool = False
+        self, prompt_tokens: int, max_output_tokens: int = 0, *, background: bool = False
     ) -> Charge:
         """Take a request's tokens; the charge is settled once the actual usage is known.
 
@@ -102,7 +102,7 @@ class Account:
         """
         self._check_quotas()
         limit = self.limits.tokens_per_minute
-        if self._ledger is None or limit is None or background:
+        if self._rate_limits is None or limit is None or background:
             return Charge(self, 0)
         if prompt_tokens > limit:
             raise self._refusal(
@@ -111,21 +111,21 @@ class Account:
                 can_wait=False,
             )
         # A request for more than a full bucket waits for a full bucket.
-        tokens = min(prompt_tokens + most_output_tokens, limit)
-        with self._ledger.record(self.name) as record:
+        tokens = min(prompt_tokens + max_output_tokens, limit)
+        with self._rate_limits.record(self.name) as record:
             self._take(record, "tokens", limit, tokens, "token")
         return Charge(self, tokens)
 
-    def settle(self, taken: int, used: Used) -> None:
+    def settle(self, taken: int, used: UsageCounts) -> None:
         """Return the tokens taken but not used, or record the debt."""
         limit = self.limits.tokens_per_minute
-        if self._ledger is not None and limit is not None and taken:
+        if self._rate_limits is not None and limit is not None and taken:
             now_s = self._clock()
-            with self._ledger.record(self.name) as record:
-                lacks = record.missing("tokens", limit / _MINUTE_S, now_s)
-                record.set_missing("tokens", max(0.0, lacks + used.tokens - taken), now_s)
-        if self._book is not None and used != Used():
-            self._book(self.name, used)
+            with self._rate_limits.record(self.name) as record:
+                lacks = record.bucket_deficit("tokens", limit / _MINUTE_S, now_s)
+                record.set_bucket_deficit("tokens", max(0.0, lacks + used.tokens - taken), now_s)
+        if self._on_usage is not None and used != UsageCounts():
+            self._on_usage(self.name, used)
 
     def headers(self) -> dict[str, str]:
         """The current ``x-ratelimit-*`` headers; empty if there are no such limits."""
@@ -134,34 +134,34 @@ class Account:
             ("tokens", self.limits.tokens_per_minute),
         )
         headers: dict[str, str] = {}
-        if self._ledger is None or not any(limit for _, limit in limits):
+        if self._rate_limits is None or not any(limit for _, limit in limits):
             return headers
         now_s = self._clock()
-        with self._ledger.record(self.name) as record:
+        with self._rate_limits.record(self.name) as record:
             for bucket, limit in limits:
                 if limit is not None:
-                    lacks = record.missing(bucket, limit / _MINUTE_S, now_s)
+                    lacks = record.bucket_deficit(bucket, limit / _MINUTE_S, now_s)
                     headers[f"x-ratelimit-limit-{bucket}"] = str(limit)
                     headers[f"x-ratelimit-remaining-{bucket}"] = str(max(0, int(limit - lacks)))
                     headers[f"x-ratelimit-reset-{bucket}"] = _duration(lacks / limit * _MINUTE_S)
         return headers
 
-    def _take(self, record: Record, bucket: str, limit: int, count: int, what: str) -> None:
+    def _take(self, record: TenantRecord, bucket: str, limit: int, count: int, what: str) -> None:
         """Take ``count`` from a bucket, or raise ApiError (429) that says when to retry."""
         now_s, per_s = self._clock(), limit / _MINUTE_S
-        lacks = record.missing(bucket, per_s, now_s)
+        lacks = record.bucket_deficit(bucket, per_s, now_s)
         if lacks + count > limit:
             wait_s = (lacks + count - limit) / per_s
             raise self._refusal(f"the limit of {limit} {what}s a minute is reached", wait_s)
-        record.set_missing(bucket, lacks + count, now_s)
+        record.set_bucket_deficit(bucket, lacks + count, now_s)
 
     def _check_quotas(self) -> None:
         limits = self.limits
-        if self._spent is None or (
+        if self._get_quota_usage is None or (
             limits.tokens_per_day is None and limits.tokens_per_month is None
         ):
             return
-        spent = self._spent(self.name)
+        spent = self._get_quota_usage(self.name)
         for limit, used, left_s, period in (
             (limits.tokens_per_day, spent.day, spent.day_left_s, "day"),
             (limits.tokens_per_month, spent.month, spent.month_left_s, "month"),
@@ -182,8 +182,8 @@ class Account:
         code: str = "rate_limit_exceeded",
         can_wait: bool = True,
     ) -> ApiError:
-        if self._refused is not None:
-            self._refused(code, self.name)
+        if self._on_rejected is not None:
+            self._on_rejected(code, self.name)
         headers = {"retry-after": str(max(1, math.ceil(wait_s)))}
         if not can_wait:
             headers["x-should-retry"] = "false"  # the openai libraries obey it
@@ -200,7 +200,7 @@ class Charge:
         self._account: Account | None = account
         self._taken = taken
 
-    def settle(self, used: Used) -> None:
+    def settle(self, used: UsageCounts) -> None:
         """Settle the charge; only the first call has an effect."""
         account, self._account = self._account, None
         if account is not None:

@@ -9,7 +9,7 @@ from server.access.caller import Caller
 
 @dataclass
 class _Tenant:
-    live: int = 0
+    num_live: int = 0
     weight: float = 1.0
 
 
@@ -26,44 +26,47 @@ class Admission:
         most: the bound.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.live = 0
-        self.background = 0  # of batches: not counted, since their sender bounds them
+    def __init__(self, max_sequences: int) -> None:
+        self.max_sequences = max_sequences
+        self.num_live = 0
+        self.num_background = 0  # of batches: not counted, since their sender bounds them
         self._tenants: dict[str, _Tenant] = {}  # those with sequences
 
-    def take(self, count: int, caller: Caller) -> bool:
+    def try_admit(self, count: int, caller: Caller) -> bool:
         """Admit ``count`` sequences; false if there is no room."""
         if caller.background:
-            self.background += count
+            self.num_background += count
             return True
-        if not self.has_room(count, caller):
+        if not self.can_admit(count, caller):
             return False
         tenant = self._tenants.get(caller.tenant) or _Tenant()
-        self.live += count
-        tenant.live += count
+        self.num_live += count
+        tenant.num_live += count
         tenant.weight = caller.weight
         self._tenants[caller.tenant] = tenant
         return True
 
-    def has_room(self, count: int, caller: Caller) -> bool:
+    def can_admit(self, count: int, caller: Caller) -> bool:
         """Whether ``take`` would admit ``count`` sequences now."""
         tenant = self._tenants.get(caller.tenant) or _Tenant()
-        return self.live + count <= self.most or tenant.live + count <= self._share(caller)
+        return (
+            self.num_live + count <= self.max_sequences
+            or tenant.num_live + count <= self._share(caller)
+        )
 
-    def give_back(self, count: int, caller: Caller) -> None:
+    def release(self, count: int, caller: Caller) -> None:
         """Undo ``take`` as sequences finish."""
         if caller.background:
-            self.background -= count
+            self.num_background -= count
             return
         tenant = self._tenants[caller.tenant]
-        self.live -= count
-        tenant.live -= count
-        if not tenant.live:
+        self.num_live -= count
+        tenant.num_live -= count
+        if not tenant.num_live:
             del self._tenants[caller.tenant]
 
     def _share(self, caller: Caller) -> float:
         if not self._tenants.keys() - {caller.tenant}:
-            return self.most  # the only tenant
+            return self.max_sequences  # the only tenant
         others = sum(t.weight for name, t in self._tenants.items() if name != caller.tenant)
-        return self.most * caller.weight / (others + caller.weight)
+        return self.max_sequences * caller.weight / (others + caller.weight)

@@ -12,7 +12,7 @@ from server.errors import ApiError
 _CLOSE = {"connection": "close"}  # the rest of the body will not be read
 
 
-class BodyGuard:
+class BodyLimitMiddleware:
     """ASGI middleware around ``receive``.
 
     A declared length over the limit is refused before any byte is read. A chunked body is refused
@@ -30,11 +30,11 @@ class BodyGuard:
         app: ASGIApp,
         max_body_bytes: int,
         stall_timeout_s: float,
-        larger: Mapping[str, int] | None = None,
+        max_bytes_by_path: Mapping[str, int] | None = None,
     ) -> None:
         self._app = app
         self._max_bytes = max_body_bytes
-        self._larger = dict(larger or {})
+        self._max_bytes_by_path = dict(max_bytes_by_path or {})
         self._stall_timeout_s = stall_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,7 +42,7 @@ class BodyGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        max_bytes = self._larger.get(scope["path"], self._max_bytes)
+        max_bytes = self._max_bytes_by_path.get(scope["path"], self._max_bytes)
         _check_headers(scope, max_bytes)
         received = 0
         complete = False

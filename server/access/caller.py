@@ -31,14 +31,14 @@ class Caller:
     trace: Mapping[str, str] | None = None  # trace-context headers of the request
 
 
-ANYONE = Caller()  # without keys, and for keys given by --api-key, which have all rights
+ANONYMOUS = Caller()  # without keys, and for keys given by --api-key, which have all rights
 
 
 def caller_of(request: HTTPConnection) -> Caller:
     """The caller of ``request``."""
-    return caller_in(request.scope)
+    return caller_of_scope(request.scope)
 
 
-def caller_in(scope: Mapping[str, Any]) -> Caller:
+def caller_of_scope(scope: Mapping[str, Any]) -> Caller:
     """The caller, from an ASGI scope."""
-    return scope.get("state", {}).get("caller", ANYONE)
+    return scope.get("state", {}).get("caller", ANONYMOUS)

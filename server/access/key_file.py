@@ -95,7 +95,7 @@ class KeyFile(BaseModel):
     keys: Annotated[list[KeyEntry], Field(max_length=MAX_ENTRIES)] = []
 
     @model_validator(mode="after")
-    def _each_once(self) -> KeyFile:
+    def _check_unique(self) -> KeyFile:
         names = [entry.name for entry in self.keys]
         digests = [digest for entry in self.keys for digest in entry.sha256]
         for values in (names, digests):
@@ -114,7 +114,7 @@ class KeyFile(BaseModel):
         keys = [entry if known.name == entry.name else known for known in self.keys]
         return KeyFile(keys=keys if entry.name in names else [*keys, entry])
 
-    def without(self, name: str) -> KeyFile:
+    def without_entry(self, name: str) -> KeyFile:
         """A copy without the entry of that name."""
         return KeyFile(keys=[entry for entry in self.keys if entry.name != name])
 

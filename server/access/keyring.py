@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from server.access.account import Limits
-from server.access.caller import ANYONE, Caller
+from server.access.caller import ANONYMOUS, Caller
 from server.access.key_file import KeyEntry, read_key_file
 from server.setting_sources import InvalidSettings
 
@@ -21,7 +21,7 @@ _WATCH_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class _Known(NamedTuple):
+class _AcceptedKey(NamedTuple):
     """An accepted key."""
 
     digest: bytes
@@ -29,7 +29,7 @@ class _Known(NamedTuple):
     expires: dt.datetime | None = None
 
 
-_NOBODY = _Known(bytes(hashlib.sha256().digest_size), ANYONE)  # no key has this digest
+_NO_KEY = _AcceptedKey(bytes(hashlib.sha256().digest_size), ANONYMOUS)  # no key has this digest
 
 
 class KeyRing:
@@ -53,36 +53,37 @@ class KeyRing:
         self,
         keys: Sequence[str] = (),
         path: Path | None = None,
-        open_account: Callable[[KeyEntry], Caller] = lambda entry: Caller(entry.name),
+        make_caller: Callable[[KeyEntry], Caller] = lambda entry: Caller(entry.name),
     ) -> None:
         self._secret = secrets.token_bytes(32)
         self._path = path
-        self._open_account = open_account
-        self._own: dict[bytes, _Known] = {
-            self._blind(digest): _Known(digest, ANYONE) for digest in map(_sha256, keys)
+        self._make_caller = make_caller
+        self._static_keys: dict[bytes, _AcceptedKey] = {
+            self._keyed_digest(digest): _AcceptedKey(digest, ANONYMOUS)
+            for digest in map(_sha256, keys)
         }
-        self._found: Mapping[bytes, _Known] = self._own
+        self._keys: Mapping[bytes, _AcceptedKey] = self._static_keys
         self._callers: dict[str, Caller] = {}
         self._version: tuple[int, int] | None = None
         if path is not None:
             self._read(path)
 
     @property
-    def asks_for_keys(self) -> bool:
+    def requires_key(self) -> bool:
         """Whether requests need a key."""
-        return bool(self._own) or self._path is not None
+        return bool(self._static_keys) or self._path is not None
 
     def find(self, key: bytes) -> Caller | None:
         """The owner of ``key``; None if the key is unknown, revoked or expired."""
         digest = hashlib.sha256(key).digest()
-        known = self._found.get(self._blind(digest), _NOBODY)
+        known = self._keys.get(self._keyed_digest(digest), _NO_KEY)
         if not hmac.compare_digest(digest, known.digest):
             return None
         if known.expires is not None and dt.datetime.now(dt.UTC) >= known.expires:
             return None
         return known.caller
 
-    def caller_named(self, tenant: str) -> Caller:
+    def caller_of_tenant(self, tenant: str) -> Caller:
         """The caller of a tenant, for work that continues without its key (batches).
 
         If the tenant's entry was removed, its last known one is used, so that all usage is
@@ -114,14 +115,14 @@ class KeyRing:
 
     def _read(self, path: Path) -> None:
         self._version = _version_of(path)  # read first, so that a change meanwhile is noticed
-        found = dict(self._own)
+        found = dict(self._static_keys)
         for entry in read_key_file(path).keys:
-            caller = self._callers[entry.name] = self._open_account(entry)
+            caller = self._callers[entry.name] = self._make_caller(entry)
             for digest in map(bytes.fromhex, entry.sha256):
-                found[self._blind(digest)] = _Known(digest, caller, entry.expires)
-        self._found = found
+                found[self._keyed_digest(digest)] = _AcceptedKey(digest, caller, entry.expires)
+        self._keys = found
 
-    def _blind(self, digest: bytes) -> bytes:
+    def _keyed_digest(self, digest: bytes) -> bytes:
         return hashlib.blake2b(digest, key=self._secret, digest_size=16).digest()
 
 

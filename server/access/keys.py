@@ -14,7 +14,7 @@ from server.access.scopes import OPEN_PATHS
 from server.errors import ApiError
 
 
-class KeyGuard:
+class ApiKeyMiddleware:
     """ASGI middleware that admits requests with a valid key and attaches their caller."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
@@ -23,7 +23,7 @@ class KeyGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request if it has a valid key."""
-        if scope["type"] != "http" or not self._keys.asks_for_keys or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or not self._keys.requires_key or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         caller = self._keys.find(_key_of(scope))

@@ -25,7 +25,7 @@ _COUNT = struct.Struct("<I")
 _NUM_RECORDS = 1 << 16  # a sparse file: untouched records take no space
 
 
-class Ledger:
+class RateLimitStore:
     """The records of one server.
 
     Args:
@@ -47,16 +47,16 @@ class Ledger:
         os.ftruncate(self._file, self._size * _NUM_RECORDS)
         self._bytes = mmap.mmap(self._file, self._size * _NUM_RECORDS)
         with self._lock():
-            self._forget_predecessor()
+            self._clear_stale_requests()
 
     @contextmanager
-    def record(self, name: str) -> Iterator[Record]:
+    def record(self, name: str) -> Iterator[TenantRecord]:
         """Lock and yield a tenant's record; the block must not await."""
         with self._lock():
             offset = self._offsets.get(name)
             if offset is None:
                 offset = self._offsets[name] = self._find(name)
-            yield Record(self._bytes, offset, self._worker, self._num_workers)
+            yield TenantRecord(self._bytes, offset, self._worker, self._num_workers)
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -83,14 +83,14 @@ class Ledger:
                 return offset
         raise RuntimeError("there have been more tenants than the ledger has records")
 
-    def _forget_predecessor(self) -> None:
+    def _clear_stale_requests(self) -> None:
         """Clear the requests of a dead worker whose place this one takes."""
         for offset in range(0, self._size * _NUM_RECORDS, self._size):
             if self._bytes[offset]:
-                Record(self._bytes, offset, self._worker, self._num_workers).set_serving(0)
+                TenantRecord(self._bytes, offset, self._worker, self._num_workers).set_serving(0)
 
 
-class Record:
+class TenantRecord:
     """One tenant's record, valid while the ledger's block runs."""
 
     __slots__ = ("_bytes", "_counts", "_num_workers", "_offset", "_worker")
@@ -102,17 +102,17 @@ class Record:
         self._worker = worker
         self._num_workers = num_workers
 
-    def missing(self, bucket: str, per_s: float, now_s: float) -> float:
+    def bucket_deficit(self, bucket: str, per_s: float, now_s: float) -> float:
         """How far a bucket that refills at ``per_s`` is from full; 0 initially."""
-        lacks, since_s = _BUCKET.unpack_from(self._bytes, self._place(bucket))
+        lacks, since_s = _BUCKET.unpack_from(self._bytes, self._bucket_offset(bucket))
         return max(0.0, lacks - (now_s - since_s) * per_s)
 
-    def set_missing(self, bucket: str, lacks: float, now_s: float) -> None:
+    def set_bucket_deficit(self, bucket: str, lacks: float, now_s: float) -> None:
         """Set how far the bucket is from full now."""
-        _BUCKET.pack_into(self._bytes, self._place(bucket), lacks, now_s)
+        _BUCKET.pack_into(self._bytes, self._bucket_offset(bucket), lacks, now_s)
 
     @property
-    def serving(self) -> int:
+    def num_serving(self) -> int:
         """Requests that all workers together serve now."""
         counts = range(self._num_workers)
         return sum(
@@ -129,5 +129,5 @@ class Record:
         """Set the number of requests that this worker serves."""
         _COUNT.pack_into(self._bytes, self._counts + _COUNT.size * self._worker, count)
 
-    def _place(self, bucket: str) -> int:
+    def _bucket_offset(self, bucket: str) -> int:
         return self._offset + _BUCKET.size * _BUCKETS.index(bucket)

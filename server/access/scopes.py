@@ -45,7 +45,7 @@ def scope_of(template: str) -> Scope | None:
     return "admin"
 
 
-async def permit(request: Request) -> None:
+async def check_access(request: Request) -> None:
     """Check that the caller may use the route, within its limits. A dependency of every route.
 
     Raises:

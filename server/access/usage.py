@@ -45,11 +45,11 @@ _ADD = """
         cached_tokens = cached_tokens + excluded.cached_tokens,
         output_tokens = output_tokens + excluded.output_tokens
 """
-_SPENT = "SELECT tenant, day, prompt_tokens + output_tokens FROM usage WHERE day >= ?"
+_SELECT_TOKENS = "SELECT tenant, day, prompt_tokens + output_tokens FROM usage WHERE day >= ?"
 
 
 @dataclass(frozen=True)
-class Used:
+class UsageCounts:
     """An amount of work."""
 
     requests: int = 0
@@ -62,8 +62,8 @@ class Used:
         """The number that limits and quotas count."""
         return self.prompt_tokens + self.output_tokens
 
-    def __add__(self, other: Used) -> Used:
-        return Used(
+    def __add__(self, other: UsageCounts) -> UsageCounts:
+        return UsageCounts(
             self.requests + other.requests,
             self.prompt_tokens + other.prompt_tokens,
             self.cached_tokens + other.cached_tokens,
@@ -72,7 +72,7 @@ class Used:
 
 
 @dataclass(frozen=True)
-class Spent:
+class QuotaUsage:
     """A tenant's tokens in the current day and month, and the time left of both."""
 
     day: int
@@ -82,15 +82,15 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class DayOfUse:
+class DailyUsage:
     """A tenant's usage on one day."""
 
     tenant: str
     day: str  # 2026-01-31
-    used: Used
+    counts: UsageCounts
 
 
-class UsageBook:
+class UsageTracker:
     """The counts of one process, and the database's as of the last write.
 
     Args:
@@ -101,18 +101,18 @@ class UsageBook:
     def __init__(self, tables: Tables, *, clock: Callable[[], float] = time.time) -> None:
         self._tables = tables
         self._clock = clock
-        self._pending: dict[tuple[str, str], Used] = {}  # by tenant and day; not written yet
-        self._writing: dict[tuple[str, str], Used] = {}
+        self._pending: dict[tuple[str, str], UsageCounts] = {}  # by tenant and day; not written yet
+        self._writing: dict[tuple[str, str], UsageCounts] = {}
         self._written: dict[str, dict[str, int]] = {}  # tokens by tenant and day of this month
 
     # ------------------------------------------------------------ while requests are served
 
-    def add(self, tenant: str, used: Used) -> None:
+    def add(self, tenant: str, used: UsageCounts) -> None:
         """Count a tenant's usage."""
         key = tenant, self._now().strftime("%Y-%m-%d")
-        self._pending[key] = self._pending.get(key, Used()) + used
+        self._pending[key] = self._pending.get(key, UsageCounts()) + used
 
-    def spent(self, tenant: str) -> Spent:
+    def quota_usage(self, tenant: str) -> QuotaUsage:
         """The tokens of a tenant's day and month so far."""
         now = self._now()
         today = now.replace(hour=0, minute=0, second=0, microsecond=0)
@@ -121,7 +121,7 @@ class UsageBook:
         for unwritten in (self._pending, self._writing):
             by_day += [(d, used.tokens) for (who, d), used in unwritten.items() if who == tenant]
         next_month = (today.replace(day=1) + dt.timedelta(days=32)).replace(day=1)
-        return Spent(
+        return QuotaUsage(
             day=sum(tokens for d, tokens in by_day if d == day),
             month=sum(tokens for d, tokens in by_day if d.startswith(month)),
             day_left_s=(today + dt.timedelta(days=1) - now).total_seconds(),
@@ -133,7 +133,9 @@ class UsageBook:
     async def load(self) -> None:
         """Read this month's usage by earlier processes. Raises StoreError."""
         first = f"{self._now():%Y-%m}-01"
-        self._take(await self._tables.read(lambda db: db.execute(_SPENT, (first,)).fetchall()))
+        self._set_written(
+            await self._tables.read(lambda db: db.execute(_SELECT_TOKENS, (first,)).fetchall())
+        )
 
     async def run(self) -> None:
         """Write every few seconds, until cancelled."""
@@ -162,19 +164,19 @@ class UsageBook:
             db.executemany(_ADD, rows)
             found: list[tuple[str, str, int]] = []
             for tenant in tenants:
-                found += db.execute(f"{_SPENT} AND tenant = ?", (first, tenant)).fetchall()
+                found += db.execute(f"{_SELECT_TOKENS} AND tenant = ?", (first, tenant)).fetchall()
             return found
 
         try:
-            self._take(await self._tables.write(write))
+            self._set_written(await self._tables.write(write))
         except BaseException:
             for key, used in self._writing.items():
-                self._pending[key] = self._pending.get(key, Used()) + used
+                self._pending[key] = self._pending.get(key, UsageCounts()) + used
             raise
         finally:
             self._writing = {}
 
-    async def days(self, tenant: str | None, first: str, last: str) -> list[DayOfUse]:
+    async def daily_usage(self, tenant: str | None, first: str, last: str) -> list[DailyUsage]:
         """The usage from one day to another, both included, of one tenant or (None) all.
 
         Raises:
@@ -188,9 +190,9 @@ class UsageBook:
             values.append(tenant)
         query += " ORDER BY day, tenant"
         rows = await self._tables.read(lambda db: db.execute(query, values).fetchall())
-        return [DayOfUse(who, day, Used(*counts)) for who, day, *counts in rows]
+        return [DailyUsage(who, day, UsageCounts(*counts)) for who, day, *counts in rows]
 
-    def _take(self, rows: Iterable[tuple[str, str, int]]) -> None:
+    def _set_written(self, rows: Iterable[tuple[str, str, int]]) -> None:
         by_tenant: dict[str, dict[str, int]] = {}
         for tenant, day, tokens in rows:
             by_tenant.setdefault(tenant, {})[day] = tokens

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from server.access.account import Account
 from server.access.caller import caller_of
-from server.access.usage import UsageBook
+from server.access.usage import UsageTracker
 from server.errors import ApiError, bad_field
 from server.openai.endpoint import json_response, state_of
 from server.openai.schema import describe
@@ -75,32 +75,32 @@ async def read_usage(
         raise ApiError(403, "Only keys with the scope 'admin' may see the usage of others.")
     last = _read_day("end_date", end_date) or dt.datetime.now(dt.UTC).date()
     first = _read_day("start_date", start_date) or last - dt.timedelta(days=_DEFAULT_DAYS - 1)
-    days = await book.days(None if wanted == "*" else wanted, f"{first}", f"{last}")
+    days = await book.daily_usage(None if wanted == "*" else wanted, f"{first}", f"{last}")
     own = _quotas(book, caller.account)
     rows = [
         DayUsage(
             tenant=day.tenant,
             date=day.day,
-            requests=day.used.requests,
-            prompt_tokens=day.used.prompt_tokens,
-            cached_tokens=day.used.cached_tokens,
-            completion_tokens=day.used.output_tokens,
+            requests=day.counts.requests,
+            prompt_tokens=day.counts.prompt_tokens,
+            cached_tokens=day.counts.cached_tokens,
+            completion_tokens=day.counts.output_tokens,
         )
         for day in days
     ]
     return json_response(UsageList(data=rows, tokens_per_day=own[0], tokens_per_month=own[1]))
 
 
-def _quotas(book: UsageBook, account: Account) -> tuple[QuotaLeft | None, QuotaLeft | None]:
+def _quotas(book: UsageTracker, account: Account) -> tuple[QuotaLeft | None, QuotaLeft | None]:
     """What is left of the quotas of a day and of a month."""
-    limits, spent = account.limits, book.spent(account.name)
+    limits, spent = account.limits, book.quota_usage(account.name)
     return (
-        _left(limits.tokens_per_day, spent.day, spent.day_left_s),
-        _left(limits.tokens_per_month, spent.month, spent.month_left_s),
+        _quota_left(limits.tokens_per_day, spent.day, spent.day_left_s),
+        _quota_left(limits.tokens_per_month, spent.month, spent.month_left_s),
     )
 
 
-def _left(limit: int | None, used: int, left_s: float) -> QuotaLeft | None:
+def _quota_left(limit: int | None, used: int, left_s: float) -> QuotaLeft | None:
     return None if limit is None else QuotaLeft(limit, max(0, limit - used), int(left_s))
 
 

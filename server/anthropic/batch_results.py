@@ -37,13 +37,13 @@ class BatchResultLine(Struct, kw_only=True):
     result: BatchResult
 
 
-class _Fault(Struct):
+class _Error(Struct):
     message: str = ""
     code: str | None = None
 
 
-class _Failure(Struct):
-    error: _Fault
+class _ErrorBody(Struct):
+    error: _Error
 
 
 class _Response(Struct):
@@ -55,10 +55,10 @@ class _Response(Struct):
 class _Line(Struct):
     custom_id: str
     response: _Response | None = None
-    error: _Fault | None = None
+    error: _Error | None = None
 
 
-_read = msgspec.json.Decoder(_Line).decode
+_decode_line = msgspec.json.Decoder(_Line).decode
 
 
 async def results(paths: Sequence[Path]) -> AsyncGenerator[bytes]:
@@ -66,10 +66,12 @@ async def results(paths: Sequence[Path]) -> AsyncGenerator[bytes]:
     for path in paths:
         async with contextlib.aclosing(read_raw_lines(path, _ANY_LENGTH)) as chunks:
             async for chunk in chunks:
-                yield b"".join([to_json(told(_read(text))) + b"\n" for _, text in chunk])
+                yield b"".join(
+                    [to_json(to_result_line(_decode_line(text))) + b"\n" for _, text in chunk]
+                )
 
 
-def told(line: _Line) -> BatchResultLine:
+def to_result_line(line: _Line) -> BatchResultLine:
     """Convert a line of a results file to this API's shape."""
     return BatchResultLine(custom_id=line.custom_id, result=_result(line))
 
@@ -81,7 +83,7 @@ def _result(line: _Line) -> BatchResult:
         return BatchResult(type="canceled" if cancelled else "expired")
     if response.status_code == 200:
         return BatchResult(type="succeeded", message=response.body)
-    message = msgspec.json.decode(response.body, type=_Failure).error.message
+    message = msgspec.json.decode(response.body, type=_ErrorBody).error.message
     detail = MessagesErrorDetail(error_type(response.status_code), message)
     error = MessagesError(error=detail, request_id=response.request_id)
     return BatchResult(type="errored", error=error)

@@ -25,14 +25,14 @@ from server.anthropic.errors import PREFIX
 from server.anthropic.outputs import MessagesError
 from server.batches.handlers import MESSAGES
 from server.batches.lines import MAX_LINES
-from server.errors import ApiError, bad_field, cut
+from server.errors import ApiError, bad_field, shorten
 from server.openai.endpoint import json_response, read_request, state_of
-from server.openai.inputs import Shape
+from server.openai.inputs import ApiModel
 from server.openai.outputs import to_json
 from server.openai.pages import make_page
 from server.openai.schema import Description, describe
 from server.state import ServerState
-from server.store.batches import LIVE, StoredBatch
+from server.store.batches import ACTIVE_STATUSES, StoredBatch
 from server.store.database import StoreError
 from server.store.files import StoredFile, new_file_id
 
@@ -44,14 +44,14 @@ _MAX_LIST = 1000
 _PURPOSE = "message_batch"  # of the input file, which is among the caller's files
 
 
-class BatchedMessage(Shape):
+class BatchedMessage(ApiModel):
     """One request of a batch."""
 
     custom_id: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     params: dict[str, Any]  # of POST /v1/messages; validated when the request runs
 
 
-class MessageBatchRequest(Shape):
+class MessageBatchRequest(ApiModel):
     """POST /v1/messages/batches."""
 
     requests: Annotated[list[BatchedMessage], Field(min_length=1, max_length=MAX_LINES)]
@@ -112,9 +112,9 @@ async def create_message_batch(request: Request) -> Response:
     """Create a batch from a list of requests, each of which is validated when it runs."""
     body, headers = await read_request(request, MessageBatchRequest)
     state, tenant = state_of(request), caller_of(request).tenant
-    _check(state, body.requests)
+    _check_requests(state, body.requests)
     now = int(time.time())
-    file = await _keep(state, tenant, body.requests, now)
+    file = await _store_input(state, tenant, body.requests, now)
     batch = StoredBatch(
         id=f"msgbatch_{uuid.uuid4().hex}",
         tenant=tenant,
@@ -126,7 +126,7 @@ async def create_message_batch(request: Request) -> Response:
         num_lines=len(body.requests),
     )
     await state.batches.create(batch)
-    return json_response(_told(request, batch), headers)
+    return json_response(_to_message_batch(request, batch), headers)
 
 
 @router.get(
@@ -150,7 +150,7 @@ async def list_message_batches(
         name = "after_id" if before_id is None else "before_id"
         raise bad_field(name, "is not the id of a batch")
     page = found[:limit] if before_id is None else found[-limit:]
-    data = [_told(request, batch) for batch in page]
+    data = [_to_message_batch(request, batch) for batch in page]
     return json_response(make_page(MessageBatchList, data, has_more=len(found) > limit))
 
 
@@ -161,7 +161,7 @@ async def list_message_batches(
 )
 async def retrieve_message_batch(request: Request, batch_id: str) -> Response:
     """Retrieve one of the caller's batches."""
-    return json_response(_told(request, await _find(request, batch_id)))
+    return json_response(_to_message_batch(request, await _find(request, batch_id)))
 
 
 @router.post(
@@ -172,14 +172,14 @@ async def retrieve_message_batch(request: Request, batch_id: str) -> Response:
 async def cancel_message_batch(request: Request, batch_id: str) -> Response:
     """Start no further request. The results hold what was answered until then."""
     batch = await _find(request, batch_id)
-    moved = await state_of(request).batches.move(
+    moved = await state_of(request).batches.transition(
         batch.id, ["validating", "in_progress"], "cancelling", cancelling_at=int(time.time())
     )
     if moved is None:
         moved = await _find(request, batch_id)
         if moved.status not in ("cancelling", "cancelled"):
             raise ApiError(409, "The batch has ended, or is about to.", param="batch_id")
-    return json_response(_told(request, moved))
+    return json_response(_to_message_batch(request, moved))
 
 
 @router.get(
@@ -190,7 +190,7 @@ async def cancel_message_batch(request: Request, batch_id: str) -> Response:
 async def retrieve_message_batch_results(request: Request, batch_id: str) -> Response:
     """The results, one line of JSON per request, in no particular order."""
     batch = await _find(request, batch_id)
-    if batch.status in LIVE:
+    if batch.status in ACTIVE_STATUSES:
         raise ApiError(409, "The batch has not ended.", param="batch_id")
     paths = await _result_paths(state_of(request), batch)
     return StreamingResponse(results(paths), media_type="application/x-jsonl")
@@ -204,7 +204,7 @@ async def retrieve_message_batch_results(request: Request, batch_id: str) -> Res
 async def delete_message_batch(request: Request, batch_id: str) -> Response:
     """Delete a batch that has ended, with its requests and results."""
     state, batch = state_of(request), await _find(request, batch_id)
-    if batch.status in LIVE:
+    if batch.status in ACTIVE_STATUSES:
         raise ApiError(409, "The batch has not ended; cancel it first.", param="batch_id")
     for file_id in (batch.input_file_id, batch.output_file_id, batch.error_file_id):
         file = None if file_id is None else await state.files.get(batch.tenant, file_id)
@@ -214,7 +214,7 @@ async def delete_message_batch(request: Request, batch_id: str) -> Response:
     return json_response(MessageBatchDeleted(id=batch.id))
 
 
-def _check(state: ServerState, requests: Sequence[BatchedMessage]) -> None:
+def _check_requests(state: ServerState, requests: Sequence[BatchedMessage]) -> None:
     """Reject a batch that would fail as a whole. Raises ApiError (400)."""
     seen: set[str] = set()
     for index, each in enumerate(requests):
@@ -226,12 +226,14 @@ def _check(state: ServerState, requests: Sequence[BatchedMessage]) -> None:
         if not isinstance(model, str):
             raise bad_field(f"{at}.params.model", "must be a string")
         if model not in state.settings.model_names and model not in state.adapters:
-            raise bad_field(f"{at}.params.model", f"names {cut(model, 64)!r}, which is not here")
+            raise bad_field(
+                f"{at}.params.model", f"names {shorten(model, 64)!r}, which is not here"
+            )
         if each.params.get("stream"):
             raise bad_field(f"{at}.params.stream", "is not available in a batch")
 
 
-async def _keep(
+async def _store_input(
     state: ServerState, tenant: str, requests: Sequence[BatchedMessage], now: int
 ) -> StoredFile:
     """Store the requests as the input of a batch. Raises StoreError."""
@@ -273,12 +275,12 @@ async def _result_paths(state: ServerState, batch: StoredBatch) -> list[Path]:
 async def _find(request: Request, id: str) -> StoredBatch:
     batch = await state_of(request).batches.get(caller_of(request).tenant, id)
     if batch is None or batch.endpoint != MESSAGES:
-        raise ApiError(404, f"There is no batch '{cut(id, 100)}'.", param="batch_id")
+        raise ApiError(404, f"There is no batch '{shorten(id, 100)}'.", param="batch_id")
     return batch
 
 
-def _told(request: Request, batch: StoredBatch) -> MessageBatch:
-    ended = batch.status not in LIVE
+def _to_message_batch(request: Request, batch: StoredBatch) -> MessageBatch:
+    ended = batch.status not in ACTIVE_STATUSES
     status: Literal["in_progress", "canceling", "ended"] = "ended" if ended else "in_progress"
     ends = (batch.completed_at, batch.failed_at, batch.expired_at, batch.cancelled_at)
     has_results = ended and batch.status != "failed"
@@ -296,7 +298,7 @@ def _told(request: Request, batch: StoredBatch) -> MessageBatch:
 
 
 def _counts(batch: StoredBatch) -> MessageBatchCounts:
-    if batch.status in LIVE:
+    if batch.status in ACTIVE_STATUSES:
         return MessageBatchCounts(processing=batch.num_lines)
     if batch.status == "failed":  # the storage failed; there are no results
         return MessageBatchCounts(errored=batch.num_lines)

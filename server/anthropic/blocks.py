@@ -66,7 +66,7 @@ class BlockWriter:
         return MessageEvent(type="content_block_delta", index=self._index, delta=delta)
 
 
-def whole_blocks(parts: Sequence[Part]) -> list[MessageBlock]:
+def complete_blocks(parts: Sequence[Part]) -> list[MessageBlock]:
     """The blocks of a complete answer."""
     blocks: list[MessageBlock] = []
     pieces: list[list[str]] = []  # by block

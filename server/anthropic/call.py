@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from server.access.caller import Caller
-from server.anthropic.blocks import BlockWriter, whole_blocks
+from server.anthropic.blocks import BlockWriter, complete_blocks
 from server.anthropic.errors import error_detail
 from server.anthropic.inputs import MessagesRequest, TokenCountRequest
 from server.anthropic.outputs import (
@@ -20,7 +20,7 @@ from server.anthropic.outputs import (
     StopReason,
     to_sse,
 )
-from server.anthropic.translate import chat_body, naming_fields
+from server.anthropic.translate import chat_body, translate_errors
 from server.errors import ApiError
 from server.openai.conversation import Conversation
 from server.openai.generation import Choice, Generation
@@ -39,7 +39,7 @@ class MessageEnding:
         return to_sse(MessageEvent(type="error", error=error_detail(answer)))
 
 
-async def converse(
+async def prepare_conversation(
     state: ServerState, caller: Caller, request: TokenCountRequest, id: str | None = None
 ) -> Conversation:
     """The validated and encoded conversation that a request continues.
@@ -48,7 +48,7 @@ async def converse(
         ApiError: a field is invalid, or nothing can be served.
         RequestError: the same, found by the engine's own rules.
     """
-    with naming_fields(request):
+    with translate_errors(request):
         body = ChatRequest.read(chat_body(request))
         return await Conversation.prepare(state, caller, body, id=id)
 
@@ -72,19 +72,21 @@ class MessageCall:
         cls, state: ServerState, caller: Caller, request: MessagesRequest
     ) -> MessageCall:
         """Judge a request against the model and encode its messages; raises as ``converse``."""
-        return cls(request, await converse(state, caller, request, f"msg_{uuid.uuid4().hex}"))
+        return cls(
+            request, await prepare_conversation(state, caller, request, f"msg_{uuid.uuid4().hex}")
+        )
 
     async def complete(self) -> MessageAnswer:
         """The whole response."""
         conversation = self._conversation
         parts: list[Part] = []
-        with naming_fields(), conversation.generation() as generation:
-            async for turns in conversation.turns(generation):
+        with translate_errors(), conversation.generation() as generation:
+            async for turns in conversation.parsed_steps(generation):
                 for _, gained, _ in turns:
                     parts += gained
-        answer = self._blank(generation)
-        answer.content = whole_blocks(parts)
-        answer.stop_reason, answer.stop_sequence = self._end(generation.choices[0])
+        answer = self._initial_message(generation)
+        answer.content = complete_blocks(parts)
+        answer.stop_reason, answer.stop_sequence = self._stop_reason(generation.choices[0])
         return answer
 
     async def events(self) -> AsyncGenerator[bytes]:
@@ -92,24 +94,26 @@ class MessageCall:
         conversation = self._conversation
         writer = BlockWriter()
         begun = False
-        with naming_fields(), conversation.generation() as generation:
-            async for turns in conversation.turns(generation):
+        with translate_errors(), conversation.generation() as generation:
+            async for turns in conversation.parsed_steps(generation):
                 events: list[MessageEvent] = []
                 if not begun:  # the cached tokens are known with the first output
                     begun = True
-                    start = MessageEvent(type="message_start", message=self._blank(generation))
+                    start = MessageEvent(
+                        type="message_start", message=self._initial_message(generation)
+                    )
                     events = [start, MessageEvent(type="ping")]
                 for _, parts, _ in turns:
                     events += writer.push(parts)
                 if events:
                     yield b"".join(map(to_sse, events))
-        reason, sequence = self._end(generation.choices[0])
+        reason, sequence = self._stop_reason(generation.choices[0])
         delta = MessageDelta(stop_reason=reason, stop_sequence=sequence)
         end = MessageEvent(type="message_delta", delta=delta, usage=_usage(generation))
         last = [*writer.close(), end, MessageEvent(type="message_stop")]
         yield b"".join(map(to_sse, last))
 
-    def _blank(self, generation: Generation) -> MessageAnswer:
+    def _initial_message(self, generation: Generation) -> MessageAnswer:
         return MessageAnswer(
             id=self._conversation.id,
             model=self._conversation.model.name,
@@ -119,7 +123,7 @@ class MessageCall:
             usage=_usage(generation),
         )
 
-    def _end(self, choice: Choice) -> tuple[StopReason, str | None]:
+    def _stop_reason(self, choice: Choice) -> tuple[StopReason, str | None]:
         """The stop reason, and the stop sequence if one ended the answer."""
         sequence = choice.stop_reason if isinstance(choice.stop_reason, str) else None
         reason: StopReason

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from server.errors import cut
+from server.errors import shorten
 
 _MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
@@ -92,7 +92,7 @@ def _read_block(block: Any, index: int) -> Block:
             return _read_image(block.get("source"), index)
         case kind:
             # This includes documents, which no model here accepts.
-            raise ValueError(f"block {index} of type {cut(str(kind), 40)!r} is not supported")
+            raise ValueError(f"block {index} of type {shorten(str(kind), 40)!r} is not supported")
 
 
 def _read_result(value: Any, index: int) -> list[TextBlock | ImageBlock]:

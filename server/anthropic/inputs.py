@@ -16,10 +16,10 @@ from server.anthropic.content import (
     read_content,
     read_text,
 )
-from server.errors import cut
+from server.errors import shorten
 from server.openai.deadline import MAX_DEADLINE_MS
-from server.openai.inputs import Shape
-from server.openai.unsupported import ignored_of_tool, ignored_params
+from server.openai.inputs import ApiModel
+from server.openai.unsupported import ignored_params, ignored_tool_params
 
 _MAX_STOPS = 64
 _MAX_STOP_CHARS = 4096
@@ -32,24 +32,24 @@ _BLOCKS: dict[str, tuple[type[Block], ...]] = {
     "assistant": (TextBlock, ThinkingBlock, ToolUseBlock),
     "system": (TextBlock,),
 }
-_INERT = ("metadata", "service_tier", "cache_control", "inference_geo")  # accepted without effect
+_IGNORED = ("metadata", "service_tier", "cache_control", "inference_geo")  # accepted without effect
 
 Content = Annotated[list[Block], PlainValidator(read_content), WithJsonSchema(_CONTENT)]
 SystemText = Annotated[str, PlainValidator(read_text), WithJsonSchema(_CONTENT)]
 StopSequence = Annotated[str, Field(min_length=1, max_length=_MAX_STOP_CHARS)]
 
 
-def _refuse_servers(value: Any) -> None:
+def _refuse_mcp_servers(value: Any) -> None:
     if value not in (None, []):
         raise ValueError("is not supported: this server calls no other; define 'tools' instead")
 
 
-NoServers = Annotated[
-    None, PlainValidator(_refuse_servers), WithJsonSchema({"enum": [None, []], "default": None})
+NoMcpServers = Annotated[
+    None, PlainValidator(_refuse_mcp_servers), WithJsonSchema({"enum": [None, []], "default": None})
 ]
 
 
-class InputMessage(Shape):
+class InputMessage(ApiModel):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
@@ -64,7 +64,7 @@ class InputMessage(Shape):
         return self
 
 
-class ToolDefinition(Shape):
+class ToolDefinition(ApiModel):
     """A tool that the model may call, and the client runs."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
@@ -78,12 +78,12 @@ class ToolDefinition(Shape):
     def _refuse_server_tools(cls, value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
         if kind not in (None, "custom"):
-            problem = f"tools of type {cut(str(kind), 40)!r} are not supported"
+            problem = f"tools of type {shorten(str(kind), 40)!r} are not supported"
             raise ValueError(f"type: {problem}; define what the client runs by an input_schema")
         return value
 
 
-class ToolChoice(Shape):
+class ToolChoice(ApiModel):
     """Whether tools must or may be called, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -99,7 +99,7 @@ class ToolChoice(Shape):
         return self
 
 
-class ThinkingConfig(Shape):
+class ThinkingConfig(ApiModel):
     """Whether the model thinks before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
@@ -107,21 +107,21 @@ class ThinkingConfig(Shape):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class OutputFormat(Shape):
+class OutputFormat(ApiModel):
     """The constraint on the answer's text."""
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
-class OutputConfig(Shape):
+class OutputConfig(ApiModel):
     """The effort and the format of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
-class TokenCountRequest(Shape):
+class TokenCountRequest(ApiModel):
     """POST /v1/messages/count_tokens: a conversation, as for /v1/messages."""
 
     model: Annotated[str, Field(max_length=256)]
@@ -132,7 +132,7 @@ class TokenCountRequest(Shape):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None  # the older name of output_config.format
-    mcp_servers: NoServers = None
+    mcp_servers: NoMcpServers = None
 
     @model_validator(mode="after")
     def _check_turns(self) -> Self:
@@ -159,14 +159,14 @@ class TokenCountRequest(Shape):
     def ignored(self) -> list[str]:
         """Names of fields that request something but have no effect."""
         extra = self.model_extra or {}
-        names = ignored_params({name: extra[name] for name in extra if name not in _INERT})
+        names = ignored_params({name: extra[name] for name in extra if name not in _IGNORED})
         if self.thinking is not None and self.thinking.budget_tokens is not None:
             names.append("thinking.budget_tokens")
         for field in ("thinking", "output_config", "output_format", "tool_choice"):
             part = getattr(self, field)
             names += ignored_params(part and part.model_extra, f"{field}.")
         for index, tool in enumerate(self.tools or ()):
-            names += ignored_of_tool(tool.model_extra, f"tools.{index}.")
+            names += ignored_tool_params(tool.model_extra, f"tools.{index}.")
         return names
 
 

@@ -23,10 +23,10 @@ from server.anthropic.inputs import (
 )
 from server.errors import ApiError, to_api_error
 
-_SWITCHES = ("enable_thinking", "thinking")  # names of chat templates' variables for it
+_THINKING_KWARGS = ("enable_thinking", "thinking")  # names of chat templates' variables for it
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # Chat's field names and this API's.
-_NAMES = {
+_FIELD_NAMES = {
     "chat_template_kwargs": "thinking",
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
@@ -46,7 +46,7 @@ def chat_body(request: TokenCountRequest) -> dict[str, Any]:
         body |= _choice(request.tool_choice)
     wants = _wants_thinking(request.thinking)
     if wants is not None:
-        body["chat_template_kwargs"] = dict.fromkeys(_SWITCHES, wants)
+        body["chat_template_kwargs"] = dict.fromkeys(_THINKING_KWARGS, wants)
     config = request.output_config
     if config is not None and config.effort is not None:
         body["reasoning_effort"] = config.effort
@@ -62,7 +62,7 @@ def chat_body(request: TokenCountRequest) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def naming_fields(request: TokenCountRequest | None = None) -> Iterator[None]:
+def translate_errors(request: TokenCountRequest | None = None) -> Iterator[None]:
     """Rename chat's fields in errors raised in the block to this API's, as in ``request``."""
     try:
         yield
@@ -71,7 +71,7 @@ def naming_fields(request: TokenCountRequest | None = None) -> Iterator[None]:
         if told.param is None:
             raise
         field = told.param.split(".")[0]
-        name = _NAMES.get(field, field)
+        name = _FIELD_NAMES.get(field, field)
         if field == "response_format" and request is not None and request.output_format is not None:
             name = "output_format"
         message = told.message.replace(f"'{told.param}'", f"'{name}'")
@@ -90,11 +90,11 @@ def _messages(request: TokenCountRequest) -> list[dict[str, Any]]:
         if message.role == "assistant":
             _add_assistant(messages, message, names)
         else:
-            _add_others(messages, message, names)
+            _add_non_assistant(messages, message, names)
     return messages
 
 
-def _add_others(
+def _add_non_assistant(
     messages: list[dict[str, Any]], message: InputMessage, names: dict[str, str]
 ) -> None:
     for block in message.content:

@@ -15,12 +15,12 @@ from server.errors import ApiError, to_api_error
 from server.openai.outputs import to_json
 from server.store.batches import LineResult
 
-Answer = Callable[[dict[str, Any]], Awaitable[Any]]  # a body -> the response, to be encoded
+LineHandler = Callable[[dict[str, Any]], Awaitable[Any]]  # a body -> the response, to be encoded
 _log = logging.getLogger(__name__)
 
 _MAX_TRIES = 5  # of a line that fails through no fault of its own
-_WAITED_FOR = ("engine_unavailable", "engine_asleep")  # reasons that do not count as tries
-_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 15.0
+_UNCOUNTED_CODES = ("engine_unavailable", "engine_asleep")  # reasons that do not count as tries
+_INITIAL_BACKOFF_S, _MAX_BACKOFF_S = 0.5, 15.0
 
 
 class _InputDetails(msgspec.Struct):
@@ -44,41 +44,41 @@ class _Usage(msgspec.Struct):
     output_tokens_details: _OutputDetails | None = None
 
 
-class _Answered(msgspec.Struct):
+class _ResponseBody(msgspec.Struct):
     usage: _Usage | None = None
 
 
-async def run_line(line: Line, answer: Answer) -> LineResult:
+async def run_line(line: Line, handler: LineHandler) -> LineResult:
     """Run a line and return its result, which may be an error; a cancelled line has none.
 
     A line is retried if the engine restarts, is asleep, or has no room: without limit while the
     engine is unavailable, and a few times while it is available.
     """
-    pause_s, num_tries = _FIRST_PAUSE_S, 0
+    pause_s, num_tries = _INITIAL_BACKOFF_S, 0
     while True:
         request_id = f"req_{uuid.uuid4().hex}"
         try:
-            body = to_json(await answer(line.body))
+            body = to_json(await handler(line.body))
         except Exception as error:
             told = to_api_error(error, request_id)
             if told.status == 500:
                 _log.error("request %s of a batch failed", request_id, exc_info=error)
-            num_tries += told.code not in _WAITED_FOR
+            num_tries += told.code not in _UNCOUNTED_CODES
             if told.status < 500 or num_tries >= _MAX_TRIES:
                 return _failed(line, request_id, told)
         else:
             return _succeeded(line, request_id, body)
         await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+        pause_s = min(2 * pause_s, _MAX_BACKOFF_S)
 
 
-def not_run(line: Line, code: str, message: str) -> bytes:
+def not_run_line(line: Line, code: str, message: str) -> bytes:
     """The error file's line for a request that did not run to completion."""
     return _line(line, None, {"code": code, "message": message})
 
 
 def _succeeded(line: Line, request_id: str, body: bytes) -> LineResult:
-    usage = msgspec.json.decode(body, type=_Answered).usage or _Usage()
+    usage = msgspec.json.decode(body, type=_ResponseBody).usage or _Usage()
     before = usage.prompt_tokens_details or usage.input_tokens_details or _InputDetails()
     after = usage.completion_tokens_details or usage.output_tokens_details or _OutputDetails()
     return LineResult(

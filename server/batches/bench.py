@@ -7,21 +7,21 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from server.batches.answering import Answer
+from server.batches.answering import LineHandler
 from server.store.batches import BatchStore, StoredBatch
 from server.store.files import FileStore
 
-_THROTTLED_LOOK_S = 0.05
+_THROTTLED_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
-class Bench:
+class BatchEnvironment:
     """The environment that batches run in."""
 
     files: FileStore
     batches: BatchStore
     slots: SharedSlots
-    answer: Callable[[StoredBatch], Answer]
+    handler_for: Callable[[StoredBatch], LineHandler]
     has_model: Callable[[str], bool]
     max_line_bytes: int
 
@@ -41,15 +41,15 @@ class SharedSlots:
         self._limit = limit
         self._is_busy = is_busy
         self._num_taken = 0
-        self._turn = asyncio.Lock()
+        self._queue_lock = asyncio.Lock()
         self._freed = asyncio.Event()
 
     async def acquire(self) -> None:
         """Wait for a slot."""
-        async with self._turn:
+        async with self._queue_lock:
             while self._num_taken >= self._allowed():
                 self._freed.clear()
-                wait_s = None if self._num_taken >= self._limit else _THROTTLED_LOOK_S
+                wait_s = None if self._num_taken >= self._limit else _THROTTLED_POLL_S
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
                         await self._freed.wait()

@@ -14,7 +14,7 @@ from server.errors import bad_field
 from server.openai.chat import ChatCall
 from server.openai.completions import CompletionCall
 from server.openai.endpoint import Call, read_fields
-from server.openai.inputs import ChatRequest, CompletionRequest, Shape
+from server.openai.inputs import ApiModel, ChatRequest, CompletionRequest
 from server.openai.responses.call import ResponseCall
 from server.openai.responses.inputs import ResponsesRequest
 from server.pooling.embeddings import EmbeddingCall
@@ -22,7 +22,7 @@ from server.pooling.shapes import EmbeddingRequest
 from server.state import ServerState
 
 Handler = Callable[[ServerState, Caller, dict[str, Any]], Awaitable[Any]]
-_ShapeT = TypeVar("_ShapeT", bound=Shape)
+_BodyT = TypeVar("_BodyT", bound=ApiModel)
 
 
 async def _embed(state: ServerState, caller: Caller, fields: dict[str, Any]) -> Any:
@@ -32,8 +32,8 @@ async def _embed(state: ServerState, caller: Caller, fields: dict[str, Any]) -> 
 
 
 async def _complete(
-    shape: type[_ShapeT],
-    prepare: Callable[[ServerState, Caller, _ShapeT], Awaitable[Call]],
+    shape: type[_BodyT],
+    prepare: Callable[[ServerState, Caller, _BodyT], Awaitable[Call]],
     state: ServerState,
     caller: Caller,
     fields: dict[str, Any],

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from server.errors import ApiError, cut
+from server.errors import ApiError, shorten
 from server.openai.json_body import parse_json_body
 
 MAX_LINES = 50_000
@@ -38,7 +38,7 @@ class BatchError(msgspec.Struct, frozen=True, kw_only=True):
     line: int | None = None
 
 
-class _Fault(Exception):
+class _LineError(Exception):
     """An error in a line."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
@@ -54,7 +54,7 @@ async def read_raw_lines(path: Path, max_bytes: int) -> AsyncGenerator[list[tupl
     file = await asyncio.to_thread(path.open, "rb")
     with file:
         lines = _numbered(file, max_bytes)
-        while chunk := await asyncio.to_thread(_take, lines):
+        while chunk := await asyncio.to_thread(_read_chunk, lines):
             yield chunk
 
 
@@ -69,7 +69,7 @@ async def read_lines(
                     yield parse_line(number, text, endpoints, max_bytes)
 
 
-class Judge:
+class InputValidator:
     """Validates an input line by line.
 
     Args:
@@ -95,11 +95,11 @@ class Judge:
         self.model: str | None = None  # of the first line
         self.errors: list[BatchError] = []
 
-    async def read(self, path: Path) -> None:
+    async def validate(self, path: Path) -> None:
         """Validate a whole file, up to the maximum number of errors. Raises OSError."""
         async with contextlib.aclosing(read_raw_lines(path, self._max_bytes)) as chunks:
             async for chunk in chunks:
-                await asyncio.to_thread(self._look, chunk)
+                await asyncio.to_thread(self._validate_chunk, chunk)
                 if len(self.errors) >= MAX_ERRORS or self.num_lines > self._max_lines:
                     break
         if self.num_lines > self._max_lines:
@@ -108,12 +108,12 @@ class Judge:
         elif not self.num_lines:
             self.errors = [BatchError(code="empty_file", message="The input file is empty.")]
 
-    def _look(self, chunk: list[tuple[int, bytes]]) -> None:
+    def _validate_chunk(self, chunk: list[tuple[int, bytes]]) -> None:
         for number, text in chunk:
             self.num_lines += 1
             try:
-                self._judge(parse_line(number, text, self._endpoints, self._max_bytes))
-            except _Fault as fault:
+                self._validate_line(parse_line(number, text, self._endpoints, self._max_bytes))
+            except _LineError as fault:
                 if len(self.errors) < MAX_ERRORS:
                     self.errors.append(
                         BatchError(
@@ -121,22 +121,24 @@ class Judge:
                         )
                     )
 
-    def _judge(self, line: Line) -> None:
+    def _validate_line(self, line: Line) -> None:
         if line.custom_id in self._ids:
             message = (
-                f"The custom_id '{cut(line.custom_id, 64)}' is already used by an earlier line."
+                f"The custom_id '{shorten(line.custom_id, 64)}' is already used by an earlier line."
             )
-            raise _Fault("duplicate_custom_id", message, "custom_id")
+            raise _LineError("duplicate_custom_id", message, "custom_id")
         self._ids.add(line.custom_id)
         model = line.body.get("model")
         if not isinstance(model, str):
-            raise _Fault("missing_required_parameter", "'model' must be a string.", "body.model")
+            raise _LineError(
+                "missing_required_parameter", "'model' must be a string.", "body.model"
+            )
         if not self._has_model(model):
-            message = f"The model '{cut(model, 64)}' does not exist here."
-            raise _Fault("model_not_found", message, "body.model")
+            message = f"The model '{shorten(model, 64)}' does not exist here."
+            raise _LineError("model_not_found", message, "body.model")
         if line.body.get("stream"):
             message = "'stream' is not available in a batch."
-            raise _Fault("invalid_parameter", message, "body.stream")
+            raise _LineError("invalid_parameter", message, "body.stream")
         if self.model is None:
             self.model = model
 
@@ -144,25 +146,25 @@ class Judge:
 def parse_line(number: int, text: bytes, endpoints: Collection[str], max_bytes: int) -> Line:
     """Parse the request in a line. Raises _Fault if it is not a valid one for ``endpoints``."""
     if len(text) > max_bytes:
-        raise _Fault("line_too_long", f"The line is longer than {max_bytes} bytes.")
+        raise _LineError("line_too_long", f"The line is longer than {max_bytes} bytes.")
     try:
         fields = parse_json_body(text)
     except ApiError as error:
         message = error.message.replace("The body", "The line", 1)
-        raise _Fault("invalid_json_line", message) from None
+        raise _LineError("invalid_json_line", message) from None
     custom_id = fields.get("custom_id")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MAX_ID:
         message = f"'custom_id' must be a string of 1 to {_MAX_ID} characters."
-        raise _Fault("missing_required_parameter", message, "custom_id")
+        raise _LineError("missing_required_parameter", message, "custom_id")
     if fields.get("method") != "POST":
-        raise _Fault("invalid_method", "'method' must be 'POST'.", "method")
+        raise _LineError("invalid_method", "'method' must be 'POST'.", "method")
     url = fields.get("url")
     if not isinstance(url, str) or url not in endpoints:
         message = f"'url' must be {' or '.join(endpoints)}."
-        raise _Fault("invalid_url", message, "url")
+        raise _LineError("invalid_url", message, "url")
     body = fields.get("body")
     if not isinstance(body, dict):
-        raise _Fault("missing_required_parameter", "'body' must be an object.", "body")
+        raise _LineError("missing_required_parameter", "'body' must be an object.", "body")
     return Line(number, custom_id, url, body)
 
 
@@ -177,7 +179,7 @@ def _numbered(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes]]:
             yield number, text.rstrip(b"\r\n")
 
 
-def _take(lines: Iterator[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+def _read_chunk(lines: Iterator[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
     """The next of ``lines``, up to a chunk's size."""
     chunk: list[tuple[int, bytes]] = []
     num_bytes = 0

@@ -20,7 +20,7 @@ class BatchLock:
         self._number = number
 
     @classmethod
-    def take(cls, directory: Path, batch_id: str) -> BatchLock | None:
+    def acquire(cls, directory: Path, batch_id: str) -> BatchLock | None:
         """Acquire the lock; None if another process, or another task of this one, holds it.
 
         If the directory is read-only it is not shared, and the lock does nothing.

@@ -16,18 +16,18 @@ import msgspec
 
 from engine.client import EngineClient
 from engine.errors import EngineError
-from server.access.caller import ANYONE
+from server.access.caller import ANONYMOUS
 from server.batches.answering import run_line
 from server.batches.handlers import HANDLERS
-from server.batches.lines import Judge, Line, read_lines
+from server.batches.lines import InputValidator, Line, read_lines
 from server.metrics import Metrics
 from server.settings import Settings
 from server.state import ServerState
 from server.store.batches import LineResult
 
-Told = Callable[[LineResult], None]
+ResultCallback = Callable[[LineResult], None]
 # Admitted whatever the queue's limit: there is no other work.
-_CALLER = replace(ANYONE, background=True)
+_CALLER = replace(ANONYMOUS, background=True)
 
 
 class _Response(msgspec.Struct):
@@ -39,15 +39,15 @@ class _OutputLine(msgspec.Struct):
     response: _Response | None = None
 
 
-async def judge(path: Path, settings: Settings) -> Judge:
+async def validate_file(path: Path, settings: Settings) -> InputValidator:
     """Validate a file; the result has its lines' count and errors. Raises OSError."""
     names = settings.model_names
-    found = Judge(HANDLERS, names.__contains__, settings.max_body_bytes, max_lines=None)
-    await found.read(path)
+    found = InputValidator(HANDLERS, names.__contains__, settings.max_body_bytes, max_lines=None)
+    await found.validate(path)
     return found
 
 
-def keep_answers(output: Path, *, none: bool = False) -> set[str]:
+def prune_output(output: Path, *, discard_all: bool = False) -> set[str]:
     """Keep only the successful answers in ``output``, and return the ids of their requests.
 
     With ``none``, remove all of it.
@@ -55,7 +55,7 @@ def keep_answers(output: Path, *, none: bool = False) -> set[str]:
     Errors, which may not recur, and a line that was cut off are removed. Raises OSError.
     """
     ids: set[str] = set()
-    if none or not output.exists():
+    if discard_all or not output.exists():
         output.write_bytes(b"")
         return ids
     directory = output.absolute().parent
@@ -65,7 +65,7 @@ def keep_answers(output: Path, *, none: bool = False) -> set[str]:
     ):
         try:
             for text in old:
-                custom_id = _answered(text)
+                custom_id = _succeeded_id(text)
                 if custom_id is not None and custom_id not in ids:
                     ids.add(custom_id)
                     new.write(text)
@@ -79,13 +79,13 @@ def keep_answers(output: Path, *, none: bool = False) -> set[str]:
     return ids
 
 
-async def answer_file(
+async def run_file(
     settings: Settings,
     engine: EngineClient,
     source: Path,
     output: Path,
     skip: set[str],
-    on_result: Told,
+    on_result: ResultCallback,
 ) -> None:
     """Answer the requests in ``source``, appending each result to ``output`` as it is ready.
 
@@ -115,14 +115,14 @@ async def answer_file(
 
 
 async def _run(
-    state: ServerState, source: Path, output: BinaryIO, skip: set[str], on_result: Told
+    state: ServerState, source: Path, output: BinaryIO, skip: set[str], on_result: ResultCallback
 ) -> None:
     places = asyncio.Semaphore(state.settings.max_num_seqs)
 
     async def run(line: Line) -> None:
         async def answer(body: dict[str, Any]) -> Any:
             if state.failure is not None:
-                raise _Ended(state.failure)
+                raise _EngineGone(state.failure)
             return await HANDLERS[line.url](state, _CALLER, body)
 
         try:
@@ -141,13 +141,13 @@ async def _run(
                     if line.custom_id not in skip:
                         await places.acquire()
                         tasks.create_task(run(line))
-    except* _Ended as ended:
+    except* _EngineGone as ended:
         raise ended.exceptions[0].__cause__ or EngineError("the engine has ended") from None
     except* OSError as errors:
         raise errors.exceptions[0] from None
 
 
-class _Ended(BaseException):
+class _EngineGone(BaseException):
     """The engine is gone for good: this ends the run, not just one line."""
 
     def __init__(self, cause: EngineError) -> None:
@@ -155,7 +155,7 @@ class _Ended(BaseException):
         self.__cause__ = cause
 
 
-def _answered(text: bytes) -> str | None:
+def _succeeded_id(text: bytes) -> str | None:
     """The id of the request that a line of an output file answers, if it succeeded."""
     try:
         line = msgspec.json.decode(text, type=_OutputLine)

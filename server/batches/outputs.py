@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from server.batches.answering import not_run
-from server.batches.bench import Bench
+from server.batches.answering import not_run_line
+from server.batches.bench import BatchEnvironment
 from server.batches.lines import read_lines
 from server.store.batches import StoredBatch
 from server.store.files import FileStore, StoredFile
@@ -27,7 +27,7 @@ _NOT_RUN = {
 
 
 async def write_outputs(
-    bench: Bench, batch: StoredBatch, file: StoredFile, finished: set[int]
+    env: BatchEnvironment, batch: StoredBatch, file: StoredFile, finished: set[int]
 ) -> tuple[str | None, str | None]:
     """Write a batch's results to files; lines without a result are listed as errors.
 
@@ -36,28 +36,28 @@ async def write_outputs(
     Returns the ids of the output file and of the error file; None for one that would be empty.
     Raises StoreError or OSError.
     """
-    outputs = _Output(bench.files, batch, "output"), _Output(bench.files, batch, "error")
+    outputs = _OutputFile(env.files, batch, "output"), _OutputFile(env.files, batch, "error")
     try:
         for output in outputs:
             await output.open()
         after = 0
-        while page := await bench.batches.results(batch.id, after, _PAGE):
+        while page := await env.batches.results(batch.id, after, _PAGE):
             for ok, output in zip((True, False), outputs, strict=True):
                 await output.write([text for _, this_ok, text in page if this_ok == ok])
             after = page[-1][0]
         if len(finished) < batch.num_lines:
             reason = _NOT_RUN[batch.cancelling_at is not None]
-            path = bench.files.path(file)
-            async for line in read_lines(path, [batch.endpoint], bench.max_line_bytes, finished):
-                await outputs[1].write([not_run(line, *reason)])
-        good, bad = [await output.keep() for output in outputs]
+            path = env.files.path(file)
+            async for line in read_lines(path, [batch.endpoint], env.max_line_bytes, finished):
+                await outputs[1].write([not_run_line(line, *reason)])
+        good, bad = [await output.store() for output in outputs]
         return good, bad
     finally:
         for output in outputs:
             output.discard()
 
 
-class _Output:
+class _OutputFile:
     """A file being written."""
 
     def __init__(self, files: FileStore, batch: StoredBatch, kind: str) -> None:
@@ -79,7 +79,7 @@ class _Output:
             self._num_bytes += len(data)
             await asyncio.to_thread(self._file.write, data)
 
-    async def keep(self) -> str | None:
+    async def store(self) -> str | None:
         """Store it as a file of the batch's tenant, unless it is empty."""
         assert self._file is not None
         assert self._path is not None

@@ -11,27 +11,27 @@ from typing import Literal
 import msgspec
 
 from server.batches.answering import run_line
-from server.batches.bench import Bench
-from server.batches.lines import BatchError, Judge, Line, read_lines
+from server.batches.bench import BatchEnvironment
+from server.batches.lines import BatchError, InputValidator, Line, read_lines
 from server.batches.outputs import write_outputs
-from server.store.batches import LIVE, BatchStore, LineResult, StoredBatch
+from server.store.batches import ACTIVE_STATUSES, BatchStore, LineResult, StoredBatch
 from server.store.database import StoreError
 from server.store.files import StoredFile
 
-_WATCH_S = 1.0  # between checks for a cancellation by any process
+_CANCEL_POLL_S = 1.0  # between checks for a cancellation by any process
 _STORE_TRIES = 5
-_RETRY_S = 1.0
+_RETRY_DELAY_S = 1.0
 _log = logging.getLogger(__name__)
 
-Stop = Literal["cancelling", "expired"]
+StopReason = Literal["cancelling", "expired"]
 
 
 class BatchRun:
     """Takes one batch through its statuses. The runner ensures that no other process does."""
 
-    def __init__(self, bench: Bench, batch: StoredBatch) -> None:
-        self._bench = bench
-        self._store = bench.batches
+    def __init__(self, env: BatchEnvironment, batch: StoredBatch) -> None:
+        self._env = env
+        self._store = env.batches
         self.batch = batch
 
     async def run(self) -> None:
@@ -49,7 +49,7 @@ class BatchRun:
 
     async def _run(self) -> None:
         batch = self.batch
-        file = await self._bench.files.get(batch.tenant, batch.input_file_id)
+        file = await self._env.files.get(batch.tenant, batch.input_file_id)
         if file is None:
             message = "The input file does not exist any more."
             error = BatchError(code="file_not_found", message=message, param="input_file_id")
@@ -65,54 +65,54 @@ class BatchRun:
     # ------------------------------------------------------------ validating
 
     async def _validate(self, file: StoredFile) -> None:
-        bench, batch = self._bench, self.batch
-        judge = Judge([batch.endpoint], bench.has_model, bench.max_line_bytes)
-        await judge.read(bench.files.path(file))
+        bench, batch = self._env, self.batch
+        judge = InputValidator([batch.endpoint], bench.has_model, bench.max_line_bytes)
+        await judge.validate(bench.files.path(file))
         if judge.errors:
             await self._fail(judge.errors)
             return
         found = {"num_lines": judge.num_lines, "model": judge.model}
-        moved = await self._store.move(
+        moved = await self._store.transition(
             batch.id, ["validating"], "in_progress", in_progress_at=_now(), **found
         )
         if moved is None:  # cancelled meanwhile
-            moved = await self._store.move(batch.id, ["cancelling"], "cancelling", **found)
-        await self._take(moved)
+            moved = await self._store.transition(batch.id, ["cancelling"], "cancelling", **found)
+        await self._update_batch(moved)
 
     # ------------------------------------------------------------ in progress
 
     async def _process(self, file: StoredFile) -> None:
         """Run the lines without a result, until all have one or there is a reason to stop."""
         work = asyncio.create_task(self._run_lines(file))
-        watch = asyncio.create_task(self._watch())
+        watch = asyncio.create_task(self._wait_for_stop())
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
             stopped = watch.result() if not work.done() else None
         finally:
-            await _end(watch)
-            await _end(work)
+            await _cancel_and_wait(watch)
+            await _cancel_and_wait(work)
         if stopped is None:
             work.result()  # re-raises its exception
-        moved = await self._store.move(
+        moved = await self._store.transition(
             self.batch.id, ["in_progress"], "finalizing", finalizing_at=_now()
         )
-        await self._take(moved)
+        await self._update_batch(moved)
 
-    async def _watch(self) -> Stop:
+    async def _wait_for_stop(self) -> StopReason:
         """Wait until the batch is cancelled or its completion window ends."""
         now: StoredBatch | None = self.batch
         while now is not None and now.status == "in_progress":
             if _now() >= now.expires_at:
                 return "expired"
-            await asyncio.sleep(_WATCH_S)
+            await asyncio.sleep(_CANCEL_POLL_S)
             with contextlib.suppress(StoreError):
                 now = await self._store.get(self.batch.tenant, self.batch.id)
         return "cancelling"
 
     async def _run_lines(self, file: StoredFile) -> None:
-        bench, batch = self._bench, self.batch
+        bench, batch = self._env, self.batch
         recorder = _Recorder(bench.batches, batch.id)
-        answer = bench.answer(batch)
+        answer = bench.handler_for(batch)
         running: set[asyncio.Task[None]] = set()
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -154,22 +154,22 @@ class BatchRun:
 
     async def _finish(self, file: StoredFile) -> None:
         """Write the results files, and move to the final status."""
-        bench, batch = self._bench, self.batch
+        bench, batch = self._env, self.batch
         finished = await bench.batches.finished_lines(batch.id)
         cancelled = batch.cancelling_at is not None
         whole = not cancelled and len(finished) >= batch.num_lines
         ids = await write_outputs(bench, batch, file, finished)
         outputs = {"output_file_id": ids[0], "error_file_id": ids[1]}
         if cancelled:
-            await self._store.move(
+            await self._store.transition(
                 batch.id, ["cancelling"], "cancelled", cancelled_at=_now(), **outputs
             )
         elif whole:
-            await self._store.move(
+            await self._store.transition(
                 batch.id, ["finalizing"], "completed", completed_at=_now(), **outputs
             )
         else:
-            await self._store.move(
+            await self._store.transition(
                 batch.id, ["finalizing"], "expired", expired_at=_now(), **outputs
             )
 
@@ -178,13 +178,15 @@ class BatchRun:
         told = msgspec.json.encode(errors).decode()
         while True:
             try:
-                await self._store.move(self.batch.id, LIVE, "failed", failed_at=_now(), errors=told)
+                await self._store.transition(
+                    self.batch.id, ACTIVE_STATUSES, "failed", failed_at=_now(), errors=told
+                )
             except StoreError:
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(_RETRY_DELAY_S)
             else:
                 return
 
-    async def _take(self, moved: StoredBatch | None) -> None:
+    async def _update_batch(self, moved: StoredBatch | None) -> None:
         """Continue with the updated batch; None means that it was cancelled meanwhile."""
         if moved is None:
             moved = await self._store.get(self.batch.tenant, self.batch.id)
@@ -223,10 +225,10 @@ class _Recorder:
                 except StoreError:
                     if not tries_left:
                         raise
-                    await asyncio.sleep(_RETRY_S)
+                    await asyncio.sleep(_RETRY_DELAY_S)
 
 
-async def _end(task: asyncio.Task[object]) -> None:
+async def _cancel_and_wait(task: asyncio.Task[object]) -> None:
     """Cancel a task and wait for its end; its exception is not raised."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

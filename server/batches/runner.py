@@ -8,13 +8,13 @@ import logging
 import time
 from collections.abc import Callable
 
-from server.batches.bench import Bench
+from server.batches.bench import BatchEnvironment
 from server.batches.lock import BatchLock
 from server.batches.run import BatchRun
-from server.store.batches import LIVE, StoredBatch
+from server.store.batches import ACTIVE_STATUSES, StoredBatch
 from server.store.database import StoreError
 
-_LOOK_S = 2.0  # between polls for batches of other processes
+_POLL_S = 2.0  # between polls for batches of other processes
 _SWEEP_S = 3600.0
 _MAX_BATCHES = 8  # at once; they take turns at the slots
 _log = logging.getLogger(__name__)
@@ -28,23 +28,23 @@ class BatchRunner:
         may_run: whether batches may start: false before a model is loaded and during shutdown.
     """
 
-    def __init__(self, bench: Bench, may_run: Callable[[], bool]) -> None:
-        self._bench = bench
+    def __init__(self, env: BatchEnvironment, may_run: Callable[[], bool]) -> None:
+        self._env = env
         self._may_run = may_run
         self._running: dict[str, asyncio.Task[None]] = {}
         self._next_sweep_s = 0.0  # time.monotonic()
 
     async def run(self) -> None:
         """Look for batches repeatedly."""
-        news = self._bench.batches.news
+        news = self._env.batches.updated
         try:
             while True:
                 with contextlib.suppress(StoreError):  # already logged; the next poll retries
-                    await self._look()
+                    await self._poll()
                 # Not wait_for: before Python 3.12 it loses a cancellation that coincides with the
                 # event.
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_S):
+                    async with asyncio.timeout(_POLL_S):
                         await news.wait()
         finally:
             tasks = list(self._running.values())
@@ -52,19 +52,19 @@ class BatchRunner:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _look(self) -> None:
-        batches = self._bench.batches
-        if not (self._may_run() and batches.may_have_any()):
+    async def _poll(self) -> None:
+        batches = self._env.batches
+        if not (self._may_run() and batches.may_have_batches()):
             return
-        batches.news.clear()
+        batches.updated.clear()
         if time.monotonic() >= self._next_sweep_s:
             self._next_sweep_s = time.monotonic() + _SWEEP_S
-            await self._bench.files.sweep()
-        for batch in await batches.live():
+            await self._env.files.sweep()
+        for batch in await batches.list_active():
             if len(self._running) >= _MAX_BATCHES:
                 break
             if batch.id not in self._running:
-                lock = BatchLock.take(batches.locks, batch.id)
+                lock = BatchLock.acquire(batches.locks, batch.id)
                 if lock is not None:
                     self._running[batch.id] = asyncio.create_task(self._run(batch.id, lock))
 
@@ -74,7 +74,7 @@ class BatchRunner:
             # Its state now that the lock is held: another process may have advanced it.
             batch = await self._find(id)
             if batch is not None:
-                await BatchRun(self._bench, batch).run()
+                await BatchRun(self._env, batch).run()
             ended = await self._find(id) is None
         except StoreError:
             pass  # retried at the next poll
@@ -83,9 +83,11 @@ class BatchRunner:
         finally:
             lock.release(ended=ended)
             del self._running[id]
-            self._bench.batches.news.set()
+            self._env.batches.updated.set()
 
     async def _find(self, id: str) -> StoredBatch | None:
         """The batch, unless it has ended."""
-        found = await self._bench.batches.live()
-        return next((batch for batch in found if batch.id == id and batch.status in LIVE), None)
+        found = await self._env.batches.list_active()
+        return next(
+            (batch for batch in found if batch.id == id and batch.status in ACTIVE_STATUSES), None
+        )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from server.batches.answering import Answer
-from server.batches.bench import Bench, SharedSlots
+from server.batches.answering import LineHandler
+from server.batches.bench import BatchEnvironment, SharedSlots
 from server.batches.handlers import handler_of
 from server.batches.runner import BatchRunner
 from server.state import ServerState
@@ -17,8 +17,8 @@ def make_runner(state: ServerState) -> BatchRunner:
     """The server's batch runner; run it for as long as the server serves."""
     settings = state.settings
 
-    def answer_for(batch: StoredBatch) -> Answer:
-        caller = replace(state.access.keys.caller_named(batch.tenant), background=True)
+    def answer_for(batch: StoredBatch) -> LineHandler:
+        caller = replace(state.access.keys.caller_of_tenant(batch.tenant), background=True)
         handler = handler_of(batch.endpoint)
 
         async def answer(body: dict[str, Any]) -> Any:
@@ -27,11 +27,11 @@ def make_runner(state: ServerState) -> BatchRunner:
         return answer
 
     share = -(-settings.max_batch_requests // settings.api_workers)
-    bench = Bench(
+    bench = BatchEnvironment(
         files=state.files,
         batches=state.batches,
-        slots=SharedSlots(share, is_busy=lambda: state.live_sequences > 0),
-        answer=answer_for,
+        slots=SharedSlots(share, is_busy=lambda: state.num_live_sequences > 0),
+        handler_for=answer_for,
         has_model=lambda name: name in settings.model_names or name in state.adapters,
         max_line_bytes=settings.max_body_bytes,
     )

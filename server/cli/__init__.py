@@ -34,7 +34,7 @@ Start with:
   quire chat                      (in a second terminal)
 """
 
-_OURS = ("demo", "engine", "kernels", "loadtest", "server", "tools")
+_OWN_PACKAGES = ("demo", "engine", "kernels", "loadtest", "server", "tools")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 2
         return run(rest)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] in _OURS:
+        if error.name is None or error.name.partition(".")[0] in _OWN_PACKAGES:
             raise
         print(
             f"quire {command}: the package '{error.name}' is not installed for {sys.executable}; "

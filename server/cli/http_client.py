@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 
-class ServerProblem(Exception):
+class ServerError(Exception):
     """The server cannot be reached, or rejected the request; one line for the user."""
 
 
@@ -30,13 +30,13 @@ class ApiClient:
     def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 300.0) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname or not _has_port(parts):
-            raise ServerProblem(f"'{url}' is not an address like http://127.0.0.1:8000")
+            raise ServerError(f"'{url}' is not an address like http://127.0.0.1:8000")
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
         self._parts = urlsplit(self.url)
         self._headers = {"Content-Type": "application/json", "Accept": "*/*"}
         if api_key:
             if not (api_key.isascii() and api_key.isprintable()):
-                raise ServerProblem("the API key holds a character that no header can hold")
+                raise ServerError("the API key holds a character that no header can hold")
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._timeout_s = timeout_s
 
@@ -47,9 +47,7 @@ class ApiClient:
             listed = json.loads(response.read())
             return listed["data"][0]["id"]
         except (ValueError, LookupError, TypeError):
-            raise ServerProblem(
-                f"{self.url} does not list its models as OpenAI's API does"
-            ) from None
+            raise ServerError(f"{self.url} does not list its models as OpenAI's API does") from None
         finally:
             connection.close()
 
@@ -71,11 +69,11 @@ class ApiClient:
                     return
                 chunk = json.loads(data)
                 if "error" in chunk:
-                    raise ServerProblem(str(chunk["error"].get("message", "an error")))
+                    raise ServerError(str(chunk["error"].get("message", "an error")))
                 yield chunk
-            raise ServerProblem("the server ended the stream before its end")
+            raise ServerError("the server ended the stream before its end")
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise ServerProblem(f"the stream from {self.url} broke off: {error}") from None
+            raise ServerError(f"the stream from {self.url} broke off: {error}") from None
         finally:
             connection.close()
 
@@ -95,13 +93,13 @@ class ApiClient:
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise ServerProblem(
+            raise ServerError(
                 f"no server answers at {self.url} ({_reason(error)}); start one with: quire serve"
             ) from None
         if response.status >= 400:
             message = _error_message(response.read(65536))
             connection.close()
-            raise ServerProblem(f"the server answered {response.status}: {message}")
+            raise ServerError(f"the server answered {response.status}: {message}")
         return connection, response
 
 

@@ -34,7 +34,7 @@ is created; the file stores its SHA-256 only. A running server applies changes w
 """
 
 
-class _Refused(Exception):
+class _CommandError(Exception):
     """A command could not be executed; the message is one line."""
 
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     try:
         options.run(options.file, options)
-    except (InvalidSettings, _Refused) as problem:
+    except (InvalidSettings, _CommandError) as problem:
         print(f"quire keys: {problem}", file=sys.stderr)
         return 1
     except OSError as error:
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 def _create(path: Path, options: argparse.Namespace) -> None:
     file = read_key_file(path) if path.exists() else KeyFile()
     if file.entry(options.name) is not None:
-        raise _Refused(f"there is a key named {options.name!r}; 'rotate' gives it a new one")
+        raise _CommandError(f"there is a key named {options.name!r}; 'rotate' gives it a new one")
     given = {name: getattr(options, name) for name in (*_LIMITS, "weight", "expires")}
     fields = {name: value for name, value in given.items() if value is not None}
     if options.scopes:
@@ -68,14 +68,14 @@ def _create(path: Path, options: argparse.Namespace) -> None:
         entry = KeyEntry(name=options.name, sha256=[digest_of(key)], **fields)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        raise _Refused(f"{problem['loc'][0]}: {reason(problem)}") from None
+        raise _CommandError(f"{problem['loc'][0]}: {reason(problem)}") from None
     write_key_file(path, file.with_entry(entry))
     print(key)
 
 
 def _rotate(path: Path, options: argparse.Namespace) -> None:
     file = read_key_file(path)
-    entry = _named(file, options.name)
+    entry = _find_entry(file, options.name)
     key = new_key()
     kept = [] if options.revoke_old else entry.sha256[:1]  # the newest hash comes first
     changed = entry.model_copy(update={"sha256": [digest_of(key), *kept]})
@@ -101,14 +101,14 @@ def _list(path: Path, options: argparse.Namespace) -> None:
 
 def _revoke(path: Path, options: argparse.Namespace) -> None:
     file = read_key_file(path)
-    _named(file, options.name)
-    write_key_file(path, file.without(options.name))
+    _find_entry(file, options.name)
+    write_key_file(path, file.without_entry(options.name))
 
 
-def _named(file: KeyFile, name: str) -> KeyEntry:
+def _find_entry(file: KeyFile, name: str) -> KeyEntry:
     entry = file.entry(name)
     if entry is None:
-        raise _Refused(f"there is no key named {name!r}")
+        raise _CommandError(f"there is no key named {name!r}")
     return entry
 
 

@@ -27,12 +27,12 @@ from server.settings import InvalidSettings, Settings
 
 logger = logging.getLogger(__name__)
 
-_HERE = 0.001  # of Ray's resource that stands for a machine: enough to be placed there
+_NODE_RESOURCE = 0.001  # of Ray's resource that stands for a machine: enough to be placed there
 _PLACEMENT_S = 60.0
-_ANSWER_S = 30.0  # for actor calls that have nothing to wait for
-_LOOK_S = 1.0
+_CALL_TIMEOUT_S = 30.0  # for actor calls that have nothing to wait for
+_POLL_INTERVAL_S = 1.0
 _GRACE_S = 15.0  # for the other machines to exit after the first
-_OURS = ("node_rank", "master_addr", "node_secret_file")
+_RAY_MANAGED_SETTINGS = ("node_rank", "master_addr", "node_secret_file")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     try:
         return _Cluster(settings, flags).serve()
-    except _NoPlace as error:
+    except _PlacementError as error:
         print(f"quire ray: {error}", file=sys.stderr)
         return 1
     finally:
@@ -80,14 +80,14 @@ def _check(settings: Settings) -> None:
     """Raise InvalidSettings for settings that Ray does not support or determines itself."""
     if settings.nnodes == 1:
         raise InvalidSettings("--nnodes must be at least 2; on one machine use quire serve")
-    for name in _OURS:
+    for name in _RAY_MANAGED_SETTINGS:
         if name in settings.model_fields_set:
             raise InvalidSettings(
                 f"--{name.replace('_', '-')} is chosen by Ray and cannot be set here"
             )
 
 
-class _NoPlace(Exception):
+class _PlacementError(Exception):
     """The cluster lacks the machines; one line for the user."""
 
 
@@ -112,32 +112,32 @@ class _Cluster:
         """Serve on all machines until the first one exits. Raises _NoPlace."""
         import ray
 
-        with self._placed(), _on_signals(self._end):
+        with self._placement(), _on_signals(self._terminate):
             self._nodes = [self._new_node(rank) for rank in range(self._settings.nnodes)]
             self._address = ray.get(self._nodes[0].address.remote(), timeout=_PLACEMENT_S)
             for rank in range(len(self._nodes)):
                 self._start(rank)
-            while (status := self._look()) is None:
-                time.sleep(_LOOK_S)
+            while (status := self._poll_nodes()) is None:
+                time.sleep(_POLL_INTERVAL_S)
             self._stop()
             return status
 
     # ------------------------------------------------------------ placement
 
     @contextlib.contextmanager
-    def _placed(self) -> Iterator[None]:
+    def _placement(self) -> Iterator[None]:
         """Reserve a bundle of resources on each machine, the first on this one with the API."""
         import ray
         from ray.util.placement_group import placement_group, remove_placement_group
 
         bundles = [{"CPU": 1.0} | self._gpus() for _ in range(self._settings.nnodes)]
-        bundles[0][f"node:{ray.util.get_node_ip_address()}"] = _HERE
+        bundles[0][f"node:{ray.util.get_node_ip_address()}"] = _NODE_RESOURCE
         self._group = placement_group(bundles, strategy="STRICT_SPREAD")
         try:
             if not self._group.wait(_PLACEMENT_S):
                 have = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]]
                 gpus = self._gpus().get("GPU", 0)
-                raise _NoPlace(
+                raise _PlacementError(
                     f"{len(bundles)} machines with a free CPU and {gpus:.0f} free GPUs each are "
                     f"needed, this one among them; the cluster's {len(have)} have "
                     f"{', '.join(f'{count:.0f}' for count in have)} GPUs"
@@ -170,7 +170,7 @@ class _Cluster:
         flags = [*self._flags, "--node-rank", str(rank), "--master-addr", self._address]
         self._nodes[rank].start.remote(flags, self._secret)
 
-    def _look(self) -> int | None:
+    def _poll_nodes(self) -> int | None:
         """The exit status of the first machine's server, or None while it runs.
 
         Restarts the servers of other machines when they have exited, on the same machine or, if
@@ -181,7 +181,7 @@ class _Cluster:
 
         for rank, node in enumerate(self._nodes):
             try:
-                (status,) = ray.get([node.poll.remote()], timeout=_ANSWER_S)
+                (status,) = ray.get([node.poll.remote()], timeout=_CALL_TIMEOUT_S)
             except GetTimeoutError:
                 continue  # it is still being placed
             except RayActorError:
@@ -201,7 +201,7 @@ class _Cluster:
                 self._start(rank)
         return None
 
-    def _end(self) -> None:
+    def _terminate(self) -> None:
         """Let the first machine finish its requests; on the second call, exit at once."""
         if self._is_ending:
             raise SystemExit(1)

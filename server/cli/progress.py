@@ -62,15 +62,15 @@ def ready_message(
     url: str,
     model: str,
     needs_key: bool,
-    has_page: bool,
+    has_dashboard: bool,
     took_s: float,
 ) -> str:
     """The address, and a command to try."""
     key = "  -H 'Authorization: Bearer YOUR_KEY' \\\n" if needs_key else ""
     path, asked = "chat/completions", f'"messages": [{{"role": "user", "content": "{_QUESTION}"}}]'
-    if not info.generates:
+    if not info.is_generative:
         path, asked = "embeddings", f'"input": "{_QUESTION}"'
-    page = f"\nand watch it at {url}/dashboard\n" if has_page else ""
+    page = f"\nand watch it at {url}/dashboard\n" if has_dashboard else ""
     return (
         f"Quire serves {model} at {url} ({info.num_parameters / 1e6:,.0f} M parameters, "
         f"{info.dtype}, {info.device}; ready after {took_s:.1f} s). Try:\n\n"

@@ -32,7 +32,7 @@ examples:
 """
 
 _FIRST_SHARD = 38  # of the corpus: earlier ones trained the embedded model
-_TEXTS_AT_A_TIME = 200
+_SHARD_SIZE = 200
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,9 +44,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         report = _run(options)
     except (QuantizeError, ModelLoadError, RequestError, ValueError) as error:
-        return _say(" ".join(str(error).split()))
+        return _print_error(" ".join(str(error).split()))
     except OSError as error:
-        return _say(f"{error.filename or options.output}: {error.strerror or error}")
+        return _print_error(f"{error.filename or options.output}: {error.strerror or error}")
     from tools.quantize.report import format_report
 
     print(format_report(report))
@@ -60,7 +60,7 @@ def _run(options: argparse.Namespace) -> Report:
     from server.cli.progress import LoadDisplay
     from server.model_source import resolve_model
     from tools.quantize.gptq import GptqOptions
-    from tools.quantize.questions import num_right, read_questions
+    from tools.quantize.questions import count_correct, read_questions
     from tools.quantize.recipe import Recipe
     from tools.quantize.report import write_report
     from tools.quantize.run import Job, quantise
@@ -75,7 +75,7 @@ def _run(options: argparse.Namespace) -> Report:
         ignore=("lm_head", *options.ignore),
     )
     questions = read_questions(options.questions) if options.questions else []
-    texts = read_texts(options.calibration) if options.calibration else _own_texts()
+    texts = read_texts(options.calibration) if options.calibration else _default_texts()
     if options.num_threads:
         torch.set_num_threads(options.num_threads)
     source = Path(resolve_model(options.model))
@@ -93,8 +93,8 @@ def _run(options: argparse.Namespace) -> Report:
             display(1.0, "asking the questions")
             accuracy = {
                 "total": len(questions),
-                "right_before": num_right(source, questions),
-                "right_after": num_right(options.output, questions),
+                "right_before": count_correct(source, questions),
+                "right_after": count_correct(options.output, questions),
             }
             report = dataclasses.replace(report, accuracy=accuracy)
             write_report(options.output, report)
@@ -103,11 +103,11 @@ def _run(options: argparse.Namespace) -> Report:
     return report
 
 
-def _own_texts() -> Iterable[dict[str, Any]]:
+def _default_texts() -> Iterable[dict[str, Any]]:
     """An endless stream of conversations of the kind that the embedded model was trained on."""
     from demo.corpus import shard
 
-    shards = (shard(index, size=_TEXTS_AT_A_TIME) for index in itertools.count(_FIRST_SHARD))
+    shards = (shard(index, size=_SHARD_SIZE) for index in itertools.count(_FIRST_SHARD))
     return itertools.chain.from_iterable(shards)
 
 
@@ -222,7 +222,7 @@ def _positive(text: str) -> int:
     return number
 
 
-def _say(text: str) -> int:
+def _print_error(text: str) -> int:
     """Print an error in one line; returns the exit status of a failure."""
     print(f"quire quantize: {text}", file=sys.stderr)
     return 1

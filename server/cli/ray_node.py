@@ -38,7 +38,7 @@ class RayNode:
         # Only processes of this user can open it.
         place = f"/proc/{os.getpid()}/fd/{self._secret}"
         command = [sys.executable, "-m", "server", "serve", *flags, "--node-secret-file", place]
-        self._process = subprocess.Popen(command, preexec_fn=_end_with_parent)
+        self._process = subprocess.Popen(command, preexec_fn=_terminate_with_parent)
 
     def poll(self) -> int | None:
         """The exit status of the server once it has exited."""
@@ -58,6 +58,6 @@ class RayNode:
             self._process.kill()
 
 
-def _end_with_parent() -> None:
+def _terminate_with_parent() -> None:
     """In the child: request SIGTERM when the actor's process ends, for whatever reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

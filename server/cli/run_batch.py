@@ -45,32 +45,34 @@ def main(argv: Sequence[str]) -> int:
             raise InvalidSettings("--nnodes: the engine is in this process, on this machine")
         logs.configure(settings.log_level, settings.log_format)
         if output.exists() and output.stat().st_size and not (resume or overwrite):
-            return _say(f"{output} already exists; --resume continues it, --overwrite replaces it")
+            return _print_error(
+                f"{output} already exists; --resume continues it, --overwrite replaces it"
+            )
         return asyncio.run(_run(settings, source, output, resume))
     except OSError as error:
-        return _say(f"{error.filename or output}: {error.strerror or error}")
+        return _print_error(f"{error.filename or output}: {error.strerror or error}")
     except (InvalidSettings, ModelLoadError, EngineError) as error:
-        return _say(" ".join(str(error).split()))
+        return _print_error(" ".join(str(error).split()))
 
 
 async def _run(settings: Settings, source: Path, output: Path, resume: bool) -> int:
-    from server.batches.offline import answer_file, judge, keep_answers
+    from server.batches.offline import prune_output, run_file, validate_file
 
-    found = await judge(source, settings)
+    found = await validate_file(source, settings)
     for error in found.errors:
         place = "" if error.line is None else f"line {error.line}: "
-        _say(f"{source}: {place}{error.message}")
+        _print_error(f"{source}: {place}{error.message}")
     if found.errors:
         return 1
-    done = keep_answers(output, none=not resume)
+    done = prune_output(output, discard_all=not resume)
     display = _Display(found.num_lines, len(done))
     try:
         engine = _engine(settings)
-        await answer_file(settings, engine, source, output, done, display.told)
+        await run_file(settings, engine, source, output, done, display.add_result)
     finally:
         display.close()
     if display.num_failed:
-        _say(f"{display.num_failed} of {found.num_lines} requests failed; see {output}")
+        _print_error(f"{display.num_failed} of {found.num_lines} requests failed; see {output}")
     return 1 if display.num_failed else 0
 
 
@@ -102,7 +104,7 @@ class _Display:
         self._num_tokens = 0
         self._bar = tqdm(total=num_lines, initial=num_done, unit="request", file=sys.stderr)
 
-    def told(self, result: LineResult) -> None:
+    def add_result(self, result: LineResult) -> None:
         """Count a result."""
         self.num_failed += not result.ok
         self._num_tokens += result.output_tokens
@@ -152,7 +154,7 @@ def _parse(argv: Sequence[str]) -> tuple[Path, Path, bool, bool, dict[str, Any]]
     return Path(source), output, given.pop("resume"), given.pop("overwrite"), given
 
 
-def _say(text: str) -> int:
+def _print_error(text: str) -> int:
     """Print an error in one line; returns the exit status of a failure."""
     print(f"quire run-batch: {text}", file=sys.stderr)
     return 1

@@ -64,7 +64,7 @@ def main(argv: Sequence[str], child: Child | None = None) -> int:
         with contextlib.ExitStack() as stack:
             for sock in sockets:
                 stack.enter_context(sock)
-            _check_parts(settings)
+            _check_optional_features(settings)
             read_chat_template(settings.chat_template)
             _check_tokenizer(settings)
             _check_adapters(settings)
@@ -99,12 +99,14 @@ def _serve(
 ) -> int:
     """Serve from this process."""
     configs = replica_configs(settings.engine_config(), settings.data_parallel_size)
-    engine: AnnouncedEngine | AnnouncedEngines
+    engine: AnnouncedEngine | AnnouncedReplicas
     if len(configs) == 1:
         engine = AnnouncedEngine(configs[0], announcer, child)
     else:
         clients = [SubprocessClient(configs[0], child=child), *map(SubprocessClient, configs[1:])]
-        engine = AnnouncedEngines(clients, announcer, caches=settings.enable_prefix_caching)
+        engine = AnnouncedReplicas(
+            clients, announcer, prefix_caching=settings.enable_prefix_caching
+        )
     engine.spawn()
 
     from server.app import create_app  # after the spawn: both processes import in parallel
@@ -112,7 +114,7 @@ def _serve(
 
     app = create_app(settings, engine)
     status = serve(app, settings, sock)
-    _tell_failure(app.state.server.failure)
+    _print_failure(app.state.server.failure)
     return status
 
 
@@ -128,11 +130,11 @@ def _serve_workers(
     supervisor = Supervisor(settings, sockets, announcer.announce, child)
     supervisor.spawn()
     status = asyncio.run(supervisor.run())
-    _tell_failure(supervisor.failure)
+    _print_failure(supervisor.failure)
     return status
 
 
-def _tell_failure(failure: EngineError | None) -> None:
+def _print_failure(failure: EngineError | None) -> None:
     if failure is not None:
         print(f"quire serve: {' '.join(str(failure).split())}", file=sys.stderr)
 
@@ -216,7 +218,7 @@ class Announcer:
                 url=display_url(settings.host, self._port, tls=settings.ssl_certfile is not None),
                 model=settings.model_names[0],
                 needs_key=bool(settings.api_keys or settings.api_key_file),
-                has_page=settings.shows_dashboard,
+                has_dashboard=settings.is_dashboard_enabled,
                 took_s=time.monotonic() - self._started_s,
             )
         )
@@ -237,13 +239,13 @@ class AnnouncedEngine(SubprocessClient):
         return await self._announcer.announce(super().start, on_progress)
 
 
-class AnnouncedEngines(ReplicaClient):
+class AnnouncedReplicas(ReplicaClient):
     """The same for several engine processes."""
 
     def __init__(
-        self, clients: Sequence[SubprocessClient], announcer: Announcer, *, caches: bool
+        self, clients: Sequence[SubprocessClient], announcer: Announcer, *, prefix_caching: bool
     ) -> None:
-        super().__init__(clients, caches=caches)
+        super().__init__(clients, prefix_caching=prefix_caching)
         self._announcer = announcer
 
     async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
@@ -251,7 +253,7 @@ class AnnouncedEngines(ReplicaClient):
         return await self._announcer.announce(super().start, on_progress)
 
 
-def _check_parts(settings: Settings) -> None:
+def _check_optional_features(settings: Settings) -> None:
     """Check keys, certificates and tracing before anything heavy is imported.
 
     Raises InvalidSettings.

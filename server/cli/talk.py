@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from server.cli.http_client import ApiClient, ServerProblem
+from server.cli.http_client import ApiClient, ServerError
 
 _COMMANDS = """\
 /reset           forget the conversation, keep the system prompt
@@ -47,17 +47,17 @@ def chat_main(argv: Sequence[str]) -> int:
         model = options.model or client.first_model()
         chat = Conversation(client, model, _sampling(options), options.system_prompt)
         for file in options.image:
-            chat.show(file)
+            chat.attach_image(file)
         if options.message is not None:
-            _print_stream(chat.answer(options.message))
+            _print_stream(chat.send(options.message))
             return 0
         if sys.stdin.isatty():
-            return _converse(chat)
+            return _chat_loop(chat)
         for line in sys.stdin:
             if line.strip():
-                _print_stream(chat.answer(line.strip()))
+                _print_stream(chat.send(line.strip()))
         return 0
-    except ServerProblem as problem:
+    except ServerError as problem:
         print(f"quire: {problem}", file=sys.stderr)
         return 1
 
@@ -84,7 +84,7 @@ def complete_main(argv: Sequence[str]) -> int:
         chunks = client.stream("/v1/completions", body)
         _print_stream(c["choices"][0]["text"] for c in chunks if c.get("choices"))
         return 0
-    except ServerProblem as problem:
+    except ServerError as problem:
         print(f"quire: {problem}", file=sys.stderr)
         return 1
 
@@ -107,18 +107,18 @@ class Conversation:
         self._turns.clear()
         self._images.clear()
 
-    def show(self, file: str) -> None:
+    def attach_image(self, file: str) -> None:
         """Attach the image in ``file`` to the next message. Raises ServerProblem."""
         kind = mimetypes.guess_type(file)[0] or ""
         if not kind.startswith("image/"):
-            raise ServerProblem(f"{file}: not an image, by its name")
+            raise ServerError(f"{file}: not an image, by its name")
         try:
             data = Path(file).read_bytes()
         except OSError as error:
-            raise ServerProblem(f"{file}: {error.strerror}") from None
+            raise ServerError(f"{file}: {error.strerror}") from None
         self._images.append(f"data:{kind};base64,{base64.b64encode(data).decode()}")
 
-    def answer(self, message: str) -> Generator[str, None, None]:
+    def send(self, message: str) -> Generator[str, None, None]:
         """Send ``message`` with the history and yield the pieces of the answer.
 
         Raises:
@@ -138,7 +138,7 @@ class Conversation:
                         if piece:
                             pieces.append(piece)
                             yield piece
-        except ServerProblem:
+        except ServerError:
             pieces.clear()
             raise
         finally:
@@ -147,7 +147,7 @@ class Conversation:
                 self._turns = [*turns, {"role": "assistant", "content": "".join(pieces)}]
 
 
-def _converse(chat: Conversation) -> int:
+def _chat_loop(chat: Conversation) -> int:
     """The loop at a terminal: read a command or a message, print the answer."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (gives input() line editing and history)
@@ -166,11 +166,11 @@ def _converse(chat: Conversation) -> int:
                 return 0
             continue
         try:
-            with contextlib.closing(chat.answer(line)) as pieces:
+            with contextlib.closing(chat.send(line)) as pieces:
                 _print_stream(pieces)
         except KeyboardInterrupt:  # closing the generator has aborted the request on the server
             print(" [stopped]")
-        except ServerProblem as problem:
+        except ServerError as problem:
             print(f"quire: {problem}", file=sys.stderr)
 
 
@@ -185,8 +185,8 @@ def _command(chat: Conversation, line: str) -> bool:
             print("Started a new conversation.")
         case "/image":
             try:
-                chat.show(rest.strip())
-            except ServerProblem as problem:
+                chat.attach_image(rest.strip())
+            except ServerError as problem:
                 print(f"quire: {problem}", file=sys.stderr)
         case "/system":
             if rest.strip():

@@ -10,10 +10,10 @@ from engine.snapshot import Snapshot
 from server.state import ServerState
 
 _MIN_INTERVAL_S = 0.2  # between two snapshots of this process, however many pages are open
-_PATIENCE_S = 2.0  # for a step to end
+_TIMEOUT_S = 2.0  # for a step to end
 
 
-class Looker:
+class SnapshotPoller:
     """Takes snapshots of one engine for one API process. Belongs to its event loop.
 
     The engine answers between two steps. While an answer is pending no other is requested: later
@@ -24,11 +24,11 @@ class Looker:
         self._state = state
         self.engine = engine
         self._task: asyncio.Task[Snapshot] | None = None
-        self._asked_s = 0.0
+        self._requested_s = 0.0
         # By id: how long an answer was complete before its client had read it.
         self.unread_s: dict[str, float] = {}
 
-    async def look(self) -> Snapshot | None:
+    async def poll(self) -> Snapshot | None:
         """A snapshot, at most a fraction of a second old; None while the engine is busy.
 
         Raises:
@@ -36,10 +36,10 @@ class Looker:
         """
         now_s = time.monotonic()
         task = self._task
-        if task is None or (task.done() and now_s - self._asked_s >= _MIN_INTERVAL_S):
-            self._asked_s = now_s
-            task = self._task = asyncio.create_task(self._ask())
-        done, _ = await asyncio.wait([task], timeout=_PATIENCE_S)
+        if task is None or (task.done() and now_s - self._requested_s >= _MIN_INTERVAL_S):
+            self._requested_s = now_s
+            task = self._task = asyncio.create_task(self._take_snapshot())
+        done, _ = await asyncio.wait([task], timeout=_TIMEOUT_S)
         return task.result() if done else None
 
     def close(self) -> None:
@@ -47,17 +47,17 @@ class Looker:
         if self._task is not None:
             self._task.cancel()
 
-    async def _ask(self) -> Snapshot:
-        snapshot = await self.engine.look()
-        self._note_readers(snapshot)
+    async def _take_snapshot(self) -> Snapshot:
+        snapshot = await self.engine.snapshot()
+        self._update_unread(snapshot)
         return snapshot
 
-    def _note_readers(self, snapshot: Snapshot) -> None:
+    def _update_unread(self, snapshot: Snapshot) -> None:
         """Record which of this process's clients have not read a complete answer."""
         is_live = self._state.metrics.is_live
         known = self.unread_s
         self.unread_s = {}
-        for life in snapshot.lives:
+        for life in snapshot.requests:
             if life.ended_s is None:
                 continue
             if is_live(life.id):

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from engine.snapshot import Life, PhaseKind
+from engine.snapshot import PhaseKind, RequestRecord
 
 _QUICK_S = 0.3  # faster than that needs no explanation
-_CROWD = 4.0  # rows of a step above which batching is worth mentioning
-_CROSSED = 0.25  # share of steps with other prompts in them above which that is mentioned
+_MIN_SHARED_ROWS = 4.0  # rows of a step above which batching is worth mentioning
+_MIN_MIXED_SHARE = 0.25  # share of steps with other prompts in them above which that is mentioned
 _LATE_READER_S = 1.0
 
 
@@ -22,7 +22,7 @@ class Cause(NamedTuple):
     line: str
 
 
-def why_slow(life: Life, now_s: float, unread_s: float = 0.0) -> str:
+def why_slow(life: RequestRecord, now_s: float, unread_s: float = 0.0) -> str:
     """The main cause of a request's time so far; empty for a quick request.
 
     Args:
@@ -37,7 +37,7 @@ def why_slow(life: Life, now_s: float, unread_s: float = 0.0) -> str:
     return max(causes).line
 
 
-def spans(life: Life, now_s: float) -> list[tuple[PhaseKind, float]]:
+def phase_durations(life: RequestRecord, now_s: float) -> list[tuple[PhaseKind, float]]:
     """The phases of a life, with the seconds that each has taken so far."""
     ends = [phase.began_s for phase in life.phases[1:]]
     ends.append(now_s if life.ended_s is None else life.ended_s)
@@ -47,10 +47,10 @@ def spans(life: Life, now_s: float) -> list[tuple[PhaseKind, float]]:
     ]
 
 
-def _causes(life: Life, now_s: float, unread_s: float) -> list[Cause]:
+def _causes(life: RequestRecord, now_s: float, unread_s: float) -> list[Cause]:
     images = grammar = queued = prompt = again = decode = 0.0
     preempted = False
-    for kind, seconds in spans(life, now_s):
+    for kind, seconds in phase_durations(life, now_s):
         preempted = preempted or kind == "preempted"
         if kind == "images":
             images += seconds
@@ -66,37 +66,37 @@ def _causes(life: Life, now_s: float, unread_s: float) -> list[Cause]:
             prompt += seconds
     times = "once" if life.num_preemptions == 1 else f"{life.num_preemptions} times"
     causes = [
-        Cause(images, f"reading its images took {_told(images)}"),
-        Cause(grammar, f"compiling its grammar took {_told(grammar)}"),
-        Cause(queued, f"waited {_told(queued)} in the queue"),
+        Cause(images, f"reading its images took {_format_seconds(images)}"),
+        Cause(grammar, f"compiling its grammar took {_format_seconds(grammar)}"),
+        Cause(queued, f"waited {_format_seconds(queued)} in the queue"),
         Cause(prompt, _prompt(life, prompt)),
-        Cause(again, f"preempted {times}: {_told(again)} to wait and recompute"),
+        Cause(again, f"preempted {times}: {_format_seconds(again)} to wait and recompute"),
         Cause(decode, _decode(life, decode)),
     ]
     if unread_s >= _LATE_READER_S:
-        line = f"slow client: finished {_told(unread_s)} before it was read"
+        line = f"slow client: finished {_format_seconds(unread_s)} before it was read"
         causes.append(Cause(unread_s, line))
     return causes
 
 
-def _prompt(life: Life, seconds: float) -> str:
+def _prompt(life: RequestRecord, seconds: float) -> str:
     cached = f" ({life.num_cached:,} cached)" if life.num_cached else ""
     steps = f", in {life.num_prompt_steps} steps" if life.num_prompt_steps > 1 else ""
-    return f"a prompt of {life.num_prompt:,} tokens{cached} took {_told(seconds)}{steps}"
+    return f"a prompt of {life.num_prompt:,} tokens{cached} took {_format_seconds(seconds)}{steps}"
 
 
-def _decode(life: Life, seconds: float) -> str:
+def _decode(life: RequestRecord, seconds: float) -> str:
     pace = f"{seconds / max(1, life.num_output) * 1e3:.3g} ms per token"
     num_steps = max(1, life.num_steps - life.num_prompt_steps)
-    crossed = life.num_crossed / num_steps
-    if crossed >= _CROSSED:
+    crossed = life.num_mixed_steps / num_steps
+    if crossed >= _MIN_MIXED_SHARE:
         return f"{crossed:.0%} of its steps also computed other prompts: {pace}"
-    if life.mean_rows >= _CROWD:
+    if life.mean_rows >= _MIN_SHARED_ROWS:
         return f"shared its steps with {life.mean_rows - 1:.0f} other requests: {pace}"
     return f"a long answer: {life.num_output:,} tokens, {pace}"
 
 
-def _told(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     if seconds < 1.0:
         return f"{seconds * 1e3:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 100.0 else f"{seconds:.0f} s"

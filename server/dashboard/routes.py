@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from engine.client import EngineClient
 from engine.errors import EngineDead
-from server.dashboard.looker import Looker
+from server.dashboard.looker import SnapshotPoller
 from server.dashboard.page import Page
-from server.dashboard.state import DashboardState, Status, fill, model_of
+from server.dashboard.state import DashboardState, Status, add_snapshot, describe_model
 from server.errors import ApiError, bad_field
 from server.openai.endpoint import json_response, state_of
 from server.openai.schema import describe
@@ -32,11 +32,13 @@ class Dashboard:
 
     def __init__(self, state: ServerState) -> None:
         self.page = Page()
-        self.lookers = [Looker(state, engine) for engine in state.engine.members]  # by number
+        self.pollers = [
+            SnapshotPoller(state, engine) for engine in state.engine.members
+        ]  # by number
 
     def close(self) -> None:
         """Stop taking snapshots."""
-        for looker in self.lookers:
+        for looker in self.pollers:
             looker.close()
 
 
@@ -59,7 +61,7 @@ async def dashboard_state(request: Request, engine: _Engine = 0) -> Response:
     is in a long step.
     """
     server = state_of(request)
-    lookers = _dashboard(request).lookers
+    lookers = _dashboard(request).pollers
     if engine >= len(lookers):
         raise bad_field("engine", f"must be below {len(lookers)}, the number of engines")
     looker = lookers[engine]
@@ -68,28 +70,28 @@ async def dashboard_state(request: Request, engine: _Engine = 0) -> Response:
         told.engines = len(lookers)
     snapshot = None
     if told.status in ("serving", "draining"):
-        told.model = model_of(server.settings.model_names[0], looker.engine.info)
+        told.model = describe_model(server.settings.model_names[0], looker.engine.info)
         try:
-            snapshot = await looker.look()
+            snapshot = await looker.poll()
         except EngineDead:
             told.status = "gone" if looker.engine.dead else "restarting"
         else:
             if snapshot is None:
                 told.status = "busy"
     if snapshot is not None:
-        fill(
+        add_snapshot(
             told,
             snapshot,
             looker.unread_s,
             max_running=server.settings.max_num_seqs,
-            restarts=server.metrics.numbers.engines[engine].num_restarts,
+            restarts=server.metrics.values.engines[engine].num_restarts,
         )
     return json_response(told, {"cache-control": "no-store"})
 
 
 def _dashboard(request: Request) -> Dashboard:
     """The dashboard. Raises ApiError (404) if it is disabled."""
-    if not state_of(request).settings.shows_dashboard:
+    if not state_of(request).settings.is_dashboard_enabled:
         message = (
             "The live page is off. Without keys it is shown only where no other machine can "
             "connect; --dashboard shows it all the same."
@@ -105,7 +107,7 @@ def _status(server: ServerState, engine: EngineClient) -> Status:
         return "loading"
     if not engine.alive:
         return "restarting"
-    if not engine.responds:
+    if not engine.responsive:
         return "busy"
     activity = engine.activity
     if activity != "serving":

@@ -10,9 +10,9 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from engine.snapshot import Life, PhaseKind, SecondRecord, Snapshot, StepRecord
+from engine.snapshot import PhaseKind, RequestRecord, SecondRecord, Snapshot, StepRecord
 from engine.types import EngineInfo, FinishReason
-from server.dashboard.reasons import spans, why_slow
+from server.dashboard.reasons import phase_durations, why_slow
 
 Status = Literal[
     "loading", "serving", "busy", "asleep", "reloading", "restarting", "draining", "gone"
@@ -34,7 +34,7 @@ class DashboardStep(Struct, array_like=True):
     num_accepted: int
     num_passes: int
     num_preempted: int
-    num_told: int
+    num_output_tokens: int
 
 
 class DashboardSecond(Struct, array_like=True):
@@ -43,7 +43,7 @@ class DashboardSecond(Struct, array_like=True):
     ago_s: int  # whole seconds; 0 is not over yet
     num_steps: int
     num_prompt_tokens: int
-    num_told: int
+    num_output_tokens: int
     num_running: int
     num_waiting: int
 
@@ -137,7 +137,7 @@ class DashboardState(Struct):
     requests: list[DashboardRequest] | UnsetType = UNSET  # running, waiting, ended
 
 
-def model_of(name: str, info: EngineInfo) -> DashboardModel:
+def describe_model(name: str, info: EngineInfo) -> DashboardModel:
     """The description of the model served under ``name``."""
     return DashboardModel(
         name=name,
@@ -149,7 +149,7 @@ def model_of(name: str, info: EngineInfo) -> DashboardModel:
     )
 
 
-def fill(
+def add_snapshot(
     state: DashboardState,
     snapshot: Snapshot,
     unread_s: dict[str, float],
@@ -196,7 +196,9 @@ def fill(
     )
     state.steps = [_step(step, now_s) for step in snapshot.steps]
     state.seconds = [_second(second, int(now_s)) for second in snapshot.seconds]
-    state.requests = [_request(life, now_s, unread_s.get(life.id, 0.0)) for life in snapshot.lives]
+    state.requests = [
+        _request(life, now_s, unread_s.get(life.id, 0.0)) for life in snapshot.requests
+    ]
 
 
 def short_id(id: str) -> str:
@@ -220,7 +222,7 @@ def _step(step: StepRecord, now_s: float) -> DashboardStep:
         step.num_accepted,
         step.num_passes,
         step.num_preempted,
-        step.num_told,
+        step.num_output_tokens,
     )
 
 
@@ -229,13 +231,13 @@ def _second(second: SecondRecord, now: int) -> DashboardSecond:
         now - second.second,
         second.num_steps,
         second.num_prompt_tokens,
-        second.num_told,
+        second.num_output_tokens,
         second.num_running,
         second.num_waiting,
     )
 
 
-def _request(life: Life, now_s: float, unread_s: float) -> DashboardRequest:
+def _request(life: RequestRecord, now_s: float, unread_s: float) -> DashboardRequest:
     end_s = now_s if life.ended_s is None else life.ended_s
     return DashboardRequest(
         id=short_id(life.id),
@@ -248,7 +250,9 @@ def _request(life: Life, now_s: float, unread_s: float) -> DashboardRequest:
         max_output_tokens=life.max_output,
         blocks=life.num_blocks,
         preemptions=life.num_preemptions,
-        phases=[DashboardPhase(kind, _ms(seconds)) for kind, seconds in spans(life, now_s)],
+        phases=[
+            DashboardPhase(kind, _ms(seconds)) for kind, seconds in phase_durations(life, now_s)
+        ],
         total_ms=_ms(end_s - life.phases[0].began_s),
         ended_ago_ms=None if life.ended_s is None else _ms(now_s - life.ended_s),
         finish_reason=life.finish_reason,
@@ -257,7 +261,7 @@ def _request(life: Life, now_s: float, unread_s: float) -> DashboardRequest:
     )
 
 
-def _status(life: Life) -> RequestStatus:
+def _status(life: RequestRecord) -> RequestStatus:
     if life.finish_reason is None:
         return life.phases[-1].kind
     if life.finish_reason == "error":

@@ -11,17 +11,17 @@ import uuid
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.access.caller import caller_in
+from server.access.caller import caller_of_scope
 from server.anthropic.errors import error_body, is_messages_path
 from server.errors import ApiError, to_api_error, unavailable
-from server.http.disconnect import ClientGone
+from server.http.disconnect import ClientDisconnected
 from server.state import ServerState
 from server.tracing import trace_headers
 
 API_VERSION = "2020-10-01"  # the version string that OpenAI's API has sent from the start
 # Answered while draining, and not logged.
 _PROBES = frozenset({"/health", "/ready", "/metrics", "/dashboard/state"})
-_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_VALID_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _log = logging.getLogger("server.requests")
 
 
@@ -58,7 +58,7 @@ class RequestContext:
                 elapsed_ms = (time.perf_counter() - started_s) * 1000
                 headers["openai-processing-ms"] = str(round(elapsed_ms))
                 headers["openai-version"] = API_VERSION
-                headers.update(caller_in(scope).account.headers())
+                headers.update(caller_of_scope(scope).account.headers())
             await send(message)
 
         self._state.requests_in_flight += waited_for
@@ -66,23 +66,23 @@ class RequestContext:
             if waited_for and self._state.draining:
                 raise unavailable("The server is shutting down.")
             await self._app(scope, receive, send_with_headers)
-        except ClientGone:
+        except ClientDisconnected:
             status = 499  # the client is gone
         except asyncio.CancelledError:  # the server has stopped waiting for requests
             if not status:
                 ending = unavailable("The server is shutting down.")
-                await _answer(ending, scope, send_with_headers)
+                await _send_error(ending, scope, send_with_headers)
         except Exception as error:
             if status:  # too late for a status; the connection is cut so that the client notices
                 _log.exception("request %s failed after its answer began", request_id)
                 raise
-            await _answer(self._told(error, request_id), scope, send_with_headers)
+            await _send_error(self._to_api_error(error, request_id), scope, send_with_headers)
         finally:
             self._state.requests_in_flight -= waited_for
             self._live_ids.discard(request_id)
             self._count(scope, status, request_id, time.perf_counter() - started_s)
 
-    def _told(self, error: Exception, request_id: str) -> ApiError:
+    def _to_api_error(self, error: Exception, request_id: str) -> ApiError:
         answer = to_api_error(error, request_id)
         if answer.status == 500:
             _log.error("request %s failed", request_id, exc_info=error)
@@ -93,7 +93,7 @@ class RequestContext:
         for name, value in scope["headers"]:
             if name == b"x-request-id":
                 given = value.decode("latin-1")
-                if _SANE_ID.fullmatch(given) and given not in self._live_ids:
+                if _VALID_ID.fullmatch(given) and given not in self._live_ids:
                     self._live_ids.add(given)
                     return given
         request_id = f"req_{uuid.uuid4().hex}"
@@ -102,7 +102,7 @@ class RequestContext:
 
     def _count(self, scope: Scope, status: int, request_id: str, elapsed_s: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
-        self._state.metrics.http_request(scope["method"], route, status)
+        self._state.metrics.record_http_request(scope["method"], route, status)
         if self._log_requests and route not in _PROBES:
             fields = {
                 "request_id": request_id,
@@ -118,7 +118,7 @@ class RequestContext:
             )
 
 
-async def _answer(error: ApiError, scope: Scope, send: Send) -> None:
+async def _send_error(error: ApiError, scope: Scope, send: Send) -> None:
     if is_messages_path(scope["path"]):
         body = error_body(error, scope["state"]["request_id"])
     else:

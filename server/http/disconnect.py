@@ -8,7 +8,7 @@ from types import TracebackType
 from starlette.types import Receive
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The connection closed before the response was complete."""
 
 
@@ -46,9 +46,9 @@ class until_disconnect:  # noqa: N801 - reads as the statement it is, like async
         del self._watcher, self._task
         if gone:
             if kind is asyncio.CancelledError:
-                raise ClientGone from error
+                raise ClientDisconnected from error
             if kind is None:
-                raise ClientGone
+                raise ClientDisconnected
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -17,7 +17,7 @@ from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from server.errors import ApiError, bad_field
-from server.http.disconnect import ClientGone
+from server.http.disconnect import ClientDisconnected
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -55,7 +55,7 @@ async def read_form(request: Request, file_field: str, path: Path, max_bytes: in
         while True:
             message = await request.receive()
             if message["type"] == "http.disconnect":
-                raise ClientGone
+                raise ClientDisconnected
             await reader.feed(message.get("body", b""))
             if not message.get("more_body", False):
                 return await reader.end()
@@ -148,7 +148,7 @@ class _Reader:
             if self._form.filename is not None:
                 raise bad_field(self._file_field, "must be one file")
             given = options.get(b"filename", b"").decode("utf-8", "replace")
-            self._form.filename = _plain_name(given)
+            self._form.filename = _safe_filename(given)
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         if not self._is_file:
@@ -171,7 +171,7 @@ class _Reader:
         self._complete = True
 
 
-def _plain_name(given: str) -> str:
+def _safe_filename(given: str) -> str:
     """A filename that is safe to display: no directories, no control characters, not empty."""
     name = _CONTROLS.sub("", given.replace("\\", "/").rpartition("/")[2])
     return name[:_MAX_FILENAME] or "upload"

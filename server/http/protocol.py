@@ -39,7 +39,7 @@ class HardenedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._in_headers = True  # a request line may have begun, and the headers are incomplete
         self._in_body = False
-        self._deaf = False  # refused: further input is discarded
+        self._discards_input = False  # refused: further input is discarded
         self._header_bytes = 0  # of headers parsed, or received and still incomplete
         self._num_headers = 0
         self._refusal: ApiError | None = None
@@ -65,7 +65,7 @@ class HardenedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse ``data``, unless the connection has been refused."""
-        if self._deaf or self.transport.is_closing():
+        if self._discards_input or self.transport.is_closing():
             return
         if not self._in_body and b"pgrade:" in data:
             data = _without_upgrade(data)
@@ -122,7 +122,7 @@ class HardenedProtocol(HttpToolsProtocol):
             self._header_timer = None
         super().on_headers_complete()
         if self.cycle is not None:
-            self.cycle.transport = _PoliteTransport(self)  # type: ignore[assignment]
+            self.cycle.transport = _LingeringTransport(self)  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         """Note that the body is complete; another request may follow."""
@@ -143,9 +143,9 @@ class HardenedProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Respond without the application, and close."""
-        if self.transport.is_closing() or self._deaf:
+        if self.transport.is_closing() or self._discards_input:
             return
-        self._deaf = True
+        self._discards_input = True
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             if not cycle.more_body or cycle.response_started:
@@ -168,7 +168,7 @@ class HardenedProtocol(HttpToolsProtocol):
 
     def linger(self) -> None:
         """Shut down our side, and discard what the client still sends before closing."""
-        self._deaf = True
+        self._discards_input = True
         if self._linger_timer is None and not self.transport.is_closing():
             self.flow.resume_reading()
             if self.transport.can_write_eof():
@@ -196,7 +196,7 @@ def _without_upgrade(data: bytes) -> bytes:
     return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + body
 
 
-class _PoliteTransport:
+class _LingeringTransport:
     """The transport of a response: closes in two phases while the request's body is unread."""
 
     __slots__ = ("_protocol", "is_closing", "write")

@@ -21,9 +21,9 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from engine.collector import settle
+from engine.collector import tune_for_serving
 from server.http.protocol import HardenedProtocol
-from server.http.stacks import tell_on_signal
+from server.http.stacks import log_stacks_on_signal
 from server.http.tls import Tls
 from server.settings import Settings
 from server.state import ServerState
@@ -38,7 +38,7 @@ def serve(
     settings: Settings,
     sock: socket.socket,
     *,
-    beside: Coroutine[Any, Any, None] | None = None,
+    background: Coroutine[Any, Any, None] | None = None,
 ) -> int:
     """Serve ``app`` on ``sock`` until SIGTERM, SIGINT or the engine's end.
 
@@ -77,30 +77,30 @@ def serve(
             tls.reload()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(_Server(config, state), sock, beside, reload))
+        runner.run(_run(_Server(config, state), sock, background, reload))
     return 1 if state.failure is not None else 0
 
 
 async def _run(
     server: _Server,
     sock: socket.socket,
-    beside: Coroutine[Any, Any, None] | None,
+    background: Coroutine[Any, Any, None] | None,
     reload: Callable[[], None],
 ) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, reload)
-    tell_on_signal(loop)
-    tasks = [asyncio.create_task(_settle(server.state))]
-    if beside is not None:
-        tasks.append(asyncio.create_task(beside))
+    log_stacks_on_signal(loop)
+    tasks = [asyncio.create_task(_freeze_gc_when_loaded(server.state))]
+    if background is not None:
+        tasks.append(asyncio.create_task(background))
     await server.serve(sockets=[sock])
     for task in tasks:
         task.cancel()
 
 
-async def _settle(state: ServerState) -> None:
-    await state.loaded()
-    settle()
+async def _freeze_gc_when_loaded(state: ServerState) -> None:
+    await state.wait_until_loaded()
+    tune_for_serving()
 
 
 class _Server(uvicorn.Server):

@@ -18,22 +18,22 @@ _log = logging.getLogger(__name__)
 _MAX_DEPTH = 100
 
 
-def tell_on_signal(loop: asyncio.AbstractEventLoop) -> None:
+def log_stacks_on_signal(loop: asyncio.AbstractEventLoop) -> None:
     """Install the SIGUSR1 handler."""
-    loop.add_signal_handler(signal.SIGUSR1, _tell, loop)
+    loop.add_signal_handler(signal.SIGUSR1, _log_tasks, loop)
     faulthandler.register(signal.SIGUSR1, chain=True)  # threads, to standard error
 
 
-def _tell(loop: asyncio.AbstractEventLoop) -> None:
+def _log_tasks(loop: asyncio.AbstractEventLoop) -> None:
     tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
     for task in tasks:
         _log.warning("task %s", task.get_name())
-        for where in _path_of(task.get_coro()):
+        for where in _await_chain(task.get_coro()):
             _log.warning("    %s", where)
     _log.warning("these are all of %d tasks", len(tasks))
 
 
-def _path_of(waiting: Any) -> list[str]:
+def _await_chain(waiting: Any) -> list[str]:
     """The chain of awaits from a coroutine inwards; it ends at anything but a coroutine."""
     path: list[str] = []
     while waiting is not None and len(path) < _MAX_DEPTH:

@@ -36,7 +36,9 @@ class Tls:
             try:
                 self.context.load_verify_locations(client_authorities)
             except (OSError, ssl.SSLError) as error:
-                raise InvalidSettings(_told("--ssl-ca-certs", client_authorities, error)) from None
+                raise InvalidSettings(
+                    _file_error("--ssl-ca-certs", client_authorities, error)
+                ) from None
             self.context.verify_mode = ssl.CERT_REQUIRED
 
     @classmethod
@@ -65,9 +67,9 @@ class Tls:
             self.context.load_cert_chain(self._certificate, self._key, password="")
         except (OSError, ssl.SSLError) as error:
             where = self._certificate if self._key is None else f"{self._certificate}, {self._key}"
-            raise InvalidSettings(_told("--ssl-certfile", where, error)) from None
+            raise InvalidSettings(_file_error("--ssl-certfile", where, error)) from None
 
 
-def _told(flag: str, where: object, error: OSError) -> str:
+def _file_error(flag: str, where: object, error: OSError) -> str:
     reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
     return f"{flag}: cannot use {where}: {str(reason or error).lower().replace('_', ' ')}"

@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from engine.types import BlockStats, EngineInfo, EngineStats, TierStats
 from server.metrics.families import Families
-from server.metrics.numbers import EngineNumbers
+from server.metrics.numbers import EngineMetricValues
 
 
 class EngineFamilies:
@@ -24,13 +24,13 @@ class EngineFamilies:
 
     def __init__(
         self,
-        numbers: EngineNumbers,
+        values: EngineMetricValues,
         info: EngineInfo | None,
         families: Families,
         *,
         max_loras: int = 0,
     ) -> None:
-        self._numbers = numbers
+        self._values = values
         self._info = info
         self._families = families
         self._max_loras = max_loras
@@ -41,7 +41,7 @@ class EngineFamilies:
         yield from self._counters()
 
     def _gauges(self) -> Iterable[Metric]:
-        stats = self._numbers.stats
+        stats = self._values.stats
         blocks = stats.blocks
         if not blocks.total and self._info is not None:  # no step has reported them yet
             num_blocks = self._info.memory.num_blocks
@@ -120,7 +120,7 @@ class EngineFamilies:
         yield self._families.gauge("state_snapshots_used", told, stats.blocks.snapshots)
 
     def _counters(self) -> Iterable[Metric]:
-        numbers, stats = self._numbers, self._numbers.stats
+        numbers, stats = self._values, self._values.stats
         for name, help, value in (
             (
                 "prefix_cache_queries",

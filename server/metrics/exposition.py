@@ -12,7 +12,7 @@ from engine.types import EngineInfo
 from server.metrics.engine_families import EngineFamilies
 from server.metrics.families import Families
 from server.metrics.names import COUNTERS, HISTOGRAMS, LABELLED_COUNTERS
-from server.metrics.numbers import Histogram, Numbers
+from server.metrics.numbers import Histogram, MetricValues
 
 _ALL_ENGINES = "all"  # label of what is counted for several engines together
 
@@ -33,14 +33,14 @@ class Exposition(Collector):
 
     def __init__(
         self,
-        numbers: Numbers,
+        values: MetricValues,
         infos: Sequence[EngineInfo | None],
         *,
         prefix: str,
         model_name: str,
         max_loras: int = 0,
     ) -> None:
-        self._numbers = numbers
+        self._values = values
         self._infos = infos
         self._prefix = prefix
         self._model_name = model_name
@@ -48,17 +48,17 @@ class Exposition(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
-        yield from self._of_engines()
-        engines = len(self._numbers.engines)
+        yield from self._collect_engines()
+        engines = len(self._values.engines)
         families = self._families("0" if engines == 1 else _ALL_ENGINES)
         labels = families.labels
         for name, help in COUNTERS.items():
-            yield families.counter(name, help, self._numbers.counts[name])
+            yield families.counter(name, help, self._values.counts[name])
         for name, (label, help) in LABELLED_COUNTERS.items():
-            yield families.labelled_counter(name, help, label, self._numbers.labelled[name])
+            yield families.labelled_counter(name, help, label, self._values.labelled[name])
         for name, (help, bounds) in HISTOGRAMS.items():
             family = HistogramMetricFamily(families.name(name), help, labels=list(labels))
-            histogram = self._numbers.histograms[name]
+            histogram = self._values.histograms[name]
             family.add_metric(
                 list(labels.values()), _buckets(bounds, histogram), sum_value=histogram.total
             )
@@ -68,14 +68,14 @@ class Exposition(Collector):
             "HTTP requests answered.",
             labels=["method", "route", "status"],
         )
-        for http_labels, count in self._numbers.http.items():
+        for http_labels, count in self._values.http.items():
             http.add_metric(http_labels, count)
         yield http
 
-    def _of_engines(self) -> Iterator[Metric]:
+    def _collect_engines(self) -> Iterator[Metric]:
         """The engines' families, each with the samples of all engines."""
         joined: dict[str, Metric] = {}
-        engines = self._numbers.engines
+        engines = self._values.engines
         for number, numbers in enumerate(engines):
             families = self._families(str(number))
             told = EngineFamilies(numbers, self._infos[number], families, max_loras=self._max_loras)

@@ -21,7 +21,7 @@ class Histogram(msgspec.Struct, array_like=True):
     total: float = 0.0
 
 
-class EngineNumbers(msgspec.Struct):
+class EngineMetricValues(msgspec.Struct):
     """One API process's view of one engine."""
 
     stats: EngineStats = EngineStats()
@@ -31,17 +31,17 @@ class EngineNumbers(msgspec.Struct):
     num_resumed: int = 0  # requests that were resumed in it
 
 
-class Numbers(msgspec.Struct):
+class MetricValues(msgspec.Struct):
     """All counts of one API process, and its last reports from the engines."""
 
     counts: dict[str, int]
     labelled: dict[str, dict[str, int]]  # by name, then by label
     http: dict[tuple[str, str, str], int]  # by method, route and status
     histograms: dict[str, Histogram]
-    engines: list[EngineNumbers]  # by number
+    engines: list[EngineMetricValues]  # by number
 
     @classmethod
-    def zero(cls, num_engines: int = 1) -> Numbers:
+    def zero(cls, num_engines: int = 1) -> MetricValues:
         """All names, with zero counts."""
         return cls(
             counts=dict.fromkeys(COUNTERS, 0),
@@ -50,7 +50,7 @@ class Numbers(msgspec.Struct):
             histograms={
                 name: Histogram([0] * (len(bounds) + 1)) for name, (_, bounds) in HISTOGRAMS.items()
             },
-            engines=[EngineNumbers() for _ in range(num_engines)],
+            engines=[EngineMetricValues() for _ in range(num_engines)],
         )
 
     def count(self, name: str, label: str, times: int = 1) -> None:
@@ -65,10 +65,10 @@ class Numbers(msgspec.Struct):
         histogram.total += value * times
 
 
-def merge(parts: Iterable[Numbers]) -> Numbers:
+def merge(parts: Iterable[MetricValues]) -> MetricValues:
     """The sum of several processes' numbers, with the newest report of each engine."""
     parts = list(parts)
-    total = Numbers.zero(max((len(part.engines) for part in parts), default=1))
+    total = MetricValues.zero(max((len(part.engines) for part in parts), default=1))
     for part in parts:
         _add(total.counts, part.counts)
         for name, counts in part.labelled.items():
@@ -79,11 +79,11 @@ def merge(parts: Iterable[Numbers]) -> Numbers:
             into.counts = [a + b for a, b in zip(into.counts, histogram.counts, strict=True)]
             into.total += histogram.total
         for engine, heard in zip(total.engines, part.engines, strict=False):
-            _hear(engine, heard)
+            _merge_engine(engine, heard)
     return total
 
 
-def _hear(total: EngineNumbers, part: EngineNumbers) -> None:
+def _merge_engine(total: EngineMetricValues, part: EngineMetricValues) -> None:
     if part.stats_s >= total.stats_s:
         total.stats, total.stats_s = part.stats, part.stats_s
     total.up = total.up or part.up

@@ -8,7 +8,7 @@ from functools import partial
 from engine.client import EngineClient
 from engine.types import EngineOutput, RequestTimings
 from server.metrics.exposition import Exposition
-from server.metrics.numbers import EngineNumbers, Numbers
+from server.metrics.numbers import EngineMetricValues, MetricValues
 
 
 class Metrics:
@@ -29,7 +29,7 @@ class Metrics:
         self._prefix = prefix
         self._max_loras = max_loras
         self._is_loaded = False
-        self._numbers = Numbers.zero()
+        self._values = MetricValues.zero()
         # Live sequences: the time of their newest token, None before the first.
         self._last_token_s: dict[str, float | None] = {}
         self._arrival_s: dict[str, float] = {}
@@ -41,35 +41,39 @@ class Metrics:
         """Note that the engine has loaded, for the ``cache_config_info`` gauge."""
         self._is_loaded = True
 
-    def submitted(self, id: str, arrival_s: float, prompt_tokens: int, max_tokens: int) -> None:
+    def record_submitted(
+        self, id: str, arrival_s: float, prompt_tokens: int, max_tokens: int
+    ) -> None:
         """Count a sequence submitted to the engine."""
         self._last_token_s[id] = None
         self._arrival_s[id] = arrival_s
-        self._numbers.observe("request_prompt_tokens", prompt_tokens)
-        self._numbers.observe("request_params_max_tokens", max_tokens)
+        self._values.observe("request_prompt_tokens", prompt_tokens)
+        self._values.observe("request_params_max_tokens", max_tokens)
 
-    def prompt(self, tokens: int, n: int, images: int = 0) -> None:
+    def record_prompt(self, tokens: int, n: int, images: int = 0) -> None:
         """Count a prompt that is continued ``n`` times."""
-        self._numbers.counts["prompt_tokens"] += tokens
-        self._numbers.counts["prompt_images"] += images
-        self._numbers.observe("request_params_n", n)
+        self._values.counts["prompt_tokens"] += tokens
+        self._values.counts["prompt_images"] += images
+        self._values.observe("request_params_n", n)
 
-    def cached(self, tokens: int) -> None:
+    def record_cached_tokens(self, tokens: int) -> None:
         """Count tokens of a prompt found in the prefix cache."""
-        self._numbers.counts["prompt_tokens_cached"] += tokens
+        self._values.counts["prompt_tokens_cached"] += tokens
 
-    def generated(self, tokens: int) -> None:
+    def record_generated_tokens(self, tokens: int) -> None:
         """Count output tokens that the API has received."""
-        self._numbers.counts["generation_tokens"] += tokens
+        self._values.counts["generation_tokens"] += tokens
 
-    def finished(self, id: str, reason: str, tokens: int, timings: RequestTimings | None) -> None:
+    def record_finished(
+        self, id: str, reason: str, tokens: int, timings: RequestTimings | None
+    ) -> None:
         """Count a sequence that succeeded with ``tokens`` of output."""
         arrival_s = self._forget(id)
         if arrival_s is None:
             return
-        self._numbers.count("request_success", reason)
+        self._values.count("request_success", reason)
         now = time.monotonic()
-        observe = self._numbers.observe
+        observe = self._values.observe
         observe("request_generation_tokens", tokens)
         observe("e2e_request_latency_seconds", max(0.0, now - arrival_s))
         if timings is None or not timings.scheduled_s:
@@ -85,36 +89,38 @@ class Metrics:
         if tokens > 1:
             observe("request_time_per_output_token_seconds", decode_s / (tokens - 1))
 
-    def failed(self, id: str, reason: str) -> None:
+    def record_failed(self, id: str, reason: str) -> None:
         """Count a sequence that failed."""
         if self._forget(id) is not None:
-            self._numbers.count("request_failed", reason)
+            self._values.count("request_failed", reason)
 
-    def aborted(self, id: str, phase: str) -> None:
+    def record_aborted(self, id: str, phase: str) -> None:
         """Count a sequence whose client disconnected."""
         if self._forget(id) is not None:
-            self._numbers.count("request_aborted", phase)
+            self._values.count("request_aborted", phase)
 
     def is_live(self, id: str) -> bool:
         """Whether a sequence was submitted and its end has not been counted."""
         return id in self._arrival_s
 
-    def rejected(self, reason: str, tenant: str = "") -> None:
+    def record_rejected(self, reason: str, tenant: str = "") -> None:
         """Count a request that was refused before submission."""
-        self._numbers.count("admission_rejections", reason)
+        self._values.count("admission_rejections", reason)
         if tenant:
-            self._numbers.count("tenant_rejections", tenant)
+            self._values.count("tenant_rejections", tenant)
 
-    def used(self, tenant: str, *, requests: int, prompt_tokens: int, output_tokens: int) -> None:
+    def record_tenant_usage(
+        self, tenant: str, *, requests: int, prompt_tokens: int, output_tokens: int
+    ) -> None:
         """Count a tenant's usage; there are as many tenants as the key file has entries."""
-        self._numbers.count("tenant_requests", tenant, requests)
-        self._numbers.count("tenant_prompt_tokens", tenant, prompt_tokens)
-        self._numbers.count("tenant_generation_tokens", tenant, output_tokens)
+        self._values.count("tenant_requests", tenant, requests)
+        self._values.count("tenant_prompt_tokens", tenant, prompt_tokens)
+        self._values.count("tenant_generation_tokens", tenant, output_tokens)
 
-    def http_request(self, method: str, route: str, status: int) -> None:
+    def record_http_request(self, method: str, route: str, status: int) -> None:
         """Count an HTTP response; ``route`` is a template, never the client's path."""
         key = method, route, str(status)
-        self._numbers.http[key] = self._numbers.http.get(key, 0) + 1
+        self._values.http[key] = self._values.http.get(key, 0) + 1
 
     def _forget(self, id: str) -> float | None:
         self._last_token_s.pop(id, None)
@@ -122,7 +128,7 @@ class Metrics:
 
     def _on_output(self, output: EngineOutput) -> None:
         """Record the latencies of each step's tokens, reported by the engine as the step ends."""
-        numbers, last_token_s = self._numbers, self._last_token_s
+        numbers, last_token_s = self._values, self._last_token_s
         if output.stats.step_tokens:
             numbers.observe("iteration_tokens_total", output.stats.step_tokens)
         now = time.monotonic()
@@ -147,10 +153,10 @@ class Metrics:
     # ------------------------------------------------------------ read by a scrape
 
     @property
-    def numbers(self) -> Numbers:
+    def values(self) -> MetricValues:
         """This process's current numbers, with the engines' newest reports."""
-        self._numbers.engines = [
-            EngineNumbers(
+        self._values.engines = [
+            EngineMetricValues(
                 stats=engine.stats,
                 stats_s=getattr(engine, "stats_s", 0.0),
                 up=engine.alive,
@@ -159,12 +165,12 @@ class Metrics:
             )
             for engine in self._engine.members
         ]
-        return self._numbers
+        return self._values
 
-    def exposition(self, numbers: Numbers) -> Exposition:
+    def exposition(self, values: MetricValues) -> Exposition:
         """The exposition of ``numbers``, which are this process's or the sum of all workers'."""
         return Exposition(
-            numbers,
+            values,
             # The weights may have been replaced.
             [
                 engine.info if self._is_loaded and not engine.dead else None

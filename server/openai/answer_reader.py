@@ -15,7 +15,7 @@ from server.text.parts import Part, Reasoning, Text
 from server.text.reasoning import ReasoningMarks
 
 
-class AnswerReader:
+class ChoiceParser:
     """Reads the deltas of one choice, and sets its finish reason and reasoning tokens."""
 
     def __init__(
@@ -29,8 +29,8 @@ class AnswerReader:
         schemas: Mapping[str, Mapping[str, Any]],
         hidden: Collection[str],
         shown_special_ids: frozenset[int],
-        whole: bool,
-        tells_reasoning: bool,
+        buffer_calls: bool,
+        include_reasoning: bool,
     ) -> None:
         """Begin; see ``AnswerParser`` for the other arguments.
 
@@ -47,9 +47,9 @@ class AnswerReader:
             dialect=dialect,
             schemas=schemas,
             hidden=hidden,
-            whole=whole,
+            buffer_calls=buffer_calls,
         )
-        self._tells_reasoning = tells_reasoning
+        self._include_reasoning = include_reasoning
         self._counter: _ReasoningCounter | None = None
         if reasoning is not None:
             text = IncrementalDetokenizer(tokenizer, shown_special_ids=shown_special_ids)
@@ -60,7 +60,7 @@ class AnswerReader:
         """Whether all further text is plain content that needs no parsing."""
         return self._parser.is_plain and self._counter is None
 
-    def read(self, delta: TextDelta) -> list[Part]:
+    def parse(self, delta: TextDelta) -> list[Part]:
         """The parts that are complete with ``delta``."""
         if self.is_plain:
             return [Text(delta.text)] if delta.text else []
@@ -68,15 +68,15 @@ class AnswerReader:
         parts = self._parser.push(delta.text)
         if self._counter is not None:
             choice.num_reasoning_tokens = self._counter.push(delta.token_ids)
-            if self._counter.is_over:
+            if self._counter.is_final:
                 self._counter = None
         if delta.finished:
             # The client's own limits (length, stop strings) may cut off a call anywhere.
             cut = delta.finish_reason == "length" or delta.stop_reason is not None
-            parts += self._parser.finish(cut=cut)
+            parts += self._parser.finish(truncated=cut)
             if self._parser.ends_in_calls and choice.finish_reason == "stop":
                 choice.finish_reason = "tool_calls"
-        if self._tells_reasoning:
+        if self._include_reasoning:
             return parts
         return [part for part in parts if not isinstance(part, Reasoning)]
 
@@ -90,15 +90,15 @@ class _ReasoningCounter:
         self._parser = AnswerParser(reasoning=marks, is_thinking=is_thinking)
         self._text = text
         self._count = 0
-        self.is_over = False  # the count is final
+        self.is_final = False  # the count is final
 
     def push(self, token_ids: Collection[int]) -> int:
         """Count ``token_ids`` and return the reasoning tokens so far."""
         parser = self._parser
         for token_id in token_ids:
-            if self.is_over:
+            if self.is_final:
                 break
             parser.push(self._text.push((token_id,)))
             self._count += 1
-            self.is_over = parser.is_answering
+            self.is_final = parser.reasoning_ended
         return self._count if parser.has_reasoned else 0

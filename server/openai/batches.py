@@ -15,10 +15,10 @@ from starlette.responses import Response
 from server.access.caller import caller_of
 from server.batches.handlers import HANDLERS
 from server.batches.lines import BatchError
-from server.errors import ApiError, bad_field, cut
+from server.errors import ApiError, bad_field, shorten
 from server.openai.endpoint import json_response, read_request, state_of
-from server.openai.files import check_life_s
-from server.openai.inputs import Shape
+from server.openai.files import check_lifetime_s
+from server.openai.inputs import ApiModel
 from server.openai.metadata import Metadata
 from server.openai.pages import make_page
 from server.openai.schema import describe
@@ -30,14 +30,14 @@ _WINDOW, _WINDOW_S = "24h", 24 * 3600
 _MAX_LIST = 100
 
 
-class OutputExpiresAfter(Shape):
+class OutputExpiresAfter(ApiModel):
     """How long a batch's output files are kept."""
 
     anchor: Literal["created_at"]
     seconds: int
 
 
-class BatchRequest(Shape):
+class BatchRequest(ApiModel):
     """POST /v1/batches."""
 
     input_file_id: Annotated[str, Field(min_length=1, max_length=128)]
@@ -135,7 +135,7 @@ async def create_batch(request: Request) -> Response:
     body, headers = await read_request(request, BatchRequest)
     life = body.output_expires_after
     if life is not None:
-        check_life_s(life.seconds, "output_expires_after.seconds")
+        check_lifetime_s(life.seconds, "output_expires_after.seconds")
     file = await state.files.get(caller.tenant, body.input_file_id)
     if file is None:
         raise bad_field("input_file_id", "is not the id of a file")
@@ -155,7 +155,7 @@ async def create_batch(request: Request) -> Response:
         expires_at=now + _WINDOW_S,
     )
     await state.batches.create(batch)
-    return json_response(_told(batch), headers)
+    return json_response(_to_batch(batch), headers)
 
 
 @router.get("/v1/batches", summary="List the batches", openapi_extra=describe(None, BatchList))
@@ -169,7 +169,7 @@ async def list_batches(
     found = await state_of(request).batches.list(tenant, HANDLERS, after=after, limit=limit + 1)
     if found is None:
         raise bad_field("after", "is not the id of a batch")
-    data = [_told(batch) for batch in found[:limit]]
+    data = [_to_batch(batch) for batch in found[:limit]]
     return json_response(make_page(BatchList, data, has_more=len(found) > limit))
 
 
@@ -178,7 +178,7 @@ async def list_batches(
 )
 async def retrieve_batch(request: Request, batch_id: str) -> Response:
     """Retrieve one of the caller's batches; its counts rise line by line."""
-    return json_response(_told(await _find(request, batch_id)))
+    return json_response(_to_batch(await _find(request, batch_id)))
 
 
 @router.post(
@@ -189,7 +189,7 @@ async def retrieve_batch(request: Request, batch_id: str) -> Response:
 async def cancel_batch(request: Request, batch_id: str) -> Response:
     """Start no further line. The output file holds what was answered until then."""
     batch = await _find(request, batch_id)
-    moved = await state_of(request).batches.move(
+    moved = await state_of(request).batches.transition(
         batch.id, ["validating", "in_progress"], "cancelling", cancelling_at=int(time.time())
     )
     if moved is None:
@@ -197,19 +197,19 @@ async def cancel_batch(request: Request, batch_id: str) -> Response:
         if moved.status not in ("cancelling", "cancelled"):
             message = f"The batch cannot be cancelled any more; it is {moved.status}."
             raise ApiError(409, message, param="batch_id", code="batch_not_cancellable")
-    return json_response(_told(moved))
+    return json_response(_to_batch(moved))
 
 
 async def _find(request: Request, id: str) -> StoredBatch:
     batch = await state_of(request).batches.get(caller_of(request).tenant, id)
     if batch is None or batch.endpoint not in HANDLERS:
-        message = f"There is no batch '{cut(id, 100)}'."
+        message = f"There is no batch '{shorten(id, 100)}'."
         raise ApiError(404, message, param="batch_id", code="batch_not_found")
     return batch
 
 
-def _told(batch: StoredBatch) -> Batch:
-    same = {name: getattr(batch, name) for name in _SAME}
+def _to_batch(batch: StoredBatch) -> Batch:
+    same = {name: getattr(batch, name) for name in _SHARED_FIELDS}
     errors = batch.errors and msgspec.json.decode(batch.errors, type=list[BatchError])
     return Batch(
         **same,
@@ -226,7 +226,7 @@ def _told(batch: StoredBatch) -> Batch:
     )
 
 
-_SAME = tuple(
+_SHARED_FIELDS = tuple(
     name
     for name in Batch.__struct_fields__
     if name in StoredBatch.__struct_fields__ and name not in ("errors", "metadata")

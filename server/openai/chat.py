@@ -13,14 +13,14 @@ from starlette.responses import Response
 
 from engine.text.output import TextDelta, TokenLogprob
 from server.access.caller import Caller
-from server.openai.answer_reader import AnswerReader
-from server.openai.best_of import Whole, answered
-from server.openai.chat_parts import ChatParts
+from server.openai.answer_reader import ChoiceParser
+from server.openai.best_of import ChoiceOutput, select_choices
+from server.openai.chat_parts import ChatFormatter
 from server.openai.conversation import Conversation
 from server.openai.endpoint import respond
 from server.openai.generation import Choice, Generation, Step
 from server.openai.inputs import ChatRequest
-from server.openai.kept_chats import ChatKeeper
+from server.openai.kept_chats import ChatRecorder
 from server.openai.logprobs import chat_logprobs, prompt_logprobs
 from server.openai.outputs import (
     ChatChoice,
@@ -30,7 +30,7 @@ from server.openai.outputs import (
     ChatLogprobs,
     Delta,
     FinishReason,
-    TextEvents,
+    TextEventTemplate,
     Usage,
     to_event,
 )
@@ -52,43 +52,43 @@ async def create_chat_completion(request: Request) -> Response:
     return await respond(request, ChatRequest, ChatCall.prepare)
 
 
-class Gathered:
+class ChoiceCollector:
     """The output of all choices so far."""
 
     def __init__(self, generation: Generation) -> None:
-        self.wholes = [Whole(choice) for choice in generation.choices]
-        self.parts: list[list[Part]] = [[] for _ in self.wholes]  # by choice
+        self.outputs = [ChoiceOutput(choice) for choice in generation.choices]
+        self.parts: list[list[Part]] = [[] for _ in self.outputs]  # by choice
 
     def add(self, choice: Choice, parts: Sequence[Part], delta: TextDelta) -> None:
         """Append the next delta of a choice."""
-        self.wholes[choice.index].add(delta)
+        self.outputs[choice.index].add(delta)
         self.parts[choice.index] += parts
 
 
 class ChatCall:
     """One request, ready to be submitted, in this endpoint's shapes."""
 
-    def __init__(self, conversation: Conversation, keeper: ChatKeeper | None = None) -> None:
+    def __init__(self, conversation: Conversation, recorder: ChatRecorder | None = None) -> None:
         self._conversation = conversation
-        self._keeper = keeper
+        self._recorder = recorder
         self._body = conversation.body
         self._with_logprobs = bool(conversation.body.logprobs)
         # Whether chunks carry more than text, so that none can be encoded ahead.
         self._is_detailed = self._with_logprobs or bool(
             self._body.return_token_ids or self._body.continuous_usage
         )
-        self._parts = ChatParts(
+        self._parts = ChatFormatter(
             conversation.reasoning_fields, as_function_call=bool(self._body.functions)
         )
-        self._texts: dict[int, TextEvents] = {}  # by choice
-        self._head: dict[str, Any] = {
+        self._text_events: dict[int, TextEventTemplate] = {}  # by choice
+        self._common_fields: dict[str, Any] = {
             "id": conversation.id,
             "created": int(time.time()),
             "model": conversation.model.name,
             "system_fingerprint": conversation.model.info.fingerprint,
         }
         if self._body.service_tier is not None:
-            self._head["service_tier"] = "default"
+            self._common_fields["service_tier"] = "default"
 
     @classmethod
     async def prepare(cls, state: ServerState, caller: Caller, body: ChatRequest) -> ChatCall:
@@ -97,42 +97,42 @@ class ChatCall:
         if not body.store:
             return cls(conversation)
         database, sampling = state.database, conversation.sampling
-        return cls(conversation, ChatKeeper(database, caller.tenant, body, sampling))
+        return cls(conversation, ChatRecorder(database, caller.tenant, body, sampling))
 
     async def complete(self) -> ChatCompletion:
         """The whole response."""
         conversation = self._conversation
         with conversation.generation() as generation:
-            gathered = Gathered(generation)
-            async for turns in conversation.turns(generation):
+            gathered = ChoiceCollector(generation)
+            async for turns in conversation.parsed_steps(generation):
                 for choice, gained, delta in turns:
                     gathered.add(choice, gained, delta)
-        self._head["system_fingerprint"] = generation.fingerprint
-        answer = self._answer(generation, gathered)
-        if self._keeper is not None and not await self._keeper.keep(answer):
+        self._common_fields["system_fingerprint"] = generation.fingerprint
+        answer = self._build_response(generation, gathered)
+        if self._recorder is not None and not await self._recorder.save(answer):
             answer.store = False
         return answer
 
-    def _answer(self, generation: Generation, gathered: Gathered) -> ChatCompletion:
+    def _build_response(self, generation: Generation, gathered: ChoiceCollector) -> ChatCompletion:
         parts = gathered.parts
         return ChatCompletion(
-            **self._head,
+            **self._common_fields,
             choices=[
                 ChatChoice(
                     index=whole.choice.index,
                     message=self._parts.message(
                         parts[whole.choice.index], echoed=self._body.echoed
                     ),
-                    logprobs=self._logprobs(whole.entries),
+                    logprobs=self._logprobs(whole.logprobs),
                     finish_reason=self._finish_reason(whole.choice),
                     stop_reason=whole.choice.stop_reason,
                     token_ids=whole.token_ids if self._body.return_token_ids else UNSET,
                     **self._timings(whole.choice),
                 )
-                for whole in answered(gathered.wholes, self._body.n or 1)
+                for whole in select_choices(gathered.outputs, self._body.n or 1)
             ],
             usage=generation.usage,
-            **self._about_prompt(generation.choices[0]),
+            **self._prompt_fields(generation.choices[0]),
         )
 
     async def events(self) -> AsyncGenerator[bytes]:
@@ -141,61 +141,63 @@ class ChatCall:
         started: set[int] = set()
         tells_usage = self._body.continuous_usage
         with conversation.generation() as generation:
-            readers = [conversation.reader(choice) for choice in generation.choices]
-            gathered = None if self._keeper is None else Gathered(generation)
+            readers = [conversation.parser(choice) for choice in generation.choices]
+            gathered = None if self._recorder is None else ChoiceCollector(generation)
             async for step in generation.steps():
                 if not started:
-                    self._head["system_fingerprint"] = generation.fingerprint
+                    self._common_fields["system_fingerprint"] = generation.fingerprint
                 usage = generation.usage if tells_usage else None
                 event = self._step_events(step, started, readers, usage, gathered)
                 if event:
                     yield event
-        if self._keeper is not None and gathered is not None:  # before its client can look it up
-            is_kept = await self._keeper.keep(self._answer(generation, gathered))
+        if self._recorder is not None and gathered is not None:  # before its client can look it up
+            is_kept = await self._recorder.save(self._build_response(generation, gathered))
             if not is_kept:
-                yield to_event(ChatChunk(**self._head, choices=[], store=False))
+                yield to_event(ChatChunk(**self._common_fields, choices=[], store=False))
         if self._body.include_usage:
-            yield to_event(ChatChunk(**self._head, choices=[], usage=generation.usage))
+            yield to_event(ChatChunk(**self._common_fields, choices=[], usage=generation.usage))
 
     def _step_events(
         self,
         step: Step,
         started: set[int],
-        readers: Sequence[AnswerReader],
+        readers: Sequence[ChoiceParser],
         usage: Usage | None,
-        gathered: Gathered | None,
+        gathered: ChoiceCollector | None,
     ) -> bytes:
         chunks: list[bytes] = []
         for choice, delta in step:
             if (progress := progress_of(choice)) is not None:
                 told = None if self._body.include_usage else UNSET
-                chunk = ChatChunk(**self._head, choices=[], usage=told, prompt_progress=progress)
+                chunk = ChatChunk(
+                    **self._common_fields, choices=[], usage=told, prompt_progress=progress
+                )
                 chunks.append(to_event(chunk))
             if choice.index not in started:
                 if not (delta.token_ids or delta.finished):
                     continue  # part of the prompt's logprobs; they are sent as a whole
                 started.add(choice.index)
-                chunks.append(to_event(self._opening(choice, usage)))
+                chunks.append(to_event(self._first_chunk(choice, usage)))
                 if self._body.echoed:
                     content = Delta(content=self._body.echoed)
                     chunks.append(to_event(self._chunk(choice, content, usage)))
             reader = readers[choice.index]
-            is_plain, parts = reader.is_plain, reader.read(delta)
+            is_plain, parts = reader.is_plain, reader.parse(delta)
             if gathered is not None:
                 gathered.add(choice, parts, delta)
             if not is_plain:
                 chunks += self._part_events(choice, delta, parts, usage)
             elif delta.text or self._has_details(delta):
-                chunks.append(self._content(choice, delta, usage))
+                chunks.append(self._content_event(choice, delta, usage))
             if delta.finished:
-                chunks.append(to_event(self._chunk(choice, Delta(), usage, ends=True)))
+                chunks.append(to_event(self._chunk(choice, Delta(), usage, is_last=True)))
         return b"".join(chunks)
 
-    def _opening(self, choice: Choice, usage: Usage | None) -> ChatChunk:
-        about = self._about_prompt(choice)
-        return self._chunk(choice, Delta(role="assistant", content=""), usage, about=about)
+    def _first_chunk(self, choice: Choice, usage: Usage | None) -> ChatChunk:
+        about = self._prompt_fields(choice)
+        return self._chunk(choice, Delta(role="assistant", content=""), usage, prompt_fields=about)
 
-    def _about_prompt(self, choice: Choice) -> dict[str, Any]:
+    def _prompt_fields(self, choice: Choice) -> dict[str, Any]:
         """The requested fields about the prompt; its logprobs come with the first choice."""
         conversation, told = self._conversation, {}
         if conversation.sampling.prompt_logprobs is not None and choice.index == 0:
@@ -208,18 +210,18 @@ class ChatCall:
     def _timings(self, choice: Choice) -> dict[str, Any]:
         return {"timings": choice.timings} if self._body.return_timings else {}
 
-    def _content(self, choice: Choice, delta: TextDelta, usage: Usage | None) -> bytes:
+    def _content_event(self, choice: Choice, delta: TextDelta, usage: Usage | None) -> bytes:
         if self._is_detailed:
             content = Delta(content=delta.text)
             return to_event(self._chunk(choice, content, usage, **self._details(delta)))
         return self._text_event(choice, delta.text)
 
     def _text_event(self, choice: Choice, text: str) -> bytes:
-        events = self._texts.get(choice.index)
+        events = self._text_events.get(choice.index)
         if events is None:
-            sample = self._chunk(choice, Delta(content=TextEvents.MARK))
-            events = self._texts[choice.index] = TextEvents(sample)
-        return events.event(text)
+            sample = self._chunk(choice, Delta(content=TextEventTemplate.MARK))
+            events = self._text_events[choice.index] = TextEventTemplate(sample)
+        return events.render(text)
 
     def _part_events(
         self, choice: Choice, delta: TextDelta, parts: Sequence[Part], usage: Usage | None
@@ -258,16 +260,16 @@ class ChatCall:
         delta: Delta,
         usage: Usage | None = None,
         *,
-        ends: bool = False,
-        about: Mapping[str, Any] = MappingProxyType({}),
+        is_last: bool = False,
+        prompt_fields: Mapping[str, Any] = MappingProxyType({}),
         **more: Any,
     ) -> ChatChunk:
-        if ends:
+        if is_last:
             more.update(finish_reason=self._finish_reason(choice), stop_reason=choice.stop_reason)
             more.update(self._timings(choice))
         part = ChatChunkChoice(index=choice.index, delta=delta, **more)
         told = usage if self._body.include_usage else UNSET
-        return ChatChunk(**self._head, choices=[part], usage=told, **about)
+        return ChatChunk(**self._common_fields, choices=[part], usage=told, **prompt_fields)
 
     def _finish_reason(self, choice: Choice) -> FinishReason | None:
         if choice.finish_reason == "tool_calls" and self._body.functions:

@@ -17,7 +17,7 @@ from server.settings import ReasoningFields
 from server.text.parts import Part, Reasoning, Text, ToolCallArguments, ToolCallBegin
 
 
-class ChatParts:
+class ChatFormatter:
     """Formats the parts of one request's choices.
 
     Args:
@@ -34,7 +34,7 @@ class ChatParts:
         """The whole message, following ``echoed``, the part of the request that it repeats."""
         content = echoed + "".join([part.text for part in parts if isinstance(part, Text)])
         reasoning = "".join([part.text for part in parts if isinstance(part, Reasoning)])
-        calls = _calls(parts)
+        calls = _tool_calls(parts)
         fields: dict[str, Any] = {}
         if reasoning:
             fields |= dict.fromkeys(self._reasoning_fields, reasoning)
@@ -75,7 +75,7 @@ class ChatParts:
         return Delta(tool_calls=[ToolCallDelta(index=first.index, function=piece)])
 
 
-def _calls(parts: Sequence[Part]) -> list[ToolCall]:
+def _tool_calls(parts: Sequence[Part]) -> list[ToolCall]:
     calls: list[ToolCall] = []
     arguments: list[list[str]] = []
     for part in parts:

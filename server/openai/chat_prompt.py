@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from engine.errors import InvalidParameter
 from engine.images.nouns import Image
-from engine.images.place import place_images
-from engine.images.read import Picture
+from engine.images.place import expand_image_tokens
+from engine.images.read import ProcessedImage
 from server.errors import bad_field
 from server.openai.inputs import ChatRequest, Message, TokenizeRequest
 from server.state import Model, ServerState
@@ -56,7 +56,7 @@ async def encode_chat(
     rules = model.info.images if pictures else None
     rewriting = None if rules is None else rules.rewriting
     token_ids = await model.template.encode_chat(
-        [message.for_template(model.answers) for message in body.messages],
+        [message.for_template(model.answer_format) for message in body.messages],
         None if rewriting is None else rewriting.apply,
         tools=tools,
         add_generation_prompt=not continue_final if wanted is None else wanted,
@@ -67,12 +67,12 @@ async def encode_chat(
         token_ids = model.tokenizer.encode("") + token_ids
     if rules is None:
         return ChatPrompt(token_ids, ())
-    return ChatPrompt(*place_images(token_ids, pictures, rules))
+    return ChatPrompt(*expand_image_tokens(token_ids, pictures, rules))
 
 
 async def _read_pictures(
     state: ServerState, model: Model, messages: Sequence[Message]
-) -> list[Picture]:
+) -> list[ProcessedImage]:
     """Read all messages' images in order, one by one: a disconnect leaves no work behind."""
     shown = [
         (f"messages.{index}.content", image.data)
@@ -87,11 +87,11 @@ async def _read_pictures(
     if len(shown) > rules.max_images:
         problem = f"holds {len(shown)} images; at most {rules.max_images} are taken"
         raise bad_field("messages", problem)
-    pictures: list[Picture] = []
+    pictures: list[ProcessedImage] = []
     room = _MAX_IMAGE_BYTES
     for number, (param, data) in enumerate(shown, 1):
         try:
-            picture = await state.images.read(data, rules)
+            picture = await state.images.decode(data, rules)
         except InvalidParameter as error:
             problem = f"cannot be used, in image {number} of {len(shown)}: {error.message}"
             raise bad_field(param, problem) from None

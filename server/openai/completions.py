@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from engine.text.output import TokenLogprob, prompt_entries
 from server.access.caller import Caller
-from server.openai.best_of import Whole, answered
+from server.openai.best_of import ChoiceOutput, select_choices
 from server.openai.endpoint import check_grammar, new_id, respond
 from server.openai.generation import Choice, Generation, Job, Step
 from server.openai.inputs import CompletionRequest
@@ -21,12 +21,12 @@ from server.openai.outputs import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
-    TextEvents,
+    TextEventTemplate,
     Usage,
     to_event,
 )
 from server.openai.progress import progress_of
-from server.openai.prompts import cut_prompt, encode_prompts, middle_of
+from server.openai.prompts import encode_prompts, infill_of, truncate_prompt
 from server.openai.sampling import DEFAULT_COMPLETION_TOKENS, completion_sampling
 from server.openai.schema import describe
 from server.state import Model, ServerState
@@ -60,7 +60,7 @@ class CompletionCall:
         self._model = model
         self._body = body
         self._jobs = jobs
-        self._texts: dict[int, TextEvents] = {}  # by choice
+        self._text_events: dict[int, TextEventTemplate] = {}  # by choice
         # Whether chunks carry more than text, so that none can be encoded ahead.
         self._is_detailed = bool(
             body.logprobs is not None
@@ -68,7 +68,7 @@ class CompletionCall:
             or body.return_token_ids
             or body.continuous_usage
         )
-        self._head: dict[str, Any] = {
+        self._common_fields: dict[str, Any] = {
             "id": new_id("cmpl"),
             "created": int(time.time()),
             "model": model.name,
@@ -80,13 +80,13 @@ class CompletionCall:
         cls, state: ServerState, caller: Caller, body: CompletionRequest
     ) -> CompletionCall:
         """Validate the request against the model and encode its prompts."""
-        model = await state.model_named(body.model)
+        model = await state.get_model(body.model)
         model.check_generates()
-        ends = middle_of(model).stop_token_ids if body.suffix else ()
+        ends = infill_of(model).stop_token_ids if body.suffix else ()
         jobs: list[Job] = []
         for whole in await encode_prompts(body, model):
             limit = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-            prompt = cut_prompt(whole, body, limit, model.info)
+            prompt = truncate_prompt(whole, body, limit, model.info)
             sampling = completion_sampling(body, len(prompt), model, stop_token_ids=ends)
             jobs.append(Job(prompt, sampling))
         await check_grammar(state, body)
@@ -96,42 +96,42 @@ class CompletionCall:
         return Generation(
             self._state,
             self._model,
-            self._head["id"],
+            self._common_fields["id"],
             self._jobs,
             priority=self._body.priority or 0,
             cache_salt=self._body.cache_salt or "",
             caller=self._caller,
             continuation=True,
-            tells_progress=self._body.tells_progress,
+            report_progress=self._body.reports_progress,
             beams=self._body.beams,
         )
 
     async def complete(self) -> Completion:
         """The whole response."""
         with self._generation() as generation:
-            wholes = [Whole(choice) for choice in generation.choices]
+            wholes = [ChoiceOutput(choice) for choice in generation.choices]
             async for step in generation.steps():
                 for choice, delta in step:
                     wholes[choice.index].add(delta)
-        self._head["system_fingerprint"] = generation.fingerprint
-        wholes = answered(wholes, self._body.n or 1, by_likelihood=self._body.chooses_best)
+        self._common_fields["system_fingerprint"] = generation.fingerprint
+        wholes = select_choices(wholes, self._body.n or 1, by_likelihood=self._body.uses_best_of)
         return Completion(
-            **self._head,
-            choices=[self._whole_choice(index, whole) for index, whole in enumerate(wholes)],
+            **self._common_fields,
+            choices=[self._full_choice(index, whole) for index, whole in enumerate(wholes)],
             usage=generation.usage,
         )
 
-    def _whole_choice(self, index: int, whole: Whole) -> CompletionChoice:
+    def _full_choice(self, index: int, whole: ChoiceOutput) -> CompletionChoice:
         choice = whole.choice
         prompt_text, prompt_tokens = self._echo(choice)
         return CompletionChoice(
             index=index,
             text=prompt_text + whole.text,
-            logprobs=self._logprobs(prompt_tokens, whole.entries, len(prompt_text)),
+            logprobs=self._logprobs(prompt_tokens, whole.logprobs, len(prompt_text)),
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
             **self._timings(choice),
-            **self._about(choice, whole.token_ids, begins=True),
+            **self._extra_fields(choice, whole.token_ids, is_first=True),
         )
 
     async def events(self) -> AsyncGenerator[bytes]:
@@ -142,20 +142,24 @@ class CompletionCall:
         with self._generation() as generation:
             async for step in generation.steps():
                 if not offsets:
-                    self._head["system_fingerprint"] = generation.fingerprint
+                    self._common_fields["system_fingerprint"] = generation.fingerprint
                 usage = generation.usage if tells_usage else None
                 event = self._step_events(step, offsets, usage)
                 if event:
                     yield event
             if self._body.include_usage:
-                yield to_event(Completion(**self._head, choices=[], usage=generation.usage))
+                yield to_event(
+                    Completion(**self._common_fields, choices=[], usage=generation.usage)
+                )
 
     def _step_events(self, step: Step, offsets: dict[int, int], usage: Usage | None) -> bytes:
         chunks: list[bytes] = []
         for choice, delta in step:
             if (progress := progress_of(choice)) is not None:
                 told = None if self._body.include_usage else UNSET
-                chunk = Completion(**self._head, choices=[], usage=told, prompt_progress=progress)
+                chunk = Completion(
+                    **self._common_fields, choices=[], usage=told, prompt_progress=progress
+                )
                 chunks.append(to_event(chunk))
             begins = choice.index not in offsets
             if begins and not (delta.token_ids or delta.finished):
@@ -164,10 +168,10 @@ class CompletionCall:
             offset = offsets.setdefault(choice.index, len(text))
             text += delta.text
             if delta.finished or self._is_detailed:
-                about = self._about(choice, delta.token_ids, begins=begins)
+                about = self._extra_fields(choice, delta.token_ids, is_first=begins)
                 if text or tokens or about or delta.logprobs or delta.finished:
                     logprobs = self._logprobs(tokens, list(delta.logprobs), offset)
-                    chunk = self._chunk(choice, text, logprobs, ends=delta.finished, **about)
+                    chunk = self._chunk(choice, text, logprobs, is_last=delta.finished, **about)
                     if usage is not None:
                         chunk.usage = usage
                     chunks.append(to_event(chunk))
@@ -176,22 +180,24 @@ class CompletionCall:
         return b"".join(chunks)
 
     def _text_event(self, choice: Choice, text: str) -> bytes:
-        events = self._texts.get(choice.index)
+        events = self._text_events.get(choice.index)
         if events is None:
-            sample = self._chunk(choice, TextEvents.MARK, None, ends=False)
-            events = self._texts[choice.index] = TextEvents(sample)
-        return events.event(text)
+            sample = self._chunk(choice, TextEventTemplate.MARK, None, is_last=False)
+            events = self._text_events[choice.index] = TextEventTemplate(sample)
+        return events.render(text)
 
-    def _about(self, choice: Choice, token_ids: Sequence[int], *, begins: bool) -> dict[str, Any]:
+    def _extra_fields(
+        self, choice: Choice, token_ids: Sequence[int], *, is_first: bool
+    ) -> dict[str, Any]:
         """The requested fields about a choice's prompt and token ids, for the whole or a chunk."""
         told: dict[str, Any] = {}
         prompt = choice.request.prompt_token_ids
-        if begins and self._body.prompt_logprobs is not None:
+        if is_first and self._body.prompt_logprobs is not None:
             tokenizer = self._model.tokenizer
             told["prompt_logprobs"] = prompt_logprobs(prompt, choice.prompt_logprobs, tokenizer)
-        if self._body.return_token_ids and (begins or token_ids):
+        if self._body.return_token_ids and (is_first or token_ids):
             told["token_ids"] = list(token_ids)
-        if self._body.return_token_ids and begins:
+        if self._body.return_token_ids and is_first:
             told["prompt_token_ids"] = list(prompt)
         return told
 
@@ -204,21 +210,21 @@ class CompletionCall:
         text: str,
         logprobs: CompletionLogprobs | None,
         *,
-        ends: bool,
+        is_last: bool,
         **more: Any,
     ) -> Completion:
-        if ends:
+        if is_last:
             more |= self._timings(choice)
         part = CompletionChoice(
             index=choice.index,
             text=text,
             logprobs=logprobs,
-            finish_reason=choice.finish_reason if ends else None,
-            stop_reason=choice.stop_reason if ends else UNSET,
+            finish_reason=choice.finish_reason if is_last else None,
+            stop_reason=choice.stop_reason if is_last else UNSET,
             **more,
         )
         usage = None if self._body.include_usage else UNSET
-        return Completion(**self._head, choices=[part], usage=usage)
+        return Completion(**self._common_fields, choices=[part], usage=usage)
 
     def _echo(self, choice: Choice) -> tuple[str, list[TokenLogprob]]:
         """The prompt's text and tokens if the response is to echo them."""

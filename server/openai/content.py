@@ -13,7 +13,7 @@ from msgspec import Struct
 from pydantic import PlainValidator, WithJsonSchema
 
 from engine.images.base64 import is_data_url
-from server.errors import cut
+from server.errors import shorten
 
 _TEXT_PARTS = ("text", "input_text", "refusal")
 _IMAGE_PARTS = ("image_url", "input_image")
@@ -66,7 +66,7 @@ def for_template(content: str | Parts | None) -> str | list[dict[str, str]] | No
     ]
 
 
-def as_sent(content: Parts) -> list[dict[str, Any]]:
+def to_chat_parts(content: Parts) -> list[dict[str, Any]]:
     """The parts in the shape in which chat clients send them."""
     told: list[dict[str, Any]] = []
     for part in content:
@@ -94,7 +94,7 @@ def _read_part(part: Any, index: int) -> str | ImagePart:
     if kind is None:
         raise ValueError(f"part {index}: must be an object with a 'type'")
     if kind not in _TEXT_PARTS:
-        shown = cut(str(kind), 40)
+        shown = shorten(str(kind), 40)
         raise ValueError(f"parts of type {shown!r} are not supported; send text or images")
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):

@@ -24,23 +24,23 @@ from engine.text.output import TextDelta
 from engine.types import Grammar, SamplingParams
 from server.access.caller import Caller
 from server.errors import bad_field
-from server.openai.answer_reader import AnswerReader
+from server.openai.answer_reader import ChoiceParser
 from server.openai.chat_prompt import encode_chat
 from server.openai.endpoint import check_grammar, check_length, new_id
 from server.openai.generation import Choice, Generation, Job
 from server.openai.inputs import ChatRequest
-from server.openai.prompts import cut_prompt
+from server.openai.prompts import truncate_prompt
 from server.openai.sampling import chat_sampling
 from server.openai.thinking import Thinking, may_think, thinking_kwargs, thinking_of
 from server.openai.tool_use import ToolUse
 from server.settings import ReasoningFields
 from server.state import Model, ServerState
 from server.text.answer_grammar import AnswerRules
-from server.text.holdable import UnholdableSchema
+from server.text.holdable import UnenforceableSchema
 from server.text.parts import Part
 
 
-class Turn(NamedTuple):
+class ParsedDelta(NamedTuple):
     """The new parts of one choice in a step."""
 
     choice: Choice
@@ -74,7 +74,7 @@ class Conversation:
         self.id = id
         self._tools = tools
         self._is_thinking = thinking == "open"
-        answers = model.answers
+        answers = model.answer_format
         marks = set() if tools is None else set(tools.dialect.markers)
         if answers.reasoning is not None:
             marks |= set(answers.reasoning.markers)
@@ -98,10 +98,10 @@ class Conversation:
             ApiError: the request cannot be served as sent, or nothing can be served.
             RequestError: the same, found by the engine's own rules.
         """
-        model = await state.model_named(body.model)
+        model = await state.get_model(body.model)
         model.check_generates()
         check_length(sum(message.num_chars for message in body.messages), model, "messages")
-        tools = ToolUse.of(body, model.answers)
+        tools = ToolUse.of(body, model.answer_format)
         whole, images = await encode_chat(
             state,
             model,
@@ -110,11 +110,11 @@ class Conversation:
             template_kwargs=thinking_kwargs(body.reasoning_effort),
             add_special_tokens=bool(body.add_special_tokens),
         )
-        prompt = cut_prompt(whole, body, body.output_limit or 1, model.info)
+        prompt = truncate_prompt(whole, body, body.output_limit or 1, model.info)
         sampling = chat_sampling(body, len(prompt), model)
         await check_grammar(state, body)
         thinking = thinking_of(model, body, prompt)
-        grammar = _rules(model, body, sampling.grammar, tools, thinking)
+        grammar = _output_grammar(model, body, sampling.grammar, tools, thinking)
         if grammar is not None and grammar is not sampling.grammar:
             # The request's own grammar was checked already; here the tools' schemas are.
             param = "response_format" if tools is None else tools.field
@@ -149,7 +149,7 @@ class Conversation:
                 cache_salt=self.body.cache_salt or "",
                 caller=self._caller,
                 shown_special_ids=frozenset(self._hidden.values()),
-                tells_progress=self.body.tells_progress,
+                report_progress=self.body.reports_progress,
                 beams=self.body.beams,
             ) as generation:
                 yield generation
@@ -162,33 +162,36 @@ class Conversation:
         """The field names for reasoning, for endpoints that have no name of their own for it."""
         return self._state.settings.reasoning_fields
 
-    def reader(self, choice: Choice) -> AnswerReader:
+    def parser(self, choice: Choice) -> ChoiceParser:
         """The parser of one choice's deltas, from the first one on."""
         tools = self._tools
-        return AnswerReader(
+        return ChoiceParser(
             choice,
             self.model.tokenizer,
-            reasoning=self.model.answers.reasoning,
+            reasoning=self.model.answer_format.reasoning,
             is_thinking=self._is_thinking,
             dialect=None if tools is None else tools.dialect,
             schemas={} if tools is None else tools.schemas,
             hidden=self._hidden,
             shown_special_ids=frozenset(self._hidden.values()),
-            whole=not self.body.stream,
-            tells_reasoning=self.body.include_reasoning is not False,
+            buffer_calls=not self.body.stream,
+            include_reasoning=self.body.include_reasoning is not False,
         )
 
-    async def turns(self, generation: Generation) -> AsyncIterator[list[Turn]]:
+    async def parsed_steps(self, generation: Generation) -> AsyncIterator[list[ParsedDelta]]:
         """Yield the new parts of the choices as they arrive, until all have ended.
 
         Raises what ``Generation.steps`` raises.
         """
-        readers = [self.reader(choice) for choice in generation.choices]
+        readers = [self.parser(choice) for choice in generation.choices]
         async for step in generation.steps():
-            yield [Turn(choice, readers[choice.index].read(delta), delta) for choice, delta in step]
+            yield [
+                ParsedDelta(choice, readers[choice.index].parse(delta), delta)
+                for choice, delta in step
+            ]
 
 
-def _rules(
+def _output_grammar(
     model: Model,
     body: ChatRequest,
     content: Grammar | None,
@@ -200,11 +203,11 @@ def _rules(
     Raises:
         ApiError: 400, a tool's schema cannot be enforced.
     """
-    answers = model.answers
+    answers = model.answer_format
     rules = AnswerRules(
         content=content,
         dialect=None if tools is None else tools.dialect,
-        tools=[] if tools is None else tools.to_hold(),
+        tools=[] if tools is None else tools.to_grammar_tools(),
         is_required=tools is not None and tools.is_required,
         is_parallel=tools is None or tools.is_parallel,
         reasoning=answers.reasoning if may_think(model, body, thinking) else None,
@@ -214,5 +217,5 @@ def _rules(
     )
     try:
         return rules.grammar()
-    except (UnholdableSchema, InvalidParameter) as error:
+    except (UnenforceableSchema, InvalidParameter) as error:
         raise bad_field("tools" if tools is None else tools.field, str(error)) from None

@@ -23,7 +23,7 @@ HEADER = "x-quire-deadline-ms"
 MAX_DEADLINE_MS = 7 * 24 * 3_600_000  # a week
 
 
-def caller_until(request: Request, field_ms: int | None, default_s: float | None) -> Caller:
+def caller_with_deadline(request: Request, field_ms: int | None, default_s: float | None) -> Caller:
     """The caller of ``request``: who sent it, its trace, and its deadline from now on.
 
     Args:

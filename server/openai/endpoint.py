@@ -17,20 +17,20 @@ from engine.text.tokenizer import Tokenizer
 from server.access.body import check_json_type
 from server.access.caller import Caller, caller_of
 from server.errors import bad_field
-from server.http.disconnect import ClientGone, until_disconnect
-from server.openai.deadline import caller_until, until_deadline
-from server.openai.inputs import GenerationRequest, Shape
+from server.http.disconnect import ClientDisconnected, until_disconnect
+from server.openai.deadline import caller_with_deadline, until_deadline
+from server.openai.inputs import ApiModel, GenerationRequest
 from server.openai.json_body import parse_json_body
 from server.openai.outputs import to_json
 from server.openai.sse import Ending, EventStream
-from server.openai.structured import StructuredFields, held_to
+from server.openai.structured import StructuredFields, requested_grammar
 from server.openai.unsupported import report_ignored
 from server.settings import Settings
 from server.state import Model, ServerState
 
-_ShapeT = TypeVar("_ShapeT", bound=Shape)
+_BodyT = TypeVar("_BodyT", bound=ApiModel)
 _GenerationT = TypeVar("_GenerationT", bound=GenerationRequest)
-_MAX_CHARS_A_TOKEN = 128  # longer than the tokens of any vocabulary that is not mostly spaces
+_MAX_CHARS_PER_TOKEN = 128  # longer than the tokens of any vocabulary that is not mostly spaces
 _BODY_IN_MEMORY_BYTES = 2 * 2**20
 _INLINE_CHARS = 4096  # longer texts are tokenised on a thread, to keep the event loop free
 
@@ -41,8 +41,8 @@ def state_of(request: Request) -> ServerState:
 
 
 async def read_request(
-    request: Request, shape: type[_ShapeT], *, optional: bool = False
-) -> tuple[_ShapeT, dict[str, str]]:
+    request: Request, shape: type[_BodyT], *, optional: bool = False
+) -> tuple[_BodyT, dict[str, str]]:
     """Parse the request's body as ``shape``; also return the header that names ignored fields.
 
     With ``optional``, a missing body is read as an empty object.
@@ -51,7 +51,7 @@ async def read_request(
         ApiError: the body is not JSON or too long, or a field is invalid.
         ClientGone: the connection closed before the body was complete.
     """
-    if optional and not _declares_body(request):
+    if optional and not _has_body(request):
         return shape.read({}), {}
     settings = state_of(request).settings
     check_json_type(request.scope)
@@ -59,8 +59,8 @@ async def read_request(
 
 
 def read_fields(
-    settings: Settings, shape: type[_ShapeT], fields: dict[str, Any]
-) -> tuple[_ShapeT, dict[str, str]]:
+    settings: Settings, shape: type[_BodyT], fields: dict[str, Any]
+) -> tuple[_BodyT, dict[str, str]]:
     """Parse ``fields`` as ``shape``; see ``read_request``. Raises ApiError (400)."""
     for name, limit in (("messages", settings.max_messages), ("prompt", settings.max_prompts)):
         _check_count(name, fields.get(name), limit)
@@ -96,18 +96,18 @@ async def respond(
         prepare: validates a caller's body against the model, and encodes it.
     """
     state = state_of(request)
-    state.check_room(caller_of(request))  # a caller over its share costs others no more
+    state.check_capacity(caller_of(request))  # a caller over its share costs others no more
     body, headers = await read_request(request, shape)
-    caller = caller_until(request, body.deadline_ms, state.settings.default_deadline_s)
+    caller = caller_with_deadline(request, body.deadline_ms, state.settings.default_deadline_s)
 
     async def prepared() -> Call:
         async with until_deadline(caller):  # the model may be loading, or the template slow
             return await prepare(state, caller, body)
 
-    return await answer(request, prepared, stream=bool(body.stream), headers=headers)
+    return await serve_call(request, prepared, stream=bool(body.stream), headers=headers)
 
 
-async def answer(
+async def serve_call(
     request: Request,
     prepare: Callable[[], Awaitable[Call]],
     *,
@@ -173,14 +173,14 @@ async def check_grammar(state: ServerState, body: StructuredFields) -> None:
     Raises:
         ApiError: 400 that names the field with the grammar.
     """
-    held = held_to(body)
+    held = requested_grammar(body)
     if held is not None:
         await state.grammars.check(held.grammar, param=held.param)
 
 
 def check_length(text_chars: int, model: Model, param: str) -> None:
     """Reject a text too long for any context before spending time on encoding it."""
-    if text_chars > model.info.max_model_len * _MAX_CHARS_A_TOKEN:
+    if text_chars > model.info.max_model_len * _MAX_CHARS_PER_TOKEN:
         message = (
             f"This model's maximum context length is {model.info.max_model_len} tokens, far fewer "
             f"than {text_chars} characters make."
@@ -188,7 +188,7 @@ def check_length(text_chars: int, model: Model, param: str) -> None:
         raise ContextLengthExceeded(message, param=param)
 
 
-def _declares_body(request: Request) -> bool:
+def _has_body(request: Request) -> bool:
     """Whether there is a body: HTTP/1.1 requests without either header have none."""
     headers = request.headers
     return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
@@ -200,7 +200,7 @@ async def _read_body(request: Request) -> bytes:
         while True:
             message = await request.receive()
             if message["type"] == "http.disconnect":
-                raise ClientGone
+                raise ClientDisconnected
             body.write(message.get("body", b""))
             if not message.get("more_body", False):
                 body.seek(0)

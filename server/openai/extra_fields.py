@@ -21,7 +21,7 @@ from server.openai.deadline import MAX_DEADLINE_MS
 
 # Beam search does not sample: fields that shape the distribution, or watch the text as it is
 # generated, are refused with it.
-_NOT_WITH_BEAMS = (
+_UNSUPPORTED_WITH_BEAMS = (
     *("stream", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("logit_bias", "stop", "min_tokens", "prompt_logprobs", "allowed_token_ids", "bad_words"),
     *("tools", "functions", "response_format", "structured_outputs"),
@@ -29,41 +29,41 @@ _NOT_WITH_BEAMS = (
     *("regex", "ebnf", "grammar"),
 )
 # Fields without effect in beam search, and the values that request nothing.
-_IDLE_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
+_IGNORED_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "temperature": (0, 1),
     "top_p": (1,),
     "top_k": (0, -1),
     "min_p": (0,),
     "seed": (),
 }
-_IDLE_WITHOUT_BEAMS: dict[str, tuple[Any, ...]] = {
+_IGNORED_WITHOUT_BEAMS: dict[str, tuple[Any, ...]] = {
     "beam_width": (),
     "length_penalty": (1,),
     "early_stopping": (False,),
 }
 
 
-def _check_kept(value: int) -> int:
+def _check_truncation(value: int) -> int:
     if value == 0 or not -1 <= value < 2**31:
         raise ValueError("must be a number of tokens, or -1 for as many as leave room")
     return value
 
 
-def _read_early(value: Any) -> EarlyStopping | None:
+def _read_early_stopping(value: Any) -> EarlyStopping | None:
     if value is not None and not isinstance(value, bool) and value != "never":
         raise ValueError('must be true, false or "never"')
     return value
 
 
 # Not a pydantic union: its errors would name the member of the union, not the field.
-Early = Annotated[
+EarlyStoppingField = Annotated[
     EarlyStopping | None,
-    PlainValidator(_read_early),
+    PlainValidator(_read_early_stopping),
     WithJsonSchema({"enum": [True, False, "never", None]}),
 ]
 
 
-def _asks(field: str, value: Any) -> bool:
+def _is_requested(field: str, value: Any) -> bool:
     """Whether a field that is refused with beam search requests anything."""
     if field == "repetition_penalty":
         return value not in (None, 1)
@@ -74,7 +74,7 @@ class ExtraFields(BaseModel):
     """A mixin: strictness and parsing are those of the shape it is mixed into."""
 
     deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
-    truncate_prompt_tokens: Annotated[int, AfterValidator(_check_kept)] | None = None
+    truncate_prompt_tokens: Annotated[int, AfterValidator(_check_truncation)] | None = None
     truncation_side: Literal["left", "right"] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -86,14 +86,14 @@ class ExtraFields(BaseModel):
     length_penalty: (
         Annotated[float, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)] | None
     ) = None
-    early_stopping: Early = None
+    early_stopping: EarlyStoppingField = None
 
     @model_validator(mode="after")
     def _check_beams(self) -> Self:
         if not self.use_beam_search:
             return self
-        for field in _NOT_WITH_BEAMS:
-            if _asks(field, getattr(self, field, None)):
+        for field in _UNSUPPORTED_WITH_BEAMS:
+            if _is_requested(field, getattr(self, field, None)):
                 raise ValueError(f"{field}: is not available with 'use_beam_search'")
         if getattr(self, "max_tokens", None) == 0:
             raise ValueError("max_tokens: must be at least 1 with 'use_beam_search'")
@@ -116,9 +116,9 @@ class ExtraFields(BaseModel):
             width=width, length_penalty=penalty, early_stopping=self.early_stopping or False
         )
 
-    def idle_fields(self) -> list[str]:
+    def ignored_extra_fields(self) -> list[str]:
         """Names of fields that request something but have no effect next to the others."""
-        idle = dict(_IDLE_WITH_BEAMS if self.use_beam_search else _IDLE_WITHOUT_BEAMS)
+        idle = dict(_IGNORED_WITH_BEAMS if self.use_beam_search else _IGNORED_WITHOUT_BEAMS)
         if self.truncate_prompt_tokens is None:
             idle["truncation_side"] = ()
         if getattr(self, "logprobs", None) in (None, False):

@@ -95,13 +95,13 @@ async def create_file(request: Request) -> Response:
     state = state_of(request)
     partial = await state.files.new_partial()
     try:
-        form = await _read(request, partial, state.settings.max_file_bytes)
+        form = await _receive_form(request, partial, state.settings.max_file_bytes)
         headers = report_ignored(sorted(set(form.fields) - _FIELDS), strict=state.settings.strict)
-        file = _judge(form, caller_of(request).tenant)
+        file = _parse_form(form, caller_of(request).tenant)
         await state.files.add(file, partial)
     finally:
         partial.unlink(missing_ok=True)
-    return json_response(_told(file), headers)
+    return json_response(_to_file_object(file), headers)
 
 
 @router.get("/v1/files", summary="List the files", openapi_extra=describe(None, FileList))
@@ -117,7 +117,7 @@ async def list_files(
     found = await store.list(tenant, purpose=purpose, after=after, limit=limit + 1, order=order)
     if found is None:
         raise bad_field("after", "is not the id of a file")
-    data = [_told(file) for file in found[:limit]]
+    data = [_to_file_object(file) for file in found[:limit]]
     return json_response(make_page(FileList, data, has_more=len(found) > limit))
 
 
@@ -126,7 +126,9 @@ async def list_files(
 )
 async def retrieve_file(request: Request, file_id: str) -> Response:
     """Retrieve one of the caller's files."""
-    return json_response(_told(await find_file(state_of(request).files, request, file_id)))
+    return json_response(
+        _to_file_object(await find_file(state_of(request).files, request, file_id))
+    )
 
 
 @router.get(
@@ -138,7 +140,7 @@ async def retrieve_file_content(request: Request, file_id: str) -> Response:
     """The contents of one of the caller's files, as uploaded or generated."""
     store = state_of(request).files
     file = await find_file(store, request, file_id)
-    return _Contents(store.path(file), file.num_bytes)
+    return _FileContentResponse(store.path(file), file.num_bytes)
 
 
 @router.delete(
@@ -150,7 +152,7 @@ async def delete_file(request: Request, file_id: str) -> Response:
     """Delete one of the caller's files, unless a batch still reads it."""
     state = state_of(request)
     file = await find_file(state.files, request, file_id)
-    batch_id = await state.batches.reader_of(file.id)
+    batch_id = await state.batches.find_batch_using(file.id)
     if batch_id is not None:
         message = f"The file is the input of batch '{batch_id}', which has not ended."
         raise ApiError(409, message, param="file_id", code="file_in_use")
@@ -167,14 +169,14 @@ async def find_file(store: FileStore, request: Request, id: str) -> StoredFile:
     return file
 
 
-async def _read(request: Request, path: Path, max_bytes: int) -> Form:
+async def _receive_form(request: Request, path: Path, max_bytes: int) -> Form:
     try:
         return await read_form(request, "file", path, max_bytes)
     except OSError as error:
         raise StoreError(error.strerror or str(error)) from error
 
 
-def _judge(form: Form, tenant: str) -> StoredFile:
+def _parse_form(form: Form, tenant: str) -> StoredFile:
     """The file described by a form. Raises ApiError (400)."""
     if form.filename is None:
         raise bad_field("file", "is required")
@@ -182,7 +184,7 @@ def _judge(form: Form, tenant: str) -> StoredFile:
     if purpose not in _PURPOSES:
         raise bad_field("purpose", f"must be one of {', '.join(_PURPOSES)}")
     now = int(time.time())
-    life_s = _life_s(form.fields)
+    life_s = _lifetime_s(form.fields)
     return StoredFile(
         id=new_file_id(),
         tenant=tenant,
@@ -194,7 +196,7 @@ def _judge(form: Form, tenant: str) -> StoredFile:
     )
 
 
-def _life_s(fields: Mapping[str, str]) -> int | None:
+def _lifetime_s(fields: Mapping[str, str]) -> int | None:
     anchor = fields.get("expires_after[anchor]")
     seconds = fields.get("expires_after[seconds]")
     if anchor is None and seconds is None:
@@ -203,17 +205,17 @@ def _life_s(fields: Mapping[str, str]) -> int | None:
         raise bad_field("expires_after.anchor", "must be 'created_at'")
     if seconds is None or not seconds.isascii() or not seconds.isdigit() or len(seconds) > 9:
         raise bad_field("expires_after.seconds", "must be a number of seconds")
-    return check_life_s(int(seconds), "expires_after.seconds")
+    return check_lifetime_s(int(seconds), "expires_after.seconds")
 
 
-def check_life_s(seconds: int, param: str) -> int:
+def check_lifetime_s(seconds: int, param: str) -> int:
     """Return ``seconds`` if it is a valid lifetime of a file. Raises ApiError (400)."""
     if not _MIN_LIFE_S <= seconds <= _MAX_LIFE_S:
         raise bad_field(param, f"must be between {_MIN_LIFE_S} and {_MAX_LIFE_S}")
     return seconds
 
 
-def _told(file: StoredFile) -> FileObject:
+def _to_file_object(file: StoredFile) -> FileObject:
     return FileObject(
         id=file.id,
         bytes=file.num_bytes,
@@ -224,7 +226,7 @@ def _told(file: StoredFile) -> FileObject:
     )
 
 
-class _Contents(Response):
+class _FileContentResponse(Response):
     """A file's contents, read on a thread and no faster than the client receives them."""
 
     media_type = "application/octet-stream"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.errors import bad_field, cut
+from server.errors import bad_field, shorten
 
 _MAX_CHARS = 65_536  # bounds the translator's work, which is per character
 
@@ -22,4 +22,4 @@ def to_lark(text: str, param: str) -> str:
     except RecursionError:
         raise bad_field(param, "is nested too deeply") from None
     except Exception as error:  # its own kinds, and whatever malformed input makes it raise
-        raise bad_field(param, f"is not a grammar: {cut(str(error))}") from None
+        raise bad_field(param, f"is not a grammar: {shorten(str(error))}") from None

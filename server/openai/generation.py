@@ -32,8 +32,8 @@ from engine.requests import fan_out
 from engine.text.output import OutputDecoder, TextDelta
 from engine.types import Request, RequestOutput, SamplingParams, TokenLogprobs
 from server.access.account import Charge
-from server.access.caller import ANYONE, Caller
-from server.access.usage import Used
+from server.access.caller import ANONYMOUS, Caller
+from server.access.usage import UsageCounts
 from server.openai.outputs import (
     CompletionTokensDetails,
     FinishReason,
@@ -124,9 +124,9 @@ class Generation:
         priority: int = 0,
         cache_salt: str = "",
         continuation: bool = False,
-        caller: Caller = ANYONE,
+        caller: Caller = ANONYMOUS,
         shown_special_ids: frozenset[int] = frozenset(),
-        tells_progress: bool = False,
+        report_progress: bool = False,
         beams: BeamParams | None = None,
     ) -> None:
         self._state = state
@@ -139,13 +139,13 @@ class Generation:
         self._caller = caller
         self._continuation = continuation
         self._shown_special_ids = shown_special_ids
-        self._tells_progress = tells_progress
+        self._report_progress = report_progress
         self._beams = beams
         self._cached_tokens = 0
         self._num_drafted = self._num_accepted = 0  # draft tokens, of the choices that have ended
         self._charge: Charge | None = None
         self._image_bytes = sum(len(image.pixels) for job in jobs for image in job.images)
-        self._late = False
+        self._deadline_passed = False
         self._timer: asyncio.TimerHandle | None = None
         # Of the weights that generate: a request that waits while they are replaced gets the new
         # ones.
@@ -162,7 +162,7 @@ class Generation:
         try:
             state.admit(count, self._caller, self._image_bytes)
         except BaseException:
-            charge.settle(Used())
+            charge.settle(UsageCounts())
             raise
         self._charge = charge
         try:
@@ -170,8 +170,8 @@ class Generation:
             streams = self._submit(choices)
         except BaseException:
             self._release(count)
-            state.images.let_go(self._image_bytes)
-            charge.settle(Used())
+            state.images.release(self._image_bytes)
+            charge.settle(UsageCounts())
             raise
         self.choices = choices
         for choice, stream in zip(choices, streams, strict=True):
@@ -179,17 +179,17 @@ class Generation:
             prompt = choice.request.prompt_token_ids
             limit = choice.request.sampling.max_tokens
             most = self._model.info.max_model_len - len(prompt)
-            state.metrics.submitted(
+            state.metrics.record_submitted(
                 choice.request.id,
                 choice.request.arrival_s,
                 prompt_tokens=len(prompt),
                 max_tokens=most if limit is None else limit,
             )
         for job in self._jobs:
-            state.metrics.prompt(len(job.token_ids), job.sampling.n, len(job.images))
+            state.metrics.record_prompt(len(job.token_ids), job.sampling.n, len(job.images))
         if (deadline_s := self._caller.deadline_s) is not None:
             delay_s = deadline_s - time.monotonic() + _DEADLINE_GRACE_S
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._give_up)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._abort_at_deadline)
         return self
 
     def __exit__(
@@ -201,23 +201,23 @@ class Generation:
         metrics = self._state.metrics
         if self._timer is not None:
             self._timer.cancel()
-        self._state.images.let_go(self._image_bytes)
+        self._state.images.release(self._image_bytes)
         for choice in self.choices:
             if choice.finish_reason is not None or choice.stream is None:
                 continue
             choice.stream.abort()
             self._release(1)
             if isinstance(error, Exception):
-                metrics.failed(choice.request.id, _failure_reason(error))
+                metrics.record_failed(choice.request.id, _failure_reason(error))
             else:  # cancelled, or the consumer stopped early: nobody reads any further
                 phase = "decoding" if choice.num_tokens else "waiting"
-                metrics.aborted(choice.request.id, phase)
+                metrics.record_aborted(choice.request.id, phase)
         if self._charge is not None:
-            self._charge.settle(self._used())
+            self._charge.settle(self._usage_counts())
         if self._state.tracing is not None:
-            self._state.tracing.record(self._traced(error))
+            self._state.tracing.record(self._trace_record(error))
 
-    def _traced(self, error: BaseException | None) -> TracedRequest:
+    def _trace_record(self, error: BaseException | None) -> TracedRequest:
         return TracedRequest(
             id=self._id,
             operation=self.operation,
@@ -245,17 +245,17 @@ class Generation:
             raise
         return streams
 
-    def _used(self) -> Used:
+    def _usage_counts(self) -> UsageCounts:
         usage = self.usage
-        return Used(
+        return UsageCounts(
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=self._cached_tokens,
             output_tokens=usage.completion_tokens,
         )
 
-    def _give_up(self) -> None:
+    def _abort_at_deadline(self) -> None:
         """End all sequences: the deadline has passed and the engine has not reported it."""
-        self._late = True
+        self._deadline_passed = True
         for choice in self.choices:
             if choice.finish_reason is None and choice.stream is not None:
                 choice.stream.abort()
@@ -276,8 +276,8 @@ class Generation:
                 background=self._caller.background,
                 deadline_s=self._caller.deadline_s,
             )
-            if self._tells_progress:
-                sequences[0] = msgspec.structs.replace(sequences[0], tells_progress=True)
+            if self._report_progress:
+                sequences[0] = msgspec.structs.replace(sequences[0], report_progress=True)
             for request in sequences:
                 decoder = OutputDecoder(
                     self._model.tokenizer,
@@ -300,15 +300,15 @@ class Generation:
             EngineDead: the engine is gone.
         """
         if len(self.choices) > 1:
-            async for step in self._interleaved():
+            async for step in self._merged_steps():
                 yield step
             return
         choice = self.choices[0]
         assert choice.stream is not None
         while choice.finish_reason is None:
-            yield [(choice, self._take(choice, await choice.stream.next()))]
+            yield [(choice, self._process_output(choice, await choice.stream.next()))]
 
-    async def _interleaved(self) -> AsyncIterator[Step]:
+    async def _merged_steps(self) -> AsyncIterator[Step]:
         """The choices' steps, with one pending ``next()`` per choice so that its outputs merge."""
         ready: asyncio.Queue[tuple[Choice, asyncio.Task[RequestOutput]]] = asyncio.Queue()
         pending: set[asyncio.Task[RequestOutput]] = set()
@@ -329,7 +329,7 @@ class Generation:
                 step: Step = []
                 for choice, task in arrived:
                     pending.discard(task)
-                    step.append((choice, self._take(choice, task.result())))
+                    step.append((choice, self._process_output(choice, task.result())))
                 yield step
                 for choice, _ in arrived:
                     if choice.finish_reason is None:
@@ -339,14 +339,14 @@ class Generation:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
 
-    def _take(self, choice: Choice, output: RequestOutput) -> TextDelta:
+    def _process_output(self, choice: Choice, output: RequestOutput) -> TextDelta:
         """Decode one output; after the last one, record the choice's totals."""
         metrics = self._state.metrics
         if output.prompt_logprobs:
             choice.prompt_logprobs += output.prompt_logprobs
         if output.num_cached_tokens and choice.request.fork_of is None:
             self._cached_tokens += output.num_cached_tokens
-            metrics.cached(output.num_cached_tokens)
+            metrics.record_cached_tokens(output.num_cached_tokens)
         choice.progress = output.progress
         if not choice.num_tokens:
             self.fingerprint = self._state.engine.info.fingerprint
@@ -354,10 +354,10 @@ class Generation:
         if not choice.num_tokens and delta.token_ids:
             choice.first_token_s = time.monotonic()
         choice.num_tokens += len(delta.token_ids)
-        metrics.generated(len(delta.token_ids))
+        metrics.record_generated_tokens(len(delta.token_ids))
         if delta.finished:
             assert choice.stream is not None
-            if self._late and delta.finish_reason == "abort":
+            if self._deadline_passed and delta.finish_reason == "abort":
                 raise DeadlineExceeded
             if delta.finish_reason not in ("stop", "length"):
                 raise EngineDead("the engine ended the sequence")
@@ -371,7 +371,7 @@ class Generation:
             if output.timings is not None:
                 self._num_drafted += output.timings.num_draft_tokens
                 self._num_accepted += output.timings.num_accepted_tokens
-            metrics.finished(
+            metrics.record_finished(
                 choice.request.id, delta.finish_reason, choice.num_tokens, output.timings
             )
         return delta
@@ -398,11 +398,11 @@ class Generation:
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens),
-            completion_tokens_details=self._details,
+            completion_tokens_details=self._completion_details,
         )
 
     @property
-    def _details(self) -> CompletionTokensDetails:
+    def _completion_details(self) -> CompletionTokensDetails:
         details = CompletionTokensDetails(
             reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self.choices)
         )

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from server.errors import ApiError, bad_field, cut
+from server.errors import ApiError, bad_field, shorten
 from server.openai.content import Content, ImagePart, for_template, text_of
 from server.openai.extra_fields import ExtraFields
 from server.openai.metadata import Metadata
@@ -37,8 +37,8 @@ _MAX_BAD_WORDS = 256
 _MAX_STOP_CHARS = 4096
 _MAX_SALT = 128
 _MAX_BEST_OF = 20
-_SHOW_IMAGES = ("user", "tool")  # roles whose messages may hold images
-_NOT_WITH_IMAGES = ("truncate_prompt_tokens", "use_beam_search")
+_IMAGE_ROLES = ("user", "tool")  # roles whose messages may hold images
+_UNSUPPORTED_WITH_IMAGES = ("truncate_prompt_tokens", "use_beam_search")
 
 # The tiers that clients may name; there is only one here, "default".
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
@@ -96,7 +96,7 @@ Label = Annotated[str, Field(max_length=_MAX_LABEL)]  # no effect
 Verbosity = Literal["low", "medium", "high"]
 
 
-class Shape(BaseModel):
+class ApiModel(BaseModel):
     """Base of all request bodies."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
@@ -110,7 +110,7 @@ class Shape(BaseModel):
         try:
             return cls.model_validate(body)
         except ValidationError as error:
-            raise _explain(error, at) from None
+            raise _to_api_error(error, at) from None
         except RecursionError:
             message = "The body is nested too deeply."
             raise ApiError(400, message, code="invalid_json") from None
@@ -120,7 +120,7 @@ class Shape(BaseModel):
         return ignored_params(self.model_extra)
 
 
-class Message(Shape):
+class Message(ApiModel):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -138,7 +138,7 @@ class Message(Shape):
         # Only an assistant's content may be empty: it called tools, refused, or only reasoned.
         if self.content is None and self.role != "assistant":
             raise ValueError("content: must be a string or a list of parts")
-        if self.images and self.role not in _SHOW_IMAGES:
+        if self.images and self.role not in _IMAGE_ROLES:
             raise ValueError(f"content: a message of the {self.role} cannot hold images")
         return self
 
@@ -160,7 +160,7 @@ class Message(Shape):
         calls = (call.function.arguments for call in self.tool_calls or [])
         return len(self.text or "") + sum(map(len, calls))
 
-    def for_template(self, answers: AnswerFormat) -> dict[str, Any]:
+    def for_template(self, answer_format: AnswerFormat) -> dict[str, Any]:
         """The message as the chat template of a model with this answer format expects it."""
         role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
         content = self.refusal if self.content is None else self.content
@@ -171,18 +171,18 @@ class Message(Shape):
         if content is None and not calls:
             message["content"] = ""
         if calls:
-            message["tool_calls"] = [call.for_template(answers) for call in calls]
+            message["tool_calls"] = [call.for_template(answer_format) for call in calls]
         if self.name is not None:
             message["name"] = self.name
         if self.tool_call_id is not None:
-            message["tool_call_id"] = answers.past_id(self.tool_call_id)
+            message["tool_call_id"] = answer_format.template_call_id(self.tool_call_id)
         reasoning = self.reasoning_content or self.reasoning
         if reasoning is not None:  # templates use either name
             message |= {"reasoning_content": reasoning, "reasoning": reasoning}
         return message
 
 
-class StreamOptions(Shape):
+class StreamOptions(ApiModel):
     """What a stream carries besides its text."""
 
     include_usage: bool | None = None
@@ -191,7 +191,7 @@ class StreamOptions(Shape):
     include_progress: bool | None = None
 
 
-class FeatureRequest(Shape):
+class FeatureRequest(ApiModel):
     """A request that may ask for unsupported features, and is then refused."""
 
     @model_validator(mode="before")
@@ -252,7 +252,7 @@ class GenerationRequest(ModelRequest, StructuredFields, ExtraFields):
             named.append("stream_options.include_obfuscation")
         if self.stream_options and self.stream_options.continuous_usage_stats:
             named += [] if self.include_usage else ["stream_options.continuous_usage_stats"]
-        return super().ignored() + named + self.ignored_options() + self.idle_fields()
+        return super().ignored() + named + self.ignored_options() + self.ignored_extra_fields()
 
     @property
     def include_usage(self) -> bool:
@@ -267,7 +267,7 @@ class GenerationRequest(ModelRequest, StructuredFields, ExtraFields):
         )
 
     @property
-    def tells_progress(self) -> bool:
+    def reports_progress(self) -> bool:
         """Whether a stream reports the progress of prefill."""
         asked = self.stream_options is not None and self.stream_options.include_progress
         return bool(self.stream and (self.return_progress or asked))
@@ -297,7 +297,7 @@ class ChatRequest(GenerationRequest, ToolFields):
             raise ValueError("top_logprobs: is only allowed when 'logprobs' is true")
         _check_prompt_ending(self.add_generation_prompt, self.continue_final_message)
         if any(message.images for message in self.messages):
-            for field in _NOT_WITH_IMAGES:
+            for field in _UNSUPPORTED_WITH_IMAGES:
                 if getattr(self, field):
                     raise ValueError(f"{field}: is not available with images")
         for field in ("max_tokens", "max_completion_tokens"):
@@ -308,7 +308,7 @@ class ChatRequest(GenerationRequest, ToolFields):
 
     def ignored(self) -> list[str]:
         """As above, including those of the messages and tools."""
-        names = super().ignored() + self.ignored_of_tools()
+        names = super().ignored() + self.ignored_tool_fields()
         for index, message in enumerate(self.messages):
             if message.model_extra:
                 asked = {name: value for name, value in message.model_extra.items() if value}
@@ -350,7 +350,7 @@ class CompletionRequest(GenerationRequest):
     def _check_completion(self) -> Self:
         if self.best_of is not None and self.best_of < (self.n or 1):
             raise ValueError("best_of: must be at least 'n'")
-        if self.chooses_best and self.stream:
+        if self.uses_best_of and self.stream:
             raise ValueError("best_of: above 'n' is not available on a stream")
         if self.suffix and self.echo:
             raise ValueError("echo: is not available with 'suffix'")
@@ -359,7 +359,7 @@ class CompletionRequest(GenerationRequest):
         return self
 
     @property
-    def chooses_best(self) -> bool:
+    def uses_best_of(self) -> bool:
         """Whether more continuations are sampled than are returned."""
         return self.best_of is not None and self.best_of > (self.n or 1)
 
@@ -378,14 +378,14 @@ class TokenizeRequest(FeatureRequest):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
+    def _check_exactly_one(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("prompt: send either 'prompt' or 'messages'")
         _check_prompt_ending(self.add_generation_prompt, self.continue_final_message)
         return self
 
 
-class DetokenizeRequest(Shape):
+class DetokenizeRequest(ApiModel):
     """POST /detokenize."""
 
     model: Annotated[str, Field(max_length=MAX_MODEL_NAME)] | None = None
@@ -397,18 +397,18 @@ def _check_prompt_ending(generation_prompt: bool | None, continue_final: bool | 
         raise ValueError("continue_final_message: excludes 'add_generation_prompt'")
 
 
-def _explain(error: ValidationError, at: str) -> ApiError:
+def _to_api_error(error: ValidationError, at: str) -> ApiError:
     """The first problem, with the field's name as the API spells it."""
     problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
     param = at + ".".join(str(part) for part in problem["loc"])
     message = reason(problem)
-    if problem["type"] == "value_error" and _names_field(message):
+    if problem["type"] == "value_error" and _has_field_prefix(message):
         # A check across several fields names the invalid one itself.
         field, _, message = message.partition(": ")
         param = f"{param.rstrip('.')}.{field}" if param else field
-    return bad_field(cut(param.rstrip(".") or "body"), message)
+    return bad_field(shorten(param.rstrip(".") or "body"), message)
 
 
-def _names_field(message: str) -> bool:
+def _has_field_prefix(message: str) -> bool:
     head, colon, _ = message.partition(": ")
     return bool(colon) and head.isidentifier()

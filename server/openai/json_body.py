@@ -29,13 +29,13 @@ def parse_json_body(body: bytes | bytearray) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        value = _read_slowly(body)
+        value = _parse_with_stdlib(body)
     if not isinstance(value, dict):
         raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
     return value
 
 
-def _read_slowly(body: bytes | bytearray) -> Any:
+def _parse_with_stdlib(body: bytes | bytearray) -> Any:
     """Parse what msgspec rejected. Raises ApiError unless the standard library accepts it."""
     if not body.strip():
         raise ApiError(400, "The body is empty; it must be a JSON object.", code="invalid_json")
@@ -43,7 +43,7 @@ def _read_slowly(body: bytes | bytearray) -> Any:
         value = json.loads(
             body.decode("utf-8-sig"), parse_constant=_refuse_constant, parse_int=_read_int
         )
-        for path, fault in _unusable(value, ""):
+        for path, fault in _invalid_values(value, ""):
             raise bad_field(path or "body", fault)
     except RecursionError:
         raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
@@ -65,7 +65,7 @@ def _read_int(digits: str) -> int | float:
     return int(digits) if len(digits) <= _MAX_DIGITS else math.inf
 
 
-def _unusable(value: Any, path: str) -> Iterator[tuple[str, str]]:
+def _invalid_values(value: Any, path: str) -> Iterator[tuple[str, str]]:
     """Paths (``messages.0.content``) of values that no field can represent, and why."""
     if isinstance(value, str):
         if not _is_unicode(value):
@@ -78,10 +78,10 @@ def _unusable(value: Any, path: str) -> Iterator[tuple[str, str]]:
             if not _is_unicode(key):
                 yield path, "has a key that is not text"
             else:
-                yield from _unusable(item, f"{path}.{key[:64]}" if path else key[:64])
+                yield from _invalid_values(item, f"{path}.{key[:64]}" if path else key[:64])
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _unusable(item, f"{path}.{index}")
+            yield from _invalid_values(item, f"{path}.{index}")
 
 
 def _is_unicode(text: str) -> bool:

@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from engine.types import SamplingParams
-from server.openai.content import as_sent
+from server.openai.content import to_chat_parts
 from server.openai.inputs import ChatRequest, Message
 from server.openai.outputs import ChatCompletion, to_json
 from server.openai.tool_fields import Function, ToolChoice
@@ -52,7 +52,7 @@ _decode = msgspec.json.Decoder(StoredChatCompletion).decode
 _decode_message = msgspec.json.Decoder(StoredMessage).decode
 
 
-class ChatKeeper:
+class ChatRecorder:
     """Stores the response to one request for its tenant."""
 
     def __init__(
@@ -63,7 +63,7 @@ class ChatKeeper:
         self._body = body
         self._sampling = sampling
 
-    async def keep(self, answer: ChatCompletion) -> bool:
+    async def save(self, answer: ChatCompletion) -> bool:
         """Store the response and return whether that succeeded; the client gets it in any case."""
         chat = StoredChat(
             id=answer.id,
@@ -74,7 +74,9 @@ class ChatKeeper:
             metadata=self._body.metadata or {},
         )
         try:
-            await self._store.add(chat, [to_json(_kept(each)) for each in self._body.messages])
+            await self._store.add(
+                chat, [to_json(_to_stored_message(each)) for each in self._body.messages]
+            )
         except StoreError:  # already logged
             return False
         return True
@@ -88,8 +90,8 @@ class ChatKeeper:
             **{name: getattr(sampling, name) for name in same},
             seed=body.seed,
             response_format=form and form.model_dump(by_alias=True, exclude_none=True),
-            tools=[_tool(function) for function in body.offered] or None,
-            tool_choice=_choice(body.choice) if body.offered else None,
+            tools=[_tool(function) for function in body.available_functions] or None,
+            tool_choice=_choice(body.choice) if body.available_functions else None,
             input_user=body.user,
         )
 
@@ -108,12 +110,14 @@ def read_message(chat_id: str, position: int, body: bytes) -> StoredMessage:
     return message
 
 
-def _kept(message: Message) -> StoredMessage:
+def _to_stored_message(message: Message) -> StoredMessage:
     calls, call, content = message.tool_calls, message.function_call, message.content
     return StoredMessage(
         role=message.role,
         content=message.text,
-        content_parts=None if content is None or isinstance(content, str) else as_sent(content),
+        content_parts=None
+        if content is None or isinstance(content, str)
+        else to_chat_parts(content),
         name=message.name,
         refusal=message.refusal,
         tool_calls=[each.model_dump() for each in calls] if calls else None,
@@ -124,7 +128,7 @@ def _kept(message: Message) -> StoredMessage:
 
 
 def _tool(function: Function) -> dict[str, Any]:
-    return {"type": "function", "function": {**function.shown, "strict": function.strict}}
+    return {"type": "function", "function": {**function.definition, "strict": function.strict}}
 
 
 def _choice(choice: ToolChoice) -> str | dict[str, Any]:

@@ -60,17 +60,17 @@ def completion_logprobs(
     return CompletionLogprobs(
         tokens=[name(entry) for entry in entries],
         token_logprobs=[entry.logprob for entry in entries],
-        top_logprobs=[_by_name(entry, name) for entry in entries],
+        top_logprobs=[_logprob_by_name(entry, name) for entry in entries],
         text_offset=[entry.text_offset + offset for entry in entries],
     )
 
 
 def prompt_logprobs(
-    prompt: Sequence[int], told: Sequence[TokenLogprobs], tokenizer: Tokenizer
+    prompt: Sequence[int], reported: Sequence[TokenLogprobs], tokenizer: Tokenizer
 ) -> PromptLogprobs:
     """The ``prompt_logprobs`` extra: a dict by token id for each position, null for the first."""
     positions: PromptLogprobs = [None] if prompt else []
-    for position in told:
+    for position in reported:
         by_id = {
             str(id): PromptLogprob(logprob, rank, tokenizer.token_text(id))
             for rank, (id, logprob) in enumerate(
@@ -85,7 +85,7 @@ def prompt_logprobs(
     return positions
 
 
-Name = Callable[[Entry | Top], str]
+TokenNamer = Callable[[Entry | Top], str]
 
 
 def _text_of(token: Entry | Top) -> str:
@@ -96,7 +96,7 @@ def _id_of(token: Entry | Top) -> str:
     return f"token_id:{token.token_id}"
 
 
-def _by_name(entry: Entry, name: Name) -> dict[str, float] | None:
+def _logprob_by_name(entry: Entry, name: TokenNamer) -> dict[str, float] | None:
     if entry.logprob is None:
         return None
     by_name = {name(entry): entry.logprob}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.adapter_table import Served
+from server.adapter_table import ServedAdapter
 from server.openai.endpoint import json_response, state_of
 from server.openai.outputs import ModelCard, ModelList
 from server.openai.schema import describe
@@ -41,7 +41,7 @@ async def retrieve_model(request: Request, model_id: str) -> Response:
     return json_response(_card(model, model_id))
 
 
-def _adapter_card(model: Model, served: Served) -> ModelCard:
+def _adapter_card(model: Model, served: ServedAdapter) -> ModelCard:
     return ModelCard(
         id=served.adapter.name,
         created=served.created,

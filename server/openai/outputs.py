@@ -126,7 +126,7 @@ class ChatChoice(Struct):
     timings: Timings | UnsetType = UNSET
 
 
-class PromptProgressTold(Struct, kw_only=True):
+class PromptProgressReport(Struct, kw_only=True):
     """Progress of a prompt, by llama.cpp's names; ``processed`` of ``total`` tokens are done."""
 
     index: int  # of the request's prompts
@@ -177,7 +177,7 @@ class Completion(Struct, kw_only=True):
     choices: list[CompletionChoice]
     system_fingerprint: str
     usage: Usage | UnsetType | None = UNSET
-    prompt_progress: PromptProgressTold | UnsetType = UNSET  # in a chunk of its own
+    prompt_progress: PromptProgressReport | UnsetType = UNSET  # in a chunk of its own
 
 
 class FunctionCallDelta(Struct, omit_defaults=True):
@@ -233,7 +233,7 @@ class ChatChunk(Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
     store: Literal[False] | UnsetType = UNSET
     service_tier: Literal["default"] | UnsetType = UNSET
-    prompt_progress: PromptProgressTold | UnsetType = UNSET
+    prompt_progress: PromptProgressReport | UnsetType = UNSET
 
 
 class ModelCard(Struct, kw_only=True):
@@ -255,7 +255,7 @@ class ModelList(Struct, kw_only=True):
     data: list[ModelCard]
 
 
-class Tokenized(Struct):
+class TokenizeResponse(Struct):
     """The response of /tokenize."""
 
     count: int
@@ -264,7 +264,7 @@ class Tokenized(Struct):
     token_strs: list[str] | None = None
 
 
-class Detokenized(Struct):
+class DetokenizeResponse(Struct):
     """The response of /detokenize."""
 
     prompt: str
@@ -278,7 +278,7 @@ def to_json(value: Any) -> bytes:
     return _encode(value)
 
 
-class TextEvents:
+class TextEventTemplate:
     """Events that differ in one text only: everything else is encoded once.
 
     Args:
@@ -290,7 +290,7 @@ class TextEvents:
     def __init__(self, sample: Any) -> None:
         self._head, self._tail = to_event(sample).split(_encode(self.MARK))
 
-    def event(self, text: str) -> bytes:
+    def render(self, text: str) -> bytes:
         """The event that carries ``text``."""
         return b"%b%b%b" % (self._head, _encode(text), self._tail)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-P = TypeVar("P")
+PageT = TypeVar("PageT")
 
 
-class _Listed(Protocol):
+class _HasId(Protocol):
     @property
     def id(self) -> str: ...
 
 
-def make_page(page: Callable[..., P], data: Sequence[_Listed], *, has_more: bool) -> P:
+def make_page(page: Callable[..., PageT], data: Sequence[_HasId], *, has_more: bool) -> PageT:
     """A page of the given type, with the ids from which its neighbours begin.
 
     Args:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from server.openai.generation import Choice
-from server.openai.outputs import PromptProgressTold
+from server.openai.outputs import PromptProgressReport
 
 
-def progress_of(choice: Choice) -> PromptProgressTold | None:
+def progress_of(choice: Choice) -> PromptProgressReport | None:
     """The newest progress of a choice's prompt; None if the step reported none."""
     progress = choice.progress
     if progress is None:
         return None
-    return PromptProgressTold(
+    return PromptProgressReport(
         index=choice.prompt_index,
         total=progress.total,
         cache=progress.cached,

@@ -30,7 +30,7 @@ async def encode_prompts(body: CompletionRequest, model: Model) -> list[list[int
     if texts:
         check_length(max(map(len, texts)), model, "prompt")
     if body.suffix:
-        return await _encode_around(prompts, body.suffix, model)
+        return await _encode_infill(prompts, body.suffix, model)
     if not texts:
         return [prompt for prompt in prompts if not isinstance(prompt, str)]
     wanted = body.add_special_tokens
@@ -38,7 +38,7 @@ async def encode_prompts(body: CompletionRequest, model: Model) -> list[list[int
     return await encode_texts(model.tokenizer, texts, add_special_tokens=add_special)
 
 
-def middle_of(model: Model) -> Infill:
+def infill_of(model: Model) -> Infill:
     """The model's fill-in-the-middle format. Raises ApiError (400) if it has none."""
     infill = Infill.of(model.tokenizer)
     if infill is None:
@@ -47,13 +47,13 @@ def middle_of(model: Model) -> Infill:
     return infill
 
 
-async def _encode_around(prompts: list[Prompt], suffix: str, model: Model) -> list[list[int]]:
-    infill = middle_of(model)
+async def _encode_infill(prompts: list[Prompt], suffix: str, model: Model) -> list[list[int]]:
+    infill = infill_of(model)
     check_length(len(suffix), model, "suffix")
     return await asyncio.to_thread(lambda: [infill.encode(prompt, suffix) for prompt in prompts])
 
 
-def cut_prompt(
+def truncate_prompt(
     ids: Sequence[int], fields: ExtraFields, max_tokens: int, info: EngineInfo
 ) -> list[int]:
     """``ids``, truncated as ``truncate_prompt_tokens`` asks.

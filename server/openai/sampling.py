@@ -9,7 +9,7 @@ from engine.text.bad_words import with_bad_token_ids
 from engine.types import MAX_LOGPROBS, EngineInfo, SamplingParams
 from server.errors import ApiError, bad_field
 from server.openai.inputs import ChatRequest, CompletionRequest, GenerationRequest
-from server.openai.structured import held_to
+from server.openai.structured import requested_grammar
 from server.state import Model
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -46,7 +46,7 @@ def chat_sampling(body: ChatRequest, prompt_len: int, model: Model) -> SamplingP
     top = body.top_logprobs or 0
     if not 0 <= top <= MAX_LOGPROBS:
         raise bad_field("top_logprobs", f"must be between 0 and {MAX_LOGPROBS}")
-    return _make(body, model, max_tokens=limit, logprobs=top if body.logprobs else None)
+    return _build_params(body, model, max_tokens=limit, logprobs=top if body.logprobs else None)
 
 
 def completion_sampling(
@@ -74,9 +74,9 @@ def completion_sampling(
     given: dict[str, Any] = {"max_tokens": limit, "logprobs": body.logprobs}
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         given["prompt_logprobs"] = body.logprobs
-    if body.chooses_best:
+    if body.uses_best_of:
         given |= {"n": body.best_of, "logprobs": body.logprobs or 0}
-    return _make(body, model, stop_token_ids, **given)
+    return _build_params(body, model, stop_token_ids, **given)
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
@@ -85,7 +85,7 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
         raise bad_field(param, f"token ids must be between 0 and {vocab_size - 1}")
 
 
-def _make(
+def _build_params(
     body: GenerationRequest, model: Model, also_stop: Sequence[int] = (), /, **given: Any
 ) -> SamplingParams:
     vocab_size = model.info.vocab_size
@@ -100,7 +100,7 @@ def _make(
     check_token_ids(stop_ids, vocab_size, "stop_token_ids")
     allowed_ids = body.allowed_token_ids
     check_token_ids(allowed_ids or [], vocab_size, "allowed_token_ids")
-    held = held_to(body)
+    held = requested_grammar(body)
     sampling = SamplingParams(
         grammar=None if held is None else held.grammar,
         allowed_token_ids=None if allowed_ids is None else tuple(allowed_ids),

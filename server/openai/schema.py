@@ -19,14 +19,14 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from server.access.scopes import OPEN_PATHS
-from server.errors import ERROR_SCHEMA, meaning_of
+from server.errors import ERROR_SCHEMA, status_message
 from server.openai.deadline import HEADER as DEADLINE_HEADER
 from server.openai.deadline import MAX_DEADLINE_MS
 
 _REF = "#/components/schemas/"
 # Any route may answer these: they come from the connection, the guards and the shutdown.
-_ALWAYS = (400, 408, 413, 415, 431, 500, 503)
-_WITH_KEYS = (401, 403, 429)
+_COMMON_STATUSES = (400, 408, 413, 415, 431, 500, 503)
+_AUTH_STATUSES = (401, 403, 429)
 _ERROR = {"$ref": _REF + "Error"}
 _REQUEST_ID = {"x-request-id": {"schema": {"type": "string"}, "description": "Quote it to ask."}}
 _RETRY_AFTER = {"retry-after": {"schema": {"type": "string"}, "description": "Seconds to wait."}}
@@ -77,7 +77,7 @@ def describe(
             model, or has a parameter in its path, gets 404 automatically.
         error: the shape of an error's body; OpenAI's by default.
     """
-    told = [*_members(answer), *_members(chunk)]
+    told = [*_union_members(answer), *_union_members(chunk)]
     shapes = [shape for shape in (body, error, *told) if isinstance(shape, type)]
     content: dict[str, Any] = {}
     if isinstance(answer, str):
@@ -85,12 +85,12 @@ def describe(
     else:
         content["application/json"] = {"schema": _any_ref(answer)}
     if chunk is not None:
-        content["text/event-stream"] = {"schema": _event(_members(chunk), typed=typed)}
+        content["text/event-stream"] = {"schema": _event(_union_members(chunk), typed=typed)}
     headers = _REQUEST_ID | _IGNORED if body is not None else _REQUEST_ID
     answers: dict[str, Any] = {
         "200": {"description": "The answer", "content": content, "headers": headers}
     }
-    statuses: set[int] = {*_ALWAYS, *errors}
+    statuses: set[int] = {*_COMMON_STATUSES, *errors}
     fields = () if body is None else body.model_fields
     if "model" in fields:
         statuses.add(404)
@@ -109,7 +109,7 @@ def describe(
     return Description(operation, shapes)
 
 
-def install(app: FastAPI, routers: Iterable[APIRouter], *, with_keys: bool) -> None:
+def install_openapi(app: FastAPI, routers: Iterable[APIRouter], *, with_keys: bool) -> None:
     """Make ``app.openapi()`` describe the routes of ``routers`` with their shapes.
 
     Args:
@@ -134,7 +134,7 @@ def install(app: FastAPI, routers: Iterable[APIRouter], *, with_keys: bool) -> N
                 schemas.pop(name, None)
             for path, item in document["paths"].items():
                 for operation in item.values():
-                    _complete(path, operation, with_keys=with_keys)
+                    _add_common_responses(path, operation, with_keys=with_keys)
             if with_keys:
                 schemes = document["components"].setdefault("securitySchemes", {})
                 schemes["key"] = {"type": "http", "scheme": "bearer"}
@@ -157,17 +157,17 @@ def _schemas(shapes: Iterable[type]) -> dict[str, Any]:
     return {**schemas, **ours.get("$defs", {}), "Error": ERROR_SCHEMA}
 
 
-def _complete(path: str, operation: dict[str, Any], *, with_keys: bool) -> None:
+def _add_common_responses(path: str, operation: dict[str, Any], *, with_keys: bool) -> None:
     """Fill in what follows from a route's path and from the server's settings."""
     answers = operation.setdefault("responses", {})
     answers.pop("422", None)  # FastAPI's error for an invalid parameter is a 400 here
-    statuses: set[int] = set(_ALWAYS)
+    statuses: set[int] = set(_COMMON_STATUSES)
     if "{" in path:
         statuses.add(404)
     if path in OPEN_PATHS:
         operation["security"] = []
     elif with_keys:
-        statuses |= set(_WITH_KEYS)
+        statuses |= set(_AUTH_STATUSES)
     error = answers["400"]["content"]["application/json"]["schema"] if "400" in answers else _ERROR
     for status in statuses:
         answers.setdefault(str(status), _error(status, error))
@@ -177,7 +177,7 @@ def _complete(path: str, operation: dict[str, Any], *, with_keys: bool) -> None:
 def _error(status: int, schema: dict[str, str]) -> dict[str, Any]:
     headers = _REQUEST_ID | _RETRY_AFTER if status in (429, 503) else _REQUEST_ID
     content = {"application/json": {"schema": schema}}
-    return {"description": meaning_of(status), "content": content, "headers": headers}
+    return {"description": status_message(status), "content": content, "headers": headers}
 
 
 def _event(shapes: Iterable[type], *, typed: bool) -> dict[str, Any]:
@@ -194,13 +194,13 @@ def _event(shapes: Iterable[type], *, typed: bool) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-def _members(shapes: Any) -> tuple[Any, ...]:
+def _union_members(shapes: Any) -> tuple[Any, ...]:
     """The members of a union; any other type is its only member."""
     return get_args(shapes) or (shapes,)
 
 
 def _any_ref(shapes: Any) -> dict[str, Any]:
-    refs = [_ref(shape) for shape in _members(shapes)]
+    refs = [_ref(shape) for shape in _union_members(shapes)]
     return refs[0] if len(refs) == 1 else {"anyOf": refs}
 
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.errors import ApiError, to_api_error, unavailable
-from server.http.disconnect import ClientGone, until_disconnect
+from server.http.disconnect import ClientDisconnected, until_disconnect
 
 DONE = b"data: [DONE]\n\n"
 _HEARTBEAT = b": keep-alive\n\n"
@@ -80,12 +80,12 @@ class EventStream(Response):
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = _Writer(self, send)
         ending = self._ending
-        heart = asyncio.create_task(self._beat(writer))
+        heart = asyncio.create_task(self._send_heartbeats(writer))
         try:
             async with until_disconnect(receive), contextlib.aclosing(self._events) as events:
                 async for event in events:
                     await writer.write(event)
-        except ClientGone:
+        except ClientDisconnected:
             raise
         except (Exception, asyncio.CancelledError) as error:
             if not writer.started:
@@ -102,7 +102,7 @@ class EventStream(Response):
             heart.cancel()
         await writer.end(ending.end)
 
-    async def _beat(self, writer: _Writer) -> None:
+    async def _send_heartbeats(self, writer: _Writer) -> None:
         while True:
             writes = writer.num_writes
             await asyncio.sleep(self._heartbeat_s)

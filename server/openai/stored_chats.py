@@ -10,9 +10,9 @@ from msgspec import Struct
 from starlette.responses import Response
 
 from server.access.caller import caller_of
-from server.errors import ApiError, bad_field, cut
+from server.errors import ApiError, bad_field, shorten
 from server.openai.endpoint import json_response, read_request, state_of
-from server.openai.inputs import Shape
+from server.openai.inputs import ApiModel
 from server.openai.kept_chats import (
     StoredChatCompletion,
     StoredMessage,
@@ -34,7 +34,7 @@ After = Annotated[str | None, Query(description="The id of the entry before the 
 Order = Annotated[Literal["asc", "desc"], Query(description="Oldest or newest first.")]
 
 
-class ChatUpdate(Shape):
+class ChatUpdate(ApiModel):
     """The labels that replace all of a stored completion's labels."""
 
     metadata: Metadata | None
@@ -124,7 +124,7 @@ async def update_chat_completion(completion_id: str, request: Request) -> Respon
     """Replace all labels of a stored completion."""
     body, headers = await read_request(request, ChatUpdate)
     tenant = caller_of(request).tenant
-    chat = await _store(request).relabel(completion_id, tenant, body.metadata or {})
+    chat = await _store(request).update_metadata(completion_id, tenant, body.metadata or {})
     if chat is None:
         _not_found(completion_id)
     return json_response(read_chat(chat), headers)
@@ -181,7 +181,7 @@ def _labels(request: Request) -> dict[str, str]:
         if match is None:
             continue
         if match[1] in labels:
-            raise bad_field(cut(name, 80), "is given twice")
+            raise bad_field(shorten(name, 80), "is given twice")
         labels[match[1]] = value
     return labels
 
@@ -192,5 +192,5 @@ async def _find(request: Request, id: str) -> StoredChat:
 
 
 def _not_found(id: str) -> NoReturn:
-    message = f"There is no stored chat completion '{cut(id, 80)}'; is 'store' left out?"
+    message = f"There is no stored chat completion '{shorten(id, 80)}'; is 'store' left out?"
     raise ApiError(404, message, param="completion_id")

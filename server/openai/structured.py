@@ -27,11 +27,11 @@ Schema = dict[str, Any] | bool
 Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 
 
-class _Part(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
 
-class JsonSchemaFormat(_Part):
+class JsonSchemaFormat(_StrictModel):
     """The schema of a response, as OpenAI wraps it."""
 
     name: Annotated[str, Field(pattern=FORMAT_NAME)]
@@ -40,7 +40,7 @@ class JsonSchemaFormat(_Part):
     strict: bool | None = None
 
 
-class ResponseFormat(_Part):
+class ResponseFormat(_StrictModel):
     """OpenAI's ``response_format``."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -63,10 +63,10 @@ class ResponseFormat(_Part):
         if self.type == "text":
             return None
         schema = self.definition if self.json_schema is None else self.json_schema.definition
-        return Grammar("json_object") if schema is None else _of_schema(schema)
+        return Grammar("json_object") if schema is None else _schema_grammar(schema)
 
 
-class StructuredOutputs(_Part):
+class StructuredOutputs(_StrictModel):
     """vLLM's ``structured_outputs``: exactly one of its fields."""
 
     json_: Annotated[Schema | str | None, Field(alias="json")] = None
@@ -86,12 +86,12 @@ class StructuredOutputs(_Part):
     def to_grammar(self) -> Grammar:
         """The grammar of the field that is set."""
         if self.json_ is not None:
-            return _of_schema(self.json_)
+            return _schema_grammar(self.json_)
         if self.regex is not None:
             return Grammar("regex", self.regex)
         if self.choice is not None:
-            return _of_choices(self.choice)
-        return Grammar("json_object") if self.grammar is None else _of_grammar(self.grammar)
+            return _choice_grammar(self.choice)
+        return Grammar("json_object") if self.grammar is None else _lark_grammar(self.grammar)
 
 
 class StructuredFields(BaseModel):
@@ -120,14 +120,14 @@ class StructuredFields(BaseModel):
         return names
 
 
-class Held(NamedTuple):
+class RequestedGrammar(NamedTuple):
     """The grammar that constrains a request's output."""
 
     grammar: Grammar
     param: str  # the field that requested it
 
 
-def held_to(body: StructuredFields) -> Held | None:
+def requested_grammar(body: StructuredFields) -> RequestedGrammar | None:
     """The grammar that a request asks for, if any.
 
     Two fields may request the same grammar: clients that support servers of several generations
@@ -139,32 +139,34 @@ def held_to(body: StructuredFields) -> Held | None:
     asked: dict[str, Grammar | None] = {
         "response_format": body.response_format and body.response_format.grammar(),
         "structured_outputs": body.structured_outputs and body.structured_outputs.to_grammar(),
-        "guided_json": None if body.guided_json is None else _of_schema(body.guided_json),
+        "guided_json": None if body.guided_json is None else _schema_grammar(body.guided_json),
     }
     for field in ("guided_regex", "regex"):
         text = getattr(body, field)
         asked[field] = None if text is None else Grammar("regex", text)
     choices = body.guided_choice
-    asked["guided_choice"] = None if choices is None else _of_choices(choices)
+    asked["guided_choice"] = None if choices is None else _choice_grammar(choices)
     for field in ("guided_grammar", "ebnf", "grammar"):
         text = getattr(body, field)
-        asked[field] = None if text is None else _of_grammar(text, field)
-    found = [Held(grammar, field) for field, grammar in asked.items() if grammar is not None]
+        asked[field] = None if text is None else _lark_grammar(text, field)
+    found = [
+        RequestedGrammar(grammar, field) for field, grammar in asked.items() if grammar is not None
+    ]
     for held in found[1:]:
         if held.grammar != found[0].grammar:
             raise bad_field(held.param, f"cannot be combined with '{found[0].param}'")
     return found[0] if found else None
 
 
-def _of_schema(schema: Schema | str) -> Grammar:
+def _schema_grammar(schema: Schema | str) -> Grammar:
     text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
     return Grammar("json_schema", text)
 
 
-def _of_choices(choices: list[str]) -> Grammar:
+def _choice_grammar(choices: list[str]) -> Grammar:
     return Grammar("choice", json.dumps(choices, ensure_ascii=False))
 
 
-def _of_grammar(text: str, param: str = "structured_outputs") -> Grammar:
+def _lark_grammar(text: str, param: str = "structured_outputs") -> Grammar:
     """Parse a grammar in Lark's notation, or in llama.cpp's GBNF, recognised by ``::=``."""
     return Grammar("lark", to_lark(text, param) if _GBNF_RULE.search(text) else text)

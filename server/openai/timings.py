@@ -25,7 +25,7 @@ class Timings(Struct, kw_only=True):
 
 
 def timings_of(
-    arrival_s: float, first_token_s: float, finished_s: float, told: RequestTimings | None
+    arrival_s: float, first_token_s: float, finished_s: float, reported: RequestTimings | None
 ) -> Timings:
     """The timings of a choice that has ended; arguments are times of the monotonic clock.
 
@@ -39,15 +39,15 @@ def timings_of(
         first_token_ms=_ms(arrival_s, first_token_s or finished_s),
         total_ms=_ms(arrival_s, finished_s),
     )
-    if told is None or not told.scheduled_s:
+    if reported is None or not reported.scheduled_s:
         return whole
-    first_s = told.first_token_s or told.finished_s
-    whole.queue_ms = _ms(told.arrival_s, told.scheduled_s)
-    whole.prefill_ms = _ms(told.scheduled_s, first_s)
-    whole.decode_ms = _ms(first_s, told.finished_s)
-    whole.num_preemptions = told.num_preemptions
-    whole.num_draft_tokens = told.num_draft_tokens
-    whole.num_accepted_tokens = told.num_accepted_tokens
+    first_s = reported.first_token_s or reported.finished_s
+    whole.queue_ms = _ms(reported.arrival_s, reported.scheduled_s)
+    whole.prefill_ms = _ms(reported.scheduled_s, first_s)
+    whole.decode_ms = _ms(first_s, reported.finished_s)
+    whole.num_preemptions = reported.num_preemptions
+    whole.num_draft_tokens = reported.num_draft_tokens
+    whole.num_accepted_tokens = reported.num_accepted_tokens
     return whole
 
 

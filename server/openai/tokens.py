@@ -11,7 +11,7 @@ from server.errors import bad_field
 from server.openai.chat_prompt import encode_chat
 from server.openai.endpoint import encode_texts, json_response, read_request, state_of
 from server.openai.inputs import DetokenizeRequest, TokenizeRequest
-from server.openai.outputs import Detokenized, Tokenized
+from server.openai.outputs import DetokenizeResponse, TokenizeResponse
 from server.openai.sampling import check_token_ids
 from server.openai.schema import describe
 
@@ -21,7 +21,7 @@ router = APIRouter()
 @router.post(
     "/tokenize",
     summary="Token ids of a text or a conversation",
-    openapi_extra=describe(TokenizeRequest, Tokenized),
+    openapi_extra=describe(TokenizeRequest, TokenizeResponse),
 )
 async def tokenize(request: Request) -> Response:
     """Count and list the tokens, exactly as the generating endpoints would see them."""
@@ -40,7 +40,7 @@ async def tokenize(request: Request) -> Response:
         tools = [tool.function.for_template() for tool in body.tools or []]
         tokens, _ = await encode_chat(state, model, body, tools)
     strings = [model.tokenizer.token_text(id) for id in tokens] if body.return_token_strs else None
-    answer = Tokenized(
+    answer = TokenizeResponse(
         count=len(tokens),
         max_model_len=model.info.max_model_len,
         tokens=tokens,
@@ -52,7 +52,7 @@ async def tokenize(request: Request) -> Response:
 @router.post(
     "/detokenize",
     summary="The text of token ids",
-    openapi_extra=describe(DetokenizeRequest, Detokenized),
+    openapi_extra=describe(DetokenizeRequest, DetokenizeResponse),
 )
 async def detokenize(request: Request) -> Response:
     """Decode tokens to text, including special tokens."""
@@ -64,4 +64,4 @@ async def detokenize(request: Request) -> Response:
     if len(body.tokens) > model.info.max_model_len * 16:
         raise bad_field("tokens", "holds far more tokens than the context")
     text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return json_response(Detokenized(prompt=text), headers)
+    return json_response(DetokenizeResponse(prompt=text), headers)

@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from server.openai.tool_schema import schema_problem
-from server.openai.unsupported import ignored_of_tool
+from server.openai.unsupported import ignored_tool_params
 from server.text.answers import AnswerFormat
 
 _MAX_TOOLS = 1024
@@ -39,12 +39,12 @@ class Function(msgspec.Struct, frozen=True):
     name: str
     parameters: dict[str, Any]  # a JSON schema of an object
     strict: bool
-    shown: dict[str, Any]  # without what is not for the model, in the client's order
-    unused: dict[str, Any]  # fields without effect
+    definition: dict[str, Any]  # without what is not for the model, in the client's order
+    ignored_fields: dict[str, Any]  # fields without effect
 
     def for_template(self) -> dict[str, Any]:
         """The function as chat templates expect it."""
-        return {"type": "function", "function": self.shown}
+        return {"type": "function", "function": self.definition}
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -172,38 +172,38 @@ _FUNCTION_CALL = {"anyOf": [{"type": "null"}, {"enum": ["none", "auto"]}, _NAMED
 AnyFunction = Annotated[Function, PlainValidator(_read_function), WithJsonSchema(_FUNCTION)]
 
 
-class _ToolShape(BaseModel):
+class _ToolModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
 
-class Tool(_ToolShape):
+class Tool(_ToolModel):
     """A tool that the model may call."""
 
     type: Literal["function"]
     function: AnyFunction
 
 
-class EarlierFunction(_ToolShape):
+class EarlierFunction(_ToolModel):
     """The function of an earlier call."""
 
     name: str
     arguments: str | dict[str, Any] = "{}"
 
 
-class EarlierCall(_ToolShape):
+class EarlierCall(_ToolModel):
     """An earlier call, as sent in the history."""
 
     id: str | None = None
     type: Literal["function"] = "function"
     function: EarlierFunction
 
-    def for_template(self, answers: AnswerFormat) -> dict[str, Any]:
+    def for_template(self, answer_format: AnswerFormat) -> dict[str, Any]:
         """The call as the chat template of a model with this answer format expects it."""
         function = self.function
-        arguments = answers.past_arguments(function.arguments)
+        arguments = answer_format.template_arguments(function.arguments)
         call: dict[str, Any] = {"type": "function"}
         call["function"] = {"name": function.name, "arguments": arguments}
-        return call if self.id is None else {"id": answers.past_id(self.id), **call}
+        return call if self.id is None else {"id": answer_format.template_call_id(self.id), **call}
 
 
 Tools = Annotated[list[Tool], Field(max_length=_MAX_TOOLS), AfterValidator(_check_names)]
@@ -230,7 +230,7 @@ class ToolFields(BaseModel):
         if self.functions and self.tools:
             raise ValueError("functions: excludes 'tools'")
         field = "function_call" if self.functions else "tool_choice"
-        choice, known = self.choice, [function.name for function in self.offered]
+        choice, known = self.choice, [function.name for function in self.available_functions]
         if choice.names is None and choice.mode != "required":
             return self
         if not known:
@@ -240,18 +240,18 @@ class ToolFields(BaseModel):
                 raise ValueError(f"{field}: names {name[:64]!r}, which is not in 'tools'")
         return self
 
-    def ignored_of_tools(self) -> list[str]:
+    def ignored_tool_fields(self) -> list[str]:
         """Names of fields in the tools that request something but have no effect."""
         names: list[str] = []
         for index, tool in enumerate(self.tools or ()):
-            names += ignored_of_tool(tool.model_extra, f"tools.{index}.")
-            names += ignored_of_tool(tool.function.unused, f"tools.{index}.function.")
+            names += ignored_tool_params(tool.model_extra, f"tools.{index}.")
+            names += ignored_tool_params(tool.function.ignored_fields, f"tools.{index}.function.")
         for index, function in enumerate(self.functions or ()):
-            names += ignored_of_tool(function.unused, f"functions.{index}.")
+            names += ignored_tool_params(function.ignored_fields, f"functions.{index}.")
         return names
 
     @property
-    def offered(self) -> list[Function]:
+    def available_functions(self) -> list[Function]:
         """The request's functions."""
         return self.functions or [tool.function for tool in self.tools or []]
 

@@ -6,9 +6,18 @@ from collections.abc import Iterator
 from typing import Any
 
 _TYPES = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
-_ONE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SCHEMA_KEYWORDS = (
+    "items",
+    "additionalProperties",
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "propertyNames",
+)
+_LIST_KEYWORDS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_MAP_KEYWORDS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _MAX_SCHEMAS = 20_000
 
 
@@ -27,7 +36,7 @@ def schema_problem(schema: dict[str, Any]) -> str | None:
             return "'required' must be a list of strings"
         if not isinstance(one.get("enum", []), list):
             return "'enum' must be a list"
-        for keyword, inner in _within(one):
+        for keyword, inner in _subschemas(one):
             if isinstance(inner, dict):
                 left.append(inner)
             elif not isinstance(inner, bool):
@@ -35,18 +44,18 @@ def schema_problem(schema: dict[str, Any]) -> str | None:
     return "it holds too many schemas"
 
 
-def _within(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The direct subschemas, or the values in their place, by keyword."""
-    for keyword in _ONE:
+    for keyword in _SCHEMA_KEYWORDS:
         if keyword in schema:
             inner = schema[keyword]
             # Before draft 2020-12, the items of a tuple were a list.
             several = inner if keyword == "items" and isinstance(inner, list) else [inner]
             yield from ((keyword, one) for one in several)
-    for keyword in _LISTS:
+    for keyword in _LIST_KEYWORDS:
         inner = schema.get(keyword, [])
         yield from ((keyword, one) for one in (inner if isinstance(inner, list) else [None]))
-    for keyword in _MAPS:
+    for keyword in _MAP_KEYWORDS:
         inner = schema.get(keyword, {})
         each = inner.values() if isinstance(inner, dict) else [None]
         yield from ((keyword, one) for one in each)

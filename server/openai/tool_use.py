@@ -25,25 +25,25 @@ class ToolUse:
     field: str  # the request's field that has the tools
 
     @classmethod
-    def of(cls, body: ToolFields, answers: AnswerFormat) -> Self | None:
+    def of(cls, body: ToolFields, answer_format: AnswerFormat) -> Self | None:
         """The tools of ``body``; None if it has none, or does not want them called.
 
         Raises:
             ApiError: 400, the served model cannot call tools.
         """
-        functions, choice = body.offered, body.choice
+        functions, choice = body.available_functions, body.choice
         if not functions or choice.mode == "none":
             return None
         field = "functions" if body.functions else "tools"
-        if not answers.takes_tools:
+        if not answer_format.supports_tools:
             raise bad_field(field, "cannot be used: the model's chat template does not support it")
-        if answers.dialect is None:
+        if answer_format.dialect is None:
             problem = "cannot be used: how this model writes calls is not known here; the server "
             raise bad_field(field, problem + "can be set with --tool-call-parser")
         names = choice.names
         return cls(
             field=field,
-            dialect=answers.dialect,
+            dialect=answer_format.dialect,
             shown=tuple(functions),
             callable=tuple(f for f in functions if names is None or f.name in names),
             is_required=choice.mode == "required",
@@ -61,7 +61,7 @@ class ToolUse:
         """The tools as chat templates expect them."""
         return [function.for_template() for function in self.shown]
 
-    def to_hold(self) -> list[CallableTool]:
+    def to_grammar_tools(self) -> list[CallableTool]:
         """The tools as a grammar needs them; a forced call's arguments satisfy its schema too."""
         return [
             CallableTool(function.name, function.parameters, self.is_required or function.strict)

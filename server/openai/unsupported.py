@@ -33,23 +33,23 @@ _RESERVED_TEMPLATE_KWARGS = frozenset(
 )
 
 
-def _given(value: Any) -> bool:
+def _is_truthy(value: Any) -> bool:
     """Whether a value requests anything: null, false, zero and empty do not."""
     return bool(value)
 
 
-def _is_there(value: Any) -> bool:
+def _is_set(value: Any) -> bool:
     return value is not None
 
 
-def _modalities(value: Any) -> bool:
+def _has_other_modality(value: Any) -> bool:
     return value not in (None, [], ["text"])
 
 
-class Refusal(NamedTuple):
+class UnsupportedField(NamedTuple):
     """A field that is refused if it requests something, and why."""
 
-    asks: Callable[[Any], bool]
+    is_requested: Callable[[Any], bool]
     reason: str
 
 
@@ -57,21 +57,29 @@ _NO_AUDIO = "is not available: the models served here write text"
 _NO_EMBEDDINGS = "is not available: prompts are text or token ids"
 
 # Checked in this order.
-_REFUSED: dict[str, Refusal] = {
-    "audio": Refusal(_given, _NO_AUDIO),
-    "modalities": Refusal(_modalities, _NO_AUDIO),
-    "web_search_options": Refusal(_is_there, "is not available: this server searches nothing"),
-    "moderation": Refusal(_given, "is not available: nothing here judges texts"),
-    "prompt_embeds": Refusal(_is_there, _NO_EMBEDDINGS),
-    "mm_processor_kwargs": Refusal(_given, _NO_EMBEDDINGS),
-    "documents": Refusal(_given, "is not available: put them into the messages"),
-    "logits_processors": Refusal(_given, "is not taken: it names code to be run in the server"),
-    "kv_transfer_params": Refusal(_given, "is not available: the cache belongs to one engine"),
-    "chat_template": Refusal(_is_there, "is not taken from requests; the server has its own"),
+_UNSUPPORTED: dict[str, UnsupportedField] = {
+    "audio": UnsupportedField(_is_truthy, _NO_AUDIO),
+    "modalities": UnsupportedField(_has_other_modality, _NO_AUDIO),
+    "web_search_options": UnsupportedField(
+        _is_set, "is not available: this server searches nothing"
+    ),
+    "moderation": UnsupportedField(_is_truthy, "is not available: nothing here judges texts"),
+    "prompt_embeds": UnsupportedField(_is_set, _NO_EMBEDDINGS),
+    "mm_processor_kwargs": UnsupportedField(_is_truthy, _NO_EMBEDDINGS),
+    "documents": UnsupportedField(_is_truthy, "is not available: put them into the messages"),
+    "logits_processors": UnsupportedField(
+        _is_truthy, "is not taken: it names code to be run in the server"
+    ),
+    "kv_transfer_params": UnsupportedField(
+        _is_truthy, "is not available: the cache belongs to one engine"
+    ),
+    "chat_template": UnsupportedField(
+        _is_set, "is not taken from requests; the server has its own"
+    ),
 }
 
 # Known to OpenAI's API, without effect here; the values that request nothing are not reported.
-_INERT: dict[str, tuple[Any, ...]] = {
+_IGNORED: dict[str, tuple[Any, ...]] = {
     "store": (None, False),
     "service_tier": (None, "auto", "default"),  # of completions, whose responses have none
     "modalities": (None, [], ["text"]),
@@ -80,18 +88,18 @@ _INERT: dict[str, tuple[Any, ...]] = {
 }
 
 # Fields of a tool that request the default: prefixes are cached and arguments streamed anyway.
-_SO_ANYWAY = frozenset({"cache_control", "eager_input_streaming"})
+_ALWAYS_ON = frozenset({"cache_control", "eager_input_streaming"})
 
 
 def known_names() -> frozenset[str]:
     """Names of the refused and reported fields, for the documentation."""
-    return frozenset(_REFUSED) | frozenset(_INERT)
+    return frozenset(_UNSUPPORTED) | frozenset(_IGNORED)
 
 
 def refuse_unsupported(body: Mapping[str, Any]) -> None:
     """Raise ApiError (400) if ``body`` requests a feature that this server lacks."""
-    for field, refusal in _REFUSED.items():
-        if field in body and refusal.asks(body[field]):
+    for field, refusal in _UNSUPPORTED.items():
+        if field in body and refusal.is_requested(body[field]):
             raise bad_field(field, refusal.reason)
     kwargs = body.get("chat_template_kwargs")
     if isinstance(kwargs, dict):
@@ -105,17 +113,17 @@ def ignored_params(extra: Mapping[str, Any] | None, prefix: str = "") -> list[st
     return [
         prefix + name
         for name, value in (extra or {}).items()
-        if not _asks_nothing(name, value) and value is not None
+        if not _is_default(name, value) and value is not None
     ]
 
 
-def ignored_of_tool(extra: Mapping[str, Any] | None, prefix: str) -> list[str]:
+def ignored_tool_params(extra: Mapping[str, Any] | None, prefix: str) -> list[str]:
     """As above, for a tool's unknown fields: empty values and defaults request nothing."""
     return ignored_params(
         {
             name: value
             for name, value in (extra or {}).items()
-            if value and name not in _SO_ANYWAY and (name, value) != ("allowed_callers", ["direct"])
+            if value and name not in _ALWAYS_ON and (name, value) != ("allowed_callers", ["direct"])
         },
         prefix,
     )
@@ -131,5 +139,5 @@ def report_ignored(names: list[str], *, strict: bool) -> dict[str, str]:
     return {"x-quire-ignored-params": ",".join(shown)}
 
 
-def _asks_nothing(name: str, value: Any) -> bool:
-    return (name in _INERT and value in _INERT[name]) or (name in _REFUSED and not value)
+def _is_default(name: str, value: Any) -> bool:
+    return (name in _IGNORED and value in _IGNORED[name]) or (name in _UNSUPPORTED and not value)

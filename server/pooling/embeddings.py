@@ -12,7 +12,7 @@ from server.access.caller import Caller
 from server.errors import bad_field
 from server.openai.endpoint import new_id
 from server.openai.schema import describe
-from server.pooling.encoding import check_number, cut_length, encode_inputs
+from server.pooling.encoding import check_count, encode_inputs, truncation_length
 from server.pooling.respond import respond
 from server.pooling.shapes import Embedding, EmbeddingList, EmbeddingRequest, PoolingUsage
 from server.pooling.vectors import (
@@ -65,11 +65,11 @@ class EmbeddingCall:
         if body.dimensions is not None and body.dimensions > pooling.size:
             problem = f"must be at most {pooling.size}, the size of this model's embeddings"
             raise bad_field("dimensions", problem)
-        check_number("input", body.input, state.settings.max_prompts)
+        check_count("input", body.input, state.settings.max_prompts)
         encoded = await encode_inputs(
             body.input,
             model,
-            cut_length(body.truncate_prompt_tokens, model),
+            truncation_length(body.truncate_prompt_tokens, model),
             add_special_tokens=body.add_special_tokens is not False,
         )
         params = PoolingParams(

@@ -18,7 +18,7 @@ _INLINE_CHARS = 4096  # longer texts are tokenised on a thread, to keep the even
 _ResultT = TypeVar("_ResultT")
 
 
-def cut_length(wanted: int | None, model: Model) -> int | None:
+def truncation_length(wanted: int | None, model: Model) -> int | None:
     """The tokens that prompts are truncated to; None disables truncation.
 
     Raises:
@@ -31,7 +31,7 @@ def cut_length(wanted: int | None, model: Model) -> int | None:
     return longest if wanted == -1 else wanted
 
 
-def check_number(name: str, items: Sequence[object], limit: int) -> None:
+def check_count(name: str, items: Sequence[object], limit: int) -> None:
     """Reject more inputs than a request may have."""
     if len(items) > limit:
         raise bad_field(name, f"holds {len(items)} items; the limit is {limit}")
@@ -67,12 +67,12 @@ async def encode_inputs(
                 model.tokenizer, texts, limit, add_special_tokens=add_special_tokens
             )
 
-        encoded = await _off_loop(encode, sum(map(len, texts)))
+        encoded = await _run_off_loop(encode, sum(map(len, texts)))
     _check_lengths(encoded, model, param)
     return encoded
 
 
-async def encode_both(
+async def encode_text_pairs(
     pairs: Sequence[tuple[str, str]], model: Model, limit: int | None, param: str
 ) -> list[EncodedPair]:
     """Encode each pair of texts as one prompt. Raises as ``encode_inputs``, naming ``param``."""
@@ -83,12 +83,12 @@ async def encode_both(
     def encode() -> list[EncodedPair]:
         return encode_pairs(model.tokenizer, pairs, limit)
 
-    encoded = await _off_loop(encode, sum(chars))
+    encoded = await _run_off_loop(encode, sum(chars))
     _check_lengths([pair.token_ids for pair in encoded], model, param)
     return encoded
 
 
-async def _off_loop(work: Callable[[], _ResultT], num_chars: int) -> _ResultT:
+async def _run_off_loop(work: Callable[[], _ResultT], num_chars: int) -> _ResultT:
     return work() if num_chars <= _INLINE_CHARS else await asyncio.to_thread(work)
 
 

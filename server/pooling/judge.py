@@ -14,7 +14,7 @@ from typing import NamedTuple
 from engine.pooling import PoolingParams, relevance
 from server.access.caller import Caller
 from server.errors import ApiError
-from server.pooling.encoding import cut_length, encode_both, encode_inputs
+from server.pooling.encoding import encode_inputs, encode_text_pairs, truncation_length
 from server.pooling.shapes import PoolingRequest, PoolingUsage
 from server.pooling.vectors import PooledPrompt, compute_vectors, pooling_of, to_floats
 from server.state import Model, ServerState
@@ -29,7 +29,7 @@ class Scores(NamedTuple):
     usage: PoolingUsage
 
 
-class Judge:
+class PairScorer:
     """Pairs of texts, encoded for the model's kind of scoring.
 
     Args:
@@ -45,14 +45,14 @@ class Judge:
         model: Model,
         body: PoolingRequest,
         prompts: list[PooledPrompt],
-        places: list[tuple[int, ...]],
+        prompt_indices: list[tuple[int, ...]],
     ) -> None:
         self._state = state
         self._caller = caller
         self._model = model
         self._body = body
         self._prompts = prompts
-        self._places = places
+        self._prompt_indices = prompt_indices
 
     async def scores(self, id: str) -> Scores:
         """Compute them. Raises as ``compute_vectors`` does."""
@@ -73,18 +73,18 @@ class Judge:
             relevance(numbers[place[0]][0], pooling)
             if len(place) == 1
             else sum(map(mul, numbers[place[0]], numbers[place[1]]))
-            for place in self._places
+            for place in self._prompt_indices
         ]
 
 
-async def make_judge(
+async def make_pair_scorer(
     state: ServerState,
     caller: Caller,
     model: Model,
     body: PoolingRequest,
     pairs: Sequence[tuple[str, str]],
     param: str,
-) -> Judge:
+) -> PairScorer:
     """Encode ``pairs`` for the model; errors about their texts name ``param``.
 
     Raises:
@@ -92,7 +92,7 @@ async def make_judge(
         ContextLengthExceeded: texts are longer than the model's context.
     """
     pooling = pooling_of(model)
-    limit = cut_length(body.truncate_prompt_tokens, model)
+    limit = truncation_length(body.truncate_prompt_tokens, model)
     if pooling.num_labels:
         if pooling.num_labels > 1:
             message = (
@@ -100,14 +100,16 @@ async def make_judge(
             )
             raise ApiError(400, message, param="model")
         prompts = [
-            PooledPrompt(ids, PoolingParams(kind=pooling.kind, scores=True, second_from=second))
-            for ids, second in await encode_both(pairs, model, limit, param)
+            PooledPrompt(
+                ids, PoolingParams(kind=pooling.kind, use_score_head=True, second_start=second)
+            )
+            for ids, second in await encode_text_pairs(pairs, model, limit, param)
         ]
-        return Judge(state, caller, model, body, prompts, [(i,) for i in range(len(pairs))])
+        return PairScorer(state, caller, model, body, prompts, [(i,) for i in range(len(pairs))])
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))  # each once
     index_of = {text: index for index, text in enumerate(texts)}
     params = PoolingParams(kind=pooling.kind)
     encoded = await encode_inputs(texts, model, limit, param=param)
     prompts = [PooledPrompt(ids, params) for ids in encoded]
     places = [(index_of[first], index_of[second]) for first, second in pairs]
-    return Judge(state, caller, model, body, prompts, places)
+    return PairScorer(state, caller, model, body, prompts, places)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from server.access.caller import Caller
 from server.http.disconnect import until_disconnect
-from server.openai.deadline import caller_until, until_deadline
+from server.openai.deadline import caller_with_deadline, until_deadline
 from server.openai.endpoint import json_response, read_request, state_of
 from server.pooling.shapes import PoolingRequest
 from server.state import ServerState
@@ -40,7 +40,7 @@ async def respond(
     """
     body, headers = await read_request(request, shape)
     state = state_of(request)
-    caller = caller_until(request, body.deadline_ms, state.settings.default_deadline_s)
+    caller = caller_with_deadline(request, body.deadline_ms, state.settings.default_deadline_s)
     async with until_disconnect(request.receive), until_deadline(caller):
         answer = await (await prepare(state, caller, body)).complete()
     return json_response(answer, headers)

@@ -11,13 +11,13 @@ from server.access.caller import Caller
 from server.errors import bad_field
 from server.openai.endpoint import new_id
 from server.openai.schema import describe
-from server.pooling.encoding import check_number
-from server.pooling.judge import Judge, make_judge
+from server.pooling.encoding import check_count
+from server.pooling.judge import PairScorer, make_pair_scorer
 from server.pooling.respond import respond
 from server.pooling.shapes import (
     RankedDocument,
-    Reranked,
     RerankRequest,
+    RerankResponse,
     RerankResult,
     Score,
     ScoreList,
@@ -27,7 +27,7 @@ from server.state import Model, ServerState
 
 router = APIRouter()
 
-_RERANK, _SCORE = describe(RerankRequest, Reranked), describe(ScoreRequest, ScoreList)
+_RERANK, _SCORE = describe(RerankRequest, RerankResponse), describe(ScoreRequest, ScoreList)
 
 
 @router.post(
@@ -50,25 +50,25 @@ async def score(request: Request) -> Response:
 class RerankCall:
     """A validated and encoded rerank request."""
 
-    def __init__(self, model: Model, body: RerankRequest, judge: Judge) -> None:
+    def __init__(self, model: Model, body: RerankRequest, scorer: PairScorer) -> None:
         self._model = model
         self._body = body
-        self._judge = judge
+        self._scorer = scorer
 
     @classmethod
     async def prepare(cls, state: ServerState, caller: Caller, body: RerankRequest) -> RerankCall:
         """Validate the request against the model and encode its texts."""
         model = await state.model()
         model.check_name(body.model)
-        check_number("documents", body.documents, state.settings.max_prompts)
+        check_count("documents", body.documents, state.settings.max_prompts)
         pairs = [(body.query, document) for document in body.documents]
-        judge = await make_judge(state, caller, model, body, pairs, "documents")
+        judge = await make_pair_scorer(state, caller, model, body, pairs, "documents")
         return cls(model, body, judge)
 
-    async def complete(self) -> Reranked:
+    async def complete(self) -> RerankResponse:
         """The whole response."""
         body, id = self._body, new_id("rerank")
-        scores, usage = await self._judge.scores(id)
+        scores, usage = await self._scorer.scores(id)
         order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
         wants_texts = body.return_documents is not False
         results = [
@@ -79,36 +79,36 @@ class RerankCall:
             )
             for index in order[: body.top_n]
         ]
-        return Reranked(id=id, model=self._model.name, results=results, usage=usage)
+        return RerankResponse(id=id, model=self._model.name, results=results, usage=usage)
 
 
 class ScoreCall:
     """A validated and encoded score request."""
 
-    def __init__(self, model: Model, judge: Judge) -> None:
+    def __init__(self, model: Model, scorer: PairScorer) -> None:
         self._model = model
-        self._judge = judge
+        self._scorer = scorer
 
     @classmethod
     async def prepare(cls, state: ServerState, caller: Caller, body: ScoreRequest) -> ScoreCall:
         """Validate the request against the model and encode its texts."""
         model = await state.model()
         model.check_name(body.model)
-        one, other = body.names
+        one, other = body.text_fields
         first, second = getattr(body, one), getattr(body, other)
         for name, texts in ((one, first), (other, second)):
-            check_number(name, texts, state.settings.max_prompts)
+            check_count(name, texts, state.settings.max_prompts)
         if len(first) == 1:
             first = first * len(second)
         if len(first) != len(second):
             raise bad_field(other, f"must hold {len(first)} texts, as many as {one!r}")
         pairs = list(zip(first, second, strict=True))
-        return cls(model, await make_judge(state, caller, model, body, pairs, other))
+        return cls(model, await make_pair_scorer(state, caller, model, body, pairs, other))
 
     async def complete(self) -> ScoreList:
         """The whole response."""
         id = new_id("score")
-        scores, usage = await self._judge.scores(id)
+        scores, usage = await self._scorer.scores(id)
         return ScoreList(
             id=id,
             created=int(time.time()),

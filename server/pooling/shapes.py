@@ -8,7 +8,7 @@ import msgspec
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from server.openai.deadline import MAX_DEADLINE_MS
-from server.openai.inputs import MAX_MODEL_NAME, Prompts, Salt, Shape
+from server.openai.inputs import MAX_MODEL_NAME, ApiModel, Prompts, Salt
 
 
 def _read_truncation(value: Any) -> int | None:
@@ -62,7 +62,7 @@ Documents = Annotated[
 ]
 
 
-class PoolingRequest(Shape):
+class PoolingRequest(ApiModel):
     """The common fields of these endpoints."""
 
     model: Annotated[str, Field(max_length=MAX_MODEL_NAME)]
@@ -118,7 +118,7 @@ class ScoreRequest(PoolingRequest):
         return self
 
     @property
-    def names(self) -> tuple[str, str]:
+    def text_fields(self) -> tuple[str, str]:
         """The fields that hold the texts, and what each is compared with."""
         return next(pair for pair in _PAIRS if all(getattr(self, name) for name in pair))
 
@@ -164,7 +164,7 @@ class RerankResult(msgspec.Struct, kw_only=True, omit_defaults=True):
     document: RankedDocument | None = None
 
 
-class Reranked(msgspec.Struct, kw_only=True):
+class RerankResponse(msgspec.Struct, kw_only=True):
     """The response of /v1/rerank, the most relevant first."""
 
     id: str

@@ -20,7 +20,7 @@ from server.pooling.shapes import PoolingRequest
 from server.state import Model, ServerState
 
 # Sequences submitted at once, so that a larger request takes no larger part of the queue.
-_WAVE = 256
+_MAX_SEQS_PER_WAVE = 256
 _NO_TOKENS = SamplingParams(max_tokens=0)
 
 
@@ -49,14 +49,14 @@ async def compute_vectors(
         RequestFailed: one failed because of a fault in the server.
         EngineDead: the engine is gone.
     """
-    size = min(_WAVE, state.admission.most)
+    size = min(_MAX_SEQS_PER_WAVE, state.admission.max_sequences)
     while True:
         generation = state.engine.info.generation
         vectors: list[bytes] = []
         for first in range(0, len(prompts), size):
             wave = prompts[first : first + size]
             wave_id = id if len(prompts) <= size else f"{id}.{first}"
-            with _Pooling(state, caller, model, body, wave_id, wave) as pooling:
+            with _PoolingGeneration(state, caller, model, body, wave_id, wave) as pooling:
                 vectors += await pooling.vectors()
         # The weights may be replaced between two batches, and vectors of both are not comparable.
         if len(prompts) <= size or state.engine.info.generation == generation:
@@ -80,7 +80,7 @@ def to_base64(vector: bytes) -> str:
     return base64.b64encode(vector).decode("ascii")
 
 
-class _Pooling(Generation):
+class _PoolingGeneration(Generation):
     """Sequences that end without output tokens, each with a vector."""
 
     def __init__(
@@ -124,6 +124,6 @@ class _Pooling(Generation):
             choice.request = msgspec.structs.replace(choice.request, pooling=params)
         return choices
 
-    def _take(self, choice: Choice, output: RequestOutput) -> TextDelta:
+    def _process_output(self, choice: Choice, output: RequestOutput) -> TextDelta:
         self._vectors[choice.index] = output.embedding
-        return super()._take(choice, output)
+        return super()._process_output(choice, output)

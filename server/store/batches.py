@@ -26,7 +26,7 @@ Status = Literal[
     "cancelling",
     "cancelled",
 ]
-LIVE: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
+ACTIVE_STATUSES: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
 
 _SCHEMA = Schema(
     "batches",
@@ -123,7 +123,7 @@ class LineResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _COLUMNS = ", ".join(StoredBatch.__struct_fields__)
-_LIVE_SQL = "status IN (" + ", ".join(f"'{status}'" for status in LIVE) + ")"
+_ACTIVE_SQL = "status IN (" + ", ".join(f"'{status}'" for status in ACTIVE_STATUSES) + ")"
 
 _ENDED_AT = "coalesce(completed_at, failed_at, expired_at, cancelled_at, created_at)"
 
@@ -135,21 +135,21 @@ class BatchStore:
         self._tables = database.tables(_SCHEMA)
         self._file = database.directory / FILE_NAME
         self.locks: Path = database.directory / "batches"  # one file for each running batch
-        self._used = False
-        self.news = asyncio.Event()  # set when this process has created or cancelled a batch
+        self._has_created = False
+        self.updated = asyncio.Event()  # set when this process has created or cancelled a batch
 
-    def may_have_any(self) -> bool:
+    def may_have_batches(self) -> bool:
         """Whether there may be batches: some process has created the database."""
-        return self._used or self._file.exists()
+        return self._has_created or self._file.exists()
 
     async def create(self, batch: StoredBatch) -> None:
         """Store a new batch. Raises StoreError."""
         marks = ", ".join("?" * len(StoredBatch.__struct_fields__))
         values = msgspec.structs.astuple(batch)
-        self._used = True
+        self._has_created = True
         insert = f"INSERT INTO batches ({_COLUMNS}) VALUES ({marks})"
         await self._tables.write(lambda db: db.execute(insert, values))
-        self.news.set()
+        self.updated.set()
 
     async def get(self, tenant: str, id: str) -> StoredBatch | None:
         """A tenant's batch by id, if it exists. Raises StoreError."""
@@ -193,27 +193,27 @@ class BatchStore:
         """Delete a batch that has ended. Raises StoreError."""
         await self._tables.write(lambda db: db.execute("DELETE FROM batches WHERE id = ?", (id,)))
 
-    async def uses(self) -> list[int]:
+    async def last_use_times(self) -> list[int]:
         """The times at which ended batches did so, in Unix seconds. Raises StoreError."""
-        query = f"SELECT {_ENDED_AT} FROM batches WHERE NOT {_LIVE_SQL}"
+        query = f"SELECT {_ENDED_AT} FROM batches WHERE NOT {_ACTIVE_SQL}"
         return await self._tables.read(lambda db: [at for (at,) in db.execute(query)])
 
     async def purge(self, before: int) -> int:
         """Delete batches that ended before a Unix time; how many. Raises StoreError."""
-        statement = f"DELETE FROM batches WHERE NOT {_LIVE_SQL} AND {_ENDED_AT} < ?"
+        statement = f"DELETE FROM batches WHERE NOT {_ACTIVE_SQL} AND {_ENDED_AT} < ?"
         return await self._tables.write(lambda db: db.execute(statement, (before,)).rowcount)
 
-    async def live(self) -> Sequence[StoredBatch]:
+    async def list_active(self) -> Sequence[StoredBatch]:
         """The batches that have not ended, oldest first. Raises StoreError."""
-        return await self._find(f"{_LIVE_SQL} ORDER BY number", ())
+        return await self._find(f"{_ACTIVE_SQL} ORDER BY number", ())
 
-    async def reader_of(self, file_id: str) -> str | None:
+    async def find_batch_using(self, file_id: str) -> str | None:
         """The id of a batch that has not ended with the input ``file_id``."""
-        found = await self._find(f"input_file_id = ? AND {_LIVE_SQL} LIMIT 1", (file_id,))
+        found = await self._find(f"input_file_id = ? AND {_ACTIVE_SQL} LIMIT 1", (file_id,))
         return found[0].id if found else None
 
-    async def move(
-        self, id: str, origins: Sequence[Status], status: Status, **changes: Any
+    async def transition(
+        self, id: str, from_statuses: Sequence[Status], status: Status, **changes: Any
     ) -> StoredBatch | None:
         """Change the status and other columns of a batch, if its status is one of ``origins``.
 
@@ -221,18 +221,20 @@ class BatchStore:
         """
         values = {"status": status, **changes}
         sets = ", ".join(f"{column} = ?" for column in values)
-        marks = ", ".join("?" * len(origins))
+        marks = ", ".join("?" * len(from_statuses))
         update = f"UPDATE batches SET {sets} WHERE id = ? AND status IN ({marks})"
 
         def write(db: sqlite3.Connection) -> StoredBatch | None:
-            done = db.execute(f"{update} RETURNING {_COLUMNS}", (*values.values(), id, *origins))
+            done = db.execute(
+                f"{update} RETURNING {_COLUMNS}", (*values.values(), id, *from_statuses)
+            )
             row = done.fetchone()
-            if row is not None and status not in LIVE:
+            if row is not None and status not in ACTIVE_STATUSES:
                 db.execute("DELETE FROM batch_lines WHERE batch_id = ?", (id,))
             return None if row is None else _batch_of(row)
 
         batch = await self._tables.write(write)
-        self.news.set()
+        self.updated.set()
         return batch
 
     # ------------------------------------------------------------ lines

@@ -67,7 +67,7 @@ class ChatStore:
                 "INSERT INTO chats (id, tenant, created_at, model, body) VALUES (?, ?, ?, ?, ?)",
                 (c.id, c.tenant, c.created_at, c.model, c.body),
             )
-            _label(db, c.id, c.metadata)
+            _insert_metadata(db, c.id, c.metadata)
             db.executemany(
                 "INSERT INTO chat_messages VALUES (?, ?, ?)",
                 [(c.id, place, body) for place, body in enumerate(messages)],
@@ -127,14 +127,16 @@ class ChatStore:
 
         return await self._tables.read(work)
 
-    async def relabel(self, id: str, tenant: str, metadata: Mapping[str, str]) -> StoredChat | None:
+    async def update_metadata(
+        self, id: str, tenant: str, metadata: Mapping[str, str]
+    ) -> StoredChat | None:
         """Replace all labels of a completion."""
 
         def work(db: sqlite3.Connection) -> StoredChat | None:
             if _find(db, id, tenant) is None:
                 return None
             db.execute("DELETE FROM chat_labels WHERE chat_id = ?", (id,))
-            _label(db, id, metadata)
+            _insert_metadata(db, id, metadata)
             return _find(db, id, tenant)
 
         return await self._tables.write(work)
@@ -157,7 +159,7 @@ class ChatStore:
         )
         return await self._tables.read(lambda db: db.execute(query, (*values, limit)).fetchall())
 
-    async def uses(self) -> list[int]:
+    async def last_use_times(self) -> list[int]:
         """The creation times, in Unix seconds."""
         query = "SELECT created_at FROM chats"
         return await self._tables.read(lambda db: [at for (at,) in db.execute(query)])
@@ -182,7 +184,7 @@ def _chat_of(db: sqlite3.Connection, row: tuple[Any, ...]) -> StoredChat:
     return StoredChat(*row, metadata=dict(labels.fetchall()))
 
 
-def _label(db: sqlite3.Connection, id: str, metadata: Mapping[str, str]) -> None:
+def _insert_metadata(db: sqlite3.Connection, id: str, metadata: Mapping[str, str]) -> None:
     db.executemany(
         "INSERT INTO chat_labels VALUES (?, ?, ?)",
         [(id, name, value) for name, value in metadata.items()],

@@ -38,7 +38,7 @@ _SCHEMA = Schema(
         """,
     ),
 )
-_FRESH_S = 900  # a use is recorded if the last recorded one is older than this
+_TOUCH_INTERVAL_S = 900  # a use is recorded if the last recorded one is older than this
 
 
 class StoredItem(NamedTuple):
@@ -65,7 +65,7 @@ class StoredConversation:
     metadata: bytes  # JSON
 
 
-class ItemTaken(Exception):
+class DuplicateItem(Exception):
     """The conversation already has an item with this id."""
 
     def __init__(self, id: str) -> None:
@@ -96,21 +96,23 @@ class ConversationStore:
         def work(db: sqlite3.Connection) -> tuple[StoredConversation | None, bool]:
             query = "SELECT used_at FROM conversations WHERE id = ?"
             used_at = db.execute(query, (id,)).fetchone()
-            is_fresh = used_at is not None and used_at[0] > time.time() - _FRESH_S
+            is_fresh = used_at is not None and used_at[0] > time.time() - _TOUCH_INTERVAL_S
             return _find(db, id, tenant), is_fresh
 
         found, is_fresh = await self._tables.read(work)
         if found is not None and not is_fresh:
-            await self._tables.write(lambda db: _use(db, id))
+            await self._tables.write(lambda db: _touch(db, id))
         return found
 
-    async def relabel(self, id: str, tenant: str, metadata: bytes) -> StoredConversation | None:
+    async def update_metadata(
+        self, id: str, tenant: str, metadata: bytes
+    ) -> StoredConversation | None:
         """Replace a conversation's labels."""
 
         def work(db: sqlite3.Connection) -> StoredConversation | None:
             statement = "UPDATE conversations SET metadata = ? WHERE id = ? AND tenant = ?"
             if db.execute(statement, (metadata, id, tenant)).rowcount:
-                _use(db, id)
+                _touch(db, id)
             return _find(db, id, tenant)
 
         return await self._tables.write(work)
@@ -120,7 +122,7 @@ class ConversationStore:
         statement = "DELETE FROM conversations WHERE id = ? AND tenant = ?"
         return await self._tables.write(lambda db: db.execute(statement, (id, tenant)).rowcount > 0)
 
-    async def uses(self) -> list[int]:
+    async def last_use_times(self) -> list[int]:
         """The times of last use, in Unix seconds."""
         query = "SELECT used_at FROM conversations"
         return await self._tables.read(lambda db: [at for (at,) in db.execute(query)])
@@ -165,7 +167,7 @@ class ConversationStore:
 
         return await self._tables.read(work)
 
-    async def items(self, id: str, *, most_bytes: int) -> list[bytes] | None:
+    async def items(self, id: str, *, max_bytes: int) -> list[bytes] | None:
         """All items of a conversation in order; None if they exceed ``most_bytes``."""
 
         def work(db: sqlite3.Connection) -> list[bytes] | None:
@@ -174,7 +176,7 @@ class ConversationStore:
             size = 0
             for (body,) in db.execute(query, (id,)):
                 size += len(body)
-                if size > most_bytes:
+                if size > max_bytes:
                     return None
                 bodies.append(body)
             return bodies
@@ -209,11 +211,11 @@ def add_turn(db: sqlite3.Connection, id: str, items: Sequence[StoredItem]) -> No
     """
     if db.execute("SELECT 1 FROM conversations WHERE id = ?", (id,)).fetchone() is None:
         return
-    taken = {item.id for item in items if _has(db, id, item.id)}
+    taken = {item.id for item in items if _has_item(db, id, item.id)}
     _append(db, id, [item for item in items if item.id not in taken])
 
 
-def _use(db: sqlite3.Connection, id: str) -> None:
+def _touch(db: sqlite3.Connection, id: str) -> None:
     statement = "UPDATE conversations SET used_at = max(used_at, ?) WHERE id = ?"
     db.execute(statement, (int(time.time()), id))
 
@@ -224,17 +226,17 @@ def _find(db: sqlite3.Connection, id: str, tenant: str) -> StoredConversation | 
     return None if row is None else StoredConversation(*row)
 
 
-def _has(db: sqlite3.Connection, id: str, item_id: str) -> bool:
+def _has_item(db: sqlite3.Connection, id: str, item_id: str) -> bool:
     query = "SELECT 1 FROM conversation_items WHERE conversation_id = ? AND id = ?"
     return db.execute(query, (id, item_id)).fetchone() is not None
 
 
 def _append(db: sqlite3.Connection, id: str, items: Sequence[StoredItem]) -> None:
-    _use(db, id)
+    _touch(db, id)
     query = "SELECT coalesce(max(place), -1) FROM conversation_items WHERE conversation_id = ?"
     (last,) = db.execute(query, (id,)).fetchone()
     for place, item in enumerate(items, last + 1):
-        if _has(db, id, item.id):
-            raise ItemTaken(item.id)
+        if _has_item(db, id, item.id):
+            raise DuplicateItem(item.id)
         row = (id, place, item.id, item.body)
         db.execute("INSERT INTO conversation_items VALUES (?, ?, ?, ?)", row)

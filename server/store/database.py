@@ -153,7 +153,7 @@ class Database:
             self._connection = None
             self._ready.clear()
         if self._presence is not None:
-            self._presence.leave()
+            self._presence.release()
             self._presence = None
 
 
@@ -210,7 +210,7 @@ def _connect_once(path: str) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.execute("PRAGMA foreign_keys=ON")
-        _in_transaction(connection, "BEGIN IMMEDIATE", _make_versions)
+        _in_transaction(connection, "BEGIN IMMEDIATE", _create_version_table)
     except BaseException:
         connection.close()
         raise
@@ -231,7 +231,7 @@ def _in_transaction(
     return result
 
 
-def _make_versions(db: sqlite3.Connection) -> None:
+def _create_version_table(db: sqlite3.Connection) -> None:
     db.execute(
         "CREATE TABLE IF NOT EXISTS schema_versions"
         " (name TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID"

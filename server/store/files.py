@@ -54,7 +54,7 @@ _SCHEMA = Schema(
         """,
     ),
 )
-_FRESH_S = 900  # a use is recorded if the last recorded one is older than this
+_TOUCH_INTERVAL_S = 900  # a use is recorded if the last recorded one is older than this
 _COLUMNS = "id, tenant, filename, purpose, num_bytes, created_at, expires_at"
 
 
@@ -85,10 +85,10 @@ class FileStore:
 
         If the caller is cancelled meanwhile no file remains, however far the thread has come.
         """
-        making = _Making()
+        making = _PendingFile()
         try:
-            with _disk_errors():
-                return await asyncio.to_thread(making.make, self._contents)
+            with _as_store_errors():
+                return await asyncio.to_thread(making.create, self._contents_dir)
         except asyncio.CancelledError:
             making.abandon()
             raise
@@ -105,7 +105,7 @@ class FileStore:
     async def _add(self, file: StoredFile, partial: Path) -> None:
         path = self.path(file)
         try:
-            with _disk_errors():
+            with _as_store_errors():
                 await asyncio.to_thread(_publish, partial, path)
             await self._tables.write(lambda db: _insert(db, file))
         except BaseException:
@@ -115,7 +115,7 @@ class FileStore:
 
     def path(self, file: StoredFile) -> Path:
         """The path of the contents."""
-        return self._contents() / file.id
+        return self._contents_dir() / file.id
 
     # ------------------------------------------------------------ rows
 
@@ -123,11 +123,11 @@ class FileStore:
         """A tenant's file by id, if it exists; counts as a use. Raises StoreError."""
         query = f"SELECT used_at, {_COLUMNS} FROM files WHERE id = ? AND tenant = ?"
         row = await self._tables.read(
-            lambda db: db.execute(query + _LIVE, (id, tenant, _now())).fetchone()
+            lambda db: db.execute(query + _NOT_EXPIRED_SQL, (id, tenant, _now())).fetchone()
         )
         if row is None:
             return None
-        if row[0] < _now() - _FRESH_S:
+        if row[0] < _now() - _TOUCH_INTERVAL_S:
             use = "UPDATE files SET used_at = ? WHERE id = ?"
             await self._tables.write(lambda db: db.execute(use, (_now(), id)))
         return _file_of(row[1:])
@@ -151,8 +151,9 @@ class FileStore:
                     return None
                 where += f" AND number {'>' if order == 'asc' else '<'} ?"
                 values = [*values, found[0]]
-            query = f"SELECT {_COLUMNS} FROM files WHERE {where}{_LIVE} ORDER BY number {order}"
-            rows = db.execute(f"{query} LIMIT ?", (*values, _now(), limit))
+            query = f"SELECT {_COLUMNS} FROM files WHERE {where}{_NOT_EXPIRED_SQL}"
+            query += f" ORDER BY number {order} LIMIT ?"
+            rows = db.execute(query, (*values, _now(), limit))
             return [_file_of(row) for row in rows]
 
         return await self._tables.read(find)
@@ -172,14 +173,14 @@ class FileStore:
             return [id for (id,) in rows]
 
         ids = await self._tables.write(expired)
-        await asyncio.to_thread(_clear, self._contents(), ids)
+        await asyncio.to_thread(_remove_contents, self._contents_dir(), ids)
 
     async def num_bytes(self) -> int:
         """The size of all files' contents. Raises StoreError."""
         query = "SELECT coalesce(sum(num_bytes), 0) FROM files"
         return await self._tables.read(lambda db: db.execute(query).fetchone()[0])
 
-    async def uses(self) -> list[int]:
+    async def last_use_times(self) -> list[int]:
         """The times of last use, in Unix seconds. Raises StoreError."""
         query = "SELECT used_at FROM files"
         return await self._tables.read(lambda db: [at for (at,) in db.execute(query)])
@@ -194,17 +195,17 @@ class FileStore:
         """
         where = f"used_at < ? AND id NOT IN ({', '.join('?' * len(keep))})"
         if by_age:
-            where += f" AND purpose IN {_OF_BATCHES} AND expires_at IS NULL"
+            where += f" AND purpose IN {_BATCH_PURPOSES} AND expires_at IS NULL"
         statement = f"DELETE FROM files WHERE {where} RETURNING id"
         ids = await self._tables.write(
             lambda db: [id for (id,) in db.execute(statement, (before, *keep))]
         )
-        await asyncio.to_thread(_clear, self._contents(), ids)
+        await asyncio.to_thread(_remove_contents, self._contents_dir(), ids)
         return len(ids)
 
     # ------------------------------------------------------------ helpers
 
-    def _contents(self) -> Path:
+    def _contents_dir(self) -> Path:
         """The directory of the contents; a temporary one if it cannot be created."""
         if self._fallback is not None:
             return Path(self._fallback.name)
@@ -224,11 +225,11 @@ def new_file_id() -> str:
     return f"file-{uuid.uuid4().hex}"
 
 
-_LIVE = " AND (expires_at IS NULL OR expires_at > ?)"
-_OF_BATCHES = "('batch', 'batch_output')"
+_NOT_EXPIRED_SQL = " AND (expires_at IS NULL OR expires_at > ?)"
+_BATCH_PURPOSES = "('batch', 'batch_output')"
 
 
-class _Making:
+class _PendingFile:
     """An empty file created by a thread, which the caller may abandon meanwhile.
 
     Threads cannot be cancelled, and what they return is lost if their event loop ends.
@@ -239,7 +240,7 @@ class _Making:
         self._path: Path | None = None
         self._is_wanted = True
 
-    def make(self, directory: Callable[[], Path]) -> Path:
+    def create(self, directory: Callable[[], Path]) -> Path:
         """Create the file; runs in the thread."""
         number, name = tempfile.mkstemp(prefix=_PARTIAL, dir=directory())
         os.close(number)
@@ -282,7 +283,7 @@ def _publish(partial: Path, path: Path) -> None:
         os.close(directory)
 
 
-def _clear(directory: Path, expired: Sequence[str]) -> None:
+def _remove_contents(directory: Path, expired: Sequence[str]) -> None:
     for id in expired:
         (directory / id).unlink(missing_ok=True)
     oldest_s = time.time() - _PARTIAL_LIFE_S
@@ -293,7 +294,7 @@ def _clear(directory: Path, expired: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _disk_errors() -> Iterator[None]:
+def _as_store_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -32,13 +32,13 @@ class Presence:
             self._file = _create_locked(self._directory / self.name)
             self._sweep()
 
-    def lives(self, name: str) -> bool:
+    def is_alive(self, name: str) -> bool:
         """Whether the process of that name is alive; false if it never existed."""
         if name == self.name:
             return True
         return self._directory is not None and not _remove_if_free(self._directory / name)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Unlock and remove the file."""
         if self._file is not None and self._directory is not None:
             (self._directory / self.name).unlink(missing_ok=True)

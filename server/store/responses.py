@@ -56,7 +56,7 @@ _SCHEMA = Schema(
         """,
     ),
 )
-_LIVE = "status IN ('queued', 'in_progress')"
+_ACTIVE_SQL = "status IN ('queued', 'in_progress')"
 
 
 class StoredEvent(NamedTuple):
@@ -79,7 +79,7 @@ class StoredResponse:
     body: bytes  # without its output, and with the status at the time of writing
     output: Sequence[StoredItem] = ()
     conversation_id: str | None = None  # the conversation it extends; only set on writing
-    lost: bool = field(default=False, compare=False)  # not ended, and its process is dead
+    is_orphaned: bool = field(default=False, compare=False)  # not ended, and its process is dead
 
 
 class ResponseStore:
@@ -89,7 +89,7 @@ class ResponseStore:
         self._database = database
         self._tables = database.tables(_SCHEMA)
 
-    async def add(self, response: StoredResponse, given: Sequence[StoredItem]) -> None:
+    async def add(self, response: StoredResponse, input_items: Sequence[StoredItem]) -> None:
         """Store a response and its input items ``given``."""
 
         def work(db: sqlite3.Connection) -> None:
@@ -101,15 +101,15 @@ class ResponseStore:
                     *(self._database.presence.name, r.body, r.conversation_id),
                 ),
             )
-            _add_items(db, r.id, given, is_output=False)
+            _add_items(db, r.id, input_items, is_output=False)
             _add_items(db, r.id, r.output, is_output=True)
-            _add_turn(db, r, given)
+            _add_turn(db, r, input_items)
 
         await self._tables.write(work)
 
-    async def add_turn(self, response: StoredResponse, given: Sequence[StoredItem]) -> None:
+    async def add_turn(self, response: StoredResponse, input_items: Sequence[StoredItem]) -> None:
         """Extend the conversation of a response that is not stored itself."""
-        await self._tables.write(lambda db: _add_turn(db, response, given))
+        await self._tables.write(lambda db: _add_turn(db, response, input_items))
 
     async def find(self, id: str, tenant: str) -> StoredResponse | None:
         """A tenant's response by id."""
@@ -130,7 +130,7 @@ class ResponseStore:
                 previous_id=previous_id,
                 body=body,
                 output=_items(db, id, is_output=True),
-                lost=not ended and not self._database.presence.lives(made_by),
+                is_orphaned=not ended and not self._database.presence.is_alive(made_by),
             )
 
         return await self._tables.read(work)
@@ -140,7 +140,7 @@ class ResponseStore:
         statement = "DELETE FROM responses WHERE id = ? AND tenant = ?"
         return await self._tables.write(lambda db: db.execute(statement, (id, tenant)).rowcount > 0)
 
-    async def uses(self) -> list[int]:
+    async def last_use_times(self) -> list[int]:
         """The creation times, in Unix seconds."""
         query = "SELECT created_at FROM responses"
         return await self._tables.read(lambda db: [at for (at,) in db.execute(query)])
@@ -152,10 +152,10 @@ class ResponseStore:
         """
 
         def work(db: sqlite3.Connection) -> int:
-            query = f"SELECT DISTINCT made_by FROM responses WHERE created_at < ? AND {_LIVE}"
+            query = f"SELECT DISTINCT made_by FROM responses WHERE created_at < ? AND {_ACTIVE_SQL}"
             makers = [name for (name,) in db.execute(query, (before,))]
-            gone = [name for name in makers if not self._database.presence.lives(name)]
-            has_ended = f"(NOT {_LIVE} OR made_by IN ({', '.join('?' * len(gone))}))"
+            gone = [name for name in makers if not self._database.presence.is_alive(name)]
+            has_ended = f"(NOT {_ACTIVE_SQL} OR made_by IN ({', '.join('?' * len(gone))}))"
             total = 0
             while removed := db.execute(
                 f"DELETE FROM responses WHERE created_at < ? AND {has_ended} AND NOT EXISTS"
@@ -169,11 +169,11 @@ class ResponseStore:
 
     # ------------------------------------------------------------ conversations
 
-    async def live_conversations(self) -> set[str]:
+    async def active_conversations(self) -> set[str]:
         """The conversations in which responses are being generated."""
         query = (
             "SELECT DISTINCT conversation_id FROM responses WHERE conversation_id IS NOT NULL"
-            f" AND {_LIVE}"
+            f" AND {_ACTIVE_SQL}"
         )
         return await self._tables.read(lambda db: {id for (id,) in db.execute(query)})
 
@@ -200,7 +200,7 @@ class ResponseStore:
 
         return await self._tables.read(work)
 
-    async def items(self, ids: Sequence[str], *, most_bytes: int) -> list[bytes] | None:
+    async def items(self, ids: Sequence[str], *, max_bytes: int) -> list[bytes] | None:
         """Input and output items of responses, in the order of ``ids``; None if too large."""
 
         def work(db: sqlite3.Connection) -> list[bytes] | None:
@@ -214,7 +214,7 @@ class ResponseStore:
                 )
                 for (body,) in rows:
                     size += len(body)
-                    if size > most_bytes:
+                    if size > max_bytes:
                         return None
                     bodies.append(body)
             return bodies
@@ -230,7 +230,7 @@ class ResponseStore:
         row = await self._tables.read(lambda db: db.execute(statement, (id, tenant)).fetchone())
         return None if row is None else row[0]
 
-    async def given(
+    async def input_items(
         self, response_id: str, *, after: str | None, limit: int, ascending: bool
     ) -> Page | None:
         """A page of a response's input items; None if ``after`` is not one of them."""
@@ -251,12 +251,12 @@ class ResponseStore:
 
     # ------------------------------------------------------------ in the background
 
-    async def progress(self, id: str, status: str, events: Sequence[StoredEvent]) -> bool:
+    async def record_progress(self, id: str, status: str, events: Sequence[StoredEvent]) -> bool:
         """Store a response's progress. False if it was cancelled, ended or deleted."""
 
         def work(db: sqlite3.Connection) -> bool:
             changed = db.execute(
-                f"UPDATE responses SET status = ? WHERE id = ? AND {_LIVE}", (status, id)
+                f"UPDATE responses SET status = ? WHERE id = ? AND {_ACTIVE_SQL}", (status, id)
             ).rowcount
             if changed:
                 _add_events(db, id, events)
@@ -264,12 +264,12 @@ class ResponseStore:
 
         return await self._tables.write(work)
 
-    async def end(self, response: StoredResponse, events: Sequence[StoredEvent]) -> bool:
+    async def record_end(self, response: StoredResponse, events: Sequence[StoredEvent]) -> bool:
         """Store a response's final state. False if it had already ended, or was deleted."""
 
         def work(db: sqlite3.Connection) -> bool:
             changed = db.execute(
-                f"UPDATE responses SET status = ?, body = ? WHERE id = ? AND {_LIVE}",
+                f"UPDATE responses SET status = ?, body = ? WHERE id = ? AND {_ACTIVE_SQL}",
                 (response.status, response.body, response.id),
             ).rowcount
             if changed:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from engine.types import Grammar
 from server.text import harmony
 from server.text.dialects import Dialect
-from server.text.lark import ANY_TEXT, Lark
+from server.text.lark import ANY_TEXT, LarkBuilder
 from server.text.reasoning import ReasoningMarks
 from server.text.tool_grammar import CallableTool, calls_only, text_or_calls
 
@@ -35,17 +35,24 @@ class AnswerRules:
             UnholdableSchema: a tool's schema cannot be enforced on its arguments.
         """
         holds_calls = self.is_required or not self.is_parallel
-        holds_calls = holds_calls or any(tool.is_held for tool in self.tools)
+        holds_calls = holds_calls or any(tool.is_strict for tool in self.tools)
         if self.content is None and not (self.tools and holds_calls):
             return None
         if not self.tools and self.reasoning is None and not self.in_channels:
             return self.content
-        lark = Lark(self.special_ids)
+        lark = LarkBuilder(self.special_ids)
         if self.in_channels:
-            return Grammar("lark", lark.text(f"{self._thought_aloud(lark)} {self._message(lark)}"))
-        return Grammar("lark", lark.text(f"{self._reasoned(lark)} {self._said(lark)}"))
+            return Grammar(
+                "lark",
+                lark.build(
+                    f"{self._channel_reasoning_rule(lark)} {self._channel_message_rule(lark)}"
+                ),
+            )
+        return Grammar(
+            "lark", lark.build(f"{self._reasoning_rule(lark)} {self._content_rule(lark)}")
+        )
 
-    def _reasoned(self, lark: Lark) -> str:
+    def _reasoning_rule(self, lark: LarkBuilder) -> str:
         if self.reasoning is None:
             return ""
         blank = lark.rule(r"/\s{0,4}/", terminal=True)
@@ -54,14 +61,14 @@ class AnswerRules:
             return thought
         return f"({blank} {lark.literal(self.reasoning.begin)} {thought})?"
 
-    def _thought_aloud(self, lark: Lark) -> str:
+    def _channel_reasoning_rule(self, lark: LarkBuilder) -> str:
         """Reasoning messages."""
         if self.reasoning is None:
             return ""
-        begin, following = lark.literal(harmony.REASONING), lark.literal(harmony.NEXT)
+        begin, following = lark.literal(harmony.REASONING), lark.literal(harmony.NEXT_MESSAGE)
         return f"({begin} {lark.until(harmony.END)} {following})*"
 
-    def _message(self, lark: Lark) -> str:
+    def _channel_message_rule(self, lark: LarkBuilder) -> str:
         """The last message: content or a tool call."""
         calls = ""
         if self.tools and self.dialect is not None:
@@ -71,23 +78,23 @@ class AnswerRules:
         if self.content is None:
             content = lark.rule(ANY_TEXT, terminal=True)
         else:
-            content = _embedded(lark, self.content)
+            content = _embed(lark, self.content)
         said = f"{lark.literal(harmony.CONTENT)} {content}"
         return f"({said} | {calls})" if calls else said
 
-    def _said(self, lark: Lark) -> str:
+    def _content_rule(self, lark: LarkBuilder) -> str:
         if not self.tools or self.dialect is None:
             assert self.content is not None
-            return _embedded(lark, self.content)
+            return _embed(lark, self.content)
         if self.is_required:
             return calls_only(lark, self.dialect, self.tools, is_parallel=self.is_parallel)
         if self.content is not None:
             calls = calls_only(lark, self.dialect, self.tools, is_parallel=self.is_parallel)
-            return f"({_embedded(lark, self.content)} | {calls})"
+            return f"({_embed(lark, self.content)} | {calls})"
         return text_or_calls(lark, self.dialect, self.tools, is_parallel=self.is_parallel)
 
 
-def _embedded(lark: Lark, grammar: Grammar) -> str:
+def _embed(lark: LarkBuilder, grammar: Grammar) -> str:
     """Embed a grammar of any kind in another."""
     match grammar.kind:
         case "json_object":
@@ -96,7 +103,7 @@ def _embedded(lark: Lark, grammar: Grammar) -> str:
             schema = json.loads(grammar.text)
             return lark.schema(schema if isinstance(schema, dict) else {})
         case "regex":
-            return lark.rule(f"/{_slashed(grammar.text)}/", terminal=True)
+            return lark.rule(f"/{_escape_slashes(grammar.text)}/", terminal=True)
         case "choice":
             choices = json.loads(grammar.text)
             return lark.rule(" | ".join(lark.literal(choice) for choice in choices))
@@ -104,7 +111,7 @@ def _embedded(lark: Lark, grammar: Grammar) -> str:
             return lark.rule("%lark {\n" + grammar.text.strip() + "\n}")
 
 
-def _slashed(pattern: str) -> str:
+def _escape_slashes(pattern: str) -> str:
     """Make a regular expression fit between slashes: escape its own, and put it on one line."""
     escaped, out = False, []
     for char in pattern:

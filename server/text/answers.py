@@ -52,9 +52,9 @@ class AnswerFormat:
 
     dialect: Dialect | None  # None: no tool calls
     reasoning: ReasoningMarks | None  # None: no reasoning
-    reasons_unasked: bool  # the chat template shows the marks, not just a switch
-    takes_tools: bool  # the chat template shows tools to the model
-    takes_text_arguments: bool  # it expects the arguments of earlier calls as JSON text
+    reasons_by_default: bool  # the chat template shows the marks, not just a switch
+    supports_tools: bool  # the chat template shows tools to the model
+    expects_text_arguments: bool  # it expects the arguments of earlier calls as JSON text
     special_ids: dict[str, int]  # of those marks that are special tokens
 
     @classmethod
@@ -76,13 +76,13 @@ class AnswerFormat:
         """
         source = template or ""
         if tool_call_parser == "auto":
-            dialect = dialects.dialect_of(source)
+            dialect = dialects.detect_dialect(source)
         else:
             dialect = dialects.BY_NAME.get(tool_call_parser)
         if dialect is not None and _ONE_CALL in source:
             dialect = replace(dialect, is_single=True)
         if reasoning_parser == "auto":
-            marks = reasoning.marks_of(source, tokenizer.added_tokens)
+            marks = reasoning.detect_marks(source, tokenizer.added_tokens)
         else:
             marks = reasoning.BY_NAME.get(reasoning_parser)
         written = () if dialect is None else dialect.markers
@@ -91,23 +91,23 @@ class AnswerFormat:
         return cls(
             dialect,
             marks,
-            marks is not None and marks.are_in(source),
-            dialects.takes_tools(source),
-            _joins_arguments(source),
+            marks is not None and marks.appear_in(source),
+            dialects.supports_tools(source),
+            _concatenates_arguments(source),
             {text: id_ for text, id_ in ids.items() if id_ is not None},
         )
 
-    def past_id(self, id: str) -> str:
+    def template_call_id(self, id: str) -> str:
         """An earlier call's id as the chat template expects it: Mistral's need nine characters."""
         dialect = self.dialect
-        return id if dialect is None or dialect.id_prefix else id[-dialect.id_chars :]
+        return id if dialect is None or dialect.id_prefix else id[-dialect.id_length :]
 
-    def past_arguments(self, arguments: str | dict[str, Any]) -> str | dict[str, Any]:
+    def template_arguments(self, arguments: str | dict[str, Any]) -> str | dict[str, Any]:
         """An earlier call's arguments as the chat template expects them, usually as an object.
 
         Malformed arguments are passed unchanged.
         """
-        if self.takes_text_arguments:
+        if self.expects_text_arguments:
             return arguments if isinstance(arguments, str) else json.dumps(arguments)
         if isinstance(arguments, dict):
             return arguments
@@ -118,7 +118,7 @@ class AnswerFormat:
         return value if isinstance(value, dict) else arguments
 
 
-def _joins_arguments(template: str) -> bool:
+def _concatenates_arguments(template: str) -> bool:
     """Whether a template concatenates a call's arguments as a string."""
     joined = re.search(r"""arguments(?:['"]\])?\s*\+""", template)
     converted = re.search(r"""arguments(?:['"]\])?\s*\|\s*(?:tojson|items)""", template)

@@ -8,8 +8,14 @@ from typing import Any
 from server.text.argument_kinds import argument_kind
 from server.text.brace_rules import BraceRules
 from server.text.dialects import Dialect
-from server.text.holdable import ABOUT, ARGUMENT_NAME, in_order, listed, unholdable
-from server.text.lark import Lark
+from server.text.holdable import (
+    ANNOTATION_KEYWORDS,
+    ARGUMENT_NAME,
+    comma_separated,
+    split_properties,
+    unsupported_keyword,
+)
+from server.text.lark import LarkBuilder
 
 _NEWLINE = "\n"
 _NAME = f"/{ARGUMENT_NAME.pattern}/"
@@ -22,7 +28,7 @@ _TAGS = {  # the delimiters of an argument, by format
 }
 
 
-def held_arguments(lark: Lark, schema: Mapping[str, Any], dialect: Dialect) -> str:
+def constrained_arguments(lark: LarkBuilder, schema: Mapping[str, Any], dialect: Dialect) -> str:
     """Arguments that satisfy an object's ``schema``; required ones come first.
 
     Raises:
@@ -33,20 +39,22 @@ def held_arguments(lark: Lark, schema: Mapping[str, Any], dialect: Dialect) -> s
         return lark.schema({**schema, "type": "object"})
     if kind == "braces":
         return BraceRules(lark, dialect.quote, schema).members(schema)
-    required, optional = in_order(schema)
+    required, optional = split_properties(schema)
     rules = {
         name: lark.rule(
-            _keyword(lark, name, inner, schema)
+            _keyword_argument(lark, name, inner, schema)
             if kind == "python"
-            else _tag(lark, *_TAGS[kind], name, inner, schema)
+            else _tagged_argument(lark, *_TAGS[kind], name, inner, schema)
         )
         for name, inner in (required | optional).items()
     }
     comma = lark.literal(", ") if kind == "python" else ""
-    return listed([rules[name] for name in required], [rules[name] for name in optional], comma)
+    return comma_separated(
+        [rules[name] for name in required], [rules[name] for name in optional], comma
+    )
 
 
-def free_arguments(lark: Lark, dialect: Dialect) -> str:
+def unconstrained_arguments(lark: LarkBuilder, dialect: Dialect) -> str:
     """Any well-formed arguments."""
     kind = dialect.arguments
     if kind == "json":
@@ -64,12 +72,14 @@ def free_arguments(lark: Lark, dialect: Dialect) -> str:
     return f"({lark.rule(f'{whole} {lark.literal(_NEWLINE)}')})*"
 
 
-def _keyword(lark: Lark, name: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+def _keyword_argument(
+    lark: LarkBuilder, name: str, schema: Mapping[str, Any], root: Mapping[str, Any]
+) -> str:
     return f"{lark.literal(name + '=')} {lark.schema({**_definitions(root), **schema})}"
 
 
-def _tag(
-    lark: Lark,
+def _tagged_argument(
+    lark: LarkBuilder,
     before: str,
     end: str,
     name: str,
@@ -86,15 +96,15 @@ def _tag(
         texts = ["null" if value is None else str(value) for value in values]
         value = " | ".join(lark.literal(text + end) for text in texts)
         return f"{begin} ({value}) {lark.literal(_NEWLINE)}"
-    if unknown := _said_of_text(schema) - ABOUT:
-        raise unholdable(unknown)
+    if unknown := _text_keywords(schema) - ANNOTATION_KEYWORDS:
+        raise unsupported_keyword(unknown)
     return f"{begin} {lark.until(end)} {lark.literal(_NEWLINE)}"
 
 
-def _said_of_text(schema: Mapping[str, Any]) -> set[str]:
+def _text_keywords(schema: Mapping[str, Any]) -> set[str]:
     """The keywords of a string schema and of its alternatives."""
     alternatives: Sequence[Any] = schema.get("anyOf", schema.get("oneOf", []))
-    inner = [_said_of_text(one) for one in alternatives if isinstance(one, dict)]
+    inner = [_text_keywords(one) for one in alternatives if isinstance(one, dict)]
     return (set(schema) - {"anyOf", "oneOf"}).union(*inner)
 
 

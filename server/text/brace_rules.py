@@ -9,18 +9,18 @@ from typing import Any
 
 from server.text.argument_kinds import argument_types, resolve
 from server.text.holdable import (
-    ABOUT,
+    ANNOTATION_KEYWORDS,
     ARGUMENT_NAME,
-    UnholdableSchema,
-    in_order,
-    listed,
-    unholdable,
+    UnenforceableSchema,
+    comma_separated,
+    split_properties,
+    unsupported_keyword,
 )
-from server.text.lark import Lark
+from server.text.lark import LarkBuilder
 
 _MAX_DEPTH = 16
 _SCALARS = ("null", "boolean", "number", "integer")
-_OF_LISTS = ABOUT | {"items"}
+_ARRAY_KEYWORDS = ANNOTATION_KEYWORDS | {"items"}
 
 
 class BraceRules:
@@ -32,7 +32,7 @@ class BraceRules:
         root: the schema in which references are resolved.
     """
 
-    def __init__(self, lark: Lark, quote: str, root: Mapping[str, Any]) -> None:
+    def __init__(self, lark: LarkBuilder, quote: str, root: Mapping[str, Any]) -> None:
         self._lark = lark
         self._quote = quote
         self._root = root
@@ -44,21 +44,21 @@ class BraceRules:
             UnholdableSchema: the schema cannot be enforced.
         """
         lark = self._lark
-        required, optional = in_order(schema)
+        required, optional = split_properties(schema)
         rules = {
             name: lark.rule(f"{lark.literal(name + ':')} {self._value(inner, depth)}")
             for name, inner in (required | optional).items()
         }
         fixed, others = ([rules[name] for name in names] for names in (required, optional))
-        return listed(fixed, others, lark.literal(","))
+        return comma_separated(fixed, others, lark.literal(","))
 
     def any_members(self) -> str:
         """The contents of the braces of any object."""
-        return self._of_any[1]
+        return self._any_value_rules[1]
 
     def _value(self, schema: Mapping[str, Any], depth: int) -> str:
         if depth > _MAX_DEPTH:
-            raise UnholdableSchema("a schema that refers to itself cannot be held by this model")
+            raise UnenforceableSchema("a schema that refers to itself cannot be held by this model")
         target = resolve(schema.get("$ref"), self._root)
         if target is not None:
             return self._value(target, depth + 1)
@@ -68,9 +68,9 @@ class BraceRules:
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if isinstance(values, list):
             return self._one_of([self._constant(value) for value in values])
-        if not set(schema) - ABOUT and "type" not in schema:
-            return self._of_any[0]
-        return self._one_of([self._of_type(kind, schema, depth) for kind in self._kinds(schema)])
+        if not set(schema) - ANNOTATION_KEYWORDS and "type" not in schema:
+            return self._any_value_rules[0]
+        return self._one_of([self._typed_rule(kind, schema, depth) for kind in self._kinds(schema)])
 
     def _kinds(self, schema: Mapping[str, Any]) -> list[str]:
         if "type" not in schema:
@@ -79,18 +79,18 @@ class BraceRules:
                 return kinds
         return sorted(argument_types(schema, self._root))
 
-    def _of_type(self, kind: str, schema: Mapping[str, Any], depth: int) -> str:
+    def _typed_rule(self, kind: str, schema: Mapping[str, Any], depth: int) -> str:
         lark = self._lark
         if kind in _SCALARS:
             about = {key: value for key, value in schema.items() if key != "type"}
             return lark.schema({**about, "type": kind})
         if kind == "string":
-            if unknown := set(schema) - ABOUT:
-                raise unholdable(unknown)
+            if unknown := set(schema) - ANNOTATION_KEYWORDS:
+                raise unsupported_keyword(unknown)
             return f"{lark.literal(self._quote)} {lark.until(self._quote)}"
         if kind == "array":
-            if unknown := set(schema) - _OF_LISTS:
-                raise unholdable(unknown)
+            if unknown := set(schema) - _ARRAY_KEYWORDS:
+                raise unsupported_keyword(unknown)
             items = schema.get("items")
             value = self._value(items if isinstance(items, Mapping) else {}, depth + 1)
             each = lark.rule(value)
@@ -104,14 +104,14 @@ class BraceRules:
         if isinstance(value, str):
             return self._lark.literal(f"{self._quote}{value}{self._quote}")
         if isinstance(value, list | dict):
-            raise UnholdableSchema("'enum' of lists and objects cannot be held by this model")
+            raise UnenforceableSchema("'enum' of lists and objects cannot be held by this model")
         return self._lark.literal(json.dumps(value))
 
     def _one_of(self, rules: list[str]) -> str:
         return rules[0] if len(rules) == 1 else f"({' | '.join(rules)})"
 
     @cached_property
-    def _of_any(self) -> tuple[str, str]:
+    def _any_value_rules(self) -> tuple[str, str]:
         """Any value, and the contents of the braces of any object."""
         lark = self._lark
         name = lark.rule(f"/{ARGUMENT_NAME.pattern}/", terminal=True)

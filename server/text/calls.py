@@ -9,7 +9,7 @@ from server.text.parts import Part, ToolCallArguments, ToolCallBegin
 from server.text.source import Malformed, Source
 
 
-class Calls:
+class ToolCallEmitter:
     """The tool calls of one answer.
 
     Calls are emitted as they arrive or, if ``whole``, once they are complete, so that a malformed
@@ -19,23 +19,23 @@ class Calls:
     def __init__(
         self,
         source: Source,
-        tell: Callable[[Part], None],
+        emit: Callable[[Part], None],
         schemas: Mapping[str, Mapping[str, Any]],
         new_id: Callable[[], str],
         *,
-        whole: bool,
+        buffer_calls: bool,
     ) -> None:
         self._source = source
-        self._tell = tell
+        self._emit = emit
         self._schemas = schemas
         self._new_id = new_id
-        self._whole = whole
+        self._buffer_calls = buffer_calls
         self._pending: list[Part] = []
         self.count = 0  # complete calls
         self.is_open = False  # a call has begun and not ended
-        self.is_told = False  # ... and was emitted
+        self.is_emitted = False  # ... and was emitted
 
-    def knows(self, name: str) -> bool:
+    def has_tool(self, name: str) -> bool:
         """Whether there is a tool of this name."""
         return name in self._schemas
 
@@ -51,32 +51,32 @@ class Calls:
         if name not in self._schemas:
             raise Malformed
         self.is_open = True
-        if not self._whole:
-            self.is_told = True
-        self._put(ToolCallBegin(self.count, id or self._new_id(), name))
+        if not self._buffer_calls:
+            self.is_emitted = True
+        self._add_part(ToolCallBegin(self.count, id or self._new_id(), name))
 
-    def arguments(self, text: str) -> None:
+    def add_arguments(self, text: str) -> None:
         """Add a piece of the arguments."""
         if text:
-            self._put(ToolCallArguments(self.count, text))
+            self._add_part(ToolCallArguments(self.count, text))
 
     def end(self) -> None:
         """Complete the call; the input read so far can no longer become text."""
         self._flush()
         self.count += 1
-        self.is_open = self.is_told = False
-        self._source.kept_from = self._source.at
+        self.is_open = self.is_emitted = False
+        self._source.checkpoint = self._source.position
 
     def add(self, name: str, arguments: str) -> None:
         """Add a complete call."""
         self.begin(name)
-        self.arguments(arguments)
+        self.add_arguments(arguments)
         self.end()
 
-    def tell_as_far(self) -> None:
+    def emit_partial(self) -> None:
         """Emit an incomplete call as far as it was read."""
         self._flush()
-        self.is_told = True
+        self.is_emitted = True
 
     def drop(self) -> None:
         """Discard a call that has not been emitted."""
@@ -85,12 +85,14 @@ class Calls:
 
     def _flush(self) -> None:
         for part in self._pending:
-            self._tell(part)
+            self._emit(part)
         self._pending.clear()
 
-    def _put(self, part: Part) -> None:
-        if self._whole:
+    def _add_part(self, part: Part) -> None:
+        if self._buffer_calls:
             self._pending.append(part)
         else:
-            self._tell(part)
-            self._source.kept_from = self._source.at  # emitted input cannot become text any more
+            self._emit(part)
+            self._source.checkpoint = (
+                self._source.position
+            )  # emitted input cannot become text any more

@@ -32,7 +32,7 @@ from typing import Literal
 
 from server.text import harmony, json_calls, named_calls, python_calls, xml_calls
 from server.text.brace_calls import BracedCalls
-from server.text.calls import Calls
+from server.text.calls import ToolCallEmitter
 from server.text.named_calls import NamedCalls
 from server.text.source import Read, Source
 
@@ -57,24 +57,24 @@ class Dialect:
     """
 
     name: str
-    shown_by: tuple[str, ...]  # texts that are all in this family's chat templates
-    also_shown_by: str = ""  # an alternative to those in some templates; "": none
-    hidden_by: str = ""  # a text in none of this family's templates; "": none
+    template_markers: tuple[str, ...]  # texts that are all in this family's chat templates
+    alternative_marker: str = ""  # an alternative to those in some templates; "": none
+    excluded_marker: str = ""  # a text in none of this family's templates; "": none
     opener: str  # the text that announces calls; "" if there is none
     closers: tuple[str, ...] = ()  # may be left over after calls
-    bare: str = ""  # the first characters of an answer made of calls only
-    read: Callable[[Source, Calls], Read[None]]  # reads what follows the opener
-    begins: str = ""
-    head: str = ""
-    tail: str = ""
-    between: str = ""
-    ends: str = ""
+    bare_start: str = ""  # the first characters of an answer made of calls only
+    read: Callable[[Source, ToolCallEmitter], Read[None]]  # reads what follows the opener
+    prefix: str = ""
+    call_prefix: str = ""
+    call_suffix: str = ""
+    separator: str = ""
+    suffix: str = ""
     # The format of arguments.
     arguments: Literal["json", "python", "xml", "invoke", "pairs", "braces"] = "json"
     quote: str = ""  # before and after strings in braces
     is_numbered: bool = False  # the ":0" in the head is the call's number
     is_single: bool = False  # at most one call per answer
-    id_chars: int = 24
+    id_length: int = 24
     id_prefix: str = "call_"
 
     @property
@@ -89,275 +89,277 @@ _JSON_ARGUMENTS = '{"name": "{}", "arguments": '
 DIALECTS = (
     Dialect(  # read with the channels, not after an opener
         name="harmony",
-        shown_by=(harmony.CHANNEL, harmony.CALL),
+        template_markers=(harmony.CHANNEL, harmony.CALL),
         opener="",
         closers=harmony.MARKERS,
         read=harmony.read_call,
-        head=harmony.CALL_HEAD,
+        call_prefix=harmony.CALL_HEAD,
         is_single=True,
     ),
     Dialect(
         name="mistral_args",
-        shown_by=("[TOOL_CALLS]", "[ARGS]"),
+        template_markers=("[TOOL_CALLS]", "[ARGS]"),
         opener="[TOOL_CALLS]",
         closers=("[ARGS]", "[CALL_ID]"),
         read=named_calls.read_mistral,
-        head="[TOOL_CALLS]{}[ARGS]",
-        id_chars=9,
+        call_prefix="[TOOL_CALLS]{}[ARGS]",
+        id_length=9,
         id_prefix="",
     ),
     Dialect(
         name="mistral",
-        shown_by=("[TOOL_CALLS]",),
+        template_markers=("[TOOL_CALLS]",),
         opener="[TOOL_CALLS]",
         closers=("[ARGS]", "[CALL_ID]"),
         read=named_calls.read_mistral,
-        begins="[TOOL_CALLS][",
-        head=_JSON_ARGUMENTS,
-        tail="}",
-        between=", ",
-        ends="]",
-        id_chars=9,
+        prefix="[TOOL_CALLS][",
+        call_prefix=_JSON_ARGUMENTS,
+        call_suffix="}",
+        separator=", ",
+        suffix="]",
+        id_length=9,
         id_prefix="",
     ),
     Dialect(
         name="deepseek_v3",
-        shown_by=(_CALLS_BEGIN, "```json"),
+        template_markers=(_CALLS_BEGIN, "```json"),
         opener=_CALLS_BEGIN,
         closers=(_CALLS_END, _CALL_BEGIN, _CALL_END, _SEP),
         read=NamedCalls(_CALL_BEGIN, "function" + _SEP, "\n", "```", _CALL_END).read,
-        begins=_CALLS_BEGIN,
-        head=f"{_CALL_BEGIN}function{_SEP}{{}}\n```json\n",
-        tail=f"\n```{_CALL_END}",
-        between="\n",
-        ends=_CALLS_END,
+        prefix=_CALLS_BEGIN,
+        call_prefix=f"{_CALL_BEGIN}function{_SEP}{{}}\n```json\n",
+        call_suffix=f"\n```{_CALL_END}",
+        separator="\n",
+        suffix=_CALLS_END,
     ),
     Dialect(
         name="deepseek_v31",
-        shown_by=(_CALLS_BEGIN,),
+        template_markers=(_CALLS_BEGIN,),
         opener=_CALLS_BEGIN,
         closers=(_CALLS_END, _CALL_BEGIN, _CALL_END, _SEP),
         read=NamedCalls(_CALL_BEGIN, "", _SEP, "", _CALL_END).read,
-        begins=_CALLS_BEGIN,
-        head=f"{_CALL_BEGIN}{{}}{_SEP}",
-        tail=_CALL_END,
-        ends=_CALLS_END,
+        prefix=_CALLS_BEGIN,
+        call_prefix=f"{_CALL_BEGIN}{{}}{_SEP}",
+        call_suffix=_CALL_END,
+        suffix=_CALLS_END,
     ),
     Dialect(
         name="kimi_k2",
-        shown_by=(_SECTION_BEGIN, _KIMI_ARGUMENTS),
+        template_markers=(_SECTION_BEGIN, _KIMI_ARGUMENTS),
         opener=_SECTION_BEGIN,
         closers=(_SECTION_END, _KIMI_BEGIN, _KIMI_END, _KIMI_ARGUMENTS),
         read=NamedCalls(_KIMI_BEGIN, "", _KIMI_ARGUMENTS, "", _KIMI_END, has_ids=True).read,
-        begins=_SECTION_BEGIN,
-        head=f"{_KIMI_BEGIN}functions.{{}}:0{_KIMI_ARGUMENTS}",
-        tail=_KIMI_END,
-        ends=_SECTION_END,
+        prefix=_SECTION_BEGIN,
+        call_prefix=f"{_KIMI_BEGIN}functions.{{}}:0{_KIMI_ARGUMENTS}",
+        call_suffix=_KIMI_END,
+        suffix=_SECTION_END,
         is_numbered=True,
     ),
     Dialect(
         name="glm45",
-        shown_by=("<arg_key>", "<arg_value>"),
+        template_markers=("<arg_key>", "<arg_value>"),
         opener="<tool_call>",
         closers=("</tool_call>", *_PAIR_MARKS),
         read=xml_calls.read_pairs,
-        head="<tool_call>{}\n",
-        tail="</tool_call>",
-        between="\n",
+        call_prefix="<tool_call>{}\n",
+        call_suffix="</tool_call>",
+        separator="\n",
         arguments="pairs",
     ),
     Dialect(
         name="minimax_m2",
-        shown_by=("<minimax:tool_call>", "<invoke name="),
+        template_markers=("<minimax:tool_call>", "<invoke name="),
         opener="<minimax:tool_call>",
         closers=("</minimax:tool_call>",),
         read=xml_calls.MINIMAX.read,
-        begins="<minimax:tool_call>\n",
-        head='<invoke name="{}">\n',
-        tail="</invoke>\n",
-        ends="</minimax:tool_call>",
+        prefix="<minimax:tool_call>\n",
+        call_prefix='<invoke name="{}">\n',
+        call_suffix="</invoke>\n",
+        suffix="</minimax:tool_call>",
         arguments="invoke",
     ),
     Dialect(
         name="seed_oss",
-        shown_by=("<seed:tool_call>", "<function="),
+        template_markers=("<seed:tool_call>", "<function="),
         opener="<seed:tool_call>",
         closers=("</seed:tool_call>",),
         read=xml_calls.SEED.read,
-        head="<seed:tool_call>\n<function={}>\n",
-        tail="</function>\n</seed:tool_call>",
-        between="\n",
+        call_prefix="<seed:tool_call>\n<function={}>\n",
+        call_suffix="</function>\n</seed:tool_call>",
+        separator="\n",
         arguments="xml",
     ),
     Dialect(
         name="cohere",
-        shown_by=(_ACTION_BEGIN, '"tool_name"'),
+        template_markers=(_ACTION_BEGIN, '"tool_name"'),
         opener=_ACTION_BEGIN,
         closers=(_ACTION_END, *_COHERE_ANSWER),
         read=json_calls.read_calls,
-        begins=f"{_ACTION_BEGIN}[\n",
-        head='    {"tool_call_id": "0", "tool_name": "{}", "parameters": ',
-        tail="}",
-        between=",\n",
-        ends=f"\n]{_ACTION_END}",
+        prefix=f"{_ACTION_BEGIN}[\n",
+        call_prefix='    {"tool_call_id": "0", "tool_name": "{}", "parameters": ',
+        call_suffix="}",
+        separator=",\n",
+        suffix=f"\n]{_ACTION_END}",
         is_single=True,  # ids count across calls, which a grammar for forced calls could not track
     ),
     Dialect(
         name="nemotron",
-        shown_by=("<TOOLCALL>", "</TOOLCALL>"),
+        template_markers=("<TOOLCALL>", "</TOOLCALL>"),
         opener="<TOOLCALL>",
         closers=("</TOOLCALL>",),
         read=json_calls.read_calls,
-        begins="<TOOLCALL>[",
-        head=_JSON_ARGUMENTS,
-        tail="}",
-        between=", ",
-        ends="]</TOOLCALL>",
+        prefix="<TOOLCALL>[",
+        call_prefix=_JSON_ARGUMENTS,
+        call_suffix="}",
+        separator=", ",
+        suffix="]</TOOLCALL>",
     ),
     Dialect(
         name="hunyuan_a13b",
-        shown_by=("<tool_calls>", "</tool_calls>"),
+        template_markers=("<tool_calls>", "</tool_calls>"),
         opener="<tool_calls>",
         closers=("</tool_calls>",),
         read=json_calls.read_calls,
-        begins="<tool_calls>[",
-        head=_JSON_ARGUMENTS,
-        tail="}",
-        between=", ",
-        ends="]</tool_calls>",
+        prefix="<tool_calls>[",
+        call_prefix=_JSON_ARGUMENTS,
+        call_suffix="}",
+        separator=", ",
+        suffix="]</tool_calls>",
     ),
     Dialect(
         name="qwen3_xml",
-        shown_by=("<function=", "<parameter="),
+        template_markers=("<function=", "<parameter="),
         opener="<tool_call>",
         closers=("</tool_call>",),
         read=xml_calls.QWEN.read,
-        head="<tool_call>\n<function={}>\n",
-        tail="</function>\n</tool_call>",
-        between="\n",
+        call_prefix="<tool_call>\n<function={}>\n",
+        call_suffix="</function>\n</tool_call>",
+        separator="\n",
         arguments="xml",
     ),
     Dialect(
         name="hermes",
-        shown_by=("<tool_call>",),
+        template_markers=("<tool_call>",),
         opener="<tool_call>",
         closers=("</tool_call>",),
         read=json_calls.read_calls,
-        head="<tool_call>\n" + _JSON_ARGUMENTS,
-        tail="}\n</tool_call>",
-        between="\n",
+        call_prefix="<tool_call>\n" + _JSON_ARGUMENTS,
+        call_suffix="}\n</tool_call>",
+        separator="\n",
     ),
     Dialect(
         name="granite",
-        shown_by=("<|tool_call|>",),
+        template_markers=("<|tool_call|>",),
         opener="<|tool_call|>",
         closers=("<|/tool_call|>",),
         read=json_calls.read_calls,
-        begins="<|tool_call|>[",
-        head=_JSON_ARGUMENTS,
-        tail="}",
-        between=", ",
-        ends="]",
+        prefix="<|tool_call|>[",
+        call_prefix=_JSON_ARGUMENTS,
+        call_suffix="}",
+        separator=", ",
+        suffix="]",
     ),
     Dialect(
         name="gemma4",
-        shown_by=("<|tool_call>", "<tool_call|>"),
+        template_markers=("<|tool_call>", "<tool_call|>"),
         opener="<|tool_call>",
         closers=("<tool_call|>", _GEMMA_QUOTE),
         read=BracedCalls(_GEMMA_QUOTE).read,
-        head="<|tool_call>call:{}{",
-        tail="}<tool_call|>",
+        call_prefix="<|tool_call>call:{}{",
+        call_suffix="}<tool_call|>",
         arguments="braces",
         quote=_GEMMA_QUOTE,
     ),
     Dialect(
         name="functiongemma",
-        shown_by=("<start_function_call>", "<escape>"),
+        template_markers=("<start_function_call>", "<escape>"),
         opener="<start_function_call>",
         closers=("<end_function_call>", "<escape>"),
         read=BracedCalls("<escape>").read,
-        head="<start_function_call>call:{}{",
-        tail="}<end_function_call>",
+        call_prefix="<start_function_call>call:{}{",
+        call_suffix="}<end_function_call>",
         arguments="braces",
         quote="<escape>",
     ),
     Dialect(
         name="lfm2",
-        shown_by=("<|tool_call_start|>",),
-        also_shown_by="<|tool_list_start|>",
+        template_markers=("<|tool_call_start|>",),
+        alternative_marker="<|tool_list_start|>",
         opener="<|tool_call_start|>",
         closers=("<|tool_call_end|>",),
-        read=python_calls.read_either,
-        begins="<|tool_call_start|>[",
-        head="{}(",
-        tail=")",
-        between=", ",
-        ends="]<|tool_call_end|>",
+        read=python_calls.read_python_or_json,
+        prefix="<|tool_call_start|>[",
+        call_prefix="{}(",
+        call_suffix=")",
+        separator=", ",
+        suffix="]<|tool_call_end|>",
         arguments="python",
     ),
     Dialect(
         name="olmo3",
-        shown_by=("<function_calls>", "</function_calls>"),
-        hidden_by="<invoke",
+        template_markers=("<function_calls>", "</function_calls>"),
+        excluded_marker="<invoke",
         opener="<function_calls>",
         closers=("</function_calls>",),
         read=python_calls.read_lines,
-        begins="<function_calls>\n",
-        head="{}(",
-        tail=")",
-        between="\n",
-        ends="\n</function_calls>",
+        prefix="<function_calls>\n",
+        call_prefix="{}(",
+        call_suffix=")",
+        separator="\n",
+        suffix="\n</function_calls>",
         arguments="python",
     ),
     Dialect(
         name="pythonic",
-        shown_by=("[func_name1(",),
+        template_markers=("[func_name1(",),
         opener="<|python_start|>",
         closers=("<|python_end|>",),
-        bare="[",
+        bare_start="[",
         read=python_calls.read_calls,
-        begins="[",
-        head="{}(",
-        tail=")",
-        between=", ",
-        ends="]",
+        prefix="[",
+        call_prefix="{}(",
+        call_suffix=")",
+        separator=", ",
+        suffix="]",
         arguments="python",
     ),
     Dialect(
         name="llama3",
-        shown_by=('"parameters"', "<|eot"),
+        template_markers=('"parameters"', "<|eot"),
         opener="<|python_tag|>",
-        bare="{",
+        bare_start="{",
         read=json_calls.read_calls,
-        head='{"name": "{}", "parameters": ',
-        tail="}",
-        between="; ",
+        call_prefix='{"name": "{}", "parameters": ',
+        call_suffix="}",
+        separator="; ",
     ),
 )
 BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
 
 # Texts in the templates of models whose call format is not in the table, although parts of it look
 # alike. Such a template shows no dialect, unless the dialect has the text too.
-_FOREIGN = ("<|channel|>", "<function_calls>")
+_UNKNOWN_FORMAT_MARKERS = ("<|channel|>", "<function_calls>")
 
 
-def dialect_of(template: str) -> Dialect | None:
+def detect_dialect(template: str) -> Dialect | None:
     """The dialect that a chat template's source shows; None if it is unknown."""
-    found = next((dialect for dialect in DIALECTS if _shows(template, dialect)), None)
+    found = next((dialect for dialect in DIALECTS if _matches_template(template, dialect)), None)
     if found is None:
         return None
-    is_foreign = any(mark in template and mark not in found.shown_by for mark in _FOREIGN)
+    is_foreign = any(
+        mark in template and mark not in found.template_markers for mark in _UNKNOWN_FORMAT_MARKERS
+    )
     return None if is_foreign else found
 
 
-def _shows(template: str, dialect: Dialect) -> bool:
-    if dialect.hidden_by and dialect.hidden_by in template:
+def _matches_template(template: str, dialect: Dialect) -> bool:
+    if dialect.excluded_marker and dialect.excluded_marker in template:
         return False
-    if dialect.also_shown_by and dialect.also_shown_by in template:
+    if dialect.alternative_marker and dialect.alternative_marker in template:
         return True
-    return all(mark in template for mark in dialect.shown_by)
+    return all(mark in template for mark in dialect.template_markers)
 
 
-def takes_tools(template: str) -> bool:
+def supports_tools(template: str) -> bool:
     """Whether a chat template supports tools."""
     return re.search(r"\btools\b", template) is not None

@@ -15,16 +15,16 @@ import re
 from typing import NamedTuple
 
 from server.text import json_calls
-from server.text.calls import Calls
+from server.text.calls import ToolCallEmitter
 from server.text.source import Malformed, Read, Source, Unfinished
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 MARKERS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
-BEGINS = (START, CHANNEL)  # start of a header
+HEADER_STARTS = (START, CHANNEL)  # start of a header
 
 # What a grammar produces: between messages, and before content and a call's arguments.
-NEXT = f"{START}assistant"
+NEXT_MESSAGE = f"{START}assistant"
 REASONING = f"{CHANNEL}analysis{MESSAGE}"
 CONTENT = f"{CHANNEL}final{MESSAGE}"
 CALL_HEAD = f"{CHANNEL}commentary to=functions.{{}} {CONSTRAIN}json{MESSAGE}"
@@ -53,18 +53,18 @@ class Header(NamedTuple):
         return self.channel == "analysis" or bool(self.recipient and self.function is None)
 
 
-PLAIN = Header()  # of text without a header
+NO_HEADER = Header()  # of text without a header
 
 
 def read_header(source: Source) -> Read[Header | None]:
     """Read the next header; ``PLAIN`` if there is none, None if the text ends inside it."""
-    begin, kept = source.at, source.kept_from
-    source.kept_from = begin if kept is None else kept
+    begin, kept = source.position, source.checkpoint
+    source.checkpoint = begin if kept is None else kept
     try:
-        yield from source.space()
-        for mark in (*BEGINS, "to="):
-            if (yield from source.literal(mark)):
-                yield from source.until(MESSAGE, limit=_MAX_HEADER)
+        yield from source.read_space()
+        for mark in (*HEADER_STARTS, "to="):
+            if (yield from source.accept(mark)):
+                yield from source.read_until(MESSAGE, limit=_MAX_HEADER)
                 return _parse(source.since(begin))
     except Unfinished:
         source.skip_rest()
@@ -72,18 +72,18 @@ def read_header(source: Source) -> Read[Header | None]:
     except Malformed:
         pass
     finally:
-        source.kept_from = kept
-    source.at = begin
-    return PLAIN
+        source.checkpoint = kept
+    source.position = begin
+    return NO_HEADER
 
 
-def read_call(source: Source, calls: Calls) -> Read[None]:
+def read_call(source: Source, calls: ToolCallEmitter) -> Read[None]:
     """Read a message to a function, header and arguments."""
     header = yield from read_header(source)
     if header is None or header.function is None:
         raise Malformed
-    yield from source.space()
-    if (yield from source.char()) != "{":
+    yield from source.read_space()
+    if (yield from source.peek_char()) != "{":
         raise Malformed
     calls.begin(header.function)
     yield from json_calls.stream_object(source, calls)

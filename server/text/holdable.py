@@ -7,40 +7,54 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 # Schema keywords that do not constrain the value, or name its type.
-ABOUT = {"type", "title", "description", "$schema", "default", "examples", "x-guidance"}
+ANNOTATION_KEYWORDS = {
+    "type",
+    "title",
+    "description",
+    "$schema",
+    "default",
+    "examples",
+    "x-guidance",
+}
 ARGUMENT_NAME = re.compile(r"[\w.-]+")
-_OF_OBJECTS = ABOUT | {"properties", "required", "additionalProperties", "$defs", "definitions"}
+_OBJECT_KEYWORDS = ANNOTATION_KEYWORDS | {
+    "properties",
+    "required",
+    "additionalProperties",
+    "$defs",
+    "definitions",
+}
 
 
-class UnholdableSchema(ValueError):
+class UnenforceableSchema(ValueError):
     """A tool's schema cannot be enforced in this dialect; the message says why."""
 
 
-def unholdable(keywords: Collection[str]) -> UnholdableSchema:
+def unsupported_keyword(keywords: Collection[str]) -> UnenforceableSchema:
     """The error about unsupported schema keywords, of which it names one."""
     keyword = min(keywords)
-    return UnholdableSchema(f"{keyword!r} cannot be held in the way this model writes calls")
+    return UnenforceableSchema(f"{keyword!r} cannot be held in the way this model writes calls")
 
 
-def in_order(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_properties(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The required and the optional properties of an object's schema, each with its own schema.
 
     Raises:
         UnholdableSchema: there are other constraints, or a property's name cannot be written.
     """
-    if unknown := set(schema) - _OF_OBJECTS:
-        raise unholdable(unknown)
+    if unknown := set(schema) - _OBJECT_KEYWORDS:
+        raise unsupported_keyword(unknown)
     required: dict[str, Any] = {}
     optional: dict[str, Any] = {}
     for name, inner in schema.get("properties", {}).items():
         if not ARGUMENT_NAME.fullmatch(name):
-            raise UnholdableSchema(f"the argument {name[:40]!r} cannot be written by this model")
+            raise UnenforceableSchema(f"the argument {name[:40]!r} cannot be written by this model")
         place = required if name in schema.get("required", []) else optional
         place[name] = inner if isinstance(inner, dict) else {}
     return required, optional
 
 
-def listed(fixed: Sequence[str], optional: Sequence[str], comma: str) -> str:
+def comma_separated(fixed: Sequence[str], optional: Sequence[str], comma: str) -> str:
     """All of ``fixed``, then any of ``optional``, separated by ``comma``."""
     following = [f"({comma} {rule})?" for rule in optional]
     if fixed or not comma:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from server.text.calls import Calls
+from server.text.calls import ToolCallEmitter
 from server.text.json_scan import JsonScanner
 from server.text.source import Malformed, Read, Source, Unfinished
 
@@ -14,48 +14,48 @@ _NAMES = ("name", "tool_name")
 _OTHERS = ("id", "type", "tool_call_id")  # keys that some models write before the name
 
 
-def read_calls(source: Source, calls: Calls) -> Read[None]:
+def read_calls(source: Source, calls: ToolCallEmitter) -> Read[None]:
     """Read an object, a list of objects, or several objects in a row."""
-    yield from source.space()
-    if (yield from source.literal("[")):
-        yield from read_listed(source, calls)
+    yield from source.read_space()
+    if (yield from source.accept("[")):
+        yield from read_array_items(source, calls)
         return
     while True:
         yield from read_call(source, calls)
-        yield from source.space()
-        yield from source.literal(";")
-        yield from source.space()
-        if (yield from source.char()) != "{":
+        yield from source.read_space()
+        yield from source.accept(";")
+        yield from source.read_space()
+        if (yield from source.peek_char()) != "{":
             return
 
 
-def read_listed(source: Source, calls: Calls) -> Read[None]:
+def read_array_items(source: Source, calls: ToolCallEmitter) -> Read[None]:
     """Read the remaining objects of a list, and its end."""
     while True:
-        yield from source.space()
+        yield from source.read_space()
         yield from read_call(source, calls)
-        yield from source.space()
-        if not (yield from source.literal(",")):
+        yield from source.read_space()
+        if not (yield from source.accept(",")):
             break
     yield from source.expect("]")
 
 
-def read_call(source: Source, calls: Calls) -> Read[None]:
+def read_call(source: Source, calls: ToolCallEmitter) -> Read[None]:
     """Read one object. The call is complete with its arguments, whatever follows them."""
     yield from source.expect("{")
     name, arguments, complete = None, None, False
     while True:
-        yield from source.space()
+        yield from source.read_space()
         key = yield from read_string(source)
-        yield from source.space()
+        yield from source.read_space()
         yield from source.expect(":")
-        yield from source.space()
+        yield from source.read_space()
         if key in _NAMES and name is None:
             name = yield from read_string(source)
-            if not calls.knows(name):
+            if not calls.has_tool(name):
                 raise Malformed
         elif key in _ARGUMENTS and not complete:
-            if name is not None and (yield from source.char()) == "{":
+            if name is not None and (yield from source.peek_char()) == "{":
                 calls.begin(name)
                 yield from stream_object(source, calls)
                 calls.end()
@@ -69,31 +69,31 @@ def read_call(source: Source, calls: Calls) -> Read[None]:
         if name is not None and arguments is not None and not complete:
             calls.add(name, arguments)
             complete = True
-        yield from source.space()
-        if not (yield from source.literal(",")):
+        yield from source.read_space()
+        if not (yield from source.accept(",")):
             break
     if not complete:
         raise Malformed
-    while (yield from source.literal("}")):  # one too many is a common slip
-        source.kept_from = source.at
-        yield from source.space()
+    while (yield from source.accept("}")):  # one too many is a common slip
+        source.checkpoint = source.position
+        yield from source.read_space()
 
 
-def stream_object(source: Source, calls: Calls) -> Read[None]:
+def stream_object(source: Source, calls: ToolCallEmitter) -> Read[None]:
     """Read a JSON object as the current call's arguments, passing it on as it arrives."""
-    yield from _follow(source, calls.arguments)
+    yield from _scan_value(source, calls.add_arguments)
 
 
 def read_value(source: Source) -> Read[str]:
     """Read a JSON value and return its text."""
     pieces: list[str] = []
-    yield from _follow(source, pieces.append)
+    yield from _scan_value(source, pieces.append)
     return "".join(pieces)
 
 
 def read_string(source: Source) -> Read[str]:
     """Read a JSON string and return its decoded value."""
-    if (char := (yield from source.char())) != '"':
+    if (char := (yield from source.peek_char())) != '"':
         raise Malformed if char else Unfinished
     return json.loads((yield from read_value(source)))
 
@@ -114,7 +114,7 @@ def as_object(text: str) -> str:
     return text
 
 
-def _follow(source: Source, take: Callable[[str], object]) -> Read[None]:
+def _scan_value(source: Source, take: Callable[[str], object]) -> Read[None]:
     scanner = JsonScanner()
     while True:
         take(source.scan(scanner))

@@ -48,9 +48,9 @@ class JsonScanner:
                 if self._word and char not in _NUMBER_CHARS and not char.isalpha():
                     self._end_word()  # it ends before this character, which is examined again
                     continue
-                self._take(char)
+                self._accept(char)
                 at += 1
-        except _NoJson:
+        except _InvalidJson:
             self.failed = True
         return at
 
@@ -59,45 +59,45 @@ class JsonScanner:
         if self._word and not self._open:
             try:
                 self._end_word()
-            except _NoJson:
+            except _InvalidJson:
                 self.failed = True
 
-    def _take(self, char: str) -> None:
+    def _accept(self, char: str) -> None:
         if self._in_string:
-            self._take_in_string(char)
+            self._accept_in_string(char)
         elif self._word:
             self._word += char
             if len(self._word) > 5 and self._word[-1] not in _NUMBER_CHARS:
-                raise _NoJson
+                raise _InvalidJson
         elif char in _SPACE:
             pass
         elif self._may_close and char == self._open[-1]:
             self._open.pop()
-            self._value_ends()
+            self._end_value()
         elif self._expects == "next":
             if char != ",":
-                raise _NoJson
+                raise _InvalidJson
             self._expects = "key" if self._open[-1] == "}" else "value"
             self._may_close = False
         elif self._expects == "colon":
             if char != ":":
-                raise _NoJson
+                raise _InvalidJson
             self._expects = "value"
         elif self._expects == "key" and char != '"':
-            raise _NoJson
+            raise _InvalidJson
         else:
             self._begin_value(char)
 
-    def _take_in_string(self, char: str) -> None:
+    def _accept_in_string(self, char: str) -> None:
         if self._escape:
             self._escape += char
             if self._escape[1] == "u":
                 if len(self._escape) > 2 and char not in "0123456789abcdefABCDEF":
-                    raise _NoJson
+                    raise _InvalidJson
                 if len(self._escape) < 6:
                     return
             elif char not in '"\\/bfnrt':
-                raise _NoJson
+                raise _InvalidJson
             self._escape = ""
         elif char == "\\":
             self._escape = char
@@ -106,9 +106,9 @@ class JsonScanner:
             if self._is_key:
                 self._expects, self._is_key = "colon", False
             else:
-                self._value_ends()
+                self._end_value()
         else:
-            raise _NoJson  # a control character
+            raise _InvalidJson  # a control character
 
     def _begin_value(self, char: str) -> None:
         self._may_close = False
@@ -116,26 +116,26 @@ class JsonScanner:
             self._in_string, self._is_key = True, self._expects == "key"
         elif char in "{[":
             if len(self._open) == _MAX_DEPTH:
-                raise _NoJson
+                raise _InvalidJson
             self._open.append("}" if char == "{" else "]")
             self._expects = "key" if char == "{" else "value"
             self._may_close = True
         elif char in _WORDS or char == "-" or "0" <= char <= "9":
             self._word = char
         else:
-            raise _NoJson
+            raise _InvalidJson
 
     def _end_word(self) -> None:
         word, self._word = self._word, ""
         if word != _WORDS.get(word[0]) and not _NUMBER.fullmatch(word):
-            raise _NoJson
-        self._value_ends()
+            raise _InvalidJson
+        self._end_value()
 
-    def _value_ends(self) -> None:
+    def _end_value(self) -> None:
         self.done = not self._open
         self._expects = "next"
         self._may_close = True
 
 
-class _NoJson(Exception):
+class _InvalidJson(Exception):
     """A character that cannot continue any JSON value here."""

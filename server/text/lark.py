@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.grammar.json_schema import prepared
+from engine.grammar.json_schema import prepare_schema
 
 ANY_TEXT = r"/(.|\n)*/"
 
 
-class Lark:
+class LarkBuilder:
     """The rules of one grammar, and the encoding of their literals."""
 
     def __init__(self, special_ids: Mapping[str, int]) -> None:
@@ -55,7 +55,7 @@ class Lark:
 
     def schema(self, schema: Mapping[str, Any]) -> str:
         """JSON text that satisfies ``schema``. Raises InvalidParameter if it is not a schema."""
-        return self.rule("%json " + json.dumps(prepared(schema)))
+        return self.rule("%json " + json.dumps(prepare_schema(schema)))
 
     def until(self, text: str) -> str:
         """Any text up to and including the first ``text``."""
@@ -64,7 +64,7 @@ class Lark:
             return f"{any_text} {self.literal(text)}"
         return self.rule(f"{any_text} {self.literal(text)}", options="[lazy]")
 
-    def text(self, start: str) -> str:
+    def build(self, start: str) -> str:
         """The grammar with the start expression ``start``, as text."""
         return "\n".join([f"start: {start}", *self._rules]) + "\n"
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from server.text import harmony
-from server.text.calls import Calls
+from server.text.calls import ToolCallEmitter
 from server.text.dialects import Dialect
 from server.text.parts import Part, Reasoning, Text
 from server.text.reasoning import ReasoningMarks
@@ -37,7 +37,7 @@ class AnswerParser:
         is_thinking: bool = False,
         dialect: Dialect | None = None,
         schemas: Mapping[str, Mapping[str, Any]] | None = None,
-        whole: bool = False,
+        buffer_calls: bool = False,
         hidden: Collection[str] = (),
     ) -> None:
         """Begin an answer.
@@ -60,39 +60,41 @@ class AnswerParser:
         self._source = Source()
         self._out: list[Part] = []
         new_id = partial(_new_id, dialect)  # not of this parser: a cycle would keep it alive
-        self._calls = Calls(self._source, self._out.append, schemas or {}, new_id, whole=whole)
-        self._held = ""  # white space, dropped if a call follows
-        self._is_fresh = False  # no text since reasoning or a call: white space is dropped
-        self._said: set[type[Text | Reasoning]] = set()  # kinds of text emitted
-        self._is_cut = False  # the text was cut off, not ended by the model
+        self._calls = ToolCallEmitter(
+            self._source, self._out.append, schemas or {}, new_id, buffer_calls=buffer_calls
+        )
+        self._pending_space = ""  # white space, dropped if a call follows
+        self._strip_space = False  # no text since reasoning or a call: white space is dropped
+        self._emitted_kinds: set[type[Text | Reasoning]] = set()  # kinds of text emitted
+        self._is_truncated = False  # the text was cut off, not ended by the model
         self._num_reread = 0  # characters of calls that turned out to be text
         self._reader: Generator[None, None, None] | None = self._read()
         self.has_reasoned = is_thinking
-        self.is_answering = reasoning is None  # reasoning has ended, or did not occur
+        self.reasoning_ended = reasoning is None  # reasoning has ended, or did not occur
         self.is_plain = False  # all further text is plain content
 
     @property
     def ends_in_calls(self) -> bool:
         """Whether there are calls, none of them cut off."""
-        return self._calls.count > 0 and not self._calls.is_told
+        return self._calls.count > 0 and not self._calls.is_emitted
 
     def push(self, text: str) -> list[Part]:
         """The parts that are certain with ``text``."""
         if self.is_plain:
             return [Text(text)] if text else []
         self._source.feed(text)
-        return self._go_on()
+        return self._resume()
 
-    def finish(self, *, cut: bool = False) -> list[Part]:
+    def finish(self, *, truncated: bool = False) -> list[Part]:
         """The text held back, at the end; ``cut`` if it was cut off, not ended by the model.
 
         An unfinished call is emitted as far as it was read.
         """
         self._source.ended = True
-        self._is_cut = cut
-        return self._go_on()
+        self._is_truncated = truncated
+        return self._resume()
 
-    def _go_on(self) -> list[Part]:
+    def _resume(self) -> list[Part]:
         if self._reader is not None:
             try:
                 next(self._reader)
@@ -110,73 +112,75 @@ class AnswerParser:
             return
         if self._reasoning is not None:
             yield from self._read_reasoning(self._reasoning)
-            self.is_answering = True
-        if self._dialect is not None and self._dialect.bare:
-            yield from self._read_bare(self._dialect)
+            self.reasoning_ended = True
+        if self._dialect is not None and self._dialect.bare_start:
+            yield from self._read_bare_calls(self._dialect)
         if self._dialect is not None or self._hidden:
             yield from self._read_content()
         else:
             self.is_plain = True
-            self._say(self._source.rest)
+            self._emit_text(self._source.unread)
 
     def _read_reasoning(self, marks: ReasoningMarks) -> Read[None]:
-        space = yield from self._source.space()
-        begun = yield from self._source.literal(marks.begin)
+        space = yield from self._source.read_space()
+        begun = yield from self._source.accept(marks.begin)
         if not begun and not self._is_thinking:
-            self._say(space)
+            self._emit_text(space)
             return
-        self.has_reasoned = self._is_fresh = True
+        self.has_reasoned = self._strip_space = True
         if marks.title:
-            yield from self._source.literal(marks.title)
+            yield from self._source.accept(marks.title)
         ends = Markers([marks.end])
         marker = ""
         while not marker:
-            text, marker = self._source.pass_over(ends)
-            self._say(text, Reasoning)
+            text, marker = self._source.read_to_marker(ends)
+            self._emit_text(text, Reasoning)
             if not marker:
                 if self._source.ended:
                     return
                 yield
-        self._held = ""  # white space before the end mark
-        self.is_answering = self._is_fresh = True
-        yield from self._source.space()
+        self._pending_space = ""  # white space before the end mark
+        self.reasoning_ended = self._strip_space = True
+        yield from self._source.read_space()
 
     def _read_channels(self) -> Read[None]:
         source = self._source
-        while not (source.ended and not source.rest):
-            begin = source.at
+        while not (source.ended and not source.unread):
+            begin = source.position
             header = yield from harmony.read_header(source)
             if header is None:
                 return
             kind = Reasoning if header.is_reasoning else Text
             self.has_reasoned |= kind is Reasoning
-            self.is_answering |= kind is Text
+            self.reasoning_ended |= kind is Text
             name, dialect = header.function, self._dialect
-            if name is not None and dialect is not None and self._calls.knows(name):
-                source.at = begin
+            if name is not None and dialect is not None and self._calls.has_tool(name):
+                source.position = begin
                 yield from self._read_calls(dialect, "")
-                if source.at == begin:  # it is text after all
+                if source.position == begin:  # it is text after all
                     yield from harmony.read_header(source)
-            yield from self._read_message(kind, is_framed=header is not harmony.PLAIN)
+            yield from self._read_message(kind, is_framed=header is not harmony.NO_HEADER)
 
     def _read_message(self, kind: type[Text | Reasoning], *, is_framed: bool) -> Read[None]:
         """Read the rest of a message and its end mark."""
         source, marks = self._source, Markers(harmony.MARKERS)
-        begin = source.at
-        self._held, self._is_fresh = "\n\n" if kind in self._said else "", True
+        begin = source.position
+        self._pending_space, self._strip_space = "\n\n" if kind in self._emitted_kinds else "", True
         while True:
-            text, marker = source.pass_over(marks)
-            self._say(text, kind)
-            if marker in harmony.BEGINS and (is_framed or source.at > begin + len(marker)):
-                source.at -= len(marker)  # it belongs to the next header
+            text, marker = source.read_to_marker(marks)
+            self._emit_text(text, kind)
+            if marker in harmony.HEADER_STARTS and (
+                is_framed or source.position > begin + len(marker)
+            ):
+                source.position -= len(marker)  # it belongs to the next header
             if marker or source.ended:
                 return
             yield
 
-    def _read_bare(self, dialect: Dialect) -> Read[None]:
-        self._say((yield from self._source.space()))
-        char = yield from self._source.char()
-        if char and char in dialect.bare:
+    def _read_bare_calls(self, dialect: Dialect) -> Read[None]:
+        self._emit_text((yield from self._source.read_space()))
+        char = yield from self._source.peek_char()
+        if char and char in dialect.bare_start:
             yield from self._read_calls(dialect, "")
 
     def _read_content(self) -> Read[None]:
@@ -184,54 +188,54 @@ class AnswerParser:
         opener = "" if dialect is None else dialect.opener
         markers = Markers([*self._hidden, *(() if dialect is None else dialect.markers)])
         while True:
-            text, marker = self._source.pass_over(markers)
-            if not self._is_cut_closer(text):
-                self._say(text)
+            text, marker = self._source.read_to_marker(markers)
+            if not self._is_truncated_closer(text):
+                self._emit_text(text)
             if marker and marker == opener and self._dialect is not None:
                 yield from self._read_calls(self._dialect, marker)
             elif marker:
-                self._say_marker(marker)
+                self._emit_marker(marker)
             elif self._source.ended:
                 break
             else:
                 yield
         if not self._calls.count:
-            self._out += [Text(self._held)] if self._held else []
+            self._out += [Text(self._pending_space)] if self._pending_space else []
 
     def _read_calls(self, dialect: Dialect, opener: str) -> Read[None]:
         source, calls = self._source, self._calls
         num_before, malformed = calls.count, None
-        source.kept_from = source.at
+        source.checkpoint = source.position
         try:
             yield from dialect.read(source, calls)
         except Malformed as error:
             malformed = error
-        is_cut = self._is_cut and isinstance(malformed, Unfinished) and calls.is_open
-        if calls.count > num_before or calls.is_told or is_cut:
-            self._held, self._is_fresh = "", True  # white space before a call
+        is_cut = self._is_truncated and isinstance(malformed, Unfinished) and calls.is_open
+        if calls.count > num_before or calls.is_emitted or is_cut:
+            self._pending_space, self._strip_space = "", True  # white space before a call
         if is_cut:
-            calls.tell_as_far()
+            calls.emit_partial()
             source.skip_rest()
-        elif malformed is not None and calls.is_told:
+        elif malformed is not None and calls.is_emitted:
             yield from self._read_rest_of_call(dialect)
         elif malformed is not None:  # the text may contain further calls
             calls.drop()
-            self._num_reread += source.at - source.kept_from
+            self._num_reread += source.position - source.checkpoint
             if self._num_reread > _MAX_REREAD_CHARS:
                 self._dialect = None
-            source.at = source.kept_from
+            source.position = source.checkpoint
             if calls.count == num_before and opener not in self._hidden:
-                self._say(opener)
-        source.kept_from = None
+                self._emit_text(opener)
+        source.checkpoint = None
 
     def _read_rest_of_call(self, dialect: Dialect) -> Read[None]:
         """Read the rest of a call that failed after it was emitted, into the same part."""
         source, ends = self._source, Markers(dialect.closers)
-        if source.kept_from is not None:
-            source.at = source.kept_from
+        if source.checkpoint is not None:
+            source.position = source.checkpoint
         while True:
-            text, marker = source.pass_over(ends)
-            self._calls.arguments(text)
+            text, marker = source.read_to_marker(ends)
+            self._calls.add_arguments(text)
             if marker or source.ended:
                 break
             yield
@@ -239,38 +243,38 @@ class AnswerParser:
 
     # ------------------------------------------------------------ saying
 
-    def _say_marker(self, marker: str) -> None:
+    def _emit_marker(self, marker: str) -> None:
         """Handle a marker without meaning at its place.
 
         It is content, unless it is a special token or left over after a call.
         """
-        is_left_over = self._is_fresh and self._calls.count > 0
+        is_left_over = self._strip_space and self._calls.count > 0
         if marker not in self._hidden and not is_left_over:
-            self._say(marker)
+            self._emit_text(marker)
 
-    def _is_cut_closer(self, text: str) -> bool:
+    def _is_truncated_closer(self, text: str) -> bool:
         """Whether all that is left behind a call is the beginning of what marks its end."""
-        dialect, is_behind = self._dialect, self._is_fresh and self._calls.count > 0
-        if dialect is None or not (self._is_cut and self._source.ended and is_behind):
+        dialect, is_behind = self._dialect, self._strip_space and self._calls.count > 0
+        if dialect is None or not (self._is_truncated and self._source.ended and is_behind):
             return False
-        ends = (*dialect.closers, dialect.tail.strip())
+        ends = (*dialect.closers, dialect.call_suffix.strip())
         return any(end.startswith(text.strip()) for end in ends)
 
-    def _say(self, text: str, kind: type[Text | Reasoning] = Text) -> None:
-        if self._is_fresh:
+    def _emit_text(self, text: str, kind: type[Text | Reasoning] = Text) -> None:
+        if self._strip_space:
             text = text.lstrip()
             if not text:
                 return
-            self._is_fresh = False
-        text = self._held + text
+            self._strip_space = False
+        text = self._pending_space + text
         shown = text if self.is_plain else text.rstrip()
-        self._held = text[len(shown) :]
+        self._pending_space = text[len(shown) :]
         if shown:
-            self._said.add(kind)
+            self._emitted_kinds.add(kind)
             self._out.append(kind(shown))
 
 
 def _new_id(dialect: Dialect | None) -> str:
     assert dialect is not None
-    chars = (secrets.choice(_ALPHANUMERIC) for _ in range(dialect.id_chars))
+    chars = (secrets.choice(_ALPHANUMERIC) for _ in range(dialect.id_length))
     return dialect.id_prefix + "".join(chars)

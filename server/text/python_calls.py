@@ -6,87 +6,87 @@ import ast
 import json
 
 from server.text import json_calls
-from server.text.calls import Calls
+from server.text.calls import ToolCallEmitter
 from server.text.source import Malformed, Read, Source, Unfinished
 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _MAX_DEPTH = 50
 
 
-def read_calls(source: Source, calls: Calls) -> Read[None]:
+def read_calls(source: Source, calls: ToolCallEmitter) -> Read[None]:
     """Read the list. Each argument is emitted once its value is complete."""
-    yield from source.space()
+    yield from source.read_space()
     yield from source.expect("[")
-    yield from _read_listed(source, calls)
+    yield from _read_array_items(source, calls)
 
 
-def read_either(source: Source, calls: Calls) -> Read[None]:
+def read_python_or_json(source: Source, calls: ToolCallEmitter) -> Read[None]:
     """Read the list, or a list of JSON objects, which these models write if asked to."""
-    yield from source.space()
+    yield from source.read_space()
     yield from source.expect("[")
-    yield from source.space()
-    is_json = (yield from source.char()) == "{"
-    yield from (json_calls.read_listed if is_json else _read_listed)(source, calls)
+    yield from source.read_space()
+    is_json = (yield from source.peek_char()) == "{"
+    yield from (json_calls.read_array_items if is_json else _read_array_items)(source, calls)
 
 
-def read_lines(source: Source, calls: Calls) -> Read[None]:
+def read_lines(source: Source, calls: ToolCallEmitter) -> Read[None]:
     """Read consecutive calls, separated by white space."""
-    yield from source.space()
+    yield from source.read_space()
     while True:
         yield from _read_call(source, calls)
-        source.kept_from = source.at
-        yield from source.space()
-        if not (yield from source.char()).isidentifier():
+        source.checkpoint = source.position
+        yield from source.read_space()
+        if not (yield from source.peek_char()).isidentifier():
             return
 
 
-def _read_listed(source: Source, calls: Calls) -> Read[None]:
+def _read_array_items(source: Source, calls: ToolCallEmitter) -> Read[None]:
     while True:
-        yield from source.space()
+        yield from source.read_space()
         yield from _read_call(source, calls)
-        yield from source.space()
-        if not (yield from source.literal(",")):
+        yield from source.read_space()
+        if not (yield from source.accept(",")):
             break
     yield from source.expect("]")
-    source.kept_from = source.at
+    source.checkpoint = source.position
 
 
-def _read_call(source: Source, calls: Calls) -> Read[None]:
-    name = yield from source.name()
+def _read_call(source: Source, calls: ToolCallEmitter) -> Read[None]:
+    name = yield from source.read_name()
     yield from source.expect("(")
     calls.begin(name)
     yield from _read_arguments(source, calls)
     calls.end()
 
 
-def _read_arguments(source: Source, calls: Calls) -> Read[None]:
-    calls.arguments("{")
+def _read_arguments(source: Source, calls: ToolCallEmitter) -> Read[None]:
+    calls.add_arguments("{")
     between = ""
     while True:
-        yield from source.space()
-        if (yield from source.literal(")")):
+        yield from source.read_space()
+        if (yield from source.accept(")")):
             break
-        key = yield from source.name()
-        yield from source.space()
+        key = yield from source.read_name()
+        yield from source.read_space()
         yield from source.expect("=")
         value = _to_json((yield from _read_value(source)))
-        calls.arguments(f"{between}{json.dumps(key)}: {value}")
+        calls.add_arguments(f"{between}{json.dumps(key)}: {value}")
         between = ", "
-        yield from source.space()
-        if not (yield from source.literal(",")):
+        yield from source.read_space()
+        if not (yield from source.accept(",")):
             yield from source.expect(")")
             break
-    calls.arguments("}")
+    calls.add_arguments("}")
 
 
 def _read_value(source: Source) -> Read[str]:
     """Read a Python value up to the comma or bracket after it, and return its text."""
-    start, quote, closing = source.at, "", list[str]()
-    while char := (yield from source.char()):
+    start, quote, closing = source.position, "", list[str]()
+    while char := (yield from source.peek_char()):
         if quote:
             if char == "\\":
-                source.at += 1
-                if not (yield from source.char()):
+                source.position += 1
+                if not (yield from source.peek_char()):
                     break
             elif char == quote:
                 quote = ""
@@ -102,7 +102,7 @@ def _read_value(source: Source) -> Read[str]:
             return source.since(start)
         elif char in ")]}":
             raise Malformed
-        source.at += 1
+        source.position += 1
     raise Unfinished
 
 

@@ -23,7 +23,7 @@ class ReasoningMarks:
         """Texts that are neither reasoning nor content."""
         return harmony.MARKERS if self.in_channels else (self.begin, self.end)
 
-    def are_in(self, template: str) -> bool:
+    def appear_in(self, template: str) -> bool:
         """Whether a chat template's source contains them."""
         return (self.begin if self.in_channels else self.end) in template
 
@@ -45,14 +45,14 @@ MARKS = (
 BY_NAME = {marks.name: marks for marks in MARKS}
 
 
-def marks_of(template: str, added_tokens: Collection[str]) -> ReasoningMarks | None:
+def detect_marks(template: str, added_tokens: Collection[str]) -> ReasoningMarks | None:
     """The reasoning marks that a chat template's source shows; None if they are unknown.
 
     A template that only has a switch for reasoning shows them through the vocabulary: both marks
     are tokens.
     """
     for marks in MARKS:
-        if marks.are_in(template):
+        if marks.appear_in(template):
             return marks
     if "enable_thinking" in template:
         for marks in MARKS:

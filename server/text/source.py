@@ -34,81 +34,81 @@ class Source:
     def __init__(self) -> None:
         self._text = ""
         self._start = 0  # position of the first retained character
-        self.at = 0  # position of the next character
+        self.position = 0  # position of the next character
         self.ended = False
-        self.kept_from: int | None = None  # the lowest value ``at`` may be set to; None: none
+        self.checkpoint: int | None = None  # the lowest value ``at`` may be set to; None: none
 
     def feed(self, text: str) -> None:
         """Append ``text``, and drop what cannot be read again."""
-        keep = self.at if self.kept_from is None else self.kept_from
+        keep = self.position if self.checkpoint is None else self.checkpoint
         self._text = self._text[keep - self._start :] + text
         self._start = keep
 
     # ------------------------------------------------------------ what is there by now
 
     @property
-    def rest(self) -> str:
+    def unread(self) -> str:
         """Text that has arrived and was not read."""
-        return self._text[self.at - self._start :]
+        return self._text[self.position - self._start :]
 
     def since(self, position: int) -> str:
         """Text read since ``position``."""
-        return self._text[position - self._start : self.at - self._start]
+        return self._text[position - self._start : self.position - self._start]
 
     def skip_rest(self) -> None:
         """Skip all text that has arrived."""
-        self.at = self._start + len(self._text)
+        self.position = self._start + len(self._text)
 
-    def pass_over(self, markers: Markers) -> tuple[str, str]:
+    def read_to_marker(self, markers: Markers) -> tuple[str, str]:
         """Read the text up to and including the first of ``markers``; return both.
 
         Without a marker, read the text that is certainly not part of one, and return it and "".
         """
-        offset = self.at - self._start
+        offset = self.position - self._start
         end, marker = markers.find(self._text, offset, ended=self.ended)
-        self.at = self._start + end + len(marker)
+        self.position = self._start + end + len(marker)
         return self._text[offset:end], marker
 
     def scan(self, scanner: JsonScanner) -> str:
         """Read what ``scanner`` accepts of the text that has arrived."""
-        offset = self.at - self._start
+        offset = self.position - self._start
         end = scanner.feed(self._text, offset)
         if self.ended and not scanner.done:
             scanner.end()
-        self.at = self._start + end
+        self.position = self._start + end
         return self._text[offset:end]
 
     # ------------------------------------------------------------ what readers wait for
 
-    def char(self) -> Read[str]:
+    def peek_char(self) -> Read[str]:
         """Return the next character without reading it; "" at the end."""
-        while self.at - self._start >= len(self._text):
+        while self.position - self._start >= len(self._text):
             if self.ended:
                 return ""
             yield
-        return self._text[self.at - self._start]
+        return self._text[self.position - self._start]
 
-    def space(self) -> Read[str]:
+    def read_space(self) -> Read[str]:
         """Read white space."""
         read = ""
-        while (yield from self.char()).isspace():
+        while (yield from self.peek_char()).isspace():
             read += self._match(_SPACE)
         return read
 
-    def name(self) -> Read[str]:
+    def read_name(self) -> Read[str]:
         """Read the longest run of name characters."""
         read = ""
-        while _NAME.fullmatch((yield from self.char())):
+        while _NAME.fullmatch((yield from self.peek_char())):
             read += self._match(_NAME)
         return read
 
-    def literal(self, text: str) -> Read[bool]:
+    def accept(self, text: str) -> Read[bool]:
         """Read ``text`` if it comes next; whether it did."""
         while True:
-            offset = self.at - self._start
+            offset = self.position - self._start
             there = self._text[offset : offset + len(text)]
             if there == text:
-                self.at += len(text)
+                self.position += len(text)
                 return True
             if self.ended or not text.startswith(there):
                 return False
@@ -116,27 +116,27 @@ class Source:
 
     def expect(self, text: str) -> Read[None]:
         """Read ``text``. Raises Malformed when something else comes."""
-        yield from self.either(text)
+        yield from self.expect_one_of(text)
 
-    def either(self, *texts: str) -> Read[str]:
+    def expect_one_of(self, *texts: str) -> Read[str]:
         """Read the one of ``texts`` that comes. Raises Malformed when something else does."""
         for text in texts:
-            if (yield from self.literal(text)):
+            if (yield from self.accept(text)):
                 return text
-        is_cut = self.ended and any(text.startswith(self.rest) for text in texts)
+        is_cut = self.ended and any(text.startswith(self.unread) for text in texts)
         raise Unfinished if is_cut else Malformed
 
-    def until(self, marker: str, *, limit: int) -> Read[str]:
+    def read_until(self, marker: str, *, limit: int) -> Read[str]:
         """Read the text up to and including ``marker``; return the text before it.
 
         Raises:
             Malformed: there is no marker within ``limit`` characters.
         """
         while True:
-            offset = self.at - self._start
+            offset = self.position - self._start
             end = self._text.find(marker, offset, offset + limit + len(marker))
             if end >= 0:
-                self.at = self._start + end + len(marker)
+                self.position = self._start + end + len(marker)
                 return self._text[offset:end]
             if len(self._text) - offset >= limit + len(marker):
                 raise Malformed
@@ -145,9 +145,9 @@ class Source:
             yield
 
     def _match(self, pattern: re.Pattern[str]) -> str:
-        match = pattern.match(self._text, self.at - self._start)
+        match = pattern.match(self._text, self.position - self._start)
         assert match is not None
-        self.at += match.end() - match.start()
+        self.position += match.end() - match.start()
         return match[0]
 
 
@@ -158,8 +158,8 @@ class Markers:
         """Search for ``markers``, none of which is a prefix of another."""
         ordered = sorted({marker for marker in markers if marker})
         self._pattern = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
-        self._beginnings = {marker[:end] for marker in ordered for end in range(1, len(marker))}
-        self._longest = max(map(len, self._beginnings), default=0)
+        self._prefixes = {marker[:end] for marker in ordered for end in range(1, len(marker))}
+        self._longest = max(map(len, self._prefixes), default=0)
 
     def find(self, text: str, at: int, *, ended: bool) -> tuple[int, str]:
         """The position of the first marker in ``text`` from ``at``, and the marker.
@@ -171,6 +171,6 @@ class Markers:
             return match.start(), match[0]
         if not ended:
             for size in range(min(self._longest, len(text) - at), 0, -1):
-                if text[-size:] in self._beginnings:
+                if text[-size:] in self._prefixes:
                     return len(text) - size, ""
         return len(text), ""

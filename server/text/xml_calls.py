@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from server.text.argument_kinds import argument_kind, argument_types
-from server.text.calls import Calls
+from server.text.calls import ToolCallEmitter
 from server.text.source import Markers, Read, Source, Unfinished
 
 _MAX_NAME = 256
@@ -25,40 +25,42 @@ _VALUE_ENDS = Markers(["</arg_value>"])
 class TaggedCalls(NamedTuple):
     """The tags of a family for functions and arguments."""
 
-    call: str  # before a function's name
-    argument: str  # before an argument's name
-    named: str  # after either name
+    call_begin: str  # before a function's name
+    argument_begin: str  # before an argument's name
+    name_end: str  # after either name
     call_end: str
     end: str  # after the call, or after all calls
     has_several: bool = False  # several calls after one opener
 
-    def read(self, source: Source, calls: Calls) -> Read[None]:
+    def read(self, source: Source, calls: ToolCallEmitter) -> Read[None]:
         """Read what follows the opener."""
-        yield from source.space()
-        yield from source.expect(self.call)
+        yield from source.read_space()
+        yield from source.expect(self.call_begin)
         yield from self._read_call(source, calls)
-        yield from source.space()
-        while self.has_several and (yield from source.literal(self.call)):
+        yield from source.read_space()
+        while self.has_several and (yield from source.accept(self.call_begin)):
             yield from self._read_call(source, calls)
-            yield from source.space()
-        yield from source.literal(self.end)
-        source.kept_from = source.at
+            yield from source.read_space()
+        yield from source.accept(self.end)
+        source.checkpoint = source.position
 
-    def _read_call(self, source: Source, calls: Calls) -> Read[None]:
-        name = (yield from source.until(self.named, limit=_MAX_NAME)).strip()
+    def _read_call(self, source: Source, calls: ToolCallEmitter) -> Read[None]:
+        name = (yield from source.read_until(self.name_end, limit=_MAX_NAME)).strip()
         calls.begin(name)
-        calls.arguments("{")
+        calls.add_arguments("{")
         between = ""
         while True:
-            yield from source.space()
-            if (yield from source.either(self.call_end, self.argument)) == self.call_end:
+            yield from source.read_space()
+            if (
+                yield from source.expect_one_of(self.call_end, self.argument_begin)
+            ) == self.call_end:
                 break
-            key = (yield from source.until(self.named, limit=_MAX_NAME)).strip()
-            yield from source.literal("\n")
-            calls.arguments(f"{between}{json.dumps(key)}: ")
+            key = (yield from source.read_until(self.name_end, limit=_MAX_NAME)).strip()
+            yield from source.accept("\n")
+            calls.add_arguments(f"{between}{json.dumps(key)}: ")
             between = ", "
             yield from _read_value(source, calls, name, key, _PARAMETER_ENDS)
-        calls.arguments("}")
+        calls.add_arguments("}")
         calls.end()
 
 
@@ -70,28 +72,30 @@ MINIMAX = TaggedCalls(
 )
 
 
-def read_pairs(source: Source, calls: Calls) -> Read[None]:
+def read_pairs(source: Source, calls: ToolCallEmitter) -> Read[None]:
     """Read what follows ``<tool_call>``: a name, then alternating keys and values."""
-    yield from source.space()
-    name = yield from source.name()
+    yield from source.read_space()
+    name = yield from source.read_name()
     calls.begin(name)
-    calls.arguments("{")
+    calls.add_arguments("{")
     between = ""
     while True:
-        yield from source.space()
-        if (yield from source.either("</tool_call>", "<arg_key>")) == "</tool_call>":
+        yield from source.read_space()
+        if (yield from source.expect_one_of("</tool_call>", "<arg_key>")) == "</tool_call>":
             break
-        key = (yield from source.until("</arg_key>", limit=_MAX_NAME)).strip()
-        yield from source.space()
+        key = (yield from source.read_until("</arg_key>", limit=_MAX_NAME)).strip()
+        yield from source.read_space()
         yield from source.expect("<arg_value>")
-        calls.arguments(f"{between}{json.dumps(key)}: ")
+        calls.add_arguments(f"{between}{json.dumps(key)}: ")
         between = ", "
         yield from _read_value(source, calls, name, key, _VALUE_ENDS)
-    calls.arguments("}")
+    calls.add_arguments("}")
     calls.end()
 
 
-def _read_value(source: Source, calls: Calls, name: str, key: str, ends: Markers) -> Read[None]:
+def _read_value(
+    source: Source, calls: ToolCallEmitter, name: str, key: str, ends: Markers
+) -> Read[None]:
     """Read a value and emit it as JSON: a string as it arrives, anything else once complete."""
     root = calls.schema(name)
     properties = root.get("properties", {})
@@ -99,22 +103,22 @@ def _read_value(source: Source, calls: Calls, name: str, key: str, ends: Markers
     schema: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
     kind = argument_kind(schema, root)
     if kind == "text" and "null" not in argument_types(schema, root):
-        calls.arguments('"')
+        calls.add_arguments('"')
         marker = ""
         while not marker:
-            text, marker = source.pass_over(ends)
-            calls.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+            text, marker = source.read_to_marker(ends)
+            calls.add_arguments(json.dumps(text, ensure_ascii=False)[1:-1])
             if not marker:
                 yield from _wait(source)
-        calls.arguments('"')
+        calls.add_arguments('"')
         return
     pieces, marker = [], ""
     while not marker:
-        text, marker = source.pass_over(ends)
+        text, marker = source.read_to_marker(ends)
         pieces.append(text)
         if not marker:
             yield from _wait(source)
-    calls.arguments(_as_json("".join(pieces), kind == "text"))
+    calls.add_arguments(_as_json("".join(pieces), kind == "text"))
 
 
 def _wait(source: Source) -> Read[None]:

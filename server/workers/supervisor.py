@@ -17,26 +17,26 @@ from engine.errors import EngineDead, EngineError
 from engine.frames import Fatal
 from engine.framing import encode
 from engine.link import read_fatal
-from engine.replicas.shares import replica_configs, start_together
-from engine.scratch import Scratch
+from engine.replicas.shares import replica_configs, start_all
+from engine.scratch import ScratchDirectory
 from engine.supervisor import CrashLimit, EngineSupervisor
 from engine.types import EngineInfo
-from server.metrics import Numbers, merge
+from server.metrics import MetricValues, merge
 from server.settings import Settings
 from server.workers.messages import (
-    Ask,
-    Gather,
-    Gathered,
-    GivenUp,
+    EngineLost,
+    GatheredMetrics,
+    GatherRequest,
     Message,
     MessageReader,
+    MetricsRequest,
     Setup,
-    Told,
+    WorkerMetrics,
 )
 
 _log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 16
-_TELL_S = 1.0  # for a worker to send its metrics; after that its last ones count
+_METRICS_TIMEOUT_S = 1.0  # for a worker to send its metrics; after that its last ones count
 _REAP_GRACE_S = 2.0  # for a worker that has closed its socket
 
 Start = Callable[[LoadProgress | None], Awaitable[EngineInfo]]
@@ -62,7 +62,7 @@ class Supervisor:
         self._settings = settings
         self._sockets = sockets
         self._announce = announce
-        self._directory = Scratch("workers")
+        self._directory = ScratchDirectory("workers")
         self._paths: list[str] = []  # of the sockets on which the engines accept workers
         self._listeners: list[socket.socket] = []
         configs = replica_configs(settings.engine_config(), settings.data_parallel_size)
@@ -70,9 +70,11 @@ class Supervisor:
             self._make_engine(index, config, None if index else child)
             for index, config in enumerate(configs)
         ]
-        self._given_up: set[int] = set()  # numbers of engines
+        self._lost_engines: set[int] = set()  # numbers of engines
         self._workers: dict[int, _Worker] = {}  # by the index of their socket
-        self._departed = Numbers.zero(len(configs))  # the counts of workers that have ended
+        self._ended_values = MetricValues.zero(
+            len(configs)
+        )  # the counts of workers that have ended
         self._ending = False
         self.failure: EngineError | None = None  # why the server had to end
 
@@ -88,10 +90,10 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_signal)
         # The workers reload files, or log their stacks.
         for number in (signal.SIGHUP, signal.SIGUSR1):
-            loop.add_signal_handler(number, self._pass_on, number)
+            loop.add_signal_handler(number, self._forward_signal, number)
         starting = asyncio.create_task(self._start_engines())
         try:
-            await asyncio.gather(*map(self._keep, range(len(self._sockets))))
+            await asyncio.gather(*map(self._supervise_worker, range(len(self._sockets))))
         finally:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
@@ -111,7 +113,7 @@ class Supervisor:
         for worker in self._workers.values():
             worker.child.process.terminate()
 
-    def _pass_on(self, number: signal.Signals) -> None:
+    def _forward_signal(self, number: signal.Signals) -> None:
         """Forward a signal to all workers."""
         for worker in self._workers.values():
             worker.child.process.send_signal(number)
@@ -136,62 +138,60 @@ class Supervisor:
         listener.listen()
         self._paths.append(path)
         self._listeners.append(listener)
-        on_death = partial(self._lose, index)
+        on_death = partial(self._on_engine_lost, index)
         return EngineSupervisor(config, child=child, listener=listener, on_death=on_death)
 
     async def _start_engines(self) -> None:
         try:
-            await self._announce(
-                partial(start_together, [engine.start for engine in self._engines])
-            )
+            await self._announce(partial(start_all, [engine.start for engine in self._engines]))
         except EngineError as error:
             self._fail(error)
 
-    def _lose(self, index: int, error: EngineError) -> None:
+    def _on_engine_lost(self, index: int, error: EngineError) -> None:
         """Record that an engine is gone for good; any others continue to serve."""
-        self._given_up.add(index)
-        if len(self._given_up) == len(self._engines):
+        self._lost_engines.add(index)
+        if len(self._lost_engines) == len(self._engines):
             self._fail(error)
             return
         _log.error("engine %d is given up, and the others serve on: %s", index, error)
         for worker in self._workers.values():
-            worker.send(GivenUp(index, str(error)))
+            worker.send(EngineLost(index, str(error)))
 
     # ------------------------------------------------------------ workers
 
-    async def _keep(self, index: int) -> None:
+    async def _supervise_worker(self, index: int) -> None:
         """Keep a worker running on socket ``index`` until shutdown."""
         settings, paths = self._settings.model_dump_json(), tuple(self._paths)
         crashes = CrashLimit()
         while not self._ending:
-            given_up = tuple(sorted(self._given_up))
+            given_up = tuple(sorted(self._lost_engines))
             setup = Setup(settings, paths, given_up, str(self._directory.path), index)
             worker = self._workers[index] = _Worker(self._sockets[index], setup)
-            await worker.listen(self._take)
+            await worker.listen(self._handle_message)
             code = await asyncio.to_thread(worker.child.end, _REAP_GRACE_S)
-            self._departed = merge([self._departed, self._workers.pop(index).numbers])
+            self._ended_values = merge([self._ended_values, self._workers.pop(index).values])
             if self._ending:
                 return
             _log.error("API worker %d ended with code %s", worker.child.pid, code)
-            if code and crashes.reached():
+            if code and crashes.record_crash():
                 self._fail(EngineDead("the API workers keep dying"))
 
-    def _take(self, worker: _Worker, message: Message) -> None:
-        if isinstance(message, Told):
-            worker.hear(message.numbers)
-        elif isinstance(message, Gather):
-            worker.gathering = asyncio.create_task(self._gather(worker))
+    def _handle_message(self, worker: _Worker, message: Message) -> None:
+        if isinstance(message, WorkerMetrics):
+            worker.set_metrics(message.values)
+        elif isinstance(message, GatherRequest):
+            worker.gather_task = asyncio.create_task(self._gather(worker))
         elif isinstance(message, Fatal):
             self._fail(read_fatal(message))
 
     async def _gather(self, asker: _Worker) -> None:
         """Sum the metrics of all workers for one that is being scraped."""
-        answers = [worker.ask() for worker in self._workers.values()]
-        await asyncio.wait(answers, timeout=_TELL_S)
-        total = merge([self._departed, *(worker.numbers for worker in self._workers.values())])
+        answers = [worker.request_metrics() for worker in self._workers.values()]
+        await asyncio.wait(answers, timeout=_METRICS_TIMEOUT_S)
+        total = merge([self._ended_values, *(worker.values for worker in self._workers.values())])
         for numbers, engine in zip(total.engines, self._engines, strict=True):
             numbers.num_restarts = engine.num_restarts
-        asker.send(Gathered(total))
+        asker.send(GatheredMetrics(total))
 
 
 class _Worker:
@@ -203,20 +203,20 @@ class _Worker:
         )
         with contextlib.suppress(BrokenPipeError):  # it is already dead: end-of-file will show it
             self.child.socket.sendall(encode(setup))
-        self.numbers = Numbers.zero()
-        self.gathering: asyncio.Task[None] | None = None
+        self.values = MetricValues.zero()
+        self.gather_task: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._answer: asyncio.Future[None] | None = None
+        self._pending_metrics: asyncio.Future[None] | None = None
 
-    async def listen(self, take: Callable[[_Worker, Message], None]) -> None:
+    async def listen(self, on_message: Callable[[_Worker, Message], None]) -> None:
         """Pass its messages to ``take`` until it ends."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self.child.socket)
         frames = MessageReader()
         with contextlib.suppress(OSError):
             while data := await reader.read(_READ_BYTES):
                 for message in frames.feed(data):
-                    take(self, message)
-        self.hear(self.numbers)
+                    on_message(self, message)
+        self.set_metrics(self.values)
         self._writer.close()
 
     def send(self, message: Message) -> None:
@@ -224,15 +224,15 @@ class _Worker:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(encode(message))
 
-    def ask(self) -> asyncio.Future[None]:
+    def request_metrics(self) -> asyncio.Future[None]:
         """Request its metrics; done when they have arrived, or the worker has ended."""
-        if self._answer is None or self._answer.done():
-            self._answer = asyncio.get_running_loop().create_future()
-            self.send(Ask())
-        return self._answer
+        if self._pending_metrics is None or self._pending_metrics.done():
+            self._pending_metrics = asyncio.get_running_loop().create_future()
+            self.send(MetricsRequest())
+        return self._pending_metrics
 
-    def hear(self, numbers: Numbers) -> None:
+    def set_metrics(self, numbers: MetricValues) -> None:
         """Store the metrics that have arrived."""
-        self.numbers = numbers
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(None)
+        self.values = numbers
+        if self._pending_metrics is not None and not self._pending_metrics.done():
+            self._pending_metrics.set_result(None)

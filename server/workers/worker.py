@@ -23,24 +23,24 @@ from engine.errors import EngineDead, EngineError
 from engine.frames import Fatal
 from engine.framing import encode, receive
 from engine.link import read_fatal
-from engine.replicas.client import in_front_of
+from engine.replicas.client import make_client
 from engine.shared import SharedClient
-from server.access.ledger import Ledger
+from server.access.ledger import RateLimitStore
 from server.adapter_table import AdapterTable
 from server.app import create_app
 from server.http import serve
-from server.metrics import Metrics, Numbers
+from server.metrics import Metrics, MetricValues
 from server.settings import Settings
-from server.state import Shared
+from server.state import SharedState
 from server.workers.messages import (
-    Ask,
-    Gather,
-    Gathered,
-    GivenUp,
+    EngineLost,
+    GatheredMetrics,
+    GatherRequest,
     Message,
     MessageReader,
+    MetricsRequest,
     Setup,
-    Told,
+    WorkerMetrics,
 )
 
 _READ_BYTES = 1 << 16
@@ -75,35 +75,35 @@ def _serve(setup: Setup, supervisor: socket.socket, listener: socket.socket) -> 
     engines = [
         SharedClient(path, name_engine(number, count)) for number, path in enumerate(setup.engines)
     ]
-    for index in setup.given_up:
+    for index in setup.lost_engines:
         engines[index].give_up(EngineDead("the engine keeps dying"))
-    engine = in_front_of(engines, caches=settings.enable_prefix_caching)
+    engine = make_client(engines, prefix_caching=settings.enable_prefix_caching)
     directory = Path(setup.directory)
-    shared = Shared(
-        ledger=Ledger(directory / "ledger", setup.index, settings.api_workers),
+    shared = SharedState(
+        rate_limits=RateLimitStore(directory / "ledger", setup.index, settings.api_workers),
         adapters=AdapterTable(directory / "adapters"),
     )
     app = create_app(settings, engine, shared)
     state = app.state.server
-    control = _Control(engines, state.metrics)
-    state.gather = control.gather
+    control = _SupervisorConnection(engines, state.metrics)
+    state.gather_metrics = control.gather
     listener.setblocking(False)
     # A duplicate: the event loop closes its own when it ends, which must not look like a crash.
-    status = serve(app, settings, listener, beside=control.run(supervisor.dup()))
+    status = serve(app, settings, listener, background=control.run(supervisor.dup()))
     if state.failure is not None:
         with contextlib.suppress(OSError):  # the supervisor already knows, and has closed its end
             supervisor.sendall(encode(_fatal(state.failure)))
     return status
 
 
-class _Control:
+class _SupervisorConnection:
     """The worker's side of the socket pair. Belongs to the event loop."""
 
     def __init__(self, engines: Sequence[SharedClient], metrics: Metrics) -> None:
         self._engines = engines
         self._metrics = metrics
         self._writer: asyncio.StreamWriter | None = None
-        self._gathered: asyncio.Future[Numbers] | None = None  # the pending sum
+        self._pending_total: asyncio.Future[MetricValues] | None = None  # the pending sum
 
     async def run(self, supervisor: socket.socket) -> None:
         """Handle messages until the supervisor is gone; then exit: nothing can be resumed."""
@@ -111,24 +111,24 @@ class _Control:
         frames = MessageReader()
         while data := await reader.read(_READ_BYTES):
             for message in frames.feed(data):
-                self._take(message)
+                self._handle_message(message)
         os._exit(1)
 
-    async def gather(self) -> Numbers:
+    async def gather(self) -> MetricValues:
         """The metrics of all workers. Raises TimeoutError if the supervisor is stuck."""
-        if self._gathered is None:
-            self._gathered = asyncio.get_running_loop().create_future()
-            self._send(Gather())
-        return await asyncio.wait_for(asyncio.shield(self._gathered), _GATHER_S)
+        if self._pending_total is None:
+            self._pending_total = asyncio.get_running_loop().create_future()
+            self._send(GatherRequest())
+        return await asyncio.wait_for(asyncio.shield(self._pending_total), _GATHER_S)
 
-    def _take(self, message: Message) -> None:
-        if isinstance(message, Ask):
-            self._send(Told(self._metrics.numbers))
-        elif isinstance(message, Gathered):
-            gathered, self._gathered = self._gathered, None
+    def _handle_message(self, message: Message) -> None:
+        if isinstance(message, MetricsRequest):
+            self._send(WorkerMetrics(self._metrics.values))
+        elif isinstance(message, GatheredMetrics):
+            gathered, self._pending_total = self._pending_total, None
             if gathered is not None:
-                gathered.set_result(message.numbers)
-        elif isinstance(message, GivenUp):
+                gathered.set_result(message.values)
+        elif isinstance(message, EngineLost):
             self._engines[message.engine].give_up(EngineDead(message.message))
         elif isinstance(message, Fatal):
             for engine in self._engines:

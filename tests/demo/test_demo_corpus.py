@@ -9,8 +9,8 @@ import pytest
 
 from demo import corpus, followups, heldout, more
 from demo.batches import answer_mask
-from demo.conversations import HELD, TRAIN, fill
-from demo.dice import Dice
+from demo.conversations import HELD_OUT, TRAIN, fill
+from demo.dice import StagedRandom
 from demo.evaluate import MODEL, load_heldout, prompt, score
 from demo.phrasings import expand
 from demo.relations import sample
@@ -44,7 +44,7 @@ def test_another_seed_gives_another_corpus() -> None:
 
 
 def test_no_reserved_prompt_is_in_the_first_shards() -> None:
-    assert leaked([0, corpus.STAGES_FROM[-1]]) == set()
+    assert leaked([0, corpus.STAGE_STARTS[-1]]) == set()
 
 
 @pytest.mark.slow
@@ -82,9 +82,14 @@ def test_only_answers_are_learned() -> None:
 
 @pytest.mark.parametrize("kind", sorted(TRAIN))
 def test_every_template_finds_its_slots(kind: str) -> None:
-    dice = Dice.seeded(kind, 4)
-    templates = [*TRAIN[kind], *HELD[kind], *more.TRAIN.get(kind, []), *more.CLOSING.get(kind, [])]
-    templates += [*followups.FOLLOW.get(kind, []), *more.FOLLOW.get(kind, [])]
+    dice = StagedRandom.seeded(kind, 4)
+    templates = [
+        *TRAIN[kind],
+        *HELD_OUT[kind],
+        *more.TRAIN.get(kind, []),
+        *more.CLOSING.get(kind, []),
+    ]
+    templates += [*followups.FOLLOW_UPS.get(kind, []), *more.FOLLOW_UPS.get(kind, [])]
     for template in templates * 3:
         text = fill(expand(template, dice), sample(kind, dice))
         assert text.strip()

@@ -52,17 +52,17 @@ def test_loss_falls_on_what_is_learned() -> None:
     model = new_model(0)
     batch = batches.make_batch([ROW], random.Random(0))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    first, _ = train.losses_of(model, batch)
+    first, _ = train.compute_losses(model, batch)
     for _ in range(4):
-        train.losses_of(model, batch)[0].backward()
+        train.compute_losses(model, batch)[0].backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert train.losses_of(model, batch)[0] < first - 0.5
+    assert train.compute_losses(model, batch)[0] < first - 0.5
 
 
 def test_a_batch_without_questions_has_no_second_loss() -> None:
     batch = batches.make_batch([(ROW[0], [True] * 20)], random.Random(0))
-    first, second = train.losses_of(new_model(0), batch)
+    first, second = train.compute_losses(new_model(0), batch)
     assert first > 1
     assert second == 0
 
@@ -70,9 +70,9 @@ def test_a_batch_without_questions_has_no_second_loss() -> None:
 def test_padding_belongs_to_no_loss() -> None:
     batch = batches.make_batch([ROW, (ROW[0][:12], ROW[1][:12])], random.Random(0))
     assert batch.inputs.shape == batch.targets.shape == (2, 19)
-    assert batch.targets[batch.answer].tolist() == [*range(20, 30), 20, 21]
-    assert not (batch.answer & batch.asked).any()
-    assert not batch.asked[1, 11:].any()
+    assert batch.targets[batch.is_answer].tolist() == [*range(20, 30), 20, 21]
+    assert not (batch.is_answer & batch.is_sampled_prompt).any()
+    assert not batch.is_sampled_prompt[1, 11:].any()
     assert batch.num_tokens == 32
 
 

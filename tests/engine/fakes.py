@@ -27,7 +27,7 @@ from engine.images.nouns import EdgeScaling, ImageRules
 from engine.plan_rows import ScheduledRow
 from engine.pooling import PoolingInfo, PoolingParams
 from engine.profiler import Spans
-from engine.runner.protocol import Computed, Launched, Resting
+from engine.runner.protocol import CompletedStep, LaunchedStep, SleepingRunner
 from engine.types import (
     DRAFT_TOKEN,
     PENDING_TOKEN,
@@ -91,7 +91,7 @@ def make_info(
             cell=1,
             scaling=EdgeScaling(1),
             max_images=1,
-            sees_both_ways=whole_images,
+            is_bidirectional=whole_images,
         ),
     )
 
@@ -209,17 +209,17 @@ class FakeRunner:
     def info(self) -> EngineInfo:
         return self._info
 
-    def mark(self, spans: Spans) -> None:
+    def set_spans(self, spans: Spans) -> None:
         pass
 
     def prepare(self) -> bool:
         return False
 
-    def rest(self, level: int) -> Resting:
+    def sleep(self, level: int) -> SleepingRunner:
         return FakeResting(self._info, FakeRunner)
 
-    def launch(self, plan: StepPlan) -> Launched:
-        return Computed(self._run(plan))
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        return CompletedStep(self._run(plan))
 
     def _run(self, plan: StepPlan) -> StepResult:
         for request_id in plan.removed:
@@ -251,12 +251,12 @@ class FakeRunner:
         num_known = len(planned.token_ids) - planned.num_drafts
         assert num_known > 0, "an empty row"
         if planned.num_drafts:
-            assert planned.samples, "drafts that nobody judges"
+            assert planned.is_sampled, "drafts that nobody judges"
             assert num_known == 1, "drafts behind more than the newest token"
             assert planned.token_ids[0] >= 0, "drafts behind a token that is on its way"
         for position, token in enumerate(planned.token_ids[:num_known], planned.start):
             if token == PENDING_TOKEN:
-                assert not row.request.sampling.follows_output, "chosen blindly"
+                assert not row.request.sampling.depends_on_output, "chosen blindly"
                 assert position == len(row.tokens), "pending, but not behind the last token"
                 assert row.newest is not None, "pending, but never sampled"
                 token = row.newest
@@ -317,7 +317,7 @@ class FakeRunner:
             held = self.slots.get(self._slot(row, position))
             assert held == row.digest(position), f"{planned.id} reads foreign KV at {position}"
         rules = self.info.images
-        if rules is not None and rules.sees_both_ways:
+        if rules is not None and rules.is_bidirectional:
             for image in row.request.images:
                 behind = image.start + image.num_tokens
                 assert not image.start < end < behind, f"{planned.id} sees a part of an image"
@@ -342,13 +342,13 @@ class FakeRunner:
                         for position in positions
                     )
             if row.request.pooling is not None:
-                assert not planned.samples, "sampled, where a vector is asked for"
+                assert not planned.is_sampled, "sampled, where a vector is asked for"
                 row.digest(end - 1)
                 digests = row.digests[planned.start : end]
                 part = pool(row.request.pooling, digests, planned.start, len(prompt))
                 if part is not None:
                     pooled[planned.id] = part
-            if planned.samples:
+            if planned.is_sampled:
                 assert end == len(row.tokens), "sampled before the last token"
                 chosen = self._choose(row, end - planned.num_drafts)
                 if planned.num_passes > 1:
@@ -414,7 +414,7 @@ class FakeResting:
     def wake(self) -> FakeRunner:
         return self._make(self.info)
 
-    def exchanged(self, model: str) -> FakeResting:
+    def with_weights(self, model: str) -> FakeResting:
         if refusal := json.loads(model).get("refuse"):
             raise ModelLoadError(refusal)
         generation = self.info.generation + 1
@@ -440,10 +440,10 @@ class FaultyRunner(FakeRunner):
         self._fault = fault
         self._late = late
 
-    def rest(self, level: int) -> Resting:
+    def sleep(self, level: int) -> SleepingRunner:
         return FakeResting(self._info, lambda info: FaultyRunner(info, self._fault, self._late))
 
-    def launch(self, plan: StepPlan) -> Launched:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         result = self._run(plan)  # faults come after blocks are written, rows extended
         try:
             errors = self._fault(plan) or {}
@@ -454,7 +454,7 @@ class FaultyRunner(FakeRunner):
                 self.rows[row.id].newest = EOS - (self.rows[row.id].newest or 0)
             return _Broken(error, lambda: self._damage(plan))
         kept = [index for index, id_ in enumerate(result.ids) if id_ not in errors]
-        return Computed(
+        return CompletedStep(
             StepResult(
                 tuple(result.ids[i] for i in kept),
                 tuple(result.token_ids[i] for i in kept),

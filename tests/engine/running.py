@@ -52,5 +52,5 @@ class Guesser:
             for token in known
         )
 
-    def look_s(self, num_unseen: int) -> float:
+    def lookup_cost_s(self, num_unseen: int) -> float:
         return 0.0

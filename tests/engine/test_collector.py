@@ -9,8 +9,8 @@ import sys
 # as those of waiting requests.
 _SCRIPT = """
 import gc
-from engine.collector import settle
-settle()
+from engine.collector import tune_for_serving
+tune_for_serving()
 looked_at = []
 def note(phase, info):
     if phase == "start":

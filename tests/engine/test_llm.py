@@ -17,7 +17,7 @@ from engine.errors import (
     ProfileRefused,
     RequestError,
     RequestFailed,
-    RestRefused,
+    SleepRefused,
     TemplateError,
 )
 from engine.types import EngineOutput
@@ -84,7 +84,7 @@ def test_it_sleeps_between_batches(llm: LLM, tmp_path: Path) -> None:
     before = llm.generate(PROMPTS, GREEDY)
     with llm.stream("Once upon a time", GREEDY) as stream:
         next(stream)
-        with pytest.raises(RestRefused):
+        with pytest.raises(SleepRefused):
             llm.sleep()
     for rest in (llm.sleep, lambda: llm.sleep(2)):
         rest()

@@ -50,7 +50,7 @@ def _change(columns: PlanRows, rows: list[ScheduledRow], draw: Any) -> None:
         columns.append(rows[-1])
         return
     if kind == "decode":
-        rows.append(ScheduledRow("z", 3, (7,), (), samples=True))
+        rows.append(ScheduledRow("z", 3, (7,), (), is_sampled=True))
         columns.ids.append("z")
         columns.starts.append(3)
         columns.token_ids.append((7,))
@@ -60,13 +60,13 @@ def _change(columns: PlanRows, rows: list[ScheduledRow], draw: Any) -> None:
     if kind == "remove":
         assert columns.remove(place) == row
         del rows[place]
-    elif row.samples and not row.num_drafts:
+    elif row.is_sampled and not row.num_drafts:
         drafts, blocks, text = draw(_NUMBERS.filter(bool)), draw(_NUMBERS), draw(_NUMBERS)
-        columns.extend_row(place, drafts, blocks, text)
+        columns.append_drafts(place, drafts, blocks, text)
         rows[place] = msgspec.structs.replace(
             row,
             token_ids=row.token_ids + drafts,
             new_block_ids=row.new_block_ids + blocks,
             num_drafts=len(drafts),
-            text=text,
+            known_token_ids=text,
         )

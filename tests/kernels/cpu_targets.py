@@ -25,14 +25,14 @@ def use(way: str, monkeypatch: pytest.MonkeyPatch) -> bool:
         library = _library_of(way)
         monkeypatch.setattr(build, "load", lambda: library)
         monkeypatch.setattr(build, "open_library", lambda: library)
-        monkeypatch.setattr(calls, "_bound", functools.cache(calls._bound.__wrapped__))
+        monkeypatch.setattr(calls, "_bind", functools.cache(calls._bind.__wrapped__))
         monkeypatch.setattr(linear, "_library", functools.cache(linear._library.__wrapped__))
         return True
     library, has_amx = linear._library()
     if way == "amx" and not has_amx:
         pytest.skip("no AMX")
     monkeypatch.setattr(linear, "_library", lambda: (library, way == "amx"))
-    return "vectors" in build._this_target().folders
+    return "vectors" in build._select_target().folders
 
 
 @functools.cache
@@ -40,7 +40,7 @@ def _library_of(target: str) -> ctypes.CDLL:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QUIRE_CPU_TARGET", target)
         try:
-            path = build.library()
+            path = build.library_path()
         except build.BuildError as error:
             pytest.skip(str(error))
     return ctypes.CDLL(str(path))

@@ -12,7 +12,7 @@ _OTHER = 77  # content of the neighbours' blocks
 def side_by_side(cache: LayerCache) -> LayerCache:
     """The same contents, with a block of another layer before and after each block."""
 
-    assert not cache.shares_values
+    assert not cache.has_shared_values
     keys, values, *scales = map(_between, cache.tensors())
     return LayerCache(keys, values, *scales)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from kernels.reference.sampling_step import sample as reference_sample
-from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
+from kernels.sampling import LogitBias, SamplerOutput, SamplingTable, TokenCounts
 
 SLOTS = 6
 Extras = tuple[TokenCounts, LogitBias, torch.Tensor]
@@ -66,7 +66,7 @@ def make_extras(random: torch.Generator, vocab: int) -> tuple[SamplingTable, Ext
 
 
 def check(
-    sample: Callable[..., Sampled],
+    sample: Callable[..., SamplerOutput],
     random: torch.Generator,
     logits: torch.Tensor,
     table: SamplingTable,
@@ -85,7 +85,7 @@ def check(
         (sample(rounded, *given), reference_sample(rounded.float(), *given)),
     ]
     assert torch.equal(rounded.view(torch.int16), logits.bfloat16().view(torch.int16))
-    room = Sampled.empty(SLOTS, logits.device)
+    room = SamplerOutput.empty(SLOTS, logits.device)
     assert sample(logits.clone(), *given, room) is room
     results.append((room, results[0][0]))
     for sampled, expected in results:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.cpu.native import build
-from kernels.lora import AdapterWeights, adapter_rows, reached
+from kernels.lora import AdapterWeights, adapter_rows, nonzero_spans
 from kernels.reference import operations as reference
 
 _SETS = [reference]
@@ -34,7 +34,7 @@ def make_weights(random, num_slots, ranks, inputs, parts, dtype):
             begin += size
     down[(up == 0).all(dim=2)] = 0
     up = up.to(dtype)
-    return AdapterWeights(down.to(dtype), up, torch.stack([reached(own) for own in up]))
+    return AdapterWeights(down.to(dtype), up, torch.stack([nonzero_spans(own) for own in up]))
 
 
 @pytest.mark.parametrize("operations", _SETS, ids=lambda module: module.__name__.split(".")[1])
@@ -68,4 +68,4 @@ def test_the_span_of_a_rank_is_where_its_row_is_not_zero():
     up = torch.zeros(3, 10)
     up[0, 4:7] = 1
     up[2] = 1
-    assert reached(up).tolist() == [[4, 7], [0, 0], [0, 10]]
+    assert nonzero_spans(up).tolist() == [[4, 7], [0, 0], [0, 10]]

@@ -13,11 +13,11 @@ from kernels.cpu.backend import CpuAttention
 from kernels.cpu.native import build
 from kernels.reference import fused as reference
 from kernels.reference.attention import ReferenceAttention
-from kernels.reference.cache_codes import PEAKS, contents, decode, encode
+from kernels.reference.cache_codes import MAX_CODES, decode, decode_cache, encode
 from kernels.reference.kv_store import copy_blocks
 from tests.kernels.triton_kernels.interpreted.oracle import attend, make_problem
 
-codes_dtypes = st.sampled_from(list(PEAKS))
+codes_dtypes = st.sampled_from(list(MAX_CODES))
 needs_native = pytest.mark.skipif(build.load() is None, reason="no native kernels here")
 
 
@@ -63,7 +63,7 @@ def test_a_row_comes_back_within_the_rounding_of_its_codes(
     )
 
 
-@pytest.mark.parametrize("dtype", PEAKS)
+@pytest.mark.parametrize("dtype", MAX_CODES)
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_a_broken_row_reads_as_no_number_and_harms_no_other(
     dtype: torch.dtype, broken: float
@@ -121,16 +121,18 @@ def test_the_native_store(
     tolerance = 1e-6 if dtype == torch.float32 else 5e-3
     assert float((query.double() - expected).norm() / expected.norm().clamp(min=1)) < tolerance
     for kind in (0, 1):
-        stored, wide = contents(cache)[kind].double(), exact[kind]
+        stored, wide = decode_cache(cache)[kind].double(), exact[kind]
         is_written = wide[..., 0].isfinite()
         rows = wide[is_written]
         allowed = rounding(rows, codes) + 2e-5 * rows.abs().amax(-1, keepdim=True)
         assert torch.all((stored[is_written] - rows).abs() <= allowed)
-        assert torch.equal(contents(cache)[kind][~is_written], contents(before)[kind][~is_written])
+        assert torch.equal(
+            decode_cache(cache)[kind][~is_written], decode_cache(before)[kind][~is_written]
+        )
 
 
 @needs_native
-@pytest.mark.parametrize("codes", PEAKS)
+@pytest.mark.parametrize("codes", MAX_CODES)
 def test_the_native_store_rounds_as_the_reference(codes: torch.dtype) -> None:
     """The same codes and scales to the last bit, including ties, tiny and broken rows."""
     fused = torch.randn(4096, 3, 64)
@@ -152,7 +154,7 @@ def test_the_native_store_rounds_as_the_reference(codes: torch.dtype) -> None:
         assert torch.equal(*codes_of)
 
 
-@pytest.mark.parametrize("codes", PEAKS)
+@pytest.mark.parametrize("codes", MAX_CODES)
 @pytest.mark.parametrize("store", [copy_blocks, native.copy_blocks])
 def test_a_copied_block_keeps_its_scales(codes: torch.dtype, store) -> None:
     if store is not copy_blocks and build.load() is None:
@@ -160,7 +162,7 @@ def test_a_copied_block_keeps_its_scales(codes: torch.dtype, store) -> None:
     before = empty_cache(9, 2, 16, 80, codes)
     cache = LayerCache(*(stored.clone() for stored in before.tensors()))
     store(cache, torch.tensor([0, 4, 4]), torch.tensor([8, 2, 3]))
-    for copied, old in zip(contents(cache), contents(before), strict=True):
+    for copied, old in zip(decode_cache(cache), decode_cache(before), strict=True):
         assert torch.equal(copied[[8, 2, 3]], old[[0, 4, 4]])
         assert torch.equal(copied[[0, 1, 4, 5, 6, 7]], old[[0, 1, 4, 5, 6, 7]])
 

@@ -30,7 +30,7 @@ if is_available():
 
 def spec_of(chunk: int) -> AttentionSpec:
     return AttentionSpec(
-        *(HEADS, KV_HEADS, DIM, BLOCK, torch.float32, torch.device("cpu")), chunk=chunk
+        *(HEADS, KV_HEADS, DIM, BLOCK, torch.float32, torch.device("cpu")), chunk_size=chunk
     )
 
 
@@ -77,15 +77,15 @@ def test_chunks_equal_their_mask(attention, rows, blocks_a_chunk, seed):
         own.append([x[held].transpose(1, 2).flatten(0, 1)[: lengths[row]] for x in cache[:2]])
     spec = spec_of(chunk)
     state = attention.plan(BatchGeometry.of(starts, lengths, tables, spec.device), spec)
-    for layer in (LayerAttention(DIM**-0.5, chunk=chunk), LayerAttention(DIM**-0.5)):
+    for layer in (LayerAttention(DIM**-0.5, chunk_size=chunk), LayerAttention(DIM**-0.5)):
         actual = attention.forward(state, layer, query, cache)
         for row, (keys, values) in enumerate(own):
             part = slice(starts[row], starts[row + 1])
-            expected = masked(query[part], keys, values, layer.chunk)
+            expected = masked(query[part], keys, values, layer.chunk_size)
             torch.testing.assert_close(actual[part], expected, atol=2e-5, rtol=1e-4)
 
 
 def test_chunks_that_cut_a_block_are_refused():
-    reason = ChunkedAttention(ReferenceAttention()).refuse(spec_of(10))
+    reason = ChunkedAttention(ReferenceAttention()).unsupported_reason(spec_of(10))
     assert reason is not None
     assert "10 tokens are not made of blocks of 4" in reason

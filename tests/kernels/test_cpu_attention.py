@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(build.load() is None, reason="no native kernels 
 
 def run(problem: Problem) -> torch.Tensor:
     backend = CpuAttention()
-    assert backend.refuse(problem.spec) is None
+    assert backend.unsupported_reason(problem.spec) is None
     state = backend.plan(problem.geometry, problem.spec)
     return backend.forward(state, problem.layer, problem.query, problem.cache)
 
@@ -51,7 +51,7 @@ def check(problem: Problem) -> None:
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     cache_dtype=st.sampled_from([None, torch.int8, torch.float8_e4m3fn]),
     has_neighbours=st.booleans(),
-    looks_ahead=st.booleans(),
+    is_bidirectional=st.booleans(),
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=100, deadline=None)
@@ -67,7 +67,7 @@ def test_mixed_batches_equal_the_definition(
     dtype: torch.dtype,
     cache_dtype: torch.dtype | None,
     has_neighbours: bool,
-    looks_ahead: bool,
+    is_bidirectional: bool,
     seed: int,
 ) -> None:
     """Decode rows, chunks with and without a past, and odd lengths, in one batch.
@@ -87,7 +87,7 @@ def test_mixed_batches_equal_the_definition(
         dtype=dtype,
         sinks=sinks,
         cache_dtype=cache_dtype,
-        looks_ahead=looks_ahead,
+        is_bidirectional=is_bidirectional,
         seed=seed,
     )
     check(replace(problem, cache=side_by_side(problem.cache)) if has_neighbours else problem)
@@ -224,10 +224,10 @@ def test_a_broken_row_of_codes_harms_no_other(part: str, cache_dtype: torch.dtyp
 def test_refusals() -> None:
     spec = make_problem([1], [1]).spec
     backend = CpuAttention()
-    assert backend.refuse(spec) is None
-    assert "multiple of 8" in (backend.refuse(replace(spec, head_dim=68)) or "")
-    assert "evenly" in (backend.refuse(replace(spec, num_heads=3)) or "")
-    assert "float16" in (backend.refuse(replace(spec, dtype=torch.float16)) or "")
+    assert backend.unsupported_reason(spec) is None
+    assert "multiple of 8" in (backend.unsupported_reason(replace(spec, head_dim=68)) or "")
+    assert "evenly" in (backend.unsupported_reason(replace(spec, num_heads=3)) or "")
+    assert "float16" in (backend.unsupported_reason(replace(spec, dtype=torch.float16)) or "")
     assert select_kernels("auto", spec)[0].name == "cpu"
     chosen, refusals = select_kernels("auto", replace(spec, dtype=torch.float16))
     assert chosen.name == "reference"

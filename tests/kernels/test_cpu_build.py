@@ -40,10 +40,10 @@ def test_a_target_that_is_asked_for_is_taken_where_the_processor_is_of_it(monkey
 
 def test_engines_that_start_together_compile_once(tmp_path: Path) -> None:
     try:
-        target = build._this_target()
+        target = build._select_target()
     except build.BuildError as error:
         pytest.skip(str(error))
-    if (build._HERE / build._name(target)).is_file():
+    if (build._HERE / build._library_name(target)).is_file():
         pytest.skip("the library lies beside its sources here")
     compiler = tmp_path / "bin" / "g++"
     compiler.parent.mkdir()
@@ -62,7 +62,7 @@ def test_engines_that_start_together_compile_once(tmp_path: Path) -> None:
     ]
     names = {start.communicate()[0] for start in starts}
     assert [start.returncode for start in starts] == [0, 0, 0]
-    assert names == {f"{build._name(target)}\n"}
+    assert names == {f"{build._library_name(target)}\n"}
     made = Counter(compiled.read_text().split())
     assert set(made.values()) == {1}, made
     assert len(made) == len(build._sources(target, ".cpp")) + 1
@@ -83,10 +83,10 @@ def test_the_kind_of_a_processor(
     monkeypatch.delenv("QUIRE_CPU_TARGET", raising=False)
     monkeypatch.setattr(build.platform, "machine", lambda: machine)
     monkeypatch.setattr(build, "_processor_flags", lambda: features)
-    target = build._this_target()
+    target = build._select_target()
     assert target.name == name
     others = [other for other in build._TARGETS if other is not target]
-    assert build._name(target) not in {build._name(other) for other in others}
+    assert build._library_name(target) not in {build._library_name(other) for other in others}
 
 
 @pytest.mark.parametrize(

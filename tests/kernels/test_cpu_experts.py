@@ -15,7 +15,7 @@ from kernels.cpu.experts import PanelExperts
 from kernels.cpu.grouped import PanelGrouped
 from kernels.cpu.native import build
 from kernels.cpu.program import Recorder, Workspace
-from kernels.moe import Activating, ExpertTensors, Gating, RoutingRule
+from kernels.moe import Activation, ExpertTensors, GatedActivation, RoutingRule
 from kernels.packed import INT4_LEVELS, MXFP4_LEVELS, NF4_LEVELS, PackedWeight, pack_nibbles
 from kernels.reference import operations as reference
 from tests.kernels import cpu_targets
@@ -25,17 +25,17 @@ needs_panels = pytest.mark.skipif(not linear.is_available(), reason="no panels h
 
 
 GATINGS = {
-    "silu": Gating(reference.silu_mul, "silu"),
-    "gelu": Gating(reference.erf_gelu_mul, "gelu"),
-    "gelu_tanh": Gating(reference.gelu_mul, "gelu_tanh"),
-    "clamped_swiglu": Gating(
+    "silu": GatedActivation(reference.silu_mul, "silu"),
+    "gelu": GatedActivation(reference.erf_gelu_mul, "gelu"),
+    "gelu_tanh": GatedActivation(reference.gelu_mul, "gelu_tanh"),
+    "clamped_swiglu": GatedActivation(
         functools.partial(reference.clamped_swiglu, alpha=1.702, limit=1.5),
         *("clamped_swiglu", 1.702, 1.5),
     ),
 }
 # Activations of experts without a gate.
 ACTIVATIONS = {
-    kind: Activating(functools.partial(reference.activate, kind=kind), kind)
+    kind: Activation(functools.partial(reference.activate, kind=kind), kind)
     for kind in ("relu2", "gelu_tanh")
 }
 BETWEEN = GATINGS | {f"{kind} alone": activating for kind, activating in ACTIVATIONS.items()}
@@ -55,7 +55,7 @@ def mixtures(draw) -> dict:
         "inner": draw(st.integers(3, 80)),
         "gating": draw(st.sampled_from(sorted(BETWEEN))),
         "biased": draw(st.booleans()),
-        "weighs_input": draw(st.booleans()),
+        "apply_router_weight_on_input": draw(st.booleans()),
         "shared": draw(st.sampled_from(["none", "plain", "gated"])),
         "favoured": draw(st.booleans()),
         "elsewhere": draw(st.sampled_from([0.0, 0.0, 0.5, 1.0])),
@@ -70,9 +70,9 @@ class Case:
         self.random = torch.Generator().manual_seed(drawn["seed"])
         experts, hidden, inner = drawn["num_experts"], drawn["hidden"], drawn["inner"]
         self.top_k, self.gating = drawn["top_k"], BETWEEN[drawn["gating"]]
-        entered = 2 * inner if isinstance(self.gating, Gating) else inner
-        self.weighs_input = drawn["weighs_input"]
-        is_biased = drawn["biased"] and not self.weighs_input
+        entered = 2 * inner if isinstance(self.gating, GatedActivation) else inner
+        self.apply_router_weight_on_input = drawn["apply_router_weight_on_input"]
+        is_biased = drawn["biased"] and not self.apply_router_weight_on_input
         self.weights = ExpertTensors(
             self.noise(experts, entered, hidden) / hidden**0.5,
             self.noise(experts, hidden, inner) / inner**0.5,
@@ -101,7 +101,7 @@ class Case:
         """The reference result, in float32."""
         out = reference.fused_moe(
             *(self.x, weights or self.weights, self.ids, self.shares),
-            *(self.gating, self.weighs_input),
+            *(self.gating, self.apply_router_weight_on_input),
         )
         if self.shared is None or not shared:
             return out
@@ -121,7 +121,7 @@ def is_near(actual: torch.Tensor, expected: torch.Tensor, bound: float) -> bool:
 @settings(max_examples=60, deadline=None)
 def test_weights_that_lie_row_by_row(drawn: dict) -> None:
     case = Case(drawn)
-    rest = case.ids, case.shares, case.gating, case.weighs_input
+    rest = case.ids, case.shares, case.gating, case.apply_router_weight_on_input
     actual = operations.fused_moe(case.x, case.weights, *rest)
     expected = case.expected(shared=False)
     torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-4)
@@ -171,7 +171,7 @@ def panels(case: Case, kind: str) -> tuple[PanelExperts, ExpertTensors]:
             dense[which].append(meant)
     joined = PanelExperts.join(
         *(*tables, case.gating, case.top_k),
-        weighs_input=case.weighs_input,
+        apply_router_weight_on_input=case.apply_router_weight_on_input,
         shared_gate=case.shared_gate,
     )
     assert joined is not None
@@ -218,7 +218,12 @@ def test_a_token_has_the_same_bits_alone_and_in_a_crowd(kind: str) -> None:
 
 def _drawn(**changes) -> dict:
     drawn = {"num_experts": 16, "top_k": 4, "rows": 9, "hidden": 96, "inner": 64}
-    plain = {"gating": "silu", "biased": False, "weighs_input": False, "favoured": False}
+    plain = {
+        "gating": "silu",
+        "biased": False,
+        "apply_router_weight_on_input": False,
+        "favoured": False,
+    }
     return {**drawn, **plain, "elsewhere": 0.0, "shared": "none", "seed": 1, **changes}
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.cpu import linear
-from kernels.cpu.grouped import PanelGrouped, refuse
+from kernels.cpu.grouped import PanelGrouped, unsupported_reason
 from kernels.packed import (
     INT4_LEVELS,
     MXFP4_LEVELS,
@@ -105,8 +105,8 @@ def test_every_code_of_float8_is_exact():
 @pytest.mark.usefixtures("in_register")
 def test_eight_bits_for_rounded_activations_are_the_int8_layer():
     weight = _weight("int8", (50, 96, 96))
-    weight.codes.clamp_(min=linear.least_code())
-    layer = linear.PanelInt8.of_codes(weight, None, torch.bfloat16)
+    weight.codes.clamp_(min=linear.min_code())
+    layer = linear.PanelInt8.from_codes(weight, None, torch.bfloat16)
     dense = weight.dequantise(torch.float64)
     ids = torch.tensor([49, 3])
     assert _error(layer.rows(ids), dense[ids]) < 3e-3
@@ -122,6 +122,6 @@ def test_memory_is_that_of_the_codes():
 
 
 def test_groups_that_cut_through_words_are_refused():
-    assert refuse(_weight("int4", (32, 64, 20))) == "groups of 20 inputs"
-    assert refuse(_weight("int8", (32, 64, 20))) is None
-    assert refuse(_weight("int4", (32, 60, 60))) is None
+    assert unsupported_reason(_weight("int4", (32, 64, 20))) == "groups of 20 inputs"
+    assert unsupported_reason(_weight("int8", (32, 64, 20))) is None
+    assert unsupported_reason(_weight("int4", (32, 60, 60))) is None

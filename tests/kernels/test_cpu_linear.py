@@ -13,9 +13,9 @@ from torch.nn import functional
 from kernels.bench import linear as bench
 from kernels.cpu import layers, linear
 from kernels.cpu.grouped import PanelGrouped
-from kernels.cpu.memory import Arena, own_pages
+from kernels.cpu.memory import Arena, mapped_zeros
 from kernels.cpu.native import build
-from kernels.moe import Gating
+from kernels.moe import GatedActivation
 from kernels.reference.quantised import (
     linear_packed,
     quantise_fp8,
@@ -31,10 +31,12 @@ _ROWS = (1, 2, 3, 6, 7, 12, 13, 16, 17, 32, 33, 70)
 _SHAPES = ((1, 32), (50, 64), (97, 31), (896, 100), (33, 4864))  # outputs, inputs
 
 _GATINGS = (
-    Gating(layers.silu_mul, "silu"),
-    Gating(layers.erf_gelu_mul, "gelu"),
-    Gating(layers.gelu_mul, "gelu_tanh"),
-    Gating(lambda gate_up: layers.clamped_swiglu(gate_up, 1.7, 0.5), "clamped_swiglu", 1.7, 0.5),
+    GatedActivation(layers.silu_mul, "silu"),
+    GatedActivation(layers.erf_gelu_mul, "gelu"),
+    GatedActivation(layers.gelu_mul, "gelu_tanh"),
+    GatedActivation(
+        lambda gate_up: layers.clamped_swiglu(gate_up, 1.7, 0.5), "clamped_swiglu", 1.7, 0.5
+    ),
 )
 
 
@@ -110,9 +112,9 @@ def test_gated_products_have_the_bits_of_a_product_that_is_gated(rows, gating):
     weight *= 0.02
     makes = (linear.PanelDense, linear.PanelInt8, linear.PanelInt4)
     for layer in (*(make(weight, bias) for make in makes), _grouped(weight, bias)):
-        assert torch.equal(layer.gated(x, gating), gating(layer(x)))
+        assert torch.equal(layer.forward_gated(x, gating), gating(layer(x)))
     uneven = linear.PanelInt8(weight[:100], bias[:100])  # no panel ends where the gate does
-    assert torch.equal(uneven.gated(x, gating), gating(uneven(x)))
+    assert torch.equal(uneven.forward_gated(x, gating), gating(uneven(x)))
 
 
 def _grouped(weight: torch.Tensor, bias: torch.Tensor) -> PanelGrouped:
@@ -240,7 +242,7 @@ def test_the_likeliest_output_is_the_first_of_the_largest_logits(kind, rows, sca
     threads = torch.get_num_threads()
     for count in (1, 2):
         torch.set_num_threads(count)
-        token_ids, is_finite = layer.likeliest(x, scale, cap)
+        token_ids, is_finite = layer.sample_greedy(x, scale, cap)
         logits = layer.logits(x) * scale
         assert is_finite.all()
         assert torch.equal(
@@ -255,9 +257,9 @@ def test_the_likeliest_output_is_the_first_of_the_largest_logits(kind, rows, sca
 def test_a_row_without_finite_logits_is_told_and_harms_no_other(kind):
     x, weight, bias = _problem(6, 70, 64, seed=3)
     layer = kind(weight, bias)
-    expected = layer.likeliest(x).token_ids
+    expected = layer.sample_greedy(x).token_ids
     x[1], x[4] = float("nan"), float("inf")
-    token_ids, is_finite = layer.likeliest(x)
+    token_ids, is_finite = layer.sample_greedy(x)
     good = [0, 2, 3, 5]
     assert is_finite.tolist() == [row in good for row in range(6)]
     assert torch.equal(token_ids[good], expected[good])
@@ -305,7 +307,7 @@ def test_weights_of_zeros_stay_zeros(quantise):
 
 
 def test_without_a_compiler_there_is_no_library_and_the_log_says_so(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(build, "_this_target", lambda: build._Target("any", "x86_64", (), ()))
+    monkeypatch.setattr(build, "_select_target", lambda: build._Target("any", "x86_64", (), ()))
     monkeypatch.setattr(build, "open_library", build.open_library.__wrapped__)
     monkeypatch.setattr(build, "_HERE", tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -332,10 +334,10 @@ def test_a_processor_without_the_instructions_is_refused(monkeypatch):
     monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(build, "_processor_flags", lambda: {"avx2", "sse2"})
     with pytest.raises(build.BuildError, match="lacks fma"):
-        build.library()
+        build.library_path()
     monkeypatch.setattr(build.platform, "machine", lambda: "riscv64")
     with pytest.raises(build.BuildError, match="lacks a kernel of its kind"):
-        build.library()
+        build.library_path()
 
 
 @native
@@ -367,9 +369,9 @@ def test_a_tensor_with_pages_of_its_own_gives_them_back():
         return int(Path("/proc/self/statm").read_text().split()[0]) * 4
 
     before = mapped_kb()
-    tensor = own_pages((300, 2**20), torch.int8)
+    tensor = mapped_zeros((300, 2**20), torch.int8)
     assert not tensor[::50, ::99].any()
     assert mapped_kb() > before + 250 * 1024
     del tensor
     assert mapped_kb() < before + 50 * 1024
-    assert own_pages((0, 3), torch.bfloat16).shape == (0, 3)
+    assert mapped_zeros((0, 3), torch.bfloat16).shape == (0, 3)

@@ -91,8 +91,8 @@ def test_softcap(rows: int, dim: int, cap: float) -> None:
 )
 def test_temperatures(positions: list[int], first: int, every: int) -> None:
     at = torch.tensor(positions)
-    made = operations.temperatures(at, first, every, 0.5)
-    torch.testing.assert_close(made, reference.temperatures(at, first, every, 0.5))
+    made = operations.attention_temperatures(at, first, every, 0.5)
+    torch.testing.assert_close(made, reference.attention_temperatures(at, first, every, 0.5))
 
 
 @given(

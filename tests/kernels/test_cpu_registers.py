@@ -61,7 +61,7 @@ def count(pattern: re.Pattern[str], loop: list[str]) -> int:
 def test_sums_stay_in_registers(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_CPU_TARGET", target)
     try:
-        library = str(build.library())
+        library = str(build.library_path())
     except build.BuildError as error:
         pytest.skip(str(error))
     command = ["objdump", "-d", "--no-show-raw-insn", library]

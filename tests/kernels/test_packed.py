@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.models.linear import DenseHeads, DenseMethod
-from engine.quantization.experts import StackedForm
+from engine.models.linear import DensePerHeadLinear, UnquantizedLinearMethod
+from engine.quantization.experts import StackedExpertsMethod
 from engine.quantization.method import WeightMethod
-from engine.quantization.widened import WidenedPackedForm
+from engine.quantization.widened import DequantLinearMethod
 from kernels.packed import (
     INT4_LEVELS,
     MXFP4_LEVELS,
@@ -97,11 +97,11 @@ def test_parts_of_eight_bits_join_too(kind):
 
 def test_a_layer_of_unlike_parts_is_layers_side_by_side():
     method = WeightMethod(
-        DenseMethod(),
-        WidenedPackedForm(torch.float32),
-        StackedForm(torch.float32, lambda: None),
-        DenseMethod(),
-        lambda weight: DenseHeads(weight, invariant_heads),
+        UnquantizedLinearMethod(),
+        DequantLinearMethod(torch.float32),
+        StackedExpertsMethod(torch.float32, lambda: None),
+        UnquantizedLinearMethod(),
+        lambda weight: DensePerHeadLinear(weight, invariant_heads),
     )
     parts = PackedParts((_weight(4, 32, 32)[0], torch.randn(3, 32), _weight(5, 32, 8)[0]))
     bias, x = torch.randn(12), torch.randn(6, 32)
@@ -130,7 +130,7 @@ def test_parts_that_do_not_fit_are_refused(change, told):
         "codes": torch.zeros(4, 16, dtype=torch.uint8),
         "scales": torch.ones(4, 2),
         "inputs": 32,
-        "group": 16,
+        "group_size": 16,
         "levels": INT4_LEVELS,
         **change,
     }

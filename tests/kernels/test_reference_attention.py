@@ -121,7 +121,12 @@ def test_any_ragged_batch_equals_the_naive_loop(
 def test_queries_that_look_ahead_equal_the_definition(window, softcap):
     for seed in range(5):
         problem = make_problem(
-            [30, 1, 13], [0, 40, 21], window=window, softcap=softcap, looks_ahead=True, seed=seed
+            [30, 1, 13],
+            [0, 40, 21],
+            window=window,
+            softcap=softcap,
+            is_bidirectional=True,
+            seed=seed,
         )
         backend = ReferenceAttention()
         state = backend.plan(problem.geometry, problem.spec)
@@ -161,4 +166,4 @@ def test_copied_blocks_are_equal_and_the_others_untouched():
 
 def test_heads_that_do_not_divide_are_refused():
     spec = AttentionSpec(5, 2, 8, 16, torch.float32, CPU)
-    assert "5 heads" in (ReferenceAttention().refuse(spec) or "")
+    assert "5 heads" in (ReferenceAttention().unsupported_reason(spec) or "")

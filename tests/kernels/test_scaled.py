@@ -11,7 +11,7 @@ from engine.quantization import gpu
 from engine.quantization.gpu import TritonPacked
 from kernels.packed import PackedWeight
 from kernels.reference.quantised import quantise_fp8
-from kernels.scaled import refuse_scaled, round_rows, scaled_linear
+from kernels.scaled import quantise_rows, scaled_linear, scaled_unsupported_reason
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 
@@ -24,7 +24,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 def test_rows_are_rounded_to_all_of_the_range(size: float) -> None:
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)) * size
     x[2] = 0.0
-    codes, scales = round_rows(x)
+    codes, scales = quantise_rows(x)
     assert codes.dtype == torch.float8_e4m3fn
     assert not codes.float().isnan().any()
     kept = x.abs().amax(1) > 1e-20  # smaller values become zero
@@ -41,7 +41,7 @@ def test_a_product_is_that_of_the_codes(has_bias: bool) -> None:
     x = (torch.randn(40, 64, generator=random) * torch.logspace(-3, 3, 40)[:, None]).to(BF16)
     weight = quantise_fp8(torch.randn(48, 64, generator=random))
     bias = torch.randn(48, generator=random).to(BF16) if has_bias else None
-    codes, steps = round_rows(x)
+    codes, steps = quantise_rows(x)
     expected = (codes.double() * steps) @ weight.dequantise(torch.float64).T
     if bias is not None:
         expected += bias.double()
@@ -51,26 +51,28 @@ def test_a_product_is_that_of_the_codes(has_bias: bool) -> None:
 
 
 def test_what_is_refused() -> None:
-    assert refuse_scaled(48, 64, BF16, CPU) is None
-    assert "multiples of 16" in str(refuse_scaled(40, 64, BF16, CPU))
-    assert "multiples of 16" in str(refuse_scaled(48, 72, BF16, CPU))
-    assert "bfloat16" in str(refuse_scaled(48, 64, torch.float16, CPU))
+    assert scaled_unsupported_reason(48, 64, BF16, CPU) is None
+    assert "multiples of 16" in str(scaled_unsupported_reason(40, 64, BF16, CPU))
+    assert "multiples of 16" in str(scaled_unsupported_reason(48, 72, BF16, CPU))
+    assert "bfloat16" in str(scaled_unsupported_reason(48, 64, torch.float16, CPU))
 
 
 @pytest.mark.parametrize(("capability", "is_refused"), [((8, 9), True), ((9, 0), False)])
 def test_a_gpu_must_be_new_enough(monkeypatch, capability, is_refused) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    assert (refuse_scaled(48, 64, BF16, torch.device("cuda")) is not None) == is_refused
+    assert (scaled_unsupported_reason(48, 64, BF16, torch.device("cuda")) is not None) == is_refused
 
 
 def test_many_rows_of_a_layer_are_multiplied_so_where_the_format_means_it(monkeypatch) -> None:
     monkeypatch.setattr(gpu, "packed_linear", lambda *_: "widened")
     monkeypatch.setattr(gpu, "scaled_linear", lambda *_: "scaled")
     weight = quantise_fp8(torch.randn(48, 64))
-    blocks = PackedWeight(weight.codes, weight.scales.expand(-1, 2), 64, 32, rounds_inputs=True)
+    blocks = PackedWeight(
+        weight.codes, weight.scales.expand(-1, 2), 64, 32, has_quantised_activations=True
+    )
     few, many = torch.zeros(256, 64, dtype=BF16), torch.zeros(257, 64, dtype=BF16)
     for held, made in (
-        (weight.for_rounded_inputs(), "scaled"),
+        (weight.with_quantised_activations(), "scaled"),
         (weight, "widened"),
         (blocks, "widened"),
     ):

@@ -48,7 +48,7 @@ def _same(
     scale: float = 1.0,
     cap: float | None = None,
 ) -> bool:
-    found, expected = head.likeliest(x, scale, cap), plain.logits(x) * scale
+    found, expected = head.sample_greedy(x, scale, cap), plain.logits(x) * scale
     if cap is not None:
         softcap(expected, cap)
     assert found.is_finite.all()
@@ -75,7 +75,7 @@ def test_scores_that_are_scaled_and_capped(make, rows, scale, cap):
         x = 0.5 * _normal(rows, 256, seed=seed)
         assert _same(head, plain, x, scale, cap)
     if rows == 4:  # by screening: one digit leaves too many of so few panels open
-        assert head._patience.tolist() == _AS_AT_FIRST
+        assert head._backoff.tolist() == _AS_AT_FIRST
 
 
 @pytest.mark.parametrize("cap", [0.5, 4.0, 10.0])
@@ -88,7 +88,7 @@ def test_scores_that_a_cap_makes_equal(make, rows, cap):
         x = _normal(rows, 256, seed=seed)
         assert _same(head, plain, x, 1.0, cap)
         num_moved += int(
-            (head.likeliest(x, 1.0, cap).token_ids != plain.likeliest(x).token_ids).sum()
+            (head.sample_greedy(x, 1.0, cap).token_ids != plain.sample_greedy(x).token_ids).sum()
         )
     assert num_moved or cap == 10.0
 
@@ -113,9 +113,9 @@ def test_codes_alone_would_be_wrong_where_it_is_right(make, rows):
     for seed in range(30):
         x = (weight[:1].float() + 0.2 * _normal(rows, 256, seed=seed)).bfloat16()
         assert _same(head, plain, x)
-        num_wrong += int((codes.likeliest(x).token_ids != plain.logits(x).argmax(1)).sum())
+        num_wrong += int((codes.sample_greedy(x).token_ids != plain.logits(x).argmax(1)).sum())
     assert num_wrong > 10
-    assert head._patience.tolist() == _AS_AT_FIRST  # by screening
+    assert head._backoff.tolist() == _AS_AT_FIRST  # by screening
 
 
 def test_of_equal_scores_the_first_token_is_taken(make, rows):
@@ -132,7 +132,7 @@ def test_where_codes_tell_nothing_apart_the_product_is_made(make, rows):
     head, plain = make(weight)
     for seed in range(12):
         assert _same(head, plain, _normal(rows, 128, seed=seed))
-    assert head._patience[1] > 1
+    assert head._backoff[1] > 1
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -154,7 +154,7 @@ def test_rows_that_are_not_finite_are_told_and_harm_no_other(make, more):
     x = _normal(5 + more, 64, seed=9)
     expected = plain.logits(x).argmax(1)
     x[1, 3], x[3, 60] = float("nan"), float("-inf")
-    found = head.likeliest(x)
+    found = head.sample_greedy(x)
     assert found.is_finite.tolist() == [True, False, True, False, *[True] * (1 + more)]
     assert torch.equal(found.token_ids[::2], expected[::2])
 
@@ -163,15 +163,15 @@ def test_weights_that_are_not_finite_are_found(make, rows):
     weight = _normal(2000, 64, seed=10)
     weight[1234, 5] = float("inf")
     head, _ = make(weight)
-    assert not head.likeliest(_normal(rows, 64, seed=11).abs()).is_finite.any()
+    assert not head.sample_greedy(_normal(rows, 64, seed=11).abs()).is_finite.any()
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-38, 1e-20, 1e18, 1e37])
 def test_activations_of_any_size_are_told_apart(make, rows, scale):
     head, plain = make(0.1 * _normal(2000, 64, seed=12))
     x = (_normal(rows, 64, seed=13).clamp(-2, 2).float() * scale).bfloat16()
-    expected = plain.likeliest(x)
-    found = head.likeliest(x)
+    expected = plain.sample_greedy(x)
+    found = head.sample_greedy(x)
     assert torch.equal(found.is_finite, expected.is_finite)
     assert torch.equal(found.token_ids, expected.token_ids)
 

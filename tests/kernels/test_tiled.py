@@ -9,7 +9,7 @@ import torch
 
 from kernels.packed import INT4_LEVELS, MXFP4_LEVELS, NF4_LEVELS, PackedParts, PackedWeight
 from kernels.reference.quantised import quantise_mxfp4
-from kernels.tiled import TiledWeight, refuse_tiles, tile, tile_experts
+from kernels.tiled import TiledWeight, tile, tile_experts, tiling_unsupported_reason
 from tests.kernels.packed_weights import KINDS, packed_weight
 
 
@@ -70,8 +70,8 @@ def test_experts_come_one_after_the_other(order: bool) -> None:
 
 
 def test_what_cannot_be_held_so_is_told() -> None:
-    assert refuse_tiles(packed_weight("int8", 8, 64, 8)) == "groups of 8 inputs"
-    assert refuse_tiles(packed_weight("int8", 8, 24, 24)) is None
+    assert tiling_unsupported_reason(packed_weight("int8", 8, 64, 8)) == "groups of 8 inputs"
+    assert tiling_unsupported_reason(packed_weight("int8", 8, 24, 24)) is None
     mixed = packed_weight("int4", 8, 64, 32), packed_weight("int8", 8, 64, 32)
     short = packed_weight("int4", 16, 64, 8)
     for parts, count, told in (

@@ -12,10 +12,10 @@ from loadtest.cli import build_parser, main, run
 from loadtest.client import Client
 from loadtest.driver import Endpoint, Load, send_all
 from loadtest.models import ModelShape, ensure_model
-from loadtest.workloads import Ask
+from loadtest.workloads import SampleRequest
 from tests.loadtest.scripted import Script, scripted_server
 
-ASKS = [Ask([1, 2, 3], 4 + index % 3) for index in range(20)]
+ASKS = [SampleRequest([1, 2, 3], 4 + index % 3) for index in range(20)]
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 50])
@@ -33,7 +33,7 @@ async def test_an_open_loop_sends_whatever_the_server_does():
     async with scripted_server(Script()) as server:
         client = Client(server.url)
         endpoint = Endpoint(True, "m", {})
-        asks = [Ask("a b", 2)] * 20
+        asks = [SampleRequest("a b", 2)] * 20
         records = await send_all(client, endpoint, asks, Load(rate=1000), random.Random(0))
         client.close()
     due = [record.due_s for record in records]

@@ -95,7 +95,7 @@ def test_the_same_is_counted_wherever_the_network_splits_the_stream(sizes, carri
     for size in [*sizes, len(stream)]:
         reader.feed(stream[position : position + size], float(position))
         position += size
-    assert reader.verdict() is None
+    assert reader.failure_reason() is None
     assert (record.prompt_tokens, record.output_tokens, record.finish_reason) == (5, 2, "stop")
     assert len(record.token_times_s) == 2
 

@@ -17,7 +17,7 @@ from loadtest.cpu import __main__ as program
 from loadtest.cpu.ceilings import Ceilings
 from loadtest.cpu.checkpoints.gguf import ensure_gguf
 from loadtest.cpu.checkpoints.w8a8 import ensure_w8a8
-from loadtest.cpu.gates import judge
+from loadtest.cpu.gates import evaluate_gates
 from loadtest.cpu.loads import MAIN, OVERHEAD, PREFIX, CpuLoad, floor_s
 from loadtest.cpu.published import scaled_tokens_per_s
 from loadtest.cpu.rounds import measure_load
@@ -243,7 +243,7 @@ def made_result(rate: float) -> dict:
 
 
 def test_gates_pass_and_miss_on_the_right_side():
-    passes = {each.gate: each for each in judge(made_result(120.0))}
+    passes = {each.gate: each for each in evaluate_gates(made_result(120.0))}
     assert passes["0.5b-bf16 main 16"].passes  # 1.2, with a target of 1.05
     assert not passes["0.5b-bf16 main 1"].passes  # 1.2, with a target of 1.25
     assert passes["0.5b-bf16 main 1"].against == "vllm bf16, 100.0 tokens/s, in turn"
@@ -256,7 +256,9 @@ def test_gates_pass_and_miss_on_the_right_side():
 
 
 def test_a_peer_is_taken_from_another_part_before_a_published_figure():
-    told = {(each.gate, each.against.split(",")[0]): each for each in judge(made_result(120.0))}
+    told = {
+        (each.gate, each.against.split(",")[0]): each for each in evaluate_gates(made_result(120.0))
+    }
     llama = told["0.5b-int8 main 1", "llama q4_0"]
     assert llama.measured == pytest.approx(2.4)
     assert llama.against.endswith("in part 0.5b-int4")

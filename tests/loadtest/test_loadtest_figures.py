@@ -17,7 +17,7 @@ from loadtest.report import Run, format_table, render_html
 from loadtest.scrape import differences, parse_samples
 from loadtest.summary import percentile, summarize
 from loadtest.svg import cumulative, line_chart
-from loadtest.workloads import WORKLOADS, Shape, draw_lengths, make_asks, make_text
+from loadtest.workloads import WORKLOADS, Shape, draw_lengths, make_requests, make_text
 
 
 def record(due_s, *times_s, tokens, failure=None) -> StreamRecord:
@@ -75,7 +75,7 @@ def test_workloads_repeat_by_seed_and_fit_the_context(workload):
     assert all(item.own > 0 and item.output > 0 for item in drawn)
     assert all(item.shared + item.own + item.output <= 300 for item in drawn)
     pool = range(1000, 2000)
-    asks = make_asks(drawn, random.Random(1), token_pool=pool)
+    asks = make_requests(drawn, random.Random(1), token_pool=pool)
     assert [len(ask.prompt) for ask in asks] == [item.shared + item.own for item in drawn]
     assert len({tuple(ask.prompt) for ask in asks}) == len(asks)
 
@@ -83,7 +83,7 @@ def test_workloads_repeat_by_seed_and_fit_the_context(workload):
 def test_shared_prefixes_are_shared_and_conversations_are_mostly_short():
     shape = Shape("shared-prefix", input_len=40, output_len=5, prefix_len=30)
     for pool in (range(100), None):
-        asks = make_asks(
+        asks = make_requests(
             draw_lengths(shape, 9, random.Random(0)), random.Random(0), token_pool=pool
         )
         prefixes = {str(ask.prompt)[:60] for ask in asks}

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from loadtest.key_timing import _without_the_slowest, main, welch_t
+from loadtest.key_timing import _trim_slowest, main, welch_t
 
 
 def test_welch_t_is_that_of_the_formula() -> None:
@@ -23,7 +23,7 @@ def test_a_difference_of_a_hundredth_shows_in_many_trials() -> None:
 
 
 def test_the_slowest_of_both_are_cut_off_together() -> None:
-    near, far = _without_the_slowest([1.0] * 90 + [50.0] * 10, [1.0] * 100)
+    near, far = _trim_slowest([1.0] * 90 + [50.0] * 10, [1.0] * 100)
     assert max(near + far) == 1.0
 
 

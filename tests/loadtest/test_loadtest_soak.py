@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from loadtest.soak.answers import difference, essence, read_stream
-from loadtest.soak.drawing import Ask, Drawing
+from loadtest.soak.answers import comparable_answer, first_difference, read_stream
+from loadtest.soak.drawing import RequestGenerator, SoakRequest
 from loadtest.soak.run import main
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 USAGE = {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
 
 
-def draw(seed: int, count: int = 400) -> list[Ask]:
-    drawing = Drawing(seed, ["model", "adapter"], vocab=500, longest=40)
-    return [drawing.draw() for _ in range(count)]
+def draw(seed: int, count: int = 400) -> list[SoakRequest]:
+    drawing = RequestGenerator(seed, ["model", "adapter"], vocab=500, longest=40)
+    return [drawing.generate() for _ in range(count)]
 
 
 def stream(*events: dict[str, Any], ends: bool = True) -> bytes:
@@ -77,8 +77,11 @@ def test_a_stream_is_folded_into_the_answer_at_once() -> None:
         ],
         "usage": USAGE,
     }
-    wanted, told = essence(CHAT, at_once), essence(CHAT, read_stream(CHAT, streamed))
-    assert difference(wanted, told) is None
+    wanted, told = (
+        comparable_answer(CHAT, at_once),
+        comparable_answer(CHAT, read_stream(CHAT, streamed)),
+    )
+    assert first_difference(wanted, told) is None
 
 
 @pytest.mark.parametrize(
@@ -99,10 +102,10 @@ def test_a_difference_is_found_and_rounding_is_none() -> None:
         entry = {"7": {"logprob": logprob, "rank": rank}}
         choice = {"index": 0, "text": text, "finish_reason": "stop", "prompt_logprobs": [entry]}
         usage = USAGE | {"completion_tokens": tokens}
-        return essence(COMPLETIONS, {"choices": [choice], "usage": usage})
+        return comparable_answer(COMPLETIONS, {"choices": [choice], "usage": usage})
 
     wanted = told("Rome", -3.1, 900)
-    assert difference(wanted, told("Rome", -3.1001, 901)) is None
+    assert first_difference(wanted, told("Rome", -3.1001, 901)) is None
     for other, where in (
         (told("Oslo", -3.1, 900), ".choices[0].text: 'Oslo' in place of 'Rome'"),
         (told("Rome", -3.2, 900), ".choices[0].prompt_logprobs[0].7.logprob"),
@@ -110,8 +113,8 @@ def test_a_difference_is_found_and_rounding_is_none() -> None:
         (told("Rome", -3.1, 900, tokens=5), ".usage.completion_tokens: 5 in place of 4"),
         ({"error": 500}, ": ["),
     ):
-        assert (difference(wanted, other) or "").startswith(where)
-    assert difference([1, 2], [1]) == " (length): 1 in place of 2"
+        assert (first_difference(wanted, other) or "").startswith(where)
+    assert first_difference([1, 2], [1]) == " (length): 1 in place of 2"
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from engine.models.decoder import Decoder
 from engine.runner import load_runner
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.model_runner import ModelRunner
-from engine.runner.protocol import Launched
+from engine.runner.protocol import LaunchedStep
 from engine.types import Request, StepPlan
 from tests.pretended_gpu.launches import Launches
 from tests.pretended_gpu.stand_in import pretended_gpu
@@ -58,7 +58,7 @@ def on_pretended_gpu(config: EngineConfig, eager: str = "none") -> Iterator[Rig]
         assert isinstance(runner, ModelRunner)
         launch = runner.launch
 
-        def without_waiting(plan: StepPlan) -> Launched:
+        def without_waiting(plan: StepPlan) -> LaunchedStep:
             with gpu.step():
                 return launch(plan)
 

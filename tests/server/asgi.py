@@ -68,7 +68,7 @@ class FakeEngine:
         self.streams: list[FakeStream] = []
         self.submitted = asyncio.Event()
         self.loaded = asyncio.Event()
-        self.alive = self.responds = True
+        self.alive = self.responsive = True
         self.activity = "serving"
         self.dead = False
         self.closed = False
@@ -129,7 +129,7 @@ class FakeEngine:
     def on_output(self, listener: Callable[[EngineOutput], None]) -> None:
         self.listeners.append(listener)
 
-    async def look(self) -> Snapshot:
+    async def snapshot(self) -> Snapshot:
         if not self.alive:
             raise EngineDead("gone")
         self.num_looks += 1

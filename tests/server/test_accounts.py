@@ -14,8 +14,8 @@ import pytest
 from server.access.account import Account, Limits
 from server.access.admission import Admission
 from server.access.caller import Caller
-from server.access.ledger import Ledger
-from server.access.usage import SCHEMA, UsageBook, Used
+from server.access.ledger import RateLimitStore
+from server.access.usage import SCHEMA, UsageCounts, UsageTracker
 from server.errors import ApiError
 from server.store.database import Database, StoreError
 from tests.servers import ROOT
@@ -31,8 +31,8 @@ class Clock:
         return self.now_s
 
 
-def account(clock: Clock, ledger: Ledger | None = None, **limits: int) -> Account:
-    return Account("anna", Limits(**limits), ledger or Ledger(), clock=clock)
+def account(clock: Clock, ledger: RateLimitStore | None = None, **limits: int) -> Account:
+    return Account("anna", Limits(**limits), ledger or RateLimitStore(), clock=clock)
 
 
 def refused(call: object, *arguments: object) -> ApiError:
@@ -77,11 +77,13 @@ def test_tokens_are_taken_before_and_settled_after() -> None:
     charge = anna.charge(20, 50)
     assert left() == "30"
     assert int(refused(anna.charge, 40).headers["retry-after"]) == 6
-    charge.settle(Used(prompt_tokens=20, output_tokens=5))
-    charge.settle(Used(prompt_tokens=20, output_tokens=5))  # a second settlement has no effect
+    charge.settle(UsageCounts(prompt_tokens=20, output_tokens=5))
+    charge.settle(
+        UsageCounts(prompt_tokens=20, output_tokens=5)
+    )  # a second settlement has no effect
     assert left() == "75"
     # A request of unstated size may use more than is available, and goes into debt.
-    anna.charge(70).settle(Used(prompt_tokens=70, output_tokens=65))
+    anna.charge(70).settle(UsageCounts(prompt_tokens=70, output_tokens=65))
     assert left() == "0"
     assert int(refused(anna.charge, 1).headers["retry-after"]) == 37
     # A request larger than a full bucket waits for a full one.
@@ -105,7 +107,7 @@ def test_requests_at_once_are_counted_until_they_end() -> None:
 def test_nobody_in_particular_has_no_limits() -> None:
     nobody = Account()
     nobody.begin()
-    nobody.charge(10**9, 10**9).settle(Used(prompt_tokens=10**9))
+    nobody.charge(10**9, 10**9).settle(UsageCounts(prompt_tokens=10**9))
     nobody.end()
     assert nobody.headers() == {}
 
@@ -116,7 +118,7 @@ def test_nobody_in_particular_has_no_limits() -> None:
 def test_workers_share_what_is_left(tmp_path: Path) -> None:
     clock = Clock()
     limits = {"requests_per_minute": 5, "max_concurrent_requests": 3}
-    one, two = (account(clock, Ledger(tmp_path / "l", n, 2), **limits) for n in (0, 1))
+    one, two = (account(clock, RateLimitStore(tmp_path / "l", n, 2), **limits) for n in (0, 1))
     one.begin()
     two.begin()
     two.begin()
@@ -124,7 +126,7 @@ def test_workers_share_what_is_left(tmp_path: Path) -> None:
     two.end()
     one.begin()
     # The second worker dies, and its replacement serves none of its requests.
-    again = account(clock, Ledger(tmp_path / "l", 1, 2), **limits)
+    again = account(clock, RateLimitStore(tmp_path / "l", 1, 2), **limits)
     again.begin()
     refused(again.begin)  # three at once: two of the first worker's, and this one
 
@@ -134,9 +136,9 @@ def test_a_bucket_is_exact_however_many_take_from_it(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from server.access.account import Account, Limits
-from server.access.ledger import Ledger
+from server.access.ledger import RateLimitStore
 from server.errors import ApiError
-ledger = Ledger(Path(sys.argv[1]), int(sys.argv[2]), 4)
+ledger = RateLimitStore(Path(sys.argv[1]), int(sys.argv[2]), 4)
 anna, taken = Account("anna", Limits(tokens_per_minute=1000), ledger, clock=lambda: 5.0), 0
 for _ in range(2000):
     try:
@@ -169,43 +171,49 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
 
 async def test_usage_outlives_the_process_and_quotas_the_day(database: Database) -> None:
     clock = Clock(unix_s("2026-01-30T23:00"))
-    book = UsageBook(database.tables(SCHEMA), clock=clock)
+    book = UsageTracker(database.tables(SCHEMA), clock=clock)
     await book.load()
     limits = Limits(tokens_per_day=100, tokens_per_month=250)
-    anna = Account("anna", limits, Ledger(), spent=book.spent, book=book.add)
-    anna.charge(60).settle(Used(prompt_tokens=60, cached_tokens=16, output_tokens=60))
+    anna = Account(
+        "anna", limits, RateLimitStore(), get_quota_usage=book.quota_usage, on_usage=book.add
+    )
+    anna.charge(60).settle(UsageCounts(prompt_tokens=60, cached_tokens=16, output_tokens=60))
     error = refused(anna.begin)
     assert (error.code, error.headers["retry-after"]) == ("insufficient_quota", "3600")
     await book.flush()
 
     clock.now_s = unix_s("2026-01-31T01:00")
-    book = UsageBook(database.tables(SCHEMA), clock=clock)  # after a restart
+    book = UsageTracker(database.tables(SCHEMA), clock=clock)  # after a restart
     await book.load()
-    anna = Account("anna", limits, Ledger(), spent=book.spent, book=book.add)
+    anna = Account(
+        "anna", limits, RateLimitStore(), get_quota_usage=book.quota_usage, on_usage=book.add
+    )
     anna.begin()
-    anna.charge(90).settle(Used(prompt_tokens=90, output_tokens=9))
-    assert (book.spent("anna").day, book.spent("anna").month) == (99, 219)
-    anna.charge(40).settle(Used(prompt_tokens=40))
+    anna.charge(90).settle(UsageCounts(prompt_tokens=90, output_tokens=9))
+    assert (book.quota_usage("anna").day, book.quota_usage("anna").month) == (99, 219)
+    anna.charge(40).settle(UsageCounts(prompt_tokens=40))
     assert "a day" in refused(anna.charge, 1).message
-    other = Account("berta", limits, Ledger(), spent=book.spent, book=book.add)
+    other = Account(
+        "berta", limits, RateLimitStore(), get_quota_usage=book.quota_usage, on_usage=book.add
+    )
     other.charge(1)
 
-    days = await book.days("anna", "2026-01-01", "2026-01-31")
-    assert [(day.day, day.used.tokens, day.used.requests) for day in days] == [
+    days = await book.daily_usage("anna", "2026-01-01", "2026-01-31")
+    assert [(day.day, day.counts.tokens, day.counts.requests) for day in days] == [
         ("2026-01-30", 120, 0),
         ("2026-01-31", 139, 1),
     ]
-    assert days[0].used.cached_tokens == 16
+    assert days[0].counts.cached_tokens == 16
     clock.now_s = unix_s("2026-02-01T00:00")
-    assert (book.spent("anna").day, book.spent("anna").month) == (0, 0)
+    assert (book.quota_usage("anna").day, book.quota_usage("anna").month) == (0, 0)
     anna.begin()
 
 
 async def test_what_cannot_be_written_is_kept(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    book = UsageBook(database.tables(SCHEMA), clock=Clock(unix_s("2026-01-30T23:00")))
-    book.add("anna", Used(requests=1, prompt_tokens=3))
+    book = UsageTracker(database.tables(SCHEMA), clock=Clock(unix_s("2026-01-30T23:00")))
+    book.add("anna", UsageCounts(requests=1, prompt_tokens=3))
 
     async def full(*_: object) -> None:
         raise StoreError("disk full") from sqlite3.OperationalError()
@@ -214,11 +222,11 @@ async def test_what_cannot_be_written_is_kept(
         patch.setattr(Database, "run", full)
         with pytest.raises(StoreError):
             await book.flush()
-    assert book.spent("anna").day == 3
-    book.add("anna", Used(requests=1, prompt_tokens=4))
-    (day,) = await book.days(None, "2026-01-01", "2026-01-31")
-    assert day.used == Used(requests=2, prompt_tokens=7)
-    assert book.spent("anna").day == 7
+    assert book.quota_usage("anna").day == 3
+    book.add("anna", UsageCounts(requests=1, prompt_tokens=4))
+    (day,) = await book.daily_usage(None, "2026-01-01", "2026-01-31")
+    assert day.counts == UsageCounts(requests=2, prompt_tokens=7)
+    assert book.quota_usage("anna").day == 7
 
 
 # ---------------------------------------------------------------- the queue
@@ -227,25 +235,25 @@ async def test_what_cannot_be_written_is_kept(
 def test_a_full_queue_turns_away_who_filled_it() -> None:
     queue = Admission(100)
     noisy, quiet, third = Caller("noisy"), Caller("quiet"), Caller("third", weight=2.0)
-    assert queue.take(100, noisy), "one alone may have all of it"
-    assert not queue.take(1, noisy)
-    assert queue.take(50, quiet)
-    assert not queue.take(1, quiet)
-    assert queue.take(50, third), "half of all, by weight"
-    assert not queue.take(1, third)
-    assert queue.live == 200 <= 100 * (1 + 1 / 2 + 1 / 2)
-    queue.give_back(50, quiet)
-    queue.give_back(60, noisy)
-    assert queue.live == 90
-    assert queue.take(10, noisy), "there is room again, for anybody"
-    assert not queue.take(1, noisy)
-    assert queue.take(1000, Caller("noisy", background=True)), "bounded by who sends them"
-    assert queue.live == 100
+    assert queue.try_admit(100, noisy), "one alone may have all of it"
+    assert not queue.try_admit(1, noisy)
+    assert queue.try_admit(50, quiet)
+    assert not queue.try_admit(1, quiet)
+    assert queue.try_admit(50, third), "half of all, by weight"
+    assert not queue.try_admit(1, third)
+    assert queue.num_live == 200 <= 100 * (1 + 1 / 2 + 1 / 2)
+    queue.release(50, quiet)
+    queue.release(60, noisy)
+    assert queue.num_live == 90
+    assert queue.try_admit(10, noisy), "there is room again, for anybody"
+    assert not queue.try_admit(1, noisy)
+    assert queue.try_admit(1000, Caller("noisy", background=True)), "bounded by who sends them"
+    assert queue.num_live == 100
 
 
 def test_who_has_no_key_file_has_one_queue() -> None:
     queue = Admission(3)
-    assert queue.take(3, Caller())
-    assert not queue.take(1, Caller())
-    queue.give_back(1, Caller())
-    assert queue.take(1, Caller())
+    assert queue.try_admit(3, Caller())
+    assert not queue.try_admit(1, Caller())
+    queue.release(1, Caller())
+    assert queue.try_admit(1, Caller())

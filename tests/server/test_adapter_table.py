@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from engine.types import Adapter
-from server.adapter_table import AdapterTable, Served
+from server.adapter_table import AdapterTable, ServedAdapter
 
 
-def served(name: str, created: int = 0) -> dict[str, Served]:
-    return {name: Served(Adapter(id=f"id-{name}", name=name, path=f"/{name}"), created)}
+def served(name: str, created: int = 0) -> dict[str, ServedAdapter]:
+    return {name: ServedAdapter(Adapter(id=f"id-{name}", name=name, path=f"/{name}"), created)}
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -30,11 +30,11 @@ def test_what_was_put_is_there_until_it_is_removed(tmp_path: Path, shared: bool)
 
 def test_what_a_server_begins_with_does_not_come_back(tmp_path: Path) -> None:
     first, second = (AdapterTable(tmp_path / "table") for _ in range(2))
-    first.put(served("a"), first=True)
-    second.put(served("b"), first=True)
+    first.put(served("a"), initial=True)
+    second.put(served("b"), initial=True)
     assert second.served == served("a")
     second.remove("a")
-    AdapterTable(tmp_path / "table").put(served("a"), first=True)
+    AdapterTable(tmp_path / "table").put(served("a"), initial=True)
     assert not first.served
 
 

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from server.anthropic.blocks import whole_blocks
+from server.anthropic.blocks import complete_blocks
 from server.text.parts import ToolCallArguments, ToolCallBegin
 from tests.servers import MODEL, Server
 
@@ -216,7 +216,7 @@ def test_a_call_that_was_cut_off_has_what_is_whole_of_its_input(server: Server) 
 def test_inputs_are_whole_where_the_arguments_are() -> None:
     def read(*pieces: str) -> Any:
         parts = [ToolCallBegin(0, "call_1", "f"), *(ToolCallArguments(0, p) for p in pieces)]
-        (block,) = whole_blocks(parts)
+        (block,) = complete_blocks(parts)
         return json.loads(msgspec.json.encode(block))["input"]
 
     half = '{"a": "\\ud800"}'  # half a surrogate pair: valid JSON, but not text

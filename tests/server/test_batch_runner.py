@@ -16,10 +16,10 @@ import pytest
 
 from engine.errors import EngineAsleep, EngineDead, OutOfMemory
 from server.batches import answering
-from server.batches.bench import Bench, SharedSlots
+from server.batches.bench import BatchEnvironment, SharedSlots
 from server.batches.runner import BatchRunner
 from server.errors import ApiError
-from server.store.batches import LIVE, BatchStore, StoredBatch
+from server.store.batches import ACTIVE_STATUSES, BatchStore, StoredBatch
 from server.store.database import Database, StoreError
 from server.store.files import FileStore, StoredFile, new_file_id
 
@@ -48,11 +48,11 @@ class Place:
             finally:
                 self._now -= 1
 
-        self.bench = Bench(
+        self.bench = BatchEnvironment(
             files=self.files,
             batches=self.batches,
             slots=SharedSlots(limit, lambda: self.is_busy),
-            answer=lambda batch: counted,
+            handler_for=lambda batch: counted,
             has_model=lambda name: name == "m",
             max_line_bytes=2**20,
         )
@@ -106,7 +106,7 @@ class Place:
             while True:
                 found = await self.batches.get(batch.tenant, batch.id)
                 assert found is not None
-                if found.status not in LIVE:
+                if found.status not in ACTIVE_STATUSES:
                     return found
                 await asyncio.sleep(0.01)
 
@@ -125,8 +125,8 @@ async def echo(body: dict[str, Any]) -> Any:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "_FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(answering, "_MAX_PAUSE_S", 0.01)
+    monkeypatch.setattr(answering, "_INITIAL_BACKOFF_S", 0.001)
+    monkeypatch.setattr(answering, "_MAX_BACKOFF_S", 0.01)
 
 
 async def test_faults_that_pass_are_waited_for(tmp_path: Path) -> None:

@@ -97,4 +97,4 @@ async def test_an_engine_that_hangs_holds_nobody_beyond_the_deadline(
         await call.done()
         assert (call.status, call.error) == (504, LATE)
         assert all(stream.aborted for stream in app.engine.streams)
-        assert app.state.live_sequences == 0
+        assert app.state.num_live_sequences == 0

@@ -55,7 +55,7 @@ async def test_failure_before_the_first_byte(
         if status == 500:
             assert call.headers["x-request-id"] in call.error["message"]
         assert await app.metric("request_failed_total") == 1
-        assert app.state.live_sequences == 0
+        assert app.state.num_live_sequences == 0
 
 
 async def test_failure_after_the_first_byte_is_an_event() -> None:
@@ -92,7 +92,7 @@ async def test_hanging_up_aborts(stream: bool, tokens: int) -> None:
         call.hang_up()
         await call.done()
         assert all(fake.aborted for fake in app.engine.streams)
-        assert app.state.live_sequences == app.state.requests_in_flight == 0
+        assert app.state.num_live_sequences == app.state.requests_in_flight == 0
         assert await app.metric("request_aborted_total") == 2
         assert await app.metric("request_success_total") == 0
 
@@ -135,9 +135,9 @@ async def test_a_model_that_cannot_be_loaded() -> None:
 
 async def test_an_engine_that_is_stopped_is_not_ready() -> None:
     async with running_app() as app:
-        app.engine.responds = False
+        app.engine.responsive = False
         assert [(await app.get(path)).status for path in ("/health", "/ready")] == [200, 503]
-        app.engine.responds = True
+        app.engine.responsive = True
         assert (await app.get("/ready")).status == 200
 
 
@@ -147,7 +147,7 @@ async def test_an_engine_between_two_lives_and_after_the_last() -> None:
         assert [(await app.get(path)).status for path in ("/health", "/ready")] == [200, 503]
         refused = await app.post(CHAT, messages=USER).done()
         assert (refused.status, refused.error["code"]) == (503, "engine_unavailable")
-        assert app.state.live_sequences == 0
+        assert app.state.num_live_sequences == 0
         app.engine.dead = True
         assert [(await app.get(path)).status for path in ("/health", "/ready")] == [503, 503]
 
@@ -193,7 +193,7 @@ async def test_our_own_fault_is_a_500_with_an_id(monkeypatch: pytest.MonkeyPatch
         assert (call.status, call.error["type"], call.error["code"]) == (500, "server_error", None)
         assert call.headers["x-request-id"] in call.error["message"]
         assert SECRET.encode() not in call.body
-        assert app.state.live_sequences == 0
+        assert app.state.num_live_sequences == 0
 
 
 async def test_the_queue_limit_is_exact() -> None:
@@ -210,7 +210,7 @@ async def test_the_queue_limit_is_exact() -> None:
             stream.put(300, end="length")
         await asyncio.gather(*(call.done() for call in calls))
         assert {call.status for call in calls[:5]} == {200}
-        assert app.state.live_sequences == 0
+        assert app.state.num_live_sequences == 0
 
 
 async def test_timings_become_histograms() -> None:
@@ -276,7 +276,7 @@ async def test_a_template_that_misbehaves(tmp_path: Path, source: str) -> None:
             call = await app.post(CHAT, messages=USER, stream=stream).done()
             assert call.status == 400
             assert (call.error["param"], call.error["code"]) == ("messages", "template_error")
-        assert app.state.requests_in_flight == app.state.live_sequences == 0
+        assert app.state.requests_in_flight == app.state.num_live_sequences == 0
         # Completions need no template, and continue to work.
         call = app.post(COMPLETIONS, prompt="Hi")
         (await app.engine.next_stream()).put(300, end="length")

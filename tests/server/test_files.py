@@ -244,7 +244,7 @@ async def test_who_is_cancelled_leaves_no_contents_without_a_row(
 
     me = asyncio.current_task()
     with monkeypatch.context() as patch:
-        patch.setattr(files._Making, "make", slow(files._Making.make))
+        patch.setattr(files._PendingFile, "create", slow(files._PendingFile.create))
         await cancelled(store.new_partial())
     assert list(directory.iterdir()) == []
     partial = await store.new_partial()

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from PIL import Image
 
-from engine.images.nouns import Rewriting
+from engine.images.nouns import PlaceholderRewrite
 from engine.images.read import read_image
-from server.images import ImageReader
+from server.images import ImageDecoder
 from tests.server.showing import (
     BLUE,
     CHAT,
@@ -213,7 +213,7 @@ async def test_a_spelling_of_the_placeholder_stays_text(tmp_path: Path) -> None:
 
 async def test_what_stands_for_an_image_is_rewritten_before_it_is_tokenised(tmp_path: Path) -> None:
     """As Gemma's processors do, if there are images at all."""
-    rewriting = Rewriting("<|vision_start|>", "\n\n<|vision_start|>")
+    rewriting = PlaceholderRewrite("<|vision_start|>", "\n\n<|vision_start|>")
     rules = msgspec.structs.replace(RULES, rewriting=rewriting)
     async with seeing(tmp_path, rules=rules) as app:
         asked = app.post(CHAT, messages=[user(shown(), text("<|vision_start|>"))], max_tokens=1)
@@ -316,7 +316,7 @@ async def test_a_bad_block_is_named(tmp_path: Path, source: Any, words: str) -> 
 async def test_pixels_in_flight_are_bounded_and_given_back(tmp_path: Path) -> None:
     async with seeing(tmp_path) as app:
         num_bytes = 8 * 12 * 3
-        app.state.images = ImageReader(most_held_bytes=num_bytes)
+        app.state.images = ImageDecoder(max_in_flight_bytes=num_bytes)
         asked = {"messages": [user(shown())], "max_tokens": 1}
         first = app.post(CHAT, **asked)
         stream = await app.engine.next_stream()
@@ -329,18 +329,18 @@ async def test_pixels_in_flight_are_bounded_and_given_back(tmp_path: Path) -> No
         stream.put(5, end="length")
         await first.done()
         await answered(app.post(CHAT, **asked), app)
-        assert app.state.live_sequences == 0
+        assert app.state.num_live_sequences == 0
 
 
 async def test_an_image_is_read_once_and_forgotten_when_there_is_no_room() -> None:
     encoded = base64.b64encode(RED).decode()
     size = 8 * 12 * 3
-    reader = ImageReader(kept_bytes=2 * size)
-    first = await reader.read(encoded, RULES)
-    assert await reader.read(encoded, RULES) is first
+    reader = ImageDecoder(cache_bytes=2 * size)
+    first = await reader.decode(encoded, RULES)
+    assert await reader.decode(encoded, RULES) is first
     for color in ("green", "white"):
-        await reader.read(base64.b64encode(png(color)).decode(), RULES)
-    again = await reader.read(encoded, RULES)
+        await reader.decode(base64.b64encode(png(color)).decode(), RULES)
+    again = await reader.decode(encoded, RULES)
     assert again is not first
     assert again == first
     reader.close()

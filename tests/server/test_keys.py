@@ -327,7 +327,7 @@ def test_a_ring_tells_its_keys_apart(tmp_path: Path) -> None:
     path = tmp_path / "keys.json.yaml"
     path.write_text(json.dumps({"keys": ENTRIES}))
     ring = KeyRing(["sk-root"], path)
-    assert ring.asks_for_keys
+    assert ring.requires_key
     anna, root = ring.find(KEYS["anna"].encode()), ring.find(b"sk-root")
     assert anna is not None
     assert root is not None
@@ -340,4 +340,4 @@ def test_a_ring_tells_its_keys_apart(tmp_path: Path) -> None:
         ENTRIES[0]["sha256"].encode(),
     ):
         assert ring.find(wrong) is None
-    assert not KeyRing().asks_for_keys
+    assert not KeyRing().requires_key

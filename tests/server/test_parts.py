@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.errors import ApiError
-from server.metrics import Numbers
+from server.metrics import MetricValues
 from server.metrics.exposition import Exposition
 from server.openai.inputs import ChatRequest, CompletionRequest
 from server.openai.json_body import parse_json_body
@@ -66,7 +66,7 @@ def test_any_object_is_a_request_or_a_400_that_names_a_field(fields: dict[str, A
 
 
 def test_histogram_buckets_are_cumulative() -> None:
-    numbers = Numbers.zero()
+    numbers = MetricValues.zero()
     for value in (0.5, 1.0, 1.5, 99.0):
         numbers.observe("request_params_n", value)
     numbers.observe("request_params_n", 2.0, times=3)

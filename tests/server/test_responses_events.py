@@ -18,7 +18,7 @@ from server.openai.outputs import (
     TokenLogprob,
     Usage,
 )
-from server.openai.responses.assembly import Assembly
+from server.openai.responses.assembly import ResponseBuilder
 from server.openai.responses.events import Numbering, to_sse
 from server.openai.responses.input_items import read_input
 from server.openai.responses.outputs import ReasoningConfig, Response
@@ -138,7 +138,13 @@ def parts_of(script: list[tuple[str, list[str]]]) -> list[Part]:
     st.data(),
 )
 def test_events_add_up(script, ending, summaries, in_background, data) -> None:
-    assembly = Assembly(blank(), Numbering(), lambda: 5.0, summaries=summaries, sealed=summaries)
+    assembly = ResponseBuilder(
+        blank(),
+        Numbering(),
+        lambda: 5.0,
+        reasoning_as_summary=summaries,
+        include_encrypted=summaries,
+    )
     client = Client()
     events = [*(assembly.queued() if in_background else []), *assembly.begin()]
     parts = parts_of(script)
@@ -183,7 +189,7 @@ def test_a_message_has_the_log_probabilities_of_its_tokens(script, data) -> None
             if not index or kind == "call":
                 tokens.append(("mark", f"<{kind}>"))
             tokens += [(kind, piece) for piece in pieces]
-    assembly, num_calls = Assembly(blank(), Numbering(), lambda: 5.0), 0
+    assembly, num_calls = ResponseBuilder(blank(), Numbering(), lambda: 5.0), 0
     while tokens:
         count = data.draw(st.integers(1, len(tokens)))
         parts: list[Part] = []
@@ -217,7 +223,7 @@ def whole_text(item: dict[str, Any]) -> str:
 
 
 def test_the_order_of_a_message() -> None:
-    assembly = Assembly(blank(), Numbering(), lambda: 5.0)
+    assembly = ResponseBuilder(blank(), Numbering(), lambda: 5.0)
     events = [*assembly.begin(), *assembly.push([Text("a"), Text("b")], [])]
     events += [*assembly.end("stop", USAGE), *assembly.finish()]
     assert [event.__struct_config__.tag for event in events] == [
@@ -240,7 +246,7 @@ def test_the_order_of_a_message() -> None:
 )
 def test_the_order_of_a_call(reason: FinishReason, status: str) -> None:
     """A call that a stop string cuts off is reported as incomplete, as with a length limit."""
-    assembly = Assembly(blank(), Numbering(), lambda: 5.0)
+    assembly = ResponseBuilder(blank(), Numbering(), lambda: 5.0)
     call = [ToolCallBegin(0, "call_1", "f"), ToolCallArguments(0, "{}")]
     events = [*assembly.push(call, []), *assembly.end(reason, USAGE)]
     assert [event.__struct_config__.tag for event in events] == [
@@ -259,7 +265,7 @@ def test_the_order_of_a_call(reason: FinishReason, status: str) -> None:
     [(503, "server_error"), (429, "rate_limit_exceeded"), (400, "invalid_prompt")],
 )
 def test_a_failure_has_one_of_the_codes_of_the_specification(status: int, code: str) -> None:
-    assembly = Assembly(blank(), Numbering(), lambda: 5.0)
+    assembly = ResponseBuilder(blank(), Numbering(), lambda: 5.0)
     (event,) = assembly.fail(ApiError(status, "reason"))
     assert event.response.error is not None
     assert (event.response.error.code, event.response.error.message) == (code, "reason")

@@ -98,7 +98,7 @@ async def test_a_client_that_leaves_takes_its_response_along(
     exchange.hang_up()
     await exchange.done()
     assert stream.aborted
-    assert application.state.admission.live == 0
+    assert application.state.admission.num_live == 0
 
 
 async def test_the_end_of_the_server_is_told(application: Application) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from engine.errors import ContextLengthExceeded
-from server.openai.responses.context import fitting
-from server.openai.responses.input_items import read_input, seal, unseal
+from server.openai.responses.context import truncate_to_fit
+from server.openai.responses.input_items import decode_reasoning, encode_reasoning, read_input
 from server.openai.responses.items import CallItem, CallOutputItem, MessageItem
-from server.openai.responses.translate import messages_of
+from server.openai.responses.translate import to_chat_messages
 from tests.servers import MODEL, Server
 
 PATH = "/v1/responses"
@@ -176,7 +176,7 @@ def test_a_turn_is_one_message() -> None:
         {"role": "assistant", "content": "done"},
     )
     function = {"name": "f", "arguments": "{}"}
-    assert messages_of("A", conversation) == [
+    assert to_chat_messages("A", conversation) == [
         {"role": "system", "content": "A\n\nB"},
         {"role": "user", "content": "hi"},
         {
@@ -214,14 +214,14 @@ async def test_what_is_left_is_whole(room: int) -> None:
             raise ContextLengthExceeded("too long", param="messages")
         return kept
 
-    kept = await fitting(conversation, prepare, truncate=True)
+    kept = await truncate_to_fit(conversation, prepare, truncate=True)
     assert kept[0] == conversation[0]
     assert kept[1:] == conversation[len(conversation) - len(kept) + 1 :]
     assert kept[1].role == "user"
     assert len(kept) - 1 == {1: 1, 2: 1, 3: 1, 4: 1, 5: 5, 6: 5, 7: 7, 8: 7}[room]
     if room < 7:
         with pytest.raises(ContextLengthExceeded):
-            await fitting(conversation, prepare, truncate=False)
+            await truncate_to_fit(conversation, prepare, truncate=False)
 
 
 async def test_a_call_is_never_left_without_its_output() -> None:
@@ -238,14 +238,14 @@ async def test_a_call_is_never_left_without_its_output() -> None:
             raise ContextLengthExceeded("too long", param="messages")
         return kept
 
-    kept = await fitting(items(*script), prepare, truncate=True)
+    kept = await truncate_to_fit(items(*script), prepare, truncate=True)
     assert [type(item) for item in kept] == [CallItem, CallOutputItem] * 2
     assert not isinstance(kept[0], MessageItem)
 
 
 @pytest.mark.parametrize("text", ["", "plain", "ü\n\0\U0001f600"])
 def test_what_is_sealed_comes_back(text: str) -> None:
-    assert unseal(seal(text)) == text
-    for broken in ("", "quire1", "gAAAA", seal(text) + "!"):
+    assert decode_reasoning(encode_reasoning(text)) == text
+    for broken in ("", "quire1", "gAAAA", encode_reasoning(text) + "!"):
         with pytest.raises(ValueError, match="this server"):
-            unseal(broken)
+            decode_reasoning(broken)

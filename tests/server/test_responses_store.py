@@ -188,11 +188,13 @@ async def test_an_end_is_kept_once(tmp_path: Path) -> None:
     store = ResponseStore(database)
     running = StoredResponse("r", "t", 1, "queued", True, None, b"{}")
     await store.add(running, [])
-    assert await store.progress("r", "in_progress", [StoredEvent(0, b"0"), StoredEvent(1, b"1")])
+    assert await store.record_progress(
+        "r", "in_progress", [StoredEvent(0, b"0"), StoredEvent(1, b"1")]
+    )
     ended = StoredResponse("r", "t", 1, "completed", True, None, b"{}", [StoredItem("i", b"2")])
-    assert await store.end(ended, [StoredEvent(2, b"2")])
-    assert not await store.end(running, [])
-    assert not await store.progress("r", "in_progress", [StoredEvent(3, b"3")])
+    assert await store.record_end(ended, [StoredEvent(2, b"2")])
+    assert not await store.record_end(running, [])
+    assert not await store.record_progress("r", "in_progress", [StoredEvent(3, b"3")])
     assert await store.find("r", "t") == ended
     assert await store.events("r", 0) == [StoredEvent(1, b"1"), StoredEvent(2, b"2")]
     assert await store.delete("r", "t")
@@ -205,11 +207,11 @@ async def test_who_is_gone_is_seen_to_be(tmp_path: Path) -> None:
     await ResponseStore(first).add(StoredResponse("r", "t", 1, "queued", True, None, b"{}"), [])
     found = await ResponseStore(second).find("r", "t")
     assert found is not None
-    assert not found.lost
+    assert not found.is_orphaned
     await first.close()
     found = await ResponseStore(second).find("r", "t")
     assert found is not None
-    assert found.lost
+    assert found.is_orphaned
     await second.close()
 
 
@@ -219,8 +221,8 @@ def test_the_files_of_the_dead_are_swept(tmp_path: Path) -> None:
     first = Presence(tmp_path)
     second = Presence(tmp_path)
     assert sorted(os.listdir(tmp_path / "processes")) == sorted([first.name, second.name])
-    assert first.lives(second.name)
-    second.leave()
-    assert not first.lives(second.name)
-    first.leave()
+    assert first.is_alive(second.name)
+    second.release()
+    assert not first.is_alive(second.name)
+    first.release()
     assert os.listdir(tmp_path / "processes") == []

@@ -96,7 +96,7 @@ async def test_conversations_go_when_they_have_not_been_used_for_long(
     # Each of these counts as a use.
     assert await store.find("c", "t") is not None
     assert await store.append("d", "t", [StoredItem("more", b"1")])
-    assert await store.relabel("e", "somebody else", b"{}") is None  # and this does not
+    assert await store.update_metadata("e", "somebody else", b"{}") is None  # and this does not
     await purge(state)
     assert await are_there(state, "abcde") == "bcd"
     assert await store.find_item("item-a", "t") is None
@@ -117,7 +117,7 @@ async def test_a_conversation_in_which_a_response_is_made_stays(make_state: Make
         output=[StoredItem("said", b"1")],
         conversation_id="a",
     )
-    assert await store.end(answer, [])
+    assert await store.record_end(answer, [])
     page = await ConversationStore(state.database).page("a", after=None, limit=9, ascending=True)
     assert page is not None
     assert [item.id for item in page.items] == ["item-a", "said"]

@@ -42,7 +42,7 @@ def test_tasks_and_threads_are_told_on_sigusr1(server: Server) -> None:
         else:
             pytest.fail(f"not told by {processes} processes:\n{told}")
     assert "most recent call first" in told, "no thread is told"
-    assert 0 < waits.find("in RequestContext.__call__") < waits.find("in BodyGuard.")
+    assert 0 < waits.find("in RequestContext.__call__") < waits.find("in BodyLimitMiddleware.")
     assert "in RequestResponseCycle.receive" in waits
     assert server.get("/health").status_code == 200, "it serves on"
 

@@ -21,7 +21,7 @@ import pytest
 
 from engine.paths import default_model_dir
 from engine.types import EngineStats
-from server.metrics import Numbers, merge
+from server.metrics import MetricValues, merge
 from server.settings import Settings
 from tests.server.test_streams import events_of
 from tests.servers import MODEL, ROOT, Server, running_server
@@ -242,7 +242,7 @@ def test_settings_reach_a_worker_as_they_are(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_merged_numbers_are_sums_and_the_newest_snapshot() -> None:
-    first, second = Numbers.zero(), Numbers.zero()
+    first, second = MetricValues.zero(), MetricValues.zero()
     first.count("request_success", "stop")
     second.count("request_success", "stop")
     second.count("request_success", "length")

@@ -15,7 +15,7 @@ from demo.evaluate import MODEL
 from tools.distill import models
 from tools.distill.documents import Documents, gather, read_documents
 from tools.distill.errors import DistillError
-from tools.distill.packing import Packer, lay_out, once
+from tools.distill.packing import Packer, collate, validation_batches
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_every_token_is_predicted_once_an_epoch(lengths, row_tokens, seed):
     seen: list[int] = []
     while len(seen) < 2 * sum(length - 1 for length in lengths):
         batch = packer.batch(2, row_tokens)
-        rows = zip(batch.inputs[batch.learned].tolist(), batch.targets.tolist(), strict=True)
+        rows = zip(batch.inputs[batch.loss_mask].tolist(), batch.targets.tolist(), strict=True)
         for token, following in rows:
             assert following == token + 1  # within one document
             seen.append(following)
@@ -135,13 +135,13 @@ def test_no_row_teaches_nothing():
     for _ in range(20):
         batch = packer.batch(1, 16)
         assert len(batch.targets) > 0
-    assert len(once(documents, 1, 16)) == 1
+    assert len(validation_batches(documents, 1, 16)) == 1
     with pytest.raises(DistillError, match="within 16 tokens"):
-        once(gather([long]), 1, 16)
+        validation_batches(gather([long]), 1, 16)
 
 
 def test_rows_hold_each_document_once_where_they_are_to_be_judged():
-    batches = once(documents_of([5, 9, 3, 30]), rows=2, row_tokens=10)
+    batches = validation_batches(documents_of([5, 9, 3, 30]), rows=2, row_tokens=10)
     targets = sorted(torch.cat([batch.targets for batch in batches]).tolist())
     assert targets == sorted(1000 * i + k for i, n in enumerate([5, 9, 3, 10]) for k in range(1, n))
 
@@ -152,13 +152,15 @@ def test_documents_of_a_row_do_not_see_each_other(tmp_path, kind):
     from tests import tiny_models
 
     folder = tiny_models.save(kind, tmp_path)
-    model = models.load_model(folder, torch.float32, torch.device("cpu"), plain=False).eval()
-    assert models.keeps_apart(model)
+    model = models.load_model(
+        folder, torch.float32, torch.device("cpu"), eager_attention=False
+    ).eval()
+    assert models.isolates_documents(model)
     tokens = np.random.default_rng(0).integers(3, 160, 34).astype(np.int32)
     documents = Documents(tokens, np.ones(34, bool), np.array([0, 20, 34]))
-    batch = lay_out(documents, [[(0, 0, 20), (1, 0, 14)]], 40)
+    batch = collate(documents, [[(0, 0, 20), (1, 0, 14)]], 40)
     with torch.no_grad():
-        packed = models.run(model, batch.inputs, batch.positions, batch.learned).logits
+        packed = models.run(model, batch.inputs, batch.positions, batch.loss_mask).logits
         for i, place in ((0, slice(0, 19)), (1, slice(19, 32))):
             ids = torch.from_numpy(documents[i][0].astype(np.int64))[None]
             alone = model(ids).logits[0, :-1]
@@ -169,7 +171,9 @@ def test_attention_that_crosses_documents_is_seen(tmp_path, monkeypatch):
     from tests import tiny_models
 
     folder = tiny_models.save("llama", tmp_path)
-    model = models.load_model(folder, torch.float32, torch.device("cpu"), plain=False).eval()
+    model = models.load_model(
+        folder, torch.float32, torch.device("cpu"), eager_attention=False
+    ).eval()
     whole = model.forward
     monkeypatch.setattr(model, "forward", lambda **given: whole(**given | {"position_ids": None}))
-    assert not models.keeps_apart(model)
+    assert not models.isolates_documents(model)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.tools.tiny_teacher import save_teacher
 from tools.distill import losses, models
-from tools.distill.acceptance import count, lead
+from tools.distill.acceptance import compare_acceptance, simulate_acceptance
 from tools.distill.errors import DistillError
 from tools.distill.settings import Phase, StudentShape, read_schedule
-from tools.distill.student import inherit, make_student, student_config
+from tools.distill.student import init_from_teacher, make_student, student_config
 
 CPU = torch.device("cpu")
 
@@ -66,10 +66,10 @@ def test_layers_are_spread_evenly(num_student, num_teacher):
 
 def test_a_student_of_the_same_width_begins_as_its_teachers_layers(tmp_path):
     folder = save_teacher(tmp_path)
-    teacher = models.load_model(folder, torch.float32, CPU, plain=False)
+    teacher = models.load_model(folder, torch.float32, CPU, eager_attention=False)
     config = student_config(teacher.config, None, StudentShape(layers=1))
-    student = make_student(config, 0, plain=False)
-    taken = inherit(student, teacher)
+    student = make_student(config, 0, eager_attention=False)
+    taken = init_from_teacher(student, teacher)
     assert set(taken) == set(student.state_dict())
     ours, theirs = student.model.layers[0], teacher.model.layers[1]
     assert torch.equal(ours.mlp.up_proj.weight, theirs.mlp.up_proj.weight)
@@ -78,14 +78,14 @@ def test_a_student_of_the_same_width_begins_as_its_teachers_layers(tmp_path):
 
 def test_a_narrower_embedding_keeps_what_is_alike_alike(tmp_path):
     folder = save_teacher(tmp_path)
-    teacher = models.load_model(folder, torch.float32, CPU, plain=False)
+    teacher = models.load_model(folder, torch.float32, CPU, eager_attention=False)
     # Words along few directions: a narrow embedding can represent them without loss.
     with torch.no_grad():
         table = teacher.get_input_embeddings().weight
         table.copy_(torch.randn(3072, 12) @ torch.randn(12, 48))
     shape = StudentShape(hidden=16, heads=2, kv_heads=1)
-    student = make_student(student_config(teacher.config, None, shape), 0, plain=False)
-    assert "model.embed_tokens.weight" in inherit(student, teacher)
+    student = make_student(student_config(teacher.config, None, shape), 0, eager_attention=False)
+    assert "model.embed_tokens.weight" in init_from_teacher(student, teacher)
     narrow = student.get_input_embeddings().weight.detach()
     wide = table.detach()
     torch.testing.assert_close(
@@ -149,20 +149,20 @@ def test_the_rate_rises_and_falls():
 def test_acceptance_by_hand():
     # yes yes no | yes yes yes yes (and one) | yes no | end
     agreed = [[True, True, False, True, True, True, True, False, True, False]]
-    found = count(agreed, 4)
+    found = simulate_acceptance(agreed, 4)
     assert (found.rounds, found.accepted) == (3, 7)
     assert (found.full_rounds, found.full_accepted) == (2, 6)
-    assert found.by_place == (3, 2, 1, 1)
+    assert found.by_position == (3, 2, 1, 1)
     assert found.as_json()["tokens_a_step"] == pytest.approx(10 / 3, abs=1e-3)
 
 
 @given(st.lists(st.lists(st.booleans(), max_size=40), max_size=5), st.integers(1, 6))
 def test_every_token_of_an_answer_is_either_accepted_or_the_targets(agreed, drafts):
-    found = count(agreed, drafts)
+    found = simulate_acceptance(agreed, drafts)
     tokens = sum(map(len, agreed))
     # The target's own token after the last draft tokens may lie beyond the answer's end.
     assert tokens <= found.accepted + found.rounds <= tokens + len(agreed)
-    assert math.isclose(found.accepted, sum(found.by_place))
+    assert math.isclose(found.accepted, sum(found.by_position))
 
 
 def test_a_lead_is_told_with_its_error():
@@ -171,12 +171,17 @@ def test_a_lead_is_told_with_its_error():
     good = [(rng.random(rng.integers(1, 40)) < 0.95).tolist() for _ in range(200)]
     # The other draft fails wherever this one does, and occasionally elsewhere.
     worse = [[kept and rng.random() < 0.97 for kept in agreed] for agreed in good]
-    difference, error = lead(good, worse, 4)
-    assert difference == count(good, 4).mean_accepted - count(worse, 4).mean_accepted
+    difference, error = compare_acceptance(good, worse, 4)
+    assert (
+        difference
+        == simulate_acceptance(good, 4).mean_accepted - simulate_acceptance(worse, 4).mean_accepted
+    )
     drawn = []
     for _ in range(300):
         picked = rng.integers(0, len(good), len(good))
-        drawn.append(lead([good[i] for i in picked], [worse[i] for i in picked], 4)[0])
+        drawn.append(
+            compare_acceptance([good[i] for i in picked], [worse[i] for i in picked], 4)[0]
+        )
     assert error == pytest.approx(np.std(drawn), rel=0.25)
-    assert lead(worse, good, 4) == pytest.approx((-difference, error))
-    assert lead(good, good, 4) == (0.0, 0.0)
+    assert compare_acceptance(worse, good, 4) == pytest.approx((-difference, error))
+    assert compare_acceptance(good, good, 4) == (0.0, 0.0)

@@ -14,9 +14,9 @@ from engine.plan_rows import PlanRows, ScheduledRow
 from loadtest.workloads import Shape
 from server.cli import main
 from tests.tools.planned import LLAMA_8B
-from tools.plan.answer import Slo, greatest_rate, predict, replicas_for
+from tools.plan.answer import Slo, find_max_rate, predict, replicas_for
 from tools.plan.calibrate import Calibration
-from tools.plan.cost import FitErrors, Fitted, Roofline, StepShape, fit
+from tools.plan.cost import FitErrors, FittedCost, Roofline, StepShape, fit
 from tools.plan.simulate import Replica, simulate
 from tools.plan.traffic import Arrival, TraceError, at_rate, draw, rate_of, read_trace
 
@@ -31,7 +31,7 @@ def replica(**fields) -> Replica:
         "num_blocks": 512,
         "block_size": 16,
         "max_model_len": 2048,
-        "cost": Fitted((STEP_S, 0, 0, 0, 0, 0, 1e-4, 0)),
+        "cost": FittedCost((STEP_S, 0, 0, 0, 0, 0, 1e-4, 0)),
         "scheduler": SchedulerConfig(overlap=False, max_num_batched_tokens=512, max_num_seqs=8),
         **fields,
     }
@@ -66,8 +66,8 @@ def test_a_small_cache_preempts_and_loses_nobody() -> None:
 def test_what_can_never_fit_is_refused_and_makes_no_tokens() -> None:
     asks = [Arrival(0.0, 100, 150), Arrival(0.1, 10**15, 1), Arrival(0.2, 10, 10**15)]
     told = simulate(replica(), asks)
-    assert (told.num_refused, told.num_output, len(told.outcomes)) == (2, 150, 1)
-    assert simulate(replica(num_blocks=4), asks[:1]).num_refused == 1
+    assert (told.num_rejected, told.num_output, len(told.outcomes)) == (2, 150, 1)
+    assert simulate(replica(num_blocks=4), asks[:1]).num_rejected == 1
 
 
 def test_a_shared_beginning_is_computed_once() -> None:
@@ -113,7 +113,7 @@ def test_a_shape_counts_what_rows_read() -> None:
 
 def test_costs_are_found_again_though_some_steps_were_disturbed() -> None:
     rng = random.Random(0)
-    true = Fitted((1e-3, 0, 2e-4, 1e-7, 5e-4, 0, 3e-5, 1e-8))
+    true = FittedCost((1e-3, 0, 2e-4, 1e-7, 5e-4, 0, 3e-5, 1e-8))
     shapes = []
     for _ in range(600):
         prompt = rng.choice((0, 0, 64, 256))
@@ -156,7 +156,7 @@ def test_a_roofline_is_the_slower_of_reading_and_multiplying() -> None:
 def test_the_greatest_rate_keeps_the_limits_and_a_little_more_does_not() -> None:
     asks = draw(Shape("chat", 100, 40, max_total=2048), 1.0, 200, seed=1)
     slo = Slo(ttft_p99_ms=400.0)
-    most = greatest_rate(replica(), asks, slo)
+    most = find_max_rate(replica(), asks, slo)
     assert most is not None
     assert most.ttft_ms is not None
     assert 200 < most.ttft_ms["p99"] <= 400
@@ -165,12 +165,12 @@ def test_the_greatest_rate_keeps_the_limits_and_a_little_more_does_not() -> None
     assert beyond.ttft_ms["p99"] > 400
     count, each = replicas_for(replica(), asks, slo, 3.5 * most.rate, most)
     assert count == 4
-    assert each.keeps(slo)
+    assert each.meets(slo)
     assert each.rate == pytest.approx(3.5 * most.rate / 4)
     count, each = replicas_for(replica(), asks, slo, 1e5 * most.rate, most)
     assert 100_000 <= count < 120_000
-    assert each.keeps(slo)
-    assert greatest_rate(replica(), asks, Slo(tpot_p99_ms=5.0)) is None
+    assert each.meets(slo)
+    assert find_max_rate(replica(), asks, Slo(tpot_p99_ms=5.0)) is None
 
 
 def test_traffic_is_the_same_for_a_seed_and_as_fast_as_asked() -> None:
@@ -281,7 +281,7 @@ def test_what_cannot_be_planned_is_one_line(
     (tmp_path / "odd.json").write_bytes(msgspec.json.encode({"replica": {}}))
     found = Calibration(replica(), FitErrors(8, 0.0, 0.0), "float32", 1)
     (tmp_path / "here.json").write_bytes(msgspec.json.encode(found))
-    less = msgspec.structs.replace(found, replica=replica(cost=Fitted((1.0,))))
+    less = msgspec.structs.replace(found, replica=replica(cost=FittedCost((1.0,))))
     (tmp_path / "less.json").write_bytes(msgspec.json.encode(less))
     monkeypatch.chdir(tmp_path)  # calibrations are written there
     given = [argument.replace("{}", str(tmp_path)) for argument in arguments]

@@ -10,7 +10,7 @@ import pytest
 from engine.config import SchedulerConfig
 from server.cli import main
 from tests.tools.planned import LLAMA_8B
-from tools.plan.cost import Link, Roofline, Said, Shared, Stage, StepShape
+from tools.plan.cost import Communication, Link, ParallelCost, Roofline, Stage, StepShape
 from tools.plan.link import fit_link
 from tools.plan.simulate import Replica, simulate
 from tools.plan.traffic import Arrival
@@ -54,13 +54,19 @@ def replica(cost, num_stages: int, **fields) -> Replica:
 def test_ranks_take_what_they_compute_and_what_they_say() -> None:
     """Four all-reduces per pass over four ranks, for which a ring sends 3/2 of the bytes."""
     link = Link(bytes_per_s=1e6, latency_s=1e-3)
-    said = Said(num_sums=4, sum_bytes=4000, num_broadcasts=1, broadcast_bytes=8, choice_bytes=500)
+    said = Communication(
+        num_all_reduces=4,
+        all_reduce_bytes=4000,
+        num_broadcasts=1,
+        broadcast_bytes=8,
+        sampling_bytes=500,
+    )
     stage = Stage(even(STEP_S), 4, said)
     shape = StepShape(2, 6, 0, 0, 0, 0)
     expected = 2 * STEP_S + 8 * 1e-3 + 1.5 * 6 * 4000 / 1e6  # all-reduces
     expected += 2 * 3 * 1e-3 + 6 * (8 + 500) / 1e6  # ids, states and logits
     assert stage.step_s(shape, link) == pytest.approx(expected)
-    alone = Stage(even(STEP_S), 1, Said(handed_bytes=100, returned_bytes=10))
+    alone = Stage(even(STEP_S), 1, Communication(activation_bytes=100, returned_bytes=10))
     assert alone.step_s(shape, link) == pytest.approx(2 * STEP_S + 2e-3 + 6 * 110 / 1e6)
 
 
@@ -73,7 +79,9 @@ def test_a_host_that_launches_layers_one_by_one_may_be_what_a_step_waits_for() -
 
 def test_stages_work_on_several_steps_at_once() -> None:
     """A token passes through both; many sequences get tokens at twice the rate of one step."""
-    cost = Shared((Stage(even(STEP_S), 1, Said()), Stage(even(STEP_S), 1, Said())), FREE)
+    cost = ParallelCost(
+        (Stage(even(STEP_S), 1, Communication()), Stage(even(STEP_S), 1, Communication())), FREE
+    )
     (alone,) = simulate(replica(cost, 2), [Arrival(0.0, 100, 20)]).outcomes
     assert alone.tpot_s == pytest.approx(2 * STEP_S)
     crowd = [Arrival(0.0, 8, 50) for _ in range(16)]

@@ -23,7 +23,7 @@ from tools.quantize.run import Job, quantise
 from tools.quantize.sites import sites_of
 from tools.quantize.source import Source
 from tools.quantize.texts import Windows
-from tools.quantize.walk import LayerWalk
+from tools.quantize.walk import LayerRunner
 
 WINDOW = 32
 FAMILIES = [
@@ -183,22 +183,24 @@ def test_schemes_of_eight_bits_on_both_sides(
 def test_folded_scales_leave_the_model_as_it_was(kind: str, tmp_path: Path) -> None:
     """Without rounding, any scale gives the same residual stream."""
     source = Source(tiny_models.save(kind, tmp_path / "source"))
-    layers = LayerQuantiser(source, recipe(), recipe().grid([], torch.float32))
-    walk = LayerWalk(source.spec, WINDOW)
+    layers = LayerQuantiser(source, recipe(), recipe().make_grid([], torch.float32))
+    walk = LayerRunner(source.spec, WINDOW)
     x = walk.embed(windows().calibration, source.weights)
     generator = torch.Generator().manual_seed(1)
     for i in range(source.spec.num_layers):
         weights = layers.read(i)
-        expected = walk.run(layers.made(i, weights), i, x.clone())
-        sites = sites_of(source.spec, source.wanted, i)
-        folds = list(folds_of(source.spec, source.wanted, i, sites))
+        expected = walk.run(layers.build_layer(i, weights), i, x.clone())
+        sites = sites_of(source.spec, source.parameters, i)
+        folds = list(folds_of(source.spec, source.parameters, i, sites))
         before = {name: tensor.clone() for name, tensor in weights.items()}
         for fold in folds:
-            scale = torch.rand(fold.readers[0].inputs, generator=generator).mul(2).exp()
-            apply_fold(fold, fold.tie(scale), weights, source.spec.norm.offset, source.dtypes(i))
+            scale = torch.rand(fold.consumers[0].inputs, generator=generator).mul(2).exp()
+            apply_fold(
+                fold, fold.average_tied(scale), weights, source.spec.norm.offset, source.dtypes(i)
+            )
         assert folds
         assert any(not weights[name].equal(before[name]) for name in weights)
-        folded = walk.run(layers.made(i, weights), i, x.clone())
+        folded = walk.run(layers.build_layer(i, weights), i, x.clone())
         assert torch.allclose(folded, expected, rtol=1e-4, atol=2e-4)
         x = expected
 

@@ -7,16 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tools.quantize.awq import Reader, search_scale, search_shrink
+from tools.quantize.awq import CalibratedWeight, search_clip_ratios, search_scale
 from tools.quantize.compressed import pack
 from tools.quantize.gptq import GptqOptions, gptq
 from tools.quantize.grid import Grid, round_to_nearest
 from tools.quantize.inputs import InputStats, output_error
 
 GRIDS = [
-    Grid(4, group=16),
-    Grid(4, group=16, symmetric=False),
-    Grid(4, group=16, scale_dtype=torch.bfloat16),
+    Grid(4, group_size=16),
+    Grid(4, group_size=16, symmetric=False),
+    Grid(4, group_size=16, scale_dtype=torch.bfloat16),
     Grid(8),
     Grid(8, symmetric=False),
     Grid(8, is_float=True),
@@ -52,7 +52,7 @@ def test_a_weight_is_rounded_to_the_nearest_level_of_its_group(grid: Grid) -> No
     rounded = round_to_nearest(weight, grid)
     value = rounded.dequantise()
     assert value[3, 16:32].abs().max() == 0.0
-    size = grid.group_of(64)
+    size = grid.group_size_of(64)
     for row, group in ((0, 0), (5, 64 // size - 1)):
         columns = slice(group * size, group * size + size)
         scale = rounded.scales.scale[row, group]
@@ -98,7 +98,7 @@ def test_gptq_bears_inputs_that_never_come_and_fewer_tokens_than_inputs() -> Non
     weight, x = layer(2)
     x[:, 7] = 0.0
     few = seen(x[:20]).hessian
-    value = gptq(weight, few, Grid(4, group=16), GptqOptions()).dequantise()
+    value = gptq(weight, few, Grid(4, group_size=16), GptqOptions()).dequantise()
     assert value.isfinite().all()
     assert error(weight, value, x[:20]) < 0.02
     with pytest.raises(ValueError, match="not finite"):
@@ -107,7 +107,7 @@ def test_gptq_bears_inputs_that_never_come_and_fewer_tokens_than_inputs() -> Non
 
 def test_the_error_told_is_that_of_running_the_layer() -> None:
     weight, x = layer(3)
-    value = round_to_nearest(weight, Grid(4, group=16)).dequantise()
+    value = round_to_nearest(weight, Grid(4, group_size=16)).dequantise()
     told = output_error(weight, value, seen(x).hessian)
     assert told == pytest.approx(error(weight, value, x), rel=1e-4)
 
@@ -115,12 +115,12 @@ def test_the_error_told_is_that_of_running_the_layer() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_scales_and_shrinking_are_never_worse_than_none_and_here_better(seed: int) -> None:
     weight, x = layer(seed)
-    grid, stats = Grid(4, group=16), seen(x)
+    grid, stats = Grid(4, group_size=16), seen(x)
     plain = error(weight, round_to_nearest(weight, grid).dequantise(), x)
-    scale = search_scale([Reader(weight, stats)], grid)
+    scale = search_scale([CalibratedWeight(weight, stats)], grid)
     scaled = round_to_nearest(weight * scale, grid).dequantise() / scale
     assert error(weight, scaled, x) < 0.9 * plain
-    shrink = search_shrink(weight, torch.eye(64), grid)
+    shrink = search_clip_ratios(weight, torch.eye(64), grid)
     cut = round_to_nearest(weight, grid, shrink).dequantise()
     plain_change = (weight - round_to_nearest(weight, grid).dequantise()).square()
     by_group = (weight - cut).square().unflatten(1, (-1, 16)).sum(-1)
@@ -162,7 +162,7 @@ def test_gptq_in_blocks_is_the_papers_loop_over_all_inputs(by_activity: bool) ->
     factor = torch.linalg.cholesky(torch.linalg.inv(damped.double()), upper=True).float()
     scales, left = grid.fit(weight).column(0), weight[:, order].clone()
     for j in range(320):
-        rounded = grid.rounded(left[:, j], scales)
+        rounded = grid.fake_quantise(left[:, j], scales)
         change = (left[:, j] - rounded) / factor[j, j]
         left[:, j + 1 :] -= torch.outer(change, factor[j, j + 1 :])
         left[:, j] = rounded

@@ -16,7 +16,7 @@ from engine.paths import default_model_dir
 from tools.bench import answers, breakdown, first_answer, steps, throughput, transformers_peer
 from tools.bench.__main__ import format_table, main, missed
 from tools.bench.gates import compare, verdict
-from tools.bench.parts import Part, Record, gpu_parts, run_parts
+from tools.bench.parts import Part, ResultLog, gpu_parts, run_parts
 from tools.bench.shapes import CONFIGS, matrix_parameters
 from tools.bench.workload import full_jobs, make_jobs, sample_jobs
 
@@ -30,7 +30,7 @@ def rows(text: str) -> list[dict]:
 def run(folder: Path, *codes: str, limit_s: float = 30.0, left_s: float = 60.0) -> list[dict]:
     """Results of parts that run these programs in parallel."""
     parts = [Part(f"part {i}", ("-uc", code), limit_s) for i, code in enumerate(codes)]
-    record = Record(folder)
+    record = ResultLog(folder)
     try:
         return run_parts(parts, record, left_s)
     finally:
@@ -189,7 +189,7 @@ def test_each_test_is_told_of_as_it_ends(tmp_path):
     )
     plugin = ("-p", "tools.bench.pytest_rows", "-p", "no:cacheprovider", "-c", os.devnull)
     part = Part("tests", ("-m", "pytest", "-q", *plugin, str(file)), 30.0)
-    record = Record(tmp_path / "out")
+    record = ResultLog(tmp_path / "out")
     (told,) = run_parts([part], record, 60.0)
     record.close()
     assert [row["is_right"] for row in told["rows"]] == [True, False]

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench.gates import compare, verdict
-from tools.bench.parts import Record, gpu_parts, run_parts, tiny_parts
+from tools.bench.parts import ResultLog, gpu_parts, run_parts, tiny_parts
 
 _LIMIT_S = 540.0
-_MOST_LINES = 40  # limit on the misses that are printed
+_MAX_LINES = 40  # limit on the misses that are printed
 _CLOSING_S = 3.0  # reserved for the summary
 
 
@@ -42,9 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.block_size:
         shared += ["--block-size", str(options.block_size)]
     groups = tiny_parts(shared) if options.tiny else gpu_parts(shared, options.pytest)
-    record = Record(options.output)
+    record = ResultLog(options.output)
     results: list[dict[str, Any]] = []
-    with _ended_by_sigterm():
+    with _exit_on_sigterm():
         for group in groups:
             chosen = [part for part in group if options.only in part.name]
             left_s = options.limit_s - _CLOSING_S - (time.monotonic() - began_s)
@@ -68,14 +68,14 @@ def format_table(results: Sequence[dict[str, Any]]) -> str:
         rows = result["rows"]
         quiet = [row for row in rows if row.get("is_right") and "time_us" not in row]
         right = f", {len(quiet)} right" if quiet else ""
-        lines.append(f"{result['part']}: {_ended(result)}{right}")
+        lines.append(f"{result['part']}: {_format_end(result)}{right}")
         for row in rows:
             if row in quiet:
                 continue
             share = row.get("share_of_floor", row.get("share_of_step", row.get("busy_share")))
             told = "" if share is None else f"{share:.0%}"
             gate = verdict(result["part"], row)
-            line = f"  {row['case'][:44]:44} {_measured(row):>20} {told:>5}  {gate}"
+            line = f"  {row['case'][:44]:44} {_format_measurement(row):>20} {told:>5}  {gate}"
             lines.append(line.rstrip())
         if result["status"] != 0 or not rows:
             lines += [f"  | {line}" for line in result["last_lines"]]
@@ -85,26 +85,26 @@ def format_table(results: Sequence[dict[str, Any]]) -> str:
 def missed(results: Sequence[dict[str, Any]]) -> list[str]:
     """The wrong results, missed gates and failed parts, cut to a readable number of lines."""
     lines = list(_missed(results))
-    more = len(lines) - _MOST_LINES
-    return lines if more <= 0 else [*lines[:_MOST_LINES], f"  and {more} more"]
+    more = len(lines) - _MAX_LINES
+    return lines if more <= 0 else [*lines[:_MAX_LINES], f"  and {more} more"]
 
 
 def _missed(results: Sequence[dict[str, Any]]) -> Iterator[str]:
     for result in results:
         if result["status"] != 0:
-            yield f"  {result['part']}: {_ended(result)}"
+            yield f"  {result['part']}: {_format_end(result)}"
         for row in result["rows"]:
             gate = verdict(result["part"], row)
             if gate not in ("", "pass"):
                 yield f"  {result['part']}, {row['case']}: {gate}"
 
 
-def _ended(result: dict[str, Any]) -> str:
+def _format_end(result: dict[str, Any]) -> str:
     how = "done" if result["status"] == 0 else f"ended with {result['status']}"
     return f"{how} after {result['time_s']:.0f} s"
 
 
-def _measured(row: dict[str, Any]) -> str:
+def _format_measurement(row: dict[str, Any]) -> str:
     if "skipped" in row:
         return "skipped"
     if "failed" in row:
@@ -122,7 +122,7 @@ def _measured(row: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
+def _exit_on_sigterm() -> Iterator[None]:
     """Exit normally on SIGTERM, so that the parts are ended first."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:

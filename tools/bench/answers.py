@@ -47,12 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(model: str, questions: Path, num_questions: int | None) -> dict[str, Any]:
     from engine import LLM
-    from tools.quantize.questions import answers_right, read_questions
+    from tools.quantize.questions import count_correct_answers, read_questions
 
     asked = read_questions(questions)[:num_questions]
     with LLM(model, dtype="bfloat16", use_tqdm=False, enable_prefix_caching=False) as llm:
         told: dict[str, Any] = {"model": Path(model).name, "questions": len(asked)}
-        told["right"] = answers_right(llm, asked)
+        told["right"] = count_correct_answers(llm, asked)
         for rows in (1, 16):
             prompts = [[7 + row] * _PROMPT_TOKENS for row in range(rows)]
             rates = []

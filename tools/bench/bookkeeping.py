@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from engine.collector import settle
+from engine.collector import tune_for_serving
 from engine.config import SchedulerConfig
 from engine.kv_cache.pool import BlockPool
 from engine.requests import fan_out
@@ -72,7 +72,7 @@ def measure(running: int, queued: int, steps: int) -> dict[str, Any]:
         scheduler.add(request)
     gc.collect()
     thresholds = gc.get_threshold()
-    settle()  # as the engine does after loading
+    tune_for_serving()  # as the engine does after loading
     taken: list[tuple[float, float, float]] = []
     for step in range(1 + _WARM_UP_STEPS + steps):
         begun_s = time.thread_time()

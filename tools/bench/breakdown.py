@@ -13,12 +13,12 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from tools.bench.session import TINY, Session, load_core, parser, tell, timed
+from tools.bench.session import TINY, Session, load_core, parser, print_row, timed
 from tools.bench.steps import begin_decoding
 
 _CASES, _TINY_CASES = [(1, 1024), (64, 1024), (256, 1024)], [(2, 24)]
 _STEPS = 8  # timed, and the same number profiled
-_MOST_KERNELS = 8
+_MAX_KERNELS = 8
 _NAME_WIDTH = 60
 
 
@@ -27,11 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser(__doc__, "qwen3-0.6b", "llama-3.1-8b").parse_args(argv)
     is_tiny = options.model == TINY
     session = Session(load_core(options, max_model_len=2048))
-    session.ask([7] * 16, 4)
+    session.submit([7] * 16, 4)
     session.finish()
     for rows, context in _TINY_CASES if is_tiny else _CASES:
         for row in _break_down(session, options, rows, context):
-            tell(row)
+            print_row(row)
     return 0
 
 
@@ -59,7 +59,7 @@ def _break_down(
     else:
         busy_us = sum(time_us for time_us, _ in kernels) / _STEPS
     yield {"case": name, "time_us": step_us, "busy_us": busy_us, "busy_share": busy_us / step_us}
-    for time_us, event in kernels[:_MOST_KERNELS]:
+    for time_us, event in kernels[:_MAX_KERNELS]:
         yield {
             "case": f"  {event.key[:_NAME_WIDTH]}",
             "time_us": time_us / _STEPS,

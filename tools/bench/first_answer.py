@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from tools.bench.session import Session, load_core, parser, tell
+from tools.bench.session import Session, load_core, parser, print_row
 
 _PROMPT_TOKENS, _OUTPUT_TOKENS = 64, 8
 _FIRST_TOKEN = "first token"
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = made.parse_args(argv)
     if options.child:
         session = Session(load_core(options, max_model_len=4096))
-        session.ask([7] * _PROMPT_TOKENS, _OUTPUT_TOKENS)
+        session.submit([7] * _PROMPT_TOKENS, _OUTPUT_TOKENS)
         while not session.step():
             pass
         print(_FIRST_TOKEN, flush=True)
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             process.stdout.read()  # until it has exited
         if process.returncode or not is_told:
             raise RuntimeError(f"the process ended with status {process.returncode}")
-        tell({"case": f"{options.model} {start}", "time_s": first_s})
+        print_row({"case": f"{options.model} {start}", "time_s": first_s})
     return 0
 
 

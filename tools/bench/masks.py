@@ -85,7 +85,7 @@ def measure(
     core.compile(grammar)
     rounds: dict[bool, list[list[float]]] = {False: [], True: []}  # seconds of steps
     masks: list[list[float]] = []
-    clock.num_waiting = clock.num_in_vain = num_masks = 0
+    clock.num_deferred = clock.num_wasted = num_masks = 0
     for number in range(2 * _ROUNDS):
         is_held = number % 4 in (1, 2)  # the order alternates from round to round
         _start(core, f"{rows}-{number}", rows, grammar if is_held else None)
@@ -121,8 +121,8 @@ def measure(
         "step_ratios": [
             held / plain for plain, held in zip(medians[False], medians[True], strict=True)
         ],
-        "waiting_share": clock.num_waiting / num_masks,
-        "in_vain_share": clock.num_in_vain / num_masks,
+        "waiting_share": clock.num_deferred / num_masks,
+        "in_vain_share": clock.num_wasted / num_masks,
         "worst_mask_ms": max(itertools.chain(*masks)) * 1e3,
     }
 
@@ -164,8 +164,12 @@ class _MaskClock:
 
     def __init__(self) -> None:
         self.spent_s = 0.0
-        self.num_waiting = self.num_in_vain = 0
-        masks, settle, waited = Sampler.masks, MaskLines.settle, LlguidanceMatcher.waited
+        self.num_deferred = self.num_wasted = 0
+        masks, settle, waited = (
+            Sampler.masks,
+            MaskLines.write_deferred,
+            LlguidanceMatcher.record_deferral,
+        )
 
         def timed_masks(sampler: Sampler, batch: HostBatch) -> StepMasks:
             with self._counted():
@@ -174,18 +178,18 @@ class _MaskClock:
         def timed_settle(
             lines: MaskLines, rows: Sequence[MaskedRow], candidates: Sequence[Sequence[int]]
         ) -> dict[int, Failure]:
-            self.num_waiting += len(rows)
+            self.num_deferred += len(rows)
             with self._counted():
                 return settle(lines, rows, candidates)
 
-        def counted_waited(matcher: LlguidanceMatcher, *, in_vain: bool) -> None:
-            self.num_in_vain += in_vain
-            waited(matcher, in_vain=in_vain)
+        def counted_waited(matcher: LlguidanceMatcher, *, wasted: bool) -> None:
+            self.num_wasted += wasted
+            waited(matcher, wasted=wasted)
 
         # ``setattr``, since the first parameters' types differ from ``self``.
         setattr(Sampler, "masks", timed_masks)  # noqa: B010
-        setattr(MaskLines, "settle", timed_settle)  # noqa: B010
-        setattr(LlguidanceMatcher, "waited", counted_waited)  # noqa: B010
+        setattr(MaskLines, "write_deferred", timed_settle)  # noqa: B010
+        setattr(LlguidanceMatcher, "record_deferral", counted_waited)  # noqa: B010
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

@@ -36,11 +36,11 @@ class Load:
     name: str
     lengths: Sequence[int]  # of prompts
     num_output: int  # tokens per request
-    cached: float  # the share of all tokens that fits the cache
+    cached_share: float  # the share of all tokens that fits the cache
     num_waves: int = 1  # rounds of all prompts; each starts when the previous one is done
-    num_at_once: int = 16  # sequences running at once
-    visitors: Sequence[int] = ()  # prompt lengths of urgent requests that displace the others
-    visit_steps: int = 24  # steps between two visitors
+    max_num_seqs: int = 16  # sequences running at once
+    urgent_lengths: Sequence[int] = ()  # prompt lengths of urgent requests that displace the others
+    urgent_interval_steps: int = 24  # steps between two visitors
 
     @property
     def num_tokens(self) -> int:
@@ -53,25 +53,27 @@ class Load:
         top = core.info.vocab_size - 1
         prompts, visits = (
             [[rng.randint(3, top) for _ in range(length)] for length in lengths]
-            for lengths in (self.lengths, self.visitors)
+            for lengths in (self.lengths, self.urgent_lengths)
         )
         before, begun_s = core.stats, time.perf_counter()
         num_computed = num_steps = 0
         for wave in range(self.num_waves):
             for index, prompt in enumerate(prompts):
-                self._ask(core, f"{seed}-{wave}-{index}", prompt)
+                self._submit(core, f"{seed}-{wave}-{index}", prompt)
             while core.has_work:
                 num_computed += core.step().stats.step_tokens
                 num_steps += 1
-                if visits and not num_steps % self.visit_steps:
-                    self._ask(core, f"{seed}-visit-{len(visits)}", visits.pop(), visits=True)
+                if visits and not num_steps % self.urgent_interval_steps:
+                    self._submit(core, f"{seed}-visit-{len(visits)}", visits.pop(), urgent=True)
         taken_s = time.perf_counter() - begun_s
-        return taken_s, {"computed": num_computed, **_gained(before, core.stats)}
+        return taken_s, {"computed": num_computed, **_counter_deltas(before, core.stats)}
 
-    def _ask(self, core: EngineCore, name: str, prompt: list[int], *, visits: bool = False) -> None:
-        num_output = 1 if visits else self.num_output
+    def _submit(
+        self, core: EngineCore, name: str, prompt: list[int], *, urgent: bool = False
+    ) -> None:
+        num_output = 1 if urgent else self.num_output
         sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=num_output)
-        background = bool(self.visitors) and not visits
+        background = bool(self.urgent_lengths) and not urgent
         core.add(fan_out(name, prompt, sampling, background=background)[0])
 
 
@@ -79,27 +81,27 @@ def cases(*, is_tiny: bool) -> list[Load]:
     """The loads; tiny ones for a test run."""
     if is_tiny:
         return [
-            Load(name="preempted", lengths=[12] * 6, num_output=40, cached=0.3),
+            Load(name="preempted", lengths=[12] * 6, num_output=40, cached_share=0.3),
             Load(
                 name="displaced",
                 lengths=[60] * 2,
                 num_output=20,
-                cached=1.0,
-                visitors=[140] * 2,
-                visit_steps=5,
+                cached_share=1.0,
+                urgent_lengths=[140] * 2,
+                urgent_interval_steps=5,
             ),
-            Load(name="prefixes", lengths=[60] * 4, num_output=1, cached=0.3, num_waves=2),
+            Load(name="prefixes", lengths=[60] * 4, num_output=1, cached_share=0.3, num_waves=2),
         ]
     return [
-        Load(name="preempted", lengths=[448] * 6, num_output=160, cached=0.25),
+        Load(name="preempted", lengths=[448] * 6, num_output=160, cached_share=0.25),
         Load(
             name="displaced",
             lengths=[1024] * 2,
             num_output=96,
-            cached=1.05,
-            visitors=[1024] * 5,
+            cached_share=1.05,
+            urgent_lengths=[1024] * 5,
         ),
-        Load(name="prefixes", lengths=[1024] * 8, num_output=4, cached=0.25, num_waves=3),
+        Load(name="prefixes", lengths=[1024] * 8, num_output=4, cached_share=0.25, num_waves=3),
     ]
 
 
@@ -146,14 +148,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _engine(model: str, load: Load, device: Device, *, has_tier: int) -> EngineCore:
     block_size = 16 if device == "cpu" else 64
-    longest = max(*load.lengths, *load.visitors) + load.num_output
-    num_blocks = max(int(load.num_tokens * load.cached), longest) // block_size + 1
+    longest = max(*load.lengths, *load.urgent_lengths) + load.num_output
+    num_blocks = max(int(load.num_tokens * load.cached_share), longest) // block_size + 1
     return EngineCore.load(
         EngineConfig(
             model=model,
             device=device,
             max_model_len=longest + 1,
-            scheduler=SchedulerConfig(max_num_seqs=load.num_at_once, max_step_passes=1),
+            scheduler=SchedulerConfig(max_num_seqs=load.max_num_seqs, max_step_passes=1),
             cache=CacheConfig(
                 block_size=block_size,
                 num_blocks=num_blocks,
@@ -164,7 +166,7 @@ def _engine(model: str, load: Load, device: Device, *, has_tier: int) -> EngineC
     )
 
 
-def _gained(before: EngineStats, after: EngineStats) -> dict[str, int]:
+def _counter_deltas(before: EngineStats, after: EngineStats) -> dict[str, int]:
     return {
         "preemptions": after.num_preemptions - before.num_preemptions,
         "recomputed": after.num_recomputed - before.num_recomputed,

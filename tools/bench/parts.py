@@ -30,12 +30,12 @@ _PYTEST = (
     *("-q", "-m", "gpu", "-rfE", "--tb=short", "-p", "tools.bench.pytest_rows"),
 )
 _TEST_LIMIT_S = 90  # per test, if the plugin for it is installed
-_MOST_TESTERS = 6
+_MAX_TEST_WORKERS = 6
 _NUM_SHARES = 3  # processes that share the kernels' cases
 _LAST_LINES = 12  # of a failed part, for readers who see only the end of the output
-_MOST_WIDE = 160
-_LEAST_S = 5.0  # a part is not started with less time than this
-_LAST_WORDS_S = 2.0  # for the stack traces of a part that is out of time
+_MAX_LINE_WIDTH = 160
+_MIN_TIME_S = 5.0  # a part is not started with less time than this
+_ABORT_GRACE_S = 2.0  # for the stack traces of a part that is out of time
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def gpu_parts(options: Sequence[str], pytest: Sequence[str]) -> list[list[Part]]
     ]
     return [
         [
-            Part("gpu tests", (*_PYTEST, *_testers(), *_gpu_tests(), *pytest), 170),
+            Part("gpu tests", (*_PYTEST, *_parallel_test_options(), *_gpu_tests(), *pytest), 170),
             bench("warm-up 0.6b", "warm_up", 150, *small),
             bench("warm-up 8b", "warm_up", 150, *large),
             *shares,
@@ -100,21 +100,21 @@ def _gpu_tests() -> list[str]:
     return [str(file) for file in files if "pytest.mark.gpu" in file.read_text(encoding="utf-8")]
 
 
-def _testers() -> list[str]:
+def _parallel_test_options() -> list[str]:
     """Options for several pytest processes and a limit per test, if the plugins are installed.
 
     Most of the time of these tests is spent compiling.
     """
     options: list[str] = []
     if importlib.util.find_spec("xdist") is not None:
-        options += ["-n", str(max(1, min(_MOST_TESTERS, (os.cpu_count() or 1) - 2)))]
+        options += ["-n", str(max(1, min(_MAX_TEST_WORKERS, (os.cpu_count() or 1) - 2)))]
     if importlib.util.find_spec("pytest_timeout") is not None:
         # A signal would not interrupt a wait for a kernel.
         options += ["--timeout", str(_TEST_LIMIT_S), "--timeout-method", "thread"]
     return options
 
 
-class Record:
+class ResultLog:
     """The files of a check's results. Lines of concurrent parts are not interleaved.
 
     Args:
@@ -127,7 +127,7 @@ class Record:
         self._rows: TextIO = (output / "results.jsonl").open("w", encoding="utf-8")
         self._lock = threading.Lock()
 
-    def note(self, part: str, line: str) -> dict[str, Any] | None:
+    def write_line(self, part: str, line: str) -> dict[str, Any] | None:
         """Record a line that a part has printed, and return its row if it holds one."""
         row = _row(line)
         with self._lock:
@@ -144,7 +144,7 @@ class Record:
         self._rows.close()
 
 
-def run_parts(parts: Sequence[Part], record: Record, left_s: float) -> list[dict[str, Any]]:
+def run_parts(parts: Sequence[Part], record: ResultLog, left_s: float) -> list[dict[str, Any]]:
     """Run parts side by side; return the rows of each, as far as it got, and how it ended.
 
     Args:
@@ -152,8 +152,8 @@ def run_parts(parts: Sequence[Part], record: Record, left_s: float) -> list[dict
         record: where their output is recorded.
         left_s: seconds until all must have ended, regardless of their own limits.
     """
-    if left_s < _LEAST_S:
-        return [_told(part, "not begun: no time was left", 0.0, [], []) for part in parts]
+    if left_s < _MIN_TIME_S:
+        return [_part_result(part, "not begun: no time was left", 0.0, [], []) for part in parts]
     running: list[_Running] = []
     try:
         running += [_Running(part, record, min(part.limit_s, left_s)) for part in parts]
@@ -168,7 +168,7 @@ def run_parts(parts: Sequence[Part], record: Record, left_s: float) -> list[dict
 class _Running:
     """A running part, and a thread that reads its output."""
 
-    def __init__(self, part: Part, record: Record, limit_s: float) -> None:
+    def __init__(self, part: Part, record: ResultLog, limit_s: float) -> None:
         self._part, self._record = part, record
         self._begun_s = self._ended_s = time.monotonic()
         self._ends_s = self._begun_s + limit_s
@@ -199,19 +199,19 @@ class _Running:
             self._status, self._is_over = "out of time", True
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(self._process.pid, signal.SIGABRT)
-                self._process.wait(_LAST_WORDS_S)
+                self._process.wait(_ABORT_GRACE_S)
 
     def end(self) -> None:
         """Kill the part and all its children."""
         with contextlib.suppress(ProcessLookupError):  # if all have exited
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._reader.join(_LEAST_S)
+        self._reader.join(_MIN_TIME_S)
 
     def result(self) -> dict[str, Any]:
         """The result as :func:`run_parts` returns it."""
         time_s = self._ended_s - self._begun_s
-        return _told(self._part, self._status, time_s, self._rows, list(self._lines))
+        return _part_result(self._part, self._status, time_s, self._rows, list(self._lines))
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -219,16 +219,16 @@ class _Running:
             for line in printed:
                 if not (line := line.rstrip()):
                     continue
-                row = self._record.note(self._part.name, line)
+                row = self._record.write_line(self._part.name, line)
                 if row is None:
                     if not self._is_over:  # later rows go to the log only
-                        self._lines.append(line[:_MOST_WIDE])
+                        self._lines.append(line[:_MAX_LINE_WIDTH])
                 else:
                     self._rows.append(row)
         self._ended_s = time.monotonic()
 
 
-def _told(
+def _part_result(
     part: Part, status: int | str, time_s: float, rows: list[dict[str, Any]], lines: list[str]
 ) -> dict[str, Any]:
     """Assemble the result of a part."""

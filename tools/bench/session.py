@@ -84,7 +84,7 @@ class Session:
         self.core = core
         self.num_tokens = 0  # returned by the engine so far, over all requests
         self._live: set[str] = set()
-        self._num_asked = 0
+        self._num_submitted = 0
 
     @property
     def capacity_tokens(self) -> int:
@@ -97,13 +97,13 @@ class Session:
         """Whether any request is unfinished."""
         return bool(self._live)
 
-    def ask(self, prompt: Sequence[int], num_output: int) -> None:
+    def submit(self, prompt: Sequence[int], num_output: int) -> None:
         """Queue one greedy request of full length. Token ids wrap around in a small vocabulary."""
-        self._num_asked += 1
+        self._num_submitted += 1
         vocab = self.core.info.vocab_size
         ids = [token % vocab for token in prompt]
         sampling = SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True)
-        (request,) = fan_out(f"bench-{self._num_asked}", ids, sampling)
+        (request,) = fan_out(f"bench-{self._num_submitted}", ids, sampling)
         self.core.add(request)
         self._live.add(request.id)
 
@@ -151,7 +151,7 @@ def timed(device: str) -> Iterator[list[float]]:
     taken.append(time.perf_counter() - begun_s)
 
 
-def tell(row: dict[str, Any]) -> None:
+def print_row(row: dict[str, Any]) -> None:
     """Print one result as a line of JSON, immediately, so that it survives a time limit."""
     print(json.dumps(row), flush=True)
 

@@ -39,7 +39,7 @@ _OFF, _CONTROL = "off", "off, once more"
 class _Round(NamedTuple):
     rate: float  # tokens per second
     cpu_rate: float  # tokens per second of process CPU time
-    tokens_a_step: float
+    tokens_per_step: float
     num_draft_steps: int
 
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     cores = {
         name: EngineCore.load(_config(options, speculation))
-        for name, speculation in _ways(options).items()
+        for name, speculation in _methods(options).items()
         if name in (_OFF, _CONTROL) or not options.ways or name in options.ways
     }
     requests = _requests(options, cores[_OFF])
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rounds[name].append(one)
         if time.perf_counter() - began_s > options.limit_s and rounds[_OFF]:
             break
-    told = {**_setting(options), "ways": _told(cores, rounds)}
+    told = {**_setting(options), "ways": _summarize(cores, rounds)}
     line = json.dumps(told)
     print(line)
     if options.output is not None:
@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _ways(options: argparse.Namespace) -> dict[str, SpeculationConfig | None]:
+def _methods(options: argparse.Namespace) -> dict[str, SpeculationConfig | None]:
     ways: dict[str, SpeculationConfig | None] = {_OFF: None, _CONTROL: None}
     for method in ("draft", "ngram", "suffix"):
         draft_model = options.draft if method == "draft" else None
@@ -131,7 +131,7 @@ def _setting(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _told(cores: dict[str, EngineCore], rounds: dict[str, list[_Round]]) -> dict[str, Any]:
+def _summarize(cores: dict[str, EngineCore], rounds: dict[str, list[_Round]]) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for name, each in rounds.items():
         pairs = list(zip(each, rounds[_OFF], strict=True))
@@ -145,7 +145,7 @@ def _told(cores: dict[str, EngineCore], rounds: dict[str, list[_Round]]) -> dict
             "cpu_us_a_token": round(statistics.median(1e6 / one.cpu_rate for one in each), 1),
             "cpu_ratio": round(statistics.median(cpu_ratios), 3),
             "draft_steps_a_round": round(statistics.mean(one.num_draft_steps for one in each), 1),
-            "tokens_a_step": round(statistics.median(one.tokens_a_step for one in each), 2),
+            "tokens_a_step": round(statistics.median(one.tokens_per_step for one in each), 2),
             "drafted": drafts.num_draft_tokens,
             "accepted": drafts.num_accepted_tokens,
         }

@@ -15,7 +15,7 @@ from typing import Any
 
 from kernels.bench.case import Ceilings
 from tools.bench.ceilings import measure
-from tools.bench.session import MAX_STEP_TOKENS, TINY, Session, load_core, parser, tell, timed
+from tools.bench.session import MAX_STEP_TOKENS, TINY, Session, load_core, parser, print_row, timed
 from tools.bench.shapes import attention_flops, matrix_parameters
 
 _CASES = [(rows, context) for context in (1024, 4096) for rows in (1, 8, 32, 64, 128, 256)]
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for rows, context in (_TINY_CASES if is_tiny else cases)
         ),
     ):
-        tell(row)
+        print_row(row)
     return 0
 
 
@@ -53,7 +53,7 @@ def _prefill(
     rng = random.Random(length)
     taken: list[float] = []
     for _ in range(4):
-        session.ask(_ids(length, rng), 1)
+        session.submit(_ids(length, rng), 1)
         with timed(options.device) as seconds:
             session.finish()
         taken += seconds
@@ -77,7 +77,7 @@ def begin_decoding(session: Session, rows: int, context: int, num_steps: int) ->
     session.prepare()
     rng = random.Random(f"{rows} {context}")
     for _ in range(rows):
-        session.ask(_ids(context - num_steps // 2, rng), limit)
+        session.submit(_ids(context - num_steps // 2, rng), limit)
     while session.step() < rows:
         pass  # until a step gives every sequence a token
     for _ in range(_WARM_UP_STEPS):

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tools.bench.session import TINY, parser, tell
+from tools.bench.session import TINY, parser, print_row
 from tools.bench.shapes import CONFIGS
 from tools.bench.workload import Job, sample_jobs
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         begun_s = time.perf_counter()
         tokens = _run(manager, jobs, model.config.vocab_size)
         seconds = time.perf_counter() - begun_s
-    tell(
+    print_row(
         {
             "case": f"{options.model} {len(jobs)} sequences",
             "time_s": seconds,

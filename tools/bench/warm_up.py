@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from tools.bench.session import MAX_STEP_TOKENS, TINY, Session, load_core, parser, tell
+from tools.bench.session import MAX_STEP_TOKENS, TINY, Session, load_core, parser, print_row
 
 _CACHE_BYTES = 6 * 2**30
 _LONG, _TINY_LONG = 2048, 96  # prompts long enough to use several programs per row
@@ -27,11 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     core = load_core(options, max_model_len=MAX_STEP_TOKENS + 64, cache_bytes=_CACHE_BYTES)
     session = Session(core)
     longest, long = (_TINY_LONG,) * 2 if is_tiny else (MAX_STEP_TOKENS, _LONG)
-    session.ask([7] * longest, 1)
+    session.submit([7] * longest, 1)
     session.finish()
     for _ in range(2):  # once eagerly, once captured
         for length in (long, 5, 3):
-            session.ask([7] * length, 4)
+            session.submit([7] * length, 4)
         session.finish()
         session.prepare()
     kernels = core.info.attention_backend
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     if options.device == "cuda" and kernels != "triton":
         row |= {"is_right": False, "failed": f"computed by {kernels}; the log says why"}
-    tell({**row, "attention_backend": kernels})
+    print_row({**row, "attention_backend": kernels})
     return 0
 
 

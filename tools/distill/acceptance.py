@@ -42,8 +42,8 @@ class Acceptance:
     full_rounds: int
     full_accepted: int
     tokens: int
-    agreed: int
-    by_place: tuple[int, ...]
+    num_agreed: int
+    by_position: tuple[int, ...]
 
     @property
     def mean_accepted(self) -> float:
@@ -58,12 +58,12 @@ class Acceptance:
             "mean_accepted": round(self.mean_accepted, 3),
             "mean_accepted_in_full_rounds": round(self.full_accepted / max(1, self.full_rounds), 3),
             "tokens_a_step": round((self.accepted + self.rounds) / max(1, self.rounds), 3),
-            "agreement": round(self.agreed / max(1, self.tokens), 4),
-            "by_place": [round(taken / max(1, self.rounds), 3) for taken in self.by_place],
+            "agreement": round(self.num_agreed / max(1, self.tokens), 4),
+            "by_place": [round(taken / max(1, self.rounds), 3) for taken in self.by_position],
         }
 
 
-def count(agreements: list[list[bool]], drafts: int) -> Acceptance:
+def simulate_acceptance(agreements: list[list[bool]], drafts: int) -> Acceptance:
     """Simulate speculation.
 
     agreements: for each answer, whether the draft model's greedy choice for its 2nd, 3rd, ... token
@@ -91,12 +91,14 @@ def count(agreements: list[list[bool]], drafts: int) -> Acceptance:
         full_rounds=full_rounds,
         full_accepted=full_accepted,
         tokens=sum(map(len, agreements)),
-        agreed=sum(map(sum, agreements)),
-        by_place=tuple(by_place),
+        num_agreed=sum(map(sum, agreements)),
+        by_position=tuple(by_place),
     )
 
 
-def lead(first: list[list[bool]], second: list[list[bool]], drafts: int) -> tuple[float, float]:
+def compare_acceptance(
+    first: list[list[bool]], second: list[list[bool]], drafts: int
+) -> tuple[float, float]:
     """The lead of the first draft model in mean accepted tokens per round, and its standard error.
 
     The error is over the answers, paired. Each mean is a ratio of sums, accepted over rounds, so an
@@ -110,8 +112,8 @@ def lead(first: list[list[bool]], second: list[list[bool]], drafts: int) -> tupl
     """
     means, parts = [], []
     for told in (first, second):
-        each = [count([agreed], drafts) for agreed in told]
-        mean = count(told, drafts).mean_accepted
+        each = [simulate_acceptance([agreed], drafts) for agreed in told]
+        mean = simulate_acceptance(told, drafts).mean_accepted
         rounds = sum(one.rounds for one in each) / len(each)
         means.append(mean)
         parts.append([(one.accepted - mean * one.rounds) / rounds for one in each])
@@ -153,17 +155,17 @@ def _logits(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
     return model(ids, use_cache=False).logits[0, len(prompt) : -1].float()
 
 
-class Measured(NamedTuple):
+class AcceptanceResult(NamedTuple):
     """The results for a draft model over some questions; see the functions of these names."""
 
-    counted: Acceptance
+    acceptance: Acceptance
     overlap: float
     agreements: list[list[bool]]
 
 
 def measure(
     target: str, draft: str, questions: Path, drafts: int = 4, max_new_tokens: int = 160
-) -> Measured:
+) -> AcceptanceResult:
     """Measure acceptance and :func:`overlap` over the prompts of a JSONL file.
 
     Its lines are {"messages": [...]} or {"prompt": ...}. Both models run in float32. Raises
@@ -174,18 +176,18 @@ def measure(
     tokenizer = models.load_tokenizer(target)
     device = models.pick_device("auto")
     teacher, student = (
-        models.load_model(folder, torch.float32, device, plain=False).eval()
+        models.load_model(folder, torch.float32, device, eager_attention=False).eval()
         for folder in (target, draft)
     )
     models.check_vocabularies(teacher.config, student.config, (target, Path(draft)))
     prompts = read_prompts(questions, tokenizer)
-    answers = answer(teacher, tokenizer, prompts, max_new_tokens)
+    answers = generate_answers(teacher, tokenizer, prompts, max_new_tokens)
     agreed = agreements(student, prompts, answers)
     shared = overlap(teacher, student, prompts, answers)
-    return Measured(count(agreed, drafts), shared, agreed)
+    return AcceptanceResult(simulate_acceptance(agreed, drafts), shared, agreed)
 
 
-def answer(
+def generate_answers(
     model: Any, tokenizer: Any, prompts: list[list[int]], max_new_tokens: int, rows: int = 32
 ) -> list[list[int]]:
     """Greedy answers as token ids, including the end token."""

@@ -13,7 +13,7 @@ from torch import nn
 
 from tools.distill.errors import DistillError
 from tools.distill.packing import Packer
-from tools.distill.settings import FREE_TO_CHANGE, Settings
+from tools.distill.settings import CHANGEABLE_ON_RESUME, Settings
 
 _FILE = "state.pt"
 
@@ -39,7 +39,7 @@ class Progress:
     validations: list[dict[str, float]] = field(default_factory=list)
     best: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def judge(self, value: float) -> bool:
+    def record_validation(self, value: float) -> bool:
         """Record a validation, and return whether it is the best so far."""
         if value < self.best_value:
             self.best_value, self.best_step, self.worse_in_a_row = value, self.step, 0
@@ -90,7 +90,7 @@ def load(
         return None
     state = _read(path, device)
     then, now = state["settings"], settings.as_json()
-    for name in sorted(now.keys() - FREE_TO_CHANGE):
+    for name in sorted(now.keys() - CHANGEABLE_ON_RESUME):
         if then.get(name) != now[name]:
             raise DistillError(
                 f"{path}: a run with another {name} ({json.dumps(then.get(name))}, now "
@@ -103,7 +103,7 @@ def load(
     return Progress(**state["progress"])
 
 
-def forget(settings: Settings) -> None:
+def remove_checkpoint(settings: Settings) -> None:
     """Remove the saved state, so that the next run starts over."""
     (settings.work_folder / _FILE).unlink(missing_ok=True)
 

@@ -10,7 +10,7 @@ from tools.distill.checkpoints import Progress
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 720, 200, 64, 28, 56
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b")
-_MOST_POINTS = 400
+_MAX_POINTS = 400
 
 Points = list[tuple[float, float]]
 
@@ -45,7 +45,7 @@ def write_curves(progress: Progress, path: Path) -> None:
 
 def smooth(points: Points) -> Points:
     """At most 400 points, each the mean of an equal number of neighbours."""
-    size = math.ceil(len(points) / _MOST_POINTS)
+    size = math.ceil(len(points) / _MAX_POINTS)
     groups = [points[i : i + size] for i in range(0, len(points), size)] if points else []
     return [tuple(sum(axis) / len(group) for axis in zip(*group, strict=True)) for group in groups]  # type: ignore[misc]
 

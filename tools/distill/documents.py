@@ -24,7 +24,7 @@ class Documents:
     """
 
     tokens: np.ndarray
-    learn: np.ndarray
+    loss_mask: np.ndarray
     starts: np.ndarray
 
     def __len__(self) -> int:
@@ -33,7 +33,7 @@ class Documents:
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """(tokens, learn) of one document."""
         here = slice(self.starts[index], self.starts[index + 1])
-        return self.tokens[here], self.learn[here]
+        return self.tokens[here], self.loss_mask[here]
 
     def subset(self, indices: np.ndarray) -> Documents:
         """The documents at ``indices``, in the order given."""
@@ -57,7 +57,7 @@ def gather(rows: list[tuple[np.ndarray, np.ndarray]]) -> Documents:
     none = [(np.zeros(0, np.int32), np.zeros(0, bool))]
     return Documents(
         tokens=np.concatenate([tokens for tokens, _ in rows or none]).astype(np.int32),
-        learn=np.concatenate([learn for _, learn in rows or none]).astype(bool),
+        loss_mask=np.concatenate([learn for _, learn in rows or none]).astype(bool),
         starts=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
     )
 
@@ -90,8 +90,8 @@ class _Text:
     """A document as text. learned: [start, end) in characters; ended: it has its end token."""
 
     text: str
-    learned: list[tuple[int, int]]
-    ended: bool = False
+    loss_spans: list[tuple[int, int]]
+    has_end_token: bool = False
 
 
 def _read_text(path: Path) -> Iterator[_Text]:
@@ -159,7 +159,7 @@ def _conversation(messages: list[Any], tools: Any, tokenizer: Any) -> _Text:
                     learned.append((len(before), len(after)))
     except Exception as error:  # a template may raise anything
         raise DistillError(f"the chat template refuses it: {error}") from None
-    return _Text(whole, learned, ended=True)
+    return _Text(whole, learned, has_end_token=True)
 
 
 def _encode(documents: Iterator, tokenizer: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -187,9 +187,9 @@ def _encode_chunk(chunk: list, tokenizer: Any) -> Iterator[tuple[np.ndarray, np.
         tokens = np.array(ids, np.int32)
         ends = np.array([end for _, end in spans], np.int64)
         learn = np.zeros(len(tokens), bool)
-        for first, last in item.learned:  # a token belongs to the range in which it ends
+        for first, last in item.loss_spans:  # a token belongs to the range in which it ends
             learn |= (ends > first) & (ends <= last)
-        marked = item.ended or (len(ids) > 0 and ids[-1] in special)
+        marked = item.has_end_token or (len(ids) > 0 and ids[-1] in special)
         if not marked and tokenizer.eos_token_id is not None:
             tokens = np.append(tokens, np.int32(tokenizer.eos_token_id))
             learn = np.append(learn, True)

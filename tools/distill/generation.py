@@ -34,7 +34,7 @@ def generate(settings: Settings, teacher: Any, tokenizer: Any, documents: Docume
     path = settings.work_folder / _FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     prompts = _prompts(settings, tokenizer, documents)
-    lines = _whole_lines(path)
+    lines = _complete_lines(path)
     done = len(lines) // asked.batch_rows * asked.batch_rows  # whole batches only
     path.write_text("".join(lines[:done]), encoding="utf-8")
 
@@ -85,7 +85,7 @@ def continue_prompts(
     """The teacher's continuation of each prompt (token ids), including its end token."""
     device = next(teacher.parameters()).device
     longest = max(map(len, prompts))
-    ends = _ends(teacher, tokenizer)
+    ends = _stop_token_ids(teacher, tokenizer)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
     ids = torch.full((len(prompts), longest), pad)
     there = torch.zeros((len(prompts), longest), dtype=torch.long)
@@ -109,13 +109,13 @@ def continue_prompts(
     return written
 
 
-def _ends(teacher: Any, tokenizer: Any) -> set[int]:
+def _stop_token_ids(teacher: Any, tokenizer: Any) -> set[int]:
     ends = teacher.generation_config.eos_token_id
     ends = [ends] if isinstance(ends, int) else ends or []
     return {*ends, tokenizer.eos_token_id} - {None}
 
 
-def _whole_lines(path: Path) -> list[str]:
+def _complete_lines(path: Path) -> list[str]:
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)

@@ -45,9 +45,9 @@ class HiddenTransfer(nn.Module):
 
     def __init__(self, student_hidden: int, teacher_hidden: int, mapped: list[int]) -> None:
         super().__init__()
-        self.mapped = [0, *mapped]
+        self.teacher_layers = [0, *mapped]
         self.projections = nn.ModuleList(
-            nn.Linear(student_hidden, teacher_hidden, bias=False) for _ in self.mapped
+            nn.Linear(student_hidden, teacher_hidden, bias=False) for _ in self.teacher_layers
         )
 
     def forward(
@@ -55,11 +55,13 @@ class HiddenTransfer(nn.Module):
     ) -> torch.Tensor:
         """The loss of states as transformers returns them: layers + 1 of [rows, tokens, hidden]."""
         total = student[0].new_zeros((), dtype=torch.float32)
-        for state, layer, projection in zip(student, self.mapped, self.projections, strict=True):
+        for state, layer, projection in zip(
+            student, self.teacher_layers, self.projections, strict=True
+        ):
             goal = teacher[layer].float()
             goal = goal * goal.pow(2).mean(-1, keepdim=True).add(1e-6).rsqrt()
             total = total + functional.mse_loss(projection(state).float(), goal)
-        return total / len(self.mapped)
+        return total / len(self.teacher_layers)
 
 
 def attention_transfer(

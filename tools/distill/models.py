@@ -78,7 +78,9 @@ def load_config(folder: str | Path) -> Any:
         raise DistillError(f"{folder}: {_first_line(error)}") from None
 
 
-def load_model(folder: str | Path, dtype: torch.dtype, device: torch.device, plain: bool) -> Any:
+def load_model(
+    folder: str | Path, dtype: torch.dtype, device: torch.device, eager_attention: bool
+) -> Any:
     """Load a causal model. plain: with an attention implementation that returns its weights."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -87,7 +89,7 @@ def load_model(folder: str | Path, dtype: torch.dtype, device: torch.device, pla
     logging.disable_progress_bar()
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="eager" if plain else None
+            folder, dtype=dtype, attn_implementation="eager" if eager_attention else None
         )
     except (OSError, ValueError) as error:
         raise DistillError(f"{folder}: {_first_line(error)}") from None
@@ -126,7 +128,7 @@ def run(
 
 
 @torch.no_grad()
-def keeps_apart(model: Any) -> bool:
+def isolates_documents(model: Any) -> bool:
     """Whether attention is isolated between packed documents: changes one and observes another."""
     device = next(model.parameters()).device
     half = _ISOLATION_TOKENS

@@ -32,7 +32,7 @@ class Batch:
 
     inputs: torch.Tensor
     positions: torch.Tensor
-    learned: torch.Tensor
+    loss_mask: torch.Tensor
     targets: torch.Tensor
     num_tokens: int
 
@@ -41,7 +41,7 @@ class Batch:
         return Batch(
             inputs=self.inputs.to(device),
             positions=self.positions.to(device),
-            learned=self.learned.to(device),
+            loss_mask=self.loss_mask.to(device),
             targets=self.targets.to(device),
             num_tokens=self.num_tokens,
         )
@@ -73,7 +73,7 @@ class Packer:
 
     def batch(self, rows: int, row_tokens: int) -> Batch:
         """The next `rows` rows."""
-        return lay_out(self._documents, [self._row(row_tokens) for _ in range(rows)], row_tokens)
+        return collate(self._documents, [self._row(row_tokens) for _ in range(rows)], row_tokens)
 
     def _row(self, row_tokens: int) -> list[tuple[int, int, int]]:
         """The pieces of one row: the one waiting longest, then the longest that still fits, ..."""
@@ -115,7 +115,7 @@ class Packer:
         return np.random.default_rng((self._seed, 2, self.epoch)).permutation(len(self._documents))
 
 
-def once(documents: Documents, rows: int, row_tokens: int) -> list[Batch]:
+def validation_batches(documents: Documents, rows: int, row_tokens: int) -> list[Batch]:
     """Batches with each document once, in order, truncated to row_tokens.
 
     Raises DistillError if they contain nothing to learn.
@@ -134,10 +134,10 @@ def once(documents: Documents, rows: int, row_tokens: int) -> list[Batch]:
     if not packed:
         raise DistillError(f"no validation document teaches anything within {row_tokens} tokens")
     groups = [packed[i : i + rows] for i in range(0, len(packed), rows)]
-    return [lay_out(documents, group, row_tokens) for group in groups]
+    return [collate(documents, group, row_tokens) for group in groups]
 
 
-def lay_out(documents: Documents, rows: list[list[tuple[int, int, int]]], row_tokens: int) -> Batch:
+def collate(documents: Documents, rows: list[list[tuple[int, int, int]]], row_tokens: int) -> Batch:
     """Build tensors from rows of (document, first token, end); the rest of a row is padding."""
     shape = (len(rows), row_tokens)
     inputs, targets = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
@@ -159,7 +159,7 @@ def lay_out(documents: Documents, rows: list[list[tuple[int, int, int]]], row_to
     return Batch(
         inputs=torch.from_numpy(inputs),
         positions=torch.from_numpy(positions),
-        learned=torch.from_numpy(learned),
+        loss_mask=torch.from_numpy(learned),
         targets=torch.from_numpy(targets[learned]),
         num_tokens=num_tokens,
     )

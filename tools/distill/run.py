@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from tools.distill import models
-from tools.distill.checkpoints import Progress, forget
+from tools.distill.checkpoints import Progress, remove_checkpoint
 from tools.distill.curves import write_curves
 from tools.distill.documents import Documents, read_documents
 from tools.distill.generation import generate
-from tools.distill.packing import Packer, once
+from tools.distill.packing import Packer, validation_batches
 from tools.distill.settings import Settings
-from tools.distill.student import inherit, make_student, student_config
+from tools.distill.student import init_from_teacher, make_student, student_config
 from tools.distill.training import Trainer
 
 logger = logging.getLogger("quire.distill")
@@ -32,7 +32,7 @@ def distill(settings: Settings, overwrite: bool = False) -> dict[str, Any]:
     Raises DistillError.
     """
     if overwrite:
-        forget(settings)
+        remove_checkpoint(settings)
     device = models.pick_device(settings.device)
     dtype = models.pick_dtype(settings.dtype, device)
     tokenizer = models.load_tokenizer(settings.teacher)
@@ -46,18 +46,18 @@ def distill(settings: Settings, overwrite: bool = False) -> dict[str, Any]:
     plain = settings.needs_attention
     teacher = models.load_model(settings.teacher, dtype, device, plain)
     student, taken = _student(settings, config, teacher, device, plain)
-    apart = models.keeps_apart(teacher) and models.keeps_apart(student)
+    apart = models.isolates_documents(teacher) and models.isolates_documents(student)
     if not apart:
         logger.warning("this model's attention crosses the documents of a packed row")
     documents, held_out = _documents(settings, teacher, tokenizer)
     trainer = Trainer(
         settings, teacher, student, Packer(documents, settings.seed),
-        once(held_out, settings.batch_rows, longest), dtype,
+        validation_batches(held_out, settings.batch_rows, longest), dtype,
     )  # fmt: skip
     if trainer.resume():
         logger.info("going on from step %d", trainer.progress.step)
     trainer.train(lambda progress: _show(settings, progress))
-    models.export(trainer.use_best(), tokenizer, settings.out, torch.bfloat16, settings.teacher)
+    models.export(trainer.load_best(), tokenizer, settings.out, torch.bfloat16, settings.teacher)
     record = _record(settings, trainer.progress, student) | {
         "inherited_tensors": len(taken),
         "documents": len(documents),
@@ -77,7 +77,7 @@ def _student(
     if source is not None and source.is_dir() and any(source.glob("*.safetensors")):
         return models.load_model(source, torch.float32, device, plain), []
     student = make_student(config, settings.seed, plain).to(device)
-    return student, [] if settings.fresh else inherit(student, teacher)
+    return student, [] if settings.fresh else init_from_teacher(student, teacher)
 
 
 def _documents(settings: Settings, teacher: Any, tokenizer: Any) -> tuple[Documents, Documents]:

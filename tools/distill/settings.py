@@ -155,7 +155,7 @@ class Settings:
 
 
 # What may differ between a run and its continuation: none of it affects what is learned.
-FREE_TO_CHANGE = {"out", "work", "save_every", "max_validation_documents"}
+CHANGEABLE_ON_RESUME = {"out", "work", "save_every", "max_validation_documents"}
 
 
 def read_schedule(path: Path, default: Phase) -> tuple[Phase, ...]:

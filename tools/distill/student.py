@@ -74,12 +74,12 @@ def _check(config: Any) -> None:
             raise DistillError(f"no {config.model_type} model of this shape: {reason}") from None
 
 
-def make_student(config: Any, seed: int, plain: bool) -> Any:
+def make_student(config: Any, seed: int, eager_attention: bool) -> Any:
     """A float32 model with seeded random weights. plain: see models.load_model."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    implementation = "eager" if plain else None
+    implementation = "eager" if eager_attention else None
     model = AutoModelForCausalLM.from_config(
         copy.deepcopy(config), dtype=torch.float32, attn_implementation=implementation
     )
@@ -88,7 +88,7 @@ def make_student(config: Any, seed: int, plain: bool) -> Any:
 
 
 @torch.no_grad()
-def inherit(student: Any, teacher: Any) -> list[str]:
+def init_from_teacher(student: Any, teacher: Any) -> list[str]:
     """Initialise the student from the teacher; returns the names of the inherited tensors.
 
     Tensors of the same shape are copied, with layers mapped by :func:`layer_map`. A narrower
@@ -110,14 +110,14 @@ def inherit(student: Any, teacher: Any) -> list[str]:
         if source.shape == tensor.shape and same_width:
             tensor.copy_(source.float())
         elif _is_vocabulary(student, tensor) and tensor.shape[1] < source.shape[1]:
-            tensor.copy_(_narrowed(source.float(), tensor.shape[1]))
+            tensor.copy_(_project_embedding(source.float(), tensor.shape[1]))
         else:
             continue
         taken.append(name)
     return taken
 
 
-def _narrowed(embedding: torch.Tensor, width: int) -> torch.Tensor:
+def _project_embedding(embedding: torch.Tensor, width: int) -> torch.Tensor:
     """[vocab, hidden] to [vocab, width], preserving inner products as well as possible."""
     _, directions = torch.linalg.eigh(embedding.T @ embedding)  # ascending
     return embedding @ directions[:, -width:]

@@ -38,10 +38,10 @@ class Trainer:
         self._device = next(teacher.parameters()).device
         self._dtype = dtype
         ours, theirs = (m.config.get_text_config() for m in (student, teacher))
-        self._mapped = losses.layer_map(ours.num_hidden_layers, theirs.num_hidden_layers)
-        self._hidden = losses.HiddenTransfer(ours.hidden_size, theirs.hidden_size, self._mapped).to(
-            self._device
-        )
+        self._layer_map = losses.layer_map(ours.num_hidden_layers, theirs.num_hidden_layers)
+        self._hidden = losses.HiddenTransfer(
+            ours.hidden_size, theirs.hidden_size, self._layer_map
+        ).to(self._device)
         self._learned = nn.ModuleDict({"student": student, "hidden": self._hidden})
         self._optimizer = _optimizer(self._learned, settings)
         self.progress = Progress()
@@ -64,7 +64,7 @@ class Trainer:
         ) as bar:
             while progress.phase < len(settings.phases):
                 told, saved = self._advance(settings.phases[progress.phase])
-                bar.set_postfix(_short(told, progress), refresh=False)
+                bar.set_postfix(_progress_postfix(told, progress), refresh=False)
                 bar.update()
                 if saved:
                     on_save(progress)
@@ -91,7 +91,7 @@ class Trainer:
             save(settings, progress, self._learned, self._optimizer, self._packer)
         return told, due
 
-    def use_best(self) -> Any:
+    def load_best(self) -> Any:
         """The student with the weights of the best validation."""
         self._student.load_state_dict(self.progress.best)
         return self._student.eval()
@@ -127,7 +127,7 @@ class Trainer:
     def _losses(self, phase: Phase, batch: Batch) -> dict[str, torch.Tensor]:
         """The losses of nonzero weight, by name."""
         wanted = {"hidden": phase.hidden > 0, "attention": phase.attention > 0}
-        rows = (batch.inputs, batch.positions, batch.learned)
+        rows = (batch.inputs, batch.positions, batch.loss_mask)
         parts: dict[str, torch.Tensor] = {}
         with self._autocast():
             ours = models.run(self._student, *rows, **wanted)
@@ -143,7 +143,7 @@ class Trainer:
             parts["hidden"] = self._hidden(ours.hidden, theirs.hidden)
         if phase.attention:
             parts["attention"] = losses.attention_transfer(
-                ours.attention, theirs.attention, self._mapped
+                ours.attention, theirs.attention, self._layer_map
             )
         return parts
 
@@ -155,7 +155,7 @@ class Trainer:
         self._student.train()
         progress = self.progress
         progress.validations.append(found | {"step": progress.step})
-        better = progress.judge(found[self._settings.criterion])
+        better = progress.record_validation(found[self._settings.criterion])
         if better:
             progress.best = {
                 name: t.detach().clone() for name, t in self._student.state_dict().items()
@@ -183,7 +183,7 @@ def _optimizer(module: nn.Module, settings: Settings) -> torch.optim.Optimizer:
     )
 
 
-def _short(told: dict[str, float], progress: Progress) -> dict[str, str]:
+def _progress_postfix(told: dict[str, float], progress: Progress) -> dict[str, str]:
     """What the progress bar shows."""
     shown = {"loss": f"{told['loss']:.3f}"}
     if progress.validations:

@@ -23,7 +23,7 @@ def validate(
     count = 0
     for batch in batches:
         there = batch.to(device)
-        rows = (there.inputs, there.positions, there.learned)
+        rows = (there.inputs, there.positions, there.loss_mask)
         ours, theirs = (models.run(model, *rows).logits.float() for model in (student, teacher))
         number = len(batch.targets)
         totals["kl"] += losses.logit_kl(ours, theirs, 1.0).item() * number

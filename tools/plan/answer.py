@@ -33,7 +33,7 @@ class Prediction(msgspec.Struct, frozen=True):
     e2e_ms: dict[str, float] | None
     preemptions: int
 
-    def keeps(self, slo: Slo) -> bool:
+    def meets(self, slo: Slo) -> bool:
         """Whether the limits are met."""
         return not self.refused and all(
             limit is None or found is None or found["p99"] <= limit
@@ -57,7 +57,7 @@ def predict(replica: Replica, arrivals: Sequence[Arrival], front_ms: float = 0.0
     return Prediction(
         rate=rate_of(arrivals),
         requests=len(outcomes),
-        refused=told.num_refused,
+        refused=told.num_rejected,
         output_tokens_per_s=told.num_output / max(told.duration_s, 1e-9),
         ttft_ms=spread([each.ttft_s * 1e3 + front_ms for each in outcomes]),
         tpot_ms=spread([each.tpot_s * 1e3 for each in outcomes if each.tpot_s is not None]),
@@ -66,7 +66,7 @@ def predict(replica: Replica, arrivals: Sequence[Arrival], front_ms: float = 0.0
     )
 
 
-def greatest_rate(
+def find_max_rate(
     replica: Replica, arrivals: Sequence[Arrival], slo: Slo, front_ms: float = 0.0
 ) -> Prediction | None:
     """The highest rate at which one replica meets the limits, by bisection.
@@ -83,12 +83,12 @@ def greatest_rate(
         return None
     # So far apart that about one is in flight: close to what is needed to find the rest quickly.
     first = at(1e3 / max(alone["max"], 1e-3))
-    if first.keeps(slo):
+    if first.meets(slo):
         low, high = first, first.rate
         while True:
             high *= 2.0
             found = at(high)
-            if not found.keeps(slo):
+            if not found.meets(slo):
                 break
             low = found
             if high > 1e6:
@@ -96,11 +96,11 @@ def greatest_rate(
     else:
         high = first.rate
         low = at(high / len(arrivals))  # each request is alone, or nearly so
-        if not low.keeps(slo):
+        if not low.meets(slo):
             return None
     while high / low.rate > 1.0 + _PRECISION:
         found = at((high * low.rate) ** 0.5)
-        if found.keeps(slo):
+        if found.meets(slo):
             low = found
         else:
             high = found.rate
@@ -112,7 +112,7 @@ def replicas_for(
     arrivals: Sequence[Arrival],
     slo: Slo,
     rate: float,
-    most: Prediction,
+    at_max_rate: Prediction,
     front_ms: float = 0.0,
 ) -> tuple[int, Prediction]:
     """How many replicas meet the limits at ``rate``, and the performance of each.
@@ -129,9 +129,9 @@ def replicas_for(
         front_ms: see ``predict``.
     """
     # Start below the estimate by the precision of the greatest rate, since fewer may suffice.
-    count = max(1, math.ceil(rate / (most.rate * (1 + _PRECISION))))
+    count = max(1, math.ceil(rate / (at_max_rate.rate * (1 + _PRECISION))))
     while True:
         found = predict(replica, at_rate(arrivals, rate / count), front_ms)
-        if found.keeps(slo):
+        if found.meets(slo):
             return count, found
         count += max(1, count // 100)

@@ -20,9 +20,9 @@ from engine.errors import ModelLoadError
 from engine.profiler import Spans
 from engine.requests import fan_out
 from engine.runner import load_runner
-from engine.runner.protocol import Launched, Resting, Runner
+from engine.runner.protocol import LaunchedStep, Runner, SleepingRunner
 from engine.types import Adapter, EngineInfo, SamplingParams, StepPlan
-from tools.plan.cost import NUM_COSTS, FitErrors, Fitted, StepShape, fit
+from tools.plan.cost import NUM_COSTS, FitErrors, FittedCost, StepShape, fit
 from tools.plan.simulate import Replica
 
 _NUM_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -59,7 +59,7 @@ def read_calibration(path: Path) -> Calibration:
     sizes = replica.num_blocks, replica.block_size, replica.max_model_len
     if min(*sizes, replica.tensor_parallel_size) < 1 or replica.pipeline_parallel_size != 1:
         raise CalibrationError(f"{path}: a replica without room for a request")
-    if isinstance(costs, Fitted) and not (
+    if isinstance(costs, FittedCost) and not (
         len(costs.seconds) == NUM_COSTS and sum(costs.seconds) > 0 <= min(costs.seconds)
     ):
         raise CalibrationError(f"{path}: {NUM_COSTS} costs are wanted, none of them negative")
@@ -73,9 +73,9 @@ def calibrate(config: EngineConfig, seconds: float, on_progress: LoadProgress) -
         ModelLoadError: it cannot be loaded, or does not generate.
         ValueError: there were too few steps in that time.
     """
-    runner = _Recording(load_runner(config, on_progress))
+    runner = _RecordingRunner(load_runner(config, on_progress))
     info = runner.info
-    if not info.generates:
+    if not info.is_generative:
         raise ModelLoadError(f"{config.model}: the model does not generate text")
     core = EngineCore(config, runner)
     memory = info.memory
@@ -126,7 +126,7 @@ def _cases(most: int, capacity: int, max_model_len: int) -> Iterator[tuple[int, 
 
 
 def _run(
-    core: EngineCore, runner: _Recording, num_rows: int, context: int, rng: random.Random
+    core: EngineCore, runner: _RecordingRunner, num_rows: int, context: int, rng: random.Random
 ) -> None:
     """Run some steps with ``num_rows`` requests in flight, then abort the rest."""
     vocab = core.info.vocab_size
@@ -143,7 +143,7 @@ def _run(
         begun_s = time.perf_counter()
         output = core.step()
         taken_s = time.perf_counter() - begun_s
-        runner.note(taken_s, max(map(len, output.token_ids), default=0))
+        runner.record_step(taken_s, max(map(len, output.token_ids), default=0))
         live -= {
             id_
             for id_, reason in zip(output.ids, output.finish_reasons, strict=True)
@@ -153,10 +153,10 @@ def _run(
         core.abort(id_)
     while core.has_work:
         core.step()
-    runner.forget()
+    runner.discard_step()
 
 
-class _Recording:
+class _RecordingRunner:
     """A runner that records the shape and time of each step."""
 
     def __init__(self, runner: Runner) -> None:
@@ -169,12 +169,12 @@ class _Recording:
         """The wrapped runner's info."""
         return self._runner.info
 
-    def launch(self, plan: StepPlan) -> Launched:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         """Launch a step and remember its plan."""
         self._plan = plan if plan.rows else None
         return self._runner.launch(plan)
 
-    def note(self, seconds: float, num_passes: int) -> None:
+    def record_step(self, seconds: float, num_passes: int) -> None:
         """Record the last step, which took ``seconds`` and ``num_passes`` passes.
 
         A step with fewer passes than planned is not counted.
@@ -183,13 +183,13 @@ class _Recording:
         if plan is not None and (plan.num_passes == 1 or num_passes >= plan.num_passes):
             self.records.append((StepShape.of(plan.rows), seconds))
 
-    def forget(self) -> None:
+    def discard_step(self) -> None:
         """Do not count the last step."""
         self._plan = None
 
-    def mark(self, spans: Spans) -> None:
+    def set_spans(self, spans: Spans) -> None:
         """See ``Runner.mark``."""
-        self._runner.mark(spans)
+        self._runner.set_spans(spans)
 
     def load_adapter(self, adapter: Adapter) -> None:
         """See ``Runner.load_adapter``."""
@@ -199,6 +199,6 @@ class _Recording:
         """See ``Runner.prepare``."""
         return self._runner.prepare()
 
-    def rest(self, level: int) -> Resting:
+    def sleep(self, level: int) -> SleepingRunner:
         """See ``Runner.rest``."""
-        return self._runner.rest(level)
+        return self._runner.sleep(level)

@@ -16,11 +16,18 @@ from engine.config import CacheConfig, EngineConfig, LoadFormat, SchedulerConfig
 from engine.errors import ModelLoadError
 from engine.paths import default_model_dir
 from loadtest.workloads import Shape
-from tools.plan.answer import Slo, greatest_rate, predict, replicas_for
-from tools.plan.cost import Link, Shared
+from tools.plan.answer import Slo, find_max_rate, predict, replicas_for
+from tools.plan.cost import Link, ParallelCost
 from tools.plan.errors import PlanError
 from tools.plan.options import build_parser, check
-from tools.plan.report import a_second, shape_of, table, table_of_tried, told_of, told_of_link
+from tools.plan.report import (
+    format_calibration,
+    format_layout,
+    format_layouts,
+    format_link,
+    format_prediction,
+    format_rate,
+)
 from tools.plan.simulate import Replica
 from tools.plan.traffic import Arrival, at_rate, draw, rate_of, read_trace
 
@@ -71,7 +78,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     replica = msgspec.structs.replace(found.replica, scheduler=scheduler)
     found = msgspec.structs.replace(found, replica=replica)
     options.output.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
-    print(told_of(found))
+    print(format_calibration(found))
     print(f"\nquire plan {options.output} --rate 10 --ttft-p99-ms 500")
     return 0
 
@@ -82,7 +89,7 @@ def _measure_link(options: argparse.Namespace) -> int:
     if options.source is not None:
         raise PlanError("--measure-link: a link has no model; leave SOURCE out")
     found = measure_link(options.measure_link, options.device)
-    print(told_of_link(found))
+    print(format_link(found))
     print(_json(msgspec.to_builtins(found, str_keys=True)))
     return 0
 
@@ -93,66 +100,71 @@ def _plan(options: argparse.Namespace) -> int:
         return _search(options, slo)
     replica = _replica(options)
     rate, arrivals = _traffic(options, replica.max_model_len, slo)
-    result = _told(replica, slo)
-    _tell_assumptions(options, replica)
+    result = _base_result(replica, slo)
+    _print_assumptions(options, replica)
     if rate is not None:
         alone = predict(replica, at_rate(arrivals, rate), options.front_ms)
         result["one_replica"] = alone
-        print(f"One replica at {a_second(rate)}:\n{table(alone)}")
+        print(f"One replica at {format_rate(rate)}:\n{format_prediction(alone)}")
     if slo == Slo():
         print(_json(result))
         return 0
-    most = greatest_rate(replica, arrivals, slo, options.front_ms)
+    most = find_max_rate(replica, arrivals, slo, options.front_ms)
     result["most"] = most
     if most is None:
         print("No rate keeps the limits: a request that is alone takes longer.")
         print(_json(result))
         return 1
-    print(f"The most that one replica takes: {a_second(most.rate)}\n{table(most)}")
+    print(f"The most that one replica takes: {format_rate(most.rate)}\n{format_prediction(most)}")
     if rate is not None:
         count, each = replicas_for(replica, arrivals, slo, rate, most, options.front_ms)
         result |= {"replicas": count, "devices": count * replica.num_ranks, "each": each}
-        print(f"Replicas needed for {a_second(rate)}: {_replicas(count, replica)}\n{table(each)}")
+        print(f"Replicas needed for {format_rate(rate)}: {_replicas(count, replica)}")
+        print(format_prediction(each))
     print(_json(result))
     return 0
 
 
 def _search(options: argparse.Namespace, slo: Slo) -> int:
     """Search for the parallel layout that needs the fewest devices."""
-    from tools.plan.search import best_of, shapes, try_shape
+    from tools.plan.search import best_of, evaluate_layout, layouts
 
     fixed = "tensor_parallel_size", "pipeline_parallel_size"
     if any(getattr(options, name) is not None for name in fixed):
         raise PlanError("--max-ranks: it tries sizes; leave those out that are fixed")
     if slo == Slo():
         raise PlanError("--max-ranks: there must be a limit to choose by, such as --tpot-p99-ms")
-    config, spec, device = _asked(options)
-    rate, arrivals = _traffic(options, spec.default_context, slo)
+    config, spec, device = _read_device_options(options)
+    rate, arrivals = _traffic(options, spec.default_context_len, slo)
     tried = [
-        try_shape(shape, spec, device, arrivals, slo, rate, options.front_ms)
-        for shape in shapes(config, options.max_ranks)
+        evaluate_layout(shape, spec, device, arrivals, slo, rate, options.front_ms)
+        for shape in layouts(config, options.max_ranks)
     ]
-    print(table_of_tried(tried))
+    print(format_layouts(tried))
     best = best_of(tried)
     if best is None or best.replica is None:
         print("\nNone of these keeps the limits.")
-        print(_json({"slo": slo, "tried": [each.told() for each in tried]}))
+        print(_json({"slo": slo, "tried": [each.as_json() for each in tried]}))
         return 1
-    replica, most = best.replica, best.most
-    _tell_assumptions(options, replica)
-    result = _told(replica, slo) | {"most": most, "tried": [each.told() for each in tried]}
+    replica, most = best.replica, best.at_max_rate
+    _print_assumptions(options, replica)
+    result = _base_result(replica, slo) | {
+        "most": most,
+        "tried": [each.as_json() for each in tried],
+    }
     assert most is not None
-    print(f"\nBest: {shape_of(replica)}, which take {a_second(most.rate)}\n{table(most)}")
+    print(f"\nBest: {format_layout(replica)}, which take {format_rate(most.rate)}")
+    print(format_prediction(most))
     if rate is not None and best.replicas is not None and best.each is not None:
         count = best.replicas
         result |= {"replicas": count, "devices": count * replica.num_ranks, "each": best.each}
         told = _replicas(count, replica)
-        print(f"Replicas needed for {a_second(rate)}: {told}\n{table(best.each)}")
+        print(f"Replicas needed for {format_rate(rate)}: {told}\n{format_prediction(best.each)}")
     print(_json(result))
     return 0
 
 
-def _told(replica: Replica, slo: Slo) -> dict[str, object]:
+def _base_result(replica: Replica, slo: Slo) -> dict[str, object]:
     """The common first fields of the JSON line."""
     return {
         "replica": replica.name,
@@ -165,12 +177,14 @@ def _told(replica: Replica, slo: Slo) -> dict[str, object]:
 def _replicas(count: int, replica: Replica) -> str:
     """The number of replicas, with their devices if each has several."""
     size = replica.num_ranks
-    return f"{count}" if size == 1 else f"{count} of {shape_of(replica)}, {count * size} devices"
+    return (
+        f"{count}" if size == 1 else f"{count} of {format_layout(replica)}, {count * size} devices"
+    )
 
 
-def _tell_assumptions(options: argparse.Namespace, replica: Replica) -> None:
+def _print_assumptions(options: argparse.Namespace, replica: Replica) -> None:
     """Print the assumptions of a plan with several ranks."""
-    if isinstance(replica.cost, Shared):
+    if isinstance(replica.cost, ParallelCost):
         print(
             f"Taken for granted between ranks: {options.link_gb_s:g} GB/s, "
             f"{options.link_latency_us:g} us a call, {options.layer_launch_us:g} us to launch a "
@@ -182,7 +196,7 @@ def _replica(options: argparse.Namespace) -> Replica:
     if _has_ceilings(options):
         from tools.plan.ranks import replica_of
 
-        return replica_of(*_asked(options))
+        return replica_of(*_read_device_options(options))
     asked = ("tensor_parallel_size", "pipeline_parallel_size")
     for name in asked:
         if getattr(options, name) is not None:
@@ -209,7 +223,7 @@ def _has_ceilings(options: argparse.Namespace) -> bool:
     return True
 
 
-def _asked(options: argparse.Namespace) -> tuple[EngineConfig, DecoderSpec, Device]:
+def _read_device_options(options: argparse.Namespace) -> tuple[EngineConfig, DecoderSpec, Device]:
     """The engine config for devices known by their ceilings. Imports torch to read the model."""
     from tools.plan.ranks import Device, read_spec
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from engine.plan_rows import PlanRows
-from tools.plan.least_squares import non_negative
+from tools.plan.least_squares import solve_non_negative
 
 _HUBER = 0.1  # relative error above which a step counts less: other processes disturbed it
 _ROUNDS = 12
@@ -60,7 +60,7 @@ class StepShape(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-class Fitted(msgspec.Struct, frozen=True, tag="fitted"):
+class FittedCost(msgspec.Struct, frozen=True, tag="fitted"):
     """A linear model of seconds.
 
     Its terms are: a step; each pass, decoding row and token it reads; whether there is a prompt;
@@ -96,7 +96,9 @@ class Roofline(msgspec.Struct, frozen=True, tag="roofline"):
         """The duration of a step, in seconds."""
         tokens = shape.num_decodes + shape.num_prompt_tokens
         pairs = shape.decode_context + shape.prompt_pairs
-        read = self.weights_bytes * shape.num_passes + self.kv_bytes_per_token * pairs_read(shape)
+        read = self.weights_bytes * shape.num_passes + self.kv_bytes_per_token * num_kv_tokens_read(
+            shape
+        )
         read += 2 * self.state_bytes * (shape.num_decodes + shape.num_prompts)
         flops = 2.0 * self.num_parameters * tokens + self.attention_flops * pairs
         slowest_s = max(read / self.bytes_per_s, flops / self.flops_per_s)
@@ -128,47 +130,47 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         return self.latency_s + num_bytes / self.bytes_per_s
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
+class Communication(msgspec.Struct, frozen=True, kw_only=True):
     """The communication of a stage's ranks in a pass."""
 
-    num_sums: int = 0  # all-reduces
-    sum_bytes: float = 0.0  # of all of these together, per token
+    num_all_reduces: int = 0  # all-reduces
+    all_reduce_bytes: float = 0.0  # of all of these together, per token
     num_broadcasts: int = 0
     broadcast_bytes: float = 0.0  # per token
-    choice_bytes: float = 0.0  # both ways, per row that chooses a token: states, logits
-    handed_bytes: float = 0.0  # per token, to the next stage
+    sampling_bytes: float = 0.0  # both ways, per row that chooses a token: states, logits
+    activation_bytes: float = 0.0  # per token, to the next stage
     returned_bytes: float = 0.0  # per row that chooses a token, from the last stage to the first
 
 
 class Stage(msgspec.Struct, frozen=True):
     """A run of a model's layers, held by several ranks together."""
 
-    share: Roofline  # of the rank with the largest share
+    compute: Roofline  # of the rank with the largest share
     num_ranks: int
-    said: Said
+    communication: Communication
 
     def step_s(self, shape: StepShape, link: Link) -> float:
         """Seconds from receiving a step's inputs to passing on its outputs."""
-        said, passes = self.said, shape.num_passes
+        said, passes = self.communication, shape.num_passes
         tokens = shape.num_decodes + shape.num_prompt_tokens
         choices = shape.num_decodes + shape.num_prompts
-        taken_s = self.share.step_s(shape)
+        taken_s = self.compute.step_s(shape)
         if self.num_ranks > 1:
-            calls = said.num_sums * passes
+            calls = said.num_all_reduces * passes
             if calls:
-                a_call = said.sum_bytes * tokens / calls
+                a_call = said.all_reduce_bytes * tokens / calls
                 taken_s += calls * link.all_reduce_s(a_call, self.num_ranks)
-            told = said.broadcast_bytes * tokens + said.choice_bytes * choices
-            calls = said.num_broadcasts + (2 if said.choice_bytes else 0)
+            told = said.broadcast_bytes * tokens + said.sampling_bytes * choices
+            calls = said.num_broadcasts + (2 if said.sampling_bytes else 0)
             taken_s += calls * passes * link.latency_s + told / link.bytes_per_s
-        if said.handed_bytes:
-            taken_s += link.send_s(said.handed_bytes * tokens)
+        if said.activation_bytes:
+            taken_s += link.send_s(said.activation_bytes * tokens)
         if said.returned_bytes:
             taken_s += link.send_s(said.returned_bytes * choices)
         return taken_s
 
 
-class Shared(msgspec.Struct, frozen=True, tag="shared"):
+class ParallelCost(msgspec.Struct, frozen=True, tag="shared"):
     """A model on several devices: the computation and communication of each stage's ranks."""
 
     stages: tuple[Stage, ...]
@@ -183,15 +185,15 @@ class Shared(msgspec.Struct, frozen=True, tag="shared"):
         return tuple(stage.step_s(shape, self.link) for stage in self.stages)
 
 
-Cost = Fitted | Roofline | Shared
+Cost = FittedCost | Roofline | ParallelCost
 
 
 def stages_s(cost: Cost, shape: StepShape) -> tuple[float, ...]:
     """The seconds that a step takes in each of its stages."""
-    return cost.stages_s(shape) if isinstance(cost, Shared) else (cost.step_s(shape),)
+    return cost.stages_s(shape) if isinstance(cost, ParallelCost) else (cost.step_s(shape),)
 
 
-def pairs_read(shape: StepShape) -> float:
+def num_kv_tokens_read(shape: StepShape) -> float:
     """The number of tokens whose keys and values a step reads.
 
     A prompt's context counts once for all of its tokens, on average.
@@ -210,7 +212,7 @@ class FitErrors(msgspec.Struct, frozen=True):
     p90_error: float
 
 
-def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[Fitted, FitErrors]:
+def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[FittedCost, FitErrors]:
     """Fit non-negative costs to the measured steps, minimising relative errors.
 
     Least squares, iterated with Huber's weights (1964) so that disturbed steps count less. Costs
@@ -227,11 +229,11 @@ def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[Fitted, 
     weights = np.ones(len(taken))
     costs = np.zeros(terms.shape[1])
     for _ in range(_ROUNDS):
-        costs = non_negative(scaled * weights[:, None], weights)
+        costs = solve_non_negative(scaled * weights[:, None], weights)
         errors = np.abs(scaled @ costs - 1.0)
         weights = np.sqrt(np.minimum(1.0, _HUBER / np.maximum(errors, 1e-9)))
     found = sorted(float(error) for error in np.abs(scaled @ costs - 1.0))
-    return Fitted(tuple(float(cost) for cost in costs)), FitErrors(
+    return FittedCost(tuple(float(cost) for cost in costs)), FitErrors(
         num_steps=len(taken),
         median_error=statistics.median(found),
         p90_error=found[int(0.9 * (len(found) - 1))],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 
-def non_negative(terms: np.ndarray, target: np.ndarray) -> np.ndarray:
+def solve_non_negative(terms: np.ndarray, target: np.ndarray) -> np.ndarray:
     """The non-negative coefficients of ``terms`` that best fit ``target``, by least squares."""
     active = list(range(terms.shape[1]))
     while True:

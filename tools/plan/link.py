@@ -19,10 +19,10 @@ import msgspec
 import numpy as np
 import torch
 
-from engine.scratch import Scratch
+from engine.scratch import ScratchDirectory
 from tools.plan.cost import Link
 from tools.plan.errors import PlanError
-from tools.plan.least_squares import non_negative
+from tools.plan.least_squares import solve_non_negative
 
 _ITEMSIZE = 2
 _SIZES = {  # bytes of the measured all-reduces
@@ -30,10 +30,10 @@ _SIZES = {  # bytes of the measured all-reduces
     "cuda": tuple(2**power for power in range(13, 28)),
 }
 _ROUNDS = 5
-_LEAST_SIZES = 3  # minimum number of points for the line fit
-_IN_A_ROW = 12
+_MIN_SIZES = 3  # minimum number of points for the line fit
+_CALLS_PER_ROUND = 12
 _WIDTH = 256
-_PATIENCE_S = 300.0
+_TIMEOUT_S = 300.0
 
 
 class MeasuredLink(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,15 +58,15 @@ def measure_link(num_ranks: int, device: str) -> MeasuredLink:
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    with contextlib.closing(Scratch("link")) as directory:
+    with contextlib.closing(ScratchDirectory("link")) as directory:
         meeting = str(directory.path / "meeting")
         given = [(rank, num_ranks, device, meeting, theirs) for rank in range(num_ranks)]
-        ranks = [context.Process(target=_be_rank, args=each, daemon=True) for each in given]
+        ranks = [context.Process(target=_run_rank, args=each, daemon=True) for each in given]
         for rank in ranks:
             rank.start()
         theirs.close()
         try:
-            if not ours.poll(_PATIENCE_S):
+            if not ours.poll(_TIMEOUT_S):
                 raise PlanError(f"--measure-link: {num_ranks} ranks did not meet")
             told = ours.recv()
         except EOFError:
@@ -77,7 +77,7 @@ def measure_link(num_ranks: int, device: str) -> MeasuredLink:
                 rank.join()
     if isinstance(told, str):
         raise PlanError(f"--measure-link: {told}")
-    if len(told) < _LEAST_SIZES:
+    if len(told) < _MIN_SIZES:
         raise PlanError("--measure-link: the machine is too busy to tell sums from what is between")
     return fit_link(told, num_ranks, device)
 
@@ -93,7 +93,7 @@ def fit_link(seconds: dict[int, float], num_ranks: int, device: str) -> Measured
     sizes, taken = np.array([*seconds], np.float64), np.array([*seconds.values()], np.float64)
     sent = sizes * 2 * (num_ranks - 1) / num_ranks
     terms = np.stack([np.ones_like(sent), sent], 1) / taken[:, None]
-    latency_s, byte_s = non_negative(terms, np.ones(len(taken)))
+    latency_s, byte_s = solve_non_negative(terms, np.ones(len(taken)))
     link = Link(bytes_per_s=1 / max(float(byte_s), 1e-15), latency_s=float(latency_s))
     errors = [abs(link.all_reduce_s(size, num_ranks) / took - 1) for size, took in seconds.items()]
     return MeasuredLink(
@@ -105,17 +105,17 @@ def fit_link(seconds: dict[int, float], num_ranks: int, device: str) -> Measured
     )
 
 
-class _Place(NamedTuple):
+class _RankArgs(NamedTuple):
     rank: int
     num_ranks: int
     device: str
-    meeting: str
+    store_path: str
 
 
-def _be_rank(rank: int, num_ranks: int, device: str, meeting: str, tell: Connection) -> None:
+def _run_rank(rank: int, num_ranks: int, device: str, meeting: str, tell: Connection) -> None:
     """Run one rank in its own process; the first rank sends the measured times."""
     try:
-        found = _sum_with_others(_Place(rank, num_ranks, device, meeting))
+        found = _time_all_reduces(_RankArgs(rank, num_ranks, device, meeting))
     except Exception as error:  # whatever makes a device or a group unavailable
         tell.send(f"rank {rank}: {str(error).splitlines()[0]}")
         return
@@ -123,15 +123,15 @@ def _be_rank(rank: int, num_ranks: int, device: str, meeting: str, tell: Connect
         tell.send(found)
 
 
-def _sum_with_others(place: _Place) -> dict[int, float]:
+def _time_all_reduces(place: _RankArgs) -> dict[int, float]:
     """The median seconds, by bytes."""
-    from engine.parallel.group import Group, Meeting, file_store
+    from engine.parallel.group import Group, Rendezvous, file_store
     from engine.parallel.shard import Shard
 
     number = f":{place.rank}" if place.device == "cuda" else ""
     device = torch.device(f"{place.device}{number}")
-    store = file_store(Path(place.meeting), place.num_ranks)
-    group = Group(Meeting(Shard(place.rank, place.num_ranks), device, store))
+    store = file_store(Path(place.store_path), place.num_ranks)
+    group = Group(Rendezvous(Shard(place.rank, place.num_ranks), device, store))
     work = torch.ones(_WIDTH, _WIDTH, dtype=torch.float32, device=device)
 
     def take_s(x: torch.Tensor | None) -> float:
@@ -139,12 +139,12 @@ def _sum_with_others(place: _Place) -> dict[int, float]:
         group.broadcast(torch.zeros(1, device=device))  # start together
         _finish(device)
         begun_s = time.perf_counter()
-        for _ in range(_IN_A_ROW):
+        for _ in range(_CALLS_PER_ROUND):
             torch.mm(work, work)
             if x is not None:
                 group.all_reduce(x)
         _finish(device)
-        return (time.perf_counter() - begun_s) / _IN_A_ROW
+        return (time.perf_counter() - begun_s) / _CALLS_PER_ROUND
 
     found: dict[int, float] = {}
     for size in _SIZES[place.device]:

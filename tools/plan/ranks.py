@@ -20,9 +20,9 @@ from engine.models.checkpoint import read_config
 from engine.models.loader import num_parameters
 from engine.models.recurrence import MambaSpec
 from engine.models.spec import DecoderSpec
-from engine.parallel.refusals import refuse_unshared
-from engine.parallel.shard import Shard, cuts_of, num_elements, share_of
-from tools.plan.cost import Cost, Link, Roofline, Said, Shared, Stage
+from engine.parallel.refusals import check_sharding_support
+from engine.parallel.shard import Shard, num_elements, parameter_slices, shard_spec
+from tools.plan.cost import Communication, Cost, Link, ParallelCost, Roofline, Stage
 from tools.plan.errors import PlanError
 from tools.plan.simulate import Replica
 
@@ -77,9 +77,9 @@ def replica_of(config: EngineConfig, spec: DecoderSpec, device: Device) -> Repli
     size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
     if config.enable_expert_parallel and size == 1:
         raise ModelLoadError("enable_expert_parallel needs a tensor_parallel_size above 1")
-    refuse_unshared(config, spec)
+    check_sharding_support(config, spec)
     ranks = [_Rank.of(spec, Shard.of(config, number)) for number in range(config.num_ranks)]
-    rooms = [_room(rank, config, device) for rank in ranks]
+    rooms = [_capacity(rank, config, device) for rank in ranks]
     num_blocks = min(_MAX_BLOCKS, *(room.num_blocks for room in rooms))
     keeping = [room for room in rooms if room.num_states]
     return Replica(
@@ -87,7 +87,7 @@ def replica_of(config: EngineConfig, spec: DecoderSpec, device: Device) -> Repli
         device="cuda",
         num_blocks=num_blocks,
         block_size=_BLOCK,
-        max_model_len=min(spec.default_context, num_blocks * _BLOCK),
+        max_model_len=min(spec.default_context_len, num_blocks * _BLOCK),
         num_states=min((room.num_states for room in keeping), default=0),
         num_snapshots=min((room.num_snapshots for room in keeping), default=0),
         scheduler=config.scheduler,
@@ -101,7 +101,7 @@ def replica_of(config: EngineConfig, spec: DecoderSpec, device: Device) -> Repli
 class _Rank:
     """The share of one rank."""
 
-    share: DecoderSpec
+    spec: DecoderSpec
     num_parameters: int
     kv_bytes_per_token: int
     state_bytes: int
@@ -111,7 +111,7 @@ class _Rank:
         if shard.num_ranks == 1:
             share, count = spec, num_parameters(spec)
         else:
-            share, count = share_of(spec, shard), num_elements(cuts_of(spec, shard))
+            share, count = shard_spec(spec, shard), num_elements(parameter_slices(spec, shard))
         kv_bytes, state_bytes = share.kv_bytes_per_token(_ITEMSIZE), share.state_bytes(_ITEMSIZE)
         return cls(share, count, kv_bytes, state_bytes)
 
@@ -121,7 +121,7 @@ class _Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
+class _Capacity:
     """What a rank has memory for besides its weights."""
 
     num_blocks: int
@@ -129,7 +129,7 @@ class _Room:
     num_snapshots: int
 
 
-def _room(rank: _Rank, config: EngineConfig, device: Device) -> _Room:
+def _capacity(rank: _Rank, config: EngineConfig, device: Device) -> _Capacity:
     """The engine's memory plan (``engine/kv_cache/storage.py``). Raises PlanError."""
     room = device.memory_bytes * _USABLE - rank.weights_bytes
     num_states = num_snapshots = 0
@@ -144,7 +144,7 @@ def _room(rank: _Rank, config: EngineConfig, device: Device) -> _Room:
         needs = rank.weights_bytes / _GIB
         whose = "the weights" if config.num_ranks == 1 else "a rank's weights"
         raise PlanError(f"--memory-gib: {whose} alone take {needs:.1f} GiB")
-    return _Room(num_blocks, num_states, num_snapshots)
+    return _Capacity(num_blocks, num_states, num_snapshots)
 
 
 def _cost(ranks: list[_Rank], device: Device, size: int, num_stages: int) -> Cost:
@@ -160,24 +160,24 @@ def _cost(ranks: list[_Rank], device: Device, size: int, num_stages: int) -> Cos
             num_parameters=rank.num_parameters,
             bytes_per_s=device.bytes_per_s,
             flops_per_s=device.flops_per_s,
-            attention_flops=4.0 * _attended_size(rank.share),
+            attention_flops=4.0 * _attended_size(rank.spec),
             state_bytes=rank.state_bytes,
             efficiency=device.efficiency,
             overhead_s=device.overhead_s,
-            launch_s=launch_s * rank.share.num_layers,
+            launch_s=launch_s * rank.spec.num_layers,
         )
         if len(ranks) == 1:
             return share
-        stages.append(Stage(share, size, said_of(rank.share, size)))
-    return Shared(tuple(stages), device.link)
+        stages.append(Stage(share, size, communication_of(rank.spec, size)))
+    return ParallelCost(tuple(stages), device.link)
 
 
 def _attended_size(spec: DecoderSpec) -> int:
     """The total query width of all attention layers."""
-    return sum(spec.of_layer(layer).query_size for layer in spec.layers if not layer.recurrent)
+    return sum(spec.for_layer(layer).query_size for layer in spec.layers if not layer.recurrent)
 
 
-def said_of(share: DecoderSpec, size: int) -> Said:
+def communication_of(share: DecoderSpec, size: int) -> Communication:
     """The communication of a stage's ranks in a pass, derived from a rank's share of the model.
 
     Args:
@@ -187,44 +187,50 @@ def said_of(share: DecoderSpec, size: int) -> Said:
     stage = share.stage
     handed = returned = 0
     if stage is not None and not stage.is_last:
-        behind = share.num_layers_ahead - share.num_layers
+        behind = share.num_remaining_layers - share.num_layers
         handed = (share.hidden_size + behind * share.per_layer_size) * _ITEMSIZE
     elif stage is not None and not stage.is_first:
         returned = share.hidden_size * _ITEMSIZE
-    said = Said(handed_bytes=handed, returned_bytes=returned)
+    said = Communication(activation_bytes=handed, returned_bytes=returned)
     if size == 1:
         return said
-    sums = [each for layer in range(share.num_layers) for each in _sums_of_layer(share, layer)]
-    tables = [share.hidden_size] if share.has_ends else []
-    if share.has_ends and share.per_layer_size:
-        tables.append(share.num_layers_ahead * share.per_layer_size)
+    sums = [
+        each for layer in range(share.num_layers) for each in _all_reduces_of_layer(share, layer)
+    ]
+    tables = [share.hidden_size] if share.has_embed_and_head else []
+    if share.has_embed_and_head and share.per_layer_size:
+        tables.append(share.num_remaining_layers * share.per_layer_size)
     sums += [width * _ITEMSIZE for width in tables]
     choice = 0.0
-    if share.has_ends and share.generates:
+    if share.has_embed_and_head and share.is_generative:
         others = share.vocab_size * (size - 1) / size * _FLOAT_BYTES  # logits
         choice = share.hidden_size * _ITEMSIZE + others
-    return Said(
-        num_sums=len(sums),
-        sum_bytes=sum(sums),
+    return Communication(
+        num_all_reduces=len(sums),
+        all_reduce_bytes=sum(sums),
         num_broadcasts=len(tables),
         broadcast_bytes=len(tables) * _ID_BYTES,
-        choice_bytes=choice,
-        handed_bytes=handed,
+        sampling_bytes=choice,
+        activation_bytes=handed,
         returned_bytes=returned,
     )
 
 
-def _sums_of_layer(share: DecoderSpec, place: int) -> Iterator[int]:
+def _all_reduces_of_layer(share: DecoderSpec, place: int) -> Iterator[int]:
     """The bytes per token of each all-reduce of a layer."""
     layer, stream = share.layers[place], share.hidden_size * _ITEMSIZE
-    if layer.keeps_state:
+    if layer.has_recurrence:
         recurrence = share.recurrence
-        if isinstance(recurrence, MambaSpec) and recurrence.divides_group and recurrence.has_norm:
+        if (
+            isinstance(recurrence, MambaSpec)
+            and recurrence.is_group_sharded
+            and recurrence.has_norm
+        ):
             yield _FLOAT_BYTES
     if not layer.recurrent and share.wide_qk_norm:
         yield _FLOAT_BYTES
         yield _FLOAT_BYTES
     yield stream
-    beside = share.moe is not None and share.moe.beside_mlp and layer.experts
+    beside = share.moe is not None and share.moe.with_mlp and layer.experts
     if layer.mlp:
         yield 2 * stream if beside else stream

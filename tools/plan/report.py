@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tools.plan.answer import Prediction
-from tools.plan.search import Tried
+from tools.plan.search import LayoutResult
 from tools.plan.simulate import Replica
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tools.plan.link import MeasuredLink
 
 
-def told_of(found: Calibration) -> str:
+def format_calibration(found: Calibration) -> str:
     """The number of measured steps, and the quality of the fit."""
     fit = found.fit
     return (
@@ -23,7 +23,7 @@ def told_of(found: Calibration) -> str:
     )
 
 
-def table(told: Prediction) -> str:
+def format_prediction(told: Prediction) -> str:
     """The latencies of requests, in percentiles."""
     lines = [f"{'':14}{'p50':>10}{'p95':>10}{'p99':>10}"]
     for title, values in (
@@ -40,36 +40,36 @@ def table(told: Prediction) -> str:
     return "\n".join([*lines, notes, ""])
 
 
-def a_second(rate: float) -> str:
+def format_rate(rate: float) -> str:
     """A rate with three digits, or as a whole number if it is large."""
     return f"{rate:,.0f} requests a second" if rate >= 100 else f"{rate:.3g} requests a second"
 
 
-def shape_of(replica: Replica) -> str:
+def format_layout(replica: Replica) -> str:
     """A replica's parallel layout, such as ``4 ranks in 2 stages``."""
     size, stages = replica.num_ranks, replica.pipeline_parallel_size
     ranks = "1 rank" if size == 1 else f"{size} ranks"
     return ranks if stages == 1 else f"{ranks} in {stages} stages"
 
 
-def table_of_tried(tried: Sequence[Tried]) -> str:
+def format_layouts(tried: Sequence[LayoutResult]) -> str:
     """A line for each parallel layout."""
     lines = [
         f"{'tensor':>7}{'pipeline':>9}  {'most, requests/s':>17}{'replicas':>10}{'devices':>9}"
     ]
     for each in tried:
         sizes = f"{each.tensor_parallel_size:7}{each.pipeline_parallel_size:9}"
-        if each.most is None:
+        if each.at_max_rate is None:
             lines.append(f"{sizes}  {each.problem}")
             continue
         needed = ""
         if each.replicas is not None:
             needed = f"{each.replicas:10,}{each.replicas * each.num_ranks:9,}"
-        lines.append(f"{sizes}  {each.most.rate:17,.3g}{needed}")
+        lines.append(f"{sizes}  {each.at_max_rate.rate:17,.3g}{needed}")
     return "\n".join(lines)
 
 
-def told_of_link(found: MeasuredLink) -> str:
+def format_link(found: MeasuredLink) -> str:
     """The measurements, and the options that express them."""
     rows = "\n".join(
         f"{size:12,} bytes{seconds * 1e6:12,.0f} us" for size, seconds in found.seconds.items()

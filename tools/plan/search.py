@@ -10,7 +10,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
-from tools.plan.answer import Prediction, Slo, greatest_rate, replicas_for
+from tools.plan.answer import Prediction, Slo, find_max_rate, replicas_for
 from tools.plan.errors import PlanError
 from tools.plan.simulate import Replica
 from tools.plan.traffic import Arrival
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class LayoutResult:
     """One parallel layout and its result.
 
     Attributes:
@@ -38,7 +38,7 @@ class Tried:
     pipeline_parallel_size: int
     problem: str | None = None
     replica: Replica | None = None
-    most: Prediction | None = None
+    at_max_rate: Prediction | None = None
     replicas: int | None = None
     each: Prediction | None = None
 
@@ -47,19 +47,19 @@ class Tried:
         """The devices of one replica."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
-    def told(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, object]:
         """The result as a JSON object."""
         return {
             "tensor_parallel_size": self.tensor_parallel_size,
             "pipeline_parallel_size": self.pipeline_parallel_size,
             "problem": self.problem,
-            "most_rate": None if self.most is None else self.most.rate,
+            "most_rate": None if self.at_max_rate is None else self.at_max_rate.rate,
             "replicas": self.replicas,
             "devices": None if self.replicas is None else self.replicas * self.num_ranks,
         }
 
 
-def shapes(config: EngineConfig, max_ranks: int) -> Iterator[EngineConfig]:
+def layouts(config: EngineConfig, max_ranks: int) -> Iterator[EngineConfig]:
     """Configs with power-of-two ranks and stages, up to ``max_ranks`` in all, fewest first.
 
     With expert parallelism, the ranks of one stage hold whole experts.
@@ -75,7 +75,7 @@ def shapes(config: EngineConfig, max_ranks: int) -> Iterator[EngineConfig]:
         )
 
 
-def try_shape(
+def evaluate_layout(
     config: EngineConfig,
     spec: DecoderSpec,
     device: Device,
@@ -83,7 +83,7 @@ def try_shape(
     slo: Slo,
     rate: float | None,
     front_ms: float,
-) -> Tried:
+) -> LayoutResult:
     """Find the greatest rate of an engine with these ranks, and how many replicas are needed.
 
     Args:
@@ -97,7 +97,7 @@ def try_shape(
     """
     from tools.plan.ranks import replica_of
 
-    tried = Tried(
+    tried = LayoutResult(
         tensor_parallel_size=config.tensor_parallel_size,
         pipeline_parallel_size=config.pipeline_parallel_size,
     )
@@ -105,27 +105,27 @@ def try_shape(
         replica = replica_of(config, spec, device)
     except (ModelLoadError, PlanError) as error:
         return replace(tried, problem=str(error))
-    most = greatest_rate(replica, arrivals, slo, front_ms)
+    most = find_max_rate(replica, arrivals, slo, front_ms)
     if most is None:
         return replace(tried, problem="a request that is alone takes longer than the limits")
     if rate is None:
-        return replace(tried, replica=replica, most=most)
+        return replace(tried, replica=replica, at_max_rate=most)
     replicas, each = replicas_for(replica, arrivals, slo, rate, most, front_ms)
-    return replace(tried, replica=replica, most=most, replicas=replicas, each=each)
+    return replace(tried, replica=replica, at_max_rate=most, replicas=replicas, each=each)
 
 
-def best_of(tried: Sequence[Tried]) -> Tried | None:
+def best_of(tried: Sequence[LayoutResult]) -> LayoutResult | None:
     """The working layout that needs the fewest devices; None if there is none.
 
     Without a given rate, the one with the most requests per second and device. Ties go to the
     layout with fewer ranks.
     """
-    working = [each for each in tried if each.most is not None]
+    working = [each for each in tried if each.at_max_rate is not None]
     return min(working, key=_devices_needed, default=None)
 
 
-def _devices_needed(tried: Tried) -> tuple[float, int]:
-    assert tried.most is not None
+def _devices_needed(tried: LayoutResult) -> tuple[float, int]:
+    assert tried.at_max_rate is not None
     if tried.replicas is not None:
         return tried.replicas * tried.num_ranks, tried.num_ranks
-    return tried.num_ranks / tried.most.rate, tried.num_ranks
+    return tried.num_ranks / tried.at_max_rate.rate, tried.num_ranks

@@ -14,9 +14,9 @@ import msgspec
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
-from engine.errors import ContextLengthExceeded, InvalidParameter, RequestError, RestRefused
+from engine.errors import ContextLengthExceeded, InvalidParameter, RequestError, SleepRefused
 from engine.profiler import Spans
-from engine.runner.protocol import Launched, Resting
+from engine.runner.protocol import LaunchedStep, SleepingRunner
 from engine.types import (
     Adapter,
     EngineInfo,
@@ -64,11 +64,11 @@ class Outcome(NamedTuple):
     num_preemptions: int
 
 
-class Simulated(NamedTuple):
+class SimulationResult(NamedTuple):
     """The results of the simulation."""
 
     outcomes: list[Outcome]
-    num_refused: int  # requests that could never fit
+    num_rejected: int  # requests that could never fit
     duration_s: float
     num_steps: int
     num_output: int  # tokens
@@ -103,7 +103,7 @@ class CostRunner:
         """The sizes of the engine, without weights."""
         return self._info
 
-    def launch(self, plan: StepPlan) -> Launched:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         """Launch a step that starts when the previous one ends."""
         rows = plan.rows
         end_s = max(self._free_s[0], self._clock.now_s)
@@ -112,12 +112,12 @@ class CostRunner:
             for stage, seconds in enumerate(taken_s):
                 end_s = max(end_s, self._free_s[stage]) + seconds
                 self._free_s[stage] = end_s
-        places = [place for place in range(len(rows)) if place not in rows.silent]
+        places = [place for place in range(len(rows)) if place not in rows.unsampled]
         told = tuple((_TOKEN,) * rows.num_passes.get(place, 1) for place in places)
         ids = tuple(rows.ids[place] for place in places)
-        return _Passing(self._clock, end_s, StepResult(ids, told, (None,) * len(ids)))
+        return _SimulatedStep(self._clock, end_s, StepResult(ids, told, (None,) * len(ids)))
 
-    def mark(self, spans: Spans) -> None:
+    def set_spans(self, spans: Spans) -> None:
         """Do nothing: a simulated step has no parts to mark."""
 
     def load_adapter(self, adapter: Adapter) -> None:
@@ -128,12 +128,12 @@ class CostRunner:
         """Return False: there is nothing to prepare."""
         return False
 
-    def rest(self, level: int) -> Resting:
+    def sleep(self, level: int) -> SleepingRunner:
         """Raise RestRefused: a simulated engine does not rest."""
-        raise RestRefused("a simulated engine does not rest")
+        raise SleepRefused("a simulated engine does not rest")
 
 
-class _Passing:
+class _SimulatedStep:
     """A launched step that ends at a given time."""
 
     def __init__(self, clock: Clock, end_s: float, result: StepResult) -> None:
@@ -147,7 +147,7 @@ class _Passing:
         return self._result
 
 
-def simulate(replica: Replica, arrivals: Sequence[Arrival]) -> Simulated:
+def simulate(replica: Replica, arrivals: Sequence[Arrival]) -> SimulationResult:
     """Serve ``arrivals``, which are ordered by time, until all have ended."""
     clock = Clock()
     core = _engine(replica, clock)
@@ -190,7 +190,7 @@ def simulate(replica: Replica, arrivals: Sequence[Arrival]) -> Simulated:
                     num_preemptions=told.num_preemptions,
                 )
             )
-    return Simulated(outcomes, num_refused, clock.now_s, core.stats.num_steps, num_output)
+    return SimulationResult(outcomes, num_refused, clock.now_s, core.stats.num_steps, num_output)
 
 
 def _engine(replica: Replica, clock: Clock) -> EngineCore:

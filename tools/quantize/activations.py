@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 
-class Streams:
+class ActivationFiles:
     """Streams by name, each [windows, tokens, hidden_size] float32.
 
     Args:
@@ -53,7 +53,7 @@ class Streams:
             for x in batches:
                 file.write(x.contiguous().view(-1).numpy().data)
 
-    def are_there(self, layer: int) -> bool:
+    def exist(self, layer: int) -> bool:
         """Whether all inputs of layer ``layer`` have been written."""
         return all(
             not shape[0]

@@ -20,10 +20,10 @@ from tools.quantize.grid import Grid, round_to_nearest
 from tools.quantize.inputs import InputStats, squared_output
 
 _STEPS = 20  # candidates for the exponent, in [0, 1)
-_SHRINKS = tuple(1.0 - 0.05 * step for step in range(11))
+_CLIP_RATIOS = tuple(1.0 - 0.05 * step for step in range(11))
 
 
-class Reader(NamedTuple):
+class CalibratedWeight(NamedTuple):
     """A weight to be rounded, and the statistics of its inputs."""
 
     weight: torch.Tensor  # [outputs, inputs] float32
@@ -33,7 +33,9 @@ class Reader(NamedTuple):
 Tie = Callable[[torch.Tensor], torch.Tensor]
 
 
-def search_scale(readers: Sequence[Reader], grid: Grid, tie: Tie | None = None) -> torch.Tensor:
+def search_scale(
+    weights: Sequence[CalibratedWeight], grid: Grid, average_tied: Tie | None = None
+) -> torch.Tensor:
     """The factors for the columns of all ``readers`` before rounding, [inputs].
 
     Args:
@@ -44,39 +46,39 @@ def search_scale(readers: Sequence[Reader], grid: Grid, tie: Tie | None = None) 
     Returns:
         Ones if no candidate improves on no scaling.
     """
-    seen = sum(reader.stats.count for reader in readers)
-    magnitude = torch.zeros_like(readers[0].weight[0])
-    for reader in readers:
+    seen = sum(reader.stats.count for reader in weights)
+    magnitude = torch.zeros_like(weights[0].weight[0])
+    for reader in weights:
         magnitude += reader.stats.magnitude * (reader.stats.count / max(seen, 1))
-    if tie is not None:
-        magnitude = tie(magnitude)
-    hessians = [reader.stats.hessian * reader.stats.count for reader in readers]
+    if average_tied is not None:
+        magnitude = average_tied(magnitude)
+    hessians = [reader.stats.hessian * reader.stats.count for reader in weights]
     best, least = torch.ones_like(magnitude), float("inf")
     for step in range(_STEPS):
         scale = _scale(magnitude, step / _STEPS)
         error = sum(
             _error_scaled(reader.weight, scale, grid, hessian)
-            for reader, hessian in zip(readers, hessians, strict=True)
+            for reader, hessian in zip(weights, hessians, strict=True)
         )
         if error < least:
             best, least = scale, error
     return best
 
 
-def search_shrink(weight: torch.Tensor, hessian: torch.Tensor, grid: Grid) -> torch.Tensor:
+def search_clip_ratios(weight: torch.Tensor, hessian: torch.Tensor, grid: Grid) -> torch.Tensor:
     """The factors for the range of each group, [outputs, groups].
 
     The error of a group is computed from the second moments of its own inputs, as if the groups
     were independent.
     """
-    size = grid.group_of(weight.shape[1])
+    size = grid.group_size_of(weight.shape[1])
     count = weight.shape[1] // size
     blocks = torch.stack(
         [hessian[at : at + size, at : at + size] for at in range(0, weight.shape[1], size)]
     )
     best = torch.ones(weight.shape[0], count, device=weight.device)
     least = torch.full_like(best, float("inf"))
-    for factor in _SHRINKS:
+    for factor in _CLIP_RATIOS:
         rounded = round_to_nearest(weight, grid, torch.full_like(best, factor))
         change = (weight - rounded.dequantise()).unflatten(1, (count, size)).transpose(0, 1)
         error = torch.bmm(change, blocks).mul_(change).sum(-1).T  # [outputs, groups]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tools.quantize.grid import Grid, Rounded
+from tools.quantize.grid import Grid, QuantisedWeight
 from tools.quantize.recipe import Recipe
 
 _FORMATS = {
@@ -26,7 +26,7 @@ _FORMATS = {
 }
 
 
-def tensors_of(module: str, rounded: Rounded, recipe: Recipe) -> dict[str, torch.Tensor]:
+def tensors_of(module: str, rounded: QuantisedWeight, recipe: Recipe) -> dict[str, torch.Tensor]:
     """The tensors that represent a module's weight, by name."""
     grid = rounded.grid
     scale = rounded.scales.scale.to(grid.scale_dtype).contiguous()
@@ -59,12 +59,12 @@ def quantization_config(recipe: Recipe, grid: Grid, ignored: list[str]) -> dict[
         "num_bits": grid.bits,
         "type": "float" if grid.is_float else "int",
         "symmetric": grid.symmetric,
-        "strategy": "group" if grid.group else "channel",
-        "group_size": grid.group or None,
+        "strategy": "group" if grid.group_size else "channel",
+        "group_size": grid.group_size or None,
         "dynamic": False,
     }
     inputs: dict[str, Any] | None = None
-    if recipe.rounds_inputs:
+    if recipe.quantises_activations:
         inputs = {
             "num_bits": 8,
             "type": weights["type"],

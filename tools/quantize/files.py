@@ -29,7 +29,7 @@ _NAMES = {
 }
 
 
-class Piece(NamedTuple):
+class TensorLocation(NamedTuple):
     """A tensor's location in a file."""
 
     name: str
@@ -54,7 +54,7 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     unfinished.replace(path)
 
 
-def join(path: Path, pieces: Iterable[Piece]) -> None:
+def concatenate(path: Path, pieces: Iterable[TensorLocation]) -> None:
     """Write a file of tensors copied from other files, a few MiB at a time."""
     pieces = list(pieces)
     table = [(piece.name, piece.dtype, piece.shape, piece.num_bytes) for piece in pieces]
@@ -74,7 +74,7 @@ def join(path: Path, pieces: Iterable[Piece]) -> None:
         os.fsync(target.fileno())
 
 
-def write_shards(directory: Path, parts: list[list[Piece]], max_bytes: int) -> int:
+def write_shards(directory: Path, parts: list[list[TensorLocation]], max_bytes: int) -> int:
     """Write a model's tensors, in shards if they exceed ``max_bytes``, with an index.
 
     Each shard holds a run of parts that fits (at least one part).
@@ -82,7 +82,7 @@ def write_shards(directory: Path, parts: list[list[Piece]], max_bytes: int) -> i
     Returns:
         The size of all tensors, in bytes.
     """
-    shards: list[list[Piece]] = [[]]
+    shards: list[list[TensorLocation]] = [[]]
     size = 0
     for part in parts:
         num_bytes = sum(piece.num_bytes for piece in part)
@@ -93,12 +93,12 @@ def write_shards(directory: Path, parts: list[list[Piece]], max_bytes: int) -> i
         size += num_bytes
     total = sum(piece.num_bytes for shard in shards for piece in shard)
     if len(shards) == 1:
-        join(directory / "model.safetensors", shards[0])
+        concatenate(directory / "model.safetensors", shards[0])
         return total
     index: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        join(directory / name, shard)
+        concatenate(directory / name, shard)
         index |= {piece.name: name for piece in shard}
     table = {"metadata": {"total_size": total}, "weight_map": dict(sorted(index.items()))}
     text = json.dumps(table, indent=2) + "\n"
@@ -106,7 +106,7 @@ def write_shards(directory: Path, parts: list[list[Piece]], max_bytes: int) -> i
     return total
 
 
-def read_part(path: Path) -> list[Piece]:
+def read_part(path: Path) -> list[TensorLocation]:
     """Read the table of a file written by ``write_tensors``.
 
     Raises:
@@ -121,7 +121,7 @@ def read_part(path: Path) -> list[Piece]:
     del table["__metadata__"]
     dtypes = {name: dtype for dtype, name in _NAMES.items()}
     return [
-        Piece(
+        TensorLocation(
             name,
             dtypes[entry["dtype"]],
             tuple(entry["shape"]),

@@ -27,11 +27,13 @@ class Fold(NamedTuple):
 
     norm: str | None  # the norm parameter that is divided, or
     rows: tuple[str, int, int] | None  # the outputs [begin, end) of a linear layer that are
-    readers: tuple[Site, ...]  # layers with these inputs that will be rounded
-    others: tuple[str, ...] = ()  # parameters with these inputs that will not be rounded
+    consumers: tuple[Site, ...]  # layers with these inputs that will be rounded
+    unquantised_consumers: tuple[
+        str, ...
+    ] = ()  # parameters with these inputs that will not be rounded
     repeats: tuple[int, int] = (1, 1)  # query heads per key-value head, and head size
 
-    def tie(self, magnitude: torch.Tensor) -> torch.Tensor:
+    def average_tied(self, magnitude: torch.Tensor) -> torch.Tensor:
         """Magnitudes of inputs [inputs], averaged over those produced by the same output."""
         times, size = self.repeats
         if times == 1:
@@ -39,7 +41,7 @@ class Fold(NamedTuple):
         heads = magnitude.view(-1, times, size)
         return heads.mean(1, keepdim=True).expand_as(heads).reshape(-1)
 
-    def of_source(self, scale: torch.Tensor) -> torch.Tensor:
+    def to_source(self, scale: torch.Tensor) -> torch.Tensor:
         """The scale of each output of the source: [inputs] -> [outputs]."""
         times, size = self.repeats
         return scale if times == 1 else scale.view(-1, times, size)[:, 0].reshape(-1)
@@ -61,7 +63,7 @@ def folds_of(
     first = [site for site in sites if site.label.endswith("gate_up")]
     beside = tuple(name for name in (f"{i}.router", f"{i}.shared.gate") if name in wanted)
     attention = [by_label["qkv"]] if "qkv" in by_label else []
-    complete = len(first) == _num_first(spec, i)
+    complete = len(first) == _num_norm_consumers(spec, i)
     if spec.has_input_norms(spec.layers[i]):
         if spec.shared_norm:
             if attention and complete:
@@ -104,7 +106,7 @@ def apply_fold(
     Returns:
         [inputs], the factors that the readers' columns were multiplied by.
     """
-    divisor = fold.of_source(scale)
+    divisor = fold.to_source(scale)
     if fold.norm is not None:
         old = weights[fold.norm] + offset
         new = ((old / divisor) - offset).to(dtypes[fold.norm]).float()
@@ -122,14 +124,14 @@ def apply_fold(
         if bias is not None:
             bias[begin:end] /= divisor
     factor = fold.to_inputs(divisor)
-    for site in fold.readers:
+    for site in fold.consumers:
         weights[site.parameter][site.begin : site.end] *= factor
-    for name in fold.others:
+    for name in fold.unquantised_consumers:
         weights[name] *= factor
     return factor
 
 
-def _num_first(spec: DecoderSpec, i: int) -> int:
+def _num_norm_consumers(spec: DecoderSpec, i: int) -> int:
     """The number of linear layers that read the MLP's norm, not counting the router."""
     if not (spec.layers[i].experts and spec.moe):
         return 1

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from tools.quantize.grid import Grid, Rounded, Scales
+from tools.quantize.grid import Grid, QuantisedWeight, Scales
 
 _BLOCK = 128
-_MOST_DAMPING = 1e3
+_MAX_DAMPING = 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ def gptq(
     hessian: torch.Tensor,
     grid: Grid,
     options: GptqOptions,
-    shrink: torch.Tensor | None = None,
-) -> Rounded:
+    clip_ratios: torch.Tensor | None = None,
+) -> QuantisedWeight:
     """Round a weight, compensating the error of each input by the inputs after it.
 
     Args:
@@ -54,12 +54,12 @@ def gptq(
     """
     dead = hessian.diagonal() == 0  # inputs that were always zero: their weights do not matter
     left = weight.masked_fill(dead, 0.0)
-    fixed = grid.fit(left, shrink)  # dead weights must not widen a group's range either
+    fixed = grid.fit(left, clip_ratios)  # dead weights must not widen a group's range either
     order = torch.arange(weight.shape[1], device=weight.device)
     if options.by_activity:
         order = hessian.diagonal().argsort(descending=True, stable=True)
     factor = _inverse_factor(hessian[order.unsqueeze(1), order], options.damping)
-    columns = _Columns(grid, order, fixed, shrink, refits=not options.by_activity)
+    columns = _Columns(grid, order, fixed, clip_ratios, refit_groups=not options.by_activity)
     left = left[:, order]
     codes = torch.empty_like(left)
     for begin in range(0, left.shape[1], _BLOCK):
@@ -68,7 +68,7 @@ def gptq(
         left[:, block.stop :] -= errors @ factor[block, block.stop :]
     placed = torch.empty_like(codes)
     placed[:, order] = codes
-    return Rounded(grid.stored(placed), columns.scales, grid)
+    return QuantisedWeight(grid.to_storage_dtype(placed), columns.scales, grid)
 
 
 class _Columns:
@@ -79,16 +79,16 @@ class _Columns:
         grid: Grid,
         order: torch.Tensor,
         scales: Scales,
-        shrink: torch.Tensor | None,
+        clip_ratios: torch.Tensor | None,
         *,
-        refits: bool,
+        refit_groups: bool,
     ) -> None:
         self.grid = grid
         self.scales = scales
         self._order = order.tolist()
-        self._group = grid.group_of(len(self._order))
-        self._shrink = shrink
-        self._refits = refits
+        self._group = grid.group_size_of(len(self._order))
+        self._clip_ratios = clip_ratios
+        self._refit_groups = refit_groups
 
     def of(self, column: int, left: torch.Tensor) -> Scales:
         """The scales of the column-th input in rounding order, [outputs].
@@ -97,12 +97,12 @@ class _Columns:
         scales fit its weights as changed by the groups before it.
         """
         group, place = divmod(self._order[column], self._group)
-        if self._refits and place == 0:
+        if self._refit_groups and place == 0:
             self._fit(group, left[:, column : column + self._group])
         return self.scales.column(group)
 
     def _fit(self, group: int, weights: torch.Tensor) -> None:
-        shrink = None if self._shrink is None else self._shrink[:, group : group + 1]
+        shrink = None if self._clip_ratios is None else self._clip_ratios[:, group : group + 1]
         scale, zero = self.grid.fit(weights, shrink)
         self.scales.scale[:, group] = scale[:, 0]
         if zero is not None and self.scales.zero is not None:
@@ -127,8 +127,8 @@ def _round_block(
         column = block.start + offset
         scales = columns.of(column, left)
         weights = left[:, column]
-        codes[:, column] = columns.grid.code(weights, scales)
-        rounded = columns.grid.rounded(weights, scales)
+        codes[:, column] = columns.grid.encode(weights, scales)
+        rounded = columns.grid.fake_quantise(weights, scales)
         errors[:, offset] = (weights - rounded) / inner[offset, offset]
         left[:, column + 1 : block.stop] -= torch.outer(
             errors[:, offset], inner[offset, offset + 1 :]
@@ -146,7 +146,7 @@ def _inverse_factor(hessian: torch.Tensor, damping: float) -> torch.Tensor:
     if not torch.isfinite(diagonal).all():
         raise ValueError("the inputs of a layer are not finite: the model itself overflows")
     share, added = damping, 0.0
-    while share <= _MOST_DAMPING:
+    while share <= _MAX_DAMPING:
         wanted = share * mean or 1.0
         diagonal.add_(wanted - added)  # in place: these matrices are the largest of a layer
         added = wanted

@@ -46,7 +46,7 @@ class InputStats:
         self._magnitude *= factor
 
 
-class Observed:
+class ObservedLinear:
     """A linear layer that collects statistics of its inputs. Satisfies ``Linear``."""
 
     def __init__(self, layer: Linear, stats: InputStats) -> None:

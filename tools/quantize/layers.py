@@ -12,21 +12,21 @@ from engine.models.layouts import Layout
 from engine.models.linear import Linear
 from engine.models.modules import Layer, make_layer
 from engine.quantization import choose_method
-from tools.quantize.awq import Reader, search_scale, search_shrink
+from tools.quantize.awq import CalibratedWeight, search_clip_ratios, search_scale
 from tools.quantize.compressed import tensors_of
 from tools.quantize.folds import apply_fold, folds_of
 from tools.quantize.gptq import gptq
-from tools.quantize.grid import Grid, Rounded, round_to_nearest
-from tools.quantize.inputs import InputStats, Observed, output_error
+from tools.quantize.grid import Grid, QuantisedWeight, round_to_nearest
+from tools.quantize.inputs import InputStats, ObservedLinear, output_error
 from tools.quantize.recipe import Recipe
-from tools.quantize.sites import Site, with_linears
-from tools.quantize.source import Copies, Source, as_stored, stored_order
+from tools.quantize.sites import Site, wrap_linears
+from tools.quantize.source import CopyOnRead, Source, as_stored, stored_order
 
 _FP8 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True, slots=True)
-class RoundedLayer:
+class QuantisedLayer:
     """A rounded layer.
 
     Attributes:
@@ -37,7 +37,7 @@ class RoundedLayer:
     """
 
     weights: dict[str, torch.Tensor]
-    rounded: dict[Site, Rounded]
+    quantised: dict[Site, QuantisedWeight]
     errors: dict[str, float]
 
 
@@ -60,11 +60,11 @@ class LayerQuantiser:
         """The parameters of layer ``i``, float32."""
         return {name: self._source.weights[name] for name in self._source.names(i)}
 
-    def made(self, i: int, weights: dict[str, torch.Tensor]) -> Layer:
+    def build_layer(self, i: int, weights: dict[str, torch.Tensor]) -> Layer:
         """Build the layer with these parameters."""
-        return make_layer(self._source.spec, Copies(weights), self._method, i)
+        return make_layer(self._source.spec, CopyOnRead(weights), self._method, i)
 
-    def observed(self, i: int, layer: Layer) -> tuple[Layer, dict[str, InputStats]]:
+    def observe(self, i: int, layer: Layer) -> tuple[Layer, dict[str, InputStats]]:
         """The layer, and the statistics of each site's inputs, which fill as it runs."""
         stats = {
             site.label: InputStats(site.inputs, torch.device("cpu"))
@@ -72,18 +72,18 @@ class LayerQuantiser:
         }
 
         def watch(label: str, linear: Linear) -> Linear:
-            return Observed(linear, stats[label]) if label in stats else linear
+            return ObservedLinear(linear, stats[label]) if label in stats else linear
 
-        return with_linears(layer, watch), stats
+        return wrap_linears(layer, watch), stats
 
-    def rounded(
+    def quantise_layer(
         self, i: int, weights: dict[str, torch.Tensor], stats: dict[str, InputStats]
-    ) -> RoundedLayer:
+    ) -> QuantisedLayer:
         """Fold and round; ``weights`` are overwritten with their dequantised values."""
         sites = self._source.sites(i, self._recipe)
-        if self._recipe.scales_inputs:
+        if self._recipe.uses_awq:
             self._fold(i, sites, weights, stats)
-        rounded: dict[Site, Rounded] = {}
+        rounded: dict[Site, QuantisedWeight] = {}
         errors: dict[str, float] = {}
         for site in sites:
             rows = weights[site.parameter][site.begin : site.end]
@@ -96,30 +96,32 @@ class LayerQuantiser:
         for name, dtype in self._source.dtypes(i).items():
             if name not in codes:  # rounded to the file's dtype, after a fold
                 weights[name] = weights[name].to(dtype).float()
-        return RoundedLayer(weights, rounded, errors)
+        return QuantisedLayer(weights, rounded, errors)
 
-    def rounding_inputs(self, layer: Layer) -> Layer:
+    def with_quantised_inputs(self, layer: Layer) -> Layer:
         """The layer as it will be served: with rounded inputs if the scheme has them."""
-        if not self._recipe.rounds_inputs:
+        if not self._recipe.quantises_activations:
             return layer
-        return with_linears(layer, lambda _, linear: RoundedInputs(linear, self._grid.is_float))
+        return wrap_linears(
+            layer, lambda _, linear: QuantisedInputLinear(linear, self._grid.is_float)
+        )
 
-    def tensors(self, i: int, layer: RoundedLayer) -> dict[str, torch.Tensor]:
+    def tensors(self, i: int, layer: QuantisedLayer) -> dict[str, torch.Tensor]:
         """The layer as stored in the file, by tensor names."""
         source, spec = self._source, self._source.spec
         found: dict[str, torch.Tensor] = {}
         in_codes: set[str] = set()
-        for site, rounded in layer.rounded.items():
-            for place in source.places_of(site):
-                rows = source.wanted[site.parameter].rows(place.target.part)
+        for site, rounded in layer.quantised.items():
+            for place in source.tensors_of(site):
+                rows = source.parameters[site.parameter].rows(place.target.part)
                 order = _rows_of(place.target.layout, source, rows.start - site.begin, rows)
                 found |= tensors_of(place.module, rounded.rows(order), self._recipe)
                 in_codes.add(place.entry.name)
         for name in source.names(i):
-            for place in source.places[name]:
+            for place in source.tensors[name]:
                 if place.entry.name in in_codes:
                     continue
-                part = layer.weights[name][source.wanted[name].rows(place.target.part)]
+                part = layer.weights[name][source.parameters[name].rows(place.target.part)]
                 stored = as_stored(place.target.layout, spec, part)
                 found[place.entry.name] = stored.to(place.entry.dtype).contiguous()
         return found
@@ -131,27 +133,27 @@ class LayerQuantiser:
         weights: dict[str, torch.Tensor],
         stats: dict[str, InputStats],
     ) -> None:
-        spec, wanted = self._source.spec, self._source.wanted
+        spec, wanted = self._source.spec, self._source.parameters
         for fold in folds_of(spec, wanted, i, sites):
             readers = [
-                Reader(weights[site.parameter][site.begin : site.end], stats[site.label])
-                for site in fold.readers
+                CalibratedWeight(weights[site.parameter][site.begin : site.end], stats[site.label])
+                for site in fold.consumers
             ]
-            scale = search_scale(readers, self._grid, fold.tie)
+            scale = search_scale(readers, self._grid, fold.average_tied)
             factor = apply_fold(fold, scale, weights, spec.norm.offset, self._source.dtypes(i))
-            for site in fold.readers:
+            for site in fold.consumers:
                 stats[site.label].scale(1 / factor)
 
-    def _round(self, weight: torch.Tensor, hessian: torch.Tensor) -> Rounded:
+    def _round(self, weight: torch.Tensor, hessian: torch.Tensor) -> QuantisedWeight:
         recipe, shrink = self._recipe, None
-        if recipe.scales_inputs:
-            shrink = search_shrink(weight, hessian, self._grid)
-        if recipe.makes_good:
+        if recipe.uses_awq:
+            shrink = search_clip_ratios(weight, hessian, self._grid)
+        if recipe.uses_gptq:
             return gptq(weight, hessian, self._grid, recipe.gptq, shrink)
         return round_to_nearest(weight, self._grid, shrink)
 
 
-class RoundedInputs:
+class QuantisedInputLinear:
     """A ``Linear`` whose inputs are rounded to eight bits per token."""
 
     def __init__(self, layer: Linear, is_float: bool) -> None:
@@ -176,7 +178,7 @@ def stream_error(exact: torch.Tensor, rounded: torch.Tensor) -> tuple[float, flo
     return float(functional.mse_loss(rounded, exact, reduction="sum")), float(exact.square().sum())
 
 
-def layer_report(i: int, layer: RoundedLayer, stream: float | None) -> dict[str, Any]:
+def layer_report(i: int, layer: QuantisedLayer, stream: float | None) -> dict[str, Any]:
     """The report on a layer.
 
     Args:

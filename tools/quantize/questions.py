@@ -48,7 +48,7 @@ def read_questions(path: Path) -> list[Question]:
     return found
 
 
-def num_right(model: Path, questions: list[Question]) -> int:
+def count_correct(model: Path, questions: list[Question]) -> int:
     """How many questions a model answers correctly, greedily.
 
     The model runs in float32, so that only its weights matter.
@@ -58,10 +58,10 @@ def num_right(model: Path, questions: list[Question]) -> int:
         RequestError: the model cannot take a question.
     """
     with LLM(model, dtype="float32", use_tqdm=False) as llm:
-        return answers_right(llm, questions)
+        return count_correct_answers(llm, questions)
 
 
-def answers_right(llm: LLM, questions: list[Question]) -> int:
+def count_correct_answers(llm: LLM, questions: list[Question]) -> int:
     """The same for a model that is already loaded. Raises RequestError."""
     sampling = SamplingParams(temperature=0, max_tokens=_MAX_TOKENS)
     prompts = [llm.encode_chat(asked.messages, tools=asked.tools) for asked in questions]

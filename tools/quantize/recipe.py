@@ -19,7 +19,7 @@ SCHEMES: tuple[Scheme, ...] = ("int4", "int8", "w8a8", "fp8")
 ALGORITHMS: tuple[Algorithm, ...] = ("rtn", "gptq", "awq", "awq+gptq")
 # Group sizes that kernels support, the most common first.
 GROUP_SIZES = (128, 64, 32)
-PER_OUTPUT = -1  # as a group size: one scale for all inputs of an output
+PER_CHANNEL = -1  # as a group size: one scale for all inputs of an output
 
 
 class QuantizeError(Exception):
@@ -54,13 +54,13 @@ class Recipe:
         """Reject contradictory settings."""
         size = self.group_size
         if self.scheme in ("w8a8", "fp8"):
-            if size not in (None, PER_OUTPUT):
+            if size not in (None, PER_CHANNEL):
                 raise QuantizeError(
                     f"{self.scheme} has one scale an output: leave --group-size out"
                 )
             if not self.symmetric:
                 raise QuantizeError(f"{self.scheme} has no zero points: leave --asymmetric out")
-        if size is not None and size != PER_OUTPUT and size < 1:
+        if size is not None and size != PER_CHANNEL and size < 1:
             raise QuantizeError(f"--group-size is {size}: it must be positive, or -1")
         if not 0 < self.gptq.damping < 1:
             raise QuantizeError(f"--damping is {self.gptq.damping}: it must lie between 0 and 1")
@@ -76,17 +76,17 @@ class Recipe:
         return 4 if self.scheme == "int4" else 8
 
     @property
-    def rounds_inputs(self) -> bool:
+    def quantises_activations(self) -> bool:
         """Whether activations are rounded at run time."""
         return self.scheme in ("w8a8", "fp8")
 
     @property
-    def scales_inputs(self) -> bool:
+    def uses_awq(self) -> bool:
         """Whether AWQ is part of the algorithm."""
         return self.algorithm.startswith("awq")
 
     @property
-    def makes_good(self) -> bool:
+    def uses_gptq(self) -> bool:
         """Whether GPTQ is part of the algorithm."""
         return self.algorithm.endswith("gptq")
 
@@ -99,7 +99,7 @@ class Recipe:
             for pattern in self.ignore
         )
 
-    def grid(self, sites: list[Site], scale_dtype: torch.dtype) -> Grid:
+    def make_grid(self, sites: list[Site], scale_dtype: torch.dtype) -> Grid:
         """The grid for these layers.
 
         Raises:
@@ -109,12 +109,12 @@ class Recipe:
             bits=self.bits,
             is_float=self.scheme == "fp8",
             symmetric=self.symmetric,
-            group=self._group(sites),
+            group_size=self._group(sites),
             scale_dtype=scale_dtype,
         )
 
     def _group(self, sites: list[Site]) -> int:
-        if self.group_size == PER_OUTPUT or (self.group_size is None and self.scheme != "int4"):
+        if self.group_size == PER_CHANNEL or (self.group_size is None and self.scheme != "int4"):
             return 0
         candidates = GROUP_SIZES if self.group_size is None else (self.group_size,)
         for size in candidates:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from engine.client import LoadProgress
-from tools.quantize.activations import Streams
+from tools.quantize.activations import ActivationFiles
 from tools.quantize.compressed import quantization_config
 from tools.quantize.files import read_part, write_shards, write_tensors
 from tools.quantize.layers import LayerQuantiser, layer_report, stream_error
@@ -33,7 +33,7 @@ from tools.quantize.recipe import QuantizeError, Recipe
 from tools.quantize.report import Report, write_card, write_report
 from tools.quantize.source import Source, digest
 from tools.quantize.texts import Windows
-from tools.quantize.walk import LayerWalk
+from tools.quantize.walk import LayerRunner
 from tools.quantize.workspace import Workspace
 
 _SHARD_BYTES = 5 * 10**9
@@ -75,7 +75,7 @@ class _Run:
         self._started_s = time.monotonic()
         self._job = job
         self._windows = windows
-        self._tell = on_progress or (lambda fraction, what: None)
+        self._report_progress = on_progress or (lambda fraction, what: None)
         if job.output.resolve().is_relative_to(job.source.resolve()):
             raise QuantizeError(f"{job.output} lies within the model that is read")
         source = self._source = Source(job.source)
@@ -85,27 +85,27 @@ class _Run:
         ]
         if not all_sites:
             raise QuantizeError("--ignore leaves nothing to quantise")
-        stored = source.places_of(all_sites[0])[0].entry.dtype
-        self._grid = job.recipe.grid(all_sites, stored)
+        stored = source.tensors_of(all_sites[0])[0].entry.dtype
+        self._grid = job.recipe.make_grid(all_sites, stored)
         self._layers = LayerQuantiser(source, job.recipe, self._grid)
         self._space = Workspace(job.output, self._description())
         window = windows.calibration.shape[1]
-        self._walk = LayerWalk(source.spec, window)
+        self._layer_runner = LayerRunner(source.spec, window)
         shape = (window, source.spec.hidden_size)
         counts = (len(windows.calibration), len(windows.held_out), len(windows.held_out))
-        self._streams = Streams(
+        self._streams = ActivationFiles(
             self._space.streams,
             {name: (count, *shape) for name, count in zip(_STREAMS, counts, strict=True)},
-            self._walk.batch,
+            self._layer_runner.batch,
         )
 
     def __call__(self) -> Report:
         with torch.no_grad():  # not inference_mode: other threads fill in weights
             first = self._space.num_done
-            if first == 0 or not self._streams.are_there(first):
+            if first == 0 or not self._streams.exist(first):
                 first = self._begin()
             for i in range(first, self._num_layers):
-                self._layer(i)
+                self._process_layer(i)
             before, after = self._perplexities()
         return self._finish(before, after)
 
@@ -115,48 +115,50 @@ class _Run:
 
     def _begin(self) -> int:
         """Embed all windows."""
-        self._tell(0.0, "embedding the calibration text")
+        self._report_progress(0.0, "embedding the calibration text")
         self._space.reports.clear()
         self._space.start()
         held_out = self._windows.held_out
         weights = {
             name: self._source.weights[name]
             for name in ("embedding", "positions")
-            if name in self._source.wanted
+            if name in self._source.parameters
         }
         for name, tokens in zip(
             _STREAMS, (self._windows.calibration, held_out, held_out), strict=True
         ):
-            batches = tokens.split(self._walk.batch)
-            self._streams.write(name, 0, (self._walk.embed(ids, weights) for ids in batches))
+            batches = tokens.split(self._layer_runner.batch)
+            self._streams.write(
+                name, 0, (self._layer_runner.embed(ids, weights) for ids in batches)
+            )
         return 0
 
-    def _layer(self, i: int) -> None:
+    def _process_layer(self, i: int) -> None:
         """Observe, round and write one layer, and advance the streams past it."""
         layers = self._layers
-        self._tell_layer(i, 0.0, "reading")
+        self._report_layer_progress(i, 0.0, "reading")
         weights = layers.read(i)
-        whole = layers.made(i, weights)
-        observed, stats = layers.observed(i, whole)
-        self._tell_layer(i, 0.1, "watching its inputs")
+        whole = layers.build_layer(i, weights)
+        observed, stats = layers.observe(i, whole)
+        self._report_layer_progress(i, 0.1, "watching its inputs")
         for x in self._streams.read("calibration", i):
-            self._walk.run(observed, i, x)
-        self._streams.write("exact", i + 1, self._through(whole, i, "exact"))
+            self._layer_runner.run(observed, i, x)
+        self._streams.write("exact", i + 1, self._run_layer(whole, i, "exact"))
         del whole, observed
-        self._tell_layer(i, 0.4, "rounding")
-        rounded = layers.rounded(i, weights, stats)
+        self._report_layer_progress(i, 0.4, "rounding")
+        rounded = layers.quantise_layer(i, weights, stats)
         write_tensors(self._space.part(i), layers.tensors(i, rounded))
-        self._tell_layer(i, 0.8, "going on")
-        layer = layers.rounding_inputs(layers.made(i, rounded.weights))
+        self._report_layer_progress(i, 0.8, "going on")
+        layer = layers.with_quantised_inputs(layers.build_layer(i, rounded.weights))
         for name in ("calibration", "rounded"):
-            self._streams.write(name, i + 1, self._through(layer, i, name))
-        self._space.commit(layer_report(i, rounded, self._parted(i + 1)))
+            self._streams.write(name, i + 1, self._run_layer(layer, i, name))
+        self._space.commit(layer_report(i, rounded, self._relative_divergence(i + 1)))
         self._streams.drop(i)
 
-    def _through(self, layer: Any, i: int, name: str) -> Iterator[torch.Tensor]:
-        return (self._walk.run(layer, i, x) for x in self._streams.read(name, i))
+    def _run_layer(self, layer: Any, i: int, name: str) -> Iterator[torch.Tensor]:
+        return (self._layer_runner.run(layer, i, x) for x in self._streams.read(name, i))
 
-    def _parted(self, layer: int) -> float | None:
+    def _relative_divergence(self, layer: int) -> float | None:
         """The relative divergence of the held-out streams before ``layer``."""
         pairs = zip(
             self._streams.read("exact", layer), self._streams.read("rounded", layer), strict=True
@@ -168,18 +170,19 @@ class _Run:
     def _perplexities(self) -> tuple[float | None, float | None]:
         """The perplexities of the held-out windows, before and after."""
         spec, held_out = self._source.spec, self._windows.held_out
-        if not len(held_out) or not spec.generates or held_out.shape[1] < 2:
+        if not len(held_out) or not spec.is_generative or held_out.shape[1] < 2:
             return None, None
-        self._tell(0.98, "judging the held-out text")
+        self._report_progress(0.98, "judging the held-out text")
         head = "embedding" if spec.tie_word_embeddings else "head"
-        names = [name for name in ("norm", "norm.bias", head) if name in self._source.wanted]
+        names = [name for name in ("norm", "norm.bias", head) if name in self._source.parameters]
         weights = {name: self._source.weights[name] for name in names}
 
         def perplexity(name: str) -> float:
-            batches = held_out.split(self._walk.batch)
+            batches = held_out.split(self._layer_runner.batch)
             streams = self._streams.read(name, self._num_layers)
             losses = [
-                self._walk.losses(x, ids, weights) for x, ids in zip(streams, batches, strict=True)
+                self._layer_runner.losses(x, ids, weights)
+                for x, ids in zip(streams, batches, strict=True)
             ]
             return math.exp(min(float(torch.cat(losses).mean()), 700.0))
 
@@ -187,11 +190,14 @@ class _Run:
 
     def _finish(self, before: float | None, after: float | None) -> Report:
         """Assemble the result and move it to its place."""
-        self._tell(0.99, "writing the model")
+        self._report_progress(0.99, "writing the model")
         space, source = self._space, self._source
         shutil.rmtree(space.model, ignore_errors=True)
         _copy_others(source.directory, space.model)
-        parts = [source.ends(), *(read_part(space.part(i)) for i in range(self._num_layers))]
+        parts = [
+            source.tensors_outside_layers(),
+            *(read_part(space.part(i)) for i in range(self._num_layers)),
+        ]
         num_bytes = write_shards(space.model, parts, _SHARD_BYTES)
         config = dict(source.config)
         ignored = source.ignored(self._job.recipe)
@@ -200,7 +206,7 @@ class _Run:
         (space.model / "config.json").write_text(text, "utf-8")
         report = Report(
             source=source.directory.name,
-            recipe={**asdict(self._job.recipe), "group_size": self._grid.group or -1},
+            recipe={**asdict(self._job.recipe), "group_size": self._grid.group_size or -1},
             layers=space.reports,
             num_windows=len(self._windows.calibration),
             window=self._windows.calibration.shape[1],
@@ -214,15 +220,15 @@ class _Run:
         write_report(space.model, report)
         write_card(space.model, report)
         space.finish()
-        self._tell(1.0, "done")
+        self._report_progress(1.0, "done")
         return report
 
     def _check_windows(self) -> None:
         spec, windows = self._source.spec, self._windows
-        if windows.calibration.shape[1] > spec.longest_context:
+        if windows.calibration.shape[1] > spec.max_context_len:
             raise QuantizeError(
                 f"a window of {windows.calibration.shape[1]} tokens is longer than the model's "
-                f"context of {spec.longest_context}"
+                f"context of {spec.max_context_len}"
             )
         for tokens in windows:
             if tokens.numel() and int(tokens.max()) >= spec.vocab_size:
@@ -240,8 +246,8 @@ class _Run:
             **asdict(self._job.recipe),
         }
 
-    def _tell_layer(self, i: int, share: float, what: str) -> None:
-        self._tell(0.98 * (i + share) / self._num_layers, f"layer {i + 1}: {what}")
+    def _report_layer_progress(self, i: int, share: float, what: str) -> None:
+        self._report_progress(0.98 * (i + share) / self._num_layers, f"layer {i + 1}: {what}")
 
 
 def _copy_others(source: Path, target: Path) -> None:

@@ -51,17 +51,15 @@ def sites_of(spec: DecoderSpec, wanted: dict[str, Parameter], i: int) -> list[Si
     return found
 
 
-def with_linears(layer: Layer, wrap: Wrap) -> Layer:
+def wrap_linears(layer: Layer, wrap: Wrap) -> Layer:
     """The layer with each of its linear layers wrapped, given its label."""
     mlp = layer.mlp
     if isinstance(mlp, MlpWeights):
-        wrapped: MlpWeights | ExpertWeights = _wrapped_mlp(mlp, "", wrap)
+        wrapped: MlpWeights | ExpertWeights = _wrap_mlp(mlp, "", wrap)
     else:
         assert mlp is not None, "a layer that ends with its mixer is not rounded here"
-        experts = tuple(
-            _wrapped_mlp(own, f"experts.{e}.", wrap) for e, own in enumerate(mlp.experts)
-        )
-        shared = None if mlp.shared is None else _wrapped_mlp(mlp.shared, "shared.", wrap)
+        experts = tuple(_wrap_mlp(own, f"experts.{e}.", wrap) for e, own in enumerate(mlp.experts))
+        shared = None if mlp.shared is None else _wrap_mlp(mlp.shared, "shared.", wrap)
         wrapped = replace(mlp, experts=experts, shared=shared)
     mixer = layer.mixer
     assert isinstance(mixer, AttentionWeights), "a layer that keeps a state is not rounded here"
@@ -69,5 +67,5 @@ def with_linears(layer: Layer, wrap: Wrap) -> Layer:
     return replace(layer, mixer=mixer, mlp=wrapped)
 
 
-def _wrapped_mlp(mlp: MlpWeights, prefix: str, wrap: Wrap) -> MlpWeights:
+def _wrap_mlp(mlp: MlpWeights, prefix: str, wrap: Wrap) -> MlpWeights:
     return MlpWeights(wrap(f"{prefix}gate_up", mlp.gate_up), wrap(f"{prefix}down", mlp.down))

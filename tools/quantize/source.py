@@ -18,12 +18,12 @@ from engine.models.safetensors import Header, TensorEntry
 from engine.models.spec import DecoderSpec
 from engine.models.tables import tables_of
 from engine.models.weights import Parameter, Target
-from tools.quantize.files import Piece
+from tools.quantize.files import TensorLocation
 from tools.quantize.recipe import QuantizeError, Recipe
 from tools.quantize.sites import Site, sites_of
 
 
-class Place(NamedTuple):
+class CheckpointTensor(NamedTuple):
     """A tensor of the checkpoint, and the parameter that it is part of."""
 
     header: Header
@@ -61,7 +61,7 @@ class Source:
                 f"{path}: {self.spec.architecture} models keep a state in some layers, which are "
                 "not rounded here; quire serve --quantization rounds them as they load"
             )
-        if self.spec.has_unlike_layers or self.spec.layer_scales:
+        if self.spec.has_heterogeneous_layers or self.spec.layer_scales:
             raise QuantizeError(
                 f"{path}: layers of {self.spec.architecture} models have heads unlike other "
                 "layers', which are not rounded here; quire serve --quantization rounds them as "
@@ -69,17 +69,17 @@ class Source:
             )
         self.headers = read_headers(directory)
         tables = tables_of(self.spec)
-        self.wanted: dict[str, Parameter] = tables.parameters
+        self.parameters: dict[str, Parameter] = tables.parameters
         self.weights: Weights = load_weights(
             self.spec, self.headers, torch.float32, torch.device("cpu")
         )
-        self.places: dict[str, list[Place]] = {}
+        self.tensors: dict[str, list[CheckpointTensor]] = {}
         for header in self.headers:
             for entry in header.entries.values():
                 target = tables.targets.get(tables.full_name(entry.name))
-                if target is not None and target.parameter in self.wanted:
-                    place = Place(header, entry, target)
-                    self.places.setdefault(target.parameter, []).append(place)
+                if target is not None and target.parameter in self.parameters:
+                    place = CheckpointTensor(header, entry, target)
+                    self.tensors.setdefault(target.parameter, []).append(place)
         self.fingerprint = fingerprint(model, self.headers)
 
     @property
@@ -89,11 +89,11 @@ class Source:
 
     def names(self, i: int) -> list[str]:
         """The parameters of layer ``i``."""
-        return [name for name in self.wanted if name.startswith(f"{i}.")]
+        return [name for name in self.parameters if name.startswith(f"{i}.")]
 
     def dtypes(self, i: int) -> dict[str, torch.dtype]:
         """The dtypes in which layer ``i``'s parameters are stored."""
-        return {name: self.places[name][0].entry.dtype for name in self.names(i)}
+        return {name: self.tensors[name][0].entry.dtype for name in self.names(i)}
 
     def sites(self, i: int, recipe: Recipe) -> list[Site]:
         """The linear layers of layer ``i`` that will be rounded.
@@ -102,13 +102,17 @@ class Source:
             QuantizeError: a part of one is to be ignored, or its layout in the file has no
                 equivalent in compressed-tensors.
         """
-        return [site for site in sites_of(self.spec, self.wanted, i) if self._rounds(site, recipe)]
+        return [
+            site
+            for site in sites_of(self.spec, self.parameters, i)
+            if self._is_quantised(site, recipe)
+        ]
 
-    def ends(self) -> list[Piece]:
+    def tensors_outside_layers(self) -> list[TensorLocation]:
         """The tensors outside the layers, by their locations in the files."""
         return [
-            Piece(e.name, e.dtype, e.shape, place.header.path, e.begin, e.num_bytes)
-            for name, places in self.places.items()
+            TensorLocation(e.name, e.dtype, e.shape, place.header.path, e.begin, e.num_bytes)
+            for name, places in self.tensors.items()
             if not name.partition(".")[0].isdigit()
             for place in places
             for e in (place.entry,)
@@ -120,20 +124,20 @@ class Source:
             place.entry.name
             for i in range(self.spec.num_layers)
             for site in self.sites(i, recipe)
-            for place in self.places_of(site)
+            for place in self.tensors_of(site)
         }
         kept = [
             place.module
-            for name, places in self.places.items()
-            if name not in ("embedding", "positions") and len(self.wanted[name].shape) == 2
+            for name, places in self.tensors.items()
+            if name not in ("embedding", "positions") and len(self.parameters[name].shape) == 2
             for place in places
             if place.entry.name not in rounded and place.entry.name.endswith(".weight")
         ]
         # A tied head has no tensor, but is a module all the same.
         return list(dict.fromkeys((*kept, "lm_head")))
 
-    def _rounds(self, site: Site, recipe: Recipe) -> bool:
-        places = self.places_of(site)
+    def _is_quantised(self, site: Site, recipe: Recipe) -> bool:
+        places = self.tensors_of(site)
         ignored = [recipe.ignores(place.module) for place in places]
         if any(ignored):
             if not all(ignored):
@@ -143,25 +147,27 @@ class Source:
                 )
             return False
         for place in places:
-            if place.target.layout is not None and not _keeps_rows(place.target.layout, self.spec):
+            if place.target.layout is not None and not _has_whole_rows(
+                place.target.layout, self.spec
+            ):
                 raise QuantizeError(
                     f"{place.entry.name}: {self.spec.architecture} stores it in an order that "
                     "quantised files have no word for"
                 )
         return True
 
-    def places_of(self, site: Site) -> list[Place]:
+    def tensors_of(self, site: Site) -> list[CheckpointTensor]:
         """The tensors that make up a linear layer."""
-        parameter = self.wanted[site.parameter]
+        parameter = self.parameters[site.parameter]
         return [
             place
-            for place in self.places[site.parameter]
+            for place in self.tensors[site.parameter]
             if (rows := parameter.rows(place.target.part)).start < site.end
             and rows.stop > site.begin
         ]
 
 
-class Copies(Mapping[str, torch.Tensor]):
+class CopyOnRead(Mapping[str, torch.Tensor]):
     """A mapping of parameters that returns a copy on each read, so that readers may modify it."""
 
     def __init__(self, weights: dict[str, torch.Tensor]) -> None:
@@ -202,7 +208,7 @@ def digest(*parts: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _keeps_rows(layout: Layout, spec: DecoderSpec) -> bool:
+def _has_whole_rows(layout: Layout, spec: DecoderSpec) -> bool:
     """Whether the file has the parameter's outputs as whole rows, in whatever order."""
     heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     return layout.stored_shape(spec, (heads, 3)) == (heads, 3) and spec.moe is None

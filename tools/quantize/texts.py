@@ -14,7 +14,7 @@ from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from tools.quantize.recipe import QuantizeError
 
-_MOST_CHARACTERS = 16  # per token, on average: limits how much of a long text is read
+_MAX_CHARS_PER_TOKEN = 16  # per token, on average: limits how much of a long text is read
 
 
 class Windows(NamedTuple):
@@ -85,7 +85,7 @@ def make_windows(
     try:
         for number, text in enumerate(texts, 1):
             try:
-                tokens += _encode(tokenizer, template, text, wanted * _MOST_CHARACTERS)
+                tokens += _encode(tokenizer, template, text, wanted * _MAX_CHARS_PER_TOKEN)
             except RequestError as error:
                 raise QuantizeError(f"calibration text {number}: {error}") from None
             if len(tokens) >= wanted:

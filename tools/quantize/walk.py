@@ -15,10 +15,10 @@ import torch
 from torch.nn import functional
 
 from engine.kv_cache.storage import KVCache
-from engine.models.block import Block, Walk
+from engine.models.block import Block, LayerStack
 from engine.models.ends import Embeddings, Rotations, finish_logits
 from engine.models.modules import Layer
-from engine.models.norms import NormWeights, Unnormed, bind_norm
+from engine.models.norms import IdentityNorm, NormWeights, bind_norm
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import StepState
 from engine.runner.kernels import choose_kernels
@@ -30,7 +30,7 @@ _BATCH_TOKENS = 4096
 _CPU = torch.device("cpu")
 
 
-class LayerWalk:
+class LayerRunner:
     """Layers of one model, over windows of one length.
 
     Args:
@@ -72,7 +72,7 @@ class LayerWalk:
             x: overwritten.
         """
         spec = replace(self._spec, layers=(self._spec.layers[index],))
-        walk = Walk(spec, [Block(spec, layer, self._kernels, 0)], Unnormed())
+        walk = LayerStack(spec, [Block(spec, layer, self._kernels, 0)], IdentityNorm())
         rows = x.shape[0]
         cache = KVCache(spec, rows * self._blocks, _BLOCK_SIZE, torch.float32, _CPU)
         flat = walk(x.view(-1, x.shape[-1]), self._state(rows), cache.layers, None)

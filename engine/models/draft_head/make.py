@@ -8,10 +8,10 @@ import torch
 
 from engine.errors import ModelLoadError
 from engine.models.draft_head.network import DraftHeadModules
-from engine.models.draft_head.spec import DraftHeadSpec, own_name
+from engine.models.draft_head.spec import DraftHeadSpec, canonical_name
 from engine.models.linear import LinearMethod
-from engine.models.loader import Weights, stored
-from engine.models.modules import Modules, layer_bytes, make_layer, make_table
+from engine.models.loader import Weights, load_matrix
+from engine.models.modules import Modules, layer_bytes, make_embedding, make_layer
 from engine.models.norms import NormWeights
 from engine.models.safetensors import Header, read_tensor
 from engine.models.spec import DecoderSpec
@@ -22,7 +22,7 @@ def make_draft_head(
     weights: Weights,
     method: LinearMethod,
     model: tuple[DecoderSpec, Modules],
-    scored_ids: torch.Tensor | None,
+    draft_vocab_ids: torch.Tensor | None,
     *,
     stacked: bool = False,
 ) -> tuple[DraftHeadModules, int]:
@@ -45,14 +45,14 @@ def make_draft_head(
 
     model_spec, borrowed = model
     layer = make_layer(spec.layer, weights, method, 0, stacked=stacked)
-    fc = method.make(stored(weights, "fc.weight"), weights.get("fc.bias"))
+    fc = method.make(load_matrix(weights, "fc.weight"), weights.get("fc.bias"))
     num_bytes = layer_bytes(layer) + fc.num_bytes
     embed, head, head_spec = borrowed.embed, borrowed.head, model_spec
     if spec.has_embedding:
-        embed, table_bytes = make_table(stored(weights, "embedding"), method)
+        embed, table_bytes = make_embedding(load_matrix(weights, "embedding"), method)
         num_bytes += table_bytes
-    if spec.has_scores:
-        head = method.make_head(stored(weights, "head"))
+    if spec.has_lm_head:
+        head = method.make_head(load_matrix(weights, "head"))
         head_spec = spec.layer
         num_bytes += head.num_bytes
     assert embed is not None  # stages are not drafted for
@@ -66,12 +66,12 @@ def make_draft_head(
         embed=embed,
         head=head,
         head_spec=head_spec,
-        scored_ids=scored_ids,
+        draft_vocab_ids=draft_vocab_ids,
     )
     return modules, num_bytes
 
 
-def read_scored_ids(
+def read_draft_vocab_ids(
     spec: DraftHeadSpec, headers: Sequence[Header], device: torch.device
 ) -> torch.Tensor | None:
     """Return the token ids that an EAGLE-3 head scores; None if it scores all.
@@ -82,13 +82,13 @@ def read_scored_ids(
     Raises:
         ModelLoadError: they are not valid.
     """
-    count = spec.num_scored
+    count = spec.draft_vocab_size
     if spec.kind != "eagle3" or count == spec.layer.vocab_size:
         return None
     ids = torch.arange(count)
     for header in headers:
         for entry in header.entries.values():
-            if own_name(spec, entry.name) != "d2t":
+            if canonical_name(spec, entry.name) != "d2t":
                 continue
             if entry.shape != (count,) or entry.dtype not in (torch.int64, torch.int32):
                 raise ModelLoadError(

@@ -22,7 +22,7 @@ from engine.models.draft_head.spec import DraftHeadSpec
 from engine.models.ends import Rotations, finish_logits
 from engine.models.linear import Head, Linear
 from engine.models.modules import Layer
-from engine.models.norms import NormWeights, RmsNorm, Unnormed
+from engine.models.norms import IdentityNorm, NormWeights, RmsNorm
 from engine.models.recurrent import LayerMemory
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import Rotation, StepState
@@ -41,7 +41,9 @@ class DraftHeadModules:
     embed: Callable[[torch.Tensor], torch.Tensor]  # ids [n] -> [n, hidden_size]
     head: Head  # scores tokens
     head_spec: DecoderSpec  # how its scores are finished
-    scored_ids: torch.Tensor | None  # [num_scored] int64, the tokens; None: all, in their order
+    draft_vocab_ids: (
+        torch.Tensor | None
+    )  # [num_scored] int64, the tokens; None: all, in their order
 
 
 class DraftHead:
@@ -64,15 +66,15 @@ class DraftHead:
         device: torch.device,
     ) -> None:
         self.spec = spec.layer
-        self.taps = spec.taps
+        self.aux_layers = spec.aux_layers
         self._reads_both = spec.kind == "eagle3"
-        self._hands_on_normed = spec.kind == "qwen_mtp"
+        self._returns_normed = spec.kind == "qwen_mtp"
         self._modules = modules
         self._operations = operations = kernels.operations
         eps = spec.layer.norm.eps
 
-        def norm(weights: NormWeights | None) -> RmsNorm | Unnormed:
-            return Unnormed() if weights is None else RmsNorm(weights.weight, eps, operations)
+        def norm(weights: NormWeights | None) -> RmsNorm | IdentityNorm:
+            return IdentityNorm() if weights is None else RmsNorm(weights.weight, eps, operations)
 
         self._token_norm = norm(modules.token_norm)
         self._state_norm = norm(modules.state_norm)
@@ -84,16 +86,16 @@ class DraftHead:
         """Return the cosines and sines of a step's positions, for its ``StepState``."""
         return self._rotations(positions)
 
-    def condense(self, states: torch.Tensor) -> torch.Tensor:
+    def combine_hidden_states(self, states: torch.Tensor) -> torch.Tensor:
         """Reduce a token's tapped states, concatenated in [n, taps * T], to [n, hidden_size]."""
-        return self._modules.fc(states) if self.taps else states
+        return self._modules.fc(states) if self.aux_layers else states
 
     def forward(
         self,
         input_ids: torch.Tensor,
         state: StepState,
         caches: Sequence[LayerMemory],
-        wanted: torch.Tensor | None = None,
+        output_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run the layer, and store its keys and values.
 
@@ -106,33 +108,36 @@ class DraftHead:
         Returns:
             [num_wanted or num_tokens, hidden_size], for ``logits`` and as input of the next guess.
         """
-        assert state.read_states is not None
+        assert state.previous_hidden_states is not None
         block = self._block
         both = torch.cat(
             (
                 self._token_norm(self._modules.embed(input_ids)),
-                self._state_norm(state.read_states),
+                self._state_norm(state.previous_hidden_states),
             ),
             dim=-1,
         )
         if self._reads_both:
-            x, read = state.read_states.clone(), both
+            x, read = state.previous_hidden_states.clone(), both
         else:
             x = self._modules.fc(both)
             read = block.attention_norm(x)
         attended = block.attend(read, state, caches[0])
-        if wanted is not None:
-            x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
-        normed = block.mlp_norm.add(block.output(attended, None), x)
+        if output_indices is not None:
+            x, attended = (
+                x.index_select(0, output_indices),
+                attended.index_select(0, output_indices),
+            )
+        normed = block.mlp_norm.add_norm(block.output(attended, None), x)
         x += block.mlp(normed, None, x)
-        return self._norm(x) if self._hands_on_normed else x
+        return self._norm(x) if self._returns_normed else x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden_size] -> [n, vocab_size] float32; -inf for tokens that it does not score."""
         modules = self._modules
-        said = modules.head.logits(hidden if self._hands_on_normed else self._norm(hidden))
+        said = modules.head.logits(hidden if self._returns_normed else self._norm(hidden))
         scores = finish_logits(modules.head_spec, said, self._operations).float()
-        if modules.scored_ids is None:
+        if modules.draft_vocab_ids is None:
             return scores
         shape = scores.shape[0], self.spec.vocab_size
-        return scores.new_full(shape, float("-inf")).index_copy_(1, modules.scored_ids, scores)
+        return scores.new_full(shape, float("-inf")).index_copy_(1, modules.draft_vocab_ids, scores)

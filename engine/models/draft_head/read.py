@@ -9,7 +9,7 @@ from pathlib import Path
 from engine.errors import ModelLoadError
 from engine.models import weights
 from engine.models.config_reader import ConfigReader
-from engine.models.draft_head.spec import DraftHeadSpec, mtp_prefix, own_name
+from engine.models.draft_head.spec import DraftHeadSpec, canonical_name, mtp_prefix
 from engine.models.families import read_spec
 from engine.models.json_file import parse_object, read_bytes
 from engine.models.spec import DecoderSpec
@@ -41,15 +41,15 @@ def mtp_spec(spec: DecoderSpec, present: Collection[str], where: Path) -> DraftH
     head = DraftHeadSpec(
         kind="mtp",
         layer=replace(spec, layers=(last,), num_draft_layers=0, tie_word_embeddings=False),
-        model_size=spec.hidden_size,
-        num_scored=spec.vocab_size,
+        target_hidden_size=spec.hidden_size,
+        draft_vocab_size=spec.vocab_size,
         index=spec.num_layers,
     )
     prefix = mtp_prefix(head)
     return replace(
         head,
         has_embedding=f"{prefix}embed_tokens.weight" in present,
-        has_scores=f"{prefix}shared_head.head.weight" in present,
+        has_lm_head=f"{prefix}shared_head.head.weight" in present,
     )
 
 
@@ -65,8 +65,8 @@ def _qwen_mtp_spec(spec: DecoderSpec, present: Collection[str], where: Path) -> 
     return DraftHeadSpec(
         kind="qwen_mtp",
         layer=replace(spec, layers=(layer,), recurrence=None, tie_word_embeddings=False),
-        model_size=spec.hidden_size,
-        num_scored=spec.vocab_size,
+        target_hidden_size=spec.hidden_size,
+        draft_vocab_size=spec.vocab_size,
         has_embedding="mtp.embed_tokens.weight" in present,
     )
 
@@ -114,34 +114,38 @@ def read_eagle_config(directory: Path, spec: DecoderSpec) -> DraftHeadSpec:
     return DraftHeadSpec(
         kind="eagle3" if is_third else "eagle",
         layer=replace(own, max_position_embeddings=longest, tie_word_embeddings=False),
-        model_size=spec.hidden_size,
-        num_scored=num_scored,
-        taps=_taps(reader, spec) if is_third else (),
+        target_hidden_size=spec.hidden_size,
+        draft_vocab_size=num_scored,
+        aux_layers=_aux_layers(reader, spec) if is_third else (),
     )
 
 
-def with_present(head: DraftHeadSpec, present: Collection[str], where: Path) -> DraftHeadSpec:
+def with_checkpoint_tensors(
+    head: DraftHeadSpec, present: Collection[str], where: Path
+) -> DraftHeadSpec:
     """Return the head with the matrices of its own that ``present`` shows it has.
 
     Raises:
         ModelLoadError: it lacks one that it cannot borrow.
     """
-    names = {own_name(head, name) for name in present}
+    names = {canonical_name(head, name) for name in present}
     head = replace(
         head,
         fc_bias="fc.bias" in names,
         has_embedding="embed_tokens.weight" in names,
-        has_scores="lm_head.weight" in names,
+        has_lm_head="lm_head.weight" in names,
     )
     hidden, vocab_size = head.layer.hidden_size, head.layer.vocab_size
-    if hidden != head.model_size and not head.has_embedding:
+    if hidden != head.target_hidden_size and not head.has_embedding:
         raise ModelLoadError(
             f"{where}: missing tensor 'embed_tokens.weight': the head's hidden_size is {hidden}, "
-            f"the model's {head.model_size}"
+            f"the model's {head.target_hidden_size}"
         )
-    if not head.has_scores and (hidden != head.model_size or head.num_scored != vocab_size):
+    if not head.has_lm_head and (
+        hidden != head.target_hidden_size or head.draft_vocab_size != vocab_size
+    ):
         raise ModelLoadError(f"{where}: missing tensor 'lm_head.weight'")
-    if head.num_scored != vocab_size and "d2t" not in names:
+    if head.draft_vocab_size != vocab_size and "d2t" not in names:
         raise ModelLoadError(f"{where}: missing tensor 'd2t', which maps its scores to tokens")
     return head
 
@@ -152,7 +156,7 @@ def _is_plain(own: DecoderSpec) -> bool:
     return is_attention and own.moe is None and own.placement == "pre" and own.norm.kind == "rms"
 
 
-def _taps(reader: ConfigReader, spec: DecoderSpec) -> tuple[int, ...]:
+def _aux_layers(reader: ConfigReader, spec: DecoderSpec) -> tuple[int, ...]:
     """Return the layers whose inputs it reads: from the config, or as EAGLE-3 was published."""
     section, count = reader.section("eagle_config"), spec.num_layers
     for owner in (reader, section):

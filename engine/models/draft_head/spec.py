@@ -19,12 +19,12 @@ class DraftHeadSpec:
 
     kind: DraftHeadKind
     layer: DecoderSpec  # its one layer; the vocabulary is the model's
-    model_size: int  # T
-    num_scored: int  # tokens it scores: all, or the most frequent
-    taps: tuple[int, ...] = ()  # model layers whose inputs it reads; none: the final norm
+    target_hidden_size: int  # T
+    draft_vocab_size: int  # tokens it scores: all, or the most frequent
+    aux_layers: tuple[int, ...] = ()  # model layers whose inputs it reads; none: the final norm
     fc_bias: bool = False
     has_embedding: bool = False  # of its own; else the model's
-    has_scores: bool = False  # its own output matrix; else the model's
+    has_lm_head: bool = False  # its own output matrix; else the model's
     index: int = 0  # of an ``mtp`` layer, after the model's last
 
     @property
@@ -33,7 +33,7 @@ class DraftHeadSpec:
         return f"{self.layer.architecture} {self.kind}"
 
     @property
-    def is_in_model(self) -> bool:
+    def is_in_target_checkpoint(self) -> bool:
         """Whether its tensors are in the model's checkpoint."""
         return self.kind in ("mtp", "qwen_mtp")
 
@@ -46,11 +46,11 @@ def draft_head_parameters(spec: DraftHeadSpec) -> dict[str, Parameter]:
         for name, parameter in weights.parameters(spec.layer).items()
         if name.startswith("0.")
     }
-    num_read = len(spec.taps) * spec.model_size if spec.taps else 2 * hidden
+    num_read = len(spec.aux_layers) * spec.target_hidden_size if spec.aux_layers else 2 * hidden
     found["fc.weight"] = Parameter((hidden,), (num_read,))
     if spec.fc_bias:
         found["fc.bias"] = Parameter((hidden,))
-    if not spec.is_in_model:
+    if not spec.is_in_target_checkpoint:
         del found["0.attention_norm"]
     if spec.kind == "eagle3":
         found["0.qkv.weight"] = Parameter(found["0.qkv.weight"].parts, (2 * hidden,))
@@ -59,14 +59,14 @@ def draft_head_parameters(spec: DraftHeadSpec) -> dict[str, Parameter]:
             found[name] = Parameter((hidden,), is_norm=True)
     if spec.has_embedding:
         found["embedding"] = Parameter((spec.layer.vocab_size,), (hidden,))
-    if spec.has_scores:
-        found["head"] = Parameter((spec.num_scored,), (hidden,))
+    if spec.has_lm_head:
+        found["head"] = Parameter((spec.draft_vocab_size,), (hidden,))
     return found
 
 
 def draft_head_targets(spec: DraftHeadSpec, wanted: Mapping[str, Parameter]) -> dict[str, Target]:
     """Where each tensor of a checkpoint goes, by its full name (see ``own_name``)."""
-    prefix, names = mtp_prefix(spec) if spec.is_in_model else "", _NAMES[spec.kind]
+    prefix, names = mtp_prefix(spec) if spec.is_in_target_checkpoint else "", _NAMES[spec.kind]
     of_layer = prefix if spec.kind == "mtp" else prefix + "layers.0."
     places = {
         of_layer + name.partition("layers.0.")[2]: target
@@ -84,27 +84,27 @@ def mtp_prefix(spec: DraftHeadSpec) -> str:
     return "mtp." if spec.kind == "qwen_mtp" else f"model.layers.{spec.index}."
 
 
-def own_name(spec: DraftHeadSpec, name: str) -> str:
+def canonical_name(spec: DraftHeadSpec, name: str) -> str:
     """Return a tensor's full name.
 
     EAGLE heads are saved with and without ``model.``, and EAGLE-3's layer has two names.
     """
-    if spec.is_in_model:
+    if spec.is_in_target_checkpoint:
         return name
     name = name.removeprefix("model.")
     return "layers.0." + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name
 
 
-def is_unused(spec: DraftHeadSpec, name: str) -> bool:
+def is_skippable(spec: DraftHeadSpec, name: str) -> bool:
     """Return whether a tensor may be skipped: the model's own, computed here, or a token map.
 
     Token maps are read separately.
     """
-    if spec.is_in_model:
+    if spec.is_in_target_checkpoint:
         is_foreign = not name.startswith(mtp_prefix(spec))
         # Qwen's model skips everything under this name, and its head nothing.
-        return is_foreign or (spec.kind == "mtp" and weights.is_redundant(spec.layer, name))
-    return name in TOKEN_MAPS or weights.is_redundant(spec.layer, "model." + name)
+        return is_foreign or (spec.kind == "mtp" and weights.is_skippable(spec.layer, name))
+    return name in TOKEN_MAPS or weights.is_skippable(spec.layer, "model." + name)
 
 
 # EAGLE-3: the offset of a scored token's id from the model's, and which tokens are scored at all.

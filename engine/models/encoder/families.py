@@ -31,13 +31,13 @@ _WITHOUT_EFFECT = (
 
 def bert(reader: ConfigReader) -> EncoderSpec:
     """BERT (Devlin et al. 2018) and its distillations of the same shape, such as MiniLM."""
-    return _read_bert(reader, first_position=0)
+    return _read_bert(reader, position_offset=0)
 
 
 def roberta(reader: ConfigReader) -> EncoderSpec:
     """RoBERTa and XLM-RoBERTa: positions start after the padding token's id."""
     padding = reader.token_ids("pad_token_id")
-    return _read_bert(reader, first_position=(padding[0] if padding else 1) + 1)
+    return _read_bert(reader, position_offset=(padding[0] if padding else 1) + 1)
 
 
 def mpnet(reader: ConfigReader) -> EncoderSpec:
@@ -45,7 +45,7 @@ def mpnet(reader: ConfigReader) -> EncoderSpec:
     buckets = reader.count("relative_attention_num_buckets", 32)
     if buckets % 4:
         raise reader.error("relative_attention_num_buckets", "must be a multiple of 4")
-    spec = _read_bert(reader, first_position=2)
+    spec = _read_bert(reader, position_offset=2)
     return replace(spec, num_token_types=0, relative_buckets=buckets)
 
 
@@ -88,7 +88,7 @@ ENCODERS: dict[str, EncoderFamily] = {
 }
 
 
-def _read_bert(reader: ConfigReader, *, first_position: int) -> EncoderSpec:
+def _read_bert(reader: ConfigReader, *, position_offset: int) -> EncoderSpec:
     reader.require("position_embedding_type", "absolute")
     for key in ("is_decoder", "add_cross_attention"):
         reader.require(key, False)
@@ -96,7 +96,7 @@ def _read_bert(reader: ConfigReader, *, first_position: int) -> EncoderSpec:
         reader.ignore(key)
     head = read_head(reader)
     rows = reader.count("max_position_embeddings", 512)
-    if rows <= first_position:
+    if rows <= position_offset:
         raise reader.error("max_position_embeddings", "leaves no position to a text")
     return EncoderSpec(
         architecture=reader.text("model_type"),
@@ -106,7 +106,7 @@ def _read_bert(reader: ConfigReader, *, first_position: int) -> EncoderSpec:
         num_heads=_read_heads(reader, "num_attention_heads", hidden_size),
         num_layers=reader.count("num_hidden_layers", 12, limit=_MAX_LAYERS),
         max_position_embeddings=rows,
-        first_position=first_position,
+        position_offset=position_offset,
         num_token_types=reader.count("type_vocab_size", 2),
         norm_eps=reader.number("layer_norm_eps", 1e-12),
         activation=_read_activation(reader, "hidden_act"),

@@ -15,7 +15,7 @@ from engine.models.encoder.attention import attend, make_buckets
 from engine.models.encoder.relative import distance_buckets
 from engine.models.encoder.spec import EncoderActivation, EncoderSpec
 from engine.models.linear import DenseLinear, Linear, LinearMethod
-from engine.models.loader import Weights, stored
+from engine.models.loader import Weights, load_matrix
 from engine.models.norms import LayerNorm, NormWeights
 
 _ACTIVATIONS: dict[EncoderActivation, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -81,7 +81,7 @@ class Encoder:
         Returns:
             [num_tokens, hidden_size]
         """
-        first = self.spec.first_position
+        first = self.spec.position_offset
         steps = [torch.arange(first, first + length) for length in lengths]
         positions = torch.cat(steps).to(self.device)
         x = functional.embedding(token_ids, self._embedding)
@@ -132,7 +132,7 @@ class Encoder:
     def _layer(self, i: int, method: LinearMethod) -> _Layer:
         def linear(name: str) -> Linear:
             layer = method.make(
-                stored(self._weights, f"{i}.{name}.weight"), self._weights[f"{i}.{name}.bias"]
+                load_matrix(self._weights, f"{i}.{name}.weight"), self._weights[f"{i}.{name}.bias"]
             )
             self.num_bytes += layer.num_bytes
             return layer

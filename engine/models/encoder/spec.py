@@ -19,7 +19,7 @@ class EncoderSpec:
     num_heads: int
     num_layers: int
     max_position_embeddings: int  # rows of the table, including unused ones
-    first_position: int = 0  # the row of a text's first position
+    position_offset: int = 0  # the row of a text's first position
     num_token_types: int = 0  # for pairs of texts; 0: there is no table
     relative_buckets: int = 0  # relative position buckets (MPNet); 0: none
     norm_eps: float = 1e-12
@@ -40,11 +40,11 @@ class EncoderSpec:
         return ()
 
     @property
-    def default_context(self) -> int:
+    def default_context_len(self) -> int:
         """The default length limit of a text, in tokens."""
-        return self.longest_context
+        return self.max_context_len
 
     @property
-    def longest_context(self) -> int:
+    def max_context_len(self) -> int:
         """The longest supported text, in tokens."""
-        return self.max_position_embeddings - self.first_position
+        return self.max_position_embeddings - self.position_offset

@@ -105,7 +105,7 @@ def encoder_targets(spec: EncoderSpec, wanted: Mapping[str, Parameter]) -> dict[
     return places
 
 
-def own_name(name: str) -> str:
+def canonical_name(name: str) -> str:
     """Return a tensor's name in a bare encoder, in the newer spelling."""
     name = _PREFIX.sub("", name, count=1) if _PREFIX.match(name) else name
     for old, new in _OLD_NORMS:
@@ -113,7 +113,7 @@ def own_name(name: str) -> str:
     return name
 
 
-def is_unused(name: str) -> bool:
+def is_skippable(name: str) -> bool:
     """Return whether a tensor without a place may be skipped: no embedding depends on it."""
     return _UNUSED.fullmatch(name) is not None
 

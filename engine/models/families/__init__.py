@@ -35,7 +35,7 @@ from engine.models.families import (
     olmo,
     ungated,
 )
-from engine.models.families.multimodal import QWEN3_5_PLANES
+from engine.models.families.multimodal import QWEN3_5_MROPE
 from engine.models.heads import with_head
 from engine.models.spec import DecoderSpec
 
@@ -45,8 +45,8 @@ class Family(NamedTuple):
 
     read: Callable[[ConfigReader], DecoderSpec]
     models: str
-    differs: str  # from Llama
-    names_code: bool = False  # published configs name remote code, now in Hugging Face
+    differences: str  # from Llama
+    has_remote_code: bool = False  # published configs name remote code, now in Hugging Face
 
 
 FAMILIES: dict[str, Family] = {
@@ -55,7 +55,7 @@ FAMILIES: dict[str, Family] = {
         "Trinity Nano, Mini and Large",
         "norms before and after, QK norms, gated attention, windows, no rope in full-attention "
         "layers, experts by corrected sigmoids",
-        names_code=True,
+        has_remote_code=True,
     ),
     "arcee": Family(ungated.arcee, "AFM-4.5B", "ungated MLP with squared ReLU"),
     "bamba": Family(
@@ -76,21 +76,25 @@ FAMILIES: dict[str, Family] = {
         deepseek.deepseek_v2,
         "DeepSeek-V2, V2-Lite",
         "latent attention, routed and shared experts",
-        names_code=True,
+        has_remote_code=True,
     ),
     "deepseek_v3": Family(
         deepseek.deepseek_v3,
         "DeepSeek-V3, R1",
         "the same; experts in groups, by corrected sigmoids",
-        names_code=True,
+        has_remote_code=True,
     ),
-    "dots1": Family(moe.dots1, "dots.llm1", "QK norms, experts as in DeepSeek-V3", names_code=True),
-    "ernie4_5": Family(ernie.ernie4_5, "ERNIE 4.5, dense", "interleaved rope", names_code=True),
+    "dots1": Family(
+        moe.dots1, "dots.llm1", "QK norms, experts as in DeepSeek-V3", has_remote_code=True
+    ),
+    "ernie4_5": Family(
+        ernie.ernie4_5, "ERNIE 4.5, dense", "interleaved rope", has_remote_code=True
+    ),
     "ernie4_5_moe": Family(
         ernie.ernie4_5_moe,
         "ERNIE 4.5 21B-A3B and 300B-A47B",
         "interleaved rope, experts by corrected softmaxes, shared experts",
-        names_code=True,
+        has_remote_code=True,
     ),
     "exaone4": Family(
         llama.exaone4,
@@ -106,7 +110,7 @@ FAMILIES: dict[str, Family] = {
         falcon.falcon,
         "Falcon 7B, 11B, 40B, 180B; not those with ALiBi",
         "layer norms, parallel attention and ungated MLP",
-        names_code=True,
+        has_remote_code=True,
     ),
     "falcon_h1": Family(
         mamba.falcon_h1,
@@ -192,17 +196,17 @@ FAMILIES: dict[str, Family] = {
         hunyuan.hunyuan_moe,
         "Hunyuan-A13B",
         "QK norms after rope, experts and a shared expert",
-        names_code=True,
+        has_remote_code=True,
     ),
     "hy_v3": Family(moe.hy_v3, "Hy3", "QK norms, experts by corrected sigmoids, shared experts"),
     "hyperclovax": Family(
         granite.hyperclovax,
         "HyperCLOVA X SEED Think",
         "as `granite`; norms before and after",
-        names_code=True,
+        has_remote_code=True,
     ),
-    "internlm3": Family(llama.internlm3, "InternLM3", "biases in some", names_code=True),
-    "iquestcoder": Family(llama.iquestcoder, "IQuest-Coder V1", "", names_code=True),
+    "internlm3": Family(llama.internlm3, "InternLM3", "biases in some", has_remote_code=True),
+    "iquestcoder": Family(llama.iquestcoder, "IQuest-Coder V1", "", has_remote_code=True),
     "jais2": Family(ungated.jais2, "Jais 2", "layer norms, biases, ungated MLP with squared ReLU"),
     "lfm2": Family(hybrid.lfm2, "LFM2 350M to 2.6B", "gated short convolutions, QK norms"),
     "lfm2_moe": Family(
@@ -234,7 +238,7 @@ FAMILIES: dict[str, Family] = {
         moe.minimax_m2,
         "MiniMax-M2 to M2.5",
         "QK norms over all heads, partial rope, experts by corrected sigmoids",
-        names_code=True,
+        has_remote_code=True,
     ),
     "ministral": Family(llama.ministral, "Ministral 8B", "windows"),
     "ministral3": Family(
@@ -262,7 +266,7 @@ FAMILIES: dict[str, Family] = {
         "Nemotron-H 8B to 56B, Nemotron Nano 2 9B and 12B, Nemotron 3 Nano and Super",
         "selective state spaces (Mamba-2), attention without rope and MLPs as layers of their own, "
         "ungated MLP with squared ReLU; experts as in DeepSeek-V3 in some, of latents in Super",
-        names_code=True,
+        has_remote_code=True,
     ),
     "olmo2": Family(olmo.olmo2, "OLMo 2", "norms after attention and MLP, QK norms over all heads"),
     "olmo3": Family(olmo.olmo3, "OLMo 3", "the same; windows with their own rope"),
@@ -281,7 +285,7 @@ FAMILIES: dict[str, Family] = {
         llama.phi3,
         "Phi-3, Phi-3.5, Phi-4",
         "windows, LongRoPE, partial rope in some",
-        names_code=True,
+        has_remote_code=True,
     ),
     "qwen2": Family(llama.qwen2, "Qwen2, Qwen2.5", "biases, windows in some"),
     "qwen2_5_vl": Family(multimodal.qwen_vl, "Qwen2.5-VL", "as `qwen2`; accepts images"),
@@ -297,12 +301,12 @@ FAMILIES: dict[str, Family] = {
         "as `qwen3_5_moe_text`; accepts images",
     ),
     "qwen3_5_moe_text": Family(
-        partial(hybrid.qwen3_5_moe, rope_planes=QWEN3_5_PLANES),
+        partial(hybrid.qwen3_5_moe, mrope=QWEN3_5_MROPE),
         "Qwen3.5 with experts, text model only",
         "as `qwen3_5_text`; experts and a gated shared expert",
     ),
     "qwen3_5_text": Family(
-        partial(hybrid.qwen3_5, rope_planes=QWEN3_5_PLANES),
+        partial(hybrid.qwen3_5, mrope=QWEN3_5_MROPE),
         "Qwen3.5, text model only",
         "gated delta rule in three of four layers, gated attention, QK norms, partial rope",
     ),
@@ -338,7 +342,7 @@ def read_spec(config: dict[str, Any]) -> DecoderSpec | EncoderSpec:
     reader = ConfigReader(config)
     model_type = reader.text("model_type", "")
     family, encoder = FAMILIES.get(model_type), ENCODERS.get(model_type)
-    if family is not None and family.names_code:
+    if family is not None and family.has_remote_code:
         reader.ignore("auto_map")
     else:
         reader.refuse("auto_map", "asks for code from the model's directory, which is never run")

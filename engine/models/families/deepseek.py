@@ -8,7 +8,7 @@ import math
 from engine.models.config_reader import ConfigReader
 from engine.models.families.rope import read_rope
 from engine.models.families.shared import (
-    TEMPERED_ROPE,
+    TEMPERATURE_ROPE_KEYS,
     ignore_router_training,
     num_layers,
     read_decoder,
@@ -43,13 +43,13 @@ def deepseek_v2(reader: ConfigReader) -> DecoderSpec:
 
 def deepseek_v3(reader: ConfigReader) -> DecoderSpec:
     """DeepSeek-V3 and R1: sigmoid experts, chosen by corrected scores."""
-    moe = corrected_experts(reader, groups=(8, 4), scale=2.5)
+    moe = read_deepseek_v3_experts(reader, groups=(8, 4), scale=2.5)
     return _deepseek(reader, moe, first_dense=3, interleaved=reader.flag("rope_interleave", True))
 
 
 def glm4_moe_lite(reader: ConfigReader) -> DecoderSpec:
     """GLM-4.7-Flash: DeepSeek-V3's layers in GLM's sizes."""
-    moe = corrected_experts(reader, scale=1.8)
+    moe = read_deepseek_v3_experts(reader, scale=1.8)
     return _deepseek(reader, moe, first_dense=1, interleaved=reader.flag("rope_interleave", True))
 
 
@@ -57,7 +57,7 @@ def mistral4(reader: ConfigReader) -> DecoderSpec:
     """Mistral Small 4: softmax experts, and a query factor that grows with the position."""
     moe = dataclasses.replace(
         _grouped(reader, _experts(reader)),
-        exact_router=False,
+        router_in_float32=False,
         normalised=reader.flag("norm_topk_prob", True),
         scale=reader.number("routed_scaling_factor", 1.0),
     )
@@ -69,7 +69,7 @@ def mistral4(reader: ConfigReader) -> DecoderSpec:
         first_dense=0,
         interleaved=interleaved,
         max_positions=1_048_576,
-        rope_besides=TEMPERED_ROPE,
+        rope_extra_keys=TEMPERATURE_ROPE_KEYS,
         rotates_query=True,
     )
     return dataclasses.replace(spec, temperature=read_temperature(reader))
@@ -82,7 +82,7 @@ def youtu(reader: ConfigReader) -> DecoderSpec:
     return _deepseek(reader, None, interleaved=interleaved, tied=True, max_positions=131_072)
 
 
-def corrected_experts(
+def read_deepseek_v3_experts(
     reader: ConfigReader,
     *,
     groups: tuple[int, int] = (1, 1),
@@ -98,13 +98,13 @@ def corrected_experts(
     Raises:
         ModelLoadError: a value is missing or out of range.
     """
-    if not reader.is_value("scoring_func", "noaux_tc"):  # dots.llm1's value
+    if not reader.has_value("scoring_func", "noaux_tc"):  # dots.llm1's value
         reader.require("scoring_func", "sigmoid")
     reader.require("topk_method", "noaux_tc")
     return dataclasses.replace(
         _grouped(reader, _experts(reader), groups),
         scoring="sigmoid",
-        corrected=True,
+        has_correction_bias=True,
         normalised=reader.flag("norm_topk_prob", normalised),
         scale=reader.number("routed_scaling_factor", scale),
     )
@@ -115,8 +115,8 @@ def layers_with_experts(reader: ConfigReader, first_dense: int) -> tuple[LayerSp
     reader.require("moe_layer_freq", 1)
     count, dense = num_layers(reader), first_dense
     if "first_k_dense_replace" in reader:
-        dense = reader.whole("first_k_dense_replace")
-    kinds = reader.listed("mlp_layer_types", count)
+        dense = reader.non_negative("first_k_dense_replace")
+    kinds = reader.list_of_length("mlp_layer_types", count)
     if kinds is None:
         kinds = ["sparse" if i >= dense else "dense" for i in range(count)]
     for kind in kinds:
@@ -127,8 +127,8 @@ def layers_with_experts(reader: ConfigReader, first_dense: int) -> tuple[LayerSp
 
 def draft_layers(reader: ConfigReader) -> int:
     """Return the number of multi-token prediction layers, which serve as draft heads on request."""
-    newer = reader.whole("num_mtp_layers", 0)
-    return reader.whole("num_nextn_predict_layers", newer)
+    newer = reader.non_negative("num_mtp_layers", 0)
+    return reader.non_negative("num_nextn_predict_layers", newer)
 
 
 def _deepseek(
@@ -138,7 +138,7 @@ def _deepseek(
     first_dense: int = 0,
     interleaved: bool,
     max_positions: int = 4096,
-    rope_besides: tuple[str, ...] = (),
+    rope_extra_keys: tuple[str, ...] = (),
     rotates_query: bool = False,
     tied: bool = False,
 ) -> DecoderSpec:
@@ -150,7 +150,7 @@ def _deepseek(
     latent = LatentSpec(
         rank=reader.count("kv_lora_rank", 512),
         query_rank=query_rank,
-        plain_dim=reader.count("qk_nope_head_dim", 128),
+        nope_dim=reader.count("qk_nope_head_dim", 128),
         rope_dim=reader.count("qk_rope_head_dim", 64),
         value_dim=reader.count("v_head_dim", 128),
     )
@@ -164,7 +164,7 @@ def _deepseek(
         head_dim=latent.query_dim if rotates_query else latent.rope_dim,
         partial=latent.rope_dim / latent.query_dim if rotates_query else 1.0,
         interleaved=interleaved,
-        besides=rope_besides,
+        extra_keys=rope_extra_keys,
     )
     if rope.num_dims not in (None, latent.rope_dim):
         raise reader.error("qk_rope_head_dim", f"is not the {rope.num_dims} that are rotated")
@@ -196,7 +196,7 @@ def _experts(reader: ConfigReader) -> MoeSpec:
         top_k=reader.count("num_experts_per_tok"),
         intermediate_size=inner,
         normalised=False,
-        exact_router=True,
+        router_in_float32=True,
         shared_intermediate_size=inner * (reader.optional_count(shared) or 0),
         shared_width_key=f"{shared} * moe_intermediate_size",
     )

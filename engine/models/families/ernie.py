@@ -46,9 +46,9 @@ def ernie4_5_moe(reader: ConfigReader) -> DecoderSpec:
         top_k=reader.count("moe_k", 6),
         intermediate_size=inner,
         normalised=True,
-        corrected=True,
-        exact_router=True,
-        shared_intermediate_size=inner * reader.whole("moe_num_shared_experts", 2),
+        has_correction_bias=True,
+        router_in_float32=True,
+        shared_intermediate_size=inner * reader.non_negative("moe_num_shared_experts", 2),
         shared_width_key="moe_num_shared_experts * moe_intermediate_size",
     )
     if moe.top_k > moe.num_experts:
@@ -68,10 +68,10 @@ def ernie4_5_moe(reader: ConfigReader) -> DecoderSpec:
 def _layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
     """Return layers with experts in every ``moe_layer_interval``-th one of a range."""
     count = num_layers(reader)
-    begin = reader.whole("moe_layer_start_index", 1)
+    begin = reader.non_negative("moe_layer_start_index", 1)
     end = count - 1
-    if not reader.is_value("moe_layer_end_index", -1):
-        end = reader.whole("moe_layer_end_index", end)
+    if not reader.has_value("moe_layer_end_index", -1):
+        end = reader.non_negative("moe_layer_end_index", end)
     interval = reader.count("moe_layer_interval", 1)
     return tuple(
         LayerSpec(experts=(i + 1) % interval == 0 and begin <= i <= end) for i in range(count)

@@ -12,12 +12,12 @@ from engine.models.spec import DecoderSpec, HeadSpec, LayerSpec, MoeSpec, NormSp
 
 _PERIOD = 6  # every sixth layer has full attention
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_OF_EXPERTS = ("num_experts", "top_k_experts", "moe_intermediate_size")
+_EXPERT_KEYS = ("num_experts", "top_k_experts", "moe_intermediate_size")
 
 
 def gemma4(reader: ConfigReader) -> DecoderSpec:
     """Gemma 4's text model."""
-    size = reader.whole("hidden_size_per_layer_input", 256)
+    size = reader.non_negative("hidden_size_per_layer_input", 256)
     embedded = reader.count("vocab_size_per_layer_input", 262_144)
     if size and embedded < reader.count("vocab_size"):
         raise reader.error("vocab_size_per_layer_input", "is below 'vocab_size'")
@@ -36,13 +36,13 @@ def gemma4_unified(reader: ConfigReader) -> DecoderSpec:
     """The text model of the variant that reads images and sound without separate encoders."""
     for key in ("hidden_size_per_layer_input", "enable_moe_block"):
         reader.refuse(key, "is set, which this kind of Gemma 4 does not have")
-    for key in ("vocab_size_per_layer_input", *_OF_EXPERTS):  # unused in this variant
+    for key in ("vocab_size_per_layer_input", *_EXPERT_KEYS):  # unused in this variant
         reader.ignore(key)
     return _text(reader, max_positions=262_144, window=1024)
 
 
 def _pad_id(reader: ConfigReader, embedded: int) -> int:
-    pad_id = reader.whole("pad_token_id", 0)
+    pad_id = reader.non_negative("pad_token_id", 0)
     if pad_id >= embedded:
         raise reader.error("pad_token_id", f"of {pad_id} is none of {embedded} tokens")
     return pad_id
@@ -51,7 +51,7 @@ def _pad_id(reader: ConfigReader, embedded: int) -> int:
 def _experts(reader: ConfigReader) -> MoeSpec | None:
     """Return every layer's experts, beside its MLP; None if there are none."""
     if not reader.flag("enable_moe_block"):
-        for key in _OF_EXPERTS:
+        for key in _EXPERT_KEYS:
             reader.ignore(key)
         return None
     moe = MoeSpec(
@@ -59,7 +59,7 @@ def _experts(reader: ConfigReader) -> MoeSpec | None:
         top_k=reader.count("top_k_experts"),
         intermediate_size=reader.count("moe_intermediate_size"),
         normalised=True,
-        beside_mlp=True,
+        with_mlp=True,
     )
     if moe.top_k > moe.num_experts:
         raise reader.error("top_k_experts", f"exceeds the {moe.num_experts} experts")
@@ -69,7 +69,7 @@ def _experts(reader: ConfigReader) -> MoeSpec | None:
 def _text(
     reader: ConfigReader, *, max_positions: int, window: int, moe: MoeSpec | None = None
 ) -> DecoderSpec:
-    if reader.is_value("use_bidirectional_attention", "all"):
+    if reader.has_value("use_bidirectional_attention", "all"):
         raise reader.error(
             "use_bidirectional_attention", "is 'all': an encoder, which is not supported"
         )
@@ -85,20 +85,22 @@ def _text(
         local_theta=10_000.0,
         trained=reader.count("max_position_embeddings", max_positions),
         head_dim=whole.head_dim,
-        absent=RopeSpec(1_000_000.0, ProportionalScaling(0.25)),
+        default=RopeSpec(1_000_000.0, ProportionalScaling(0.25)),
     )
     sliding = LayerSpec(
         reader.count("sliding_window", window),
         local_rope=True,
         heads=None if local == whole else local,
         experts=moe is not None,
-        looks_ahead=reader.is_value("use_bidirectional_attention", "vision"),
+        bidirectional_images=reader.has_value("use_bidirectional_attention", "vision"),
     )
     full = LayerSpec(experts=moe is not None)
     spec = read_decoder(
         reader,
         layers=tuple(
-            own if source is None else replace(own, reads=source, intermediate_size=wider)
+            own
+            if source is None
+            else replace(own, kv_sharing_layer=source, intermediate_size=wider)
             for own, source in zip(
                 (full if kind == _FULL else sliding for kind in kinds), sources, strict=True
             )
@@ -140,7 +142,7 @@ def _sources(reader: ConfigReader, kinds: list[str]) -> list[int | None]:
     The final layers read those of the last preceding layer of their kind.
     """
     count = len(kinds)
-    first = count - reader.whole("num_kv_shared_layers", 0)
+    first = count - reader.non_negative("num_kv_shared_layers", 0)
     if first < 1 or set(kinds[first:]) - set(kinds[:first]):
         raise reader.error("num_kv_shared_layers", "leaves no layer whose keys others could read")
     last = {kind: i for i, kind in enumerate(kinds[:first])}
@@ -159,7 +161,7 @@ def _heads(reader: ConfigReader, kinds: list[str]) -> dict[str, HeadSpec]:
     fewer = reader.optional_count("num_global_key_value_heads")
     own = {_FULL: ((shared and fewer) or usual[0], wide), _SLIDING: usual}
     if "per_layer_config" in reader:
-        own = _told_heads(reader, kinds, usual)
+        own = _per_layer_heads(reader, kinds, usual)
     num_heads = reader.count("num_attention_heads")
     for num_kv_heads, head_dim in own.values():
         if num_heads % num_kv_heads or head_dim % 2:
@@ -173,7 +175,7 @@ def _heads(reader: ConfigReader, kinds: list[str]) -> dict[str, HeadSpec]:
     }
 
 
-def _told_heads(
+def _per_layer_heads(
     reader: ConfigReader, kinds: list[str], usual: tuple[int, int]
 ) -> dict[str, tuple[int, int]]:
     """Return each kind's number of KV heads and their width, from ``per_layer_config``."""

@@ -6,7 +6,11 @@ The smallest one with experts also has DeepSeek-V3's attention: ``deepseek.glm4_
 from __future__ import annotations
 
 from engine.models.config_reader import ConfigReader
-from engine.models.families.deepseek import corrected_experts, draft_layers, layers_with_experts
+from engine.models.families.deepseek import (
+    draft_layers,
+    layers_with_experts,
+    read_deepseek_v3_experts,
+)
 from engine.models.families.shared import (
     ignore_router_training,
     read_decoder,
@@ -78,4 +82,4 @@ def _glm(reader: ConfigReader, placement: Placement) -> DecoderSpec:
 
 def _experts(reader: ConfigReader) -> MoeSpec:
     ignore_router_training(reader)
-    return corrected_experts(reader)
+    return read_deepseek_v3_experts(reader)

@@ -30,7 +30,7 @@ def granite(reader: ConfigReader) -> DecoderSpec:
 def granitemoe(reader: ConfigReader) -> DecoderSpec:
     """Granite 3.x with experts, stacked in one tensor; some have a shared expert."""
     ignore_router_training(reader)
-    shared = reader.whole("shared_intermediate_size", 0)
+    shared = reader.non_negative("shared_intermediate_size", 0)
     moe = MoeSpec(
         num_experts=reader.count("num_local_experts", 8),
         top_k=reader.count("num_experts_per_tok", 2),
@@ -89,7 +89,7 @@ def _windowed(reader: ConfigReader) -> tuple[tuple[LayerSpec, ...], dict[str, Ro
         trained=reader.count("max_position_embeddings", 8192),
         head_dim=reader.count("head_dim", hidden_size // num_heads),
     )
-    bases = reader.listed("layer_rope_theta", count) or [rope.theta] * count
+    bases = reader.list_of_length("layer_rope_theta", count) or [rope.theta] * count
     if not all(type(base) in (int, float) and 0 <= base < 1e12 for base in bases):
         raise reader.error("layer_rope_theta", "must be a list of numbers, 0 for none")
     theta, *others = list(dict.fromkeys(base for base in bases if base)) or [rope.theta]

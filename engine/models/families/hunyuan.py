@@ -34,11 +34,11 @@ def hunyuan_moe(reader: ConfigReader) -> DecoderSpec:
     inner = reader.count("intermediate_size")
     moe = MoeSpec(
         num_experts=reader.count("num_experts"),
-        top_k=_one_for_all(reader, "moe_topk", 1),
-        intermediate_size=_one_for_all(reader, "moe_intermediate_size", inner),
+        top_k=_uniform_count(reader, "moe_topk", 1),
+        intermediate_size=_uniform_count(reader, "moe_intermediate_size", inner),
         normalised=True,
-        exact_router=True,
-        shared_intermediate_size=inner * _one_for_all(reader, "num_shared_expert", 1),
+        router_in_float32=True,
+        shared_intermediate_size=inner * _uniform_count(reader, "num_shared_expert", 1),
         shared_width_key="num_shared_expert * intermediate_size",
     )
     reader.require("use_mixed_mlp_moe", True)
@@ -67,7 +67,7 @@ def _hunyuan(reader: ConfigReader, **fields: Any) -> DecoderSpec:
         head_dim=head_dim,
         rope=_rope(reader, head_dim),
         qk_norm=True,
-        norms_turned=True,
+        qk_norm_after_rope=True,
         qkv_bias=bias,
         output_bias=bias,
         **fields,
@@ -85,9 +85,9 @@ def _rope(reader: ConfigReader, head_dim: int) -> RopeSpec:
     return RopeSpec(theta * alpha ** (head_dim / max(head_dim - 2, 1)))
 
 
-def _one_for_all(reader: ConfigReader, key: str, default: int) -> int:
+def _uniform_count(reader: ConfigReader, key: str, default: int) -> int:
     """Return a number that may be given as a list with the same value for each layer."""
-    listed = reader.listed(key, num_layers(reader)) if reader.is_list(key) else None
+    listed = reader.list_of_length(key, num_layers(reader)) if reader.is_list(key) else None
     if listed is None:
         return reader.count(key, default)
     if type(listed[0]) is not int or listed[0] < 1 or any(n != listed[0] for n in listed):

@@ -15,7 +15,7 @@ from engine.models.families.shared import (
     with_checked_experts,
 )
 from engine.models.recurrence import GatedDeltaSpec, ShortConvSpec
-from engine.models.rope_spec import ProportionalScaling, RopePlanes, RopeSpec
+from engine.models.rope_spec import MropeSpec, ProportionalScaling, RopeSpec
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
 
 # LFM2 keys of initialisation, and duplicates of other keys.
@@ -38,18 +38,18 @@ def qwen3_next(reader: ConfigReader) -> DecoderSpec:
     return with_checked_experts(reader, _qwen(reader, layers, moe=moe))
 
 
-def qwen3_5(reader: ConfigReader, *, rope_planes: RopePlanes | None = None) -> DecoderSpec:
+def qwen3_5(reader: ConfigReader, *, mrope: MropeSpec | None = None) -> DecoderSpec:
     """Qwen3.5, dense."""
     reader.ignore("mlp_only_layers")
-    return _qwen(reader, tuple(_layers(reader)), rope_planes=rope_planes)
+    return _qwen(reader, tuple(_layers(reader)), mrope=mrope)
 
 
-def qwen3_5_moe(reader: ConfigReader, *, rope_planes: RopePlanes | None = None) -> DecoderSpec:
+def qwen3_5_moe(reader: ConfigReader, *, mrope: MropeSpec | None = None) -> DecoderSpec:
     """Qwen3.5 with routed experts and a shared one."""
     reader.require("mlp_only_layers", [])
     layers = tuple(dataclasses.replace(layer, experts=True) for layer in _layers(reader))
     moe = _experts(reader, normalised=True)
-    spec = _qwen(reader, layers, moe=moe, rope_planes=rope_planes)
+    spec = _qwen(reader, layers, moe=moe, mrope=mrope)
     return with_checked_experts(reader, spec)
 
 
@@ -68,10 +68,10 @@ def olmo_hybrid(reader: ConfigReader) -> DecoderSpec:
         num_value_heads=reader.count("linear_num_value_heads", num_heads),
         key_dim=key_dim,
         value_dim=reader.count("linear_value_head_dim", 2 * key_dim),
-        width=reader.count("linear_conv_kernel_dim", 4),
+        conv_width=reader.count("linear_conv_kernel_dim", 4),
         norm_eps=1e-5,
-        allows_negative=reader.flag("linear_allow_neg_eigval", True),
-        apart=True,
+        allow_neg_eigval=reader.flag("linear_allow_neg_eigval", True),
+        separate_projections=True,
     )
     turns = _has_theta(reader)
     layers = (
@@ -108,7 +108,7 @@ def lfm2(reader: ConfigReader) -> DecoderSpec:
 def lfm2_moe(reader: ConfigReader) -> DecoderSpec:
     """LFM2 with experts in all layers but the first few."""
     ignore_router_training(reader)
-    dense = reader.whole("num_dense_layers", 2)
+    dense = reader.non_negative("num_dense_layers", 2)
     moe = MoeSpec(
         num_experts=reader.count("num_experts", 32),
         top_k=reader.count("num_experts_per_tok", 4),
@@ -116,7 +116,7 @@ def lfm2_moe(reader: ConfigReader) -> DecoderSpec:
         normalised=reader.flag("norm_topk_prob", True),
         scoring="sigmoid",
         scale=reader.number("routed_scaling_factor", 1.0),
-        corrected=reader.flag("use_expert_bias", True),
+        has_correction_bias=reader.flag("use_expert_bias", True),
     )
     layers = tuple(
         dataclasses.replace(layer, experts=i >= dense)
@@ -134,7 +134,7 @@ def lfm3(reader: ConfigReader) -> DecoderSpec:
         local_theta=10_000.0,
         trained=reader.count("max_position_embeddings", 128_000),
         head_dim=head_dim,
-        absent=RopeSpec(1_000_000.0, ProportionalScaling(0.5)),
+        default=RopeSpec(1_000_000.0, ProportionalScaling(0.5)),
     )
     is_gated = reader.flag("use_attention_gate", True)
     return _lfm2(
@@ -146,7 +146,7 @@ def lfm3(reader: ConfigReader) -> DecoderSpec:
         local_rope=local,
         placement="sandwich" if reader.flag("use_sandwich_norm", True) else "pre",
         attention_gate=is_gated,
-        gates_apart=is_gated,
+        separate_gates=is_gated,
         naming="lfm3" if is_gated else "lfm3_ungated",
         qkv_bias=(bias := reader.flag("attention_bias")),
         output_bias=bias,
@@ -159,7 +159,7 @@ def _qwen(
     layers: tuple[LayerSpec, ...],
     *,
     moe: MoeSpec | None = None,
-    rope_planes: RopePlanes | None = None,
+    mrope: MropeSpec | None = None,
 ) -> DecoderSpec:
     reader.require("attn_output_gate", True)
     reader.require("mamba_ssm_dtype", "float32")
@@ -171,7 +171,7 @@ def _qwen(
         num_value_heads=reader.count("linear_num_value_heads", 32),
         key_dim=reader.count("linear_key_head_dim", 128),
         value_dim=reader.count("linear_value_head_dim", 128),
-        width=reader.count("linear_conv_kernel_dim", 4),
+        conv_width=reader.count("linear_conv_kernel_dim", 4),
         norm_eps=eps,
     )
     return read_decoder(
@@ -181,7 +181,7 @@ def _qwen(
         partial=0.25,
         max_positions=32_768,
         intermediate_size=moe.intermediate_size if moe else None,
-        rope_planes=rope_planes,
+        mrope=mrope,
         qkv_bias=(bias := reader.flag("attention_bias")),
         output_bias=bias,
         qk_norm=True,
@@ -209,7 +209,7 @@ def _checked(reader: ConfigReader, spec: GatedDeltaSpec) -> GatedDeltaSpec:
         raise reader.error(
             "linear_num_key_heads", f"must divide the {spec.num_value_heads} value heads"
         )
-    if spec.width < 2:
+    if spec.conv_width < 2:
         raise reader.error("linear_conv_kernel_dim", "must be at least 2")
     return spec
 
@@ -218,7 +218,7 @@ def _layers(reader: ConfigReader) -> list[LayerSpec]:
     """Return ``layer_types``; if absent, attention is in the last of every few layers."""
     count, period = num_layers(reader), reader.count("full_attention_interval", 4)
     usual = ["linear_attention" if (i + 1) % period else "full_attention" for i in range(count)]
-    return _kinds(reader, reader.listed("layer_types", count) or usual, "linear_attention")
+    return _kinds(reader, reader.list_of_length("layer_types", count) or usual, "linear_attention")
 
 
 def _kinds(reader: ConfigReader, kinds: list[str], recurrent: str) -> list[LayerSpec]:
@@ -245,10 +245,10 @@ def _lfm2(
         reader.ignore(key)
     recurrence = ShortConvSpec(
         channels=reader.count("hidden_size"),
-        width=reader.count("conv_L_cache", width),
+        conv_width=reader.count("conv_L_cache", width),
         bias=reader.flag("conv_bias"),
     )
-    if recurrence.width < 2:
+    if recurrence.conv_width < 2:
         raise reader.error("conv_L_cache", "must be at least 2")
     tied = reader.flag("tie_word_embeddings", True)
     return read_decoder(
@@ -277,7 +277,7 @@ def _lfm3_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
         "full_attention": LayerSpec(),
         "sliding_attention": LayerSpec(window, local_rope=True),
     }
-    kinds = reader.listed("layer_types", count) or usual
+    kinds = reader.list_of_length("layer_types", count) or usual
     for kind in kinds:
         if kind not in of_kind:
             raise reader.error("layer_types", f"has {kind!r:.80}, which is not supported")
@@ -293,4 +293,4 @@ def _lfm2_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
     if "full_attn_idxs" in reader:
         attending = reader.indices("full_attn_idxs")
     usual = ["full_attention" if i in attending else "conv" for i in range(count)]
-    return tuple(_kinds(reader, reader.listed("layer_types", count) or usual, "conv"))
+    return tuple(_kinds(reader, reader.list_of_length("layer_types", count) or usual, "conv"))

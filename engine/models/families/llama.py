@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from engine.models.config_reader import ConfigReader
 from engine.models.families.shared import (
-    TEMPERED_ROPE,
+    TEMPERATURE_ROPE_KEYS,
     alternating_layers,
     layer_types,
     num_layers,
     read_decoder,
     read_temperature,
 )
-from engine.models.rope_spec import RopePlanes
+from engine.models.rope_spec import MropeSpec
 from engine.models.spec import DecoderSpec, LayerSpec, NormSpec
 
 
@@ -47,7 +47,7 @@ def ministral3(reader: ConfigReader) -> DecoderSpec:
         norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
         head_dim=128,
         layers=(LayerSpec(window=window),) * num_layers(reader),
-        rope_besides=TEMPERED_ROPE,
+        rope_extra_keys=TEMPERATURE_ROPE_KEYS,
         temperature=read_temperature(reader),
     )
 
@@ -131,14 +131,14 @@ def helium(reader: ConfigReader) -> DecoderSpec:
     )
 
 
-def qwen2(reader: ConfigReader, *, rope_planes: RopePlanes | None = None) -> DecoderSpec:
+def qwen2(reader: ConfigReader, *, mrope: MropeSpec | None = None) -> DecoderSpec:
     """Qwen2 and Qwen2.5."""
     reader.require("use_mrope", False)
     layers = windowed_layers(reader)
-    return read_decoder(reader, qkv_bias=True, layers=layers, rope_planes=rope_planes)
+    return read_decoder(reader, qkv_bias=True, layers=layers, mrope=mrope)
 
 
-def qwen3(reader: ConfigReader, *, rope_planes: RopePlanes | None = None) -> DecoderSpec:
+def qwen3(reader: ConfigReader, *, mrope: MropeSpec | None = None) -> DecoderSpec:
     """Qwen3, dense."""
     return read_decoder(
         reader,
@@ -147,7 +147,7 @@ def qwen3(reader: ConfigReader, *, rope_planes: RopePlanes | None = None) -> Dec
         qk_norm=True,
         head_dim=128,
         layers=windowed_layers(reader),
-        rope_planes=rope_planes,
+        mrope=mrope,
     )
 
 
@@ -270,7 +270,7 @@ def _smollm3_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
     count = num_layers(reader)
     reader.optional_count("max_window_layers")  # from Qwen's exporter; no effect
     interval = reader.count("no_rope_layer_interval", 4)
-    rope = reader.listed("no_rope_layers", count)  # 1: the layer has rope
+    rope = reader.list_of_length("no_rope_layers", count)  # 1: the layer has rope
     if rope is None:
         rope = [int((i + 1) % interval != 0) for i in range(count)]
     window = reader.optional_count("sliding_window")

@@ -25,7 +25,7 @@ def llama4_text(reader: ConfigReader) -> DecoderSpec:
         intermediate_size=inner,
         normalised=False,
         scoring="sigmoid",
-        weighs_input=True,
+        apply_router_weight_on_input=True,
         shared_intermediate_size=inner,
         width_key="intermediate_size",
         shared_width_key="intermediate_size",
@@ -33,7 +33,7 @@ def llama4_text(reader: ConfigReader) -> DecoderSpec:
     temperature = TemperatureSpec(
         reader.number("attn_scale", 0.1), reader.count("floor_scale", 8192)
     )
-    is_tuned = reader.switch("attn_temperature_tuning", True)
+    is_tuned = reader.flag_or_number("attn_temperature_tuning", True)
     spec = read_decoder(
         reader,
         norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
@@ -56,11 +56,11 @@ def _layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
     """Return layers with rope and chunks except every fourth, and experts at a fixed interval."""
     count = num_layers(reader)
     interval = reader.count("no_rope_layer_interval", 4)
-    rope = reader.listed("no_rope_layers", count)  # 1: the layer has rope
+    rope = reader.list_of_length("no_rope_layers", count)  # 1: the layer has rope
     if rope is None:
         rope = [int((i + 1) % interval != 0) for i in range(count)]
     chunk = reader.optional_count("attention_chunk_size")
-    kinds = reader.listed("layer_types", count)
+    kinds = reader.list_of_length("layer_types", count)
     if kinds is None:
         kinds = ["chunked_attention" if has_rope else "full_attention" for has_rope in rope]
     for kind in kinds:

@@ -30,7 +30,7 @@ def granitemoehybrid(reader: ConfigReader) -> DecoderSpec:
     reader.require("normalization_function", "rmsnorm")
     reader.require("mlp_bias", False)
     ignore_router_training(reader)
-    num_experts = reader.whole("num_local_experts", 8)
+    num_experts = reader.non_negative("num_local_experts", 8)
     inner, shared = (
         reader.count("intermediate_size"),
         reader.count("shared_intermediate_size", 1024),
@@ -165,7 +165,7 @@ def _mamba(
     inner: int | None = None,
 ) -> MambaSpec | None:
     """Return the recurrent layers' spec; None if there are none (Granite 4.0 Micro)."""
-    if not any(layer.keeps_state for layer in layers):
+    if not any(layer.has_recurrence for layer in layers):
         for key in reader.names:
             if key.startswith("mamba_") or key == "time_step_limit":
                 reader.ignore(key)
@@ -175,7 +175,7 @@ def _mamba(
     expanded = reader.count("mamba_expand", 2) * reader.count("hidden_size")
     inner = inner or expanded
     usual = max(inner // heads, 1)
-    if reader.is_value("mamba_d_head", "auto"):
+    if reader.has_value("mamba_d_head", "auto"):
         head_dim = usual
     else:
         head_dim = reader.count("mamba_d_head", usual)
@@ -191,7 +191,7 @@ def _mamba(
         num_groups=groups,
         head_dim=head_dim,
         state_size=reader.count("mamba_d_state", 256),
-        width=width,
+        conv_width=width,
         norm_eps=eps,
         conv_bias=reader.flag("mamba_conv_bias", True),
         bias=reader.flag("mamba_proj_bias"),
@@ -205,7 +205,7 @@ def time_step_limit(reader: ConfigReader) -> tuple[float, float]:
     Raises:
         ModelLoadError: it is something else.
     """
-    limits = reader.listed("time_step_limit", 2) or [0.0, _INFINITE]
+    limits = reader.list_of_length("time_step_limit", 2) or [0.0, _INFINITE]
     least, most = (math.inf if limit == _INFINITE else limit for limit in limits)
     is_known = all(type(limit) in (int, float) for limit in (least, most))
     if not is_known or not 0 <= least <= most:
@@ -216,8 +216,8 @@ def time_step_limit(reader: ConfigReader) -> tuple[float, float]:
 def _recurrent_layers(reader: ConfigReader) -> list[bool]:
     """Return which layers are state spaces: ``layer_types``, formerly ``layers_block_type``."""
     count = num_layers(reader)
-    older = reader.listed("layers_block_type", count)
-    kinds = reader.listed("layer_types", count) or older or [_RECURRENT[0]] * count
+    older = reader.list_of_length("layers_block_type", count)
+    kinds = reader.list_of_length("layer_types", count) or older or [_RECURRENT[0]] * count
     for kind in kinds:
         if kind not in _RECURRENT + _ATTENDING:
             raise reader.error("layer_types", f"has {kind!r:.80}, which is not supported")

@@ -6,9 +6,9 @@ import dataclasses
 
 from engine.models.config_reader import ConfigReader
 from engine.models.families.deepseek import (
-    corrected_experts,
     draft_layers,
     layers_with_experts,
+    read_deepseek_v3_experts,
 )
 from engine.models.families.llama import exaone_layers, windowed_layers
 from engine.models.families.rope import read_ropes_by_layer
@@ -19,7 +19,7 @@ from engine.models.families.shared import (
     read_decoder,
     with_checked_experts,
 )
-from engine.models.rope_spec import RopePlanes
+from engine.models.rope_spec import MropeSpec
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
 
 _MTP = (
@@ -61,7 +61,7 @@ def qwen2_moe(reader: ConfigReader) -> DecoderSpec:
     return with_checked_experts(reader, spec)
 
 
-def qwen3_moe(reader: ConfigReader, *, rope_planes: RopePlanes | None = None) -> DecoderSpec:
+def qwen3_moe(reader: ConfigReader, *, mrope: MropeSpec | None = None) -> DecoderSpec:
     """Qwen3-30B-A3B and Qwen3-235B-A22B."""
     spec = read_decoder(
         reader,
@@ -70,7 +70,7 @@ def qwen3_moe(reader: ConfigReader, *, rope_planes: RopePlanes | None = None) ->
         qk_norm=True,
         layers=_qwen_layers(reader),
         moe=_qwen_experts(reader),
-        rope_planes=rope_planes,
+        mrope=mrope,
     )
     return with_checked_experts(reader, spec)
 
@@ -80,7 +80,7 @@ def dots1(reader: ConfigReader) -> DecoderSpec:
     ignore_router_training(reader)
     reader.refuse("use_sliding_window", "is true, which is not supported")
     count, window = num_layers(reader), reader.optional_count("sliding_window")
-    first_windowed = reader.whole("max_window_layers", count)
+    first_windowed = reader.non_negative("max_window_layers", count)
     kinds = layer_types(reader, count) or [
         "sliding_attention" if i >= first_windowed else "full_attention" for i in range(count)
     ]
@@ -94,7 +94,7 @@ def dots1(reader: ConfigReader) -> DecoderSpec:
         output_bias=bias,
         qk_norm=True,
         layers=tuple(layers),
-        moe=corrected_experts(reader, normalised=False),
+        moe=read_deepseek_v3_experts(reader, normalised=False),
     )
     return with_checked_experts(reader, spec)
 
@@ -112,7 +112,7 @@ def exaone_moe(reader: ConfigReader) -> DecoderSpec:
         norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
         qk_norm=True,
         layers=tuple(layers),
-        moe=corrected_experts(reader, scale=2.5),
+        moe=read_deepseek_v3_experts(reader, scale=2.5),
     )
     return with_checked_experts(reader, spec)
 
@@ -128,10 +128,10 @@ def hy_v3(reader: ConfigReader) -> DecoderSpec:
         intermediate_size=inner,
         normalised=True,
         scoring="sigmoid",
-        corrected=True,
-        exact_router=True,
+        has_correction_bias=True,
+        router_in_float32=True,
         scale=reader.number("router_scaling_factor", 2.826),
-        shared_intermediate_size=inner * reader.whole("num_shared_experts", 1),
+        shared_intermediate_size=inner * reader.non_negative("num_shared_experts", 1),
         shared_width_key="num_shared_experts * moe_intermediate_size",
     )
     spec = read_decoder(
@@ -200,7 +200,7 @@ def afmoe(reader: ConfigReader) -> DecoderSpec:
     kinds = layer_types(reader, count) or [
         "sliding_attention" if (i + 1) % period else "full_attention" for i in range(count)
     ]
-    dense = reader.whole("num_dense_layers", 1)
+    dense = reader.non_negative("num_dense_layers", 1)
     layers = (
         LayerSpec(window, experts=i >= dense)
         if kind == "sliding_attention"
@@ -214,9 +214,9 @@ def afmoe(reader: ConfigReader) -> DecoderSpec:
         intermediate_size=inner,
         normalised=True,
         scoring="sigmoid",
-        corrected=True,
+        has_correction_bias=True,
         scale=reader.number("route_scale", 1.0),
-        shared_intermediate_size=inner * reader.whole("num_shared_experts", 2),
+        shared_intermediate_size=inner * reader.non_negative("num_shared_experts", 2),
         shared_width_key="num_shared_experts * moe_intermediate_size",
     )
     reader.require("attention_bias", False)
@@ -228,7 +228,7 @@ def afmoe(reader: ConfigReader) -> DecoderSpec:
         max_positions=16_384,
         qk_norm=True,
         attention_gate=True,
-        gates_apart=True,
+        separate_gates=True,
         embedding_scale=hidden_size**0.5 if reader.flag("mup_enabled") else 1.0,
         layers=tuple(layers),
         moe=moe,
@@ -247,7 +247,7 @@ def minimax_m2(reader: ConfigReader) -> DecoderSpec:
     for key in _MINIMAX_UNUSED:
         reader.ignore(key)
     count = num_layers(reader)
-    if any(kind != 1 for kind in reader.listed("attn_type_list", count) or ()):
+    if any(kind != 1 for kind in reader.list_of_length("attn_type_list", count) or ()):
         raise reader.error("attn_type_list", "has linear attention, which is not supported")
     reader.refuse("sliding_window", "is set, which is not supported")
     head_dim = reader.count("head_dim", 128)
@@ -259,8 +259,8 @@ def minimax_m2(reader: ConfigReader) -> DecoderSpec:
         width_key="intermediate_size",
         normalised=True,
         scoring="sigmoid",
-        corrected=True,
-        exact_router=True,
+        has_correction_bias=True,
+        router_in_float32=True,
     )
     spec = read_decoder(
         reader,

@@ -12,7 +12,7 @@ from typing import Any
 from engine.models.config_reader import ConfigReader
 from engine.models.families import deepseek, gemma, hybrid, llama, llama4, moe
 from engine.models.families import gemma4 as gemma_4
-from engine.models.rope_spec import RopePlanes
+from engine.models.rope_spec import MropeSpec
 from engine.models.spec import DecoderSpec
 
 _VISION = ("vision_config", "image_token_id", "image_token_index")
@@ -22,9 +22,9 @@ _GEMMA4 = (
     *("boi_token_id", "eoi_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index"),
 )
 _QWEN = ("video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id")
-_QWEN2_PLANES = RopePlanes((16, 24, 24))
-_QWEN3_PLANES = RopePlanes((24, 20, 20), interleaved=True)
-QWEN3_5_PLANES = RopePlanes((11, 11, 10), interleaved=True)
+_QWEN2_MROPE = MropeSpec((16, 24, 24))
+_QWEN3_MROPE = MropeSpec((24, 20, 20), interleaved=True)
+QWEN3_5_MROPE = MropeSpec((11, 11, 10), interleaved=True)
 _MISTRAL = (
     *("multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size"),
     "vision_feature_layer",
@@ -72,11 +72,11 @@ def gemma3(reader: ConfigReader) -> DecoderSpec:
     """Gemma 3 4B, 12B and 27B."""
 
     def read(text: ConfigReader) -> DecoderSpec:
-        text.assume(_GEMMA3_DEFAULTS)
+        text.set_defaults(_GEMMA3_DEFAULTS)
         return gemma.gemma3(text)
 
     spec = _text_part(reader, read, _GEMMA)
-    layers = (dataclasses.replace(layer, looks_ahead=True) for layer in spec.layers)
+    layers = (dataclasses.replace(layer, bidirectional_images=True) for layer in spec.layers)
     return dataclasses.replace(spec, layers=tuple(layers))
 
 
@@ -118,7 +118,7 @@ def llava(reader: ConfigReader) -> DecoderSpec:
             known = ", ".join(_LLAVA_TEXT)
             raise text.error("model_type", f"is {kind[:80]!r}; known: {known}")
         read_text, defaults = _LLAVA_TEXT[kind]
-        text.assume({"model_type": "llama", **defaults})
+        text.set_defaults({"model_type": "llama", **defaults})
         text.ignore("is_composition")
         return read_text(text)
 
@@ -127,19 +127,19 @@ def llava(reader: ConfigReader) -> DecoderSpec:
 
 def qwen_vl(reader: ConfigReader) -> DecoderSpec:
     """Qwen2-VL and Qwen2.5-VL; in older exports the text model's keys are at the top level."""
-    return _text_part(reader, lambda text: llama.qwen2(text, rope_planes=_QWEN2_PLANES), _QWEN)
+    return _text_part(reader, lambda text: llama.qwen2(text, mrope=_QWEN2_MROPE), _QWEN)
 
 
 def qwen3_vl(reader: ConfigReader) -> DecoderSpec:
     """Qwen3-VL, dense."""
-    return _text_part(reader, lambda text: llama.qwen3(text, rope_planes=_QWEN3_PLANES), _QWEN)
+    return _text_part(reader, lambda text: llama.qwen3(text, mrope=_QWEN3_MROPE), _QWEN)
 
 
 def qwen3_vl_moe(reader: ConfigReader) -> DecoderSpec:
     """Qwen3-VL with experts, whose weights always sum to one, whatever the text config says."""
 
     def read(text: ConfigReader) -> DecoderSpec:
-        spec = moe.qwen3_moe(text, rope_planes=_QWEN3_PLANES)
+        spec = moe.qwen3_moe(text, mrope=_QWEN3_MROPE)
         assert spec.moe is not None
         return dataclasses.replace(spec, moe=dataclasses.replace(spec.moe, normalised=True))
 
@@ -148,14 +148,12 @@ def qwen3_vl_moe(reader: ConfigReader) -> DecoderSpec:
 
 def qwen3_5(reader: ConfigReader) -> DecoderSpec:
     """Qwen3.5, dense."""
-    return _text_part(reader, lambda text: hybrid.qwen3_5(text, rope_planes=QWEN3_5_PLANES), _QWEN)
+    return _text_part(reader, lambda text: hybrid.qwen3_5(text, mrope=QWEN3_5_MROPE), _QWEN)
 
 
 def qwen3_5_moe(reader: ConfigReader) -> DecoderSpec:
     """Qwen3.5 with experts."""
-    return _text_part(
-        reader, lambda text: hybrid.qwen3_5_moe(text, rope_planes=QWEN3_5_PLANES), _QWEN
-    )
+    return _text_part(reader, lambda text: hybrid.qwen3_5_moe(text, mrope=QWEN3_5_MROPE), _QWEN)
 
 
 def _text_part(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 
 from engine.models.config_reader import ConfigReader
-from engine.models.families.deepseek import corrected_experts
+from engine.models.families.deepseek import read_deepseek_v3_experts
 from engine.models.families.mamba import time_step_limit
 from engine.models.families.shared import read_activation, read_decoder, with_checked_experts
 from engine.models.recurrence import MambaSpec
@@ -27,7 +27,7 @@ _KINDS = {
     **{"E": "experts", "moe": "experts"},
 }
 _LISTS = ("layers_block_type", "layer_types")
-_MOST_LAYERS = 10_000
+_MAX_LAYERS = 10_000
 # Keys of initialisation, chunk sizes, draft layers, and a duplicate of the norms' eps. NVIDIA's own
 # code limits time steps by ``time_step_limit``; Hugging Face's clamps them to ``time_step_min``.
 _UNUSED = (
@@ -38,7 +38,7 @@ _UNUSED = (
     "moe_shared_expert_overlap",
 )
 # Expert keys that are also written without experts.
-_OF_EXPERTS = (
+_EXPERT_KEYS = (
     *("n_routed_experts", "n_shared_experts", "moe_intermediate_size", "moe_latent_size"),
     *("moe_shared_expert_intermediate_size", "num_experts_per_tok", "routed_scaling_factor"),
     *("n_group", "topk_group", "norm_topk_prob"),
@@ -66,11 +66,11 @@ def nemotron_h(reader: ConfigReader) -> DecoderSpec:
         mlp_bias=reader.flag("mlp_bias"),
         layers=layers,
         moe=moe,
-        recurrence=_states(reader, eps),
+        recurrence=_mamba(reader, eps),
     )
     if moe is not None:
         return with_checked_experts(reader, spec)
-    for key in _OF_EXPERTS:
+    for key in _EXPERT_KEYS:
         reader.ignore(key)
     return spec
 
@@ -80,7 +80,7 @@ def _experts(reader: ConfigReader) -> MoeSpec:
     reader.require("n_shared_experts", 1)
     reader.require("mlp_bias", False)
     return dataclasses.replace(
-        corrected_experts(reader),
+        read_deepseek_v3_experts(reader),
         latent_size=reader.optional_count("moe_latent_size") or 0,
         shared_intermediate_size=reader.count("moe_shared_expert_intermediate_size", 7688),
         shared_width_key="moe_shared_expert_intermediate_size",
@@ -96,13 +96,15 @@ def _layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
         if kind in ("state", "attention"):
             mixer = i
             layers.append(
-                LayerSpec(recurrent=kind == "state", rope=False, mlp=False, stored=(i, i))
+                LayerSpec(
+                    recurrent=kind == "state", rope=False, mlp=False, checkpoint_layers=(i, i)
+                )
             )
             continue
         if mixer is None:
             raise reader.error(key, f"has no mixer before MLP {i}, which is not supported")
         layers[-1] = dataclasses.replace(
-            layers[-1], mlp=True, experts=kind == "experts", stored=(mixer, i)
+            layers[-1], mlp=True, experts=kind == "experts", checkpoint_layers=(mixer, i)
         )
         mixer = None
     attending = [layer for layer in layers if not layer.recurrent]
@@ -122,14 +124,14 @@ def _kinds(reader: ConfigReader) -> tuple[str, list[str]]:
     unknown = [kind for kind in told if kind not in _KINDS]
     if unknown:
         raise reader.error(key, f"has {unknown[0]!r:.80}, which is not supported")
-    if not 0 < len(told) < _MOST_LAYERS:
+    if not 0 < len(told) < _MAX_LAYERS:
         raise reader.error(key, "must say what each layer is")
     if reader.count("num_hidden_layers", len(told)) != len(told):
         raise reader.error("num_hidden_layers", f"differs from the {len(told)} of '{key}'")
     return key, [_KINDS[kind] for kind in told]
 
 
-def _states(reader: ConfigReader, eps: float) -> MambaSpec:
+def _mamba(reader: ConfigReader, eps: float) -> MambaSpec:
     heads, groups = reader.count("mamba_num_heads", 128), reader.count("n_groups", 8)
     if heads % groups:
         raise reader.error("n_groups", f"must divide the {heads} heads")
@@ -141,7 +143,7 @@ def _states(reader: ConfigReader, eps: float) -> MambaSpec:
         num_groups=groups,
         head_dim=reader.count("mamba_head_dim", 64),
         state_size=reader.count("ssm_state_size", 128),
-        width=width,
+        conv_width=width,
         norm_eps=eps,
         conv_bias=reader.flag("use_conv_bias", True),
         bias=reader.flag("use_bias"),

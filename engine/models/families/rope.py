@@ -12,8 +12,8 @@ from engine.models.rope_spec import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    MropeSpec,
     ProportionalScaling,
-    RopePlanes,
     RopeScaling,
     RopeSpec,
     YarnScaling,
@@ -28,8 +28,8 @@ def read_rope(
     head_dim: int,
     partial: float = 1.0,
     interleaved: bool = False,
-    besides: tuple[str, ...] = (),
-    planes: RopePlanes | None = None,
+    extra_keys: tuple[str, ...] = (),
+    mrope: MropeSpec | None = None,
 ) -> RopeSpec:
     """Read a model's rotary embedding, in either spelling.
 
@@ -52,20 +52,20 @@ def read_rope(
     section = newer or older
     if section is None:
         num_dims = _num_dims(reader, partial, head_dim)
-        return _in_planes(reader, RopeSpec(theta, None, num_dims, interleaved), planes, head_dim)
-    for key in besides:
+        return _with_mrope(reader, RopeSpec(theta, None, num_dims, interleaved), mrope, head_dim)
+    for key in extra_keys:
         section.ignore(key)
-    if planes is not None:
-        planes = _read_planes(section, planes)
+    if mrope is not None:
+        mrope = _read_mrope(section, mrope)
     rope = _read_section(
         section, theta, trained, original, head_dim, partial=partial, interleaved=interleaved
     )
-    return _in_planes(section, rope, planes, head_dim)
+    return _with_mrope(section, rope, mrope, head_dim)
 
 
-def _read_planes(section: ConfigReader, family: RopePlanes) -> RopePlanes:
+def _read_mrope(section: ConfigReader, family: MropeSpec) -> MropeSpec:
     section.ignore("mrope_interleaved")  # fixed for each family
-    sizes = section.listed("mrope_section", 3)
+    sizes = section.list_of_length("mrope_section", 3)
     if sizes is None:
         return family
     if not all(type(size) is int and size >= 0 for size in sizes):
@@ -73,8 +73,8 @@ def _read_planes(section: ConfigReader, family: RopePlanes) -> RopePlanes:
     return dataclasses.replace(family, sections=tuple(sizes))
 
 
-def _in_planes(
-    section: ConfigReader, rope: RopeSpec, planes: RopePlanes | None, head_dim: int
+def _with_mrope(
+    section: ConfigReader, rope: RopeSpec, planes: MropeSpec | None, head_dim: int
 ) -> RopeSpec:
     """Add the planes to ``rope``. Raises ModelLoadError if they do not fit the head."""
     if planes is None:
@@ -83,7 +83,7 @@ def _in_planes(
     if not planes.interleaved and sum(planes.sections) != num_frequencies:
         problem = f"must add up to the {num_frequencies} frequencies of a head"
         raise section.error("mrope_section", problem)
-    return dataclasses.replace(rope, planes=planes)
+    return dataclasses.replace(rope, mrope=planes)
 
 
 def read_ropes_by_layer(
@@ -93,7 +93,7 @@ def read_ropes_by_layer(
     local_theta: float,
     trained: int,
     head_dim: int,
-    absent: RopeSpec | None = None,
+    default: RopeSpec | None = None,
 ) -> tuple[RopeSpec, RopeSpec]:
     """Read the ropes of full attention and of windowed layers.
 
@@ -103,8 +103,8 @@ def read_ropes_by_layer(
     """
     local_theta = reader.number("rope_local_base_freq", local_theta, above=1.0)
     both = reader.section("rope_parameters")
-    if both is None and absent is not None:
-        return absent, RopeSpec(local_theta)
+    if both is None and default is not None:
+        return default, RopeSpec(local_theta)
     if both is None or "rope_type" in both:  # older exports: the full layers' only
         return (
             read_rope(reader, theta=theta, trained=trained, head_dim=head_dim),

@@ -6,12 +6,12 @@ from typing import Any
 
 from engine.models.config_reader import ConfigReader
 from engine.models.families.rope import read_rope
-from engine.models.rope_spec import RopePlanes
+from engine.models.rope_spec import MropeSpec
 from engine.models.spec import Activation, DecoderSpec, LayerSpec, NormSpec, TemperatureSpec
 
 _MAX_LAYERS = 10_000
 # Keys of the rope section that ``read_temperature`` reads, or that have no effect.
-TEMPERED_ROPE = ("llama_4_scaling_beta", "max_position_embeddings")
+TEMPERATURE_ROPE_KEYS = ("llama_4_scaling_beta", "max_position_embeddings")
 
 # Hugging Face's names of activations.
 _ACTIVATIONS: dict[str, Activation] = {
@@ -38,8 +38,8 @@ def read_decoder(
     interleaved: bool = False,
     max_positions: int = 2048,
     intermediate_size: int | None = None,
-    rope_besides: tuple[str, ...] = (),
-    rope_planes: RopePlanes | None = None,
+    rope_extra_keys: tuple[str, ...] = (),
+    mrope: MropeSpec | None = None,
     **fields: Any,
 ) -> DecoderSpec:
     """Read a model whose keys have Llama's names.
@@ -75,8 +75,8 @@ def read_decoder(
             head_dim=head_dim,
             partial=partial,
             interleaved=interleaved,
-            besides=rope_besides,
-            planes=rope_planes,
+            extra_keys=rope_extra_keys,
+            mrope=mrope,
         )
     is_gated = fields.get("gated", True)
     return DecoderSpec(
@@ -137,14 +137,14 @@ def read_temperature(reader: ConfigReader) -> TemperatureSpec | None:
     return TemperatureSpec(
         section.number("llama_4_scaling_beta", above=-1.0),
         section.count("original_max_position_embeddings"),
-        first=0,
+        position_offset=0,
         with_rope=True,
     )
 
 
 def layer_types(reader: ConfigReader, count: int) -> list[str] | None:
     """Return ``layer_types``, if given: "full_attention" or "sliding_attention" for each layer."""
-    kinds = reader.listed("layer_types", count)
+    kinds = reader.list_of_length("layer_types", count)
     for kind in kinds or ():
         if kind not in ("full_attention", "sliding_attention"):
             raise reader.error("layer_types", f"has {kind!r:.80}, which is not supported")

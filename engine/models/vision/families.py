@@ -21,7 +21,7 @@ from engine.models.vision.spec import (
     VisionSpec,
 )
 from engine.models.vision.tokens import (
-    ImageTokens,
+    ImageTokenIds,
     TokenReader,
     gemma3_tokens,
     gemma4_tokens,
@@ -88,7 +88,7 @@ def qwen2_5_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> 
         base,
         gated=True,
         window=window,
-        full_layers=frozenset(reader.layers("fullatt_block_indexes", (7, 15, 23, 31))),
+        full_attention_layers=frozenset(reader.layers("fullatt_block_indexes", (7, 15, 23, 31))),
     )
 
 
@@ -98,7 +98,7 @@ def qwen3_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Vi
     deep = reader.layers("deepstack_visual_indexes", (8, 16, 24))
     if any(layer >= base.num_layers for layer in deep) or len(set(deep)) < len(deep):
         raise reader.error("deepstack_visual_indexes", "must be some of the layers, each once")
-    return replace(base, deep_layers=deep)
+    return replace(base, deepstack_layers=deep)
 
 
 def qwen3_5(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
@@ -135,10 +135,10 @@ def llava(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Visio
     return _LLAVA_ENCODERS[kind](whole, reader, text)
 
 
-def _llava_tokens(whole: ConfigReader, directory: Path) -> ImageTokens:
+def _llava_tokens(whole: ConfigReader, directory: Path) -> ImageTokenIds:
     if _encoder_of(whole) == "pixtral":
         return mistral_tokens(whole, directory)
-    return ImageTokens(whole.whole("image_token_index", 32_000))
+    return ImageTokenIds(whole.non_negative("image_token_index", 32_000))
 
 
 def _encoder_of(whole: ConfigReader) -> str:
@@ -190,11 +190,13 @@ def gemma4(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Visi
         gated=True,
         bias=False,
         mlp_bias=False,
-        colours_last=True,
+        channels_last=True,
         sandwich=True,
         clipped=reader.flag("use_clipped_linears"),
-        rope=replace(_rope(reader, "num_attention_heads", hidden // heads, 100.0), apart=True),
-        position_axis=reader.count("position_embedding_size", 10_240),
+        rope=replace(
+            _rope(reader, "num_attention_heads", hidden // heads, 100.0), split_halves=True
+        ),
+        num_axis_positions=reader.count("position_embedding_size", 10_240),
     )
 
 
@@ -247,7 +249,7 @@ def _qwen3(reader: ConfigReader) -> VisionSpec:
     side = math.isqrt(positions)
     if side**2 != positions:
         raise reader.error("num_position_embeddings", f"of {positions} make no square")
-    return replace(base, patch_bias=True, position_grid=side, pixels=_HALF)
+    return replace(base, patch_bias=True, position_grid_size=side, pixels=_HALF)
 
 
 def _pixtral(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
@@ -351,7 +353,7 @@ def _fixed(
         merger=merger,
         pixels=_CLIP,
         image_size=image_size,
-        num_unread_layers=num_layers - num_read,
+        num_skipped_layers=num_layers - num_read,
     )
 
 

@@ -6,11 +6,11 @@ import torch
 from torch.nn import functional
 
 from engine.models.vision.layers import ACTIVATIONS, Layer, Tensors, read_norm
-from engine.models.vision.positions import Turns
+from engine.models.vision.positions import PatchRotation
 from engine.models.vision.spec import PoolSpec, VisionSpec
 
 
-class Pool:
+class PatchPooler:
     """Turns the patches of each cell into an embedding of the text model; see ``PoolSpec``.
 
     Args:
@@ -82,26 +82,26 @@ class SandwichBlock(Layer):
         self._query_norm = read_norm(spec.norm, weights, f"{name}.query_norm")
         self._key_norm = read_norm(spec.norm, weights, f"{name}.key_norm")
         self._output = ClippedProjections(weights, f"{name}.output")
-        self._attention_after = read_norm(spec.norm, weights, f"{name}.attention_after")
+        self._post_attention_norm = read_norm(spec.norm, weights, f"{name}.attention_after")
         self._mlp_norm = read_norm(spec.norm, weights, f"{name}.mlp_norm")
         self._up = ClippedProjections(weights, f"{name}.up", 2)
         self._down = ClippedProjections(weights, f"{name}.down")
-        self._mlp_after = read_norm(spec.norm, weights, f"{name}.mlp_after")
+        self._post_mlp_norm = read_norm(spec.norm, weights, f"{name}.mlp_after")
 
-    def heads(self, x: torch.Tensor, turns: Turns | None) -> tuple[torch.Tensor, ...]:
+    def heads(self, x: torch.Tensor, rotation: PatchRotation | None) -> tuple[torch.Tensor, ...]:
         """See ``Layer``."""
         query, key, value = self._qkv(self._attention_norm(x)).view(self._shape).unbind(1)
         query, key = self._query_norm(query), self._key_norm(key)
         value = functional.rms_norm(value, value.shape[-1:], None, self._eps)
-        if turns is not None:
-            query, key = turns.turn(query), turns.turn(key)
+        if rotation is not None:
+            query, key = rotation.rotate(query), rotation.rotate(key)
         return query, key, value
 
     def output(self, attended: torch.Tensor) -> torch.Tensor:
         """See ``Layer``."""
-        return self._attention_after(self._output(attended))
+        return self._post_attention_norm(self._output(attended))
 
     def mlp(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Layer``."""
         gate, up = self._up(self._mlp_norm(x)).chunk(2, dim=-1)
-        return self._mlp_after(self._down(self._activate(gate).mul_(up)))
+        return self._post_mlp_norm(self._down(self._activate(gate).mul_(up)))

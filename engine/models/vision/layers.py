@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from engine.models.vision.patches import Windows, spans
-from engine.models.vision.positions import Turns
+from engine.models.vision.patches import Windows, chunk_slices
+from engine.models.vision.positions import PatchRotation
 from engine.models.vision.spec import MergerSpec, VisionActivation, VisionNorm, VisionSpec
 from kernels.dense import attend
 
@@ -55,16 +55,20 @@ class Layer(ABC):
 
     scale: float | None = None  # of scores; None: head_dim ** -0.5
 
-    def pieces(
-        self, x: torch.Tensor, turns: Turns | None, windows: Sequence[Windows], most: int
+    def forward_chunks(
+        self,
+        x: torch.Tensor,
+        rotation: PatchRotation | None,
+        windows: Sequence[Windows],
+        max_patches: int,
     ) -> Iterator[None]:
         """Compute [num_patches, hidden_size] in place, about ``most`` patches per iteration.
 
         Patches attend to those of their window.
         """
         parts: list[tuple[torch.Tensor, ...]] = []
-        for rows in spans(x.shape[0], most):
-            parts.append(self.heads(x[rows], None if turns is None else turns.of(rows)))
+        for rows in chunk_slices(x.shape[0], max_patches):
+            parts.append(self.heads(x[rows], None if rotation is None else rotation.select(rows)))
             yield
         query, key, value = parts[0]
         if len(parts) > 1:
@@ -72,17 +76,17 @@ class Layer(ABC):
         parts.clear()
         for window in windows:
             # As attention reads them: [num_windows, heads, length, head_dim].
-            keys = window.of_each(key).transpose(1, 2).contiguous()
-            values = window.of_each(value).transpose(1, 2).contiguous()
-            for own, seen in window.parts(most):
-                attended = attend(own.of_each(query), keys[seen], values[seen], self.scale)
+            keys = window.view_windows(key).transpose(1, 2).contiguous()
+            values = window.view_windows(value).transpose(1, 2).contiguous()
+            for own, seen in window.split(max_patches):
+                attended = attend(own.view_windows(query), keys[seen], values[seen], self.scale)
                 part = x[own.begin : own.end]
                 part += self.output(attended.view(part.shape))
                 part += self.mlp(part)
                 yield
 
     @abstractmethod
-    def heads(self, x: torch.Tensor, turns: Turns | None) -> tuple[torch.Tensor, ...]:
+    def heads(self, x: torch.Tensor, rotation: PatchRotation | None) -> tuple[torch.Tensor, ...]:
         """Return queries, keys and values of patches, each [num_patches, heads, head_dim]."""
 
     @abstractmethod
@@ -108,12 +112,12 @@ class Block(Layer):
         self._up = read_projection(weights, f"{name}.up")
         self._down = read_projection(weights, f"{name}.down")
 
-    def heads(self, x: torch.Tensor, turns: Turns | None) -> tuple[torch.Tensor, ...]:
+    def heads(self, x: torch.Tensor, rotation: PatchRotation | None) -> tuple[torch.Tensor, ...]:
         """See ``Layer``."""
         fused = self._qkv(self._attention_norm(x))
         query, key, value = fused.view(fused.shape[0], 3, self._num_heads, -1).unbind(1)
-        if turns is not None:
-            query, key = turns.turn(query), turns.turn(key)
+        if rotation is not None:
+            query, key = rotation.rotate(query), rotation.rotate(key)
         return query, key, value
 
     def output(self, attended: torch.Tensor) -> torch.Tensor:

@@ -23,26 +23,26 @@ class Windows(NamedTuple):
         """One past the last patch of the last window."""
         return self.begin + self.num_windows * self.length
 
-    def of_each(self, x: torch.Tensor) -> torch.Tensor:
+    def view_windows(self, x: torch.Tensor) -> torch.Tensor:
         """[num_patches, heads, head_dim] -> [num_windows, length, heads, head_dim], a view."""
         return x[self.begin : self.end].unflatten(0, (self.num_windows, self.length))
 
-    def parts(self, most: int) -> Iterator[tuple[Windows, slice]]:
+    def split(self, max_patches: int) -> Iterator[tuple[Windows, slice]]:
         """Yield about ``most`` patches at a time, and the slice of windows that they attend to."""
-        if self.length <= most:
-            for windows in spans(self.num_windows, most // self.length):
+        if self.length <= max_patches:
+            for windows in chunk_slices(self.num_windows, max_patches // self.length):
                 begin = self.begin + windows.start * self.length
                 part = Windows(begin, windows.stop - windows.start, self.length)
                 yield part, windows
             return
         for window in range(self.num_windows):
             begin = self.begin + window * self.length
-            for rows in spans(self.length, most):
+            for rows in chunk_slices(self.length, max_patches):
                 part = Windows(begin + rows.start, 1, rows.stop - rows.start)
                 yield part, slice(window, window + 1)
 
 
-class Layout(NamedTuple):
+class PatchLayout(NamedTuple):
     """The order of an image's patches during the computation.
 
     The patches of a cell are adjacent, as are the cells of a window and the windows of one shape.
@@ -54,20 +54,22 @@ class Layout(NamedTuple):
     cells: torch.Tensor | None  # [num_cells] int64, where the image's cells are; None: row by row
 
     @property
-    def whole(self) -> Windows:
+    def full_window(self) -> Windows:
         """All patches as one window."""
         return Windows(0, 1, self.windows[-1].end)
 
-    def of(self, rows: slice) -> Layout:
+    def select(self, rows: slice) -> PatchLayout:
         """Return the layout of some patches, for ``cut``."""
         return self._replace(rows=self.rows[rows], columns=self.columns[rows])
 
-    def row_by_row(self, x: torch.Tensor) -> torch.Tensor:
+    def to_row_major(self, x: torch.Tensor) -> torch.Tensor:
         """Reorder per-cell values [num_cells, n] to the order of cells in the image."""
         return x if self.cells is None else x[self.cells]
 
 
-def lay_out(num_rows: int, num_columns: int, spec: VisionSpec, device: torch.device) -> Layout:
+def make_layout(
+    num_rows: int, num_columns: int, spec: VisionSpec, device: torch.device
+) -> PatchLayout:
     """Compute the layout of an image.
 
     Args:
@@ -97,7 +99,7 @@ def lay_out(num_rows: int, num_columns: int, spec: VisionSpec, device: torch.dev
     cells = None
     if len(windows) > 1 or windows[0].num_windows > 1:
         cells = to_device(order.argsort(), device)
-    return Layout(
+    return PatchLayout(
         to_device(rows.expand(shape).flatten(), device),
         to_device(columns.expand(shape).flatten(), device),
         tuple(windows),
@@ -105,7 +107,7 @@ def lay_out(num_rows: int, num_columns: int, spec: VisionSpec, device: torch.dev
     )
 
 
-def cut(pixels: torch.Tensor, layout: Layout, size: int, spec: PixelSpec) -> torch.Tensor:
+def patchify(pixels: torch.Tensor, layout: PatchLayout, size: int, spec: PixelSpec) -> torch.Tensor:
     """Cut an image into patches.
 
     Args:
@@ -126,10 +128,10 @@ def cut(pixels: torch.Tensor, layout: Layout, size: int, spec: PixelSpec) -> tor
     return patches.flatten(1)
 
 
-def spans(length: int, most: int) -> Iterator[slice]:
+def chunk_slices(length: int, max_length: int) -> Iterator[slice]:
     """Yield slices of at most ``most`` items that cover ``length``."""
-    for begin in range(0, length, most):
-        yield slice(begin, min(begin + most, length))
+    for begin in range(0, length, max_length):
+        yield slice(begin, min(begin + max_length, length))
 
 
 def _bands(length: int, window: int) -> Iterator[tuple[int, int, int]]:

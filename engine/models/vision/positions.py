@@ -10,7 +10,7 @@ from torch.nn import functional
 from engine.models.vision.spec import AxialRope
 
 
-class Turns(NamedTuple):
+class PatchRotation(NamedTuple):
     """The rotation angles of each patch's pairs: [num_patches, 1, head_dim / 2].
 
     If the parts of a head rotate separately: [num_patches, 1, 2, head_dim / 4].
@@ -19,11 +19,11 @@ class Turns(NamedTuple):
     cos: torch.Tensor
     sin: torch.Tensor
 
-    def of(self, rows: slice) -> Turns:
+    def select(self, rows: slice) -> PatchRotation:
         """Return those of some patches."""
-        return Turns(self.cos[rows], self.sin[rows])
+        return PatchRotation(self.cos[rows], self.sin[rows])
 
-    def turn(self, x: torch.Tensor) -> torch.Tensor:
+    def rotate(self, x: torch.Tensor) -> torch.Tensor:
         """Rotate [num_patches, heads, head_dim], in float32 internally."""
         parts = x.float().view(*x.shape[:2], *self.cos.shape[2:-1], -1)
         first, second = parts.chunk(2, dim=-1)
@@ -31,7 +31,9 @@ class Turns(NamedTuple):
         return torch.cat(turned, dim=-1).view(x.shape).to(x.dtype)
 
 
-def make_turns(rope: AxialRope, head_dim: int, rows: torch.Tensor, columns: torch.Tensor) -> Turns:
+def make_rotation(
+    rope: AxialRope, head_dim: int, rows: torch.Tensor, columns: torch.Tensor
+) -> PatchRotation:
     """Compute the angles of patches.
 
     Args:
@@ -44,14 +46,16 @@ def make_turns(rope: AxialRope, head_dim: int, rows: torch.Tensor, columns: torc
     of_rows = frequencies[0::2]
     of_columns = frequencies[1::2] if rope.staggered else of_rows
     by_row, by_column = rows[:, None].float() * of_rows, columns[:, None].float() * of_columns
-    if rope.apart:
+    if rope.split_halves:
         angles = torch.stack((by_column, by_row), dim=1)
     else:
         angles = torch.cat((by_row, by_column), dim=-1)
-    return Turns(angles.cos()[:, None], angles.sin()[:, None])
+    return PatchRotation(angles.cos()[:, None], angles.sin()[:, None])
 
 
-def learned(table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+def learned_positions(
+    table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor
+) -> torch.Tensor:
     """Return the learned position embeddings of patches.
 
     Args:
@@ -63,11 +67,13 @@ def learned(table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> t
         [num_patches, hidden_size] float32.
     """
     if table.dim() == 2:
-        return interpolated(table, rows, columns)
+        return interpolate_positions(table, rows, columns)
     return functional.embedding(columns, table[0]).add_(functional.embedding(rows, table[1]))
 
 
-def interpolated(table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+def interpolate_positions(
+    table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor
+) -> torch.Tensor:
     """Interpolate learned positions of a square grid over an image, aligning the corners.
 
     Args:

@@ -60,14 +60,14 @@ def read_processing(
     for key in ("do_resize", "do_rescale"):
         reader.require(key, True)
     usual = next(number for number, name in _RESAMPLING.items() if name == resampling)
-    filter_number = reader.whole("resample", usual)
+    filter_number = reader.non_negative("resample", usual)
     if filter_number not in _RESAMPLING:
         problem = f"is {filter_number}; only 2 (bilinear) and 3 (bicubic) are supported"
         raise reader.error("resample", problem)
     reader.require("temporal_patch_size", spec.num_frames)
     reader.require("merge_size", spec.merge_size)
     side = spec.patch_size
-    if not reader.is_value("patch_size", {"height": side, "width": side}):
+    if not reader.has_value("patch_size", {"height": side, "width": side}):
         reader.require("patch_size", side)
     found = _scaling(reader, spec, scaling)
     if isinstance(found, BudgetScaling):

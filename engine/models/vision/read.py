@@ -17,14 +17,14 @@ _MAX_IMAGES = 16  # default limit per prompt
 
 
 @dataclass(frozen=True, slots=True)
-class VisionModel:
+class VisionConfig:
     """How a model reads images, and which tokens represent them."""
 
     spec: VisionSpec
     rules: ImageRules
 
 
-def read_vision(config: dict[str, Any], directory: Path, text: DecoderSpec) -> VisionModel | None:
+def read_vision(config: dict[str, Any], directory: Path, text: DecoderSpec) -> VisionConfig | None:
     """Read a model directory's vision part.
 
     Args:
@@ -54,7 +54,7 @@ def read_vision(config: dict[str, Any], directory: Path, text: DecoderSpec) -> V
             f"makes embeddings of {spec.out_size} dimensions, the text model reads "
             f"{text.hidden_size}",
         )
-    if len(spec.deep_layers) > text.num_layers:
+    if len(spec.deepstack_layers) > text.num_layers:
         raise whole.error("vision_config", "has more deep layers than the text model has layers")
     tokens = family.tokens(whole, directory)
     ids = (tokens.token_id, tokens.row_end_id or 0, tokens.end_id or 0)
@@ -66,7 +66,7 @@ def read_vision(config: dict[str, Any], directory: Path, text: DecoderSpec) -> V
     assert scaling is not None, "a family of images of one size has an encoder of such"
     processing = read_processing(directory, spec, scaling, family.resampling)
     _check_positions(whole, spec, processing.scaling)
-    return VisionModel(
+    return VisionConfig(
         replace(spec, architecture=text.architecture, pixels=processing.pixels),
         ImageRules(
             token_id=tokens.token_id,
@@ -86,9 +86,9 @@ def _check_positions(whole: ConfigReader, spec: VisionSpec, scaling: Scaling) ->
     if not isinstance(scaling, BudgetScaling):
         return
     longest = scaling.max_cells * spec.merge_size
-    if longest > spec.position_axis:
+    if longest > spec.num_axis_positions:
         raise whole.error(
             "vision_config",
-            f"has positions for {spec.position_axis} patches along a side, images of "
+            f"has positions for {spec.num_axis_positions} patches along a side, images of "
             f"{scaling.max_cells} tokens have {longest}",
         )

@@ -30,7 +30,7 @@ class AxialRope:
 
     theta: float
     staggered: bool = False
-    apart: bool = False
+    split_halves: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class VisionSpec:
     bias: bool = True  # of attention's projections
     mlp_bias: bool = True
     patch_bias: bool = False
-    colours_last: bool = False  # stored layout of the patch weights
+    channels_last: bool = False  # stored layout of the patch weights
     # Frames that a patch spans, all filled with the image; None: the weights have no time
     # dimension.
     num_frames: int | None = None
@@ -103,21 +103,21 @@ class VisionSpec:
     rope: AxialRope | None = None
     # The side of a square table of learned positions, bilinearly interpolated over the image
     # between its corners (Qwen3-VL); 0: there is none.
-    position_grid: int = 0
+    position_grid_size: int = 0
     # The side in pixels of all images, whose patches have a learned position each (CLIP, SigLIP);
     # None: images have any size.
     image_size: int | None = None
     class_token: bool = False  # a learned token before the patches, whose result is not read
-    num_unread_layers: int = 0  # stored, but after the layer whose features are used
+    num_skipped_layers: int = 0  # stored, but after the layer whose features are used
     # The length of two tables of learned positions, of columns and of rows (Gemma 4); 0: none.
-    position_axis: int = 0
+    num_axis_positions: int = 0
     # The side in cells of the attention windows, except in full attention layers (Qwen2.5-VL);
     # None: no windows.
     window: int | None = None
-    full_layers: frozenset[int] = frozenset()
+    full_attention_layers: frozenset[int] = frozenset()
     # The layers after which a separate merger makes what is added after the text model's first
     # layers (DeepStack, Meng et al. 2024).
-    deep_layers: tuple[int, ...] = ()
+    deepstack_layers: tuple[int, ...] = ()
 
     @property
     def head_dim(self) -> int:
@@ -133,7 +133,7 @@ class VisionSpec:
     def num_positions(self) -> int:
         """Rows of the table of learned positions; 0: there is none."""
         if self.image_size is None:
-            return self.position_grid**2
+            return self.position_grid_size**2
         return (self.image_size // self.patch_size) ** 2 + self.class_token
 
     @property
@@ -143,4 +143,4 @@ class VisionSpec:
 
     def is_windowed(self, layer: int) -> bool:
         """Return whether a layer's attention stays within windows."""
-        return self.window is not None and layer not in self.full_layers
+        return self.window is not None and layer not in self.full_attention_layers

@@ -9,70 +9,72 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from engine.errors import ModelLoadError
-from engine.images.nouns import Rewriting
+from engine.images.nouns import PlaceholderRewrite
 from engine.models.config_reader import ConfigReader
 from engine.models.json_file import parse_object, read_bytes
 
 
-class ImageTokens(NamedTuple):
+class ImageTokenIds(NamedTuple):
     """See ``ImageRules``."""
 
     token_id: int
     row_end_id: int | None = None
     end_id: int | None = None
-    rewriting: Rewriting | None = None
+    rewriting: PlaceholderRewrite | None = None
 
 
-TokenReader = Callable[[ConfigReader, Path], ImageTokens]
+TokenReader = Callable[[ConfigReader, Path], ImageTokenIds]
 
 
 def qwen_tokens(default: int) -> TokenReader:
     """Qwen: one token per cell, without separators."""
 
-    def read(config: ConfigReader, directory: Path) -> ImageTokens:
-        return ImageTokens(config.whole("image_token_id", default))
+    def read(config: ConfigReader, directory: Path) -> ImageTokenIds:
+        return ImageTokenIds(config.non_negative("image_token_id", default))
 
     return read
 
 
-def mistral_tokens(config: ConfigReader, directory: Path) -> ImageTokens:
+def mistral_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
     """Mistral Small 3.1: one token more after each row; the tokenizer has their ids."""
-    token_id = config.whole("image_token_index", config.whole("image_token_id", 10))
+    token_id = config.non_negative("image_token_index", config.non_negative("image_token_id", 10))
     path = directory / "processor_config.json"
     names = parse_object(path, read_bytes(path)) if path.is_file() else {}
     ids = _added_tokens(directory / "tokenizer.json")
     if ids is None:  # another tokenizer: Mistral's usual ids
-        return ImageTokens(token_id, 12, 13)
+        return ImageTokenIds(token_id, 12, 13)
     found = []
     for key, usual in (("image_break_token", "[IMG_BREAK]"), ("image_end_token", "[IMG_END]")):
         name = names.get(key, usual)
         if not isinstance(name, str) or name not in ids:
             raise ModelLoadError(f"{directory / 'tokenizer.json'}: has no token {name!r:.80}")
         found.append(ids[name])
-    return ImageTokens(token_id, *found)
+    return ImageTokenIds(token_id, *found)
 
 
-def gemma3_tokens(config: ConfigReader, directory: Path) -> ImageTokens:
+def gemma3_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
     """Gemma 3: templates write the begin-of-image token."""
-    token_id = config.whole("image_token_index", config.whole("image_token_id", 262_144))
-    begin = config.whole("boi_token_index", config.whole("boi_token_id", 255_999))
-    end = config.whole("eoi_token_index", config.whole("eoi_token_id", 256_000))
+    token_id = config.non_negative(
+        "image_token_index", config.non_negative("image_token_id", 262_144)
+    )
+    begin = config.non_negative("boi_token_index", config.non_negative("boi_token_id", 255_999))
+    end = config.non_negative("eoi_token_index", config.non_negative("eoi_token_id", 256_000))
     names = _names(directory, (begin, token_id, end))
     if names is None:
-        return ImageTokens(token_id)
+        return ImageTokenIds(token_id)
     whole = "".join(names)
-    return ImageTokens(token_id, rewriting=Rewriting(names[0], f"\n\n{whole}\n\n"))
+    return ImageTokenIds(token_id, rewriting=PlaceholderRewrite(names[0], f"\n\n{whole}\n\n"))
 
 
-def gemma4_tokens(config: ConfigReader, directory: Path) -> ImageTokens:
+def gemma4_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
     """Gemma 4: templates write the image token, which is between two others."""
-    token_id = config.whole("image_token_id", 258_880)
-    begin = config.whole("boi_token_id", 255_999)
-    end = config.whole("eoi_token_id", 258_882)
+    token_id = config.non_negative("image_token_id", 258_880)
+    begin = config.non_negative("boi_token_id", 255_999)
+    end = config.non_negative("eoi_token_id", 258_882)
     names = _names(directory, (begin, token_id, end))
     if names is None:
-        return ImageTokens(token_id)
-    return ImageTokens(token_id, rewriting=Rewriting(names[1], "".join(names)))
+        return ImageTokenIds(token_id)
+    return ImageTokenIds(token_id, rewriting=PlaceholderRewrite(names[1], "".join(names)))
 
 
 def _names(directory: Path, ids: tuple[int, ...]) -> list[str] | None:

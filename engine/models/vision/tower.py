@@ -9,24 +9,24 @@ import torch
 
 from engine.models.loader import dummy_weights, load_weights
 from engine.models.safetensors import Header
-from engine.models.vision.gemma import Pool, SandwichBlock
+from engine.models.vision.gemma import PatchPooler, SandwichBlock
 from engine.models.vision.layers import Block, Merger, Normalisation, read_norm, read_projection
-from engine.models.vision.patches import Layout, Windows, cut, lay_out, spans
-from engine.models.vision.positions import learned, make_turns
-from engine.models.vision.read import VisionModel
+from engine.models.vision.patches import PatchLayout, Windows, chunk_slices, make_layout, patchify
+from engine.models.vision.positions import learned_positions, make_rotation
+from engine.models.vision.read import VisionConfig
 from engine.models.vision.spec import MergerSpec, PoolSpec, VisionSpec
-from engine.models.vision.weights import is_foreign
+from engine.models.vision.weights import is_text_tensor
 
 # Patches per piece: at most a tenth of a second on two cores, with the widest encoders.
-_MOST_ON_CPU = 256
+_MAX_PATCHES_ON_CPU = 256
 _OWN_BYTES = 16 * 2**20  # used by torch's kernels for any image
 
 
-class ImageStates(NamedTuple):
+class ImageEmbeddings(NamedTuple):
     """An image's embeddings for the text model, in its dtype."""
 
     embeddings: torch.Tensor  # [num_cells, out_size], row by row
-    deep: tuple[torch.Tensor, ...]  # each [num_cells, out_size]; added after its first layers
+    deepstack: tuple[torch.Tensor, ...]  # each [num_cells, out_size]; added after its first layers
 
 
 class VisionTower:
@@ -51,30 +51,32 @@ class VisionTower:
         self._final_norm: Normalisation | None = None
         if spec.final_norm:
             self._final_norm = read_norm(spec.norm, tensors, "final_norm")
-        self._deep: dict[int, Merger] = {}
+        self._deepstack_mergers: dict[int, Merger] = {}
         if isinstance(spec.merger, MergerSpec):
             self._merger = Merger(spec, spec.merger, tensors, "merger")
-            for i, layer in enumerate(spec.deep_layers):
+            for i, layer in enumerate(spec.deepstack_layers):
                 name = f"deep.{i}"
-                self._deep[layer] = Merger(spec, spec.merger, tensors, name, norm_of_cells=True)
+                self._deepstack_mergers[layer] = Merger(
+                    spec, spec.merger, tensors, name, norm_of_cells=True
+                )
         else:
-            self._merger = Pool(spec, spec.merger, tensors)
+            self._merger = PatchPooler(spec, spec.merger, tensors)
         self._dtype = tensors["0.up.weight"].dtype
 
-    def embed(self, pixels: torch.Tensor) -> ImageStates:
+    def embed(self, pixels: torch.Tensor) -> ImageEmbeddings:
         """Embed an image.
 
         Args:
             pixels: [height, width, 3] uint8, RGB, on the tower's device; whole cells.
         """
-        pieces = self.pieces(pixels)
+        pieces = self.embed_chunks(pixels)
         while True:
             try:
                 next(pieces)
             except StopIteration as done:
                 return done.value
 
-    def pieces(self, pixels: torch.Tensor) -> Generator[None, None, ImageStates]:
+    def embed_chunks(self, pixels: torch.Tensor) -> Generator[None, None, ImageEmbeddings]:
         """Run ``embed`` in pieces: each iteration computes one, and the embeddings are returned at
         the end.
 
@@ -84,13 +86,13 @@ class VisionTower:
         spec = self.spec
         side = spec.patch_size
         height, width, _ = pixels.shape
-        layout = lay_out(height // side, width // side, spec, pixels.device)
-        most = layout.whole.end
+        layout = make_layout(height // side, width // side, spec, pixels.device)
+        most = layout.full_window.end
         if pixels.device.type == "cpu":
-            most = min(most, max(1, _MOST_ON_CPU // spec.merge_size**2) * spec.merge_size**2)
+            most = min(most, max(1, _MAX_PATCHES_ON_CPU // spec.merge_size**2) * spec.merge_size**2)
         parts = []
-        for rows in spans(layout.whole.end, most):
-            parts.append(self._patch(cut(pixels, layout.of(rows), side, spec.pixels)))
+        for rows in chunk_slices(layout.full_window.end, most):
+            parts.append(self._patch(patchify(pixels, layout.select(rows), side, spec.pixels)))
             yield
         x = _joined(parts)  # [num_patches, hidden_size]
         if self._class_token is not None:
@@ -102,28 +104,30 @@ class VisionTower:
             x = self._patch_norm(x)
         turns = None
         if spec.rope is not None:
-            turns = make_turns(spec.rope, spec.head_dim, layout.rows, layout.columns)
+            turns = make_rotation(spec.rope, spec.head_dim, layout.rows, layout.columns)
         yield
         everything = (Windows(0, 1, x.shape[0]),)
         deep = []
         for i, block in enumerate(self._blocks):
             windows = layout.windows if spec.is_windowed(i) else everything
-            yield from block.pieces(x, turns, windows, most)
-            if i in self._deep:
-                deep.append(layout.row_by_row((yield from _merge(self._deep[i], x, most))))
+            yield from block.forward_chunks(x, turns, windows, most)
+            if i in self._deepstack_mergers:
+                deep.append(
+                    layout.to_row_major((yield from _merge(self._deepstack_mergers[i], x, most)))
+                )
         if self._class_token is not None:
             x = x[1:]
         if self._final_norm is not None:
             x = self._final_norm(x)
         merged = yield from _merge(self._merger, x, most)
-        return ImageStates(layout.row_by_row(merged), tuple(deep))
+        return ImageEmbeddings(layout.to_row_major(merged), tuple(deep))
 
-    def _positions_of(self, layout: Layout) -> torch.Tensor:
+    def _positions_of(self, layout: PatchLayout) -> torch.Tensor:
         """Return the learned position embeddings of patches: [num_patches, hidden_size] float32."""
         assert self._positions is not None
         spec, table = self.spec, self._positions
         if spec.image_size is None:
-            return learned(table, layout.rows, layout.columns)
+            return learned_positions(table, layout.rows, layout.columns)
         at = layout.rows * (spec.image_size // spec.patch_size) + layout.columns
         num_before = int(spec.class_token)
         return torch.cat((table[:num_before], table[num_before:][at]))
@@ -140,18 +144,18 @@ class VisionTower:
         merged = spec.merger.inner_size if isinstance(spec.merger, MergerSpec) else hidden
         of_a_patch = max(
             6 * pixels + 4 * hidden,  # cut as bytes and again in order, normalised, embedded
-            16 * hidden if spec.position_grid or spec.position_axis else 0,
+            16 * hidden if spec.position_grid_size or spec.num_axis_positions else 0,
             # Attention, which rotates heads in float32.
             max(9 * size, (7 if spec.sandwich else 5) * size + 12) * hidden,
             3 * hidden * size + of_inner * spec.intermediate_size * size,
             3 * hidden * size + 3 * merged * size // spec.merge_size**2,
         )
         of_a_patch += 8 * spec.head_dim + 128  # positions and rotations
-        of_a_cell = (2 + len(spec.deep_layers)) * spec.out_size * size
+        of_a_cell = (2 + len(spec.deepstack_layers)) * spec.out_size * size
         return _OWN_BYTES + num_cells * (of_a_patch * spec.merge_size**2 + of_a_cell)
 
 
-def refuse_tower(headers: list[Header]) -> str | None:
+def tower_unsupported_reason(headers: list[Header]) -> str | None:
     """Return why a checkpoint's encoder cannot be loaded while its text model can; None if it can.
 
     The encoder may be missing or quantised.
@@ -160,7 +164,7 @@ def refuse_tower(headers: list[Header]) -> str | None:
         entry
         for header in headers
         for entry in header.entries.values()
-        if not is_foreign(entry.name) and not entry.name.endswith(".position_ids")
+        if not is_text_tensor(entry.name) and not entry.name.endswith(".position_ids")
     ]
     if not entries:
         return "the checkpoint has no tensors of its encoder"
@@ -170,7 +174,7 @@ def refuse_tower(headers: list[Header]) -> str | None:
 
 
 def load_tower(
-    vision: VisionModel,
+    vision: VisionConfig,
     headers: list[Header],
     dtype: torch.dtype,
     device: torch.device,
@@ -196,15 +200,15 @@ def load_tower(
     else:
         weights = dummy_weights(spec, dtype, device, seed)
     tensors = {name: weights[name] for name in weights}
-    return VisionTower(spec, _arranged(spec, tensors, is_random=seed is not None))
+    return VisionTower(spec, _to_compute_layout(spec, tensors, is_random=seed is not None))
 
 
-def _arranged(
+def _to_compute_layout(
     spec: VisionSpec, tensors: dict[str, torch.Tensor], *, is_random: bool
 ) -> dict[str, torch.Tensor]:
     """Convert the parameters from checkpoints' layouts to those of the computation."""
     patch = tensors["patch.weight"]
-    if spec.colours_last:  # of a pixel
+    if spec.channels_last:  # of a pixel
         patch = patch.unflatten(1, (-1, 3)).transpose(1, 2)
     elif spec.num_frames is not None:
         # [hidden_size, 3, frames, side, side]: all frames are the same image.
@@ -224,11 +228,11 @@ def _arranged(
 
 
 def _merge(
-    merger: Merger | Pool, x: torch.Tensor, most: int
+    merger: Merger | PatchPooler, x: torch.Tensor, most: int
 ) -> Generator[None, None, torch.Tensor]:
     """Apply ``merger(x)``, about ``most`` patches at a time."""
     parts = []
-    for rows in spans(x.shape[0], most):
+    for rows in chunk_slices(x.shape[0], most):
         parts.append(merger(x[rows]))
         yield
     return _joined(parts)

@@ -159,7 +159,7 @@ def vision_targets(spec: VisionSpec, wanted: Mapping[str, Parameter]) -> dict[st
     places: dict[str, Target] = {}
     for rule in _TABLES[spec.architecture]:
         count = spec.num_layers if "{i}" in rule.pattern else 1
-        for i in range(len(spec.deep_layers) if "deep." in rule.parameter else count):
+        for i in range(len(spec.deepstack_layers) if "deep." in rule.parameter else count):
             parameter = rule.parameter.replace("{i}", str(i))
             # Some kinds of encoder have fewer parts.
             if parameter in wanted and (rule.part or 0) < len(wanted[parameter].parts):
@@ -167,24 +167,24 @@ def vision_targets(spec: VisionSpec, wanted: Mapping[str, Parameter]) -> dict[st
     return places
 
 
-def own_name(name: str) -> str:
+def canonical_name(name: str) -> str:
     """Return an encoder tensor's name in the tables; other names are returned as they are."""
     found = _OWN.fullmatch(name)
     return f"{found[1]}.{found[2]}" if found else name
 
 
-def is_foreign(name: str) -> bool:
+def is_text_tensor(name: str) -> bool:
     """Return whether a tensor belongs to the text model, not to the encoder."""
     return _OWN.fullmatch(name) is None
 
 
-def is_unread(spec: VisionSpec, name: str) -> bool:
+def is_skippable(spec: VisionSpec, name: str) -> bool:
     """Return whether a tensor without a place, by its name in the tables, may be skipped."""
     layer = _LAYER.fullmatch(name)
-    unread = range(spec.num_layers, spec.num_layers + spec.num_unread_layers)
+    unread = range(spec.num_layers, spec.num_layers + spec.num_skipped_layers)
     if layer is not None and int(layer[1]) in unread:
         return True
-    return is_foreign(name) or _UNREAD.fullmatch(name) is not None
+    return is_text_tensor(name) or _UNREAD.fullmatch(name) is not None
 
 
 def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
@@ -192,16 +192,16 @@ def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
     hidden, side = spec.hidden_size, spec.patch_size
     frames = () if spec.num_frames is None else (spec.num_frames,)
     # In float32: the pixels are, and the frames' weights are summed.
-    shape = (3 * side**2,) if spec.colours_last else (3, *frames, side, side)
-    found = {"patch.weight": Parameter((hidden,), shape, is_exact=True)}
+    shape = (3 * side**2,) if spec.channels_last else (3, *frames, side, side)
+    found = {"patch.weight": Parameter((hidden,), shape, is_float32=True)}
     if spec.patch_bias:
-        found["patch.bias"] = Parameter((hidden,), is_exact=True)
+        found["patch.bias"] = Parameter((hidden,), is_float32=True)
     if spec.num_positions:
-        found["positions"] = Parameter((spec.num_positions,), (hidden,), is_exact=True)
-    if spec.position_axis:
-        found["positions"] = Parameter((2,), (spec.position_axis, hidden), is_exact=True)
+        found["positions"] = Parameter((spec.num_positions,), (hidden,), is_float32=True)
+    if spec.num_axis_positions:
+        found["positions"] = Parameter((2,), (spec.num_axis_positions, hidden), is_float32=True)
     if spec.class_token:
-        found["class_token"] = Parameter((hidden,), is_exact=True)
+        found["class_token"] = Parameter((hidden,), is_float32=True)
     if spec.patch_norm:
         found |= _norm_parameters("patch_norm", spec.norm, hidden)
     for i in range(spec.num_layers):
@@ -212,7 +212,7 @@ def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
     if isinstance(spec.merger, PoolSpec):
         return found | _pool_parameters(spec, spec.merger)
     found |= _merger_parameters("merger", spec, spec.merger, hidden)
-    for i in range(len(spec.deep_layers)):
+    for i in range(len(spec.deepstack_layers)):
         found |= _merger_parameters(f"deep.{i}", spec, spec.merger, spec.merged_size)
     return found
 
@@ -235,7 +235,7 @@ def _layer_parameters(spec: VisionSpec) -> dict[str, Parameter]:
             found |= _norm_parameters(name, spec.norm, size)
     if spec.clipped:
         for name, count in (("qkv", 3), ("output", 1), ("up", len(up)), ("down", 1)):
-            found[f"{name}.bounds"] = Parameter((1,) * (4 * count), is_exact=True)
+            found[f"{name}.bounds"] = Parameter((1,) * (4 * count), is_float32=True)
     return found
 
 
@@ -244,10 +244,10 @@ def _pool_parameters(spec: VisionSpec, pool: PoolSpec) -> dict[str, Parameter]:
     shape = (hidden, out) if pool.inputs_first else (out, hidden)
     found = {"merger.projection.weight": Parameter(shape[:1], shape[1:])}
     if pool.weighted:
-        found["merger.norm"] = Parameter((hidden,), is_exact=True)
+        found["merger.norm"] = Parameter((hidden,), is_float32=True)
     if pool.standardised:
-        found["merger.mean"] = Parameter((hidden,), is_exact=True)
-        found["merger.scale"] = Parameter((hidden,), is_norm=True, is_exact=True)
+        found["merger.mean"] = Parameter((hidden,), is_float32=True)
+        found["merger.scale"] = Parameter((hidden,), is_norm=True, is_float32=True)
     return found
 
 

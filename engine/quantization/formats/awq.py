@@ -17,8 +17,8 @@ import torch
 
 from engine.models.config_reader import ConfigReader
 from engine.models.safetensors import TensorEntry
-from engine.models.stored import Expected, Recipe
-from engine.quantization.formats.bits import codes_of_words, integer_weight, words_for
+from engine.models.stored import ExpectedTensor, Recipe
+from engine.quantization.formats.bits import integer_weight, num_words, unpack_words
 from engine.quantization.formats.shared import (
     FLOATS,
     INT32,
@@ -29,7 +29,7 @@ from engine.quantization.formats.shared import (
 from kernels.packed import PackedWeight
 
 _BITS = 4
-_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the nibble of a word that holds output i
+_NIBBLE_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the nibble of a word that holds output i
 _HISTORY = """
     backend do_fuse exllama_config fuse_max_seq_len modules_to_fuse modules_to_not_convert
 """
@@ -55,11 +55,11 @@ class Awq:
             return None
         outputs, inputs = shape
         group = group_of(self.group_size, inputs)
-        groups, words = -(-inputs // group), words_for(outputs, _BITS)
+        groups, words = -(-inputs // group), num_words(outputs, _BITS)
         tensors = {
-            "codes": Expected(f"{stem}.qweight", (inputs, words), INT32),
-            "zeros": Expected(f"{stem}.qzeros", (groups, words), INT32),
-            "scales": Expected(f"{stem}.scales", (groups, outputs), FLOATS),
+            "codes": ExpectedTensor(f"{stem}.qweight", (inputs, words), INT32),
+            "zeros": ExpectedTensor(f"{stem}.qzeros", (groups, words), INT32),
+            "scales": ExpectedTensor(f"{stem}.scales", (groups, outputs), FLOATS),
         }
         return Recipe(tensors, partial(_make, outputs, group))
 
@@ -79,12 +79,12 @@ def read_awq(reader: ConfigReader) -> Awq:
 
 
 def _make(outputs: int, group: int, tensors: Mapping[str, torch.Tensor]) -> PackedWeight:
-    codes = _in_order(tensors["codes"], outputs).T.contiguous()
-    zeros = _in_order(tensors["zeros"], outputs).T
+    codes = _unpack_nibbles(tensors["codes"], outputs).T.contiguous()
+    zeros = _unpack_nibbles(tensors["zeros"], outputs).T
     return integer_weight(codes, _BITS, tensors["scales"].T.contiguous(), zeros, group)
 
 
-def _in_order(words: torch.Tensor, outputs: int) -> torch.Tensor:
+def _unpack_nibbles(words: torch.Tensor, outputs: int) -> torch.Tensor:
     """[rows, words] int32 -> [rows, outputs] uint8."""
-    nibbles = codes_of_words(words, _BITS, 8 * words.shape[1])
-    return nibbles.unflatten(1, (-1, 8))[:, :, list(_PLACES)].flatten(1)[:, :outputs]
+    nibbles = unpack_words(words, _BITS, 8 * words.shape[1])
+    return nibbles.unflatten(1, (-1, 8))[:, :, list(_NIBBLE_ORDER)].flatten(1)[:, :outputs]

@@ -9,12 +9,12 @@ from kernels.packed import INT4_LEVELS, PackedWeight, pack_nibbles
 _WORD_BITS = 32
 
 
-def words_for(count: int, bits: int) -> int:
+def num_words(count: int, bits: int) -> int:
     """Return the number of 32-bit words that hold ``count`` codes of ``bits`` bits."""
     return -(-count * bits // _WORD_BITS)
 
 
-def codes_of_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     """Unpack codes that are stored end to end in the words of a row, the first in the lowest bits.
 
     Args:

@@ -26,7 +26,7 @@ import torch
 
 from engine.models.config_reader import ConfigReader
 from engine.models.safetensors import TensorEntry
-from engine.models.stored import Expected, Recipe
+from engine.models.stored import ExpectedTensor, Recipe
 from engine.quantization.formats.shared import FLOATS, UINT8, stem_of
 from kernels.packed import PackedWeight
 
@@ -71,8 +71,8 @@ class BitsAndBytes:
         if entry.dtype != torch.int8 and f"{stem}.SCB" not in present:
             return None
         tensors = {
-            "codes": Expected(name, shape, (torch.int8,)),
-            "peaks": Expected(f"{stem}.SCB", (shape[0],), FLOATS),
+            "codes": ExpectedTensor(name, shape, (torch.int8,)),
+            "peaks": ExpectedTensor(f"{stem}.SCB", (shape[0],), FLOATS),
         }
         return Recipe(tensors, _make_int8, (f"{stem}.weight_format",))
 
@@ -95,19 +95,19 @@ def _four_bits(
     width = held.dtype.itemsize
     state_size = min(present[state].num_bytes, _MAX_STATE_BYTES)
     tensors = {
-        "codes": Expected(name, (-(-size // width), 1), (held.dtype,)),
-        "state": Expected(state, (state_size,), UINT8),
-        "levels": Expected(f"{name}.quant_map", (16,), _FLOAT32),
+        "codes": ExpectedTensor(name, (-(-size // width), 1), (held.dtype,)),
+        "state": ExpectedTensor(state, (state_size,), UINT8),
+        "levels": ExpectedTensor(f"{name}.quant_map", (16,), _FLOAT32),
     }
     absmax = present.get(f"{name}.absmax")
     blocks = absmax.shape[:1] if absmax is not None else (0,)
     nested = f"{name}.nested_absmax"
     if nested in present:
-        tensors["absmax"] = Expected(f"{name}.absmax", blocks, UINT8)
-        tensors["nested_levels"] = Expected(f"{name}.nested_quant_map", (256,), _FLOAT32)
-        tensors["nested_absmax"] = Expected(nested, present[nested].shape[:1], _FLOAT32)
+        tensors["absmax"] = ExpectedTensor(f"{name}.absmax", blocks, UINT8)
+        tensors["nested_levels"] = ExpectedTensor(f"{name}.nested_quant_map", (256,), _FLOAT32)
+        tensors["nested_absmax"] = ExpectedTensor(nested, present[nested].shape[:1], _FLOAT32)
     else:
-        tensors["absmax"] = Expected(f"{name}.absmax", blocks, _FLOAT32)
+        tensors["absmax"] = ExpectedTensor(f"{name}.absmax", blocks, _FLOAT32)
     return Recipe(tensors, partial(_make_four_bits, shape))
 
 

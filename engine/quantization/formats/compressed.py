@@ -23,8 +23,8 @@ import torch
 
 from engine.models.config_reader import ConfigReader
 from engine.models.safetensors import TensorEntry
-from engine.models.stored import Expected, Recipe
-from engine.quantization.formats.bits import codes_of_words, integer_weight, words_for
+from engine.models.stored import ExpectedTensor, Recipe
+from engine.quantization.formats.bits import integer_weight, num_words, unpack_words
 from engine.quantization.formats.fp8 import float8_recipe, make_float8
 from engine.quantization.formats.module_names import ModuleNames
 from engine.quantization.formats.mxfp4 import powers_of_two
@@ -33,8 +33,8 @@ from engine.quantization.formats.shared import (
     FLOATS,
     INT32,
     UINT8,
+    expand_scales,
     read_group_size,
-    rows_of_scales,
     stem_of,
 )
 from kernels.packed import MXFP4_LEVELS, PackedWeight
@@ -64,7 +64,7 @@ class Scheme:
     rounds_inputs: bool  # activations are rounded to the same eight bits
 
     @property
-    def told(self) -> str:
+    def display_name(self) -> str:
         """Its name for users."""
         kind = "FP" if self.is_float else "INT"
         return f"{kind}{self.bits} {self.format}"
@@ -86,7 +86,7 @@ class CompressedTensors:
     @property
     def name(self) -> str:
         """See ``Format``."""
-        kinds = dict.fromkeys(scheme.told for scheme in self._schemes)
+        kinds = dict.fromkeys(scheme.display_name for scheme in self._schemes)
         return f"compressed-tensors ({', '.join(kinds)})"
 
     def recipe(
@@ -101,10 +101,10 @@ class CompressedTensors:
 
     def _sort(self, modules: set[str]) -> dict[str, Scheme]:
         """Assign all modules at once, because patterns are matched in a separate process."""
-        left = modules - self._ignored.among(modules)
+        left = modules - self._ignored.matching(modules)
         found: dict[str, Scheme] = {}
         for scheme in self._schemes:
-            named = left if "Linear" in scheme.targets else scheme.targets.among(left)
+            named = left if "Linear" in scheme.targets else scheme.targets.matching(left)
             found |= dict.fromkeys(named, scheme)
             left = left - named
         return found
@@ -150,7 +150,7 @@ def _read_scheme(groups: ConfigReader, key: str, default: str) -> Scheme:
         is_symmetric=weights.flag("symmetric", default=True),
         strategy=strategy,
         group_size=read_group_size(weights, "group_size") if "group" in strategy else None,
-        block=weights.block("block_structure") if strategy == "block" else None,
+        block=weights.int_pair("block_structure") if strategy == "block" else None,
         rounds_inputs=inputs.get("type") == kind and inputs.get("num_bits") == 8,
     )
     if kind not in ("int", "float") or scheme.bits not in (4, 8):
@@ -178,23 +178,23 @@ def _recipe(
     scale = f"{stem}.weight_scale"
     given = present[scale].shape
     allowed = groups == 1 and given in forms
-    tensors = {"scales": Expected(scale, given if allowed else forms[0], FLOATS)}
+    tensors = {"scales": ExpectedTensor(scale, given if allowed else forms[0], FLOATS)}
     zeros = f"{stem}.weight_zero_point"
     if scheme.format == _PACKED:
-        words = words_for(inputs, scheme.bits)
-        tensors["words"] = Expected(f"{stem}.weight_packed", (outputs, words), INT32)
-        tensors["shape"] = Expected(f"{stem}.weight_shape", (2,), _INT64 + INT32)
+        words = num_words(inputs, scheme.bits)
+        tensors["words"] = ExpectedTensor(f"{stem}.weight_packed", (outputs, words), INT32)
+        tensors["shape"] = ExpectedTensor(f"{stem}.weight_shape", (2,), _INT64 + INT32)
         if not scheme.is_symmetric:
-            rows = words_for(outputs, scheme.bits)
-            tensors["zero_words"] = Expected(zeros, (rows, groups), INT32)
+            rows = num_words(outputs, scheme.bits)
+            tensors["zero_words"] = ExpectedTensor(zeros, (rows, groups), INT32)
     else:
-        tensors["codes"] = Expected(name, shape, _INT8)
+        tensors["codes"] = ExpectedTensor(name, shape, _INT8)
         if not scheme.is_symmetric:
-            tensors["zeros"] = Expected(zeros, tensors["scales"].shape, _INT8)
+            tensors["zeros"] = ExpectedTensor(zeros, tensors["scales"].shape, _INT8)
     if scheme.is_symmetric:
         unused = (*unused, zeros)
     if f"{stem}.weight_g_idx" in present:
-        tensors["groups"] = Expected(f"{stem}.weight_g_idx", (inputs,), INT32)
+        tensors["groups"] = ExpectedTensor(f"{stem}.weight_g_idx", (inputs,), INT32)
     return Recipe(tensors, partial(_make_integers, scheme, shape, group), unused)
 
 
@@ -208,21 +208,21 @@ def _make_integers(
     if "words" in tensors:
         if tensors["shape"].tolist() != list(shape):
             raise ValueError(f"its weight_shape is {tensors['shape'].tolist()}, not {list(shape)}")
-        codes = codes_of_words(tensors["words"], scheme.bits, inputs)
+        codes = unpack_words(tensors["words"], scheme.bits, inputs)
     else:
         codes = (tensors["codes"].to(torch.int16) + middle).to(torch.uint8)
     if "zero_words" in tensors:
-        zeros = codes_of_words(tensors["zero_words"].T, scheme.bits, outputs).T
+        zeros = unpack_words(tensors["zero_words"].T, scheme.bits, outputs).T
     elif "zeros" in tensors:
         zeros = tensors["zeros"].reshape(-1, groups).to(torch.int16) + middle
         zeros = zeros.expand(outputs, -1)
-    scales = rows_of_scales(tensors["scales"].reshape(-1, groups), outputs)
+    scales = expand_scales(tensors["scales"].reshape(-1, groups), outputs)
     order = tensors.get("groups")
     if order is not None and bool((order < 0).all()):
         order = None  # llm-compressor's value for "not used"
     weight = integer_weight(codes, scheme.bits, scales, zeros, group, order)
     if scheme.rounds_inputs and weight.bits == 8:
-        return weight.for_rounded_inputs()
+        return weight.with_quantised_activations()
     return weight
 
 
@@ -236,8 +236,8 @@ def _float8_recipe(
     rows, columns = scheme.block or (1, scheme.group_size or inputs)
     blocks = -(-outputs // rows), -(-inputs // columns)
     tensors = {
-        "codes": Expected(name, shape, FLOAT8),
-        "scales": Expected(f"{stem}.weight_scale", blocks, FLOATS),
+        "codes": ExpectedTensor(name, shape, FLOAT8),
+        "scales": ExpectedTensor(f"{stem}.weight_scale", blocks, FLOATS),
     }
     make = partial(
         make_float8, shape, rows, min(columns, inputs), rounds_inputs=scheme.rounds_inputs
@@ -253,11 +253,13 @@ def _float4_recipe(
     group = 16 if is_nv else 32
     groups = -(-inputs // group)
     tensors = {
-        "codes": Expected(f"{stem}.weight_packed", (outputs, -(-inputs // 2)), UINT8),
-        "scales": Expected(f"{stem}.weight_scale", (outputs, groups), FLOAT8 if is_nv else UINT8),
+        "codes": ExpectedTensor(f"{stem}.weight_packed", (outputs, -(-inputs // 2)), UINT8),
+        "scales": ExpectedTensor(
+            f"{stem}.weight_scale", (outputs, groups), FLOAT8 if is_nv else UINT8
+        ),
     }
     if is_nv:
-        tensors["divisor"] = Expected(f"{stem}.weight_global_scale", (1,), (torch.float32,))
+        tensors["divisor"] = ExpectedTensor(f"{stem}.weight_global_scale", (1,), (torch.float32,))
     return Recipe(tensors, partial(_make_float4, inputs, group), unused)
 
 
@@ -266,5 +268,5 @@ def _make_float4(inputs: int, group: int, tensors: Mapping[str, torch.Tensor]) -
         scales = powers_of_two(tensors["scales"])
         return PackedWeight(tensors["codes"], scales, inputs, group, MXFP4_LEVELS)
     scales = tensors["scales"].float() / tensors["divisor"].float()
-    scales = rows_of_scales(scales, scales.shape[0])
+    scales = expand_scales(scales, scales.shape[0])
     return PackedWeight(tensors["codes"], scales, inputs, group, MXFP4_LEVELS)

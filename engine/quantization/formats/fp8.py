@@ -19,12 +19,12 @@ import torch
 
 from engine.models.config_reader import ConfigReader
 from engine.models.safetensors import TensorEntry
-from engine.models.stored import Expected, Recipe
+from engine.models.stored import ExpectedTensor, Recipe
 from engine.quantization.formats.shared import (
     FLOAT8,
     FLOATS,
     check_float8,
-    rows_of_scales,
+    expand_scales,
     stem_of,
 )
 from kernels.packed import PackedWeight
@@ -61,8 +61,8 @@ class Fp8:
         (rows, columns), (outputs, inputs) = self.block, shape
         blocks = -(-outputs // rows), -(-inputs // columns)
         tensors = {
-            "codes": Expected(name, shape, FLOAT8),
-            "scales": Expected(f"{stem}.weight_scale_inv", blocks, _SCALES),
+            "codes": ExpectedTensor(name, shape, FLOAT8),
+            "scales": ExpectedTensor(f"{stem}.weight_scale_inv", blocks, _SCALES),
         }
         make = partial(make_float8, shape, rows, min(columns, inputs))
         return Recipe(tensors, make, (f"{stem}.input_scale",))
@@ -83,8 +83,8 @@ def float8_recipe(
     forms = ((), (1,), (1, 1), (outputs,), (outputs, 1))
     given = present[scale].shape if scale in present else (outputs, 1)
     tensors = {
-        "codes": Expected(name, shape, FLOAT8),
-        "scales": Expected(scale, given if given in forms else (outputs, 1), _SCALES),
+        "codes": ExpectedTensor(name, shape, FLOAT8),
+        "scales": ExpectedTensor(scale, given if given in forms else (outputs, 1), _SCALES),
     }
     make = partial(make_float8, shape, 1, inputs, rounds_inputs=rounds_inputs)
     return Recipe(tensors, make, (f"{stem}.input_scale",))
@@ -102,8 +102,8 @@ def make_float8(
     codes, scales = tensors["codes"], tensors["scales"]
     check_float8(codes)
     groups = -(-shape[1] // columns)
-    scales = rows_of_scales(scales.reshape(-1, groups), shape[0], rows)
-    return PackedWeight(codes, scales, shape[1], columns, rounds_inputs=rounds_inputs)
+    scales = expand_scales(scales.reshape(-1, groups), shape[0], rows)
+    return PackedWeight(codes, scales, shape[1], columns, has_quantised_activations=rounds_inputs)
 
 
 def read_fp8(reader: ConfigReader) -> Fp8:
@@ -114,5 +114,5 @@ def read_fp8(reader: ConfigReader) -> Fp8:
         reader.ignore(key)
     if "weight_block_size" not in reader:
         return Fp8(None)
-    rows, columns = reader.block("weight_block_size")
+    rows, columns = reader.int_pair("weight_block_size")
     return Fp8((rows, columns))

@@ -19,8 +19,8 @@ import torch
 
 from engine.models.config_reader import ConfigReader
 from engine.models.safetensors import TensorEntry
-from engine.models.stored import Expected, Recipe
-from engine.quantization.formats.bits import codes_of_words, integer_weight, words_for
+from engine.models.stored import ExpectedTensor, Recipe
+from engine.quantization.formats.bits import integer_weight, num_words, unpack_words
 from engine.quantization.formats.shared import (
     FLOATS,
     INT32,
@@ -65,20 +65,24 @@ class Gptq:
         group = group_of(self.group_size, inputs)
         groups = -(-inputs // group)
         tensors = {
-            "codes": Expected(f"{stem}.qweight", (words_for(inputs, self.bits), outputs), INT32),
-            "zeros": Expected(f"{stem}.qzeros", (groups, words_for(outputs, self.bits)), INT32),
-            "scales": Expected(f"{stem}.scales", (groups, outputs), FLOATS),
+            "codes": ExpectedTensor(
+                f"{stem}.qweight", (num_words(inputs, self.bits), outputs), INT32
+            ),
+            "zeros": ExpectedTensor(
+                f"{stem}.qzeros", (groups, num_words(outputs, self.bits)), INT32
+            ),
+            "scales": ExpectedTensor(f"{stem}.scales", (groups, outputs), FLOATS),
         }
         if f"{stem}.g_idx" in present:
-            tensors["groups"] = Expected(f"{stem}.g_idx", (inputs,), INT32)
+            tensors["groups"] = ExpectedTensor(f"{stem}.g_idx", (inputs,), INT32)
         return Recipe(tensors, partial(self._make, shape, group))
 
     def _make(
         self, shape: tuple[int, int], group: int, tensors: Mapping[str, torch.Tensor]
     ) -> PackedWeight:
         outputs, inputs = shape
-        codes = codes_of_words(tensors["codes"].T, self.bits, inputs)
-        zeros = codes_of_words(tensors["zeros"], self.bits, outputs).T.to(torch.int16)
+        codes = unpack_words(tensors["codes"].T, self.bits, inputs)
+        zeros = unpack_words(tensors["zeros"], self.bits, outputs).T.to(torch.int16)
         return integer_weight(
             codes,
             self.bits,

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Self
 
-from engine.confined.process import ConfinedProcess
+from engine.confined.process import SandboxedProcess
 from engine.errors import ModelLoadError
 from engine.models.config_reader import ConfigReader
 
@@ -43,7 +43,7 @@ class ModuleNames:
         """Return whether the list has exactly this name or class of modules."""
         return name in self._names
 
-    def among(self, modules: Iterable[str]) -> frozenset[str]:
+    def matching(self, modules: Iterable[str]) -> frozenset[str]:
         """Return the modules that the list matches.
 
         Raises:
@@ -54,9 +54,9 @@ class ModuleNames:
         return named | self._match(modules) if self._patterns and modules else named
 
     def _match(self, modules: list[str]) -> set[str]:
-        with closing(ConfinedProcess(_HANDLER, (), {}, limit_s=_LIMIT_S)) as process:
+        with closing(SandboxedProcess(_HANDLER, (), {}, limit_s=_LIMIT_S)) as process:
             try:
-                reply = process.ask({"patterns": self._patterns, "names": modules})
+                reply = process.call({"patterns": self._patterns, "names": modules})
             except TimeoutError:
                 raise self._refused(f"take more than {_LIMIT_S:g} s to match") from None
             except (OSError, UnicodeEncodeError) as error:

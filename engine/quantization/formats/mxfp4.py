@@ -15,7 +15,7 @@ import torch
 
 from engine.models.config_reader import ConfigReader
 from engine.models.safetensors import TensorEntry
-from engine.models.stored import Expected, Recipe
+from engine.models.stored import ExpectedTensor, Recipe
 from engine.quantization.formats.shared import UINT8
 from kernels.packed import MXFP4_LEVELS, PackedWeight
 
@@ -39,8 +39,10 @@ class Mxfp4:
         experts = blocks.shape[0] if blocks.shape and blocks.shape[0] else 1
         outputs, groups = shape[0] // experts, -(-shape[1] // GROUP)
         tensors = {
-            "codes": Expected(f"{name}_blocks", (experts, outputs, groups, GROUP // 2), UINT8),
-            "exponents": Expected(f"{name}_scales", (experts, outputs, groups), UINT8),
+            "codes": ExpectedTensor(
+                f"{name}_blocks", (experts, outputs, groups, GROUP // 2), UINT8
+            ),
+            "exponents": ExpectedTensor(f"{name}_scales", (experts, outputs, groups), UINT8),
         }
         return Recipe(tensors, lambda read: _make(shape, read))
 

@@ -28,12 +28,12 @@ def read_group_size(reader: ConfigReader, *keys: str) -> int | None:
     None means all inputs: the value is -1, or no key is present. Raises ModelLoadError.
     """
     for key in keys:
-        if key in reader and not reader.is_value(key, -1):
+        if key in reader and not reader.has_value(key, -1):
             return reader.count(key)
     return None
 
 
-def rows_of_scales(scales: torch.Tensor, outputs: int, block: int = 1) -> torch.Tensor:
+def expand_scales(scales: torch.Tensor, outputs: int, block: int = 1) -> torch.Tensor:
     """Expand scales [rows or 1, groups] that ``block`` outputs share to [outputs, groups].
 
     Raises:

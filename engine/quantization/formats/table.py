@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from engine.errors import ModelLoadError
 from engine.models.config_reader import ConfigReader
-from engine.models.stored import Format
+from engine.models.stored import QuantFormat
 from engine.quantization.formats.awq import read_awq
 from engine.quantization.formats.bitsandbytes import read_bitsandbytes
 from engine.quantization.formats.compressed import read_compressed_tensors
@@ -19,8 +19,8 @@ from engine.quantization.formats.mxfp4 import read_mxfp4
 class FormatReader(NamedTuple):
     """The reader of a ``quant_method``, and which variants are supported."""
 
-    read: Callable[[ConfigReader], Format]
-    served: str
+    read: Callable[[ConfigReader], QuantFormat]
+    supported: str
 
 
 FORMATS: dict[str, FormatReader] = {
@@ -42,7 +42,7 @@ FORMATS: dict[str, FormatReader] = {
 }
 
 
-def read_format(config: dict[str, Any], where: str) -> Format:
+def read_format(config: dict[str, Any], where: str) -> QuantFormat:
     """Return the format that a ``quantization_config`` describes.
 
     Args:

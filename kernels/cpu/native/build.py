@@ -53,16 +53,19 @@ class _Target(NamedTuple):
 
     name: str  # value of QUIRE_CPU_TARGET
     machine: str  # as platform.machine() names it
-    needs: tuple[str, ...]  # as /proc/cpuinfo names them
+    required_features: tuple[str, ...]  # as /proc/cpuinfo names them
     folders: tuple[str, ...]  # sources for it, in addition to this folder's
 
     @property
     def flags(self) -> tuple[str, ...]:
         """The compiler's flags for the instruction set."""
-        return tuple(_FLAG_OF.get(name, f"-m{name.replace('_', '')}") for name in self.needs)
+        return tuple(
+            _COMPILER_FLAGS.get(name, f"-m{name.replace('_', '')}")
+            for name in self.required_features
+        )
 
 
-_FLAG_OF = {"asimddp": "-march=armv8.2-a+dotprod"}  # if it differs from the name
+_COMPILER_FLAGS = {"asimddp": "-march=armv8.2-a+dotprod"}  # if it differs from the name
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "fma")
 _AVX2 = ("avx2", "fma", "f16c")
 # In order of preference.
@@ -99,7 +102,7 @@ def open_library() -> ctypes.CDLL:
     import torch  # its libgomp must be the first  # noqa: F401
 
     try:
-        return ctypes.CDLL(str(library()))
+        return ctypes.CDLL(str(library_path()))
     except OSError as error:
         raise BuildError(str(error)) from None
 
@@ -110,20 +113,22 @@ def target_name() -> str:
     Raises:
         BuildError: as ``library``.
     """
-    return _this_target().name
+    return _select_target().name
 
 
-def library() -> Path:
+def library_path() -> Path:
     """Return the path of the library, compiling it if necessary.
 
     Raises:
         BuildError: the processor lacks required instructions, or the compilation fails.
     """
-    target = _this_target()
+    target = _select_target()
     if found := _find(target):
         return found
     try:
-        with _alone_in(cache_dir()):  # engines and ranks that start meanwhile wait and find it
+        with _exclusive_lock(
+            cache_dir()
+        ):  # engines and ranks that start meanwhile wait and find it
             return _find(target) or compile_into(cache_dir(), target)
     except OSError:  # no writable home: compiled at each start
         return compile_into(Path(tempfile.mkdtemp(prefix="quire-")), target)
@@ -141,7 +146,7 @@ def compile_into(folder: Path, target: _Target) -> Path:
         raise BuildError(f"no C++ compiler ({', '.join(_COMPILERS)}) to build them with")
     logger.info("compiling the native CPU kernels; this happens once and takes some seconds")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    made = folder / _name(target)
+    made = folder / _library_name(target)
     # Built aside and moved when complete: other processes may build or load the same one now.
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         sources = _sources(target, ".cpp")
@@ -156,7 +161,7 @@ def compile_into(folder: Path, target: _Target) -> Path:
         )
         whole = f"{scratch}/{made.name}"
         _run([(compiler, "-shared", "-fopenmp", *objects, "-o", whole)])
-        if _name(target) != made.name:  # the sources have changed meanwhile
+        if _library_name(target) != made.name:  # the sources have changed meanwhile
             return compile_into(folder, target)
         os.replace(whole, made)
     return made
@@ -169,12 +174,12 @@ def cache_dir() -> Path:
 
 
 def _find(target: _Target) -> Path | None:
-    made = (folder / _name(target) for folder in (_HERE, cache_dir()))
+    made = (folder / _library_name(target) for folder in (_HERE, cache_dir()))
     return next((path for path in made if path.is_file()), None)
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
+def _exclusive_lock(folder: Path) -> Iterator[None]:
     """Exclude other processes. The lock is released when its holder dies."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (folder / "lock").open("w") as file:
@@ -217,14 +222,14 @@ def _sources(target: _Target, *suffixes: str) -> list[Path]:
     return sorted(found)
 
 
-def _name(target: _Target) -> str:
+def _library_name(target: _Target) -> str:
     digest = hashlib.sha256(" ".join((*_FLAGS, *target.flags)).encode())
     for source in _sources(target, ".cpp", ".h"):
         digest.update(source.read_bytes())
     return f"libquire-{target.machine}-{digest.hexdigest()[:16]}.so"
 
 
-def _this_target() -> _Target:
+def _select_target() -> _Target:
     """Return the first target that this machine supports, or the one that QUIRE_CPU_TARGET names.
 
     Raises:
@@ -240,9 +245,11 @@ def _this_target() -> _Target:
         if not known:
             raise BuildError(f"QUIRE_CPU_TARGET is {asked[:40]!r}, and known here are: {names}")
     for target in known:
-        if flags.issuperset(target.needs):
+        if flags.issuperset(target.required_features):
             return target
-    lacking = [name for target in known[-1:] for name in target.needs if name not in flags]
+    lacking = [
+        name for target in known[-1:] for name in target.required_features if name not in flags
+    ]
     raise BuildError(f"the processor lacks {', '.join(lacking) or 'a kernel of its kind'}")
 
 
@@ -263,7 +270,7 @@ def main(arguments: Sequence[str]) -> int:
                 if target.machine == platform.machine():
                     print(compile_into(_HERE, target).name)
         else:
-            print(library().name)
+            print(library_path().name)
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1

@@ -20,23 +20,27 @@ from engine.errors import EngineAsleep, EngineDead
 from server.errors import ApiError, overloaded, unavailable
 from server.openai.responses.call import ResponseCall, from_stored, to_stored
 from server.openai.responses.events import Completed, Event, Failed, Incomplete, to_sse
-from server.openai.responses.outputs import Response, ResponseFault
+from server.openai.responses.outputs import Response, ResponseError
 from server.state import ServerState
 from server.store.database import StoreError
 from server.store.responses import ResponseStore, StoredEvent, StoredResponse
-from server.store.retention import purge_regularly
+from server.store.retention import purge_periodically
 
-_SAVE_S = 0.5  # between polls of the store, while there are jobs
-_POLL_S = 0.25  # between polls for another process's events
-_RETRY_S = 0.5  # between retries: the queue is full, or the engine sleeps or restarts
-_PASSING = ("server_is_overloaded", "engine_asleep")
-_END_TRIES = 60  # to store the final state, a second apart
-_LAST = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
-_LOST = "The server ended before this response was complete."
+_SAVE_INTERVAL_S = 0.5  # between polls of the store, while there are jobs
+_POLL_INTERVAL_S = 0.25  # between polls for another process's events
+_RETRY_DELAY_S = 0.5  # between retries: the queue is full, or the engine sleeps or restarts
+_TRANSIENT_CODES = ("server_is_overloaded", "engine_asleep")
+_MAX_STORE_TRIES = 60  # to store the final state, a second apart
+_FINAL_EVENTS = (
+    b"event: response.completed",
+    b"event: response.incomplete",
+    b"event: response.failed",
+)
+_ORPHANED_MESSAGE = "The server ended before this response was complete."
 _log = logging.getLogger(__name__)
 
 
-class Job:
+class BackgroundJob:
     """One response being generated. Belongs to the event loop."""
 
     def __init__(self, call: ResponseCall, tenant: str) -> None:
@@ -46,8 +50,8 @@ class Job:
         self.ended = False
         self._events: list[bytes] = []  # by number
         self._num_saved = 0
-        self._news = asyncio.Event()
-        self._unwanted = False
+        self._updated = asyncio.Event()
+        self._is_cancelled = False
 
     @property
     def id(self) -> str:
@@ -59,19 +63,19 @@ class Job:
         """Whether it has started and not ended."""
         return self.task is not None and not self.ended
 
-    def tell(self, events: Sequence[Event], *, last: bool = False) -> None:
+    def publish(self, events: Sequence[Event], *, last: bool = False) -> None:
         """Add events for followers."""
         self._events += map(to_sse, events)
         self.ended = last
-        news, self._news = self._news, asyncio.Event()
+        news, self._updated = self._updated, asyncio.Event()
         news.set()
 
-    def unsaved(self) -> list[StoredEvent]:
+    def take_unsaved(self) -> list[StoredEvent]:
         """Return the events that are not stored yet, and mark them as stored."""
         start, self._num_saved = self._num_saved, len(self._events)
         return [StoredEvent(start + i, event) for i, event in enumerate(self._events[start:])]
 
-    def not_saved(self, events: Sequence[StoredEvent]) -> None:
+    def mark_unsaved(self, events: Sequence[StoredEvent]) -> None:
         """Mark events as not stored after a failed write."""
         if events:
             self._num_saved = min(self._num_saved, events[0].number)
@@ -80,7 +84,7 @@ class Job:
         """The events numbered above ``after``, as they are made."""
         place = after + 1
         while True:
-            news = self._news
+            news = self._updated
             if place < len(self._events):
                 events, place = self._events[place:], len(self._events)
                 yield b"".join(events)
@@ -91,7 +95,7 @@ class Job:
 
     def cancel(self) -> None:
         """Stop generating."""
-        self._unwanted = True
+        self._is_cancelled = True
         if self.task is not None:
             self.task.cancel()
 
@@ -102,40 +106,40 @@ class Job:
             await self._generate()
             last = call.finish()
         except asyncio.CancelledError:
-            if self._unwanted:
+            if self._is_cancelled:
                 last = call.cancel()
             else:
                 last = call.fail(unavailable("The server ended before the response did."))
         except Exception as error:
             last = call.fail(error)
-        self.tell(last, last=True)
-        await self._keep_end(store)
+        self.publish(last, last=True)
+        await self._store_final_state(store)
 
     async def _generate(self) -> None:
         while True:
             try:
                 async with contextlib.aclosing(self.call.steps()) as steps:
                     async for events in steps:
-                        self.tell(events)
+                        self.publish(events)
                 return
             except (ApiError, EngineDead, EngineAsleep) as error:
-                if not self._waits_after(error):
+                if not self._should_retry(error):
                     raise
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(_RETRY_DELAY_S)
 
-    def _waits_after(self, error: ApiError | EngineDead | EngineAsleep) -> bool:
+    def _should_retry(self, error: ApiError | EngineDead | EngineAsleep) -> bool:
         """Whether to retry later, because nothing has been generated so far."""
         if isinstance(error, EngineAsleep):  # it fell asleep after it got the request
             return self.call.requeue()
         # An engine that is gone for good raises an ApiError.
-        passes = isinstance(error, EngineDead) or error.code in _PASSING
+        passes = isinstance(error, EngineDead) or error.code in _TRANSIENT_CODES
         return passes and self.call.response.status == "queued"
 
-    async def _keep_end(self, store: ResponseStore) -> None:
-        stored, events = self.call.stored(), self.unsaved()
-        for _ in range(_END_TRIES):
+    async def _store_final_state(self, store: ResponseStore) -> None:
+        stored, events = self.call.stored(), self.take_unsaved()
+        for _ in range(_MAX_STORE_TRIES):
             try:
-                await store.end(stored, events)
+                await store.record_end(stored, events)
                 return
             except StoreError:
                 await asyncio.sleep(1)
@@ -148,36 +152,36 @@ class BackgroundResponses:
     def __init__(self, state: ServerState) -> None:
         self._state = state
         self._store = ResponseStore(state.database)
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, BackgroundJob] = {}
         self._saver: asyncio.Task[None] | None = None
 
-    async def start(self, call: ResponseCall, tenant: str) -> Job:
+    async def start(self, call: ResponseCall, tenant: str) -> BackgroundJob:
         """Start generating a response.
 
         Raises ApiError (503) if too many are being generated, or the store fails.
         """
-        most = self._state.admission.most
+        most = self._state.admission.max_sequences
         if len(self._jobs) >= most:
             raise overloaded(f"{most} responses that are being made")
-        job = Job(call, tenant)
-        job.tell(call.queued())
+        job = BackgroundJob(call, tenant)
+        job.publish(call.queued())
         self._jobs[job.id] = job
         try:
-            await call.keep_queued()
+            await call.save_queued()
         except BaseException:
             del self._jobs[job.id]
             raise
         self._state.requests_in_flight += 1  # a graceful shutdown waits for it
         job.task = asyncio.create_task(job.run(self._store))
-        job.task.add_done_callback(lambda task: self._forget(job, task))
+        job.task.add_done_callback(lambda task: self._on_job_done(job, task))
         if self._saver is None:
-            self._saver = asyncio.create_task(self._save())
+            self._saver = asyncio.create_task(self._save_loop())
         return job
 
     async def find(self, id: str, tenant: str) -> Response | None:
         """A stored response; if its process has died, it is marked as failed."""
         stored = await self._store.find(id, tenant)
-        return None if stored is None else await self._settled(stored)
+        return None if stored is None else await self._resolve_orphan(stored)
 
     async def cancel(self, id: str, tenant: str) -> Response | None:
         """Cancel a background response and return its current state.
@@ -190,7 +194,7 @@ class BackgroundResponses:
         if not stored.background:
             message = "Only responses that were made with 'background' can be cancelled."
             raise ApiError(400, message, param="response_id")
-        response = await self._settled(stored)
+        response = await self._resolve_orphan(stored)
         if response.ended:
             return response
         job = self._jobs.get(id)
@@ -199,7 +203,7 @@ class BackgroundResponses:
             await asyncio.wait([job.task])
         else:
             response.status = "cancelled"
-            await self._store.end(to_stored(response, tenant), [])
+            await self._store.record_end(to_stored(response, tenant), [])
         return await self.find(id, tenant)
 
     async def delete(self, id: str, tenant: str) -> bool:
@@ -227,17 +231,17 @@ class BackgroundResponses:
             if response is None:  # deleted meanwhile
                 return
             if response.ended:
-                if not (events and events[-1].event.startswith(_LAST)):
+                if not (events and events[-1].event.startswith(_FINAL_EVENTS)):
                     last = await self._store.events(id, after - 1)
-                    if not (last and last[-1].event.startswith(_LAST)):
+                    if not (last and last[-1].event.startswith(_FINAL_EVENTS)):
                         yield to_sse(_last_event(response, after + 1))
                 return
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(_POLL_INTERVAL_S)
 
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[None]:
+    async def lifespan(self) -> AsyncIterator[None]:
         """While the block runs, purge old responses; at its end, stop the jobs as failed."""
-        purging = asyncio.create_task(purge_regularly(self._state))
+        purging = asyncio.create_task(purge_periodically(self._state))
         try:
             yield
         finally:
@@ -247,38 +251,38 @@ class BackgroundResponses:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _forget(self, job: Job, task: asyncio.Task[None]) -> None:
+    def _on_job_done(self, job: BackgroundJob, task: asyncio.Task[None]) -> None:
         del self._jobs[job.id]
         self._state.requests_in_flight -= 1
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("response %s failed in the background", job.id, exc_info=error)
 
-    async def _save(self) -> None:
+    async def _save_loop(self) -> None:
         """While there are jobs, store their progress and end those that were cancelled."""
         try:
             while self._jobs:
-                await asyncio.sleep(_SAVE_S)
+                await asyncio.sleep(_SAVE_INTERVAL_S)
                 for job in [job for job in self._jobs.values() if job.is_running]:
                     await self._save_one(job)
         finally:
             self._saver = None
 
-    async def _save_one(self, job: Job) -> None:
-        events = job.unsaved()
+    async def _save_one(self, job: BackgroundJob) -> None:
+        events = job.take_unsaved()
         try:
-            wanted = await self._store.progress(job.id, job.call.response.status, events)
+            wanted = await self._store.record_progress(job.id, job.call.response.status, events)
         except StoreError:
-            job.not_saved(events)
+            job.mark_unsaved(events)
             return
         if not wanted and not job.ended:
             job.cancel()
 
-    async def _settled(self, stored: StoredResponse) -> Response:
+    async def _resolve_orphan(self, stored: StoredResponse) -> Response:
         response = from_stored(stored)
-        if stored.lost:
+        if stored.is_orphaned:
             response.status = "failed"
-            response.error = ResponseFault("server_error", _LOST)
-            await self._store.end(to_stored(response, stored.tenant), [])
+            response.error = ResponseError("server_error", _ORPHANED_MESSAGE)
+            await self._store.record_end(to_stored(response, stored.tenant), [])
         return response
 
 

@@ -17,19 +17,19 @@ from server.openai.conversation import Conversation
 from server.openai.inputs import ChatRequest
 from server.openai.logprobs import chat_logprobs
 from server.openai.outputs import to_json
-from server.openai.responses.assembly import Assembly
-from server.openai.responses.context import fitting, history, resolve
+from server.openai.responses.assembly import ResponseBuilder
+from server.openai.responses.context import load_history, resolve_items, truncate_to_fit
 from server.openai.responses.events import ErrorEvent, Event, Numbering, to_sse
 from server.openai.responses.inputs import ENCRYPTED, ResponseInput, ResponsesRequest
 from server.openai.responses.items import Item, read_item
 from server.openai.responses.outputs import (
+    ConversationReference,
     FunctionTool,
-    InConversation,
     ReasoningConfig,
     Response,
     ResponseStatus,
 )
-from server.openai.responses.translate import chat_body, naming_fields, tools_of
+from server.openai.responses.translate import chat_body, tools_of, translate_errors
 from server.state import ServerState
 from server.store.conversations import StoredItem
 from server.store.database import StoreError
@@ -70,21 +70,21 @@ class ResponseCall:
         state: ServerState,
         caller: Caller,
         request: ResponsesRequest,
-        given: Sequence[Item],
+        input_items: Sequence[Item],
         conversation: Conversation,
         numbering: Numbering,
     ) -> None:
         self._caller = caller
         self._request = request
-        self._given = given
+        self._input_items = input_items
         self._conversation = conversation
         self._store = ResponseStore(state.database)
-        self._assembly = Assembly(
-            _blank(request, conversation),
+        self._builder = ResponseBuilder(
+            _initial_response(request, conversation),
             numbering,
             time.time,
-            summaries=request.summary is not None,
-            sealed=ENCRYPTED in (request.include or ()),
+            reasoning_as_summary=request.summary is not None,
+            include_encrypted=ENCRYPTED in (request.include or ()),
         )
 
     @classmethod
@@ -101,19 +101,19 @@ class ResponseCall:
             ApiError: a field is invalid, or nothing can be served.
             RequestError: the same, found by the engine's own rules.
         """
-        given, conversation = await converse(state, caller, request, new_response_id())
+        given, conversation = await prepare_conversation(state, caller, request, new_response_id())
         return cls(state, caller, request, given, conversation, numbering or Numbering())
 
     @property
     def response(self) -> Response:
         """The response in its current state."""
-        return self._assembly.response
+        return self._builder.response
 
     async def complete(self) -> Response:
         """The whole response."""
         async for _ in self.steps():
             pass
-        return await self.keep()
+        return await self.save()
 
     async def events(self) -> AsyncGenerator[bytes]:
         """The response as server-sent events. Errors after the first event are events too."""
@@ -121,24 +121,24 @@ class ResponseCall:
             async for events in self.steps():
                 yield b"".join(map(to_sse, events))
         except Exception as error:
-            if not self._assembly.has_begun:
+            if not self._builder.has_started:
                 raise
             last = self.fail(error)
         else:
             last = None
-        await self.keep()
-        yield b"".join(map(to_sse, last or self._assembly.finish()))
+        await self.save()
+        yield b"".join(map(to_sse, last or self._builder.finish()))
 
     async def steps(self) -> AsyncGenerator[list[Event]]:
         """Yield the events of the output, all but the last one.
 
         Raises what ``Generation`` raises; no event has been yielded before the first list.
         """
-        assembly, conversation = self._assembly, self._conversation
+        assembly, conversation = self._builder, self._conversation
         wants_logprobs = self._request.wants_logprobs
-        with naming_fields(), conversation.generation() as generation:
+        with translate_errors(), conversation.generation() as generation:
             yield assembly.begin()
-            async for turns in conversation.turns(generation):
+            async for turns in conversation.parsed_steps(generation):
                 for _, parts, delta in turns:
                     told = chat_logprobs(delta.logprobs).content if wants_logprobs else []
                     events = assembly.push(parts, told)
@@ -148,28 +148,28 @@ class ResponseCall:
 
     def queued(self) -> list[Event]:
         """The first events of a response that waits for its turn."""
-        return self._assembly.queued()
+        return self._builder.queued()
 
     def requeue(self) -> bool:
         """Allow ``steps`` to be called again after it raised; false if output was already sent."""
-        return self._assembly.requeue()
+        return self._builder.requeue()
 
     def finish(self) -> list[Event]:
         """The final event, once ``steps`` is exhausted."""
-        return self._assembly.finish()
+        return self._builder.finish()
 
     def fail(self, error: Exception) -> list[Event]:
         """The final event if ``steps`` raised."""
         told = to_api_error(error, self.response.id)
         if told.status == 500:
             _log.error("response %s failed", self.response.id, exc_info=error)
-        return self._assembly.fail(told)
+        return self._builder.fail(told)
 
     def cancel(self) -> list[Event]:
         """The final event after a cancellation, which drops the answer."""
-        return self._assembly.cancel()
+        return self._builder.cancel()
 
-    async def keep(self) -> Response:
+    async def save(self) -> Response:
         """Store the response in its current state, if the request asks for it.
 
         If the store fails, the answer is still returned; it then says that it is not stored, and
@@ -178,23 +178,23 @@ class ResponseCall:
         response = self.response
         try:
             if response.store:
-                await self._store.add(self.stored(), given_of(self._given))
+                await self._store.add(self.stored(), to_stored_items(self._input_items))
             elif response.conversation is not None:
-                await self._store.add_turn(self.stored(), given_of(self._given))
+                await self._store.add_turn(self.stored(), to_stored_items(self._input_items))
         except StoreError:
             response.store, response.conversation = False, None
         return response
 
-    async def keep_queued(self) -> None:
+    async def save_queued(self) -> None:
         """Store the response before generation. Raises StoreError."""
-        await self._store.add(self.stored(), given_of(self._given))
+        await self._store.add(self.stored(), to_stored_items(self._input_items))
 
     def stored(self) -> StoredResponse:
         """The response in its current state, in the store's form."""
         return to_stored(self.response, self._caller.tenant)
 
 
-async def converse(
+async def prepare_conversation(
     state: ServerState, caller: Caller, request: ResponseInput, id: str
 ) -> tuple[list[Item], Conversation]:
     """The items of the request itself, and the conversation that includes their history.
@@ -204,8 +204,8 @@ async def converse(
     most = state.settings.max_messages
     if len(request.input) > most:
         raise bad_field("input", f"holds {len(request.input)} items; at most {most} are taken")
-    earlier = await history(state.database, caller, request)
-    given = await resolve(state.database, state.files, caller, request.input, "input")
+    earlier = await load_history(state.database, caller, request)
+    given = await resolve_items(state.database, state.files, caller, request.input, "input")
     if request.conversation is not None:
         said = {item.id for item in earlier}
         for index, item in enumerate(given):
@@ -213,12 +213,12 @@ async def converse(
                 raise bad_field(f"input.{index}.id", "is in the conversation already")
 
     async def prepare(items: Sequence[Item]) -> Conversation:
-        with naming_fields():
+        with translate_errors():
             body = ChatRequest.read(chat_body(request, items))
             return await Conversation.prepare(state, caller, body, id=id)
 
     truncate = request.truncation == "auto"
-    return given, await fitting([*earlier, *given], prepare, truncate=truncate)
+    return given, await truncate_to_fit([*earlier, *given], prepare, truncate=truncate)
 
 
 def new_response_id() -> str:
@@ -226,7 +226,7 @@ def new_response_id() -> str:
     return f"resp_{uuid.uuid4().hex}"
 
 
-def given_of(items: Sequence[Item]) -> list[StoredItem]:
+def to_stored_items(items: Sequence[Item]) -> list[StoredItem]:
     """Items in the store's form."""
     return [StoredItem(item.id, to_json(item)) for item in items]
 
@@ -242,7 +242,7 @@ def to_stored(response: Response, tenant: str) -> StoredResponse:
         background=response.background,
         previous_id=response.previous_response_id,
         body=to_json(body),
-        output=given_of(response.output),
+        output=to_stored_items(response.output),
         conversation_id=None if response.conversation is None else response.conversation.id,
     )
 
@@ -255,7 +255,7 @@ def from_stored(stored: StoredResponse) -> Response:
     return response
 
 
-def _blank(request: ResponsesRequest, conversation: Conversation) -> Response:
+def _initial_response(request: ResponsesRequest, conversation: Conversation) -> Response:
     """The response before any output, with defaults filled in."""
     sampling: SamplingParams = conversation.sampling
     reasoning = request.reasoning
@@ -263,7 +263,9 @@ def _blank(request: ResponsesRequest, conversation: Conversation) -> Response:
         id=conversation.id,
         created_at=int(time.time()),
         status="in_progress",
-        conversation=None if request.conversation is None else InConversation(request.conversation),
+        conversation=None
+        if request.conversation is None
+        else ConversationReference(request.conversation),
         background=bool(request.background),
         instructions=request.instructions,
         max_output_tokens=request.max_output_tokens,
@@ -274,9 +276,9 @@ def _blank(request: ResponsesRequest, conversation: Conversation) -> Response:
         prompt_cache_key=request.prompt_cache_key,
         reasoning=ReasoningConfig(None if reasoning is None else reasoning.effort, request.summary),
         safety_identifier=request.safety_identifier,
-        store=request.stored,
+        store=request.should_store,
         temperature=sampling.temperature,
-        text=_text_echo(request),
+        text=_text_config(request),
         tool_choice=request.tool_choice or "auto",
         tools=[msgspec.convert(tool, FunctionTool) for tool in tools_of(request)],
         top_logprobs=request.top_logprobs or 0,
@@ -287,7 +289,7 @@ def _blank(request: ResponsesRequest, conversation: Conversation) -> Response:
     )
 
 
-def _text_echo(request: ResponsesRequest) -> dict[str, Any]:
+def _text_config(request: ResponsesRequest) -> dict[str, Any]:
     text = request.text
     form: dict[str, Any] = {"type": "text"}
     if text is not None and text.format is not None:

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from engine.errors import RequestError
 from server.access.caller import Caller
-from server.errors import ApiError, bad_field, cut
-from server.openai.responses.image_files import read_files
+from server.errors import ApiError, bad_field, shorten
+from server.openai.responses.image_files import inline_image_files
 from server.openai.responses.input_items import NewItem, Reference
 from server.openai.responses.inputs import ResponseInput
 from server.openai.responses.items import (
@@ -19,7 +19,7 @@ from server.openai.responses.items import (
     ReasoningItem,
     read_item,
 )
-from server.openai.responses.outputs import ENDED
+from server.openai.responses.outputs import FINAL_STATUSES
 from server.store.conversations import ConversationStore
 from server.store.database import Database
 from server.store.files import FileStore
@@ -30,7 +30,7 @@ _TOO_LONG = "context_length_exceeded"
 _T = TypeVar("_T")
 
 
-async def resolve(
+async def resolve_items(
     database: Database, files: FileStore, caller: Caller, items: Sequence[NewItem], field: str
 ) -> list[Item]:
     """The items of a request's ``field``, with references and files resolved.
@@ -44,23 +44,23 @@ async def resolve(
             if found is None:
                 found = await ConversationStore(database).find_item(item.id, caller.tenant)
             if found is None:
-                problem = f"refers to {cut(item.id, 80)!r}, which is not stored here"
+                problem = f"refers to {shorten(item.id, 80)!r}, which is not stored here"
                 raise bad_field(f"{field}.{index}.id", problem)
             resolved.append(read_item(found))
         else:
-            await read_files(files, caller, item, f"{field}.{index}")
+            await inline_image_files(files, caller, item, f"{field}.{index}")
             resolved.append(item)
     return resolved
 
 
-async def history(database: Database, caller: Caller, request: ResponseInput) -> list[Item]:
+async def load_history(database: Database, caller: Caller, request: ResponseInput) -> list[Item]:
     """The items that ``request`` continues: a conversation, or a response and all before it.
 
     Raises ApiError (400, 404) if it does not exist, if one of the responses does not exist or has
     not ended, or if there are too many items.
     """
     if request.conversation is not None:
-        return await _said(ConversationStore(database), caller, request.conversation)
+        return await _load_conversation(ConversationStore(database), caller, request.conversation)
     previous = request.previous_response_id
     if previous is None:
         return []
@@ -69,38 +69,38 @@ async def history(database: Database, caller: Caller, request: ResponseInput) ->
     if chain is None:
         raise ApiError(
             400,
-            f"The previous response '{cut(previous, 80)}', or one before it, was not found.",
+            f"The previous response '{shorten(previous, 80)}', or one before it, was not found.",
             param="previous_response_id",
             code="previous_response_not_found",
         )
     if chain[0].previous_id is not None:
         raise bad_field("previous_response_id", f"continues more than {MAX_CHAIN} responses")
-    if chain[-1].status not in ENDED:
+    if chain[-1].status not in FINAL_STATUSES:
         raise bad_field("previous_response_id", "names a response that has not ended yet")
-    bodies = await store.items([link.id for link in chain], most_bytes=_MAX_HISTORY_BYTES)
-    return _read(bodies, "previous_response_id", "What the previous responses hold")
+    bodies = await store.items([link.id for link in chain], max_bytes=_MAX_HISTORY_BYTES)
+    return _decode_items(bodies, "previous_response_id", "What the previous responses hold")
 
 
-def no_conversation(id: str, param: str = "conversation_id") -> ApiError:
+def conversation_not_found(id: str, param: str = "conversation_id") -> ApiError:
     """The 404 for a conversation that does not exist, or is another tenant's."""
-    return ApiError(404, f"There is no conversation '{cut(id, 80)}'.", param=param)
+    return ApiError(404, f"There is no conversation '{shorten(id, 80)}'.", param=param)
 
 
-async def _said(store: ConversationStore, caller: Caller, id: str) -> list[Item]:
+async def _load_conversation(store: ConversationStore, caller: Caller, id: str) -> list[Item]:
     if await store.find(id, caller.tenant) is None:
-        raise no_conversation(id, "conversation")
-    bodies = await store.items(id, most_bytes=_MAX_HISTORY_BYTES)
-    return _read(bodies, "conversation", "What the conversation holds")
+        raise conversation_not_found(id, "conversation")
+    bodies = await store.items(id, max_bytes=_MAX_HISTORY_BYTES)
+    return _decode_items(bodies, "conversation", "What the conversation holds")
 
 
-def _read(bodies: Sequence[bytes] | None, param: str, what: str) -> list[Item]:
+def _decode_items(bodies: Sequence[bytes] | None, param: str, what: str) -> list[Item]:
     if bodies is None:
         message = f"{what} is more than {_MAX_HISTORY_BYTES >> 20} MiB."
         raise ApiError(400, message, param=param, code=_TOO_LONG)
     return [read_item(body) for body in bodies]
 
 
-async def fitting(
+async def truncate_to_fit(
     items: Sequence[Item], prepare: Callable[[Sequence[Item]], Awaitable[_T]], *, truncate: bool
 ) -> _T:
     """Apply ``prepare`` to the conversation, with ``truncate`` to as much of it as fits.
@@ -117,16 +117,16 @@ async def fitting(
         if not truncate or error.code != _TOO_LONG:
             raise
         refused = error
-    cuts = _cuts(items)
-    of_users = [cut for cut in cuts if _is_users(items[cut])]
+    cuts = _cut_points(items)
+    of_users = [cut for cut in cuts if _is_user_message(items[cut])]
     for places in (of_users, cuts):
-        found = await _first_fitting(items, places, prepare)
+        found = await _bisect_cuts(items, places, prepare)
         if found is not None:
             return found
     raise refused
 
 
-async def _first_fitting(
+async def _bisect_cuts(
     items: Sequence[Item], cuts: Sequence[int], prepare: Callable[[Sequence[Item]], Awaitable[_T]]
 ) -> _T | None:
     """Find the first cut that fits by bisection, and return what ``prepare`` makes after it."""
@@ -135,7 +135,7 @@ async def _first_fitting(
     while low < high:
         middle = (low + high) // 2
         try:
-            best = await prepare(_without(items, cuts[middle]))
+            best = await prepare(_drop_before(items, cuts[middle]))
             high = middle
         except (ApiError, RequestError) as error:
             if error.code != _TOO_LONG:
@@ -144,12 +144,12 @@ async def _first_fitting(
     return best
 
 
-def _cuts(items: Sequence[Item]) -> list[int]:
+def _cut_points(items: Sequence[Item]) -> list[int]:
     """The items before which a conversation may be cut."""
     cuts: list[int] = []
     unanswered: set[str] = set()
     for index, item in enumerate(items):
-        if _is_users(item):
+        if _is_user_message(item):
             unanswered.clear()  # they can no longer be answered
         after_reasoning = index > 0 and isinstance(items[index - 1], ReasoningItem)
         if index > 0 and not (unanswered or after_reasoning):
@@ -161,11 +161,11 @@ def _cuts(items: Sequence[Item]) -> list[int]:
     return cuts
 
 
-def _is_users(item: Item) -> bool:
+def _is_user_message(item: Item) -> bool:
     return isinstance(item, MessageItem) and item.role == "user"
 
 
-def _without(items: Sequence[Item], start: int) -> list[Item]:
+def _drop_before(items: Sequence[Item], start: int) -> list[Item]:
     kept = [
         item
         for item in items[:start]

@@ -14,13 +14,13 @@ from pydantic import Field, PlainValidator
 from starlette.responses import Response
 
 from server.access.caller import caller_of
-from server.errors import ApiError, bad_field, cut
+from server.errors import ApiError, bad_field, shorten
 from server.openai.endpoint import json_response, read_request, state_of
-from server.openai.inputs import Shape
+from server.openai.inputs import ApiModel
 from server.openai.metadata import Metadata
 from server.openai.outputs import to_json
 from server.openai.pages import make_page
-from server.openai.responses.context import no_conversation, resolve
+from server.openai.responses.context import conversation_not_found, resolve_items
 from server.openai.responses.input_items import InputItem, NewItem, read_items
 from server.openai.responses.items import Item, read_item
 from server.openai.responses.outputs import ItemList
@@ -28,7 +28,7 @@ from server.openai.responses.routes import After, Limit, Order
 from server.openai.schema import describe
 from server.store.conversations import (
     ConversationStore,
-    ItemTaken,
+    DuplicateItem,
     StoredConversation,
     StoredItem,
 )
@@ -39,7 +39,7 @@ _PATH = "/v1/conversations"
 _MAX_ITEMS = 20  # that are added at once
 
 
-def _read_new(value: Any) -> list[NewItem]:
+def _read_new_items(value: Any) -> list[NewItem]:
     if value is None:
         return []
     if not isinstance(value, list):
@@ -51,24 +51,24 @@ def _read_new(value: Any) -> list[NewItem]:
 
 NewItems = Annotated[
     list[NewItem],
-    PlainValidator(_read_new, json_schema_input_type=list[InputItem] | None),
+    PlainValidator(_read_new_items, json_schema_input_type=list[InputItem] | None),
 ]
 
 
-class NewConversation(Shape):
+class NewConversation(ApiModel):
     """A conversation's initial items and labels."""
 
     items: NewItems = Field(default_factory=list)
     metadata: Metadata | None = None
 
 
-class ConversationUpdate(Shape):
+class ConversationUpdate(ApiModel):
     """The labels that replace all of a conversation's labels."""
 
     metadata: Metadata | None
 
 
-class ItemsToAdd(Shape):
+class ItemsToAdd(ApiModel):
     """Items to append to a conversation."""
 
     items: NewItems
@@ -105,12 +105,12 @@ async def create_conversation(request: Request) -> Response:
         created_at=int(time.time()),
         metadata=to_json(body.metadata or {}),
     )
-    items = await _resolved(request, body.items)
+    items = await _resolve(request, body.items)
     try:
-        await _store(request).create(conversation, _stored(items))
-    except ItemTaken as error:
-        raise _taken(items, error) from None
-    return json_response(_told(conversation), headers)
+        await _store(request).create(conversation, _to_stored_items(items))
+    except DuplicateItem as error:
+        raise _duplicate_item_error(items, error) from None
+    return json_response(_to_conversation(conversation), headers)
 
 
 @router.get(
@@ -120,7 +120,7 @@ async def create_conversation(request: Request) -> Response:
 )
 async def retrieve_conversation(conversation_id: str, request: Request) -> Response:
     """Retrieve one of the caller's conversations."""
-    return json_response(_told(await _find(request, conversation_id)))
+    return json_response(_to_conversation(await _find(request, conversation_id)))
 
 
 @router.post(
@@ -132,10 +132,10 @@ async def update_conversation(conversation_id: str, request: Request) -> Respons
     """Replace all labels of a conversation."""
     body, headers = await read_request(request, ConversationUpdate)
     tenant, metadata = caller_of(request).tenant, to_json(body.metadata or {})
-    conversation = await _store(request).relabel(conversation_id, tenant, metadata)
+    conversation = await _store(request).update_metadata(conversation_id, tenant, metadata)
     if conversation is None:
-        raise no_conversation(conversation_id)
-    return json_response(_told(conversation), headers)
+        raise conversation_not_found(conversation_id)
+    return json_response(_to_conversation(conversation), headers)
 
 
 @router.delete(
@@ -146,7 +146,7 @@ async def update_conversation(conversation_id: str, request: Request) -> Respons
 async def delete_conversation(conversation_id: str, request: Request) -> Response:
     """Delete a conversation with its items; responses that were made in it stay."""
     if not await _store(request).delete(conversation_id, caller_of(request).tenant):
-        raise no_conversation(conversation_id)
+        raise conversation_not_found(conversation_id)
     return json_response(ConversationDeleted(id=conversation_id))
 
 
@@ -170,7 +170,7 @@ async def list_conversation_items(
     if page is None:
         raise bad_field("after", "is not the id of an item of this conversation")
     items = [read_item(item.body) for item in page.items]
-    return json_response(_list(items, has_more=page.has_more))
+    return json_response(_to_page(items, has_more=page.has_more))
 
 
 @router.post(
@@ -181,15 +181,15 @@ async def list_conversation_items(
 async def create_conversation_items(conversation_id: str, request: Request) -> Response:
     """Append items to a conversation unchanged, without generating."""
     body, headers = await read_request(request, ItemsToAdd)
-    items = await _resolved(request, body.items)
+    items = await _resolve(request, body.items)
     tenant = caller_of(request).tenant
     try:
-        found = await _store(request).append(conversation_id, tenant, _stored(items))
-    except ItemTaken as error:
-        raise _taken(items, error) from None
+        found = await _store(request).append(conversation_id, tenant, _to_stored_items(items))
+    except DuplicateItem as error:
+        raise _duplicate_item_error(items, error) from None
     if not found:
-        raise no_conversation(conversation_id)
-    return json_response(_list(items), headers)
+        raise conversation_not_found(conversation_id)
+    return json_response(_to_page(items), headers)
 
 
 @router.get(
@@ -204,7 +204,7 @@ async def retrieve_conversation_item(
     await _find(request, conversation_id)
     tenant = caller_of(request).tenant
     found = await _store(request).find_item(item_id, tenant, conversation_id)
-    return json_response(read_item(found) if found is not None else _no_item(item_id))
+    return json_response(read_item(found) if found is not None else _raise_item_not_found(item_id))
 
 
 @router.delete(
@@ -218,8 +218,8 @@ async def delete_conversation_item(
     """Delete an item and return the conversation."""
     conversation = await _find(request, conversation_id)
     if not await _store(request).delete_item(conversation_id, item_id):
-        _no_item(item_id)
-    return json_response(_told(conversation))
+        _raise_item_not_found(item_id)
+    return json_response(_to_conversation(conversation))
 
 
 def _store(request: Request) -> ConversationStore:
@@ -229,20 +229,20 @@ def _store(request: Request) -> ConversationStore:
 async def _find(request: Request, id: str) -> StoredConversation:
     conversation = await _store(request).find(id, caller_of(request).tenant)
     if conversation is None:
-        raise no_conversation(id)
+        raise conversation_not_found(id)
     return conversation
 
 
-async def _resolved(request: Request, items: Sequence[NewItem]) -> list[Item]:
+async def _resolve(request: Request, items: Sequence[NewItem]) -> list[Item]:
     state = state_of(request)
-    return await resolve(state.database, state.files, caller_of(request), items, "items")
+    return await resolve_items(state.database, state.files, caller_of(request), items, "items")
 
 
-def _stored(items: Sequence[Item]) -> list[StoredItem]:
+def _to_stored_items(items: Sequence[Item]) -> list[StoredItem]:
     return [StoredItem(item.id, to_json(item)) for item in items]
 
 
-def _told(conversation: StoredConversation) -> Conversation:
+def _to_conversation(conversation: StoredConversation) -> Conversation:
     return Conversation(
         id=conversation.id,
         created_at=conversation.created_at,
@@ -250,16 +250,16 @@ def _told(conversation: StoredConversation) -> Conversation:
     )
 
 
-def _list(items: list[Item], *, has_more: bool = False) -> ItemList:
+def _to_page(items: list[Item], *, has_more: bool = False) -> ItemList:
     return make_page(ItemList, items, has_more=has_more)
 
 
-def _taken(items: Sequence[Item], error: ItemTaken) -> ApiError:
+def _duplicate_item_error(items: Sequence[Item], error: DuplicateItem) -> ApiError:
     """If two items share an id, the error names the later one."""
     index = max(index for index, item in enumerate(items) if item.id == error.id)
     return bad_field(f"items.{index}.id", "is the id of another item of the conversation")
 
 
-def _no_item(id: str) -> NoReturn:
-    message = f"The conversation has no item '{cut(id, 80)}'."
+def _raise_item_not_found(id: str) -> NoReturn:
+    message = f"The conversation has no item '{shorten(id, 80)}'."
     raise ApiError(404, message, param="item_id")

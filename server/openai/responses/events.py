@@ -204,12 +204,12 @@ class Numbering:
     """Numbers the events of one stream."""
 
     def __init__(self) -> None:
-        self.used = 0
+        self.next_number = 0
 
     def next(self) -> int:
         """The number of the next event."""
-        number = self.used
-        self.used += 1
+        number = self.next_number
+        self.next_number += 1
         return number
 
 

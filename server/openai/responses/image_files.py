@@ -8,7 +8,7 @@ import mimetypes
 from pathlib import Path
 
 from server.access.caller import Caller
-from server.errors import ApiError, bad_field, cut
+from server.errors import ApiError, bad_field, shorten
 from server.openai.responses.items import CallOutputItem, InputImage, Item, MessageItem
 from server.store.database import StoreError
 from server.store.files import FileStore
@@ -16,7 +16,7 @@ from server.store.files import FileStore
 _MAX_BYTES = 16 * 2**20
 
 
-async def read_files(files: FileStore, caller: Caller, item: Item, where: str) -> None:
+async def inline_image_files(files: FileStore, caller: Caller, item: Item, where: str) -> None:
     """Replace file ids in an item's images by the contents of the files.
 
     The item is stored with the contents, so later turns do not depend on the file.
@@ -41,16 +41,16 @@ def _images_of(item: Item) -> list[InputImage]:
 async def _read(files: FileStore, caller: Caller, id: str, where: str) -> str:
     file = await files.get(caller.tenant, id)
     if file is None:
-        raise _unusable(where, id, "is not stored here")
+        raise _file_error(where, id, "is not stored here")
     if file.num_bytes > _MAX_BYTES:
-        raise _unusable(where, id, f"is larger than {_MAX_BYTES >> 20} MiB")
+        raise _file_error(where, id, f"is larger than {_MAX_BYTES >> 20} MiB")
     kind = mimetypes.guess_type(file.filename)[0] or ""
     if not kind.startswith("image/"):
-        raise _unusable(where, id, "is no image, by its name")
-    return await asyncio.to_thread(_as_url, files.path(file), kind)
+        raise _file_error(where, id, "is no image, by its name")
+    return await asyncio.to_thread(_to_data_url, files.path(file), kind)
 
 
-def _as_url(path: Path, kind: str) -> str:
+def _to_data_url(path: Path, kind: str) -> str:
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -58,5 +58,5 @@ def _as_url(path: Path, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"
 
 
-def _unusable(where: str, id: str, problem: str) -> ApiError:
-    return bad_field(where, f"names the file {cut(id, 80)!r}, which {problem}")
+def _file_error(where: str, id: str, problem: str) -> ApiError:
+    return bad_field(where, f"names the file {shorten(id, 80)!r}, which {problem}")

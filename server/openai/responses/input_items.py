@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from server.errors import bad_field, cut
+from server.errors import bad_field, shorten
 from server.openai.content import check_image_url
-from server.openai.inputs import Shape
+from server.openai.inputs import ApiModel
 from server.openai.responses.items import (
     CallItem,
     CallOutputItem,
@@ -36,7 +36,7 @@ from server.openai.responses.items import (
 
 _MAX_ITEMS = 10_000
 _MAX_ID = 256
-_SEAL = "quire1."  # prefix of the strings made by ``seal``
+_ENCODED_PREFIX = "quire1."  # prefix of the strings made by ``seal``
 _TEXTS = ("input_text", "output_text", "text")
 
 ItemId = Annotated[str, Field(min_length=1, max_length=_MAX_ID)]
@@ -51,14 +51,14 @@ class Reference(NamedTuple):
 NewItem = Item | Reference
 
 
-class TextPart(Shape):
+class TextPart(ApiModel):
     """A piece of text in a message or a call's output."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
 
 
-class ImagePart(Shape):
+class ImagePart(ApiModel):
     """An image in a user message or a call's output."""
 
     type: Literal["input_image"]
@@ -67,14 +67,14 @@ class ImagePart(Shape):
     detail: Literal["auto", "low", "high", "original"] | None = None
 
 
-class RefusalPart(Shape):
+class RefusalPart(ApiModel):
     """A refusal in an assistant message."""
 
     type: Literal["refusal"]
     refusal: str
 
 
-class NewMessage(Shape):
+class NewMessage(ApiModel):
     """A message: a role and its text, or parts of it."""
 
     type: Literal["message"] = "message"
@@ -84,7 +84,7 @@ class NewMessage(Shape):
     status: ItemStatus | None = None
 
 
-class NewCall(Shape):
+class NewCall(ApiModel):
     """A call that the model made."""
 
     type: Literal["function_call"]
@@ -95,7 +95,7 @@ class NewCall(Shape):
     status: ItemStatus | None = None
 
 
-class NewCallOutput(Shape):
+class NewCallOutput(ApiModel):
     """The output of a call."""
 
     type: Literal["function_call_output"]
@@ -105,14 +105,14 @@ class NewCallOutput(Shape):
     status: ItemStatus | None = None
 
 
-class ReasoningPart(Shape):
+class ReasoningPart(ApiModel):
     """A piece of reasoning, or of a summary of it."""
 
     type: Literal["reasoning_text", "summary_text"]
     text: str
 
 
-class NewReasoning(Shape):
+class NewReasoning(ApiModel):
     """Reasoning of an earlier response, passed back to the model."""
 
     type: Literal["reasoning"]
@@ -123,7 +123,7 @@ class NewReasoning(Shape):
     status: ItemStatus | None = None
 
 
-class NewReference(Shape):
+class NewReference(ApiModel):
     """A reference to an item of a stored response."""
 
     type: Literal["item_reference"] | None = None
@@ -157,17 +157,19 @@ def new_item_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
-def seal(text: str) -> str:
+def encode_reasoning(text: str) -> str:
     """Encode reasoning as an opaque string, for clients that do not use stored responses.
 
     It contains the plain text: the same reasoning is shown to the client anyway.
     """
-    return _SEAL + base64.urlsafe_b64encode(text.encode("utf-8", "surrogatepass")).decode("ascii")
+    return _ENCODED_PREFIX + base64.urlsafe_b64encode(text.encode("utf-8", "surrogatepass")).decode(
+        "ascii"
+    )
 
 
-def unseal(sealed: str) -> str:
+def decode_reasoning(sealed: str) -> str:
     """Decode what ``seal`` made. Raises ValueError if the string is not one of ours."""
-    body = sealed.removeprefix(_SEAL)
+    body = sealed.removeprefix(_ENCODED_PREFIX)
     try:
         if body == sealed:
             raise binascii.Error
@@ -200,7 +202,7 @@ def _read_item(item: Any, where: str) -> NewItem:
         case None:
             raise bad_field(at + "role", "or a 'type' is required")
         case kind:
-            raise bad_field(at + "type", f"{cut(str(kind), 40)!r} is not supported")
+            raise bad_field(at + "type", f"{shorten(str(kind), 40)!r} is not supported")
 
 
 def _check_parts(parts: Any, where: str) -> None:
@@ -214,7 +216,7 @@ def _check_parts(parts: Any, where: str) -> None:
         if kind == "input_image":
             _check_image(part, where, index)
         elif kind not in _TEXTS and kind != "refusal":
-            shown = cut(str(kind), 40)
+            shown = shorten(str(kind), 40)
             problem = f"has a part {index} of type {shown!r}; send text or images"
             raise bad_field(where, problem)
 
@@ -286,7 +288,7 @@ def _reasoning(item: NewReasoning, at: str) -> ReasoningItem:
     content = None if item.content is None else [ReasoningText(part.text) for part in item.content]
     if not content and item.encrypted_content:
         try:
-            content = [ReasoningText(unseal(item.encrypted_content))]
+            content = [ReasoningText(decode_reasoning(item.encrypted_content))]
         except ValueError as error:
             raise bad_field(at + "encrypted_content", str(error)) from None
     return ReasoningItem(

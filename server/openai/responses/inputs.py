@@ -11,15 +11,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PlainValidator, model_validator
 
-from server.errors import bad_field, cut
+from server.errors import bad_field, shorten
 from server.openai.deadline import MAX_DEADLINE_MS
-from server.openai.inputs import Label, ServiceTier, Shape, Verbosity
+from server.openai.inputs import ApiModel, Label, ServiceTier, Verbosity
 from server.openai.metadata import Metadata
 from server.openai.responses.input_items import InputItem, NewItem, read_input
 from server.openai.responses.items import InputImage
 from server.openai.structured import FORMAT_NAME, StructuredFields
 from server.openai.tool_fields import ReasoningEffort
-from server.openai.unsupported import ignored_of_tool, ignored_params
+from server.openai.unsupported import ignored_params, ignored_tool_params
 
 _MAX_MODEL_NAME = 256
 _MAX_ID = 256
@@ -29,7 +29,7 @@ ENCRYPTED = "reasoning.encrypted_content"
 IMAGES = "message.input_image.image_url"  # which are always included
 # Valid values of ``include``: those with an effect, and those of tools that are not supported.
 _INCLUDES = frozenset({LOGPROBS, ENCRYPTED, IMAGES})
-_FOREIGN_INCLUDES = frozenset(
+_UNSUPPORTED_INCLUDES = frozenset(
     {
         "code_interpreter_call.outputs",
         "computer_call_output.output.image_url",
@@ -39,7 +39,7 @@ _FOREIGN_INCLUDES = frozenset(
     }
 )
 # Chat fields that have another name here.
-_ELSEWHERE = {
+_RENAMED_FIELDS = {
     "messages": "'input'",
     "max_tokens": "'max_output_tokens'",
     "max_completion_tokens": "'max_output_tokens'",
@@ -112,7 +112,9 @@ def _read_tool_choice(value: Any) -> Any:
             "mode": mode,
             "tools": [{"type": "function", "name": tool["name"]} for tool in tools],
         }
-    raise ValueError(f"of type {cut(str(kind), 40)!r} is not supported; tools are functions here")
+    raise ValueError(
+        f"of type {shorten(str(kind), 40)!r} is not supported; tools are functions here"
+    )
 
 
 def _names_function(tool: Any) -> bool:
@@ -131,7 +133,7 @@ def _read_conversation(value: Any) -> str | None:
     raise ValueError("must be a conversation's id, or an object with its 'id'")
 
 
-class ResponseTool(Shape):
+class ResponseTool(ApiModel):
     """A function that the model may call."""
 
     type: Literal["function"]
@@ -154,13 +156,13 @@ def _read_tools(value: Any) -> list[ResponseTool] | None:
             raise bad_field(where, "must be an object")
         kind = tool.get("type")
         if kind != "function":
-            shown = cut(str(kind), 40)
+            shown = shorten(str(kind), 40)
             raise bad_field(f"{where}.type", f"{shown!r} is not supported; tools are functions")
         tools.append(ResponseTool.read(tool, f"{where}."))
     return tools
 
 
-class TextFormat(Shape):
+class TextFormat(ApiModel):
     """The format of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -179,14 +181,14 @@ class TextFormat(Shape):
         return self
 
 
-class TextOptions(Shape):
+class TextOptions(ApiModel):
     """Options of the answer's text."""
 
     format: TextFormat | None = None
     verbosity: Verbosity | None = None
 
 
-class ReasoningOptions(Shape):
+class ReasoningOptions(ApiModel):
     """How much the model reasons, and how reasoning is returned."""
 
     effort: ReasoningEffort | None = None
@@ -194,13 +196,13 @@ class ReasoningOptions(Shape):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None  # its older name
 
 
-class NamedConversation(Shape):
+class NamedConversation(ApiModel):
     """A conversation, by id."""
 
     id: Annotated[str, Field(min_length=1, max_length=_MAX_ID)]
 
 
-class ResponseStreamOptions(Shape):
+class ResponseStreamOptions(ApiModel):
     """Padding against traffic analysis, which this server does not add."""
 
     include_obfuscation: bool | None = None
@@ -226,7 +228,7 @@ ConversationId = Annotated[
 ]
 
 
-class ResponseInput(Shape):
+class ResponseInput(ApiModel):
     """The fields that determine the prompt; enough to count its tokens."""
 
     model: Annotated[str, Field(max_length=_MAX_MODEL_NAME)]
@@ -277,7 +279,7 @@ class ResponseInput(Shape):
         if self.reasoning is not None:
             names += ignored_params(self.reasoning.model_extra, "reasoning.")
         for index, tool in enumerate(self.tools or ()):
-            names += ignored_of_tool(tool.model_extra, f"tools.{index}.")
+            names += ignored_tool_params(tool.model_extra, f"tools.{index}.")
         for index, item in enumerate(self.input):
             names += [
                 f"input.{index}.{field}.{place}.detail"
@@ -308,18 +310,18 @@ class ResponsesRequest(ResponseInput):
     service_tier: ServiceTier | None = None
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_combination(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: is only allowed when 'stream' is true")
         if self.background and self.store is False:
             raise ValueError("background: needs 'store', as the answer is fetched later")
-        unknown = set(self.include or ()) - _INCLUDES - _FOREIGN_INCLUDES
+        unknown = set(self.include or ()) - _INCLUDES - _UNSUPPORTED_INCLUDES
         if unknown:
-            raise ValueError(f"include: cannot hold {cut(min(unknown), 80)!r}")
+            raise ValueError(f"include: cannot hold {shorten(min(unknown), 80)!r}")
         return self
 
     @property
-    def stored(self) -> bool:
+    def should_store(self) -> bool:
         """Whether the response is stored; true by default."""
         return self.store is not False
 
@@ -344,7 +346,7 @@ class ResponsesRequest(ResponseInput):
                 names.append("stream_options.include_obfuscation")
         if self.service_tier not in (None, "auto", "default"):
             names.append("service_tier")
-        if _FOREIGN_INCLUDES & set(self.include or ()):
+        if _UNSUPPORTED_INCLUDES & set(self.include or ()):
             names.append("include")
         return names
 
@@ -357,7 +359,7 @@ def _refuse(body: Mapping[str, Any]) -> None:
     for field, problem in _UNSUPPORTED.items():
         if body.get(field) not in _EMPTY:
             raise bad_field(field, problem)
-    for field, name in _ELSEWHERE.items():
+    for field, name in _RENAMED_FIELDS.items():
         if body.get(field) not in _EMPTY:
             raise bad_field(field, f"is not a field of this endpoint; send {name}")
     if body.get("n") not in (None, 1):

@@ -10,10 +10,12 @@ from server.openai import outputs
 from server.openai.responses.items import Item
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-ENDED: frozenset[ResponseStatus] = frozenset({"completed", "incomplete", "failed", "cancelled"})
+FINAL_STATUSES: frozenset[ResponseStatus] = frozenset(
+    {"completed", "incomplete", "failed", "cancelled"}
+)
 
 
-class ResponseFault(Struct):
+class ResponseError(Struct):
     """Why a response failed."""
 
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
@@ -78,7 +80,7 @@ class FunctionTool(Struct, tag_field="type", tag="function"):
     description: str | None = None
 
 
-class InConversation(Struct):
+class ConversationReference(Struct):
     """The conversation that a response belongs to."""
 
     id: str
@@ -93,8 +95,8 @@ class Response(Struct, kw_only=True):
     status: ResponseStatus
     background: bool
     completed_at: int | None = None
-    conversation: InConversation | None = None
-    error: ResponseFault | None = None
+    conversation: ConversationReference | None = None
+    error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
     max_output_tokens: int | None
@@ -122,7 +124,7 @@ class Response(Struct, kw_only=True):
     @property
     def ended(self) -> bool:
         """Whether its state is final."""
-        return self.status in ENDED
+        return self.status in FINAL_STATUSES
 
 
 class ItemList(Struct, kw_only=True):

@@ -9,13 +9,18 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response as HttpResponse
 
 from server.access.caller import caller_of
-from server.errors import ApiError, bad_field, cut
+from server.errors import ApiError, bad_field, shorten
 from server.http.disconnect import until_disconnect
-from server.openai.deadline import caller_until, until_deadline
-from server.openai.endpoint import answer, json_response, read_request, state_of
+from server.openai.deadline import caller_with_deadline, until_deadline
+from server.openai.endpoint import json_response, read_request, serve_call, state_of
 from server.openai.pages import make_page
 from server.openai.responses.background import BackgroundResponses
-from server.openai.responses.call import ResponseCall, StreamEnding, converse, new_response_id
+from server.openai.responses.call import (
+    ResponseCall,
+    StreamEnding,
+    new_response_id,
+    prepare_conversation,
+)
 from server.openai.responses.events import StreamEvent
 from server.openai.responses.inputs import InputTokensRequest, ResponsesRequest
 from server.openai.responses.items import read_item
@@ -29,7 +34,7 @@ router = APIRouter()
 Limit = Annotated[int, Query(ge=1, le=100, description="Items in a page.")]
 After = Annotated[str | None, Query(description="The id of the item before the page.")]
 Order = Annotated[Literal["asc", "desc"], Query(description="Oldest or newest first.")]
-Streams = Annotated[bool, Query(description="Send the events instead of the response.")]
+StreamFlag = Annotated[bool, Query(description="Send the events instead of the response.")]
 StartingAfter = Annotated[
     int | None, Query(ge=0, lt=2**31, description="The number of the last event that is known.")
 ]
@@ -46,7 +51,7 @@ async def create_response(request: Request) -> HttpResponse:
     state = state_of(request)
     # A background response has no deadline unless the request sets one.
     limit_s = None if body.background else state.settings.default_deadline_s
-    caller = caller_until(request, body.deadline_ms, limit_s)
+    caller = caller_with_deadline(request, body.deadline_ms, limit_s)
     ending = StreamEnding()
 
     async def prepare() -> ResponseCall:
@@ -55,7 +60,7 @@ async def create_response(request: Request) -> HttpResponse:
 
     if not body.background:
         streams = bool(body.stream)
-        return await answer(request, prepare, stream=streams, headers=headers, ending=ending)
+        return await serve_call(request, prepare, stream=streams, headers=headers, ending=ending)
     async with until_disconnect(request.receive):
         call = await prepare()
     # A job that has started continues after a disconnect.
@@ -74,9 +79,9 @@ async def count_input_tokens(request: Request) -> HttpResponse:
     """Count the input tokens of a request."""
     body, headers = await read_request(request, InputTokensRequest)
     state = state_of(request)
-    caller = caller_until(request, body.deadline_ms, state.settings.default_deadline_s)
+    caller = caller_with_deadline(request, body.deadline_ms, state.settings.default_deadline_s)
     async with until_disconnect(request.receive), until_deadline(caller):
-        _, conversation = await converse(state, caller, body, new_response_id())
+        _, conversation = await prepare_conversation(state, caller, body, new_response_id())
     return json_response(InputTokens(input_tokens=len(conversation.prompt)), headers)
 
 
@@ -88,7 +93,7 @@ async def count_input_tokens(request: Request) -> HttpResponse:
 async def retrieve_response(
     response_id: str,
     request: Request,
-    stream: Streams = False,
+    stream: StreamFlag = False,
     starting_after: StartingAfter = None,
 ) -> HttpResponse:
     """Retrieve a response; with ``stream=true`` the events of a background response."""
@@ -103,7 +108,7 @@ async def retrieve_response(
         raise bad_field("stream", "is for responses that were made with 'background'")
     after = -1 if starting_after is None else starting_after
     ending = StreamEnding()
-    ending.numbering.used = after + 1
+    ending.numbering.next_number = after + 1
     return _stream(request, background.follow(response_id, caller.tenant, after), ending, {})
 
 
@@ -148,7 +153,7 @@ async def list_input_items(
     store = ResponseStore(state_of(request).database)
     if await store.find(response_id, caller_of(request).tenant) is None:
         _not_found(response_id)
-    page = await store.given(response_id, after=after, limit=limit, ascending=order == "asc")
+    page = await store.input_items(response_id, after=after, limit=limit, ascending=order == "asc")
     if page is None:
         raise bad_field("after", "is not the id of an input item of this response")
     data = [read_item(item.body) for item in page.items]
@@ -170,4 +175,4 @@ def _stream(
 
 
 def _not_found(id: str) -> NoReturn:
-    raise ApiError(404, f"Response '{cut(id, 80)}' was not found.", param="response_id")
+    raise ApiError(404, f"Response '{shorten(id, 80)}' was not found.", param="response_id")

@@ -18,7 +18,7 @@ from server.openai.responses.items import (
 )
 
 # Chat's field names and this API's; the first that matches counts.
-_NAMES = {
+_FIELD_NAMES = {
     "messages": "input",
     "prompt": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -38,7 +38,7 @@ def chat_body(request: ResponseInput, items: Sequence[Item]) -> dict[str, Any]:
     body: dict[str, Any] = {
         **request.forwarded,
         "model": request.model,
-        "messages": messages_of(request.instructions, items),
+        "messages": to_chat_messages(request.instructions, items),
         "response_format": _response_format(request),
     }
     if request.tools:
@@ -59,7 +59,7 @@ def chat_body(request: ResponseInput, items: Sequence[Item]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value is not None}
 
 
-def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
+def to_chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
     """The items as chat messages.
 
     The model's output of one turn (reasoning, text, calls) is one message. So are instructions and
@@ -71,15 +71,15 @@ def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[st
     for item in items:
         match item:
             case MessageItem(role="assistant"):
-                last = _turn(messages, "content", "tool_calls")
+                last = _assistant_message(messages, "content", "tool_calls")
                 last["content"] = item.text()
             case ReasoningItem():
-                last = _turn(messages, "content", "tool_calls")
+                last = _assistant_message(messages, "content", "tool_calls")
                 last["reasoning_content"] = last.get("reasoning_content", "") + item.text()
             case CallItem():
                 function = {"name": item.name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
-                _turn(messages).setdefault("tool_calls", []).append(call)
+                _assistant_message(messages).setdefault("tool_calls", []).append(call)
             case CallOutputItem():
                 messages.append(
                     {"role": "tool", "tool_call_id": item.call_id, "content": item.for_chat()}
@@ -111,13 +111,13 @@ def tools_of(request: ResponseInput) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def naming_fields() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Rename chat's fields in errors raised in the block to this API's."""
     try:
         yield
     except (ApiError, RequestError) as error:
         told = to_api_error(error, "")
-        for theirs, ours in _NAMES.items():
+        for theirs, ours in _FIELD_NAMES.items():
             if told.param is not None and told.param.split(".")[0] == theirs:
                 message = told.message.replace(f"'{told.param}'", f"'{ours}'")
                 message = message.replace(f"'{theirs}'", f"'{ours}'")
@@ -127,7 +127,7 @@ def naming_fields() -> Iterator[None]:
         raise
 
 
-def _turn(messages: list[dict[str, Any]], *taken: str) -> dict[str, Any]:
+def _assistant_message(messages: list[dict[str, Any]], *taken: str) -> dict[str, Any]:
     """The last assistant message, or a new one if that is complete or has any of ``taken``."""
     last = messages[-1] if messages else None
     if last is None or last["role"] != "assistant" or any(name in last for name in taken):

@@ -23,7 +23,7 @@ from server.openai.responses.events import (
     TextDelta,
     TextDone,
 )
-from server.openai.responses.input_items import new_item_id, seal
+from server.openai.responses.input_items import encode_reasoning, new_item_id
 from server.openai.responses.items import (
     CallItem,
     Item,
@@ -56,10 +56,10 @@ class MessageWriter:
     """An assistant message with one text part."""
 
     def __init__(self, index: int, numbering: Numbering) -> None:
-        self._place = {"output_index": index}
-        self._number = numbering.next
+        self._item_fields = {"output_index": index}
+        self._next_number = numbering.next
         self._id = new_item_id("msg")
-        self._within = {**self._place, "item_id": self._id, "content_index": 0}
+        self._part_fields = {**self._item_fields, "item_id": self._id, "content_index": 0}
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
 
@@ -67,8 +67,10 @@ class MessageWriter:
         """See ``Writer``."""
         empty = MessageItem(id=self._id, role="assistant", status="in_progress", content=[])
         return [
-            ItemAdded(sequence_number=self._number(), item=empty, **self._place),
-            PartAdded(sequence_number=self._number(), part=OutputText(""), **self._within),
+            ItemAdded(sequence_number=self._next_number(), item=empty, **self._item_fields),
+            PartAdded(
+                sequence_number=self._next_number(), part=OutputText(""), **self._part_fields
+            ),
         ]
 
     def add(self, text: str, logprobs: list[TokenLogprob]) -> Event:
@@ -76,7 +78,7 @@ class MessageWriter:
         self._texts.append(text)
         self._logprobs += logprobs
         return TextDelta(
-            sequence_number=self._number(), delta=text, logprobs=logprobs, **self._within
+            sequence_number=self._next_number(), delta=text, logprobs=logprobs, **self._part_fields
         )
 
     def end(self, status: ItemStatus) -> list[Event]:
@@ -84,13 +86,15 @@ class MessageWriter:
         part = self._part()
         return [
             TextDone(
-                sequence_number=self._number(),
+                sequence_number=self._next_number(),
                 text=part.text,
                 logprobs=part.logprobs,
-                **self._within,
+                **self._part_fields,
             ),
-            PartDone(sequence_number=self._number(), part=part, **self._within),
-            ItemDone(sequence_number=self._number(), item=self.item(status), **self._place),
+            PartDone(sequence_number=self._next_number(), part=part, **self._part_fields),
+            ItemDone(
+                sequence_number=self._next_number(), item=self.item(status), **self._item_fields
+            ),
         ]
 
     def item(self, status: ItemStatus) -> Item:
@@ -105,10 +109,10 @@ class CallWriter:
     """A function call."""
 
     def __init__(self, index: int, numbering: Numbering, call_id: str, name: str) -> None:
-        self._place = {"output_index": index}
-        self._number = numbering.next
+        self._item_fields = {"output_index": index}
+        self._next_number = numbering.next
         self._id = new_item_id("fc")
-        self._within = {**self._place, "item_id": self._id}
+        self._part_fields = {**self._item_fields, "item_id": self._id}
         self._call_id = call_id
         self._name = name
         self._arguments: list[str] = []
@@ -116,23 +120,25 @@ class CallWriter:
     def begin(self) -> list[Event]:
         """See ``Writer``."""
         item = self.item("in_progress")
-        return [ItemAdded(sequence_number=self._number(), item=item, **self._place)]
+        return [ItemAdded(sequence_number=self._next_number(), item=item, **self._item_fields)]
 
     def add(self, text: str) -> Event:
         """Add a piece of the arguments."""
         self._arguments.append(text)
-        return ArgumentsDelta(sequence_number=self._number(), delta=text, **self._within)
+        return ArgumentsDelta(sequence_number=self._next_number(), delta=text, **self._part_fields)
 
     def end(self, status: ItemStatus) -> list[Event]:
         """See ``Writer``."""
         return [
             ArgumentsDone(
-                sequence_number=self._number(),
+                sequence_number=self._next_number(),
                 name=self._name,
                 arguments="".join(self._arguments),
-                **self._within,
+                **self._part_fields,
             ),
-            ItemDone(sequence_number=self._number(), item=self.item(status), **self._place),
+            ItemDone(
+                sequence_number=self._next_number(), item=self.item(status), **self._item_fields
+            ),
         ]
 
     def item(self, status: ItemStatus) -> Item:
@@ -152,50 +158,60 @@ class ReasoningWriter:
     The summary is the reasoning itself: clients that request one look for it there.
     """
 
-    def __init__(self, index: int, numbering: Numbering, *, summary: bool, sealed: bool) -> None:
-        self._place = {"output_index": index}
-        self._number = numbering.next
+    def __init__(
+        self, index: int, numbering: Numbering, *, summary: bool, include_encrypted: bool
+    ) -> None:
+        self._item_fields = {"output_index": index}
+        self._next_number = numbering.next
         self._summary = summary
-        self._sealed = sealed
+        self._include_encrypted = include_encrypted
         self._id = new_item_id("rs")
         part = {"summary_index": 0} if summary else {"content_index": 0}
-        self._within = {**self._place, "item_id": self._id, **part}
+        self._part_fields = {**self._item_fields, "item_id": self._id, **part}
         self._texts: list[str] = []
 
     def begin(self) -> list[Event]:
         """See ``Writer``."""
         empty = ReasoningItem(id=self._id, summary=[], status="in_progress")
-        events: list[Event] = [ItemAdded(sequence_number=self._number(), item=empty, **self._place)]
+        events: list[Event] = [
+            ItemAdded(sequence_number=self._next_number(), item=empty, **self._item_fields)
+        ]
         if self._summary:
             part = SummaryText("")
             events.append(
-                SummaryPartAdded(sequence_number=self._number(), part=part, **self._within)
+                SummaryPartAdded(
+                    sequence_number=self._next_number(), part=part, **self._part_fields
+                )
             )
         else:
             part = ReasoningText("")
-            events.append(PartAdded(sequence_number=self._number(), part=part, **self._within))
+            events.append(
+                PartAdded(sequence_number=self._next_number(), part=part, **self._part_fields)
+            )
         return events
 
     def add(self, text: str) -> Event:
         """Add a piece of reasoning."""
         self._texts.append(text)
         kind = SummaryDelta if self._summary else ReasoningDelta
-        return kind(sequence_number=self._number(), delta=text, **self._within)
+        return kind(sequence_number=self._next_number(), delta=text, **self._part_fields)
 
     def end(self, status: ItemStatus) -> list[Event]:
         """See ``Writer``."""
         text = "".join(self._texts)
         done = SummaryDone if self._summary else ReasoningDone
-        events: list[Event] = [done(sequence_number=self._number(), text=text, **self._within)]
-        number = self._number()
+        events: list[Event] = [
+            done(sequence_number=self._next_number(), text=text, **self._part_fields)
+        ]
+        number = self._next_number()
         if self._summary:
             part = SummaryText(text)
-            events.append(SummaryPartDone(sequence_number=number, part=part, **self._within))
+            events.append(SummaryPartDone(sequence_number=number, part=part, **self._part_fields))
         else:
             part = ReasoningText(text)
-            events.append(PartDone(sequence_number=number, part=part, **self._within))
+            events.append(PartDone(sequence_number=number, part=part, **self._part_fields))
         item = self.item(status)
-        events.append(ItemDone(sequence_number=self._number(), item=item, **self._place))
+        events.append(ItemDone(sequence_number=self._next_number(), item=item, **self._item_fields))
         return events
 
     def item(self, status: ItemStatus) -> Item:
@@ -205,6 +221,6 @@ class ReasoningWriter:
             id=self._id,
             summary=[SummaryText(text)] if self._summary else [],
             content=None if self._summary else [ReasoningText(text)],
-            encrypted_content=seal(text) if self._sealed else None,
+            encrypted_content=encode_reasoning(text) if self._include_encrypted else None,
             status=status,
         )

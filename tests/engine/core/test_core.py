@@ -176,7 +176,7 @@ def _believe_its_offloads(scheduler: Scheduler) -> StepPlan:
     return StepPlan(loads=scheduler._planned[0].plan.loads)
 
 
-def _forget_its_loads(scheduler: Scheduler, fail=Scheduler.fail) -> StepPlan:
+def _forget_its_loads(scheduler: Scheduler, fail=Scheduler.mark_failed) -> StepPlan:
     fail(scheduler)
     return StepPlan()
 
@@ -188,7 +188,7 @@ def test_the_lives_notice_what_a_failed_step_has_not_copied(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.CRITICAL)
-    monkeypatch.setattr(Scheduler, "fail", wrong)
+    monkeypatch.setattr(Scheduler, "mark_failed", wrong)
     lives = (_FaultyLife(seed) for seed in range(1000, 1080))
     with pytest.raises(BrokenContract, match="reads foreign KV"):
         list(map(_FaultyLife.run, (life for life in lives if not life.keeps_states)))
@@ -198,7 +198,7 @@ def test_the_lives_notice_a_snapshot_that_a_failed_step_has_not_made(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
-    monkeypatch.setattr(Scheduler, "fail", _believe_its_offloads)
+    monkeypatch.setattr(Scheduler, "mark_failed", _believe_its_offloads)
     lives = (_FaultyLife(seed) for seed in range(1000, 1080))
     with pytest.raises(BrokenContract, match="has another's state"):
         list(map(_FaultyLife.run, (life for life in lives if life.keeps_states)))

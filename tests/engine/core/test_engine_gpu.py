@@ -20,7 +20,7 @@ from engine.runner.model_runner import ModelRunner
 from engine.types import Adapter, Request, SamplingParams, StepPlan
 from tests import tiny_models, tiny_vision
 from tests.image_prompts import ask, rules_of
-from tools.quantize.questions import answers_right, read_questions
+from tools.quantize.questions import count_correct_answers, read_questions
 
 pytestmark = [
     pytest.mark.gpu,
@@ -223,4 +223,4 @@ def test_questions_are_answered_in_bfloat16(changes: dict[str, Any]) -> None:
     asked = read_questions(HELDOUT)[:100]
     changes = {"dtype": "bfloat16", "kv_cache_memory_bytes": 2**28, **changes}
     with LLM(default_model_dir(), device=DEVICE, use_tqdm=False, **changes) as llm:
-        assert answers_right(llm, asked) >= 85
+        assert count_correct_answers(llm, asked) >= 85

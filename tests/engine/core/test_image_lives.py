@@ -87,7 +87,7 @@ def test_texts_are_those_alone(model, seed):
 
 
 def test_a_text_goes_on_while_an_image_is_read(model, monkeypatch):
-    monkeypatch.setattr(gate, "_TURN_S", 0.0)  # one piece for each of its tokens
+    monkeypatch.setattr(gate, "_SLICE_S", 0.0)  # one piece for each of its tokens
     rules, engine = rules_of(model), core(model, scheduler={"max_step_passes": 1})
     sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     engine.add(Request(id="text", prompt_token_ids=(3, 4, 5), sampling=sampling))
@@ -104,7 +104,7 @@ def test_a_text_goes_on_while_an_image_is_read(model, monkeypatch):
 
 def test_what_is_read_ahead_is_there_when_it_is_computed(model, monkeypatch):
     """There is room for one image, a prompt has two, and nothing else is admitted meanwhile."""
-    monkeypatch.setattr(image_load, "_LEAST_KEPT", 1)
+    monkeypatch.setattr(image_load, "_MIN_CACHED_CELLS", 1)
     requests = [ask(str(n), rules_of(model), n, shapes=((3, 3), (2, 3))) for n in range(4)]
     expected = texts(core(model), requests)
     given = {"max_image_tokens": 9, "scheduler": {"max_num_seqs": 1}}
@@ -118,8 +118,8 @@ def test_what_is_read_ahead_is_there_when_it_is_computed(model, monkeypatch):
         for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
             told[row_id] += tokens
     assert told == expected
-    assert engine._runner.images_ahead.room == 9
-    assert len(engine._runner.images_ahead._kept) == 1
+    assert engine._runner.image_prefetcher.capacity == 9
+    assert len(engine._runner.image_prefetcher._cache) == 1
 
 
 def test_an_image_whose_embeddings_are_not_finite_fails_alone(model):

@@ -34,7 +34,7 @@ def make(step_s: float = 1.0, num_blocks: int = 100, **scheduler) -> EngineCore:
 
 def request(id_: str = "a", prompt: tuple[int, ...] = PROMPT, **fields) -> Request:
     sampling = SamplingParams(seed=1, max_tokens=5)
-    fields = {"tells_progress": True, **fields}
+    fields = {"report_progress": True, **fields}
     return Request(id=id_, prompt_token_ids=prompt, sampling=sampling, **fields)
 
 
@@ -96,7 +96,7 @@ def test_who_waits_is_told_its_place() -> None:
 
 
 def test_only_who_asks_is_told() -> None:
-    silent = msgspec.structs.replace(request("b", (3, *PROMPT)), tells_progress=False)
+    silent = msgspec.structs.replace(request("b", (3, *PROMPT)), report_progress=False)
     told = run(make(), request(), silent)
     assert told["a"]
     assert not told["b"]
@@ -119,7 +119,7 @@ def test_it_is_told_a_few_times_a_second_and_at_its_end() -> None:
     assert [progress.processed for progress in run(core, request())["a"]] == [8, 60]
     both = run(core, request("b", (4, *PROMPT)), request("c", (3, *PROMPT)))
     assert [[progress.processed for progress in both[name]] for name in "bc"] == [[8, 61], [0, 61]]
-    assert not core._scheduler._state.progress._asking
+    assert not core._scheduler._state.progress._reports
 
 
 def test_a_place_by_what_was_given_is_not_known() -> None:
@@ -140,4 +140,4 @@ def test_who_is_preempted_begins_again_and_comes_to_the_end() -> None:
     core.step()
     core.abort("gone")
     core.step()
-    assert not core._scheduler._state.progress._asking
+    assert not core._scheduler._state.progress._reports

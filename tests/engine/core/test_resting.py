@@ -14,11 +14,11 @@ import torch
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
-from engine.errors import Failure, ModelLoadError, RestRefused
+from engine.errors import Failure, ModelLoadError, SleepRefused
 from engine.paths import default_model_dir
 from engine.runner import load_runner
 from engine.runner.host_copy import HostCopy
-from engine.runner.resting import RestingModel
+from engine.runner.resting import SleepingModel
 from engine.types import Request, SamplingParams
 from tests import tiny_encoders, tiny_models
 from tests.engine import handmade
@@ -68,12 +68,12 @@ def text(
 def test_whatever_fails_while_weights_are_read_the_old_ones_serve_on(
     models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(resting: RestingModel, model: str) -> None:
+    def fail(resting: SleepingModel, model: str) -> None:
         raise MemoryError
 
     core = make(models["first"])
     before, _ = text(core)
-    monkeypatch.setattr(RestingModel, "exchanged", fail)
+    monkeypatch.setattr(SleepingModel, "with_weights", fail)
     with pytest.raises(MemoryError):
         core.reload(str(models["second"]))
     assert not core.is_asleep
@@ -166,15 +166,15 @@ def test_nothing_is_taken_from_those_who_run(models) -> None:
     core.add(Request(id="a", prompt_token_ids=PROMPT, sampling=sampling))
     core.step()
     for disturb in (lambda: core.sleep(1), lambda: core.reload(str(models["second"]))):
-        with pytest.raises(RestRefused):
+        with pytest.raises(SleepRefused):
             disturb()
-    with pytest.raises(RestRefused, match="not asleep"):
+    with pytest.raises(SleepRefused, match="not asleep"):
         core.wake()
-    core.end_all(Failure(kind="EngineAsleep", message="enough"))
+    core.fail_all(Failure(kind="EngineAsleep", message="enough"))
     output = core.step()
     assert (output.finish_reasons, output.errors["a"].message) == (("error",), "enough")
     core.sleep(1)
-    with pytest.raises(RestRefused, match="is asleep"):
+    with pytest.raises(SleepRefused, match="is asleep"):
         core.reload(str(models["second"]))
 
 
@@ -225,7 +225,7 @@ def test_a_host_copy_finds_every_weight_and_brings_it_back(models) -> None:
     copy = HostCopy.of(layers, torch.device("cpu"))
     assert copy.num_bytes == sum(weight.nbytes for weight in held)
     assert all(not layer.weight.untyped_storage().nbytes() for layer in layers)
-    copy.bring_back()
+    copy.restore()
     for layer, weight in zip(layers, held, strict=True):
         assert torch.equal(layer.weight, weight)
 
@@ -234,7 +234,7 @@ def test_a_host_copy_sees_all_that_a_model_is_made_of(models, monkeypatch) -> No
     runner = handmade.load(models["first"], attention_backend="reference")
     found: list[torch.UntypedStorage] = []
     monkeypatch.setattr(HostCopy, "__init__", lambda self, storages: found.extend(storages))
-    HostCopy.of(runner._rest(0), torch.device("cpu"))
+    HostCopy.of(runner._make_sleeping(0), torch.device("cpu"))
     num_bytes = runner.info.memory.weights_bytes
     # Page-aligned memory comes in whole pages.
     assert num_bytes <= sum(storage.nbytes() for storage in found) < 4 * num_bytes

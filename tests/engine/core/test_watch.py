@@ -14,9 +14,9 @@ from engine.errors import EngineDead
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv_cache.pool import BlockPool, BlockTable
 from engine.requests import fan_out
-from engine.snapshot import CACHED, HELD, Life, Snapshot
+from engine.snapshot import CACHED, HELD, RequestRecord, Snapshot
 from engine.types import Grammar, Request, SamplingParams
-from engine.watch import EXPIRES_S, MAX_ENDED, MAX_STEPS, MAX_WAITING_TOLD, map_blocks
+from engine.watch import MAX_ENDED, MAX_STEPS, MAX_WAITING_LISTED, RECORDING_TIMEOUT_S, map_blocks
 from tests.engine.core.test_core import MAX_LEN, crowd
 from tests.engine.fakes import FakeRunner, expected_output, make_config, make_info
 from tests.engine.grammar.test_compiling import SlowBackend
@@ -50,17 +50,17 @@ def run(
     texts: dict[str, list[int]] = {request.id: [] for request in requests}
     for request in requests:
         core.add(request)
-    snapshot = core.look()
+    snapshot = core.snapshot()
     while core.has_work:
         output = core.step()
         for id_, tokens in zip(output.ids, output.token_ids, strict=True):
             texts[id_] += tokens
-        snapshot = core.look()
+        snapshot = core.snapshot()
         each(snapshot)
     return texts, snapshot
 
 
-def in_order(life: Life, now_s: float) -> bool:
+def in_order(life: RequestRecord, now_s: float) -> bool:
     times = [phase.began_s for phase in life.phases]
     end_s = now_s if life.ended_s is None else life.ended_s
     return times == sorted(times) and times[-1] <= end_s <= now_s
@@ -73,8 +73,8 @@ def test_lives_under_pressure_are_told_as_they_were(overlap: bool) -> None:
     preempted: set[str] = set()
 
     def check(snapshot: Snapshot) -> None:
-        live = [life for life in snapshot.lives if life.ended_s is None]
-        assert all(in_order(life, snapshot.now_s) for life in snapshot.lives)
+        live = [life for life in snapshot.requests if life.ended_s is None]
+        assert all(in_order(life, snapshot.now_s) for life in snapshot.requests)
         for life in live:
             if life.phases[-1].kind == "preempted":
                 preempted.add(life.id)
@@ -96,7 +96,7 @@ def test_lives_under_pressure_are_told_as_they_were(overlap: bool) -> None:
     texts, snapshot = run(core, requests, check)
     for request in requests:
         assert texts[request.id] == expected_output(request, MAX_LEN)[0]
-    ended = {life.id: life for life in snapshot.lives}
+    ended = {life.id: life for life in snapshot.requests}
     assert set(ended) == {request.id for request in requests}
     for request in requests:
         life = ended[request.id]
@@ -107,7 +107,7 @@ def test_lives_under_pressure_are_told_as_they_were(overlap: bool) -> None:
         assert kinds[:3] == ["queued", "prefill", "decode"]
         assert kinds.count("preempted") == life.num_preemptions
     assert preempted, "nobody was preempted: the test shows too little"
-    assert core.stats.num_preemptions == sum(life.num_preemptions for life in snapshot.lives)
+    assert core.stats.num_preemptions == sum(life.num_preemptions for life in snapshot.requests)
 
 
 def test_steps_add_up() -> None:
@@ -125,13 +125,13 @@ def test_steps_add_up() -> None:
     assert core.stats.num_steps == len(snapshot.steps) < MAX_STEPS
     num_told = sum(map(len, texts.values()))
     for records in (snapshot.steps, snapshot.seconds):
-        assert sum(record.num_told for record in records) == num_told == 30
+        assert sum(record.num_output_tokens for record in records) == num_told == 30
         assert sum(record.num_prompt_tokens for record in records) == 6 * 6
     assert sum(step.num_prompts for step in snapshot.steps) == 6
     assert sum(step.num_decodes for step in snapshot.steps) == 30 - 6
     assert max(step.num_decodes + step.num_prompts for step in snapshot.steps) == 4
     assert all(0 < step.duration_s < 1 for step in snapshot.steps)
-    (life, *_) = snapshot.lives
+    (life, *_) = snapshot.requests
     assert life.num_steps == 5
     assert life.num_prompt_steps == 1
 
@@ -146,21 +146,21 @@ def test_nothing_is_recorded_before_a_look_nor_long_after_the_last() -> None:
     core.add(*some("unseen"))
     while core.has_work:
         core.step()
-    snapshot = core.look()
-    assert (snapshot.steps, snapshot.lives) == ((), ())
+    snapshot = core.snapshot()
+    assert (snapshot.steps, snapshot.requests) == ((), ())
     assert snapshot.stats.num_steps == 6
     _, snapshot = run(core, some("seen"))
-    assert [life.id for life in snapshot.lives] == ["seen"]
+    assert [life.id for life in snapshot.requests] == ["seen"]
 
-    clock.now_s += EXPIRES_S + 1
+    clock.now_s += RECORDING_TIMEOUT_S + 1
     core.add(*some("later"))
     while core.has_work:
         core.step()
-    assert core.look().steps == ()
+    assert core.snapshot().steps == ()
     core.add(*some("joined"))
     core.step()
-    snapshot = core.look()
-    assert [(life.id, life.num_output) for life in snapshot.lives] == [("joined", 1)]
+    snapshot = core.snapshot()
+    assert [(life.id, life.num_output) for life in snapshot.requests] == [("joined", 1)]
 
 
 def test_who_looks_late_sees_how_far_all_have_come() -> None:
@@ -169,12 +169,12 @@ def test_who_looks_late_sees_how_far_all_have_come() -> None:
         core.add(request)
     for _ in range(4):
         core.step()
-    snapshot = core.look()
-    first = snapshot.lives[0]
+    snapshot = core.snapshot()
+    first = snapshot.requests[0]
     assert [phase.kind for phase in first.phases] == ["queued", "prefill", "decode"]
     assert first.num_output >= 2
-    assert snapshot.lives[-1].phases[-1].kind == "queued"
-    assert all(in_order(life, snapshot.now_s) for life in snapshot.lives)
+    assert snapshot.requests[-1].phases[-1].kind == "queued"
+    assert all(in_order(life, snapshot.now_s) for life in snapshot.requests)
 
 
 def test_a_grammar_that_compiles_is_a_phase_of_its_own() -> None:
@@ -183,32 +183,32 @@ def test_a_grammar_that_compiles_is_a_phase_of_its_own() -> None:
     held = SamplingParams(seed=1, max_tokens=2, grammar=Grammar("regex", "bad"))
     core.add(*fan_out("held", (1, 2), held))
     core.step()
-    (life,) = core.look().lives
+    (life,) = core.snapshot().requests
     assert [phase.kind for phase in life.phases] == ["grammar"]
     backend.go.set()
     while core.has_work:
         core.step()
-    (life,) = core.look().lives
+    (life,) = core.snapshot().requests
     assert [phase.kind for phase in life.phases] == ["grammar", "queued"]
     assert (life.finish_reason, life.error) == ("error", "InvalidParameter")
 
 
 def test_a_crowd_is_told_in_part() -> None:
     core = make_core(max_num_seqs=2)
-    requests = crowd(3 * MAX_WAITING_TOLD)
+    requests = crowd(3 * MAX_WAITING_LISTED)
     for request in requests:
         core.add(request)
     core.step()
-    snapshot = core.look()
-    assert len(snapshot.lives) == snapshot.stats.num_running + MAX_WAITING_TOLD
-    assert snapshot.stats.num_waiting > MAX_WAITING_TOLD
+    snapshot = core.snapshot()
+    assert len(snapshot.requests) == snapshot.stats.num_running + MAX_WAITING_LISTED
+    assert snapshot.stats.num_waiting > MAX_WAITING_LISTED
     for request in requests:
         core.abort(request.id)
     while core.has_work:
         core.step()
-    snapshot = core.look()
-    assert len(snapshot.lives) == MAX_ENDED
-    assert {life.finish_reason for life in snapshot.lives} == {"abort"}
+    snapshot = core.snapshot()
+    assert len(snapshot.requests) == MAX_ENDED
+    assert {life.finish_reason for life in snapshot.requests} == {"abort"}
 
 
 def test_many_blocks_are_told_in_cells() -> None:
@@ -228,19 +228,19 @@ def test_many_blocks_are_told_in_cells() -> None:
 async def test_a_client_may_look(tmp_path, make: Callable[..., EngineClient]) -> None:
     client = make(tmp_path)
     with pytest.raises(EngineDead):
-        await client.look()
+        await client.snapshot()
     await client.start()
     try:
-        assert (await client.look()).lives == ()
+        assert (await client.snapshot()).requests == ()
         for stream in client.submit(make_requests(3, ignore_eos=True)):
             await collect(stream)
-        snapshot = await client.look()
-        assert len(snapshot.lives) == 3
-        assert sum(step.num_told for step in snapshot.steps) == sum(
-            life.num_output for life in snapshot.lives
+        snapshot = await client.snapshot()
+        assert len(snapshot.requests) == 3
+        assert sum(step.num_output_tokens for step in snapshot.steps) == sum(
+            life.num_output for life in snapshot.requests
         )
         assert snapshot.blocks.per_cell == 1
     finally:
         await client.close()
     with pytest.raises(EngineDead):
-        await client.look()
+        await client.snapshot()

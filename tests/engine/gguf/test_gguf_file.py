@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import ModelLoadError
-from engine.gguf.file import Array, find_gguf, read_gguf
+from engine.gguf.file import MetadataArray, find_gguf, read_gguf
 from engine.gguf.spec import read_gguf_spec
 from engine.models.checkpoint import read_config
 from engine.paths import default_model_dir
@@ -42,7 +42,9 @@ def test_tables_are_those_that_the_package_reads(saved):
         if name.startswith("GGUF."):
             continue
         value = ours.metadata[name]
-        assert (value.values() if isinstance(value, Array) else value) == field.contents(), name
+        assert (
+            value.values() if isinstance(value, MetadataArray) else value
+        ) == field.contents(), name
     assert len(ours.metadata) == len([name for name in theirs.fields if "GGUF." not in name])
     assert len(ours.tensors) == len(theirs.tensors)
     for tensor in theirs.tensors:

@@ -21,7 +21,7 @@ from engine.quantization import choose
 from engine.runner.weight_files import find_weights
 from engine.types import SamplingParams
 from kernels.cpu import linear
-from kernels.tiled import refuse_tiles, tile
+from kernels.tiled import tile, tiling_unsupported_reason
 from tests import gguf_files, tiny_models
 from tests.engine.handmade import Hand, load, request
 
@@ -134,7 +134,7 @@ def test_a_gpu_holds_the_codes_of_every_type(name):
     raw = torch.from_numpy(random_blocks(np.random.default_rng(3), name, 6, 512))
     kind = FORMATS[name]
     found = unpack_rows(kind, raw, TENSOR_TYPES[NUMBERS[name]].num_bytes)
-    assert refuse_tiles(found) is None
+    assert tiling_unsupported_reason(found) is None
     tiled, expected = tile(found), found.dequantise(torch.float32)
     error = (tiled.matrix(0, torch.float32) - expected).norm(dim=1) / expected.norm(dim=1)
     assert error.max() < 2**-9
@@ -153,7 +153,9 @@ def test_a_gpu_multiplies_the_codes_of_a_file_where_its_kernels_are_right(
     )
     device = torch.device("cuda")
     for reason, held in ((None, "GGUF Q4_K"), ("the GPU is too old", None)):
-        monkeypatch.setattr(choose, "_refuse_triton", lambda *_, reason=reason, **__: reason)
+        monkeypatch.setattr(
+            choose, "_triton_unsupported_reason", lambda *_, reason=reason, **__: reason
+        )
         with caplog.at_level("INFO"):
             assert find_weights(config, model, dtype, device, 0).codes == held
             assert find_weights(invariant, model, dtype, device, 0).codes == held

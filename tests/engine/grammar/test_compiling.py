@@ -237,35 +237,35 @@ async def checker():
 
 async def test_a_verdict_is_remembered(checker: GrammarChecker):
     good, bad = Grammar("regex", "a+"), Grammar("regex", "(")
-    assert await checker.judge(good) is None
-    refusal = await checker.judge(bad)
+    assert await checker.check(good) is None
+    refusal = await checker.check(bad)
     assert refusal is not None
     assert refusal.code is None
     checker._idle.clear()  # no idle child left
-    assert await checker.judge(good) is None
-    assert await checker.judge(bad) == refusal
+    assert await checker.check(good) is None
+    assert await checker.check(bad) == refusal
 
 
 async def test_a_child_that_takes_too_long_is_killed_and_the_next_is_asked():
     checker = GrammarChecker(limit_s=0.5)
     try:
-        assert await checker.judge(Grammar("regex", "a")) is None
+        assert await checker.check(Grammar("regex", "a")) is None
         child = checker._idle[-1]._child
         assert child is not None
         os.kill(child.pid, signal.SIGSTOP)
-        refusal = await checker.judge(Grammar("regex", "b"))
+        refusal = await checker.check(Grammar("regex", "b"))
         assert refusal is not None
         assert refusal.code == "grammar_timeout"
         assert child.poll() is not None
-        assert await checker.judge(Grammar("regex", "c")) is None
+        assert await checker.check(Grammar("regex", "c")) is None
     finally:
         checker.close()
 
 
 async def test_a_killed_child_is_replaced(checker: GrammarChecker):
-    assert await checker.judge(Grammar("regex", "a")) is None
+    assert await checker.check(Grammar("regex", "a")) is None
     for process in checker._idle:
         if process._child is not None:
             os.kill(process._child.pid, signal.SIGKILL)
             process._child.wait()
-    assert await checker.judge(Grammar("regex", "b")) is None
+    assert await checker.check(Grammar("regex", "b")) is None

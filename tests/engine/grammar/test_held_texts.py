@@ -118,7 +118,7 @@ class _Tiring:
     """A grammar that allows everything, and fails after three tokens."""
 
     num_bytes = 1
-    crew = None
+    batch_matcher = None
 
     def __init__(self) -> None:
         self._count = 0

@@ -20,7 +20,7 @@ class Script:
     """A grammar of one text: each token in turn, then the end."""
 
     num_bytes = 1
-    crew = None
+    batch_matcher = None
 
     def __init__(self, *text: int, breaks_at: int = 99) -> None:
         self._text = text
@@ -89,7 +89,7 @@ class Rows:
     ) -> Rows:
         params = SamplingParams(grammar=ANY if grammar else None, **sampling)
         request = Request(id=str(slot), prompt_token_ids=PROMPT, sampling=params)
-        self.line_of[slot] = self.lines.take(slot, request, output, grammar)
+        self.line_of[slot] = self.lines.allocate(slot, request, output, grammar)
         return self
 
     def allowed(self, slot: int, output: Sequence[int] = ()) -> set[int]:
@@ -195,6 +195,6 @@ def test_lines_are_used_again(rows: Rows):
             rows.put(slot, allowed_token_ids=(round_, slot))
             assert rows.allowed(slot) == {round_, slot}
         for slot in range(6):
-            rows.lines.give_back(slot)
+            rows.lines.free(slot)
     assert len(rows.lines) == 0
     assert rows.lines.lines.shape[0] <= 8

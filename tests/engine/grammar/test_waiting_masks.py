@@ -13,7 +13,7 @@ import pytest
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.grammar import llguidance_backend
-from engine.grammar.llguidance_backend import LlguidanceBackend, LlguidanceMatcher, Patience
+from engine.grammar.llguidance_backend import DeferralPolicy, LlguidanceBackend, LlguidanceMatcher
 from engine.paths import default_model_dir
 from engine.requests import fan_out
 from engine.runner import load_runner
@@ -50,31 +50,31 @@ def test_a_token_is_allowed_where_its_mask_says_so(
     backend: LlguidanceBackend, grammar: Grammar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At each position of random texts where a mask may be deferred, for all tokens."""
-    monkeypatch.setattr(llguidance_backend, "_FEW", 1)
+    monkeypatch.setattr(llguidance_backend, "_MIN_LETTERS", 1)
     chance = random.Random(5)
     compiled = backend.compile(grammar)
     mask = np.zeros((1, -(-backend.vocab_size // 32)), np.int32)
     num_waited = 0
     for _ in range(12):
         matcher, token = compiled.matcher(), None
-        matcher.patience.is_dear = True
+        matcher.deferral.is_expensive = True
         for _ in range(30):
             told = [] if token is None else [token]
-            step = matcher.crew.follow([(matcher, told, 0, True)], mask)
+            step = matcher.batch_matcher.advance_and_fill([(matcher, told, 0, True)], mask)
             assert not step.failures
-            if step.waiting:
+            if step.deferred:
                 num_waited += 1
                 matcher.fill(mask[0])
-                matcher.patience.is_dear = True
+                matcher.deferral.is_expensive = True
             bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: backend.vocab_size]
-            if step.waiting:
+            if step.deferred:
                 said = [matcher.allows(token_id) for token_id in range(backend.vocab_size)]
                 assert said == bits.astype(bool).tolist()
             if matcher.is_complete:
                 break
             # Prefer letters over ends, since masks are deferred within texts.
             choices = np.flatnonzero(bits).tolist()
-            wordy = [id_ for id_ in choices if matcher.crew._is_text[id_]]
+            wordy = [id_ for id_ in choices if matcher.batch_matcher._is_text[id_]]
             token = chance.choice(wordy if wordy and chance.random() < 0.8 else choices)
     assert (num_waited > 5) == (grammar.kind != "choice")  # a choice has no equivalent letters
 
@@ -140,37 +140,37 @@ def test_texts_are_those_of_masks_that_do_not_wait(
     demo_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, always: bool
 ) -> None:
     if always:  # defer wherever there is text, as if each mask were expensive
-        monkeypatch.setattr(llguidance_backend, "_DEAR_S", -1.0)
-        monkeypatch.setattr(llguidance_backend, "_FEW", 1)
+        monkeypatch.setattr(llguidance_backend, "_EXPENSIVE_MASK_S", -1.0)
+        monkeypatch.setattr(llguidance_backend, "_MIN_LETTERS", 1)
     counted: Counter[str] = Counter()
-    settle, waited = MaskLines.settle, LlguidanceMatcher.waited
+    settle, waited = MaskLines.write_deferred, LlguidanceMatcher.record_deferral
 
     def count(self: MaskLines, rows: list, choices: list) -> dict:
         counted["settled"] += len(rows)
         return settle(self, rows, choices)
 
-    def count_vain(self: LlguidanceMatcher, *, in_vain: bool) -> None:
-        counted["in vain"] += in_vain
-        waited(self, in_vain=in_vain)
+    def count_vain(self: LlguidanceMatcher, *, wasted: bool) -> None:
+        counted["in vain"] += wasted
+        waited(self, wasted=wasted)
 
-    monkeypatch.setattr(MaskLines, "settle", count)
-    monkeypatch.setattr(LlguidanceMatcher, "waited", count_vain)
+    monkeypatch.setattr(MaskLines, "write_deferred", count)
+    monkeypatch.setattr(LlguidanceMatcher, "record_deferral", count_vain)
     told = texts(demo_tokenizer)
     assert counted["settled"] > (200 if always else 40)
     assert 0 < counted["in vain"] < counted["settled"] / 2
-    monkeypatch.setattr(MaskLines, "may_wait", False)
+    monkeypatch.setattr(MaskLines, "can_defer", False)
     counted.clear()
     assert texts(demo_tokenizer) == told
     assert not counted
 
 
 def test_who_waits_in_vain_waits_more_rarely() -> None:
-    patience, asked = Patience(), []
+    patience, asked = DeferralPolicy(), []
     for number in range(200):
-        if patience.lasts():
+        if patience.may_defer():
             asked.append(number)
-            patience.waited(in_vain=True)
+            patience.record_deferral(wasted=True)
     assert asked[:5] == [0, 2, 6, 14, 30]
     assert np.diff(asked).max() == 32
-    patience.waited(in_vain=False)
-    assert patience.lasts()
+    patience.record_deferral(wasted=False)
+    assert patience.may_defer()

@@ -15,11 +15,11 @@ from engine.errors import (
     Failure,
     InvalidParameter,
     RequestFailed,
-    RestRefused,
+    SleepRefused,
 )
 from engine.grammar.compiler import GrammarCompiler
 from engine.images.nouns import Image
-from engine.runner.protocol import Launched
+from engine.runner.protocol import LaunchedStep
 from engine.types import EngineOutput, Grammar, Request, SamplingParams, StepPlan
 from tests.engine.fakes import FakeRunner, expected_output, make_config, make_info
 from tests.engine.grammar.test_compiling import SlowBackend
@@ -43,7 +43,7 @@ class Reader:
     """Reads images that are only a digest; an image that is no longer kept is dropped at once."""
 
     def __init__(self, clock: Clock, room: int) -> None:
-        self.room = room
+        self.capacity = room
         self.kept: OrderedDict[bytes, int] = OrderedDict()
         self.read: list[bytes] = []  # images read to the end
         self.num_pieces = 0
@@ -54,14 +54,14 @@ class Reader:
     def num_cells(self, image: Image) -> int:
         return image.height * image.width
 
-    def has(self, image: Image) -> bool:
+    def is_cached(self, image: Image) -> bool:
         return image.digest in self.kept
 
-    def keep(self, digests: Set[bytes]) -> None:
+    def pin(self, digests: Set[bytes]) -> None:
         self._wanted = digests
         self.drop()
 
-    def read_ahead(self, image: Image) -> Iterator[None]:
+    def prefetch(self, image: Image) -> Iterator[None]:
         for number in range(PIECES):
             self._clock.now_s += PIECE_S
             self.num_pieces += 1
@@ -74,7 +74,7 @@ class Reader:
 
     def drop(self) -> None:
         for digest in [each for each in self.kept if each not in self._wanted]:
-            if sum(self.kept.values()) > self.room:
+            if sum(self.kept.values()) > self.capacity:
                 del self.kept[digest]
 
 
@@ -83,18 +83,18 @@ class ReadingRunner(FakeRunner):
 
     def __init__(self, num_blocks: int, clock: Clock, room: int) -> None:
         super().__init__(make_info(num_blocks, 4, MAX_LEN))
-        self.images_ahead = Reader(clock, room)
+        self.image_prefetcher = Reader(clock, room)
         self.in_steps: list[str] = []
         self.added: list[str] = []
 
-    def launch(self, plan: StepPlan) -> Launched:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         launched = super().launch(plan)
         self.added += [added.request.id for added in plan.added]
         for row in plan.rows:
             for image in self.rows[row.id].request.images:
                 is_seen = row.start < image.start + image.num_tokens
                 is_seen = is_seen and image.start < row.start + len(row.token_ids)
-                if is_seen and not self.images_ahead.has(image):
+                if is_seen and not self.image_prefetcher.is_cached(image):
                     self.in_steps.append(row.id)
         return launched
 
@@ -105,7 +105,7 @@ class Rig:
     def __init__(self, *, num_blocks: int = 200, room: int = 1000, grammars=None, **given) -> None:
         self.clock = Clock()
         self.runner = ReadingRunner(num_blocks, self.clock, room)
-        self.reader = self.runner.images_ahead
+        self.reader = self.runner.image_prefetcher
         config = make_config(**given)
         self.core = EngineCore(config, self.runner, clock=self.clock, grammars=grammars)
         self.texts: dict[str, list[int]] = {}
@@ -192,11 +192,11 @@ def test_texts_are_those_alone(seed: int, overlap: bool) -> None:
     if not rig.core.stats.num_preemptions:  # after a preemption a prompt may be computed again
         assert not rig.runner.in_steps
     assert rig.core.check() == []
-    if rig.reader.room == 1000:
+    if rig.reader.capacity == 1000:
         assert max(Counter(rig.reader.read).values()) == 1
     rig.core.add(show("last", "z"))
     rig.drain()
-    assert sum(rig.reader.kept.values()) <= rig.reader.room
+    assert sum(rig.reader.kept.values()) <= rig.reader.capacity
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -296,12 +296,12 @@ def test_who_waits_for_an_image_can_be_late_or_ended() -> None:
     rig.core.add(show("ended", "b"))
     with pytest.raises(InvalidParameter, match="in use"):
         rig.core.add(show("ended"))
-    with pytest.raises(RestRefused):
+    with pytest.raises(SleepRefused):
         rig.core.sleep(1)
     while "late" not in rig.ends:
         rig.step()
     assert not rig.reader.read
-    rig.core.end_all(Failure(kind="EngineAsleep", message="bye"))
+    rig.core.fail_all(Failure(kind="EngineAsleep", message="bye"))
     rig.drain()
     assert [end.kind for end in rig.ends.values()] == ["DeadlineExceeded", "EngineAsleep"]
     rig.core.sleep(1)
@@ -380,10 +380,10 @@ def test_a_grammar_is_compiled_while_images_are_read() -> None:
     rig = Rig(grammars=GrammarCompiler(lambda: slow))
     held = SamplingParams(seed=1, max_tokens=6, grammar=Grammar("regex", "a"))
     rig.core.add(show("1", "a", sampling=held))
-    rig.core.look()
+    rig.core.snapshot()
     slow.go.set()
     rig.drain()
-    (life,) = rig.core.look().lives
+    (life,) = rig.core.snapshot().requests
     kinds = [phase.kind for phase in life.phases]
     assert kinds[0] == "images"
     assert [kind for kind in kinds if kind != "grammar"] == [
@@ -396,12 +396,12 @@ def test_a_grammar_is_compiled_while_images_are_read() -> None:
 
 def test_who_waits_is_told_of() -> None:
     rig = Rig()
-    rig.core.add(show("1", "a", tells_progress=True))
+    rig.core.add(show("1", "a", report_progress=True))
     output = rig.step()
     told = output.progress["1"]
     assert (told.processed, told.total) == (0, 9)
     assert output.stats.num_waiting == 1
-    (life,) = rig.core.look().lives
+    (life,) = rig.core.snapshot().requests
     assert [phase.kind for phase in life.phases] == ["images"]
     rig.drain()
     assert rig.core.stats.num_waiting == 0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine.images.nouns import Image
 from engine.images.positions import cells, prompt_positions
 from engine.runner.inputs import HostBatch
-from engine.runner.turns import Turns
+from engine.runner.turns import MRopePositions
 from engine.types import Request
 
 CELL = 8
@@ -64,7 +64,7 @@ def test_positions_are_those_of_hugging_face(twin, parts, behind):
     expected, ahead = twin.get_rope_index(torch.ones_like(kinds), kinds, grids)
     found = prompt_positions(count, images, CELL)
     assert (found.of_prompt == expected[:, 0].numpy()).all()
-    assert found.ahead == int(ahead)
+    assert found.delta == int(ahead)
 
 
 @given(PROMPTS, st.integers(0, 4), st.booleans())
@@ -83,7 +83,7 @@ def test_the_chunks_of_a_row_stand_where_its_whole_text_does(parts, behind, coun
     images = placed(parts)
     count = length(images, behind)
     request = Request(id="a", prompt_token_ids=(0,) * count, images=tuple(images))
-    turns = Turns(3, CELL)
+    turns = MRopePositions(3, CELL)
     turns.add(1, request)
     of_prompt, ahead = prompt_positions(count, images, CELL)
     behind_it = np.arange(count, count + sum(counts)) + ahead
@@ -96,12 +96,12 @@ def test_the_chunks_of_a_row_stand_where_its_whole_text_does(parts, behind, coun
 
 def test_a_row_that_has_left_turns_nothing():
     (image,) = placed([(1, 2, 3)])
-    turns = Turns(2, CELL)
+    turns = MRopePositions(2, CELL)
     turns.add(0, Request(id="a", prompt_token_ids=(0,) * 9, images=(image,)))
-    assert turns.ahead[0] == -3
+    assert turns.deltas[0] == -3
     turns.clear(0)
     assert turns.of(batch((0, 0, 4))) is None
-    assert turns.ahead[0] == 0
+    assert turns.deltas[0] == 0
 
 
 def batch(*rows) -> HostBatch:

@@ -23,7 +23,7 @@ from engine.images.nouns import (
     Resampling,
     Scaling,
 )
-from engine.images.read import MAX_PIXELS, read_image, scaled_size, see_image
+from engine.images.read import MAX_PIXELS, process_image, read_image, scaled_size
 
 QWEN = AreaScaling(min_pixels=56 * 56, max_pixels=28 * 28 * 30)
 PIXTRAL = EdgeScaling(longest=140)
@@ -128,7 +128,7 @@ def test_pixels_equal_hugging_faces_in_every_mode_and_scaling() -> None:
 def test_each_format_is_read(format: str, options: dict[str, Any]) -> None:
     data = file_of(picture(70, 60), format, **options)
     decoded = Image.open(io.BytesIO(data)).convert("RGB")
-    assert read_image(data, rules(QWEN)) == see_image(decoded, rules(QWEN))
+    assert read_image(data, rules(QWEN)) == process_image(decoded, rules(QWEN))
 
 
 def test_transparency_is_over_white() -> None:
@@ -175,18 +175,18 @@ def test_of_an_image_that_moves_the_first_frame_is_seen() -> None:
     frames = [picture(56, 56, seed=seed).quantize(64) for seed in (1, 2)]
     for format, options in (("GIF", {}), ("WEBP", {"lossless": True}), ("PNG", {})):
         moving = file_of(frames[0], format, save_all=True, append_images=frames[1:], **options)
-        assert read_image(moving, rules(QWEN)) == see_image(frames[0], rules(QWEN))
+        assert read_image(moving, rules(QWEN)) == process_image(frames[0], rules(QWEN))
 
 
 def test_the_digest_tells_pixels_and_sizes_apart() -> None:
     white = {
-        size: see_image(Image.new("RGB", size, "white"), rules(QWEN)).digest
+        size: process_image(Image.new("RGB", size, "white"), rules(QWEN)).digest
         for size in ((56, 112), (112, 56), (84, 84))
     }
     other = Image.new("RGB", (84, 84), "white")
     other.putpixel((3, 3), (255, 255, 254))
-    assert len({*white.values(), see_image(other, rules(QWEN)).digest}) == 4
-    assert see_image(Image.new("RGB", (84, 84), "white"), rules(QWEN)).digest == white[84, 84]
+    assert len({*white.values(), process_image(other, rules(QWEN)).digest}) == 4
+    assert process_image(Image.new("RGB", (84, 84), "white"), rules(QWEN)).digest == white[84, 84]
 
 
 SIDES = st.integers(1, 6000)
@@ -264,7 +264,7 @@ def test_a_bomb_is_refused_by_its_header(claim: Any) -> None:
     with pytest.raises(InvalidParameter, match=r"16000 x 16000 pixels is larger than"):
         read_image(claim(16000, 16000), rules(QWEN))
     with pytest.raises(InvalidParameter, match="larger than"):
-        see_image(Image.new("1", (MAX_PIXELS // 1000 + 1, 1000)), rules(QWEN))
+        process_image(Image.new("1", (MAX_PIXELS // 1000 + 1, 1000)), rules(QWEN))
 
 
 def test_a_jpeg_of_endless_scans_is_refused() -> None:

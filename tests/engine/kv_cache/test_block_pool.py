@@ -251,7 +251,7 @@ def test_with_a_window_the_longest_prefix_is_found_of_which_enough_is_there(
         if all(cached[index] for index in needed):
             break
     found = pool.match(pool.chain(""), token_ids, window)
-    assert found.num_passed + len(found.block_ids) == end
+    assert found.num_skipped + len(found.block_ids) == end
     assert list(found.block_ids) == [holder.table.block_ids[index] for index in needed]
     table = BlockTable()
     pool.adopt(table, found)

@@ -15,10 +15,10 @@ TEXTS = [[text * 10 + at for at in range(4)] for text in range(9)]  # two blocks
 def leave(tier: HostTier, *digests: bytes, lands: bool = True) -> tuple[BlockCopy, ...]:
     """Evict the blocks with these digests in one step."""
     for block, digest in enumerate(digests):
-        tier.leave(digest, block)
+        tier.offload(digest, block)
     offloads = tier.take_offloads()
     if lands:
-        tier.landed(offloads)
+        tier.complete_offloads(offloads)
     assert tier.check() == []
     return offloads
 
@@ -37,7 +37,7 @@ def test_what_was_used_longest_ago_makes_room() -> None:
     slot = tier.find(b"c")
     assert slot is not None
     tier.hold([slot])
-    tier.let_go([slot])
+    tier.release([slot])
     leave(tier, b"e")
     assert kept(tier, b"a", b"c", b"d", b"e") == [b"c", b"d", b"e"]
     stats = tier.stats(7, 4)
@@ -52,7 +52,7 @@ def test_what_a_step_under_way_reads_is_not_given_to_others() -> None:
     tier.hold(slots)
     tier.hold(slots[:1])  # by two steps
     assert leave(tier, b"c") == ()
-    tier.let_go(slots)
+    tier.release(slots)
     assert leave(tier, b"c") == (BlockCopy(0, slots[1]),)
     assert kept(tier, b"a", b"b", b"c") == [b"a", b"c"]
 
@@ -64,8 +64,8 @@ def test_what_leaves_is_found_when_the_step_has_landed_and_not_at_all_when_it_fa
     assert leave(tier, b"a", lands=False) == (), "it is on its way"
     second = leave(tier, b"b", lands=False)
     assert leave(tier, b"c", lands=False) == (), "both slots are being written"
-    tier.void(first)
-    tier.landed(second)
+    tier.cancel_offloads(first)
+    tier.complete_offloads(second)
     assert kept(tier, b"a", b"b") == [b"b"]
     assert tier.check() == []
     leave(tier, b"a")
@@ -76,8 +76,8 @@ def test_what_leaves_is_found_when_the_step_has_landed_and_not_at_all_when_it_fa
     "damage",
     [
         lambda tier: tier._free.pop(),
-        lambda tier: tier._kept.clear(),
-        lambda tier: tier._holds.__setitem__(0, 1),
+        lambda tier: tier._evictable.clear(),
+        lambda tier: tier._num_holds.__setitem__(0, 1),
         lambda tier: tier._digest_of.__setitem__(tier.find(b"a"), b"x"),
         lambda tier: tier._slot_of.pop(b"a"),
     ],
@@ -114,7 +114,7 @@ class Filled:
         offloads = self.tier.take_offloads()
         for block, slot in offloads:
             self.where["slot", slot] = self.where["block", block]
-        self.tier.landed(offloads)
+        self.tier.complete_offloads(offloads)
 
     def find(self, token_ids: list[int]) -> Prefix:
         return self.pool.match(self.pool.chain(""), [*token_ids, 0], self.window)
@@ -128,7 +128,7 @@ def test_a_prefix_goes_on_in_the_hosts_memory_where_it_ends_on_the_device() -> N
     found = filled.find(TEXTS[2])
     assert [block >= 0 for block in found.block_ids] == [True, False]
     assert found.num_on_host == 1
-    assert filled.pool.num_unheld(found.block_ids) == 2
+    assert filled.pool.num_free_blocks_needed(found.block_ids) == 2
     mine = BlockTable()
     (load,) = filled.pool.adopt(mine, found)
     assert load.target == mine.block_ids[1] not in table.block_ids
@@ -160,22 +160,22 @@ def test_a_prefix_on_its_way_to_the_host_is_waited_for() -> None:
     pool.extend(table, 1)  # the end of the third text
     found = pool.match(chain, text)
     assert len(found.block_ids) == 1
-    assert pool.awaits(chain, text, found)
+    assert pool.is_next_block_pending(chain, text, found)
     pool.touch(found)
     filled.land()
     found = pool.match(chain, text)
-    assert not pool.awaits(chain, text, found)
+    assert not pool.is_next_block_pending(chain, text, found)
     assert len(found.block_ids) == 2
     pool.extend(table, 2)  # evicts the fourth text, which was looked up less recently
     filled.land()
     assert pool.match(chain, text).block_ids[0] >= 0
-    assert not pool.awaits(chain, [9, 9, 9], pool.match(pool.chain(""), [9, 9, 9]))
+    assert not pool.is_next_block_pending(chain, [9, 9, 9], pool.match(pool.chain(""), [9, 9, 9]))
 
 
 def test_with_a_window_too_blocks_of_the_host_are_blocks() -> None:
     filled = Filled(window=2)
     found = filled.find(TEXTS[0])
-    assert (found.num_passed, found.num_on_host, len(found.block_ids)) == (1, 1, 1)
+    assert (found.num_skipped, found.num_on_host, len(found.block_ids)) == (1, 1, 1)
     table = BlockTable()
     (load,) = filled.pool.adopt(table, found)
     assert filled.where["slot", load.source] == tuple(TEXTS[0])

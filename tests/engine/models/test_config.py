@@ -53,11 +53,11 @@ def test_context_that_scaling_allows():
     scaled = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     yarn = spec(rope_scaling=scaled)
     assert isinstance(yarn.rope.scaling, YarnScaling)
-    assert (yarn.default_context, yarn.longest_context) == (256, 256)
+    assert (yarn.default_context_len, yarn.max_context_len) == (256, 256)
     linear = spec(rope_scaling={"type": "linear", "factor": 2.0})
-    assert linear.longest_context == 128
+    assert linear.max_context_len == 128
     dynamic = spec(rope_scaling={"type": "dynamic", "factor": 2.0})
-    assert (dynamic.default_context, dynamic.longest_context) == (64, 128)
+    assert (dynamic.default_context_len, dynamic.max_context_len) == (64, 128)
 
 
 def test_windows_of_qwen():
@@ -173,7 +173,7 @@ def test_any_config_becomes_a_usable_spec_or_one_line(family, changes, scaling):
 
 
 def _check_usable(read: DecoderSpec) -> None:
-    served = read.longest_context
+    served = read.max_context_len
     assert served >= 1
     if read.head_dim > 1024:
         return  # an odd size that is not wrong

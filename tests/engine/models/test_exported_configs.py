@@ -156,7 +156,13 @@ def test_nemotron_h_has_mlps_where_it_says():
     spec = read_spec({"model_type": "nemotron_h", **keys, "hybrid_override_pattern": "M-MM-M*-"})
     assert [layer.recurrent for layer in spec.layers] == [True, True, True, True, False]
     assert [layer.mlp for layer in spec.layers] == [True, False, True, False, True]
-    assert [layer.stored for layer in spec.layers] == [(0, 1), (2, 2), (3, 4), (5, 5), (6, 7)]
+    assert [layer.checkpoint_layers for layer in spec.layers] == [
+        (0, 1),
+        (2, 2),
+        (3, 4),
+        (5, 5),
+        (6, 7),
+    ]
     assert spec.recurrence.time_step_limit == (0, math.inf)
 
 

@@ -92,7 +92,7 @@ def test_layers_that_share_keys_take_nothing(tmp_path):
     runner = load_runner(EngineConfig(model=str(tmp_path), dtype="float32"))
     assert runner.info.memory.bytes_per_token == 2 * (2 * 3 * 8 + 3 * 16) * 4
     spec = read_config(str(tmp_path)).spec
-    assert [layer.reads for layer in spec.layers] == [None, None, None, 1, 2, 1]
+    assert [layer.kv_sharing_layer for layer in spec.layers] == [None, None, None, 1, 2, 1]
 
 
 def test_keys_that_a_checkpoint_has_for_them_are_passed_over(tmp_path):

@@ -24,7 +24,7 @@ class Twin:
         self.directory = directory
         self.rules = rules_of(directory)
         spec = read_config(str(directory)).spec
-        self.sees_both_ways = isinstance(spec, DecoderSpec) and spec.looks_ahead
+        self.sees_both_ways = isinstance(spec, DecoderSpec) and spec.bidirectional_images
         self._processor = tiny_vision.processor(kind)
 
     def uncut(self, asked, end):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.models import names, weights
-from engine.models.few_tokens import FewTokens
+from engine.models.few_tokens import SmallBatchLayer
 from engine.models.rope_spec import RopeSpec
 from engine.models.spec import ClampedSwiglu, DecoderSpec, LayerSpec, NormSpec, TemperatureSpec
 from engine.quantization import choose
@@ -92,13 +92,13 @@ def test_steps_of_few_tokens_take_norms_and_sums_along(checkpoints, monkeypatch,
     """With a GPU's layers; tests/kernels compares the kernel's reference with the kernel."""
     skinny = pytest.importorskip("engine.quantization.skinny")
     monkeypatch.setattr(skinny, "skinny_linear", skinny_linear)
-    monkeypatch.setattr(choose, "DenseMethod", skinny.SkinnyMethod)
+    monkeypatch.setattr(choose, "UnquantizedLinearMethod", skinny.SkinnyMethod)
     stacked = functools.partial(load_module.make_modules, stacked=True)
     monkeypatch.setattr(load_module, "make_modules", lambda *args, **_: stacked(*args))
     ran = []
-    finish = FewTokens.finish
+    finish = SmallBatchLayer.finish
     monkeypatch.setattr(
-        FewTokens, "finish", lambda *args: ran.append(len(args[1])) or finish(*args)
+        SmallBatchLayer, "finish", lambda *args: ran.append(len(args[1])) or finish(*args)
     )
     directory, expected = checkpoints(kind)
     logits = paged_logits(directory, chunks=(13, 1, 2, 20, 3, 4, 7))
@@ -257,7 +257,7 @@ MUTANTS = {
         _spec_with(temperature=TemperatureSpec(0.5, 9)),
     ),
     "heads not normed": ("llama4", _spec_with(unit_qk_norm=False)),
-    "experts weighed behind": ("llama4", _moe_with(weighs_input=False)),
+    "experts weighed behind": ("llama4", _moe_with(apply_router_weight_on_input=False)),
     "rope by halves of a part": ("glm4", _spec_with(rope=RopeSpec(10_000.0, None, 8))),
     "rope in all exaone's layers": ("exaone4", _each_layer(rope=True)),
     "scaled rope in windows": ("olmo3", _each_layer(local_rope=False)),
@@ -267,7 +267,7 @@ MUTANTS = {
         "ministral3",
         _spec_with(temperature=TemperatureSpec(0.5, 16, with_rope=True)),
     ),
-    "norms before rope": ("hunyuan_dense", _spec_with(norms_turned=False)),
+    "norms before rope": ("hunyuan_dense", _spec_with(qk_norm_after_rope=False)),
     "relu not squared": ("arcee", _spec_with(activation="relu")),
     "layer norms stored whole": ("nemotron", _spec_with(norm=NormSpec(1e-4, "layer", bias=True))),
     "in turn instead of parallel": ("gpt_neox", _spec_with(placement="pre")),

@@ -14,10 +14,10 @@ from torch import distributed
 
 from engine.errors import EngineDead
 from engine.framing import encode
-from engine.parallel.board import Attendance, Board, Relay
+from engine.parallel.board import FollowerStore, ReplicatedStore, StoreRelay
 from engine.parallel.follower import read_messages
-from engine.parallel.frames import Prepared, Score
-from engine.parallel.ranks import all_said
+from engine.parallel.frames import ComputeLogits, Prepared
+from engine.parallel.ranks import read_rank_messages
 
 
 @dataclass
@@ -41,7 +41,7 @@ def ranks():
         end.theirs.close()
 
 
-def gloo(board: Board, rank: int) -> Any:
+def gloo(board: ReplicatedStore, rank: int) -> Any:
     """One of three ranks."""
     group: Any = distributed.ProcessGroupGloo
     options = group._Options()
@@ -56,16 +56,16 @@ def summed(group: Any, value: float) -> float:
     return x.item()
 
 
-def attend(end: End) -> Attendance:
-    return Attendance(
+def attend(end: End) -> FollowerStore:
+    return FollowerStore(
         read_messages(end.theirs), lambda message: end.theirs.sendall(encode(message))
     )
 
 
 def test_every_rank_reads_what_every_rank_writes(ranks):
-    relay = Relay(ranks, [all_said(rank) for rank in ranks])
+    relay = StoreRelay(ranks, [read_rank_messages(rank) for rank in ranks])
     others = [attend(rank) for rank in ranks]
-    boards = [relay.board, *(other.board for other in others)]
+    boards = [relay.store, *(other.store for other in others)]
     for number, board in enumerate(boards):
         board.set(f"key {number}", bytes([number]))
     for board in boards:
@@ -81,47 +81,47 @@ def test_every_rank_reads_what_every_rank_writes(ranks):
 
 def test_ranks_meet_through_it_and_add_up(ranks):
     """It does not read frames after the rendezvous, nor does the rendezvous read earlier frames."""
-    said = [all_said(rank) for rank in ranks]
+    said = [read_rank_messages(rank) for rank in ranks]
 
     def come(number: int) -> tuple[float, object]:
         end = ranks[number - 1]
         messages = read_messages(end.theirs)
         end.theirs.sendall(encode(Prepared()))  # possibly in one segment with the rendezvous
-        attendance = Attendance(messages, lambda message: end.theirs.sendall(encode(message)))
-        group = gloo(attendance.board, number)
+        attendance = FollowerStore(messages, lambda message: end.theirs.sendall(encode(message)))
+        group = gloo(attendance.store, number)
         attendance.finish()
         return summed(group, float(number)), next(messages)
 
     with ThreadPoolExecutor(2) as pool:
         others = [pool.submit(come, number) for number in (1, 2)]
         assert [next(each) for each in said] == [Prepared(), Prepared()]
-        relay = Relay(ranks, said)
-        group = gloo(relay.board, 0)
+        relay = StoreRelay(ranks, said)
+        group = gloo(relay.store, 0)
         relay.finish()
         for rank in ranks:
-            rank.socket.sendall(encode(Score(7)))
+            rank.socket.sendall(encode(ComputeLogits(7)))
         assert summed(group, 10.0) == 13.0
-        assert [other.result(30) for other in others] == [(13.0, Score(7))] * 2
+        assert [other.result(30) for other in others] == [(13.0, ComputeLogits(7))] * 2
 
 
 def test_a_rank_that_ends_meanwhile_is_named_to_who_waits(ranks):
-    relay = Relay(ranks, [all_said(rank) for rank in ranks])
+    relay = StoreRelay(ranks, [read_rank_messages(rank) for rank in ranks])
     ranks[1].theirs.close()
     with pytest.raises(RuntimeError, match="rank 2 ended before it had met the others"):
-        gloo(relay.board, 0)
+        gloo(relay.store, 0)
     ranks[0].theirs.close()
     with pytest.raises(EngineDead, match="rank 2 ended before"):
         relay.finish()
 
 
 def test_a_rank_that_does_not_come_is_not_waited_for_longer_than_told(ranks):
-    relay = Relay(ranks, [all_said(rank) for rank in ranks])
+    relay = StoreRelay(ranks, [read_rank_messages(rank) for rank in ranks])
     with pytest.raises(RuntimeError, match=r"did not come to meet within 0\.05 s"):
-        relay.board.wait(["key"], timedelta(seconds=0.05))
+        relay.store.wait(["key"], timedelta(seconds=0.05))
 
 
 def test_a_rank_whose_rank_0_goes_does_not_wait(ranks):
     attendance = attend(ranks[0])
     ranks[0].socket.close()
     with pytest.raises(RuntimeError, match="rank 0 is gone"):
-        attendance.board.get("key")
+        attendance.store.get("key")

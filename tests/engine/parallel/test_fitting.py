@@ -8,7 +8,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.kv_cache.states import num_state_lines
-from engine.parallel.fitting import fitting
+from engine.parallel.fitting import common_memory_plan
 from engine.parallel.frames import Loaded
 from engine.types import MemoryPlan
 
@@ -24,7 +24,7 @@ def plan(**changes) -> MemoryPlan:
 
 def fitted(memory: MemoryPlan, *others: Loaded, stages: int = 1) -> MemoryPlan:
     config = EngineConfig(model="m", pipeline_parallel_size=stages)
-    return fitting(memory, others, partial(num_state_lines, config))
+    return common_memory_plan(memory, others, partial(num_state_lines, config))
 
 
 def rank(num_blocks=20, num_states=0, num_snapshots=0) -> Loaded:

@@ -18,10 +18,10 @@ from engine.config import CacheConfig, EngineConfig
 from engine.errors import ModelLoadError
 from engine.framing import encode
 from engine.parallel import handshake, node
-from engine.parallel.agreement import difference, standing
-from engine.parallel.enlisting import Enlist, Refused, Welcome, hear_answer
+from engine.parallel.agreement import find_mismatch, fingerprint_node
+from engine.parallel.enlisting import Accepted, RegisterRank, Rejected, receive_reply
 from engine.parallel.frames import Failed, Join
-from engine.parallel.gathering import Gathering
+from engine.parallel.gathering import RankListener
 from tests.engine.parallel.thread_nodes import SECRET, of_node, with_nodes
 from tests.servers import ROOT
 
@@ -40,13 +40,13 @@ def config_of(model: Path, tmp_path: Path, nodes: int = 2, **given) -> EngineCon
     return with_nodes(config, tmp_path, nodes, **given)
 
 
-def join(number: int, enlist: Enlist, rank: object) -> bytes:
+def join(number: int, enlist: RegisterRank, rank: object) -> bytes:
     return encode(Join(EngineConfig(model=enlist.model), number, None, "127.0.0.1"))
 
 
 @contextlib.contextmanager
 def gathering(config: EngineConfig):
-    waits = Gathering(config, join)
+    waits = RankListener(config, join)
     try:
         yield waits
     finally:
@@ -61,23 +61,23 @@ def place_of(config: EngineConfig) -> tuple[str, int]:
 def knock(config: EngineConfig) -> socket.socket:
     """A connection whose other end has proof that we know the secret."""
     connection = socket.create_connection(place_of(config), timeout=20)
-    handshake.introduce(connection, SECRET)
+    handshake.authenticate_as_dialer(connection, SECRET)
     connection.settimeout(20)
     return connection
 
 
-def enlist(config: EngineConfig, rank: int = 1, place: int = 0, **given) -> Enlist:
-    told = Enlist(rank, place, config.model, None, standing(config, unless=config))
+def enlist(config: EngineConfig, rank: int = 1, place: int = 0, **given) -> RegisterRank:
+    told = RegisterRank(rank, place, config.model, None, fingerprint_node(config, defaults=config))
     return msgspec.structs.replace(told, **given)
 
 
-def answer_to(config: EngineConfig, told: Enlist) -> Welcome | Refused:
+def answer_to(config: EngineConfig, told: RegisterRank) -> Accepted | Rejected:
     with knock(config) as connection:
         connection.sendall(encode(told))
-        return hear_answer(connection)
+        return receive_reply(connection)
 
 
-def names_of(waits: Gathering) -> list[str]:
+def names_of(waits: RankListener) -> list[str]:
     """The names of all ranks once they have joined; they are released."""
     ranks = waits.wait()
     for rank in ranks:
@@ -100,9 +100,11 @@ def both(ours: bytes, theirs: bytes) -> list[str]:
             said[place] = str(error)
 
     with one, other:
-        thread = threading.Thread(target=run, args=(0, partial(handshake.admit, one, ours)))
+        thread = threading.Thread(
+            target=run, args=(0, partial(handshake.authenticate_as_listener, one, ours))
+        )
         thread.start()
-        run(1, partial(handshake.introduce, other, theirs))
+        run(1, partial(handshake.authenticate_as_dialer, other, theirs))
         thread.join()
     return said
 
@@ -122,7 +124,7 @@ def test_a_listener_that_does_not_know_it_is_found_out():
         one.sendall(handshake._GREETING + bytes(32))
         one.sendall(bytes(32))
         with pytest.raises(handshake.WrongSecret):
-            handshake.introduce(other, SECRET)
+            handshake.authenticate_as_dialer(other, SECRET)
 
 
 def test_a_code_cannot_be_sent_back():
@@ -138,7 +140,7 @@ def test_a_code_cannot_be_sent_back():
         thread = threading.Thread(target=reflect)
         thread.start()
         with pytest.raises(handshake.WrongSecret):
-            handshake.introduce(other, SECRET)
+            handshake.authenticate_as_dialer(other, SECRET)
         thread.join()
 
 
@@ -161,7 +163,7 @@ def test_who_says_nothing_holds_nobody_up(model, tmp_path):
             stack.enter_context(socket.create_connection(place_of(config), timeout=20))
         with knock(config) as connection:
             connection.sendall(encode(enlist(config)))
-            assert isinstance(hear_answer(connection), Welcome)
+            assert isinstance(receive_reply(connection), Accepted)
             assert len(names_of(waits)) == 1
 
 
@@ -184,37 +186,39 @@ def test_what_differs_is_named(model, tmp_path):
     other = msgspec.structs.replace(
         config, dtype="float32", cache=CacheConfig(block_size=32), num_threads=3, log_level="debug"
     )
-    ours = standing(config)
-    assert difference(ours, standing(config, unless=config), 1) is None
-    theirs = standing(other, unless=config)
+    ours = fingerprint_node(config)
+    assert find_mismatch(ours, fingerprint_node(config, defaults=config), 1) is None
+    theirs = fingerprint_node(other, defaults=config)
     assert sorted(theirs.settings) == ["cache.block_size", "dtype"]  # local ones are not sent
-    assert difference(ours, theirs, 1) == 'dtype is "float32" on node 1, and "auto" on node 0'
+    assert find_mismatch(ours, theirs, 1) == 'dtype is "float32" on node 1, and "auto" on node 0'
     older = msgspec.structs.replace(theirs, versions={**theirs.versions, "torch": "1.0"})
-    assert "torch is 1.0 on node 1, and " in (difference(ours, older, 1) or "")
+    assert "torch is 1.0 on node 1, and " in (find_mismatch(ours, older, 1) or "")
 
 
 def test_what_is_not_given_is_not_compared(model, tmp_path):
     """Node 0 sends it."""
     default = EngineConfig(model="elsewhere")
     config = msgspec.structs.replace(config_of(model, tmp_path), dtype="float32")
-    theirs = standing(of_node(msgspec.structs.replace(config, dtype="auto"), 1), unless=default)
-    assert difference(standing(config), theirs, 1) is None
+    theirs = fingerprint_node(
+        of_node(msgspec.structs.replace(config, dtype="auto"), 1), defaults=default
+    )
+    assert find_mismatch(fingerprint_node(config), theirs, 1) is None
 
 
 @pytest.mark.parametrize("at", [0, 1 << 20, (1 << 21) - 1])
 def test_other_weights_are_noticed(model, tmp_path, at):
     """Large files are compared by samples, including the beginning and the end."""
     config = config_of(model, tmp_path)
-    before = standing(config)
+    before = fingerprint_node(config)
     weights = model / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[at : at + 40_000] = bytes(len(content[at : at + 40_000]))  # as a different tensor would
     content[at] ^= 1
     weights.write_bytes(content)
-    reason = difference(before, standing(config), 1)
+    reason = find_mismatch(before, fingerprint_node(config), 1)
     assert reason == "the model's model.safetensors on node 1 is not that on node 0"
     weights.unlink()
-    reason = difference(before, standing(config), 1)
+    reason = find_mismatch(before, fingerprint_node(config), 1)
     assert reason == "the model has no model.safetensors on node 1, and has one on node 0"
 
 
@@ -226,7 +230,7 @@ def test_ranks_are_taken_in_and_then_nobody_listens(model, tmp_path):
     with gathering(config) as waits, knock(config) as one, knock(config) as two:
         for place, connection in ((1, two), (0, one)):
             connection.sendall(encode(enlist(config, place=place)))
-            assert hear_answer(connection) == Welcome(2 + place, 2)
+            assert receive_reply(connection) == Accepted(2 + place, 2)
         names = names_of(waits)
         assert names == ["rank 2 (node 1, 127.0.0.1)", "rank 3 (node 1, 127.0.0.1)"]
         with pytest.raises(ConnectionRefusedError):
@@ -235,18 +239,18 @@ def test_ranks_are_taken_in_and_then_nobody_listens(model, tmp_path):
 
 def test_who_disagrees_is_refused_and_who_agrees_is_taken(model, tmp_path, caplog):
     config = config_of(model, tmp_path)
-    other = standing(msgspec.structs.replace(config, dtype="float16"), unless=config)
+    other = fingerprint_node(msgspec.structs.replace(config, dtype="float16"), defaults=config)
     with gathering(config) as waits:
-        answer = answer_to(config, enlist(config, standing=other))
+        answer = answer_to(config, enlist(config, fingerprint=other))
         reason = 'dtype is "float16" on node 1, and "auto" on node 0'
-        assert answer == Refused(reason, is_final=True)
+        assert answer == Rejected(reason, is_final=True)
         assert f"node 1 (127.0.0.1) was refused: {reason}" in caplog.text
-        assert answer_to(config, enlist(config, rank=2)) == Refused(
+        assert answer_to(config, enlist(config, rank=2)) == Rejected(
             "node_rank 2 is none of those that node 0 waits for, 1 to 1", is_final=True
         )
         with knock(config) as connection:
             connection.sendall(encode(enlist(config)))
-            assert isinstance(hear_answer(connection), Welcome)
+            assert isinstance(receive_reply(connection), Accepted)
             assert len(names_of(waits)) == 1
 
 
@@ -254,9 +258,9 @@ def test_two_machines_of_one_number_are_not_both_taken(model, tmp_path):
     config = config_of(model, tmp_path, nodes=3)
     with gathering(config), knock(config) as first:
         first.sendall(encode(enlist(config)))
-        assert isinstance(hear_answer(first), Welcome)
+        assert isinstance(receive_reply(first), Accepted)
         answer = answer_to(config, enlist(config))
-        assert answer == Refused("rank 1 of node 1 is there already", is_final=False)
+        assert answer == Rejected("rank 1 of node 1 is there already", is_final=False)
 
 
 def test_who_goes_again_may_come_again(model, tmp_path):
@@ -264,14 +268,14 @@ def test_who_goes_again_may_come_again(model, tmp_path):
     with gathering(config) as waits:
         with knock(config) as first:
             first.sendall(encode(enlist(config)))
-            assert isinstance(hear_answer(first), Welcome)
+            assert isinstance(receive_reply(first), Accepted)
         with contextlib.ExitStack() as stack:
             for rank in (1, 2):
                 deadline = time.monotonic() + 20
                 while True:  # it is noticed in a moment
                     again = stack.enter_context(knock(config))
                     again.sendall(encode(enlist(config, rank=rank)))
-                    if isinstance(hear_answer(again), Welcome):
+                    if isinstance(receive_reply(again), Accepted):
                         break
                     assert time.monotonic() < deadline
             assert len(names_of(waits)) == 2
@@ -282,7 +286,7 @@ def test_what_a_rank_fails_for_is_told_before_all_are_there(model, tmp_path):
     with gathering(config) as waits:
         with knock(config) as first:
             first.sendall(encode(enlist(config)))
-            hear_answer(first)
+            receive_reply(first)
             first.sendall(encode(Failed("rank 1: no room")))
         with pytest.raises(ModelLoadError, match=r"^rank 1: no room$"):
             waits.wait()
@@ -291,7 +295,7 @@ def test_what_a_rank_fails_for_is_told_before_all_are_there(model, tmp_path):
 def test_an_address_that_is_not_this_machines_is_refused(model, tmp_path):
     config = config_of(model, tmp_path, master_addr="192.0.2.1")
     with pytest.raises(ModelLoadError, match=r"^cannot listen on 192\.0\.2\.1:\d+: cannot assign"):
-        Gathering(config, join)
+        RankListener(config, join)
 
 
 # ------------------------------------------------------------ other nodes

@@ -9,12 +9,12 @@ import pytest
 
 from engine.models.checkpoint import read_config
 from engine.parallel import group
-from engine.parallel.shard import Shard, share_of
+from engine.parallel.shard import Shard, shard_spec
 from server.cli import main
 from tests import tiny_models
 from tests.engine.handmade import Hand, load, request
-from tools.plan.cost import Said
-from tools.plan.ranks import said_of
+from tools.plan.cost import Communication
+from tools.plan.ranks import communication_of
 
 NUM_ROWS = 3
 GEMMA = {"num_key_value_heads": 2, "num_global_key_value_heads": 2}
@@ -68,8 +68,8 @@ def test_ranks_say_what_is_planned(kind, tmp_path, monkeypatch):
         hand.step({f"{row}": 1 for row in range(NUM_ROWS)})
     finally:
         runner._team.close()
-    said = said_of(share_of(spec, Shard(0, 2)), 2)
-    assert heard.total("all_reduce") == (said.num_sums, said.sum_bytes * NUM_ROWS)
+    said = communication_of(shard_spec(spec, Shard(0, 2)), 2)
+    assert heard.total("all_reduce") == (said.num_all_reduces, said.all_reduce_bytes * NUM_ROWS)
     # Token ids to embed, and the states that choose, before their logits come back.
     width = spec.hidden_size * 2
     assert heard.total("broadcast") == (
@@ -78,7 +78,7 @@ def test_ranks_say_what_is_planned(kind, tmp_path, monkeypatch):
     )
     calls, logits = heard.total("gather")  # each sends half of them, rank 0 to itself
     assert calls == 1
-    assert said.choice_bytes * NUM_ROWS == width * NUM_ROWS + logits
+    assert said.sampling_bytes * NUM_ROWS == width * NUM_ROWS + logits
 
 
 def test_stages_hand_on_what_is_planned(tmp_path, monkeypatch):
@@ -100,10 +100,12 @@ def test_stages_hand_on_what_is_planned(tmp_path, monkeypatch):
         hand.step({"a": 7})
     finally:
         runner._team.close()
-    first, last = (said_of(share_of(spec, Shard(0, 1, False, stage, 2)), 1) for stage in (0, 1))
-    assert first == Said(handed_bytes=first.handed_bytes)
-    assert last == Said(returned_bytes=last.returned_bytes)
-    assert sent == [7 * first.handed_bytes, last.returned_bytes]
+    first, last = (
+        communication_of(shard_spec(spec, Shard(0, 1, False, stage, 2)), 1) for stage in (0, 1)
+    )
+    assert first == Communication(activation_bytes=first.activation_bytes)
+    assert last == Communication(returned_bytes=last.returned_bytes)
+    assert sent == [7 * first.activation_bytes, last.returned_bytes]
 
 
 def test_steps_of_ranks_are_measured_and_planned_with(tmp_path, capsys):

@@ -12,7 +12,7 @@ from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.models.checkpoint import read_config
 from engine.models.spec import DecoderSpec, MoeSpec
-from engine.parallel.refusals import refuse_unshared
+from engine.parallel.refusals import check_sharding_support
 from tests import tiny_models
 
 SHARED = {
@@ -45,7 +45,7 @@ def refusal(kind, directory, *, whole_experts: bool, **widths: int) -> str:
         model=str(directory), tensor_parallel_size=2, enable_expert_parallel=whole_experts
     )
     with pytest.raises(ModelLoadError) as raised:
-        refuse_unshared(config, replace(even, moe=replace(spec.moe, **widths)))
+        check_sharding_support(config, replace(even, moe=replace(spec.moe, **widths)))
     return str(raised.value)
 
 

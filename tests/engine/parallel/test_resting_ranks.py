@@ -15,7 +15,7 @@ import pytest
 
 from engine.config import CacheConfig, EngineConfig, NodesConfig, SchedulerConfig
 from engine.core import EngineCore
-from engine.errors import EngineDead, ModelLoadError, RestRefused
+from engine.errors import EngineDead, ModelLoadError, SleepRefused
 from engine.parallel import seat
 from engine.paths import default_model_dir
 from engine.runner import load_runner
@@ -91,7 +91,7 @@ def text(core: EngineCore, prompt=PROMPT, adapter: Adapter | None = None) -> tup
 
 def other_rank(core: EngineCore, number: int = 1):
     """A rank that is a thread here, whether the engine sleeps or not."""
-    team = core._runner._team if core._resting is None else core._resting._team
+    team = core._runner._team if core._sleeping_runner is None else core._sleeping_runner._team
     return team._ranks[number - 1]._child
 
 
@@ -181,12 +181,12 @@ def test_where_one_rank_has_no_room_all_sleep_on(models, make, monkeypatch, leve
             raise ModelLoadError("a KV cache of 1 MiB does not fit")
         return made(plan, serve)
 
-    made = seat.make_room
+    made = seat.allocate_caches
     core = make(models["first"], 1, 3)
     first, _ = text(core)
     core.sleep(level)
     with monkeypatch.context() as patched:
-        patched.setattr(seat, "make_room", make_room)
+        patched.setattr(seat, "allocate_caches", make_room)
         for _ in range(2):
             with pytest.raises(ModelLoadError, match="rank 2: a KV cache"):
                 core.wake()
@@ -249,7 +249,7 @@ def test_ranks_on_several_machines_do_not_sleep(models, make) -> None:
     config = EngineConfig(model=str(models["first"]), tensor_parallel_size=2, nodes=nodes)
     core = EngineCore(config, make(models["first"])._runner)
     for ask in (lambda: core.sleep(1), lambda: core.reload(str(models["second"]))):
-        with pytest.raises(RestRefused, match="several machines"):
+        with pytest.raises(SleepRefused, match="several machines"):
             ask()
 
 

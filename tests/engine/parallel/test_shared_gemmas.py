@@ -12,7 +12,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.models.checkpoint import read_config
-from engine.parallel.shard import Shard, cuts_of, share_of
+from engine.parallel.shard import Shard, parameter_slices, shard_spec
 from engine.runner import load_runner
 from engine.runner.load_plan import attention_spec
 from engine.types import SamplingParams
@@ -56,7 +56,7 @@ def test_what_a_rank_asks_of_attention(tmp_path):
     spec = read_config(str(tiny_models.save("gemma4", tmp_path, **shape))).spec
 
     def windows(shard: Shard) -> dict[tuple[int, int], set[int | None]]:
-        share = share_of(spec, shard)
+        share = shard_spec(spec, shard)
         asked = attention_spec(share, 4, torch.float32, torch.device("cpu")).by_heads()
         return {heads: set(each.windows) for heads, each in asked.items()}
 
@@ -167,8 +167,8 @@ def test_each_tokens_embeddings_lie_with_one_rank(tmp_path):
     alone, shared = plans_of(directory)
     assert shared.weights_bytes < 0.6 * alone.weights_bytes
     spec = read_config(str(directory)).spec
-    cuts = [cuts_of(spec, Shard(rank, 2))["per_layer.embedding"] for rank in range(2)]
-    runs = [run for cut in cuts for run, _ in cut.pieces(None)]
+    cuts = [parameter_slices(spec, Shard(rank, 2))["per_layer.embedding"] for rank in range(2)]
+    runs = [run for cut in cuts for run, _ in cut.row_ranges(None)]
     assert runs == [slice(0, 80), slice(80, 160)]
 
 

@@ -13,8 +13,8 @@ from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.models.checkpoint import read_config
 from engine.models.weights import parameters
-from engine.parallel.shard import Shard, cuts_of
-from engine.parallel.stages import most_stages, stage_layers
+from engine.parallel.shard import Shard, parameter_slices
+from engine.parallel.stages import max_stages, stage_layers
 from engine.runner import load_runner
 from engine.types import SamplingParams
 from tests import tiny_gemmas, tiny_hybrids, tiny_models
@@ -121,7 +121,9 @@ def test_two_stages_of_two_ranks_say_what_hugging_face_says(tmp_path, kind, expe
 @pytest.mark.parametrize("size", [1, 2])
 def test_each_parameter_lies_in_one_stage(tmp_path, kind, size):
     whole = read_config(str(tiny_models.save(kind, tmp_path, **CHANGES[kind]))).spec
-    held = [cuts_of(whole, Shard(0, size, stage=stage, num_stages=2)) for stage in range(2)]
+    held = [
+        parameter_slices(whole, Shard(0, size, stage=stage, num_stages=2)) for stage in range(2)
+    ]
     names = [name for cuts in held for name in cuts]
     assert sorted(names) == sorted(parameters(whole))
 
@@ -183,7 +185,7 @@ def test_a_stage_has_the_states_of_its_layers(tmp_path):
         _, runner = engine(directory, 1, stages, max_num_seqs=3)
         plans.append(runner.info.memory)
         if stages > 1:
-            (num_lines,) = {len(layer.inputs) for layer in runner._snapshots._states}
+            (num_lines,) = {len(layer.conv_state) for layer in runner._snapshots._states}
             assert num_lines == 2 * 3 + 1 + plans[-1].num_snapshots
             runner._team.close()
     alone, staged = plans
@@ -200,14 +202,14 @@ def test_each_stage_has_a_layer_that_attends(tmp_path, layers, stages):
     kinds = {"r": "linear_attention", "a": "full_attention"}
     shape = {"num_hidden_layers": len(layers), "layer_types": [kinds[each] for each in layers]}
     spec = read_config(str(tiny_models.save("qwen3_5_text", tmp_path, **shape))).spec
-    assert most_stages(spec) == len(stages)
+    assert max_stages(spec) == len(stages)
     assert stage_layers(spec, len(stages)) == stages
 
 
 def test_layers_that_share_keys_lie_together(tmp_path):
     """Of six layers, the last three read the keys and values of layers 1 and 2."""
     spec = read_config(str(tiny_models.save("gemma4_shared", tmp_path))).spec
-    assert most_stages(spec) == 2
+    assert max_stages(spec) == 2
     assert stage_layers(spec, 2) == [(0, 1), (1, 6)]
 
 

@@ -22,8 +22,8 @@ from tests.engine.quantization.test_formats import _write
 def staged_logits(directory, stages, size=1, **changes) -> torch.Tensor:
     """[tokens, vocab] of a model in ``stages`` of ``size`` ranks each, in chunks."""
     runner = load(directory, pipeline_parallel_size=stages, tensor_parallel_size=size, **changes)
-    hidden, fetch = [], runner._pipeline.fetch
-    runner._pipeline.fetch = lambda count: hidden.append(fetch(count)) or hidden[-1]
+    hidden, fetch = [], runner._pipeline.receive_result
+    runner._pipeline.receive_result = lambda count: hidden.append(fetch(count)) or hidden[-1]
     hand = Hand(runner)
     hand.add(request("a", prompt(), SamplingParams(prompt_logprobs=0)))
     try:

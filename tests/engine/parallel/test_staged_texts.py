@@ -67,7 +67,7 @@ class Flights:
 
         def watched(plan):
             ids = set(plan.rows.ids)
-            sampling = ids - {plan.rows.ids[place] for place in plan.rows.silent}
+            sampling = ids - {plan.rows.ids[place] for place in plan.rows.unsampled}
             assert not any(ids & others for others in self.under_way), "planned before its token"
             launched = launch(plan)
             self.under_way.append(sampling)
@@ -85,7 +85,7 @@ def test_each_stage_has_a_step_of_other_sequences(checkpoint, monkeypatch, stage
     core, runner = staged(directory, stages)
     flights = Flights(runner, monkeypatch)
     handed: list[int] = []  # how many steps rank 0 had passed on when it read a result
-    hand_on, fetch = runner._pipeline.hand_on, runner._pipeline.fetch
+    hand_on, fetch = runner._pipeline.send, runner._pipeline.receive_result
     num_handed = 0
 
     def count(x):
@@ -97,8 +97,8 @@ def test_each_stage_has_a_step_of_other_sequences(checkpoint, monkeypatch, stage
         handed.append(num_handed - len(handed))
         return fetch(num_rows)
 
-    monkeypatch.setattr(runner._pipeline, "hand_on", count)
-    monkeypatch.setattr(runner._pipeline, "fetch", look)
+    monkeypatch.setattr(runner._pipeline, "send", count)
+    monkeypatch.setattr(runner._pipeline, "receive_result", look)
     sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     for index in range(6):
         core.add(request(str(index), prompts[index % len(prompts)], sampling))
@@ -191,7 +191,7 @@ def test_a_place_is_not_given_on_while_a_step_has_it(checkpoint):  # noqa: F811
     aborted = 0
     while core.has_work:
         for request_id in ("r1", "r4", "r6", "r9"):
-            if len(texts.get(request_id, ())) == 3 and core._flights:
+            if len(texts.get(request_id, ())) == 3 and core._in_flight:
                 core.abort(request_id)
                 aborted += 1
         output = core.step()
@@ -297,7 +297,7 @@ def test_a_stage_that_cannot_load_tells_why(checkpoint, monkeypatch):  # noqa: F
 def test_scores_that_are_not_finite_cost_one_request(checkpoint, monkeypatch):  # noqa: F811
     directory, prompts, expected = checkpoint
     core, runner = staged(directory, 2)
-    fetch = runner._pipeline.fetch
+    fetch = runner._pipeline.receive_result
 
     def spoiled(num_rows):
         states = fetch(num_rows)
@@ -307,7 +307,7 @@ def test_scores_that_are_not_finite_cost_one_request(checkpoint, monkeypatch):  
         return states
 
     spoiled_once: list[bool] = []
-    monkeypatch.setattr(runner._pipeline, "fetch", spoiled)
+    monkeypatch.setattr(runner._pipeline, "receive_result", spoiled)
     for index, prompt in enumerate(prompts):
         core.add(request(str(index), prompt, GREEDY))
     errors: set[str] = set()

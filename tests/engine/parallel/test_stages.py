@@ -9,7 +9,7 @@ import pytest
 
 from engine.models.checkpoint import read_config
 from engine.models.weights import parameters
-from engine.parallel.shard import Shard, cuts_of
+from engine.parallel.shard import Shard, parameter_slices
 from engine.parallel.stages import stage_layers
 from tests import tiny_models
 
@@ -59,7 +59,9 @@ def test_layers_of_other_weights_are_counted_by_them(tmp_path):
 @pytest.mark.parametrize("size", [1, 2])
 def test_each_parameter_lies_in_one_stage(tmp_path, kind, size):
     whole = read_config(str(tiny_models.save(kind, tmp_path))).spec
-    held = [cuts_of(whole, Shard(0, size, stage=stage, num_stages=3)) for stage in range(3)]
+    held = [
+        parameter_slices(whole, Shard(0, size, stage=stage, num_stages=3)) for stage in range(3)
+    ]
     names = [name for cuts in held for name in cuts]
     assert sorted(names) == sorted(parameters(whole))
     assert "embedding" in held[0]

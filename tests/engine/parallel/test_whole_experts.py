@@ -8,7 +8,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.models.checkpoint import read_config
-from engine.parallel.shard import Shard, cuts_of
+from engine.parallel.shard import Shard, parameter_slices
 from engine.runner import load_runner
 from tests import gguf_files, tiny_models
 from tests.engine.handmade import load
@@ -67,13 +67,15 @@ def test_gguf_files(tmp_path):
 @pytest.mark.parametrize(("kind", "size"), [("mixtral", 3), ("gpt_oss", 4), ("deepseek_v3", 2)])
 def test_each_expert_lies_with_one_rank(tmp_path, kind, size):
     whole = read_config(str(tiny_models.save(kind, tmp_path))).spec
-    ranks = [cuts_of(whole, Shard(rank, size, whole_experts=True)) for rank in range(size)]
+    ranks = [
+        parameter_slices(whole, Shard(rank, size, expert_parallel=True)) for rank in range(size)
+    ]
     names = [name for name in ranks[0] if ".experts." in name]
     assert names
     for name in names:
         cuts = [cuts[name] for cuts in ranks]
-        runs = [piece.whole for cut in cuts for piece in cut.pieces(None)]
-        (total, *_) = cuts[0].whole.shape
+        runs = [piece.full for cut in cuts for piece in cut.row_ranges(None)]
+        (total, *_) = cuts[0].full.shape
         covered = [row for run in runs for row in range(run.start, run.stop)]
         assert sorted(covered) == list(range(total))
         assert all(cut.columns is None and not cut.is_zero for cut in cuts)

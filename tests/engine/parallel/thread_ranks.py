@@ -10,7 +10,7 @@ import socket
 import threading
 
 from engine.errors import EngineDead
-from engine.parallel.follower import follow, read_messages
+from engine.parallel.follower import read_messages, run_follower
 from engine.parallel.frames import Join
 
 
@@ -45,7 +45,7 @@ class ThreadRank:
                 messages = read_messages(connection)
                 join = next(messages, None)
                 assert isinstance(join, Join)
-                follow(connection, join, messages)
+                run_follower(connection, join, messages)
             except (BrokenPipeError, ConnectionResetError):
                 pass
             except BaseException as error:  # raised by ``end`` in the test's thread

@@ -102,13 +102,13 @@ def test_a_model_without_a_head_makes_vectors_and_no_text(tmp_path, kind):
     core, (text,) = load(tmp_path), prompts(20)
     with torch.no_grad():
         expected = whole.model(torch.tensor([text])).last_hidden_state[0, -1]
-    assert not core.info.generates
+    assert not core.info.is_generative
     found = embed(core, [text], PoolingParams(normalize=False))[0]
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)
     with pytest.raises(InvalidParameter, match="does not generate"):
         core.add(Request(id="x", prompt_token_ids=(3,)))
     with pytest.raises(InvalidParameter, match="no head that scores"):
-        core.add(Request(id="x", prompt_token_ids=(3,), pooling=PoolingParams(scores=True)))
+        core.add(Request(id="x", prompt_token_ids=(3,), pooling=PoolingParams(use_score_head=True)))
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
@@ -123,8 +123,8 @@ def test_a_classifier_scores_with_its_head(tmp_path, kind):
         parameter.data.add_(torch.randn(parameter.shape) * 0.2)
     model.save_pretrained(tmp_path)
     core, texts = load(tmp_path, step_tokens=9), prompts(31, 8, 20)
-    assert (core.info.generates, core.info.pooling.num_labels) == (False, 1)
-    found = embed(core, texts, PoolingParams(scores=True))
+    assert (core.info.is_generative, core.info.pooling.num_labels) == (False, 1)
+    found = embed(core, texts, PoolingParams(use_score_head=True))
     for index, text in enumerate(texts):
         with torch.no_grad():
             expected = model(torch.tensor([text])).logits[0]

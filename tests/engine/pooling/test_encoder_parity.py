@@ -54,7 +54,7 @@ def test_heads_score_as_hugging_face_does(tmp_path, kind):
         inputs = {} if kind in ("distilbert", "mpnet") else {"token_type_ids": types}
         with torch.no_grad():
             expected = model(torch.tensor([text]), **inputs).logits[0]
-        params = PoolingParams(scores=True, second_from=9)
+        params = PoolingParams(use_score_head=True, second_start=9)
         np.testing.assert_allclose(embed(core, [text], params)[0], expected.numpy(), atol=1e-4)
 
 

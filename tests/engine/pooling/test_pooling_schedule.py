@@ -79,7 +79,7 @@ class _Encoder(FakeRunner):
 def test_whole_prompts_are_never_cut() -> None:
     import msgspec
 
-    info = msgspec.structs.replace(make_info(8, 40, 40), whole_prompts=True)
+    info = msgspec.structs.replace(make_info(8, 40, 40), unchunked_prefill=True)
     runner = _Encoder(info)
     core = EngineCore(make_config(max_num_batched_tokens=10, max_num_seqs=8), runner)
     requests = [pooling(f"r{i}", length) for i, length in enumerate((7, 40, 3, 20, 17, 9))]

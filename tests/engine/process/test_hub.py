@@ -8,7 +8,7 @@ from pathlib import Path
 
 from engine.frames import Abort, Submit, encode
 from engine.hub import ClientHub
-from engine.rest import Asked
+from engine.rest import ControlCall
 from engine.types import EngineOutput, Request
 from tests.engine.fakes import make_info
 
@@ -20,10 +20,10 @@ def test_what_a_lost_client_has_asked_for_last_is_aborted_too(tmp_path: Path) ->
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "engine"))
     listener.listen()
-    commands: list[Submit | Abort | Asked] = []
+    commands: list[Submit | Abort | ControlCall] = []
     first, told, ended = threading.Event(), threading.Event(), threading.Event()
 
-    def put(command: Submit | Abort | Asked) -> None:
+    def put(command: Submit | Abort | ControlCall) -> None:
         commands.append(command)
         if command == submits[0]:
             first.set()

@@ -13,7 +13,7 @@ import pytest
 
 from engine.config import NodesConfig
 from engine.core import EngineCore
-from engine.errors import EngineAsleep, InvalidParameter, RestRefused
+from engine.errors import EngineAsleep, InvalidParameter, SleepRefused
 from engine.inline import InlineClient
 from engine.types import Request
 from tests.engine import fakes
@@ -59,7 +59,7 @@ async def test_who_runs_ends_and_who_comes_is_refused(start) -> None:  # noqa: F
     with pytest.raises(EngineAsleep, match="asleep"):
         await collect(early)
     await client.sleep(1, 0.0)  # it does
-    with pytest.raises(RestRefused):
+    with pytest.raises(SleepRefused):
         await client.reload(NEW, 0.0)
     await client.wake()
     await client.wake()  # it is
@@ -87,9 +87,9 @@ async def test_who_can_never_rest_ends_nobody_for_it() -> None:
     try:
         running = asyncio.create_task(check(client, make_requests(3, ignore_eos=True)))
         await asyncio.sleep(0.05)
-        with pytest.raises(RestRefused):
+        with pytest.raises(SleepRefused):
             await client.sleep(1, 0.0)
-        with pytest.raises(RestRefused):
+        with pytest.raises(SleepRefused):
             await client.reload(NEW, 0.0)
         await running
         assert client.activity == "serving"

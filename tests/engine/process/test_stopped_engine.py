@@ -46,13 +46,13 @@ async def shared(directory: Path, **options: object) -> AsyncIterator[tuple[Remo
 async def test_a_stopped_process_does_not_respond_until_it_goes_on(
     engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "_QUIET_S", 0.05)
-    monkeypatch.setattr(link, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(link, "_PING_AFTER_S", 0.05)
+    monkeypatch.setattr(link, "_PONG_TIMEOUT_S", 1.0)
     async with engine(tmp_path) as (client, pid):
-        assert client.responds
+        assert client.responsive
         os.kill(pid, signal.SIGSTOP)
         try:
-            await until(lambda: not client.responds)
+            await until(lambda: not client.responsive)
             assert client.alive  # new requests wait
             (request,) = make_requests(1)
             (stream,) = client.submit([request])
@@ -61,19 +61,19 @@ async def test_a_stopped_process_does_not_respond_until_it_goes_on(
         outputs = await collect(stream)
         text = (tokens_of(outputs), outputs[-1].finish_reason)
         assert text == fakes.expected_output(request, MAX_LEN)
-        assert client.responds
+        assert client.responsive
 
 
 async def test_a_long_step_is_no_stopped_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "_QUIET_S", 0.05)
+    monkeypatch.setattr(link, "_PING_AFTER_S", 0.05)
     async with alone(tmp_path, step_s=0.5) as (client, _):
         told: list[float | None] = []
         heard = link.EngineLink.data_received
 
         def note(self: link.EngineLink, data: bytes) -> None:
-            told.append(self._asked_s)
+            told.append(self._pinged_s)
             heard(self, data)
 
         monkeypatch.setattr(link.EngineLink, "data_received", note)

@@ -56,7 +56,7 @@ def test_the_tokens_counted_are_those_of_the_streams(seed: int) -> None:
             case "abort" if ids:
                 streams[rng.choice(ids)].abort()
             case "die":
-                orphans = table.take_all()
+                orphans = table.pop_all()
                 live[at] = {}
                 for adopted in tables[1 - at].adopt(orphans):
                     live[1 - at][adopted.id] = streams[adopted.id]
@@ -73,7 +73,7 @@ async def test_a_resumed_request_has_its_first_token_before_its_end() -> None:
     table = StreamTable(lambda id: None)
     late, early = (table.open(Request(id=id, prompt_token_ids=(1,))) for id in "ab")
     table.dispatch(EngineOutput(ids=("b",), token_ids=((3, 4),), finish_reasons=(None,)))
-    StreamTable(lambda id: None).adopt(table.take_all())
+    StreamTable(lambda id: None).adopt(table.pop_all())
     now_s = time.monotonic()
     timings = RequestTimings(now_s - 4, now_s - 3, now_s - 2, now_s - 1)
     later = RequestTimings(now_s, now_s + 1, now_s + 2, now_s + 3)

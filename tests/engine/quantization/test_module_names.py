@@ -19,15 +19,15 @@ def names(*words: str) -> ModuleNames:
 
 
 def test_names_are_whole_and_patterns_are_for_the_beginning() -> None:
-    assert names().among(MODULES) == frozenset()
-    assert names("model.layers.0.mlp.gate", "lm_head").among(MODULES) == {MODULES[0]}
-    assert names("re:.*gate$").among(MODULES) == set(MODULES[::2])
-    assert names("re:model.layers.1", "model.layers.0.mlp.gate").among(MODULES) == {
+    assert names().matching(MODULES) == frozenset()
+    assert names("model.layers.0.mlp.gate", "lm_head").matching(MODULES) == {MODULES[0]}
+    assert names("re:.*gate$").matching(MODULES) == set(MODULES[::2])
+    assert names("re:model.layers.1", "model.layers.0.mlp.gate").matching(MODULES) == {
         *MODULES[2:4],
         MODULES[0],
     }
-    assert names(r"re:(?!.*_proj)model").among(MODULES) == set(MODULES[::2])  # with a lookahead
-    assert names("re:layers").among(MODULES) == frozenset()
+    assert names(r"re:(?!.*_proj)model").matching(MODULES) == set(MODULES[::2])  # with a lookahead
+    assert names("re:layers").matching(MODULES) == frozenset()
     assert "Linear" in names("Linear", "re:.*")
 
 
@@ -40,7 +40,9 @@ def test_a_pattern_that_never_ends_ends_the_load(
     monkeypatch.setattr(module_names, "_LIMIT_S", 0.5)
     begin_s = time.monotonic()
     with pytest.raises(ModelLoadError) as refusal:
-        names("lm_head", "re:.*x", f"re:{pattern}").among([module + "a" * 40 for module in MODULES])
+        names("lm_head", "re:.*x", f"re:{pattern}").matching(
+            [module + "a" * 40 for module in MODULES]
+        )
     assert time.monotonic() - begin_s < 30
     told = str(refusal.value)
     assert told.startswith("config.json: 'ignore' has patterns that take ")
@@ -51,6 +53,6 @@ def test_a_pattern_that_never_ends_ends_the_load(
 @pytest.mark.parametrize("pattern", ["(", "a**", "(?P<a>", "(" * 5000, "\ud800*("])
 def test_what_is_no_pattern_is_named(pattern: str) -> None:
     with pytest.raises(ModelLoadError, match=r"config.json: 'ignore' has ") as refusal:
-        names(f"re:{pattern}").among(MODULES)
+        names(f"re:{pattern}").matching(MODULES)
     assert "\n" not in str(refusal.value)
     assert len(str(refusal.value)) < 300

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from engine import LLM, SamplingParams
-from engine.models.linear import DenseLinear, DenseMethod
-from engine.quantization import choose_method, cpu, refuse_codes
-from engine.quantization.widened import WidenedPacked
+from engine.models.linear import DenseLinear, UnquantizedLinearMethod
+from engine.quantization import choose_method, cpu, packed_unsupported_reason
+from engine.quantization.widened import DequantLinear
 from engine.runner import device as device_module
 from engine.runner.device import choose_dtype
 from kernels.cpu import linear
@@ -34,7 +34,7 @@ def kernels_of_a_gpu(monkeypatch):
     """The results of their self-checks, without a device; None means correct."""
     check_products = pytest.importorskip("kernels.triton.check_products")
     says = {"skinny": None, "packed": None}
-    monkeypatch.setattr("kernels.triton.launch.refuse_device", lambda _: None)
+    monkeypatch.setattr("kernels.triton.launch.device_unsupported_reason", lambda _: None)
     monkeypatch.setattr(check_products, "check_skinny", lambda *_: says["skinny"])
     monkeypatch.setattr(check_products, "check_packed", lambda *_: says["packed"])
     monkeypatch.setattr(check_products, "check_scaled", lambda *_: None)
@@ -50,7 +50,7 @@ def test_a_gpu_takes_few_rows_where_the_kernels_are_right(kernels_of_a_gpu, capl
         with caplog.at_level("INFO"):
             method = choose_method(quantization, torch.bfloat16, torch.device("cuda"))
         assert type(method.make_head(weight)) is kind
-        assert type(method.make_plain(weight)) is kind
+        assert type(method.make_unquantized(weight)) is kind
         assert quantization or (reason or "up to 4 rows") in caplog.text
 
 
@@ -59,15 +59,15 @@ def test_a_gpu_multiplies_codes_where_the_kernels_are_right(stored, kernels_of_a
     """Decided by format, device and the kernel's self-check, without querying a device."""
     gpu = pytest.importorskip("engine.quantization.gpu")
     on_gpu, weight = torch.device("cuda"), quantise_int4(torch.randn(32, 64))
-    for reason, layer in ((None, gpu.TritonPacked), ("its products are wrong", WidenedPacked)):
+    for reason, layer in ((None, gpu.TritonPacked), ("its products are wrong", DequantLinear)):
         kernels_of_a_gpu["packed"] = reason
         caplog.clear()
         with caplog.at_level("INFO"):
-            method = choose_method(None, torch.bfloat16, on_gpu, stored=stored)
+            method = choose_method(None, torch.bfloat16, on_gpu, checkpoint_format=stored)
         assert isinstance(method.make(PackedParts((weight,)), None), layer)
         assert stored in caplog.text
         assert (reason or "triton") in caplog.text
-        assert refuse_codes(torch.bfloat16, on_gpu) == reason
+        assert packed_unsupported_reason(torch.bfloat16, on_gpu) == reason
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4", "nf4", "fp8"])
@@ -117,12 +117,12 @@ def test_without_native_kernels_bfloat16_is_packed_by_onednn():
 
 
 def test_float32_needs_no_packing():
-    assert isinstance(choose_method(None, torch.float32, CPU).dense, DenseMethod)
+    assert isinstance(choose_method(None, torch.float32, CPU).dense, UnquantizedLinearMethod)
 
 
 @pytest.mark.parametrize(("computes", "expected"), [(True, "bfloat16"), (False, "float32")])
 def test_auto_on_a_cpu_is_what_it_multiplies_in(monkeypatch, computes, expected):
-    monkeypatch.setattr(device_module, "_multiplies_bfloat16", lambda: computes)
+    monkeypatch.setattr(device_module, "_has_fast_bfloat16", lambda: computes)
     for checkpoint in ("float32", "bfloat16", None):
         assert choose_dtype("auto", checkpoint, CPU) == getattr(torch, expected)
     assert choose_dtype("float32", "bfloat16", CPU) == torch.float32

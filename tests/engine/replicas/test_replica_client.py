@@ -130,7 +130,7 @@ async def test_streams_go_on_in_the_other_engine_at_once(
         await until(lambda: not first.alive)
         aborted.abort()
         assert client.alive
-        assert client.responds
+        assert client.responsive
         late = make_requests(12, 5)[10:]
         late_readers = ask(client, late)
         check(requests, await asyncio.gather(*readers))

@@ -88,7 +88,7 @@ def test_books_are_bounded_and_a_prefix_is_forgotten_from_its_end(seed: int) -> 
     recent: list[list[bytes]] = []
     for _ in range(200):
         digests = digests_of(random_prompt(rng))
-        router.note(0, digests)
+        router.record_prompt(0, digests)
         recent.append(digests)
         known = router._known[0]
         assert len(known) <= most

@@ -90,11 +90,11 @@ def test_a_cache_is_planned_within_the_share(monkeypatch: pytest.MonkeyPatch) ->
         )
 
     assert plan(2 * 2**30).kv_cache_bytes == 2 * 2**30
-    assert plan(2 * 2**30, share_bytes=3 * 2**30).free_bytes == 0
+    assert plan(2 * 2**30, max_shared_bytes=3 * 2**30).free_bytes == 0
     with pytest.raises(ModelLoadError, match="1,024 MiB are free"):
-        plan(2 * 2**30, share_bytes=2 * 2**30)
+        plan(2 * 2**30, max_shared_bytes=2 * 2**30)
     with pytest.raises(ModelLoadError, match="512 MiB are free"):  # for each of two ranks
-        plan(2**30, share_bytes=3 * 2**30, num_sharers=2)
+        plan(2**30, max_shared_bytes=3 * 2**30, num_processes=2)
 
 
 def test_the_share_crosses_to_the_engine() -> None:

@@ -16,7 +16,7 @@ from engine.kv_cache import host_store
 from engine.kv_cache.host_store import HostStore
 from engine.kv_cache.storage import KVCache
 from engine.requests import fan_out
-from engine.speculation.pace import Pace
+from engine.speculation.pace import DraftLengthController
 from engine.speculation.read_blocks import ReadBlocks
 from engine.types import BlockCopy, SamplingParams
 from tests import tiny_draft_heads, tiny_models
@@ -82,9 +82,9 @@ def test_memory_that_there_is_not_is_told_in_one_line():
 def test_a_drafts_books_go_with_the_blocks():
     books = ReadBlocks(6, 4)
     table = torch.tensor([4, 2]).numpy()
-    books.note(table, 0, 7)
+    books.record(table, 0, 7)
     books.exchange([BlockCopy(2, 0), BlockCopy(4, 1)], [])
-    books.renew([2, 4])
+    books.reset([2, 4])
     assert books.num_read(table, 8) == 0
     books.exchange([BlockCopy(2, 5)], [BlockCopy(1, 2), BlockCopy(0, 3), BlockCopy(5, 1)])
     assert books.num_read(torch.tensor([2, 3]).numpy(), 8) == 7
@@ -188,7 +188,9 @@ def test_a_prefix_that_others_have_driven_out_is_found_again(directories):
 def test_a_draft_model_finds_what_it_had_read(how, directories, monkeypatch):
     """The model as its own draft is always right, if it has read all of the text."""
     rng = random.Random(3)
-    monkeypatch.setattr(Pace, "claim", lambda pace, *_: rng.choice((0, 0, 0, 1, 3)))
+    monkeypatch.setattr(
+        DraftLengthController, "take_drafts", lambda pace, *_: rng.choice((0, 0, 0, 1, 3))
+    )
     tiny = directories("llama")
     schedule = {"chunks": {"max_num_batched_tokens": 7}, "overlapped": {"overlap": True}}
     config = config_of(

@@ -7,7 +7,7 @@ import torch
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
-from engine.passes import PassPace
+from engine.passes import PassBudget
 from engine.runner import load_runner
 from engine.types import Request, SamplingParams
 from kernels.cpu import linear
@@ -17,11 +17,11 @@ _SHAPE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_atte
 _recorded = pytest.mark.skipif(not linear.is_available(), reason="no native linear layers here")
 
 
-class _Always(PassPace):
+class _Always(PassBudget):
     """Always makes the maximum number of passes."""
 
-    def most(self, num_rows: int) -> int:
-        return self._most
+    def max_passes(self, num_rows: int) -> int:
+        return self._max_passes
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def make(request, directory):
             scheduler=SchedulerConfig(max_num_seqs=8, max_step_passes=passes),
         )
         core = EngineCore(config, load_runner(config))
-        core._passes = _Always(passes)
+        core._pass_budget = _Always(passes)
         return core
 
     return make

@@ -14,7 +14,7 @@ from engine.errors import ModelLoadError
 from engine.paths import default_model_dir, embedded_draft_dir
 from engine.requests import fan_out
 from engine.runner.programs import DecodePrograms
-from engine.speculation.pace import Pace
+from engine.speculation.pace import DraftLengthController
 from engine.text.tokenizer import Tokenizer
 from engine.types import EngineOutput, Grammar, Request, SamplingParams
 from kernels.cpu.linear import is_available
@@ -233,7 +233,7 @@ def test_a_recorded_draft_model_guesses_as_well(monkeypatch, how):
 
     def counted(self, size):
         found = of_size(self, size)
-        used.append((self._feeds_back, found is not None))
+        used.append((self._enable_feedback, found is not None))
         return found
 
     monkeypatch.setattr(DecodePrograms, "of_size", counted)
@@ -281,7 +281,9 @@ def test_a_draft_model_that_is_seldom_asked_has_read_all(tiny, other, schedule, 
     This covers prompts, cached prefixes in which it never drafted, forks, and preempted sequences.
     """
     rng = random.Random(3)
-    monkeypatch.setattr(Pace, "claim", lambda pace, *_: rng.choice((0, 0, 0, 1, 3)))
+    monkeypatch.setattr(
+        DraftLengthController, "take_drafts", lambda pace, *_: rng.choice((0, 0, 0, 1, 3))
+    )
     requests = requests_of(**GREEDY)
     forks = SamplingParams(n=3, temperature=0.0, max_tokens=9, ignore_eos=True)
     requests += fan_out("forked", PROMPTS[1], forks)
@@ -318,7 +320,9 @@ def test_recorded_guesses_of_a_model_for_itself_are_right(num_blocks, monkeypatc
     Unread text is read by programs, by chunks, and by the first pass of a chain.
     """
     rng = random.Random(8)
-    monkeypatch.setattr(Pace, "claim", lambda pace, *_: rng.choice((0, 0, 0, 0, 1, 2, 4)))
+    monkeypatch.setattr(
+        DraftLengthController, "take_drafts", lambda pace, *_: rng.choice((0, 0, 0, 0, 1, 2, 4))
+    )
     demo = str(default_model_dir())
     requests = [
         Request(

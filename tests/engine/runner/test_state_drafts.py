@@ -12,7 +12,7 @@ import pytest
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from engine.core import EngineCore
 from engine.models.trial import Trial
-from engine.passes import PassPace
+from engine.passes import PassBudget
 from engine.runner import load_runner, programs, trials
 from engine.runner.programs import DecodePrograms
 from engine.speculation.proposer import Drafter
@@ -103,7 +103,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_texts_are_those_without_drafts(model, told, schedule, monkeypatch):
     """Seeded, then greedy, and again from snapshots taken between drafts."""
-    monkeypatch.setattr(PassPace, "most", lambda pace, _rows: pace._most)
+    monkeypatch.setattr(PassBudget, "max_passes", lambda pace, _rows: pace._max_passes)
     greedy, seeded = told
     core = make(model, oracle := Oracle(seeded), **SCHEDULES[schedule])
     assert texts(core, *requests_of(**SEEDED)) == seeded
@@ -121,14 +121,16 @@ def test_steps_with_drafts_are_recorded(model, monkeypatch):
     found: list[bool] = []
     find = DecodePrograms.find
 
-    def watched(self, batch, *, verifies=False, adapted=False):
-        graph = find(self, batch, verifies=verifies, adapted=adapted)
-        if verifies:
+    def watched(self, batch, *, has_drafts=False, adapted=False):
+        graph = find(self, batch, has_drafts=has_drafts, adapted=adapted)
+        if has_drafts:
             found.append(graph is not None and graph.trial is not None)
         return graph
 
     monkeypatch.setattr(DecodePrograms, "find", watched)
-    monkeypatch.setattr(programs, "_WORTH", 2)  # occurrences of a batch size before it is captured
+    monkeypatch.setattr(
+        programs, "_MIN_OCCURRENCES", 2
+    )  # occurrences of a batch size before it is captured
     requests = requests_of(max_tokens=40)
     expected = texts(make(model, dtype="bfloat16"), *requests)
     assert texts(make(model, Oracle(expected), dtype="bfloat16"), *requests) == expected
@@ -146,7 +148,7 @@ def one_draft_is_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 def none_is_fed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Trial, "settle", lambda self, rows: None)
+    patch.setattr(Trial, "commit", lambda self, rows: None)
 
 
 def drafts_are_fed_in_earnest(patch: pytest.MonkeyPatch) -> None:
@@ -190,7 +192,7 @@ def test_a_step_with_drafts_that_fails_is_run_again(model, told, overlap, monkey
     caplog.set_level(logging.CRITICAL)
     requests, expected = requests_of(), told[0]
     core, calls = make(model, Oracle(expected), overlap=overlap), iter(range(10_000))
-    settle = Trial.settle
+    settle = Trial.commit
 
     def failing(self, rows):
         call = next(calls)
@@ -200,6 +202,6 @@ def test_a_step_with_drafts_that_fails_is_run_again(model, told, overlap, monkey
         if call == 9:
             raise RuntimeError("another")
 
-    monkeypatch.setattr(Trial, "settle", failing)
+    monkeypatch.setattr(Trial, "commit", failing)
     assert texts(core, *requests) == expected
     assert next(calls) > 12

@@ -14,7 +14,7 @@ from engine.errors import ModelLoadError
 from engine.kv_cache import storage
 from engine.models.checkpoint import read_config
 from engine.models.recurrent import HybridMemory, LayerState
-from engine.passes import PassPace
+from engine.passes import PassBudget
 from engine.runner import load_runner
 from engine.types import Request, SamplingParams
 from tests import tiny_models
@@ -162,16 +162,16 @@ def test_a_step_that_fails_is_run_again_from_the_first_token(model, monkeypatch,
     assert next(calls) > 20
 
 
-class _Always(PassPace):
+class _Always(PassBudget):
     """Always makes the maximum number of passes."""
 
-    def most(self, num_rows: int) -> int:
-        return self._most
+    def max_passes(self, num_rows: int) -> int:
+        return self._max_passes
 
 
 def _in_passes(directory) -> EngineCore:
     core = make(directory, scheduler=SchedulerConfig(max_num_seqs=4, max_step_passes=8))
-    core._passes = _Always(8)
+    core._pass_budget = _Always(8)
     return core
 
 

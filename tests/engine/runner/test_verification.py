@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.runner.drafts import Guesses, StepDrafts
+from engine.runner.drafts import DraftTokens, StepDrafts
 from engine.runner.inputs import HostBatch
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
@@ -26,7 +26,7 @@ from kernels.reference.drafts import (
     NO_DRAFT,
     RESIDUAL_STREAM,
     accept_drafts,
-    judge_drafts,
+    verify_drafts,
 )
 from kernels.reference.sampling import sample_gumbel
 from kernels.reference.sampling_step import distribution, position_keys, sample
@@ -64,7 +64,7 @@ class Texts:
             self.rows.add(AddedRow(request, ()))
         self.rows.sampling.flush()
         self.rejects = rejects
-        self.verifier = Verifier(operations, self.rows, Uploads(CPU), rejects=rejects)
+        self.verifier = Verifier(operations, self.rows, Uploads(CPU), rejection_sampling=rejects)
 
     def write(self, first_seed: int, num_drafts: int, guess: bool) -> torch.Tensor:
         """The texts of these seeds, [ROWS, LENGTH]; with ``guess``, drafts that have no chance."""
@@ -100,7 +100,7 @@ class Texts:
             sampling_rows=np.arange(count * size, dtype=np.int32),
         )
         step = StepDrafts(
-            np.full(count, size, np.int32), ahead.int().numpy(), Guesses(None, proposed)
+            np.full(count, size, np.int32), ahead.int().numpy(), DraftTokens(None, proposed)
         )
         judged = self.verifier.sample(
             logits.reshape(-1, VOCAB).contiguous(), batch, step, of_row, positions
@@ -197,14 +197,14 @@ def _keep_always(wanted, proposed, draft_ids, seeds, positions):
 
 def _draw_again_from_all(wanted, proposed, draft_ids, seeds, positions):
     """Planted bug: a rejected draft is replaced from q, not from the residual of p."""
-    _, kept = judge_drafts(wanted, proposed, draft_ids, seeds, positions)
+    _, kept = verify_drafts(wanted, proposed, draft_ids, seeds, positions)
     keys = position_keys(seeds, positions, RESIDUAL_STREAM)
     return torch.where(kept, draft_ids, sample_gumbel(wanted.log(), keys)), kept
 
 
 def _forget_the_ratio(wanted, proposed, draft_ids, seeds, positions):
     """Planted bug: a draft is accepted with probability q, whatever p is."""
-    _, kept = judge_drafts(wanted, None, draft_ids, seeds, positions)
+    _, kept = verify_drafts(wanted, None, draft_ids, seeds, positions)
     rest = (wanted - proposed).clamp(min=1e-9).log()
     again = sample_gumbel(rest, position_keys(seeds, positions, RESIDUAL_STREAM))
     return torch.where(kept, draft_ids, again), kept
@@ -212,7 +212,7 @@ def _forget_the_ratio(wanted, proposed, draft_ids, seeds, positions):
 
 def _one_chance_for_both(wanted, proposed, draft_ids, seeds, positions):
     """Planted bug: the residual is drawn with the same noise as the draft."""
-    tokens, kept = judge_drafts(wanted, proposed, draft_ids, seeds, positions)
+    tokens, kept = verify_drafts(wanted, proposed, draft_ids, seeds, positions)
     rest = (wanted - proposed).clamp(min=1e-9).log()
     again = sample_gumbel(rest, position_keys(seeds, positions, DRAFT_STREAM))
     return torch.where(kept, tokens, again), kept
@@ -223,7 +223,7 @@ MUTANTS = (_keep_always, _draw_again_from_all, _forget_the_ratio, _one_chance_fo
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_wrong_rule_is_noticed(monkeypatch, mutant: Callable):
-    monkeypatch.setattr(operations, "judge_drafts", mutant)
+    monkeypatch.setattr(operations, "verify_drafts", mutant)
     statistic, most = chi_square(32_000, rejects=True, guess=False)
     assert statistic > most
 
@@ -252,6 +252,6 @@ def test_a_likelier_draft_is_always_kept_and_an_impossible_one_never():
     seeds, positions = torch.arange(2000), torch.full((2000,), 9)
     for draft, share in ((0, 1.0), (1, 1.0), (2, 0.0)):
         drafts = torch.full((2000,), draft)
-        tokens, kept = judge_drafts(wanted, proposed, drafts, seeds, positions)
+        tokens, kept = verify_drafts(wanted, proposed, drafts, seeds, positions)
         assert kept.float().mean() == share
         assert (tokens < 2).all()

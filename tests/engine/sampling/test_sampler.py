@@ -14,7 +14,7 @@ from engine.sampling.logprobs import entries, logprob_columns
 from engine.sampling.state import SamplingState
 from engine.types import AddedRow, Request, SamplingParams
 from kernels.reference.sampling_step import position_keys, sample
-from kernels.sampling import Sampled
+from kernels.sampling import SamplerOutput
 
 VOCAB = 192
 EOS = 5
@@ -34,11 +34,11 @@ class Batch:
         self.lengths[slot] = len(prompt) + len(output)
         return self
 
-    def sample(self, logits: torch.Tensor, slots, offset: int = 0) -> Sampled:
+    def sample(self, logits: torch.Tensor, slots, offset: int = 0) -> SamplerOutput:
         positions = [self.lengths[slot] + offset for slot in slots]
         return self.sample_at(logits, slots, torch.tensor(positions))
 
-    def sample_at(self, logits: torch.Tensor, slots, positions: torch.Tensor) -> Sampled:
+    def sample_at(self, logits: torch.Tensor, slots, positions: torch.Tensor) -> SamplerOutput:
         state, at = self.state, np.array(slots)
         state.flush()
         on_device = torch.tensor(slots, dtype=torch.int32)
@@ -161,10 +161,10 @@ def test_penalties_are_those_of_the_definitions():
 
 def test_counts_of_many_rows_come_and_go():
     lines = CountLines(20, torch.device("cpu"))
-    taken = [lines.take(slot, [slot], [slot + 1]) for slot in range(11)]
+    taken = [lines.allocate(slot, [slot], [slot + 1]) for slot in range(11)]
     assert len(set(taken)) == 11
-    lines.give_back(3)
-    assert lines.take(12, [1], [2, 2]) == taken[3]  # on a line that was used before
+    lines.free(3)
+    assert lines.allocate(12, [1], [2, 2]) == taken[3]  # on a line that was used before
     counts = lines.counts
     assert counts.output[taken[3]].nonzero().flatten().tolist() == [2]
     assert counts.output[taken[3], 2] == 2

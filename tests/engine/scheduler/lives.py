@@ -17,7 +17,7 @@ from engine.images.nouns import Image
 from engine.kv_cache.host_tier import HostTier
 from engine.pooling import PoolingParams
 from engine.profiler import Spans
-from engine.runner.protocol import Launched
+from engine.runner.protocol import LaunchedStep
 from engine.scheduler.sequence import Sequence
 from engine.speculation.speculator import Speculator
 from engine.types import (
@@ -38,7 +38,7 @@ from tests.engine.fakes import (
     make_config,
     make_info,
 )
-from tests.engine.scheduler.whims import Guesses, Lazy, Pace, PromptPace, Whim
+from tests.engine.scheduler.whims import Guesses, Lazy, RandomPassBudget, RandomPromptBudget, Whim
 from tests.engine.stateful_fakes import StatefulLazy
 
 MAX_STEPS = 3000
@@ -119,9 +119,9 @@ class Life:
         self.max_passes = 1
         if not self.is_pipelined:
             self.max_passes = random.Random(seed).choice((1, 2, 5, 9))
-            self.core._passes = Pace(self)
+            self.core._pass_budget = RandomPassBudget(self)
         self.max_prompt_tokens: int | None = None  # of the last planned step
-        self.core._prompts = PromptPace(self)
+        self.core._prompt_budget = RandomPromptBudget(self)
         self.pool, self.scheduler = self.core._pool, self.core._scheduler
         self.admits = True
         self.aborted: str | None = None
@@ -144,7 +144,7 @@ class Life:
         if self.pool.tier is not None:
             self._check_tier(self.pool.tier)
         if self.pool.snapshots is not None:
-            assert not self.pool.snapshots._coming, "snapshots that never came"
+            assert not self.pool.snapshots._pending, "snapshots that never came"
         self.core.step()
         self.core.step()
         assert not self.runner.rows, "the runner was not told to forget"
@@ -153,7 +153,7 @@ class Life:
         """With no step in flight, everything that left the device can be found."""
         stats = tier.stats(0, 0)
         assert stats.used <= self.num_host_blocks
-        assert len(tier._kept) == stats.used, "slots did not come back"
+        assert len(tier._evictable) == stats.used, "slots did not come back"
 
     def _make_speculator(self) -> Speculator:
         config = SpeculationConfig(
@@ -336,7 +336,7 @@ class Life:
             end = row.start + len(row.token_ids) + row.num_passes - 1
             assert end <= total, "computed beyond the end"
             if request.pooling is None:
-                assert end < total or not row.samples, "chosen beyond the end"
+                assert end < total or not row.is_sampled, "chosen beyond the end"
         self.seen["steps"] += 1
         self.seen["preemptions"] += plan.num_preempted
         self.seen["copies"] += len(plan.copies)
@@ -345,8 +345,8 @@ class Life:
         self.seen["restores"] += len(plan.restores)
         self.seen["saves"] += len(plan.saves)
         self.seen["displaced"] += bool(newcomers and plan.num_preempted)
-        self.seen["chunks"] += sum(not row.samples for row in plan.rows)
-        followers = [id_ for id_ in self.live if self.told[id_].request.sampling.follows_output]
+        self.seen["chunks"] += sum(not row.is_sampled for row in plan.rows)
+        followers = [id_ for id_ in self.live if self.told[id_].request.sampling.depends_on_output]
         self.seen["following"] += len({row.id for row in plan.rows}.intersection(followers))
         self.seen["drafts"] += sum(row.num_drafts for row in plan.rows)
         self._check_passes(plan)
@@ -365,10 +365,12 @@ class Life:
         assert PENDING_TOKEN not in known, "planned before its token is known"
         newcomers = {row.request.id for row in plan.added}
         decoding = (row for row in plan.rows if len(row.token_ids) - row.num_drafts == 1)
-        ahead = sum(row.samples and row.id not in newcomers for row in decoding)
+        ahead = sum(row.is_sampled and row.id not in newcomers for row in decoding)
         share = -(-self.scheduler.num_running // self.num_stages)
-        self.seen["shared out"] += len(self.core._flights) == self.num_stages - 1
-        assert self.core._flights or ahead <= share or plan.num_preempted, "more than a fair share"
+        self.seen["shared out"] += len(self.core._in_flight) == self.num_stages - 1
+        assert self.core._in_flight or ahead <= share or plan.num_preempted, (
+            "more than a fair share"
+        )
 
     def _check_prompts(self, plan: StepPlan) -> None:
         """Decoding rows do not wait for more prompt tokens than allowed."""
@@ -377,7 +379,7 @@ class Life:
             return
         lengths = {row.id: len(row.token_ids) - row.num_drafts for row in plan.rows}
         newcomers = {row.request.id for row in plan.added}
-        decoding = {row.id for row in plan.rows if row.samples and lengths[row.id] == 1}
+        decoding = {row.id for row in plan.rows if row.is_sampled and lengths[row.id] == 1}
         num_tokens = sum(length for length in lengths.values() if length > 1)
         most = self.max_prompt_tokens + (4 if self.has_whole_images else 0)
         assert not decoding - newcomers or num_tokens <= most
@@ -399,7 +401,7 @@ class Life:
         assert pool.check(scheduler.tables) == []
         stats = scheduler.stats()
         self.seen["shared"] += stats.blocks.shared > 0
-        self.seen["passed"] += sum(table.num_passed > 0 for table in scheduler.tables)
+        self.seen["passed"] += sum(table.num_freed > 0 for table in scheduler.tables)
         state = scheduler._state
         running = list(state.running.values())
         if self.window is not None:
@@ -409,10 +411,10 @@ class Life:
         spare = pool.block_size - 1 + max(self.num_drafts, self.max_passes - 1)
         assert wasted <= len(running) * spare, "a block was taken before its time"
         assert stats.num_running + stats.num_waiting == len(self.live)
-        ahead = len(self.core._flights)
+        ahead = len(self.core._in_flight)
         for seq in state.sequences.values():
-            assert seq.num_pending - seq.num_ahead <= ahead
-            assert ahead or not seq.num_ahead
+            assert seq.num_pending - seq.num_extra_passes <= ahead
+            assert ahead or not seq.num_extra_passes
         waiting = [seq for seq in state.sequences.values() if seq.id not in state.running]
         assert scheduler.num_waiting_tokens == sum(len(seq.token_ids) for seq in waiting)
 
@@ -421,7 +423,7 @@ class Life:
         assert self.window is not None
         size = self.pool.block_size
         for seq in running:
-            kept = seq.num_landed - seq.table.num_passed * size
+            kept = seq.num_confirmed - seq.table.num_freed * size
             assert kept < self.window + size, "a block behind the window is kept"
 
 
@@ -436,13 +438,13 @@ class _Watched:
         self.info = life.runner.info
         self._life = life
 
-    def mark(self, spans: Spans) -> None:
+    def set_spans(self, spans: Spans) -> None:
         pass
 
     def prepare(self) -> bool:
         return False
 
-    def launch(self, plan: StepPlan) -> Launched:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         try:
             self._life.check_plan(plan)
             return _WatchedStep(self._life.runner.launch(plan), self._life)
@@ -452,7 +454,7 @@ class _Watched:
 
 @dataclass
 class _WatchedStep:
-    step: Launched
+    step: LaunchedStep
     life: Life
 
     def result(self) -> StepResult:

@@ -35,8 +35,8 @@ def send(
 def served(plan: StepPlan, tokens: Counter[str]) -> None:
     """Add up the service of a step by tenant, the id's first letter; an output token costs two."""
     for row in plan.rows:
-        is_decode = len(row.token_ids) == 1 and row.samples
-        tokens[row.id[0]] += 2 if is_decode else len(row.token_ids) + 2 * row.samples
+        is_decode = len(row.token_ids) == 1 and row.is_sampled
+        tokens[row.id[0]] += 2 if is_decode else len(row.token_ids) + 2 * row.is_sampled
 
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 3.0), (2.0, 0.5)])

@@ -51,7 +51,7 @@ def first_tokens(noise: float, length_s: float) -> list[float]:
             scheduler.add(Request(id=id, prompt_token_ids=prompt, sampling=sampling, tenant=tenant))
         plan = scheduler.schedule()
         now += _STEP_S + _TOKEN_S * sum(len(row.token_ids) for row in plan.rows)
-        ids = tuple(row.id for row in plan.rows if row.samples)
+        ids = tuple(row.id for row in plan.rows if row.is_sampled)
         output = scheduler.update(plan, StepResult(ids, ((5,),) * len(ids)))
         waits += [now - due[id] for id in ids if id in due and id.startswith("quiet")]
         for id in ids:

@@ -16,10 +16,10 @@ from engine.kv_cache.host_tier import HostTier
 from engine.kv_cache.pool import BlockPool, BlockTable
 from engine.pooling import PoolingParams
 from engine.scheduler import drafts, passes, planner, results
-from engine.scheduler.drafts import settle
-from engine.scheduler.passes import settle_passes
+from engine.scheduler.drafts import rollback_rejected
+from engine.scheduler.passes import rollback_passes
 from engine.scheduler.planner import Planner
-from engine.scheduler.results import ResultTaker
+from engine.scheduler.results import ResultProcessor
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.state import SchedulerState
@@ -76,7 +76,7 @@ def test_prompts_with_other_images_share_what_comes_before_these_alone(
         life.run()
         hits += life.scheduler.stats().prefix_cache_hits
     assert hits >= 100
-    monkeypatch.setattr(prefix.PrefixChain, "_seen", lambda *_: b"")
+    monkeypatch.setattr(prefix.PrefixChain, "_image_digests", lambda *_: b"")
     lives = (_PicturedLife(seed) for seed in range(60))
     # The blocks of another image or, in stateful models, the snapshot under their name.
     with pytest.raises(BrokenContract, match=r"reads foreign KV|has another's state"):
@@ -96,7 +96,7 @@ def test_an_image_whose_tokens_see_each_other_is_computed_by_one_step(
         life.run()
         chunks += life.seen["chunks"]
     assert chunks >= 100
-    monkeypatch.setattr(Sequence, "uncut", lambda _, end: end)
+    monkeypatch.setattr(Sequence, "adjust_chunk_end", lambda _, end: end)
     lives = (_WholeLife(seed) for seed in range(120))
     with pytest.raises(BrokenContract, match="sees a part of an image"):
         any(life.run() for life in lives)
@@ -226,7 +226,7 @@ def preemption_keeps_progress(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def preemption_keeps_its_row(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StepBuilder, "withdraw", lambda self, seq: 0)
+    patch.setattr(StepBuilder, "remove_row", lambda self, seq: 0)
 
 
 @planted
@@ -254,14 +254,14 @@ def finish_keeps_blocks(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def output_is_repeated_after_preemption(patch: pytest.MonkeyPatch) -> None:
-    take = ResultTaker._take_prompt_logprobs
+    take = ResultProcessor._take_prompt_logprobs
 
-    def again(self: ResultTaker, plan, seqs, result) -> None:
+    def again(self: ResultProcessor, plan, seqs, result) -> None:
         for seq in seqs:
             seq.num_prompt_logprobs = 0
         take(self, plan, seqs, result)
 
-    patch.setattr(ResultTaker, "_take_prompt_logprobs", again)
+    patch.setattr(ResultProcessor, "_take_prompt_logprobs", again)
 
 
 @planted
@@ -300,28 +300,30 @@ def nobody_is_held_back_whose_mask_is_not_known(patch: pytest.MonkeyPatch) -> No
 
     def blind(self: Scheduler, request, grammar=None) -> None:
         add(self, request, grammar)
-        self._state.sequences[request.id].follows_output = False
+        self._state.sequences[request.id].depends_on_output = False
 
     patch.setattr(Scheduler, "add", blind)
 
 
 @planted
 def blocks_of_the_aborted_are_released_twice(patch: pytest.MonkeyPatch) -> None:
-    take = ResultTaker.take
+    take = ResultProcessor.process
 
-    def again(self: ResultTaker, plan, planned, result, now_s):
+    def again(self: ResultProcessor, plan, planned, result, now_s):
         for seq in planned.seqs:
             if seq.status is Status.FINISHED and seq.table.block_ids == []:
                 self._state.pool._free[0] = None
         return take(self, plan, planned, result, now_s)
 
-    patch.setattr(ResultTaker, "take", again)
+    patch.setattr(ResultProcessor, "process", again)
 
 
 @planted
 def the_window_is_a_token_short(patch: pytest.MonkeyPatch) -> None:
-    pass_by = BlockPool.pass_by
-    patch.setattr(BlockPool, "pass_by", lambda self, table, n: pass_by(self, table, n + 1))
+    pass_by = BlockPool.free_leading_blocks
+    patch.setattr(
+        BlockPool, "free_leading_blocks", lambda self, table, n: pass_by(self, table, n + 1)
+    )
 
 
 @planted
@@ -353,7 +355,7 @@ def blocks_are_given_back_twice(patch: pytest.MonkeyPatch) -> None:
     release = BlockPool.release
 
     def again(self: BlockPool, table: BlockTable) -> None:
-        table.num_passed = 0
+        table.num_freed = 0
         release(self, table)
 
     patch.setattr(BlockPool, "release", again)
@@ -363,17 +365,17 @@ def blocks_are_given_back_twice(patch: pytest.MonkeyPatch) -> None:
 def refused_drafts_count_as_computed(patch: pytest.MonkeyPatch) -> None:
     def keep(seq, new_tokens, state, speculator) -> None:
         num_drafts = len(seq.draft_ids) - len(new_tokens) + 1
-        settle(seq, new_tokens, state, speculator)
+        rollback_rejected(seq, new_tokens, state, speculator)
         if seq.status is Status.RUNNING:
             seq.num_computed += num_drafts
             state.num_wasted -= num_drafts
 
-    patch.setattr(results, "settle", keep)
+    patch.setattr(results, "rollback_rejected", keep)
 
 
 @planted
 def a_sequence_goes_on_before_its_drafts_are_judged(patch: pytest.MonkeyPatch) -> None:
-    count = drafts._blocks_for
+    count = drafts._allocate_draft_blocks
 
     def forget(seq, ids, state):
         blocks = count(seq, ids, state)
@@ -382,7 +384,7 @@ def a_sequence_goes_on_before_its_drafts_are_judged(patch: pytest.MonkeyPatch) -
         seq.draft_ids = ()
         return blocks
 
-    patch.setattr(drafts, "_blocks_for", forget)
+    patch.setattr(drafts, "_allocate_draft_blocks", forget)
 
 
 def _for_longer_texts(plan: Callable[..., Any]) -> Callable[..., Any]:
@@ -407,12 +409,12 @@ def drafts_go_beyond_the_last_token(patch: pytest.MonkeyPatch) -> None:
 @planted
 def passes_that_were_not_made_count_as_computed(patch: pytest.MonkeyPatch) -> None:
     def keep(seq, num_made, state) -> None:
-        num_missing = seq.num_ahead - num_made + 1
-        settle_passes(seq, num_made, state)
+        num_missing = seq.num_extra_passes - num_made + 1
+        rollback_passes(seq, num_made, state)
         seq.num_computed += num_missing
         state.num_wasted -= num_missing
 
-    patch.setattr(results, "settle_passes", keep)
+    patch.setattr(results, "rollback_passes", keep)
 
 
 @planted
@@ -422,22 +424,22 @@ def passes_go_beyond_the_last_token(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def somebody_waits_for_passes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(passes, "_can_go_on", lambda seq: seq.is_plain and seq.num_pending == 1)
+    patch.setattr(passes, "_allows_more_passes", lambda seq: seq.is_plain and seq.num_pending == 1)
 
 
 @planted
 def the_host_takes_one_block_for_another(patch: pytest.MonkeyPatch) -> None:
     def forget(self: HostTier) -> int:
-        return self._kept.popitem(last=False)[0]
+        return self._evictable.popitem(last=False)[0]
 
-    patch.setattr(HostTier, "_forget_oldest", forget)
+    patch.setattr(HostTier, "_evict_oldest", forget)
     patch.setattr(HostTier, "check", lambda self: [])
 
 
 @planted
 def a_slot_of_the_host_is_overwritten_before_it_is_read(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HostTier, "hold", lambda self, slots: None)
-    patch.setattr(HostTier, "let_go", lambda self, slots, loaded=True: None)
+    patch.setattr(HostTier, "release", lambda self, slots, loaded=True: None)
 
 
 @planted
@@ -447,7 +449,7 @@ def what_the_host_has_is_not_loaded(patch: pytest.MonkeyPatch) -> None:
     def lose(self: BlockPool, table: BlockTable, prefix) -> list:
         loads = adopt(self, table, prefix)
         if self.tier is not None:
-            self.tier.let_go(load.source for load in loads)
+            self.tier.release(load.source for load in loads)
         return []
 
     patch.setattr(BlockPool, "adopt", lose)
@@ -455,7 +457,7 @@ def what_the_host_has_is_not_loaded(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def slots_of_the_host_are_held_for_good(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(HostTier, "let_go", lambda self, slots, loaded=True: None)
+    patch.setattr(HostTier, "release", lambda self, slots, loaded=True: None)
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)

@@ -9,7 +9,7 @@ import pytest
 from engine.kv_cache.pool import BlockPool
 from engine.scheduler import Scheduler
 from engine.scheduler.longest_prefix import LongestPrefixPolicy
-from engine.scheduler.sequence import Sequence, Status, sequence_of
+from engine.scheduler.sequence import Sequence, Status, make_sequence
 from tests.engine.scheduler.test_scheduler import count_lines, drain, make, request, run
 
 WINDOW = 64  # the sequences waiting longest, which are looked up
@@ -108,7 +108,7 @@ def test_all_who_wait_come_up_once_with_the_longest_prefix_of_the_window(seed: i
 
     def sequence(order: int) -> Sequence:
         new = request(f"{order}", background=rng.random() < 0.2)
-        return sequence_of(new, order, pool.chain(""), 100, frozenset())
+        return make_sequence(new, order, pool.chain(""), 100, frozenset())
 
     def in_line() -> list[Sequence]:
         return sorted(waiting, key=lambda seq: (seq.request.background, seq.order))

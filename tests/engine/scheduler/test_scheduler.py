@@ -31,7 +31,7 @@ def request(id_: str, num_prompt: int = 4, max_tokens: int | None = 8, **fields)
 def run(scheduler: Scheduler, token: int = 1) -> tuple[StepPlan, EngineOutput]:
     """Run one step in which every sampling row gets ``token``."""
     plan = scheduler.schedule()
-    ids = tuple(row.id for row in plan.rows if row.samples)
+    ids = tuple(row.id for row in plan.rows if row.is_sampled)
     return plan, scheduler.update(plan, StepResult(ids, ((token,),) * len(ids)))
 
 
@@ -127,9 +127,9 @@ def test_who_runs_comes_before_new_prompts_and_prompts_come_in_chunks() -> None:
     for _ in range(3):
         plan, _ = run(scheduler)
         first, second = plan.rows
-        assert (first.id, len(first.token_ids), first.samples) == ("a", 1, True)
+        assert (first.id, len(first.token_ids), first.is_sampled) == ("a", 1, True)
         assert plan.num_tokens <= 8
-        starts.append((second.start, len(second.token_ids), second.samples))
+        starts.append((second.start, len(second.token_ids), second.is_sampled))
     assert starts == [(0, 7, False), (7, 7, False), (14, 6, True)]
 
 
@@ -261,7 +261,7 @@ def test_a_pool_of_a_quarter_of_the_demand_serves_all_without_thrashing() -> Non
     preemptions: list[int] = []
     while scheduler.has_work:
         plan, output = run(scheduler)
-        assert any(row.samples for row in plan.rows), "a step that brought nobody further"
+        assert any(row.is_sampled for row in plan.rows), "a step that brought nobody further"
         preemptions += [timings.num_preemptions for timings in output.timings.values()]
     assert len(preemptions) == len(requests)
     assert sum(preemptions) > 0
@@ -315,8 +315,7 @@ def test_those_who_wait_cost_nothing_a_step() -> None:
     # Nor do sequences that left the queue unserved, nor a head that finds no room.
     for index in range(16, 10_000):
         crowded.abort(f"r{index}")
-    crowded.schedule()
-    crowded.tell()
+    run(crowded)
     assert len(crowded._state.waiting._heap) < 1_000
     assert count_lines(lambda: run(crowded)) <= count_lines(lambda: run(alone)) + 20
 
@@ -332,19 +331,19 @@ def test_a_long_prompt_that_finds_no_room_is_looked_up_once() -> None:
 
 @pytest.mark.parametrize("max_num_seqs", [8, 256, 1000])
 def test_on_a_cpu_prompts_go_on_beside_a_full_batch(max_num_seqs):
-    limits = SchedulerConfig(max_num_seqs=max_num_seqs).on("cpu")
+    limits = SchedulerConfig(max_num_seqs=max_num_seqs).for_device("cpu")
     assert max_num_seqs + 64 <= limits.step_tokens <= max_num_seqs + 256
     chosen = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=7)
-    assert chosen.on("cpu").step_tokens == chosen.on("cpu").step_budget(8) == 7
+    assert chosen.for_device("cpu").step_tokens == chosen.for_device("cpu").step_budget(8) == 7
 
 
 def test_on_a_cpu_steps_are_short_while_few_run():
     """Running sequences wait for the prompts of a step."""
-    limits = SchedulerConfig(max_num_seqs=1000).on("cpu")
+    limits = SchedulerConfig(max_num_seqs=1000).for_device("cpu")
     assert [limits.step_budget(running) for running in (0, 16, 192, 256, 1000)] == [
         *(256, 256, 256, 320, 1064)
     ]
-    assert SchedulerConfig().on("cuda:0").step_budget(1) == 2048
+    assert SchedulerConfig().for_device("cuda:0").step_budget(1) == 2048
 
 
 def test_the_adapters_in_use_are_told() -> None:

@@ -27,26 +27,26 @@ def planted(plant: Plant) -> Plant:
 
 @planted
 def a_snapshot_is_found_before_it_is_made(patch: pytest.MonkeyPatch) -> None:
-    take = SnapshotPool.take
+    take = SnapshotPool.reserve
 
-    def at_once(self: SnapshotPool, digest: bytes, *, in_passing: bool) -> int | None:
-        line = take(self, digest, in_passing=in_passing)
+    def at_once(self: SnapshotPool, digest: bytes, *, low_priority: bool) -> int | None:
+        line = take(self, digest, low_priority=low_priority)
         if line is not None:
-            self.land((line,))
+            self.complete((line,))
         return line
 
-    patch.setattr(SnapshotPool, "take", at_once)
-    patch.setattr(SnapshotPool, "void", lambda self, lines: None)
-    land = SnapshotPool.land
+    patch.setattr(SnapshotPool, "reserve", at_once)
+    patch.setattr(SnapshotPool, "cancel", lambda self, lines: None)
+    land = SnapshotPool.complete
     patch.setattr(
-        SnapshotPool, "land", lambda self, lines: land(self, set(lines) & set(self._coming))
+        SnapshotPool, "complete", lambda self, lines: land(self, set(lines) & set(self._pending))
     )
 
 
 @planted
 def blocks_without_a_state_are_gone_on_from(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(snapshots, "part_with_state", lambda pool, seq, prefix: prefix)
-    patch.setattr(snapshots, "begin", lambda pool, step, seq: None)
+    patch.setattr(snapshots, "prefix_with_snapshot", lambda pool, seq, prefix: prefix)
+    patch.setattr(snapshots, "plan_restore", lambda pool, step, seq: None)
 
 
 @planted
@@ -65,7 +65,7 @@ def a_fork_takes_its_leaders_blocks(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def who_is_taken_out_of_a_step_still_copies(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(snapshots, "withdraw", lambda pool, step, seq: None)
+    patch.setattr(snapshots, "cancel_copies", lambda pool, step, seq: None)
 
 
 @planted
@@ -80,7 +80,7 @@ def a_state_is_copied_a_block_early(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def what_makes_room_keeps_its_name(patch: pytest.MonkeyPatch) -> None:
-    def next_line(self: SnapshotPool, *, in_passing: bool) -> int | None:
+    def next_line(self: SnapshotPool, *, low_priority: bool) -> int | None:
         if self._free:
             return self._free.pop()
         return next(iter(self._line_of.values()), None)
@@ -92,14 +92,14 @@ def what_makes_room_keeps_its_name(patch: pytest.MonkeyPatch) -> None:
 def a_line_is_lost_with_its_step(patch: pytest.MonkeyPatch) -> None:
     def forget(self: SnapshotPool, lines) -> None:
         for line in lines:
-            del self._coming[line]
+            del self._pending[line]
 
-    patch.setattr(SnapshotPool, "void", forget)
+    patch.setattr(SnapshotPool, "cancel", forget)
 
 
 @planted
 def a_step_never_lands(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SnapshotPool, "land", lambda self, lines: None)
+    patch.setattr(SnapshotPool, "complete", lambda self, lines: None)
 
 
 @planted
@@ -111,7 +111,7 @@ def a_state_is_copied_behind_drafts(patch: pytest.MonkeyPatch) -> None:
         for seq in step.seqs:
             if seq.draft_ids and state.pool.snapshots is not None and seq.id not in step.saves:
                 digest = seq.chain.digests(seq.token_ids, 1)[:1]
-                if digest and (line := state.pool.snapshots.take(digest[0], in_passing=True)):
+                if digest and (line := state.pool.snapshots.reserve(digest[0], low_priority=True)):
                     step.saves[seq.id] = StateCopy(seq.id, line)
 
     patch.setattr(planner, "plan_drafts", lay_and_save)
@@ -119,7 +119,7 @@ def a_state_is_copied_behind_drafts(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def a_kept_token_is_computed_again(patch: pytest.MonkeyPatch) -> None:
-    settle = results.settle
+    settle = results.rollback_rejected
 
     def short(seq, new_tokens, state, speculator) -> None:
         num_refused = len(seq.draft_ids) + 1 - len(new_tokens)
@@ -127,7 +127,7 @@ def a_kept_token_is_computed_again(patch: pytest.MonkeyPatch) -> None:
         if num_refused and seq.num_computed > seq.num_prompt:
             seq.num_computed -= 1  # and is computed again: keys and values are the same
 
-    patch.setattr(results, "settle", short)
+    patch.setattr(results, "rollback_rejected", short)
 
 
 @planted
@@ -159,28 +159,28 @@ def test_the_books_are_whole_and_names_lead_to_what_was_made() -> None:
             digest = bytes([rng.randrange(12)])
             what = rng.random()
             if what < 0.5:
-                line = pool.take(digest, in_passing=rng.random() < 0.5)
+                line = pool.reserve(digest, low_priority=rng.random() < 0.5)
                 if line is not None:
                     assert all(line not in step for step in steps), "taken twice"
                     holds.pop(line, None)
                     steps.append({line: digest})
             elif what < 0.75 and steps:
                 step = steps.pop(0)
-                pool.land(step)
+                pool.complete(step)
                 holds |= step
             elif what < 0.85 and steps:
-                pool.void(steps.pop(rng.randrange(len(steps))))
-            elif pool.longest([digest], 1):
+                pool.cancel(steps.pop(rng.randrange(len(steps))))
+            elif pool.longest_prefix([digest], 1):
                 assert holds[pool.use(digest)] == digest
             assert pool.check() == []
-            assert pool.num_found == len(holds)
-            assert all(pool.longest([held], 1) for held in holds.values())
+            assert pool.num_usable == len(holds)
+            assert all(pool.longest_prefix([held], 1) for held in holds.values())
 
 
-def make(pool: SnapshotPool, digest: bytes, *, in_passing: bool = False) -> int | None:
-    line = pool.take(digest, in_passing=in_passing)
+def make(pool: SnapshotPool, digest: bytes, *, low_priority: bool = False) -> int | None:
+    line = pool.reserve(digest, low_priority=low_priority)
     if line is not None:
-        pool.land((line,))
+        pool.complete((line,))
     return line
 
 
@@ -189,28 +189,32 @@ def test_the_oldest_makes_room_and_what_was_used_is_young() -> None:
     first, second = make(pool, b"a"), make(pool, b"b")
     assert pool.use(b"a") == first
     assert make(pool, b"c") == second
-    assert [bool(pool.longest([name], 1)) for name in (b"a", b"b", b"c")] == [True, False, True]
+    assert [bool(pool.longest_prefix([name], 1)) for name in (b"a", b"b", b"c")] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_snapshots_in_passing_displace_none_but_each_other() -> None:
     pool = SnapshotPool(2)
     make(pool, b"kept")
-    line = make(pool, b"1", in_passing=True)
-    assert make(pool, b"2", in_passing=True) == line
-    assert pool.longest([b"kept"], 1)
+    line = make(pool, b"1", low_priority=True)
+    assert make(pool, b"2", low_priority=True) == line
+    assert pool.longest_prefix([b"kept"], 1)
     assert pool.use(b"2") == line  # a sequence has continued from it
-    assert make(pool, b"3", in_passing=True) is None
+    assert make(pool, b"3", low_priority=True) is None
     assert make(pool, b"new") is not None
-    assert not pool.longest([b"kept"], 1)
+    assert not pool.longest_prefix([b"kept"], 1)
 
 
 def test_the_longest_prefix_with_a_snapshot_is_found() -> None:
     pool = SnapshotPool(4)
     text = [b"1", b"2", b"3", b"4"]
-    assert pool.longest(text, 4) == 0
+    assert pool.longest_prefix(text, 4) == 0
     make(pool, b"1")
     make(pool, b"3")
-    assert [pool.longest(text, count) for count in (0, 1, 2, 3, 4)] == [0, 1, 1, 3, 3]
-    pool.forget()
-    assert pool.longest(text, 4) == 0
+    assert [pool.longest_prefix(text, count) for count in (0, 1, 2, 3, 4)] == [0, 1, 1, 3, 3]
+    pool.clear()
+    assert pool.longest_prefix(text, 4) == 0
     assert pool.check() == []

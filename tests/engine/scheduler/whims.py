@@ -44,12 +44,12 @@ class Lazy(FakeRunner):
 
 
 @dataclass
-class Pace:
+class RandomPassBudget:
     """A random limit on passes."""
 
     life: Life
 
-    def most(self, num_rows: int) -> int:
+    def max_passes(self, num_rows: int) -> int:
         return self.life.rng.randint(1, self.life.max_passes)
 
     def observe(self, rows: PlanRows, result: StepResult, seconds: float) -> None:
@@ -57,12 +57,12 @@ class Pace:
 
 
 @dataclass
-class PromptPace:
+class RandomPromptBudget:
     """A random limit on the prompt tokens of a step."""
 
     life: Life
 
-    def most(self, num_running: int) -> int | None:
+    def max_prompt_tokens(self, num_running: int) -> int | None:
         self.life.max_prompt_tokens = self.life.rng.choice((None, 1, 2, 5, 20))
         return self.life.max_prompt_tokens
 

@@ -62,7 +62,7 @@ def test_scores_are_those_of_the_twin(twin, schedule, tmp_path, monkeypatch):
     """For every draft of every chain: after prompts, accepted drafts, and a cached prefix."""
     model, speculation = saved(twin, tmp_path)
     chains: list[list[tuple[list[int], torch.Tensor]]] = []
-    guess, choose = DraftModel.guess, DraftModel._choose
+    guess, choose = DraftModel.propose, DraftModel._choose
 
     def noted_guess(self, plan):
         chains.append([])
@@ -72,7 +72,7 @@ def test_scores_are_those_of_the_twin(twin, schedule, tmp_path, monkeypatch):
         chains[-1].append((positions.tolist(), logits.clone()))
         return choose(self, logits, host_slots, slots, positions)
 
-    monkeypatch.setattr(DraftModel, "guess", noted_guess)
+    monkeypatch.setattr(DraftModel, "propose", noted_guess)
     monkeypatch.setattr(DraftModel, "_choose", noted_choose)
     core = EngineCore.load(config_of(model, speculation, **schedule))
     first = generate(core, {"a": PROMPTS[1]})["a"]
@@ -205,14 +205,14 @@ def test_an_mtp_layer_in_codes_guesses_as_what_they_stand_for(tmp_path, monkeypa
     fp8 = {"quant_method": "fp8", "weight_block_size": [24, 40], "activation_scheme": "dynamic"}
     tiny_models.edit_config(codes, quantization_config=fp8)
     told: list[list[Any]] = []
-    guess = DraftModel.guess
+    guess = DraftModel.propose
 
     def noted(self, plan):
         rows, proposed = guess(self, plan)
         told[-1].append([row.token_ids for row in rows])
         return rows, proposed
 
-    monkeypatch.setattr(DraftModel, "guess", noted)
+    monkeypatch.setattr(DraftModel, "propose", noted)
     for directory in (dense, codes):
         told.append([])
         generate(EngineCore.load(config_of(str(directory), speculation)), {"a": PROMPTS[0]})

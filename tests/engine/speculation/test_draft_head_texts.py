@@ -19,7 +19,7 @@ from engine.runner import programs as recorded_steps
 from engine.runner.graphs import DecodeGraphs, Replay
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
-from engine.speculation.pace import Pace
+from engine.speculation.pace import DraftLengthController
 from engine.types import SamplingParams
 from kernels.cpu.linear import is_available
 from tests import tiny_draft_heads, tiny_models
@@ -130,7 +130,9 @@ def test_rejection_leaves_greedy_text_and_draws_from_what_the_head_said(served):
 def test_a_head_that_is_seldom_asked_has_read_all(served, schedule, monkeypatch):
     """Features of prefixes, forks and preempted sequences are available when a head drafts late."""
     rng = random.Random(3)
-    monkeypatch.setattr(Pace, "claim", lambda pace, *_: rng.choice((0, 0, 1, 2)))
+    monkeypatch.setattr(
+        DraftLengthController, "take_drafts", lambda pace, *_: rng.choice((0, 0, 1, 2))
+    )
     requests = requests_of(**GREEDY)
     requests += fan_out(
         "forked", PROMPTS[1], SamplingParams(n=3, temperature=0.0, max_tokens=20, ignore_eos=True)
@@ -162,10 +164,12 @@ def test_recorded_steps_leave_a_head_the_same_states(kind, tmp_path, monkeypatch
     twin = tiny_draft_heads.build(kind, tiny_models.build("llama", **shape))
     head = str(twin.save(tmp_path / "head"))
     texts, tables, drafts = [], [], []
-    monkeypatch.setattr(recorded_steps, "_WORTH", 1)
+    monkeypatch.setattr(recorded_steps, "_MIN_OCCURRENCES", 1)
     for enforce_eager in (False, True):
         claims = itertools.cycle((0, 2, 0, 0, 2))
-        monkeypatch.setattr(Pace, "claim", lambda *_, claims=claims: next(claims))
+        monkeypatch.setattr(
+            DraftLengthController, "take_drafts", lambda *_, claims=claims: next(claims)
+        )
         speculation = SpeculationConfig(method="eagle", draft_model=head, adaptive=False)
         config = msgspec.structs.replace(
             config_of(model, speculation, attention_backend="cpu", max_num_batched_tokens=11),

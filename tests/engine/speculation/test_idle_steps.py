@@ -6,7 +6,7 @@ import random
 
 from engine.config import SpeculationConfig
 from engine.plan_rows import PlanRows, ScheduledRow
-from engine.speculation.speculator import Draft, Speculator
+from engine.speculation.speculator import DraftState, Speculator
 from engine.types import Request, StepPlan
 
 STEP_S = 6e-4
@@ -25,23 +25,23 @@ class _Life:
     def begin(self, text: list[int]) -> None:
         self.request = Request(id="r", prompt_token_ids=tuple(text))
         self.text = list(text)
-        self.draft: Draft = self.speculator.begin(self.request)
+        self.draft: DraftState = self.speculator.begin(self.request)
 
     def step(self, token: int) -> bool:
         """Append a token; returns whether there were drafts."""
         speculator, text = self.speculator, self.text
         rows = PlanRows.of([ScheduledRow("r", len(text) - 1, (text[-1],), (), True)])
         drafts: tuple[int, ...] = ()
-        if not speculator.passes_by(1):
+        if not speculator.try_skip_step(1):
             self.num_asked += 1
             if speculator.begin_step(1):
-                if not speculator.rest(self.draft, len(text)):
+                if not speculator.tokens_until_due(self.draft, len(text)):
                     drafts = speculator.propose(self.draft, text, 4)
-                rest = speculator.rest(self.draft, len(text))
+                rest = speculator.tokens_until_due(self.draft, len(text))
                 speculator.end_step(0 if drafts else max(0, rest - 1))
         if drafts:
-            rows.extend_row(0, drafts, (), text)
-            speculator.settle(self.draft, len(drafts), len(drafts))
+            rows.append_drafts(0, drafts, (), text)
+            speculator.record_acceptance(self.draft, len(drafts), len(drafts))
         speculator.observe(StepPlan(rows=rows), self.step_s * (1 + 0.05 * len(drafts)))
         text.append(token)
         return bool(drafts)
@@ -79,9 +79,9 @@ def test_who_comes_next_is_not_passed_by():
     life = _Life()
     for token in range(2, 302):
         life.step(token)
-    while not life.speculator.passes_by(1):
+    while not life.speculator.try_skip_step(1):
         life.step(len(life.text))
-    assert not life.speculator.passes_by(2)
-    assert life.speculator.passes_by(1)
+    assert not life.speculator.try_skip_step(2)
+    assert life.speculator.try_skip_step(1)
     life.speculator.finish(life.request, life.text)
-    assert not life.speculator.passes_by(1)
+    assert not life.speculator.try_skip_step(1)

@@ -8,9 +8,9 @@ import pytest
 
 from engine.config import SpeculationConfig
 from engine.plan_rows import PlanRows, ScheduledRow
-from engine.speculation.ledger import Ledger
-from engine.speculation.pace import Pace
-from engine.speculation.speculator import Draft, Speculator
+from engine.speculation.ledger import LossBudget
+from engine.speculation.pace import DraftLengthController
+from engine.speculation.speculator import DraftState, Speculator
 from engine.types import Request, StepPlan
 
 NUM_ROWS, PLAIN_S = 64, 4e-3
@@ -19,10 +19,10 @@ NUM_ROWS, PLAIN_S = 64, 4e-3
 @pytest.mark.parametrize("num_rows", [1, NUM_ROWS])
 def test_what_drafts_lose_against_all_expectation_is_bounded(num_rows):
     """Few drafts seem free; none is ever accepted, though each row expects its own to be."""
-    pace, lost = Pace(4), 0.0
+    pace, lost = DraftLengthController(4), 0.0
     for _ in range(4000):
-        is_trial = pace.begin(num_rows) and pace.is_trial
-        num_drafts = sum(pace.claim(0.95) for _ in range(num_rows))
+        is_trial = pace.begin_step(num_rows) and pace.is_trial
+        num_drafts = sum(pace.take_drafts(0.95) for _ in range(num_rows))
         step_s = PLAIN_S * (1 + 0.1 * (num_drafts > 0))
         pace.observe(num_rows, num_drafts, step_s, num_tokens=num_rows, is_trial=is_trial)
         lost += step_s / PLAIN_S - 1
@@ -31,12 +31,12 @@ def test_what_drafts_lose_against_all_expectation_is_bounded(num_rows):
 
 def test_past_gains_pay_for_a_while():
     """A text that changes its nature is not given up at once, nor drafted for in vain for long."""
-    ledger = Ledger()
+    ledger = LossBudget()
     for _ in range(1000):
-        ledger.book(1.0)
+        ledger.record(1.0)
     num_lost = 0
-    while not ledger.is_empty:
-        ledger.book(-0.1)
+    while not ledger.is_exhausted:
+        ledger.record(-0.1)
         num_lost += 1
     assert 50 < num_lost < 150
 
@@ -50,10 +50,10 @@ def test_first_drafts_tell_what_drafts_cost_however_long_the_texts_are():
     for _ in range(300):
         rows = PlanRows.of([ScheduledRow("r", len(text) - 1, (text[-1],), (), True)])
         if speculator.begin_step(1):
-            num_trials += speculator._pace.is_trial
+            num_trials += speculator._length_controller.is_trial
             drafts = speculator.propose(draft, text, 4)
-            rows.extend_row(0, drafts, ())
-            speculator.settle(draft, len(drafts), len(drafts))
+            rows.append_drafts(0, drafts, ())
+            speculator.record_acceptance(draft, len(drafts), len(drafts))
             num_drafted += 1
         speculator.observe(StepPlan(rows=rows), PLAIN_S * (1 + 0.1 * rows.num_drafts.get(0, 0)))
         text += [1, 2, 3] * 10  # more than a draft model would read unprompted
@@ -75,7 +75,7 @@ class _InVain:
         self.num_looks += 1
         return ()
 
-    def look_s(self, num_unseen: int) -> float:
+    def lookup_cost_s(self, num_unseen: int) -> float:
         told = 1e-5 + 1e-6 * num_unseen
         self.seconds += told
         return told
@@ -89,14 +89,17 @@ def _lives(proposer: _InVain, num_steps: int, num_prompt: int) -> None:
     speculator = Speculator(SpeculationConfig(method="ngram"), proposer)
     request = Request(id="r", prompt_token_ids=(1,) * num_prompt)
     texts = [[1] * num_prompt for _ in range(NUM_ROWS)]
-    drafts: list[Draft] = [speculator.begin(request) for _ in texts]
+    drafts: list[DraftState] = [speculator.begin(request) for _ in texts]
     for _ in range(num_steps):
         rows = PlanRows.of(ScheduledRow("r", len(text) - 1, (1,), (), True) for text in texts)
-        if not speculator.passes_by(NUM_ROWS) and speculator.begin_step(NUM_ROWS):
+        if not speculator.try_skip_step(NUM_ROWS) and speculator.begin_step(NUM_ROWS):
             for draft, text in zip(drafts, texts, strict=True):
-                if not speculator.rest(draft, len(text)):
+                if not speculator.tokens_until_due(draft, len(text)):
                     speculator.propose(draft, text, 4)
-            rests = [speculator.rest(*each) for each in zip(drafts, map(len, texts), strict=True)]
+            rests = [
+                speculator.tokens_until_due(*each)
+                for each in zip(drafts, map(len, texts), strict=True)
+            ]
             speculator.end_step(max(0, min(rests) - 1))
         speculator.observe(StepPlan(rows=rows), PLAIN_S)
         for text in texts:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from engine.speculation.pace import Acceptance, Pace, prior_acceptance
+from engine.speculation.pace import Acceptance, DraftLengthController, prior_acceptance
 
 MOST = 4
 
@@ -21,13 +21,13 @@ class Outcome(NamedTuple):
 def live(num_rows: int, plain_s: float, draft_s: float, kept: list[float], **chance) -> Outcome:
     """Simulate a few hundred steps of rows with these acceptance probabilities."""
     noise, num_steps = chance.get("noise", 0.0), chance.get("num_steps", 600)
-    rng, pace, of_all = random.Random(5), Pace(MOST), prior_acceptance()
+    rng, pace, of_all = random.Random(5), DraftLengthController(MOST), prior_acceptance()
     acceptances = [Acceptance(of_all, 2.0, 0.9) for _ in range(num_rows)]
     seconds = plain_seconds = 0.0
     num_tokens, lengths = 0, Counter[int]()
     for _ in range(num_steps):
-        is_trial = pace.begin(num_rows) and pace.is_trial
-        counts = [pace.claim(acceptance.rate) for acceptance in acceptances]
+        is_trial = pace.begin_step(num_rows) and pace.is_trial
+        counts = [pace.take_drafts(acceptance.rate) for acceptance in acceptances]
         disturbed = 1 + noise * rng.random()
         step_s = (plain_s + draft_s * sum(counts)) * disturbed
         seconds += step_s
@@ -78,10 +78,10 @@ def test_drafts_that_are_never_kept_cost_little():
 
 
 def test_what_has_become_cheap_is_found_out():
-    pace, acceptance = Pace(MOST), Acceptance(0.9, 2.0, 0.9)
+    pace, acceptance = DraftLengthController(MOST), Acceptance(0.9, 2.0, 0.9)
     asked = []
     for step in range(6000):
-        is_trial = pace.begin(8) and pace.is_trial
+        is_trial = pace.begin_step(8) and pace.is_trial
         asked.append(pace.num_drafts(acceptance.rate))
         per_draft_s = 5e-4 if step < 2000 else 1e-5
         step_s = 4e-3 + per_draft_s * asked[-1] * 8
@@ -94,11 +94,11 @@ def test_what_has_become_cheap_is_found_out():
 @pytest.mark.parametrize(("num_rows", "draft_s"), [(64, 2e-4), (64, 2e-3), (16, 1e-2)])
 def test_what_learning_costs_is_a_small_share_of_the_time(num_rows, draft_s):
     """However expensive drafts are: no second full second is spent on useless drafts."""
-    pace, plain_s = Pace(MOST), 5e-3
+    pace, plain_s = DraftLengthController(MOST), 5e-3
     lost_s = seconds = 0.0
     for _ in range(20_000):
-        is_trial = pace.begin(num_rows) and pace.is_trial
-        num_drafts = sum(pace.claim(0.9) for _ in range(num_rows)) if is_trial else 0
+        is_trial = pace.begin_step(num_rows) and pace.is_trial
+        num_drafts = sum(pace.take_drafts(0.9) for _ in range(num_rows)) if is_trial else 0
         step_s = plain_s + num_drafts * draft_s
         pace.observe(num_rows, num_drafts, step_s, num_tokens=num_rows, is_trial=is_trial)
         seconds += step_s
@@ -109,11 +109,11 @@ def test_what_learning_costs_is_a_small_share_of_the_time(num_rows, draft_s):
 
 def test_other_numbers_of_rows_begin_with_what_is_known():
     """Two steps to measure the cost without drafts, and no trial."""
-    pace = Pace(MOST)
+    pace = DraftLengthController(MOST)
     for num_rows in (4, 3, 2, 1):
         for step in range(12):
-            is_trial = pace.begin(num_rows) and pace.is_trial
-            count = pace.claim(0.95)
+            is_trial = pace.begin_step(num_rows) and pace.is_trial
+            count = pace.take_drafts(0.95)
             assert not is_trial or num_rows == 4
             if num_rows < 4:
                 assert count == (MOST if step >= 2 else 0)
@@ -124,33 +124,33 @@ def test_other_numbers_of_rows_begin_with_what_is_known():
 
 def test_a_hiccup_at_the_start_is_not_believed():
     """The very first steps are cold: ten times as slow as usual."""
-    pace = Pace(MOST)
+    pace = DraftLengthController(MOST)
     for step in range(8):
-        is_trial = pace.begin(1) and pace.is_trial
-        count = pace.claim(0.9)
+        is_trial = pace.begin_step(1) and pace.is_trial
+        count = pace.take_drafts(0.9)
         seconds = (1e-3 + 1e-4 * count) * (10 if step in (0, 2) else 1)
         pace.observe(1, count, seconds, num_tokens=1 + count, is_trial=is_trial)
-    pace.begin(1)
+    pace.begin_step(1)
     assert pace.num_drafts(0.9) == MOST
 
 
 def test_reading_up_on_a_text_must_pay_too():
     """Drafts that gain a tenth do not pay for a read that takes as long as the rest of the text."""
-    pace = Pace(MOST)
+    pace = DraftLengthController(MOST)
     for _ in range(12):
-        is_trial = pace.begin(8) and pace.is_trial
-        count = pace.claim(0.9)
+        is_trial = pace.begin_step(8) and pace.is_trial
+        count = pace.take_drafts(0.9)
         told = {"num_tokens": 8 + 8 * count, "is_trial": is_trial}
         pace.observe(8, 8 * count, 8e-3 + 8 * count * 6e-4, **told)
-    pace.begin(8)
+    pace.begin_step(8)
     assert pace.num_drafts(0.9) > 0
     assert pace.num_drafts(0.9, read_s=1e-5) > 0
     assert pace.num_drafts(0.9, read_s=1e-3) == 0
 
 
 def test_always_the_most_where_it_is_asked_for():
-    pace = Pace(3, adaptive=False)
-    pace.begin(500)
+    pace = DraftLengthController(3, adaptive=False)
+    pace.begin_step(500)
     pace.observe(500, 1500, 10.0)
     assert pace.num_drafts(0.01) == 3
 

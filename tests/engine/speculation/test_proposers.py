@@ -86,7 +86,7 @@ def test_the_oldest_outputs_are_forgotten():
         kept = [store for store in stores if store is not None]
         assert sum(store.num_tokens for store in kept) <= 30
         for store in kept:
-            store.tidy()
+            store.update_index()
         assert sum(len(store._places) for store in kept) <= 30 * len(LENGTHS)
         if len(text) <= 31:
             assert proposer.begin(request([5], salt)).propose(text[1:-1], 1) == (text[-1],)
@@ -97,12 +97,12 @@ def test_an_emptied_store_leads_nowhere():
     store = SuffixStore(LENGTHS)
     store.add((1, 2, 3, 1, 2, 3))
     store.add((1, 2, 3))
-    store.tidy()
-    store.forget_oldest()
-    store.tidy()
+    store.update_index()
+    store.evict_oldest()
+    store.update_index()
     assert store.find((1, 2), 4) == (3,)
-    store.forget_oldest()
-    store.tidy()
+    store.evict_oldest()
+    store.update_index()
     assert (store.num_tokens, store._places) == (0, {})
 
 
@@ -117,8 +117,8 @@ def test_outputs_are_indexed_when_somebody_guesses_the_newest_first():
     assert not store._places
     drafter = proposer.begin(request([5]))
     assert drafter.propose(texts[-1][10:14], 3) == tuple(texts[-1][14:17])
-    assert drafter.look_s(0) > proposer.begin(request([5], "other")).look_s(0)
-    while not store.is_tidy:
+    assert drafter.lookup_cost_s(0) > proposer.begin(request([5], "other")).lookup_cost_s(0)
+    while not store.is_index_current:
         drafter.propose([5, 6], 3)
     # The last continuation of each match, as if texts had been indexed when they ended.
     led: dict[tuple[int, ...], tuple[int, ...]] = {}

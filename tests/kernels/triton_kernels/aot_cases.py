@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from kernels.attention import DeviceGeometry, LayerAttention, LayerCache
-from kernels.moe import ExpertMatrices, ExpertTensors, Gating, RouterWeights, RoutingRule
+from kernels.moe import ExpertMatrices, ExpertTensors, GatedActivation, RouterWeights, RoutingRule
 from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 from kernels.skinny import RowNorm
@@ -16,7 +16,7 @@ from kernels.tiled import TiledWeight
 from kernels.triton.decode import decode_attention
 from kernels.triton.delta_chunks import gated_delta
 from kernels.triton.distribution import distribution
-from kernels.triton.drafts import accept_drafts, draw, judge_drafts
+from kernels.triton.drafts import accept_drafts, sample_from_probs, verify_drafts
 from kernels.triton.feedback import feed_back
 from kernels.triton.gates import add_gated, apply_gate, gated_rms_norm
 from kernels.triton.inputs import StepRows, build_inputs
@@ -61,10 +61,10 @@ def longs(*shape: int) -> torch.Tensor:
 
 
 def attention_plan(
-    bounds: WorkBounds, window: int | None, group: int, *, looks_ahead: bool = False
+    bounds: WorkBounds, window: int | None, group: int, *, is_bidirectional: bool = False
 ) -> AttentionPlan:
     rows = bounds.num_rows
-    ends = ints(8192) if looks_ahead else None
+    ends = ints(8192) if is_bidirectional else None
     geometry = DeviceGeometry(ints(rows + 1), ints(rows), ints(rows), ints(1024, 64), ends)
     return plan_attention(bounds, geometry, (window,), group)
 
@@ -114,13 +114,13 @@ def prefill(
     invariant: bool = False,
     codes: torch.dtype | None = None,
     dtype: torch.dtype = BF16,
-    looks_ahead: bool = False,
+    is_bidirectional: bool = False,
 ) -> None:
     bounds = WorkBounds(8, 0, 64, tiles_only=False)
-    plan = attention_plan(bounds, window, heads // kv_heads, looks_ahead=looks_ahead)
+    plan = attention_plan(bounds, window, heads // kv_heads, is_bidirectional=is_bidirectional)
     cache = cache_of(kv_heads, block, dim, codes, dtype)
     query, output = (empty(8192, heads, dim, dtype=dtype) for _ in range(2))
-    layer = LayerAttention(0.1, window, cap, looks_ahead=looks_ahead)
+    layer = LayerAttention(0.1, window, cap, is_bidirectional=is_bidirectional)
     attend = invariant_prefill if invariant else prefill_attention
     attend(plan, layer, query, cache, output)
 
@@ -175,8 +175,8 @@ def sampling_table() -> SamplingTable:
 def judging(vocab: int) -> None:
     wanted, proposed = (empty(64, vocab, dtype=torch.float32) for _ in range(2))
     for given in (proposed, None):
-        judge_drafts(wanted, given, longs(64), longs(64), longs(64))
-    draw(proposed, longs(64), longs(64), 1)
+        verify_drafts(wanted, given, longs(64), longs(64), longs(64))
+    sample_from_probs(proposed, longs(64), longs(64), 1)
     accept_drafts(longs(256), ints(80), longs(80), empty(80, dtype=torch.bool), ints(16))
 
 
@@ -354,11 +354,11 @@ def few_experts(
     """A mixture of experts for few rows, dense or in codes with a gate of its own."""
     gate_up: ExpertMatrices = empty(experts, 2 * inner, hidden)
     down: ExpertMatrices = empty(experts, hidden, inner)
-    gating, biases = Gating(silu_mul, "silu"), ()
+    gating, biases = GatedActivation(silu_mul, "silu"), ()
     if form is not None:
         gate_up = tiled(form, 2 * inner, hidden, experts)
         down = tiled(form, hidden, inner, experts)
-        gating = Gating(lambda both: clamped_swiglu(both, 1.702, 7.0), "clamped_swiglu")
+        gating = GatedActivation(lambda both: clamped_swiglu(both, 1.702, 7.0), "clamped_swiglu")
         biases = (empty(experts, 2 * inner), empty(experts, hidden))
     add_experts(
         empty(tokens, hidden),
@@ -503,11 +503,13 @@ CASES: dict[str, Callable[[], object]] = {
         for codes, dtype in _CODES.items()
         for kind, run in (("decode", decode), ("prefill", prefill))
     },
-    "prefill-gemma3-4b-images": partial(prefill, 8, 4, 256, 64, None, None, looks_ahead=True),
+    "prefill-gemma3-4b-images": partial(prefill, 8, 4, 256, 64, None, None, is_bidirectional=True),
     "prefill-gemma3-4b-images-window": partial(
-        prefill, 8, 4, 256, 64, 1024, None, looks_ahead=True
+        prefill, 8, 4, 256, 64, 1024, None, is_bidirectional=True
     ),
-    "prefill-gemma4-31b-images": partial(prefill, 32, 4, 512, 64, None, None, looks_ahead=True),
+    "prefill-gemma4-31b-images": partial(
+        prefill, 32, 4, 512, 64, None, None, is_bidirectional=True
+    ),
     "cache-writes-gemma4-31b-full": partial(cache_writes, 32, 4, 512),
     **{
         f"cache-writes-llama-8b-{codes}": partial(cache_writes, 32, 8, 128, codes=dtype)

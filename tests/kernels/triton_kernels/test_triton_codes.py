@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 from kernels.packed import INT4_LEVELS, MXFP4_LEVELS
-from kernels.triton.codes import INSTRUCTIONS, LIFTS, OFFSETS
+from kernels.triton.codes import DECODE_FACTORS, DECODE_OFFSETS, INSTRUCTIONS
 
 _LINE = re.compile(r"^\s*([a-z]+)\.(?:b32|u32)\s+(.+);$")
 _WORD = 2**32 - 1
@@ -70,14 +70,14 @@ def levels_of(kind: str, half: int, held: bytes) -> list[float]:
 def test_instructions_widen_every_code_in_every_place(kind: str, half: int) -> None:
     # e4m3 has two nan codes, which no checkpoint contains.
     known = [byte for byte in range(256) if kind != "e4m3" or byte & 0x7F != 0x7F]
-    taken_off = 2.0**23 + 128 if kind == "int8" else OFFSETS.get(kind, 0.0)
+    taken_off = 2.0**23 + 128 if kind == "int8" else DECODE_OFFSETS.get(kind, 0.0)
     for byte in known:
         held = bytes((byte, known[byte // 3], known[-1 - byte // 2], byte))
-        if kind in LIFTS:
+        if kind in DECODE_FACTORS:
             words = run(INSTRUCTIONS[kind, half], int.from_bytes(held, "little"), 2)
             floats = [x for word in words for x in struct.unpack("<2e", struct.pack("<I", word))]
         else:
             words = run(INSTRUCTIONS[kind, half], int.from_bytes(held, "little"), 4)
             floats = [struct.unpack("<f", struct.pack("<I", word))[0] for word in words]
-        made = [(x - taken_off) * LIFTS.get(kind, 1.0) for x in floats]
+        made = [(x - taken_off) * DECODE_FACTORS.get(kind, 1.0) for x in floats]
         assert made == levels_of(kind, half, held)

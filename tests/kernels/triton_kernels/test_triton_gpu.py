@@ -29,7 +29,7 @@ from kernels.triton.check_products import (
     check_packed_bits,
     check_scaled,
     check_skinny,
-    check_turned,
+    check_swapped,
 )
 from kernels.triton.matmul import invariant_heads, invariant_linear
 from kernels.triton.selfcheck import self_check
@@ -46,7 +46,7 @@ def run(problem: Problem, *, invariant: bool = False) -> torch.Tensor:
     """The backend's result on the GPU, into output memory that held nan."""
     spec = replace(problem.spec, device=DEVICE)
     backend = TritonAttention(invariant=invariant)
-    assert backend.refuse(spec) is None
+    assert backend.unsupported_reason(spec) is None
     cache = LayerCache(*(stored.to(DEVICE) for stored in problem.cache.tensors()))
     query = problem.query.to(DEVICE)
     torch.full_like(query, float("nan"))  # freed, and likely reused for the output
@@ -102,7 +102,7 @@ def test_queries_that_look_ahead_equal_the_definition(head_dim: int, window: int
         head_dim=head_dim,
         window=window,
         dtype=torch.bfloat16,
-        looks_ahead=True,
+        is_bidirectional=True,
     )
     expected = attend(problem)
     assert (run(problem).double() - expected).norm() / expected.norm() < 1e-2
@@ -169,7 +169,7 @@ def test_decode_is_captured_once_for_all_lengths() -> None:
         step()
     for lens in ([1201, 41, 701], [600, 1, 513]):
         actual = replace(problem.geometry, seq_lens=np.array(lens, dtype=np.int32))
-        assert backend.fits(bounds, actual, spec)
+        assert backend.can_replay(bounds, actual, spec)
         bounds.device.seq_lens.copy_(torch.tensor(lens))
         output.fill_(float("nan"))
         graph.replay()
@@ -201,10 +201,10 @@ def test_a_rows_product_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> No
     x = torch.randn(700, 4096, dtype=dtype, device=DEVICE)
     weight = torch.randn(1000, 4096, dtype=dtype, device=DEVICE)
     whole = invariant_linear(x, weight)
-    assert check_turned(dtype, DEVICE) is None
+    assert check_swapped(dtype, DEVICE) is None
     for begin, end in ((0, 1), (3, 33), (5, 69), (64, 129), (333, 700)):
         for turns in (False, True):
-            part = invariant_linear(x[begin:end], weight, turns=turns)
+            part = invariant_linear(x[begin:end], weight, allow_swap=turns)
             assert torch.equal(part, whole[begin:end])
 
 
@@ -258,7 +258,7 @@ def test_kernels_that_overlap_wait_for_their_turns(
             skinny_linear(inside, down, stream=stream)
 
     with monkeypatch.context() as patch:
-        patch.setattr(launcher, "_overlaps", lambda _: False)
+        patch.setattr(launcher, "_supports_pdl", lambda _: False)
         layers()
     expected = stream.clone()
     layers()
@@ -277,17 +277,17 @@ def test_drafts_are_judged_as_by_the_twin(is_drawn: bool) -> None:
     random, rows, vocab = torch.Generator().manual_seed(1), 200, 9000
     shares = torch.randn(2, rows, vocab, generator=random).mul_(3).softmax(-1)
     seeds, positions = torch.arange(rows), torch.arange(rows) * 7
-    drawn = reference.draw(shares[1], seeds, positions, reference.DRAFT_STREAM)
+    drawn = reference.sample_from_probs(shares[1], seeds, positions, reference.DRAFT_STREAM)
     draft_ids = torch.where(seeds % 2 > 0, shares[0].argmax(-1), drawn)
     proposed = shares[1] if is_drawn else None
     given = shares[0], proposed, draft_ids, seeds, positions
     moved = [None if each is None else each.to(DEVICE) for each in given]
-    tokens, kept = operations.judge_drafts(*moved)
-    expected, expected_kept = reference.judge_drafts(*given)
+    tokens, kept = operations.verify_drafts(*moved)
+    expected, expected_kept = reference.verify_drafts(*given)
     assert torch.equal(kept.cpu(), expected_kept)
     assert (tokens.cpu() == expected).float().mean() > 0.98
     on_device = [each.to(DEVICE) for each in (shares[1], seeds, positions)]
-    assert (operations.draw(*on_device, 1).cpu() == drawn).float().mean() > 0.98
+    assert (operations.sample_from_probs(*on_device, 1).cpu() == drawn).float().mean() > 0.98
 
 
 def test_drafts_are_counted_and_the_next_token_kept() -> None:
@@ -321,8 +321,8 @@ LLAMA = AttentionSpec(8, 2, 128, 64, torch.bfloat16, DEVICE, (None, 512))
         AttentionSpec(16, 1, 576, 64, torch.bfloat16, DEVICE, value_dim=512),
         replace(LLAMA, has_experts=True),
         replace(LLAMA, has_experts=True, dtype=torch.float32),
-        replace(LLAMA, has_states=True),
-        replace(LLAMA, has_states=True, dtype=torch.float16),
+        replace(LLAMA, has_recurrent_layers=True),
+        replace(LLAMA, has_recurrent_layers=True, dtype=torch.float16),
     ],
     ids=lambda spec: f"{spec.num_heads}-{spec.head_dim}-{spec.dtype}-{spec.cache_dtype}",
 )

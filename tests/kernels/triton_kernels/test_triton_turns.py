@@ -30,11 +30,11 @@ def kernels() -> Iterator[ast.FunctionDef]:
 @pytest.mark.parametrize("kernel", list(kernels()), ids=lambda kernel: kernel.name)
 def test_a_kernel_awaits_its_turn_first(kernel: ast.FunctionDef) -> None:
     sources = [ast.unparse(statement) for statement in kernel.body]
-    assert "await_turn()" in sources, "in all programs: not within a branch or a loop"
-    before = ast.parse("\n".join(sources[: sources.index("await_turn()")]))
+    assert "wait_for_prior_kernels()" in sources, "in all programs: not within a branch or a loop"
+    before = ast.parse("\n".join(sources[: sources.index("wait_for_prior_kernels()")]))
     calls = [node for node in ast.walk(before) if isinstance(node, ast.Call)]
     names = [ast.unparse(call.func) for call in calls]
     reads = [call for call, name in zip(calls, names, strict=True) if name == "tl.load"]
     assert [ast.unparse(call.args[0]) for call in reads] == _EARLY.get(kernel.name, [])
-    computed = {"tl.program_id", "tl.arange", "lines_of", "lines.to", "tl.load"}
+    computed = {"tl.program_id", "tl.arange", "weight_rows", "lines.to", "tl.load"}
     assert set(names) <= computed

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from engine.snapshot import BlockMap, Life, Phase, Snapshot
+from engine.snapshot import BlockMap, Phase, RequestRecord, Snapshot
 from engine.types import EngineStats
 from server.dashboard import looker
 from server.settings import Settings
@@ -69,13 +69,13 @@ def watch(server: Server, wanted: Any, limit_s: float = 30.0) -> dict[str, Any]:
         time.sleep(0.05)
 
 
-def snapshot_of(now_s: float, *lives: Life) -> Snapshot:
+def snapshot_of(now_s: float, *lives: RequestRecord) -> Snapshot:
     return Snapshot(now_s, now_s, EngineStats(), (), (), lives, BlockMap(1, (), (), ()))
 
 
-def ended_life(id: str, *, arrival_s: float, ended_s: float) -> Life:
+def ended_life(id: str, *, arrival_s: float, ended_s: float) -> RequestRecord:
     phases = (Phase("queued", arrival_s), Phase("prefill", arrival_s), Phase("decode", arrival_s))
-    return Life(id, "", False, 2, 0, 8, 8, 0, phases, ended_s, "stop", "", 0, 8, 1, 1.0, 0)
+    return RequestRecord(id, "", False, 2, 0, 8, 8, 0, phases, ended_s, "stop", "", 0, 8, 1, 1.0, 0)
 
 
 def test_a_crowd_is_seen_while_it_lasts_and_after(server: Server) -> None:
@@ -176,7 +176,7 @@ def test_the_page_is_whole_and_may_load_nothing(server: Server) -> None:
     ],
 )
 def test_it_is_shown_where_that_is_safe(settings: dict[str, Any], shown: bool) -> None:
-    assert Settings(**settings).shows_dashboard is shown
+    assert Settings(**settings).is_dashboard_enabled is shown
 
 
 async def test_where_it_is_off_there_is_nothing() -> None:
@@ -190,7 +190,7 @@ async def test_where_it_is_off_there_is_nothing() -> None:
 async def test_a_step_that_takes_long_is_told_so_and_asked_about_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(looker, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(looker, "_TIMEOUT_S", 0.05)
     async with running_app() as application:
         for _ in range(2):
             assert json.loads((await application.get(STATE)).body)["status"] == "busy"

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from engine.snapshot import Life, Phase
+from engine.snapshot import Phase, RequestRecord
 from server.dashboard.reasons import why_slow
 from server.dashboard.state import short_id
 
 NOW_S = 110.0
 
 
-def life(*phases: tuple[str, float], ended_s: float | None = None, **fields: Any) -> Life:
+def life(*phases: tuple[str, float], ended_s: float | None = None, **fields: Any) -> RequestRecord:
     """A request whose phases begin at these offsets from its arrival at 100."""
     values = {
         "id": "x",
@@ -30,10 +30,10 @@ def life(*phases: tuple[str, float], ended_s: float | None = None, **fields: Any
         "num_steps": 100,
         "num_prompt_steps": 1,
         "mean_rows": 1.0,
-        "num_crossed": 0,
+        "num_mixed_steps": 0,
         **fields,
     }
-    return Life(
+    return RequestRecord(
         phases=tuple(Phase(kind, 100.0 + after_s) for kind, after_s in phases),
         ended_s=ended_s,
         **values,
@@ -69,12 +69,12 @@ LATE = (("queued", 0), ("prefill", 0.1), ("decode", 0.2))
         (life(*LATE), "a long answer: 100 tokens, 98 ms per token"),
         (life(*LATE, mean_rows=32.0), "shared its steps with 31 other requests: 98 ms per token"),
         (
-            life(*LATE, mean_rows=32.0, num_crossed=40),
+            life(*LATE, mean_rows=32.0, num_mixed_steps=40),
             "40% of its steps also computed other prompts: 98 ms per token",
         ),
     ],
 )
-def test_the_longest_part_is_named(of: Life, line: str) -> None:
+def test_the_longest_part_is_named(of: RequestRecord, line: str) -> None:
     assert why_slow(of, NOW_S) == line
 
 

@@ -60,7 +60,7 @@ def test_a_template_shows_its_dialect(
 ) -> None:
     answers = AnswerFormat.of(template, tokenizer)
     assert (answers.dialect and answers.dialect.name) == name
-    assert answers.takes_tools
+    assert answers.supports_tools
     assert AnswerFormat.of(template, tokenizer, tool_call_parser="none").dialect is None
     chosen = AnswerFormat.of(template, tokenizer, tool_call_parser="llama3").dialect
     assert chosen is dialects.BY_NAME["llama3"]
@@ -83,8 +83,8 @@ def test_a_template_shows_its_marks(
 ) -> None:
     answers = AnswerFormat.of(template, tokenizer)
     assert (answers.reasoning and answers.reasoning.name) == name
-    assert answers.reasons_unasked == unasked
-    assert not answers.takes_tools
+    assert answers.reasons_by_default == unasked
+    assert not answers.supports_tools
 
 
 def test_the_demo_model(tokenizer: Tokenizer) -> None:
@@ -92,14 +92,14 @@ def test_the_demo_model(tokenizer: Tokenizer) -> None:
     answers = AnswerFormat.of(template.source, tokenizer)
     assert answers.dialect is dialects.BY_NAME["hermes"]
     assert answers.reasoning is reasoning.BY_NAME["think"]
-    assert answers.takes_tools
+    assert answers.supports_tools
     assert answers.special_ids == {}
     template.close()
 
 
 def test_without_a_template(tokenizer: Tokenizer) -> None:
     answers = AnswerFormat.of(None, tokenizer)
-    assert (answers.dialect, answers.reasoning, answers.takes_tools) == (None, None, False)
+    assert (answers.dialect, answers.reasoning, answers.supports_tools) == (None, None, False)
 
 
 def test_arguments_of_earlier_calls_are_what_the_template_joins(tokenizer: Tokenizer) -> None:
@@ -113,7 +113,7 @@ def test_arguments_of_earlier_calls_are_what_the_template_joins(tokenizer: Token
         ("{{ arguments }}", "[1]", "[1]"),
     ):
         answers = AnswerFormat.of(template, tokenizer)
-        assert answers.past_arguments(given) == past, template
+        assert answers.template_arguments(given) == past, template
 
 
 def test_a_template_that_takes_one_call_a_turn(tokenizer: Tokenizer) -> None:

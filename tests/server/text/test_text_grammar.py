@@ -19,7 +19,7 @@ from engine.types import Grammar
 from server.text import dialects, harmony, reasoning
 from server.text.answer_grammar import AnswerRules
 from server.text.answers import AnswerFormat
-from server.text.holdable import UnholdableSchema
+from server.text.holdable import UnenforceableSchema
 from server.text.parser import AnswerParser
 from server.text.parts import Text, ToolCallArguments, ToolCallBegin
 from server.text.tool_grammar import CallableTool
@@ -72,7 +72,7 @@ def backend_of(tokenizer: Tokenizer) -> LlguidanceBackend:
 
 
 def special_ids(tokenizer: Tokenizer, dialect: dialects.Dialect) -> dict[str, int]:
-    template = "tools " + " ".join(dialect.shown_by)
+    template = "tools " + " ".join(dialect.template_markers)
     answers = AnswerFormat.of(template, tokenizer, tool_call_parser=dialect.name)
     return answers.special_ids
 
@@ -189,7 +189,7 @@ def test_a_tool_that_is_not_strict_takes_any_arguments(name: str, plain: Tokeniz
     """Also if the answer is constrained otherwise: one call and no more."""
     dialect = dialects.BY_NAME[name]
     arguments = UNHELD[dialect.arguments].replace('<|"|>', dialect.quote or '<|"|>')
-    call = dialect.head.replace("{}", "order", 1) + arguments + dialect.tail
+    call = dialect.call_prefix.replace("{}", "order", 1) + arguments + dialect.call_suffix
     tools = [CallableTool("order", SCHEMAS["order"], False)]
     rules = AnswerRules(
         dialect=dialect,
@@ -198,8 +198,8 @@ def test_a_tool_that_is_not_strict_takes_any_arguments(name: str, plain: Tokeniz
         in_channels=name == "harmony",
         special_ids={},
     )
-    assert takes(plain, rules, dialect.begins + call + dialect.ends)
-    twice = dialect.begins + call + dialect.between + call + dialect.ends
+    assert takes(plain, rules, dialect.prefix + call + dialect.suffix)
+    twice = dialect.prefix + call + dialect.separator + call + dialect.suffix
     assert not takes(plain, rules, twice)
 
 
@@ -254,7 +254,7 @@ def test_channels(kind: str, request: pytest.FixtureRequest) -> None:
     dialect, marks = dialects.BY_NAME["harmony"], reasoning.BY_NAME["harmony"]
     made: dict[str, Any] = {"special_ids": special_ids(tokenizer, dialect), "in_channels": True}
     made |= {"content": Grammar("choice", '["yes", "no"]')}
-    thought = f"{harmony.REASONING}Well {{.{harmony.END}{harmony.NEXT}"
+    thought = f"{harmony.REASONING}Well {{.{harmony.END}{harmony.NEXT_MESSAGE}"
     call = harmony.CALL_HEAD.replace("{}", "order") + json.dumps({"dish": "soup", "count": 1})
     for options, texts in (
         ({}, {"final yes": True, "final yet": False, thought + "final yes": False, call: False}),
@@ -339,5 +339,5 @@ def test_what_a_dialect_cannot_hold(name: str, schema: dict[str, Any], keyword: 
     rules = AnswerRules(
         dialect=dialects.BY_NAME[name], tools=tools, is_required=True, special_ids={}
     )
-    with pytest.raises(UnholdableSchema, match=keyword):
+    with pytest.raises(UnenforceableSchema, match=keyword):
         rules.grammar()

@@ -52,7 +52,7 @@ CASES = {
 @pytest.mark.parametrize("text", CASES)
 def test_an_answer_in_channels(text: str, whole: bool) -> None:
     for pieces in ([text], *splits(text)):
-        made = parser(whole=whole)
+        made = parser(buffer_calls=whole)
         assert joined(read(made, pieces)) == CASES[text], pieces
         assert made.has_reasoned == any(row[0] == "reasoning" for row in CASES[text])
 
@@ -65,9 +65,9 @@ def test_without_tools_a_call_is_text() -> None:
 def test_content_and_arguments_come_as_they_are_written() -> None:
     made = parser()
     assert joined(made.push(f"{THOUGHT}")) == [("reasoning", "Hm. {")]
-    assert not made.is_answering
+    assert not made.reasoning_ended
     assert joined(made.push(f"{NEXT}{FINAL}Hel")) == [("text", "Hel")]
-    assert made.is_answering
+    assert made.reasoning_ended
     made = parser()
     head = harmony.CALL_HEAD.replace("{}", "add")
     assert joined(made.push(head + '{"a": ')) == [("call", "0", "add", '{"a": ')]
@@ -94,8 +94,8 @@ _PIECES += ['{"a": 1}', "{", THOUGHT, FINAL, NEXT, " to=functions.now"]
 )
 def test_any_pieces_of_channels(text: str, cuts: list[int], whole: bool, cut: bool) -> None:
     ends = [0, *sorted(min(at, len(text)) for at in cuts), len(text)]
-    once = joined(read(parser(whole=whole), [text], cut=cut))
+    once = joined(read(parser(buffer_calls=whole), [text], cut=cut))
     pieces = [text[a:b] for a, b in itertools.pairwise(ends)]
-    assert joined(read(parser(whole=whole), pieces, cut=cut)) == once
-    assert joined(read(parser(whole=whole), text, cut=cut)) == once
+    assert joined(read(parser(buffer_calls=whole), pieces, cut=cut)) == once
+    assert joined(read(parser(buffer_calls=whole), text, cut=cut)) == once
     assert not any(mark in row[-1] for row in once for mark in harmony.MARKERS if row[0] == "text")

@@ -37,7 +37,7 @@ def parser(dialect: str | None, **options: Any) -> AnswerParser:
 
 def read(made: AnswerParser, pieces: Iterable[str], *, cut: bool = False) -> list[Part]:
     parts = [part for piece in pieces for part in made.push(piece)]
-    return parts + made.finish(cut=cut)
+    return parts + made.finish(truncated=cut)
 
 
 def joined(parts: Sequence[Part]) -> list[tuple[str, ...]]:
@@ -94,7 +94,7 @@ def check_all_splits(dialect: str | None, text: str, cut: bool = False, **option
 def test_calls_of_every_dialect(name: str, count: int, whole: bool) -> None:
     dialect = dialects.BY_NAME[name]
     text = written(dialect, CALLS[:count], SCHEMAS)
-    parts = read(parser(name, whole=whole), [text])
+    parts = read(parser(name, buffer_calls=whole), [text])
     assert calls_in(parts) == CALLS[:count]
     assert content_of(parts) == ""
     begins = [part for part in parts if isinstance(part, ToolCallBegin)]
@@ -104,15 +104,15 @@ def test_calls_of_every_dialect(name: str, count: int, whole: bool) -> None:
             assert begin.id == f"functions.{begin.name}:{begin.index}"
             continue
         id_ = begin.id.removeprefix(dialect.id_prefix)
-        assert len(id_) == dialect.id_chars
+        assert len(id_) == dialect.id_length
         assert id_.isalnum()
-    check_all_splits(name, text, whole=whole)
+    check_all_splits(name, text, buffer_calls=whole)
     if dialect.opener:
         said = "I look it up.\n\n"
-        parts = read(parser(name, whole=whole), [said + _with_opener(dialect, text)])
+        parts = read(parser(name, buffer_calls=whole), [said + _with_opener(dialect, text)])
         assert joined(parts)[0] == ("text", "I look it up.")
         assert calls_in(parts) == CALLS[:count]
-        check_all_splits(name, said + _with_opener(dialect, text) + "\n", whole=whole)
+        check_all_splits(name, said + _with_opener(dialect, text) + "\n", buffer_calls=whole)
 
 
 def _with_opener(dialect: dialects.Dialect, text: str) -> str:
@@ -141,10 +141,10 @@ def test_variants_that_models_write() -> None:
         '<tool_call>[{"name": "add", "arguments": {"a": 1}}]</tool_call>',
     ):
         for whole in (False, True):
-            parts = read(parser("hermes", whole=whole), [text])
+            parts = read(parser("hermes", buffer_calls=whole), [text])
             assert calls_in(parts) == [("add", {"a": 1})]
             assert content_of(parts) == ""
-            check_all_splits("hermes", text, whole=whole)
+            check_all_splits("hermes", text, buffer_calls=whole)
     text = '[TOOL_CALLS]add[CALL_ID]abc123456[ARGS]{"a": 1}'
     assert calls_in(read(parser("mistral_args"), [text])) == [("add", {"a": 1})]
     for text in (
@@ -184,10 +184,10 @@ def test_arguments_without_quotes_have_the_types_of_the_schema() -> None:
         "<parameter=c>\nnot json\n</parameter>\n</function>\n</tool_call>"
     )
     for whole in (False, True):
-        parts = read(parser("qwen3_xml", whole=whole), [text])
+        parts = read(parser("qwen3_xml", buffer_calls=whole), [text])
         arguments = {"city": '\n1 "x"\n', "days": [1, 2], "b": "null", "c": "not json"}
         assert calls_in(parts) == [("get_weather", arguments)]
-        check_all_splits("qwen3_xml", text, whole=whole)
+        check_all_splits("qwen3_xml", text, buffer_calls=whole)
 
 
 # ---------------------------------------------------------------- not calls
@@ -229,21 +229,21 @@ MALFORMED = [
 
 @pytest.mark.parametrize(("dialect", "text"), MALFORMED)
 def test_what_is_no_call_is_text(dialect: str, text: str) -> None:
-    parts = read(parser(dialect, whole=True), [text])
+    parts = read(parser(dialect, buffer_calls=True), [text])
     assert joined(parts) == [("text", text)]
     for whole in (False, True):
-        check_all_splits(dialect, text, whole=whole)
-        check_all_splits(dialect, text, whole=whole, cut=True)
+        check_all_splits(dialect, text, buffer_calls=whole)
+        check_all_splits(dialect, text, buffer_calls=whole, cut=True)
 
 
 def test_a_malformed_call_leaves_the_good_ones_whole() -> None:
     good = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
     bad = '<tool_call>\n{"name": "add", "arguments": {"a" 1}}\n</tool_call>'
     for text in (bad + good, good + "\n" + bad, good + bad + good):
-        parts = read(parser("hermes", whole=True), [text])
+        parts = read(parser("hermes", buffer_calls=True), [text])
         assert calls_in(parts) == [("add", {"a": 1})] * text.count(good)
         assert content_of(parts) == bad
-        check_all_splits("hermes", text, whole=True)
+        check_all_splits("hermes", text, buffer_calls=True)
         check_all_splits("hermes", text)
 
 
@@ -253,7 +253,7 @@ def test_calls_that_never_end_are_read_in_time_that_grows_with_the_text(
 ) -> None:
     """Each runs to the end, turns out to be text, and contains the start of the next one."""
     limit, looks = 500, 0
-    look = Source.char
+    look = Source.peek_char
 
     def counted(source: Source) -> Read[str]:
         nonlocal looks
@@ -261,16 +261,16 @@ def test_calls_that_never_end_are_read_in_time_that_grows_with_the_text(
         return (yield from look(source))
 
     monkeypatch.setattr(parser_module, "_MAX_REREAD_CHARS", limit)
-    monkeypatch.setattr(Source, "char", counted)
+    monkeypatch.setattr(Source, "peek_char", counted)
     dialect = dialects.BY_NAME[name]
-    begun = dialect.begins + dialect.head.replace("{}", "add")
+    begun = dialect.prefix + dialect.call_prefix.replace("{}", "add")
     if dialect.arguments == "xml":
         begun += "<parameter=a>"
     text = f"One. {begun * 100}"
-    assert joined(read(parser(name, whole=True), [text])) == [("text", text)]
+    assert joined(read(parser(name, buffer_calls=True), [text])) == [("text", text)]
     assert looks < 5 * len(text) + 5 * limit
-    monkeypatch.setattr(Source, "char", look)
-    check_all_splits(name, text[:limit], whole=True)
+    monkeypatch.setattr(Source, "peek_char", look)
+    check_all_splits(name, text[:limit], buffer_calls=True)
 
 
 def test_a_call_that_breaks_on_a_stream_loses_nothing() -> None:
@@ -285,11 +285,11 @@ def test_a_call_that_was_cut_off_is_told_as_far_as_it_came(name: str, whole: boo
     dialect = dialects.BY_NAME[name]
     text = written(dialect, [("add", {"a": 1, "b": "long"})], SCHEMAS)
     text = text[: text.index("lo") + 2]
-    parts = read(parser(name, whole=whole), [text], cut=True)
+    parts = read(parser(name, buffer_calls=whole), [text], cut=True)
     ((kind, index, called, arguments),) = joined(parts)
     assert (kind, index, called) == ("call", "0", "add")
     assert arguments.startswith('{"a": 1')
-    check_all_splits(name, text, cut=True, whole=whole)
+    check_all_splits(name, text, cut=True, buffer_calls=whole)
 
 
 @pytest.mark.parametrize("name", dialects.BY_NAME)
@@ -298,7 +298,7 @@ def test_wherever_a_call_is_cut_off_a_stream_tells_what_a_whole_answer_does(name
     text = written(dialects.BY_NAME[name], [("add", {"a": 1, "b": "long"})], SCHEMAS)
     for end in range(len(text) + 1):
         told = joined(read(parser(name), [text[:end]], cut=True))
-        assert joined(read(parser(name, whole=True), [text[:end]], cut=True)) == told
+        assert joined(read(parser(name, buffer_calls=True), [text[:end]], cut=True)) == told
         if told and told[0][0] == "call":  # then nothing else, and nothing of its marks
             ((_, _, _, arguments),) = told
             assert "</" not in arguments
@@ -311,7 +311,9 @@ def test_special_tokens_never_become_content() -> None:
         ("A[ARGS]B", "AB"),
         ('[TOOL_CALLS]add[ARGS]{"a": 1}[CALL_ID]', ""),
     ):
-        assert content_of(read(parser("mistral", whole=True, hidden=hidden), [text])) == content
+        assert (
+            content_of(read(parser("mistral", buffer_calls=True, hidden=hidden), [text])) == content
+        )
         check_all_splits("mistral", text, hidden=hidden)
 
 
@@ -397,7 +399,7 @@ _PIECES = [
 def test_any_text_in_any_pieces(
     dialect: str | None, text: str, cuts: list[int], whole: bool, cut: bool, hides: bool
 ) -> None:
-    options: dict[str, Any] = {"whole": whole, "reasoning": THINK}
+    options: dict[str, Any] = {"buffer_calls": whole, "reasoning": THINK}
     if hides and dialect:
         options["hidden"] = dialects.BY_NAME[dialect].markers
     ends = [0, *sorted(min(cut_at, len(text)) for cut_at in cuts), len(text)]
@@ -449,4 +451,4 @@ def test_any_call_comes_back(
     ends = [0, *sorted(min(at, len(text)) for at in cuts), len(text)]
     parts = read(parser(name), [text[a:b] for a, b in itertools.pairwise(ends)])
     assert calls_in(parts) == calls
-    assert joined(read(parser(name, whole=True), [text])) == joined(parts)
+    assert joined(read(parser(name, buffer_calls=True), [text])) == joined(parts)

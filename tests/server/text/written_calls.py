@@ -18,55 +18,57 @@ def written(
     """The calls in the syntax of this family; ``schemas`` determine what is a string."""
     if dialect.arguments == "python":
         each = [
-            dialect.head.replace("{}", name)
+            dialect.call_prefix.replace("{}", name)
             + ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-            + dialect.tail
+            + dialect.call_suffix
             for name, arguments in calls
         ]
     elif dialect.arguments == "invoke":
         each = [
-            dialect.head.replace("{}", name)
+            dialect.call_prefix.replace("{}", name)
             + "".join(
                 f'<parameter name="{key}">{_raw(schemas[name], key, value)}</parameter>\n'
                 for key, value in arguments.items()
             )
-            + dialect.tail
+            + dialect.call_suffix
             for name, arguments in calls
         ]
     elif dialect.arguments == "xml":
         each = [
-            dialect.head.replace("{}", name)
+            dialect.call_prefix.replace("{}", name)
             + "".join(
                 f"<parameter={key}>\n{_raw(schemas[name], key, value)}\n</parameter>\n"
                 for key, value in arguments.items()
             )
-            + dialect.tail
+            + dialect.call_suffix
             for name, arguments in calls
         ]
     elif dialect.arguments == "braces":
         each = [
-            dialect.head.replace("{}", name, 1) + _members(dialect, arguments) + dialect.tail
+            dialect.call_prefix.replace("{}", name, 1)
+            + _members(dialect, arguments)
+            + dialect.call_suffix
             for name, arguments in calls
         ]
     elif dialect.arguments == "pairs":
         each = [
-            dialect.head.replace("{}", name)
+            dialect.call_prefix.replace("{}", name)
             + "".join(
                 f"<arg_key>{key}</arg_key>\n"
                 f"<arg_value>{_raw(schemas[name], key, value)}</arg_value>\n"
                 for key, value in arguments.items()
             )
-            + dialect.tail
+            + dialect.call_suffix
             for name, arguments in calls
         ]
     else:
         each = [
-            dialect.head.replace("{}", name, 1).replace(":0", f":{number}")
+            dialect.call_prefix.replace("{}", name, 1).replace(":0", f":{number}")
             + json.dumps(arguments, ensure_ascii=False)
-            + dialect.tail
+            + dialect.call_suffix
             for number, (name, arguments) in enumerate(calls)
         ]
-    return dialect.begins + dialect.between.join(each) + dialect.ends
+    return dialect.prefix + dialect.separator.join(each) + dialect.suffix
 
 
 def _members(dialect: dialects.Dialect, value: Mapping[str, Any]) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from engine.images.nouns import BudgetScaling, FixedScaling, Rewriting
+from engine.images.nouns import BudgetScaling, FixedScaling, PlaceholderRewrite
 from engine.models.checkpoint import ModelConfig, read_config
 from engine.models.spec import DecoderSpec
-from engine.models.vision.read import VisionModel
+from engine.models.vision.read import VisionConfig
 from engine.models.vision.spec import PoolSpec
 
 _HALF = [0.5, 0.5, 0.5]
@@ -94,8 +94,8 @@ def read(
     return read_config(str(directory))
 
 
-def vision_of(config: ModelConfig) -> VisionModel:
-    assert config.vision is not None, config.images_refused
+def vision_of(config: ModelConfig) -> VisionConfig:
+    assert config.vision is not None, config.vision_unsupported_reason
     return config.vision
 
 
@@ -105,13 +105,13 @@ def test_gemma_3_as_published(tmp_path):
     assert isinstance(spec, DecoderSpec)
     assert (spec.num_heads, spec.num_kv_heads, spec.head_dim) == (8, 4, 256)
     assert (spec.vocab_size, spec.eos_token_ids) == (262_208, (1, 106))
-    assert all(layer.looks_ahead for layer in spec.layers)
+    assert all(layer.bidirectional_images for layer in spec.layers)
     vision = vision_of(config)
     rules = vision.rules
     assert (rules.token_id, rules.cell, rules.resampling) == (262_144, 56, "bilinear")
     assert rules.scaling == FixedScaling(896, crop=False)
     whole = "<start_of_image><image_soft_token><end_of_image>"
-    assert rules.rewriting == Rewriting("<start_of_image>", f"\n\n{whole}\n\n")
+    assert rules.rewriting == PlaceholderRewrite("<start_of_image>", f"\n\n{whole}\n\n")
     assert vision.spec.merger == PoolSpec(1e-6, weighted=True, inputs_first=True)
     (tmp_path / "processor_config.json").unlink()
     assert vision_of(read_config(str(tmp_path))) == vision  # published values are the defaults
@@ -121,14 +121,14 @@ def test_gemma_4_as_published(tmp_path):
     config = read(tmp_path, "gemma4")
     spec = config.spec
     assert isinstance(spec, DecoderSpec)
-    ahead = [layer.looks_ahead for layer in spec.layers]
+    ahead = [layer.bidirectional_images for layer in spec.layers]
     assert ahead == [layer.window is not None for layer in spec.layers]
     assert True in ahead
     vision = vision_of(config)
     rules = vision.rules
     assert (rules.token_id, rules.cell, rules.resampling) == (258_880, 48, "bicubic")
     assert rules.scaling == BudgetScaling(280)
-    assert rules.rewriting == Rewriting("<image>", "<begin><image><end>")
+    assert rules.rewriting == PlaceholderRewrite("<image>", "<begin><image><end>")
     assert vision.spec.clipped
     assert (vision.spec.pixels.mean, vision.spec.pixels.std) == ((0.5,) * 3, (0.5,) * 3)
     (tmp_path / "processor_config.json").unlink()
@@ -172,6 +172,6 @@ def test_gemma_without_a_tokenizer_is_told_no_names(tmp_path):
 def test_images_that_are_not_served_leave_the_text(tmp_path, kind, changes, reason):
     config = read(tmp_path, kind, **changes)
     assert config.vision is None
-    assert config.images_refused is not None
-    assert reason in config.images_refused
+    assert config.vision_unsupported_reason is not None
+    assert reason in config.vision_unsupported_reason
     assert isinstance(config.spec, DecoderSpec)

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from engine.config import LoadFormat
 from engine.errors import ModelLoadError
 from engine.models.checkpoint import read_config, read_headers
-from engine.models.vision.read import VisionModel
-from engine.models.vision.tower import VisionTower, load_tower, refuse_tower
+from engine.models.vision.read import VisionConfig
+from engine.models.vision.tower import VisionTower, load_tower, tower_unsupported_reason
 from tests import tiny_vision
 
 CPU = torch.device("cpu")
@@ -22,7 +22,7 @@ KINDS = [
 ]
 
 
-def vision_of(directory: Path) -> VisionModel:
+def vision_of(directory: Path) -> VisionConfig:
     vision = read_config(str(directory)).vision
     assert vision is not None
     return vision
@@ -86,7 +86,7 @@ def test_what_stands_behind_the_features_is_not_looked_at(tmp_path):
         renamed[name.replace("vision_tower.", "vision_tower.vision_model.")] = tensor
     save_file(renamed, tmp_path / "model.safetensors")
     headers = read_headers(tmp_path)
-    assert refuse_tower(headers) is None
+    assert tower_unsupported_reason(headers) is None
     assert same(load(tmp_path), before)
     assert before.spec.num_layers == 2
 
@@ -124,14 +124,17 @@ def test_damaged_encoders_are_named(tmp_path, changes, message):
 
 def test_an_encoder_that_is_quantised_or_not_there_is_refused(tmp_path):
     tiny_vision.save("qwen2_5_vl", tmp_path)
-    assert refuse_tower(read_headers(tmp_path)) is None
+    assert tower_unsupported_reason(read_headers(tmp_path)) is None
     weight = "visual.blocks.0.mlp.up_proj"
     rewrite(
         tmp_path,
         **{f"{weight}.weight": None, f"{weight}.qweight": torch.zeros((4, 5), dtype=torch.int32)},
     )
-    assert refuse_tower(read_headers(tmp_path)) == f"its encoder is quantised ('{weight}.qweight')"
+    assert (
+        tower_unsupported_reason(read_headers(tmp_path))
+        == f"its encoder is quantised ('{weight}.qweight')"
+    )
     tensors = load_file(tmp_path / "model.safetensors")
     rewrite(tmp_path, **{name: None for name in tensors if "visual" in name})
     reason = "the checkpoint has no tensors of its encoder"
-    assert refuse_tower(read_headers(tmp_path)) == reason
+    assert tower_unsupported_reason(read_headers(tmp_path)) == reason

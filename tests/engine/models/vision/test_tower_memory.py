@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.images.nouns import AreaScaling, ImageRules
-from engine.models.vision.read import VisionModel
+from engine.models.vision.read import VisionConfig
 from engine.models.vision.spec import (
     AxialRope,
     MergerSpec,
@@ -41,8 +41,8 @@ _PLAIN = VisionSpec(
 )
 SPECS = {
     "plain": _PLAIN,
-    "windows": replace(_PLAIN, gated=True, window=4, full_layers=frozenset([1])),
-    "deep": replace(_PLAIN, deep_layers=(0, 1), position_grid=12),
+    "windows": replace(_PLAIN, gated=True, window=4, full_attention_layers=frozenset([1])),
+    "deep": replace(_PLAIN, deepstack_layers=(0, 1), position_grid_size=12),
     "pooled": replace(_PLAIN, merger=PoolSpec(1e-6, weighted=True, inputs_first=True)),
     "sandwich": replace(
         _PLAIN,
@@ -51,9 +51,9 @@ SPECS = {
         gated=True,
         sandwich=True,
         num_frames=None,
-        colours_last=True,
-        rope=AxialRope(100.0, apart=True),
-        position_axis=64,
+        channels_last=True,
+        rope=AxialRope(100.0, split_halves=True),
+        num_axis_positions=64,
         merger=PoolSpec(1e-6, scale=18.0, standardised=True),
     ),
     "joined": replace(_PLAIN, gated=True, merger=MergerSpec(_RMS, 512, bias=False, joined=True)),
@@ -63,7 +63,7 @@ SPECS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", SPECS)
 def test_embeddings_take_no_more_memory_than_is_told(kind, dtype):
-    model = VisionModel(SPECS[kind], _RULES)
+    model = VisionConfig(SPECS[kind], _RULES)
     tower = load_tower(model, [], dtype, torch.device("cpu"), seed=0)
     for rows, columns in [(1, 1), (9, 6), (20, 20)]:
         pixels = torch.zeros((rows * 28, columns * 28, 3), dtype=torch.uint8)

@@ -11,7 +11,7 @@ import torch
 
 from engine.models.checkpoint import read_config, read_headers
 from engine.models.vision import tower as tower_module
-from engine.models.vision.tower import ImageStates, VisionTower, load_tower
+from engine.models.vision.tower import ImageEmbeddings, VisionTower, load_tower
 from tests import tiny_vision
 from tests.image_prompts import allowed, rules_of
 
@@ -23,7 +23,7 @@ SIZES = [(1, 1), (2, 3), (5, 2), (4, 8), (9, 6)]
 
 def load(directory: Path, dtype: torch.dtype = torch.float32) -> VisionTower:
     config = read_config(str(directory))
-    assert config.vision is not None, config.images_refused
+    assert config.vision is not None, config.vision_unsupported_reason
     return load_tower(config.vision, read_headers(directory), dtype, CPU)
 
 
@@ -33,7 +33,7 @@ def noise(rows: int, columns: int, cell: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
-def expected(model: Any, processor: Any, pixels: np.ndarray) -> ImageStates:
+def expected(model: Any, processor: Any, pixels: np.ndarray) -> ImageEmbeddings:
     """Hugging Face's features of an image that already has its final size."""
     read = tiny_vision.seen(processor, [pixels])
     with torch.no_grad():
@@ -41,17 +41,19 @@ def expected(model: Any, processor: Any, pixels: np.ndarray) -> ImageStates:
             # Not ``get_image_features``, which splits up an image of one cell.
             parts = model.model
             patches = parts.vision_tower(**read).last_hidden_state[0]
-            return ImageStates(parts.multi_modal_projector(patches, read["image_sizes"]), ())
+            return ImageEmbeddings(parts.multi_modal_projector(patches, read["image_sizes"]), ())
         out = model.get_image_features(**read, return_dict=True)
     deep = getattr(out, "deepstack_features", ())
-    return ImageStates(torch.cat(tuple(out.pooler_output)), tuple(torch.cat(own) for own in deep))
+    return ImageEmbeddings(
+        torch.cat(tuple(out.pooler_output)), tuple(torch.cat(own) for own in deep)
+    )
 
 
-def assert_close(found: ImageStates, wanted: ImageStates, tolerance: float) -> None:
+def assert_close(found: ImageEmbeddings, wanted: ImageEmbeddings, tolerance: float) -> None:
     """Within a share of the largest value."""
-    assert len(found.deep) == len(wanted.deep)
+    assert len(found.deepstack) == len(wanted.deepstack)
     for own, other in zip(
-        (found.embeddings, *found.deep), (wanted.embeddings, *wanted.deep), strict=True
+        (found.embeddings, *found.deepstack), (wanted.embeddings, *wanted.deepstack), strict=True
     ):
         bound = tolerance * float(other.abs().max())
         torch.testing.assert_close(own.float(), other.float(), atol=bound, rtol=0)
@@ -61,7 +63,7 @@ def assert_close(found: ImageStates, wanted: ImageStates, tolerance: float) -> N
 @pytest.mark.parametrize("kind", tiny_vision.KINDS)
 def test_embeddings_equal_hugging_faces(tmp_path, monkeypatch, kind, most):
     """For any number of patches per piece."""
-    monkeypatch.setattr(tower_module, "_MOST_ON_CPU", most)
+    monkeypatch.setattr(tower_module, "_MAX_PATCHES_ON_CPU", most)
     model = tiny_vision.save(kind, tmp_path)
     processor = tiny_vision.processor(kind)
     tower = load(tmp_path)
@@ -85,9 +87,9 @@ def test_embeddings_in_bfloat16(tmp_path, kind):
     assert found.embeddings.dtype == torch.bfloat16
     theirs = expected(model.to(torch.bfloat16), processor, pixels)
     for own, other, exact in zip(
-        (found.embeddings, *found.deep),
-        (theirs.embeddings, *theirs.deep),
-        (wanted.embeddings, *wanted.deep),
+        (found.embeddings, *found.deepstack),
+        (theirs.embeddings, *theirs.deepstack),
+        (wanted.embeddings, *wanted.deepstack),
         strict=True,
     ):
         assert (own.float() - exact).norm() < 1.25 * (other.float() - exact).norm()
@@ -113,4 +115,4 @@ def test_an_image_has_the_same_bits_whatever_was_computed_before(tmp_path, kind)
     tower.embed(torch.from_numpy(noise(2, 9, tower.spec.cell_size)))
     again = tower.embed(pixels)
     assert torch.equal(first.embeddings, again.embeddings)
-    assert all(torch.equal(*pair) for pair in zip(first.deep, again.deep, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(first.deepstack, again.deepstack, strict=True))

@@ -12,7 +12,7 @@ from engine.images.nouns import AreaScaling, EdgeScaling, FixedScaling
 from engine.models.checkpoint import ModelConfig, read_config
 from engine.models.families import FAMILIES
 from engine.models.vision.families import FAMILIES as VISION_FAMILIES
-from engine.models.vision.read import VisionModel
+from engine.models.vision.read import VisionConfig
 from engine.models.vision.spec import AxialRope
 from tests import tiny_vision
 
@@ -163,8 +163,8 @@ def read(directory: Path, kind: str, *, vision: Any = None, processor: Any = Non
     return read_config(str(directory))
 
 
-def vision_of(config: ModelConfig) -> VisionModel:
-    assert config.vision is not None, config.images_refused
+def vision_of(config: ModelConfig) -> VisionConfig:
+    assert config.vision is not None, config.vision_unsupported_reason
     return config.vision
 
 
@@ -190,9 +190,9 @@ def test_windows_and_features_of_published_models(tmp_path):
     assert spec.window == 4
     assert [i for i in range(32) if not spec.is_windowed(i)] == [7, 15, 23, 31]
     spec = vision_of(read(tmp_path, "qwen3_vl")).spec
-    assert (spec.deep_layers, spec.position_grid) == ((5, 11, 17), 48)
+    assert (spec.deepstack_layers, spec.position_grid_size) == ((5, 11, 17), 48)
     spec = vision_of(read(tmp_path, "llava")).spec
-    assert (spec.num_layers, spec.num_unread_layers, spec.num_positions) == (23, 1, 577)
+    assert (spec.num_layers, spec.num_skipped_layers, spec.num_positions) == (23, 1, 577)
     spec = vision_of(read(tmp_path, "mistral3")).spec
     assert (spec.rope, spec.activation) == (AxialRope(10_000.0, staggered=True), "silu")
 
@@ -242,16 +242,16 @@ def test_tokens_behind_rows_are_found_by_name(tmp_path):
     names = {"[IMG]": 10, "<row>": 77, "[IMG_END]": 78}
     tokens = [{"id": id_, "content": name, "special": True} for name, id_ in names.items()]
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
-    reason = read(tmp_path, "mistral3").images_refused
+    reason = read(tmp_path, "mistral3").vision_unsupported_reason
     assert reason is not None
     assert reason.endswith("tokenizer.json: has no token '[IMG_BREAK]'")
     (tmp_path / "processor_config.json").write_text('{"image_break_token": "<row>"}')
     rules = vision_of(read(tmp_path, "mistral3")).rules
     assert (rules.token_id, rules.row_end_id, rules.end_id) == (10, 77, 78)
     (tmp_path / "processor_config.json").write_text('{"image_break_token": {"content": "<row>"}}')
-    assert "has no token {'content'" in str(read(tmp_path, "mistral3").images_refused)
+    assert "has no token {'content'" in str(read(tmp_path, "mistral3").vision_unsupported_reason)
     (tmp_path / "tokenizer.json").write_text('{"added_tokens": [{"id": -1, "content": "x"}]}')
-    assert "is not a tokenizer" in str(read(tmp_path, "mistral3").images_refused)
+    assert "is not a tokenizer" in str(read(tmp_path, "mistral3").vision_unsupported_reason)
 
 
 def test_families_and_configs_without_images(tmp_path):
@@ -259,7 +259,7 @@ def test_families_and_configs_without_images(tmp_path):
     text = {key: value for key, value in config.items() if key != "vision_config"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_vl", **text}))
     without = read_config(str(tmp_path))
-    assert (without.vision, without.images_refused) == (None, None)
+    assert (without.vision, without.vision_unsupported_reason) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -296,15 +296,15 @@ def test_families_and_configs_without_images(tmp_path):
 def test_images_that_are_not_served_leave_the_text(tmp_path, kind, vision, processor, reason):
     config = read(tmp_path, kind, vision=vision, processor=processor)
     assert config.vision is None
-    assert config.images_refused is not None
-    assert reason in config.images_refused
-    assert str(tmp_path) in config.images_refused
+    assert config.vision_unsupported_reason is not None
+    assert reason in config.vision_unsupported_reason
+    assert str(tmp_path) in config.vision_unsupported_reason
     assert config.spec.num_layers == 4
 
 
 def test_what_is_told_of_families():
     for name, family in FAMILIES.items():
-        assert ("accepts images" in family.differs) == (name in VISION_FAMILIES)
+        assert ("accepts images" in family.differences) == (name in VISION_FAMILIES)
 
 
 def test_tokens_beyond_the_vocabulary(tmp_path):
@@ -313,4 +313,4 @@ def test_tokens_beyond_the_vocabulary(tmp_path):
     path.write_text(
         path.read_text().replace(f'"image_token_id": {tiny_vision.IMAGE}', '"image_token_id": 160')
     )
-    assert "lie beyond the vocabulary" in str(read_config(str(tmp_path)).images_refused)
+    assert "lie beyond the vocabulary" in str(read_config(str(tmp_path)).vision_unsupported_reason)

@@ -37,14 +37,14 @@ def make_problem(
     sinks: torch.Tensor | None = None,
     cache_dtype: torch.dtype | None = None,
     value_dim: int | None = None,
-    looks_ahead: bool = False,
+    is_bidirectional: bool = False,
     seed: int = 0,
 ) -> Problem:
     """Make random queries and keys in randomly placed blocks, with poison between and after them.
 
     Keys and values are stored as codes of ``cache_dtype`` if given. With ``value_dim``, values are
-    the first ``value_dim`` elements of keys. With ``looks_ahead``, runs of queries see each other,
-    as the tokens of an image do.
+    the first ``value_dim`` elements of keys. With ``is_bidirectional``, runs of queries see each
+    other, as the tokens of an image do.
     """
     random = torch.Generator().manual_seed(seed)
     num_heads = num_kv_heads * group
@@ -84,15 +84,15 @@ def make_problem(
             sinks is not None,
             cache_dtype=cache_dtype,
             value_dim=value_dim,
-            looks_ahead=looks_ahead,
+            is_bidirectional=is_bidirectional,
         ),
-        layer=LayerAttention(scale, window, softcap, sinks, looks_ahead=looks_ahead),
+        layer=LayerAttention(scale, window, softcap, sinks, is_bidirectional=is_bidirectional),
         geometry=BatchGeometry.of(
             starts,
             seq_lens,
             tables,
             torch.device("cpu"),
-            _ends(query_lens, past_lens, seed) if looks_ahead else None,
+            _ends(query_lens, past_lens, seed) if is_bidirectional else None,
         ),
         query=fused.to(dtype)[:, :num_heads],
         cache=cache,
@@ -149,8 +149,8 @@ def attend(problem: Problem) -> torch.Tensor:
         places = torch.arange(seq_len - (end - begin), seq_len)[:, None]
         slots_seen = torch.arange(seq_len)[None, :]
         seen = slots_seen <= places
-        if geometry.ends is not None:
-            seen = slots_seen < torch.from_numpy(geometry.ends[begin:end])[:, None]
+        if geometry.query_ends is not None:
+            seen = slots_seen < torch.from_numpy(geometry.query_ends[begin:end])[:, None]
         if layer.window is not None:
             seen &= slots_seen > places - layer.window
         scores = scores.masked_fill(~seen, float("-inf"))

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 def run(problem: Problem, *, invariant: bool = False) -> torch.Tensor:
     backend = TritonAttention(invariant=invariant)
-    assert backend.refuse(problem.spec) is None
+    assert backend.unsupported_reason(problem.spec) is None
     state = backend.plan(problem.geometry, problem.spec)
     return backend.forward(state, problem.layer, problem.query, problem.cache)
 
@@ -85,12 +85,14 @@ def test_queries_that_look_ahead_equal_the_definition(
         window=window,
         softcap=softcap,
         dtype=torch.float16 if head_dim > 256 else torch.float32,
-        looks_ahead=True,
+        is_bidirectional=True,
         seed=head_dim + (window or 0),
     )
     tolerance = 2e-3 if head_dim > 256 else 2e-5
     check(problem, tolerance)
-    assert "batch-invariant" in (TritonAttention(invariant=True).refuse(problem.spec) or "")
+    assert "batch-invariant" in (
+        TritonAttention(invariant=True).unsupported_reason(problem.spec) or ""
+    )
 
 
 @pytest.mark.parametrize("cache_dtype", [None, torch.int8])
@@ -259,8 +261,8 @@ def test_invariant_batches_are_captured_and_padded() -> None:
     tables = np.zeros((4, 1), np.int32)
     bounds = BatchGeometry.of(np.array([0, 1, 4, 5, 6]), np.ones(4), tables, CPU)
     backend = TritonAttention(invariant=True)
-    assert backend.fits(bounds, problem.geometry, problem.spec)
-    assert not backend.fits(problem.geometry, bounds, problem.spec)
+    assert backend.can_replay(bounds, problem.geometry, problem.spec)
+    assert not backend.can_replay(problem.geometry, bounds, problem.spec)
     actual = problem.geometry.device
     device = DeviceGeometry(
         torch.tensor([0, 1, 4, 5, 6], dtype=torch.int32),
@@ -291,7 +293,7 @@ def test_a_captured_batch_serves_those_that_fit() -> None:
     bounds = BatchGeometry.of(
         np.arange(5), np.array([512, 512, 256, 256]), np.zeros((4, 1), np.int32), CPU
     )
-    assert backend.fits(bounds, actual, spec)
+    assert backend.can_replay(bounds, actual, spec)
     device = DeviceGeometry(
         torch.arange(5, dtype=torch.int32),
         torch.tensor([31, 601, 0, 0], dtype=torch.int32),
@@ -322,7 +324,7 @@ def test_what_fits_a_captured_batch(query_lens: list[int], seq_lens: list[int], 
     bounds = BatchGeometry.of(np.arange(5), np.array([512, 512, 256, 256]), no_tables, CPU)
     starts = np.concatenate(([0], np.cumsum(query_lens)))
     actual = BatchGeometry.of(starts, np.array(seq_lens), no_tables, CPU)
-    assert TritonAttention().fits(bounds, actual, spec) == fits
+    assert TritonAttention().can_replay(bounds, actual, spec) == fits
 
 
 def test_a_captured_batch_of_chunks() -> None:
@@ -331,7 +333,7 @@ def test_a_captured_batch_of_chunks() -> None:
     bounds = BatchGeometry.of(
         np.array([0, 1, 300, 301]), np.array([1024, 299, 1]), np.zeros((3, 1), np.int32), CPU
     )
-    assert TritonAttention().fits(bounds, problem.geometry, problem.spec)
+    assert TritonAttention().can_replay(bounds, problem.geometry, problem.spec)
     state = TritonAttention().plan(captured(bounds, problem.geometry.device), problem.spec)
     output = TritonAttention().forward(state, problem.layer, problem.query, problem.cache)
     assert error(output, problem) < 2e-5
@@ -340,11 +342,15 @@ def test_a_captured_batch_of_chunks() -> None:
 def test_refusals() -> None:
     spec = make_problem([1], [1]).spec
     backend = TritonAttention()
-    assert backend.refuse(spec) is None
-    assert "640" in (backend.refuse(replace(spec, head_dim=640, dtype=torch.float16)) or "")
-    assert "512" in (backend.refuse(replace(spec, head_dim=512, dtype=torch.float32)) or "")
-    assert backend.refuse(replace(spec, head_dim=512, dtype=torch.bfloat16)) is None
-    assert "evenly" in (backend.refuse(replace(spec, num_heads=3)) or "")
-    assert "CPU" in (backend.refuse(replace(spec, device=torch.device("cuda"))) or "")
+    assert backend.unsupported_reason(spec) is None
+    assert "640" in (
+        backend.unsupported_reason(replace(spec, head_dim=640, dtype=torch.float16)) or ""
+    )
+    assert "512" in (
+        backend.unsupported_reason(replace(spec, head_dim=512, dtype=torch.float32)) or ""
+    )
+    assert backend.unsupported_reason(replace(spec, head_dim=512, dtype=torch.bfloat16)) is None
+    assert "evenly" in (backend.unsupported_reason(replace(spec, num_heads=3)) or "")
+    assert "CPU" in (backend.unsupported_reason(replace(spec, device=torch.device("cuda"))) or "")
     chosen, refusals = select_kernels("triton", spec)
     assert (chosen.name, refusals) == ("triton", [])

@@ -9,7 +9,7 @@ from kernels.reference import drafts as reference
 from kernels.reference import sampling_step
 from kernels.sampling import SamplingTable
 from kernels.triton.distribution import distribution
-from kernels.triton.drafts import accept_drafts, draw, judge_drafts
+from kernels.triton.drafts import accept_drafts, sample_from_probs, verify_drafts
 from tests.kernels.sampling_cases import SLOTS, Extras, make_extras, make_table
 
 
@@ -96,12 +96,14 @@ def test_drafts_are_judged_as_by_the_twin(vocab: int, is_drawn: bool) -> None:
     other[0] = wanted[0]  # nothing remains
     seeds = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=random)
     positions = torch.randint(0, 10_000, (rows,), generator=random)
-    draft_ids = reference.draw(other, seeds, positions, reference.DRAFT_STREAM)
-    assert torch.equal(draw(other, seeds, positions, reference.DRAFT_STREAM), draft_ids)
+    draft_ids = reference.sample_from_probs(other, seeds, positions, reference.DRAFT_STREAM)
+    assert torch.equal(
+        sample_from_probs(other, seeds, positions, reference.DRAFT_STREAM), draft_ids
+    )
     draft_ids[::2] = wanted[::2].argmax(-1)
     proposed = other if is_drawn else None
-    expected = reference.judge_drafts(wanted, proposed, draft_ids, seeds, positions)
-    judged = judge_drafts(wanted, proposed, draft_ids, seeds, positions)
+    expected = reference.verify_drafts(wanted, proposed, draft_ids, seeds, positions)
+    judged = verify_drafts(wanted, proposed, draft_ids, seeds, positions)
     assert torch.equal(judged[1], expected[1])
     assert torch.equal(judged[0], expected[0])
     assert 0 < int(judged[1].sum()) < rows

@@ -12,7 +12,7 @@ from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.models.decoder import Decoder
 from engine.runner import graphs, load_runner
-from engine.runner.graphs import Capture, DecodeGraph, DecodeGraphs, Replay, ladder
+from engine.runner.graphs import Capture, DecodeGraph, DecodeGraphs, Replay, capture_sizes
 from engine.types import Request, SamplingParams
 from tests import tiny_models
 from tests.called_again import called_again
@@ -116,7 +116,7 @@ def test_what_cannot_be_captured_runs_as_it_is(directory: str, expected, caplog)
 
 
 def test_the_ladder_ends_with_the_most_there_can_be() -> None:
-    assert ladder(1) == [1]
-    assert ladder(5) == [1, 2, 4, 5]
-    assert ladder(24) == [1, 2, 4, 8, 16, 24]
-    assert ladder(30) == [1, 2, 4, 8, 16, 24, 30]
+    assert capture_sizes(1) == [1]
+    assert capture_sizes(5) == [1, 2, 4, 5]
+    assert capture_sizes(24) == [1, 2, 4, 8, 16, 24]
+    assert capture_sizes(30) == [1, 2, 4, 8, 16, 24, 30]

@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from kernels.inputs import StepRows
-from kernels.moe import ExpertTensors, Gating, GatingKind, RouterWeights, RoutingRule
+from kernels.moe import (
+    ExpertTensors,
+    GatedActivation,
+    GatedActivationKind,
+    RouterWeights,
+    RoutingRule,
+)
 from kernels.packed import PackedParts
 from kernels.reference.feedback import feed_back as reference_feed_back
 from kernels.reference.inputs import build_inputs as reference_inputs
@@ -78,7 +84,9 @@ def test_tokens_fed_back_equal_the_twins(has_counts: bool) -> None:
     ("tokens", "experts", "top_k", "hidden", "inner"),
     [(3, 8, 2, 64, 70), (50, 4, 2, 100, 32), (1, 5, 5, 33, 16), (40, 3, 1, 64, 130)],
 )
-@pytest.mark.parametrize("kind", ["plain", "biased", "weighs_input", "some elsewhere", "ungated"])
+@pytest.mark.parametrize(
+    "kind", ["plain", "biased", "apply_router_weight_on_input", "some elsewhere", "ungated"]
+)
 def test_experts_equal_the_loop(
     tokens: int, experts: int, top_k: int, hidden: int, inner: int, kind: str
 ) -> None:
@@ -103,7 +111,7 @@ def test_experts_equal_the_loop(
         biases = (torch.randn(experts, 2 * inner), torch.randn(experts, hidden))
         tensors = ExpertTensors(gate_up, down, *biases)
     exact = ExpertTensors(*(None if part is None else part.double() for part in tensors))
-    first, *rest = chosen, weights, activate, kind == "weighs_input", elsewhere
+    first, *rest = chosen, weights, activate, kind == "apply_router_weight_on_input", elsewhere
     actual = fused_moe(x, tensors, first, *rest).double()
     expected = reference_moe(x.double(), exact, first, *rest)
     assert (actual - expected).norm() <= expected.norm() * 1e-5
@@ -179,7 +187,7 @@ def test_clamped_swiglu_equals_its_twin() -> None:
 @pytest.mark.parametrize("is_biased", [False, True])
 @pytest.mark.parametrize("tokens", [0, 1, 4])
 def test_what_experts_give_few_tokens_is_added_to_the_stream(
-    tokens: int, is_biased: bool, gate: GatingKind
+    tokens: int, is_biased: bool, gate: GatedActivationKind
 ) -> None:
     random = torch.Generator().manual_seed(tokens)
 
@@ -191,7 +199,7 @@ def test_what_experts_give_few_tokens_is_added_to_the_stream(
     apply = partial(reference_swiglu, alpha=1.702, limit=1.5) if gate != "silu" else silu_mul
     stream, norm = noise(tokens, 48), RowNorm(noise(48), 1e-5)
     router = RouterWeights(noise(6, 48), noise(6), None)
-    given = norm, router, RoutingRule(3), experts, Gating(apply, gate)
+    given = norm, router, RoutingRule(3), experts, GatedActivation(apply, gate)
     actual, expected = stream.clone(), stream.clone()
     add_experts(actual, *given)
     reference_add(expected, *given)

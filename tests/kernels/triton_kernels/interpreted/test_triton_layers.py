@@ -7,7 +7,7 @@ import torch
 
 from kernels.attention import LayerCache
 from kernels.reference import fused as reference
-from kernels.reference.cache_codes import contents
+from kernels.reference.cache_codes import decode_cache
 from kernels.reference.kv_store import copy_blocks as reference_copy
 from kernels.reference.layers import rms_norm as reference_norm
 from kernels.reference.layers import rope_tables
@@ -112,7 +112,7 @@ def test_norm_rope_store_of_codes(codes: torch.dtype, has_norm: bool, has_rope: 
         for twin, cache in zip((kv_store, reference), caches, strict=True)
     ]
     torch.testing.assert_close(*queries, rtol=1e-5, atol=1e-5)
-    for ours, theirs in zip(*map(contents, caches), strict=True):
+    for ours, theirs in zip(*map(decode_cache, caches), strict=True):
         assert torch.equal(ours.isnan(), theirs.isnan())
         differences = (ours - theirs).abs().nan_to_num(0.0)
         largest = theirs.abs().nan_to_num(0.0).amax(dim=-1, keepdim=True)

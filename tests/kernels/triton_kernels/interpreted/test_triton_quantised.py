@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from engine.quantization.gpu import TritonPacked
-from engine.quantization.widened import KernelPackedForm
+from engine.quantization.widened import KernelLinearMethod
 from kernels.packed import PackedWeight
 from kernels.reference.quantised import linear_packed
-from kernels.tiled import refuse_tiles, tile
+from kernels.tiled import tile, tiling_unsupported_reason
 from kernels.triton.quantised import packed_linear
 from tests.kernels.packed_weights import KINDS, packed_weight
 
@@ -69,7 +69,7 @@ def test_rows_of_a_wider_tensor() -> None:
 
 def test_a_layer_of_an_engine(caplog: pytest.LogCaptureFixture) -> None:
     """As on a GPU: the kernel if possible, otherwise dequantised and logged; rows as embeddings."""
-    form = KernelPackedForm(torch.float32, refuse_tiles, TritonPacked)
+    form = KernelLinearMethod(torch.float32, tiling_unsupported_reason, TritonPacked)
     for group, is_told in ((32, False), (8, True)):
         weight, bias = packed_weight("int4", 40, 64, group), torch.randn(40)
         layer, x = form.make(weight, bias), torch.randn(5, 64)

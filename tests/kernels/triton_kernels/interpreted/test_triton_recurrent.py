@@ -8,7 +8,7 @@ import torch
 from kernels.recurrent import CHUNK, GatedDeltaShape, ScanShape
 from kernels.reference import operations as reference
 from kernels.triton import invariant_operations, operations
-from kernels.triton.chunks import LEAST
+from kernels.triton.chunks import MIN_CHUNKED_TOKENS
 from tests.kernels.recurrent_cases import (
     Case,
     conv_case,
@@ -30,9 +30,15 @@ STEPS = [
 # With rows that are split into chunks: some into several, one that ends a token short of a chunk,
 # and one with the minimum number of tokens.
 PROMPTS = [
-    [(5, 0, 40), (2, 0, LEAST - 1), (0, 0, CHUNK), (1, 0, 100)],
-    [(2, LEAST - 1, LEAST), (5, 40, 1)],
-    [(6, -1, 1), (0, CHUNK, 36), (5, 41, 58), (2, 2 * LEAST - 1, CHUNK - 1), (6, -1, 1)],
+    [(5, 0, 40), (2, 0, MIN_CHUNKED_TOKENS - 1), (0, 0, CHUNK), (1, 0, 100)],
+    [(2, MIN_CHUNKED_TOKENS - 1, MIN_CHUNKED_TOKENS), (5, 40, 1)],
+    [
+        (6, -1, 1),
+        (0, CHUNK, 36),
+        (5, 41, 58),
+        (2, 2 * MIN_CHUNKED_TOKENS - 1, CHUNK - 1),
+        (6, -1, 1),
+    ],
 ]
 UNLIMITED = (0.0, float("inf"))
 
@@ -84,7 +90,11 @@ def test_a_key_that_comes_again_and_again(alpha: float) -> None:
     [
         [(2, 3, 4, 1), (5, 1, 5, 5), (0, 9, 2, 2), (3, 2, 3, 2)],
         [(2, 3, 2, 1), (5, 1, 2, 2), (0, 9, 2, 1)],  # settling rows could have one token each
-        [(1, 2, LEAST + 4, 3), (4, 5, LEAST + 1, LEAST), (3, LEAST, 2, 1)],  # in chunks
+        [
+            (1, 2, MIN_CHUNKED_TOKENS + 4, 3),
+            (4, 5, MIN_CHUNKED_TOKENS + 1, MIN_CHUNKED_TOKENS),
+            (3, MIN_CHUNKED_TOKENS, 2, 1),
+        ],  # in chunks
     ],
     ids=["some", "two", "many"],
 )

@@ -7,7 +7,7 @@ import torch
 
 from kernels.moe import RoutingRule
 from kernels.reference import moe as reference
-from kernels.triton.routing import choose, route, sort_pairs
+from kernels.triton.routing import route, select_experts, sort_pairs
 
 _RULES = {
     "qwen3": RoutingRule(8),
@@ -43,7 +43,7 @@ def test_choices_equal_the_twins(name: str, tokens: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_equal_scores_choose_the_first_experts(dtype: torch.dtype) -> None:
-    ids, shares = choose(torch.zeros(2, 12, dtype=dtype), None, RoutingRule(5), 12)
+    ids, shares = select_experts(torch.zeros(2, 12, dtype=dtype), None, RoutingRule(5), 12)
     assert ids.tolist() == [[0, 1, 2, 3, 4]] * 2
     torch.testing.assert_close(shares, torch.full((2, 5), 0.2))
 
@@ -56,7 +56,7 @@ def test_what_is_no_number_chooses_experts_that_there_are(name: str) -> None:
     said[0] = float("nan")
     said[1, 7] = float("nan")
     said[2, 11] = float("inf")
-    ids, shares = choose(said, None, _RULES[name], 60)
+    ids, shares = select_experts(said, None, _RULES[name], 60)
     assert ((ids >= 0) & (ids < 60)).all()
     assert shares[0].isnan().all(), "a request that went wrong has to show it"
 
@@ -69,7 +69,7 @@ def test_what_is_no_number_chooses_experts_that_there_are(name: str) -> None:
 def test_pairs_are_listed_by_expert(tokens: int, top_k: int, experts: int, elsewhere: bool) -> None:
     random = torch.Generator().manual_seed(experts)
     ids = torch.randint(0, experts + elsewhere, (tokens, top_k), generator=random)
-    made = sort_pairs(ids, experts, some_elsewhere=elsewhere)
+    made = sort_pairs(ids, experts, has_remote_pairs=elsewhere)
     owners, pairs = ids.flatten().sort(stable=True)
     starts = torch.searchsorted(owners, torch.arange(experts + 1))
     assert made.starts.tolist() == starts.tolist()

@@ -35,17 +35,17 @@ from kernels.triton.check_products import (
     check_packed_bits,
     check_scaled,
     check_skinny,
-    check_turned,
+    check_swapped,
 )
 from kernels.triton.matmul import invariant_linear
 from kernels.triton.moe import fused_moe
 from kernels.triton.quantised import packed_linear
-from kernels.triton.selfcheck import check_same_bits, self_check
+from kernels.triton.selfcheck import check_batch_invariance, self_check
 from kernels.triton.skinny import skinny_linear
 from kernels.triton.skinny_packed import skinny_packed_linear
 
 SPEC = AttentionSpec(4, 2, 32, 16, torch.float32, torch.device("cpu"))
-STATES = replace(SPEC, has_states=True)
+STATES = replace(SPEC, has_recurrent_layers=True)
 EXPERTS = replace(SPEC, has_experts=True)
 LATENT = replace(SPEC, num_kv_heads=1, head_dim=24, value_dim=16)
 
@@ -61,7 +61,7 @@ def with_operations(**changed: Any) -> Kernels:
         (SPEC, True),
         (AttentionSpec(6, 2, 32, 64, torch.float16, SPEC.device, (None, 100), 30.0, True), False),
         (AttentionSpec(2, 2, 16, 8, torch.bfloat16, SPEC.device, (50,)), False),
-        (replace(SPEC, windows=(None, 20), looks_ahead=True), False),
+        (replace(SPEC, windows=(None, 20), is_bidirectional=True), False),
         (LATENT, False),
         (STATES, False),
         (EXPERTS, False),
@@ -111,7 +111,7 @@ def test_products_of_few_rows_are_checked(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("matrix_units")
 def test_bits_of_products_of_few_rows_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert check_turned(torch.bfloat16, SPEC.device) is None
+    assert check_swapped(torch.bfloat16, SPEC.device) is None
 
     def another_order(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         whole = invariant_linear(x, weight)
@@ -122,7 +122,7 @@ def test_bits_of_products_of_few_rows_are_checked(monkeypatch: pytest.MonkeyPatc
         return parts[0] + parts[1]
 
     monkeypatch.setattr(check_products, "invariant_linear", another_order)
-    assert "products of few rows is wrong" in (check_turned(torch.bfloat16, SPEC.device) or "")
+    assert "products of few rows is wrong" in (check_swapped(torch.bfloat16, SPEC.device) or "")
 
 
 @pytest.mark.usefixtures("matrix_units")
@@ -141,7 +141,10 @@ def test_bits_of_experts_and_of_codes_are_checked(monkeypatch: pytest.MonkeyPatc
 
 _RETURN_NOTHING = ("add_experts", "copy_blocks", "feed_back", "latent_rope_store")
 # Kernels that verify drafts are not checked at start, and sizes are not results.
-_UNCHECKED = {"accept_drafts", "distribution", "draw", "expert_sizes", "judge_drafts"}
+_UNCHECKED = {
+    *("accept_drafts", "distribution", "sample_from_probs", "moe_token_thresholds"),
+    "verify_drafts",
+}
 _OWN = {
     n for n in operations.__all__ if getattr(operations, n).__module__.startswith("kernels.tri")
 }
@@ -193,8 +196,10 @@ def test_a_bug_in_an_attention_kernel_is_refused(
 )
 def test_attention_has_the_same_bits_or_is_not_taken_for_such(spec: AttentionSpec) -> None:
     """The ordinary kernels round differently alone and in a chunk."""
-    assert check_same_bits(Kernels(TritonAttention(invariant=True), operations), spec) is None
-    told = check_same_bits(Kernels(TritonAttention(), operations), spec) or ""
+    assert (
+        check_batch_invariance(Kernels(TritonAttention(invariant=True), operations), spec) is None
+    )
+    told = check_batch_invariance(Kernels(TritonAttention(), operations), spec) or ""
     assert "batch-invariant attention is wrong" in told
 
 
@@ -231,14 +236,14 @@ def test_auto_takes_them_on_a_gpu_that_they_have_proved_themselves_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     on_gpu = AttentionSpec(4, 2, 32, 16, torch.float32, torch.device("cuda"))
-    monkeypatch.setattr(backend, "refuse_device", lambda _: None)
+    monkeypatch.setattr(backend, "device_unsupported_reason", lambda _: None)
     for reason, expected in ((None, "triton"), ("its sampling is wrong", "reference")):
         monkeypatch.setattr(selfcheck, "self_check", lambda *_, reason=reason: reason)
         chosen, refusals = select_kernels("auto", on_gpu)
         assert chosen.name == expected
         assert refusals[:1] == ([] if reason is None else [("triton", reason)])
     monkeypatch.setattr(selfcheck, "self_check", lambda *_: None)
-    monkeypatch.setattr(selfcheck, "check_same_bits", lambda *_: "other bits")
+    monkeypatch.setattr(selfcheck, "check_batch_invariance", lambda *_: "other bits")
     with pytest.raises(NoKernelsError, match=r"triton: other bits.*reference: its sums depend"):
         select_kernels("auto", on_gpu, invariant=True)
     # On a CPU only by name, whatever the check would return.
