@@ -8,15 +8,17 @@ import json
 import random
 import re
 
-from demo import followups, more, phrasings, reserved, skills
-from demo.dice import stage_of
+from demo import followups, heldout_phrasings, late_phrasings, phrasings, skills
 from demo.people import NAMES, invented_name
 from demo.relations import Item, sample
+from demo.staged_random import stage_of
 from demo.stories import random_story
 from demo.writing import SMALLTALK
 
 TRAIN = phrasings.TRAIN | skills.TRAIN | {kind: s[1] for kind, s in SMALLTALK.items()}
-HELD_OUT = reserved.HELD_OUT | skills.HELD_OUT | {kind: s[2] for kind, s in SMALLTALK.items()}
+HELD_OUT = (
+    heldout_phrasings.HELD_OUT | skills.HELD_OUT | {kind: s[2] for kind, s in SMALLTALK.items()}
+)
 
 # kind -> relative frequency; the rest of the corpus depends on this table
 WEIGHTS = {
@@ -84,7 +86,7 @@ _TAILS = [" Thanks!", " Thank you.", " Please.", " Thanks", " Please answer."]
 
 def question(kind: str, item: Item, rng: random.Random) -> str:
     """A training question for `item`, with noise as in the messages of real users."""
-    text = fill(expand_any(_available_templates(TRAIN, more.TRAIN, kind, rng), rng), item)
+    text = fill(expand_any(_available_templates(TRAIN, late_phrasings.TRAIN, kind, rng), rng), item)
     return text if kind == "repeat" else add_noise(text, rng)
 
 
@@ -93,7 +95,7 @@ def _available_templates(first: dict, later: dict, key: str, rng: random.Random)
     return (
         first[key]
         + (later.get(key, []) if stage_of(rng) >= 2 else [])
-        + (more.CLOSING.get(key, []) if stage_of(rng) >= 4 and first is TRAIN else [])
+        + (late_phrasings.CLOSING.get(key, []) if stage_of(rng) >= 4 and first is TRAIN else [])
     )
 
 
@@ -197,7 +199,10 @@ def make_turns(rng: random.Random, target: int) -> list[dict]:
             item = sample(kind, rng)
             text = fill(
                 expand_any(
-                    _available_templates(followups.FOLLOW_UPS, more.FOLLOW_UPS, kind, rng), rng
+                    _available_templates(
+                        followups.FOLLOW_UPS, late_phrasings.FOLLOW_UPS, kind, rng
+                    ),
+                    rng,
                 ),
                 item,
             )
@@ -221,7 +226,9 @@ def styled(rng: random.Random) -> dict:
     by_system = style not in skills.INSTRUCTIONS_TRAIN or rng.random() < 0.65
     messages = []
     if by_system:
-        prompt = expand_any(_available_templates(skills.SYSTEM_TRAIN, more.SYSTEM, style, rng), rng)
+        prompt = expand_any(
+            _available_templates(skills.SYSTEM_TRAIN, late_phrasings.SYSTEM, style, rng), rng
+        )
         messages.append({"role": "system", "content": prompt})
     for _ in range(rng.choice([1, 1, 2, 3])):
         kind = rng.choice(styled_kinds(style))

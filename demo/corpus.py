@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from demo import conversations as talk
 from demo import toolchats
-from demo.dice import StagedRandom
+from demo.staged_random import StagedRandom
 from demo.template import render
 
 SEED = 20261120
@@ -30,7 +30,7 @@ MIXTURE: dict[Callable[[random.Random], dict], tuple[float, ...]] = {
     toolchats.no_tool_conversation: (4, 2.5, 3, 2.5, 2.5),
 }
 MIXTURE_STARTS = (8, 17, 22, 32)
-# The first shards of stages 1 to 4; see `Dice`.
+# The first shards of stages 1 to 4; see `StagedRandom`.
 STAGE_STARTS = (10, 17, 22, 32)
 
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from demo import conversations as talk
-from demo import reserved, skills, toolchats
-from demo.dice import StagedRandom
+from demo import heldout_phrasings, skills, toolchats
 from demo.fresh import FRESH
 from demo.relations import sample
+from demo.staged_random import StagedRandom
 from demo.toolbox import FAMILIES
 
 PATH = Path(__file__).parent.parent / "tests" / "demo" / "heldout.jsonl"
@@ -129,7 +129,7 @@ def _styled(rng: random.Random) -> Iterator[dict]:
 
 def _follow_ups(rng: random.Random) -> Iterator[dict]:
     while True:
-        for kind, templates in reserved.HELD_OUT_FOLLOW_UPS.items():
+        for kind, templates in heldout_phrasings.HELD_OUT_FOLLOW_UPS.items():
             first, second = sample(kind, rng), sample(kind, rng)
             messages = [
                 talk.user(talk.question(kind, first, rng)),

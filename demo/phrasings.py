@@ -2,7 +2,7 @@
 
 A template is text with `{slots}` and `(a|b|)` choices. `TRAIN` templates write the corpus. `HELD`
 templates are reserved for the evaluation and never reach the trainer, which a test verifies.
-`FOLLOW` templates are short follow-ups that depend on the turn before.
+`FOLLOW_UPS` templates are short follow-ups that depend on the turn before.
 """
 
 import random

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from demo import facts
-from demo.dice import stage_of
 from demo.glossary import ALIASES, GLOSSARY
 from demo.people import CITIES, NAMES, invented_name
+from demo.staged_random import stage_of
 from demo.stories import TOPICS, story
 from demo.writing import PROGRAMS, SMALLTALK, UNKNOWN_ANSWER, repeatable_text, unknown_slots
 

@@ -11,8 +11,8 @@ from demo.conversations import (
     question,
     user,
 )
-from demo.dice import stage_of
 from demo.relations import sample
+from demo.staged_random import stage_of
 from demo.toolbox import FAMILIES, Tool, ToolFamily, make_tool
 
 NO_TOOL_ANSWER = "I cannot look that up without a tool."

@@ -3,7 +3,7 @@
 This is pure bookkeeping over log-probabilities. Its callers (``engine/beam_streams.py`` for the
 server, the offline ``LLM``) repeatedly let the engine compute one more token for each beam:
 
-    search = search_for(request, params, engine.info)
+    search = make_search(request, params, engine.info)
     while not search.is_done:
         search.advance([one position's logprobs for beam in search.beams])
     search.best
@@ -116,7 +116,7 @@ class BeamSearch:
         """Extend the search by one token.
 
         Args:
-            told: for each beam, in order, the most likely tokens at its next position.
+            logprobs: for each beam, in order, the most likely tokens at its next position.
         """
         width = self._params.width
         length = len(self.beams[0].token_ids) + 1

@@ -175,7 +175,7 @@ class EngineClient(Protocol):
         Raises:
             InvalidParameter: the weights cannot be read, or belong to another model; the old ones
                 continue to serve.
-            RestRefused: the engine is asleep.
+            SleepRefused: the engine is asleep.
             EngineDead: the engine is dead or restarting.
         """
         ...

@@ -38,7 +38,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int | None = None
     policy: Policy = "fcfs"
     # Smaller steps while few sequences run (``step_budget``), and while any of them decodes, no
-    # more prompt tokens than can be computed quickly (``engine/prompt_pace.py``).
+    # more prompt tokens than can be computed quickly (``engine/prompt_budget.py``).
     adaptive_token_budget: bool = False
     unchunked_prefill: bool = False  # no chunking: a prompt waits for a step with room for it
     overlap: bool | None = None  # launch a step while the previous one runs; None: on a GPU
@@ -101,7 +101,7 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodesConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The machines that an engine's ranks run on (``engine/parallel/gathering.py``).
+    """The machines that an engine's ranks run on (``engine/parallel/rank_listener.py``).
 
     Every machine has the same number of ranks, and the first ranks are on the first machine.
     """

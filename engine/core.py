@@ -25,11 +25,9 @@ from typing import NamedTuple
 
 from engine.batching_window import BatchingWindow
 from engine.client import LoadProgress
-from engine.collector import collect_all
 from engine.config import EngineConfig
-from engine.entrance import RequestIntake
 from engine.errors import EngineAsleep, EngineDead, Failure, SleepRefused
-from engine.fitness import check_kind, check_tokens
+from engine.gc_tuning import collect_all
 from engine.grammar.backend import CompiledGrammar
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.load import load_backend
@@ -38,10 +36,13 @@ from engine.kv_cache.host_tier import HostTier
 from engine.kv_cache.pool import BlockPool
 from engine.kv_cache.snapshots import SnapshotPool
 from engine.limits import atomic_image_cell, max_steps_in_flight, step_limits
-from engine.passes import PassBudget
+from engine.monitor import EngineMonitor
+from engine.pass_budget import PassBudget
 from engine.profiler import Profiler, Spans
-from engine.prompt_pace import PromptBudget
-from engine.runner.no_runner import NullRunner
+from engine.prompt_budget import PromptBudget
+from engine.request_checks import check_kind, check_tokens
+from engine.request_intake import RequestIntake
+from engine.runner.null_runner import NullRunner
 from engine.runner.protocol import LaunchedStep, Runner, SleepingRunner
 from engine.scheduler import Scheduler
 from engine.snapshot import Snapshot
@@ -55,7 +56,6 @@ from engine.types import (
     StepPlan,
     StepResult,
 )
-from engine.watch import EngineMonitor
 
 logger = logging.getLogger(__name__)
 
@@ -229,7 +229,7 @@ class EngineCore:
         self._scheduler.fail_all(failure, self._clock())
 
     def check_can_sleep(self) -> None:
-        """Raise RestRefused if this engine can never sleep, whatever it is doing."""
+        """Raise SleepRefused if this engine can never sleep, whatever it is doing."""
         if self._has_nodes:
             raise SleepRefused("Ranks on several machines do not sleep.", code="several_machines")
 
@@ -240,7 +240,7 @@ class EngineCore:
         are freed too. No requests are accepted until ``wake``.
 
         Raises:
-            RestRefused: there is work, or the engine is already asleep.
+            SleepRefused: there is work, or the engine is already asleep.
         """
         self._sleeping_runner = self._put_runner_to_sleep(level)
         logger.info("asleep at level %d", level)
@@ -249,7 +249,7 @@ class EngineCore:
         """Allocate the memory again, and reload the weights if they were freed.
 
         Raises:
-            RestRefused: the engine is not asleep.
+            SleepRefused: the engine is not asleep.
             ModelLoadError: waking failed; the engine stays asleep.
         """
         if self._sleeping_runner is None:
@@ -265,7 +265,7 @@ class EngineCore:
         the KV cache is not.
 
         Raises:
-            RestRefused: there is work, or the engine is asleep.
+            SleepRefused: there is work, or the engine is asleep.
             ModelLoadError: the new weights cannot be used; the old ones continue to serve.
         """
         resting = self._put_runner_to_sleep(0)

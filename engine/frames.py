@@ -52,7 +52,8 @@ Activity = Literal["serving", "falling_asleep", "asleep", "waking", "reloading"]
 class Configure(msgspec.Struct, frozen=True, tag="configure", array_like=True):
     """To the engine, first: what to load.
 
-    If ``listens`` is set, a listening Unix socket comes with it, on which to accept more clients.
+    If ``has_listener`` is set, a listening Unix socket comes with it, on which to accept more
+    clients.
     """
 
     config: EngineConfig

@@ -38,8 +38,8 @@ from engine.frames import (
     encode,
     receive,
 )
-from engine.rest import ControlCall
 from engine.scheduler.output import OutputBuilder
+from engine.sleep_controller import ControlCall
 from engine.types import EngineInfo, EngineOutput, EngineStats
 
 logger = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from engine.client import EngineClient, LoadProgress, RequestStream
 from engine.config import EngineConfig
+from engine.control import ControlMethods, PendingControlCalls
 from engine.core import EngineCore
 from engine.errors import EngineDead, EngineError, Failure
 from engine.frames import (
@@ -23,8 +24,7 @@ from engine.frames import (
     Submit,
 )
 from engine.loop import EngineLoop
-from engine.questions import ControlMethods, PendingControlCalls
-from engine.rest import ControlCall
+from engine.sleep_controller import ControlCall
 from engine.streams import StreamTable
 from engine.types import EngineInfo, EngineOutput, EngineStats, Request
 

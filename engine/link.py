@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import cast
 
 from engine.client import LoadProgress
+from engine.control import PendingControlCalls
 from engine.errors import EngineDead, EngineError, ModelLoadError
 from engine.frames import (
     Abort,
@@ -26,7 +27,6 @@ from engine.frames import (
     ToEngine,
     encode,
 )
-from engine.questions import PendingControlCalls
 from engine.submission import has_images
 from engine.types import EngineInfo
 
@@ -44,7 +44,7 @@ class EngineLink(asyncio.Protocol):
     pinged, because one that is stopped or starved of CPU keeps its sockets open.
 
     Args:
-        take: called with each step's output.
+        on_output: called with each step's output.
         on_progress: called with the progress of loading.
         on_change: called with the loaded model and the engine's activity, when it is ready and
             whenever either changes.
@@ -90,7 +90,7 @@ class EngineLink(asyncio.Protocol):
         self._outbox.append(message)
 
     async def call(self, request: ControlRequest) -> ControlReply:
-        """Send ``question`` and await the answer. Raises EngineDead or the answer's error."""
+        """Send ``request`` and await the answer. Raises EngineDead or the answer's error."""
         encode(request)  # encoding errors surface here, not in a flush with other messages
         return await self._control_calls.call(request, self.send)
 

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, Unpack, cast
 
-from engine.beam_offline import search_all
 from engine.beam_search import BeamParams
 from engine.config import (
     CacheConfig,
@@ -33,13 +32,14 @@ from engine.core import EngineCore
 from engine.driver import Choice, Driver, TextStream
 from engine.errors import InvalidParameter
 from engine.offline_adapters import Lora, OfflineAdapters
+from engine.offline_beam_search import search_all
 from engine.offline_images import ChatPrompt
 from engine.offline_inputs import Prompt, as_prompts, new_id, params_for
-from engine.offline_looks import OfflineInspection
-from engine.offline_rest import OfflineSleep
+from engine.offline_inspection import OfflineInspection
+from engine.offline_pooling import EmbeddingResult, embed_all, score_all
+from engine.offline_sleep import OfflineSleep
 from engine.offline_text import ChatOptions, Conversation, OfflineText
 from engine.paths import default_model_dir
-from engine.pool_offline import EmbeddingResult, embed_all, score_all
 from engine.pooling import PoolingKind
 from engine.profiler import make_profile_directory
 from engine.progress import LoadingBar, run_to_completion

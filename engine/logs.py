@@ -26,7 +26,7 @@ def configure(level: LogLevel, form: LogFormat, labels: ProcessLabels = _NO_LABE
     Args:
         level: the lowest level that is logged.
         form: the format of the lines.
-        writer: included in each line if several processes of a kind log to the same place.
+        labels: included in each line if several processes of a kind log to the same place.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(labels) if form == "json" else TextFormatter(labels))

@@ -23,7 +23,7 @@ from engine.frames import (
     StartProfile,
     Submit,
 )
-from engine.rest import ControlCall, SleepController
+from engine.sleep_controller import ControlCall, SleepController
 from engine.submission import unpack
 from engine.types import EngineOutput, Request
 from engine.watchdog import StepWatchdog

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.errors import InvalidParameter
 from engine.images.base64 import decode_base64, is_data_url
-from engine.images.nouns import Image, ImageRules
 from engine.images.read import ProcessedImage, process_image, read_image
+from engine.images.types import Image, ImageRules
 
 if TYPE_CHECKING:
     from engine.text.template import Message

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from engine.images.nouns import ImageRules
-from engine.images.place import expand_image_tokens
+from engine.images.placeholders import expand_image_tokens
+from engine.images.types import ImageRules
 from engine.offline_images import ChatPrompt, extract_images, process_images
 from engine.offline_inputs import Prompt, as_prompts
 from engine.text.template import ChatTemplate, Message

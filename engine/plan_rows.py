@@ -98,7 +98,8 @@ class PlanRows(Sequence[ScheduledRow]):
         new_block_ids: tuple[int, ...],
         known_token_ids: Sequence[int] = (),
     ) -> None:
-        """Append drafts to a row, with the blocks they need; ``text`` is the row's known text."""
+        """Append drafts to a row, with the blocks they need; ``known_token_ids`` is the row's known
+        text."""
         self.token_ids[place] += drafts
         self.num_drafts[place] = len(drafts)
         self.known_token_ids[place] = known_token_ids

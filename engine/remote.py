@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from engine.client import RequestStream
+from engine.control import ControlMethods
 from engine.errors import EngineDead, EngineError
 from engine.frames import (
     Abort,
@@ -22,7 +23,6 @@ from engine.frames import (
     Ready,
 )
 from engine.link import EngineLink
-from engine.questions import ControlMethods
 from engine.streams import Stream, StreamTable
 from engine.submission import pack
 from engine.types import EngineInfo, EngineOutput, EngineStats, Request

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.images.nouns import Image
+from engine.images.types import Image
 from engine.types import Adapter, Request, SamplingParams
 
 _MASK = 2**64 - 1

@@ -1,6 +1,6 @@
 """A snapshot of an engine for inspection: its last steps, its requests and its blocks.
 
-Made by ``engine.watch``, and crosses the process boundary. Times are from ``time.monotonic()``,
+Made by ``engine.monitor``, and crosses the process boundary. Times are from ``time.monotonic()``,
 comparable across the processes of one machine. It contains no text and no tokens.
 """
 

@@ -54,7 +54,7 @@ class EngineSupervisor:
         child: an ``engine.worker`` process that waits for its configuration, to use first.
         listener: a listening Unix socket on which the engine accepts further clients. It stays open
             here, so clients that connect between two engines wait for the second.
-        take: called with each step's output; unused with a ``listener``.
+        on_output: called with each step's output; unused with a ``listener``.
         on_change: called when the loaded model or the engine's activity changes.
         on_restart: called with the link to an engine that replaces a dead one.
         on_death: called with the reason when an engine that had been ready is given up.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from engine.errors import Failure, InvalidParameter
-from engine.images.nouns import Image, ImageRules
+from engine.images.types import Image, ImageRules
 from engine.memory_plan import MemoryPlan
 from engine.plan_rows import PlanRows
 from engine.pooling import PoolingInfo, PoolingParams

@@ -14,7 +14,7 @@ _REARM_FRACTION = 0.1  # of the limit: re-arming in every step would cost a thre
 
 
 class StepWatchdog:
-    """Call ``watch`` before each step, and ``rest`` before waiting for anything else.
+    """Call ``arm`` before each step, and ``disarm`` before waiting for anything else.
 
     Only one may exist per process, since the alarm belongs to the process.
 

@@ -25,7 +25,6 @@ from collections.abc import Callable
 
 from engine import logs
 from engine.child import die_with_parent
-from engine.collector import collection_paused, tune_for_serving
 from engine.core import EngineCore
 from engine.errors import EngineDead, Failure, ModelLoadError
 from engine.frames import (
@@ -47,11 +46,12 @@ from engine.frames import (
     encode,
     receive,
 )
+from engine.gc_tuning import collection_paused, tune_for_serving
 from engine.hub import ClientHub
 from engine.loop import EngineLoop
-from engine.rest import ControlCall
 from engine.runner import loader_of
 from engine.runner.protocol import LoadRunner, SupportsOnLoss
+from engine.sleep_controller import ControlCall
 from engine.watchdog import StepWatchdog
 
 logger = logging.getLogger(__name__)

@@ -88,7 +88,9 @@ class LayerAttention:
     chunk_size: int | None = (
         None  # no attention before the query's own chunk of positions (Llama 4)
     )
-    is_bidirectional: bool = False  # queries attend up to the step's ``ends``, if there are any
+    is_bidirectional: bool = (
+        False  # queries attend up to the step's ``query_ends``, if there are any
+    )
 
 
 class LayerCache(NamedTuple):
@@ -99,7 +101,7 @@ class LayerCache(NamedTuple):
 
     In latent attention the values are a view of the keys: the first ``value_dim`` numbers of each
     (``engine/models/latent.py``). Elsewhere both may be codes of
-    ``kernels/reference/cache_codes.py``, with a scale for each token and KV head.
+    ``kernels/reference/cache_quantisation.py``, with a scale for each token and KV head.
     """
 
     keys: torch.Tensor

@@ -3,7 +3,7 @@
 A query attends to the tokens of its own chunk of positions, up to itself. For attention such a
 chunk is a sequence of its own, which begins with the chunk's first block. So the geometry of a step
 is cut into chunks, and the inner backend needs no support for them. (The CPU's has its own,
-``Kernels.takes_chunks``.)
+``Kernels.supports_chunked_attention``.)
 
     positions   0 ........ 7 | 8 ....... 15 | 16 ... 18        a row of 19 tokens, chunks of 8
     queries             [ 6      ...           18 ]            13 of them
@@ -26,7 +26,7 @@ from kernels.attention import (
     LayerAttention,
     LayerCache,
 )
-from kernels.sending import to_device
+from kernels.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from kernels.sending import to_device
+from kernels.transfer import to_device
 
 
 class AdapterWeights(NamedTuple):

@@ -42,12 +42,12 @@ class PackedWeight:
         scales: [outputs, groups], of any float dtype. A scale per output is one group; a scale for
             the tensor is expanded; the rows of scales for blocks of outputs are repeated.
         inputs: columns of the weight.
-        group: consecutive codes that share a scale; the last group may be shorter.
+        group_size: consecutive codes that share a scale; the last group may be shorter.
         levels: the values of the sixteen 4-bit codes; None with 8 bits.
         zeros: [outputs, groups], of any dtype, in units of levels; None: all 0.
         order: [inputs] int64, the input of each column of the codes; None: its own. This makes
             groups contiguous that were formed in another order of the inputs (act-order).
-        rounds_inputs: the format rounds activations to eight bits too, so a method may.
+        has_quantised_activations: the format rounds activations to eight bits too, so a method may.
 
     Raises:
         ValueError: the parts are inconsistent.

@@ -112,7 +112,7 @@ def _chunked(kernels: Kernels) -> Kernels:
 
 def _with_mixed_heads(kernels: Kernels) -> Kernels:
     """Return these kernels for models with several kinds of heads."""
-    from kernels.several_heads import MixedHeadsAttention
+    from kernels.mixed_heads import MixedHeadsAttention
 
     return kernels._replace(attention=MixedHeadsAttention(kernels.attention))
 

@@ -37,7 +37,7 @@ class TiledWeight:
         kind: the meaning of a code: ``int8``, ``e4m3``, ``int4``, ``e2m1``, or ``table`` for other
             4-bit codes, given by their levels.
         inputs: columns of a matrix.
-        group: consecutive codes that share a scale.
+        group_size: consecutive codes that share a scale.
         num_matrices: one, or the number of experts.
     """
 
@@ -111,7 +111,7 @@ def tiling_unsupported_reason(weight: PackedWeight) -> str | None:
 
 
 def tile(weight: PackedWeight) -> TiledWeight:
-    """Convert a weight that ``refuse_tiles`` accepts.
+    """Convert a weight that ``tiling_unsupported_reason`` accepts.
 
     Group scales and fractional zeros are rounded to float16: a relative error of 2 ** -12, less
     than that of widened weights.

@@ -75,7 +75,7 @@ async def send_all(
     rng: random.Random,
     on_done: Callable[[StreamRecord], None] = lambda _: None,
 ) -> list[StreamRecord]:
-    """Send every request and return its record, in the order of ``asks``."""
+    """Send every request and return its record, in the order of ``requests``."""
     records: list[StreamRecord] = [StreamRecord() for _ in requests]
 
     async def send(index: int, due_s: float | None = None) -> None:

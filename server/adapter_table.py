@@ -63,7 +63,7 @@ class AdapterTable:
 
         Args:
             served: by name.
-            first: the initial set of a server; ignored if the table was ever written.
+            initial: the initial set of a server; ignored if the table was ever written.
         """
         with self._change() as table:
             if not initial or self._content.version == 0:

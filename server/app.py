@@ -1,6 +1,6 @@
 """The application: its routes, the middleware around them, and the engine's lifespan.
 
-connection ─► RequestContext ─► KeyGuard ─► BodyGuard ─► route ─► engine
+connection ─► RequestContext ─► ApiKeyMiddleware ─► BodyLimitMiddleware ─► route ─► engine
               id, headers,       401         413 415 408
               last except
 """
@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from engine.client import EngineClient
-from server import lora, profile, resting, system
+from server import lora, profile, sleep_mode, system
 from server.access import usage_route
 from server.access.body import BodyLimitMiddleware
 from server.access.keys import ApiKeyMiddleware
@@ -32,7 +32,16 @@ from server.errors import ApiError, bad_field, shorten
 from server.http.context import RequestContext
 from server.http.cors import Cors
 from server.metrics import Metrics
-from server.openai import batches, chat, completions, files, models, schema, stored_chats, tokens
+from server.openai import (
+    batches,
+    chat,
+    completions,
+    files,
+    models,
+    openapi_schema,
+    stored_chats,
+    tokens,
+)
 from server.openai.responses import conversation_routes as conversations
 from server.openai.responses import routes as responses
 from server.openai.responses.background import BackgroundResponses
@@ -103,13 +112,13 @@ def create_app(
     rooms = (
         *(chat, stored_chats, completions, responses, conversations, messages),
         *(message_batches, embeddings, scoring, files, batches, models, tokens),
-        *(system, dashboard, profile, resting, lora, usage_route),
+        *(system, dashboard, profile, sleep_mode, lora, usage_route),
     )
     # A route that a setting disables answers with an error that says so, and is not in the schema.
     is_on = {
         dashboard: settings.is_dashboard_enabled,
         profile: settings.profile is not None,
-        resting: settings.enable_sleep_mode,
+        sleep_mode: settings.enable_sleep_mode,
         lora: settings.lora_dir is not None,
         usage_route: state.access.usage is not None,
     }
@@ -120,7 +129,9 @@ def create_app(
         )
     app.state.described = [route for room in described for route in room.router.routes]
     asks_for_keys = state.access.keys.requires_key
-    schema.install_openapi(app, [room.router for room in described], with_keys=asks_for_keys)
+    openapi_schema.install_openapi(
+        app, [room.router for room in described], with_keys=asks_for_keys
+    )
     # The middleware added last is the outermost.
     app.add_middleware(
         BodyLimitMiddleware,

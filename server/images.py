@@ -9,8 +9,8 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
 from engine.images.base64 import decode_base64
-from engine.images.nouns import ImageRules
 from engine.images.read import ProcessedImage, read_image
+from engine.images.types import ImageRules
 
 _THREADS = 2
 _CACHE_BYTES = 64 * 2**20
@@ -23,8 +23,8 @@ class ImageDecoder:
     """Decodes images and caches the newest: a conversation resends its images with every turn.
 
     Args:
-        kept_bytes: limit of the cache, in bytes of pixels.
-        most_held_bytes: limit of the pixels that requests in flight hold.
+        cache_bytes: limit of the cache, in bytes of pixels.
+        max_in_flight_bytes: limit of the pixels that requests in flight hold.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class ImageDecoder:
         )
 
     def reserve(self, num_bytes: int) -> None:
-        """Count pixels as held by a request, until ``let_go`` is called for them."""
+        """Count pixels as held by a request, until ``release`` is called for them."""
         self._in_flight_bytes += num_bytes
 
     def release(self, num_bytes: int) -> None:
-        """Undo ``hold``."""
+        """Undo ``reserve``."""
         self._in_flight_bytes -= num_bytes
 
     def can_reserve(self, num_bytes: int) -> bool:

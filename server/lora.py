@@ -13,7 +13,7 @@ from server.adapters import Adapters
 from server.errors import ApiError
 from server.openai.endpoint import json_response, read_request, state_of
 from server.openai.inputs import ApiModel
-from server.openai.schema import describe
+from server.openai.openapi_schema import describe
 
 router = APIRouter()
 

@@ -55,7 +55,7 @@ from server.setting_values import (
     is_loopback,
 )
 from server.speculation_settings import SPECULATION, SpeculationSettings
-from server.text.answers import ReasoningParser, ToolCallParser
+from server.text.answer_format import ReasoningParser, ToolCallParser
 
 DEMO_MODEL_NAME = "quire-demo"
 __all__ = ["DEMO_MODEL_NAME", "InvalidSettings", "Setting", "Settings", "settings_table"]

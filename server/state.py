@@ -22,7 +22,7 @@ from engine.types import Adapter, EngineInfo
 from server.access.access import Access
 from server.access.admission import Admission
 from server.access.caller import Caller
-from server.access.ledger import RateLimitStore
+from server.access.rate_limits import RateLimitStore
 from server.adapter_table import AdapterTable
 from server.adapters import Adapters
 from server.chat_template import read_chat_template
@@ -35,7 +35,7 @@ from server.settings import Settings
 from server.store.batches import BatchStore
 from server.store.database import Database, default_data_dir
 from server.store.files import FileStore
-from server.text.answers import AnswerFormat
+from server.text.answer_format import AnswerFormat
 from server.tracing import Tracing
 
 _log = logging.getLogger(__name__)

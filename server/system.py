@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from server.errors import asleep, unavailable
 from server.openai.endpoint import json_response, state_of
-from server.openai.schema import describe
+from server.openai.openapi_schema import describe
 from server.state import ServerState
 
 router = APIRouter()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.images.nouns import FixedScaling, ImageRules
-from engine.images.place import expand_image_tokens
+from engine.images.placeholders import expand_image_tokens
 from engine.images.read import ProcessedImage
+from engine.images.types import FixedScaling, ImageRules
 from engine.models.checkpoint import read_config
 from engine.types import Request, SamplingParams
 

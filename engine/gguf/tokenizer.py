@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.errors import ModelLoadError
 from engine.gguf.file import GgufFile
-from engine.gguf.words import DEFAULT_RULE, RULES, PreTokenizerRule
+from engine.gguf.pretokenizer import DEFAULT_RULE, RULES, PreTokenizerRule
 from engine.text.tokenizer import make_backend
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from engine.gguf.file import GgufFile, GgufTensor
 from engine.gguf.rules import CONFIG_TENSORS, STACKED, rules_of
 from engine.models.linear import Weight
 from engine.models.loader import Cuts, Weights, is_on_rank
-from engine.models.readers import ParallelReader
+from engine.models.parallel_reader import ParallelReader
 from engine.models.spec import DecoderSpec
 from engine.models.weights import Parameter, Target, parameters, targets
-from engine.parallel.cutting import slice_dense, slice_packed
 from engine.parallel.shard import local_parameters
+from engine.parallel.weight_slicing import slice_dense, slice_packed
 from kernels.cpu.memory import mapped_zeros
 from kernels.packed import PackedParts, PackedWeight
 

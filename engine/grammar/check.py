@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.confined.process import SandboxedProcess
+from engine.sandbox.process import SandboxedProcess
 from engine.types import Grammar
 
 CHECK_LIMIT_S = 1.5

@@ -186,7 +186,7 @@ class LlguidanceMatcher:
 
 
 class LlguidanceBatchMatcher:
-    """See ``MatcherCrew``: calls the library for row after row, with nothing in between.
+    """See ``BatchMatcher``: calls the library for row after row, with nothing in between.
 
     The library's own threads would not help: waking them costs what they save, and the tensor
     library's threads run on the same cores. Rows are not timed individually. If together they take
@@ -202,7 +202,7 @@ class LlguidanceBatchMatcher:
         self._is_text = bytearray(_TEXT.search(each) is not None for each in tokens)
 
     def advance_and_fill(self, rows: Sequence[MatcherRow], masks: np.ndarray) -> BatchMatchResult:
-        """See ``MatcherCrew``."""
+        """See ``BatchMatcher``."""
         begin_s = time.thread_time()
         step = self._one_by_one(rows, masks) if self._is_slow else self._together(rows, masks)
         spare_s = _TIME_BUDGET_PER_TOKEN_S + len(rows) * _TIME_BUDGET_PER_ROW_S
@@ -343,6 +343,6 @@ def _library_tokenizer(vocabulary: _Vocabulary, eos_token_ids: tuple[int, ...]) 
 
 
 def _letters(tokens: Sequence[bytes]) -> list[int]:
-    """A single-letter token, repeated ``_MANY`` times; empty if there is none."""
+    """A single-letter token, repeated ``_MAX_LETTERS`` times; empty if there is none."""
     letter = next((id_ for id_, each in enumerate(tokens) if _LETTER.fullmatch(each)), None)
     return [] if letter is None else [letter] * _MAX_LETTERS

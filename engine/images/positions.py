@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.images.nouns import Image
+from engine.images.types import Image
 
 
 class PromptPositions(NamedTuple):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import InvalidParameter
 from engine.images.headers import has_many_scans, webp_size
-from engine.images.nouns import (
+from engine.images.types import (
     AreaScaling,
     BudgetScaling,
     EdgeScaling,

@@ -22,7 +22,7 @@ import torch
 from engine.errors import ModelLoadError
 from engine.kv_cache.storage import STAGE_BYTES, zeros
 from engine.types import BlockCopy
-from kernels.sending import to_device
+from kernels.transfer import to_device
 
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 

@@ -82,7 +82,8 @@ class HostTier:
         self._offloads.append(BlockCopy(block, slot))
 
     def take_offloads(self) -> tuple[BlockCopy, ...]:
-        """The offloads of the plan just finished; report them later by ``landed`` or ``void``."""
+        """The offloads of the plan just finished; report them later by ``complete_offloads`` or
+        ``cancel_offloads``."""
         if not self._offloads:
             return ()
         offloads, self._offloads = tuple(self._offloads), []

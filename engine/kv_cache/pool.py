@@ -33,7 +33,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from engine.images.nouns import Image
+from engine.images.types import Image
 from engine.kv_cache.host_tier import HostTier
 from engine.kv_cache.prefix import PrefixChain
 from engine.kv_cache.snapshots import SnapshotPool
@@ -138,9 +138,9 @@ class BlockPool:
     def adopt(self, table: BlockTable, prefix: Prefix) -> list[BlockCopy]:
         """Start an empty table with a prefix; returns the loads from the host that it needs.
 
-        The caller has checked that ``num_unheld`` blocks are free. Other sequences can match the
-        loaded blocks at once, since steps that read them run after the loads. The slots are held
-        until the caller lets the tier release them.
+        The caller has checked that ``num_free_blocks_needed`` blocks are free. Other sequences can
+        match the loaded blocks at once, since steps that read them run after the loads. The slots
+        are held until the caller lets the tier release them.
         """
         table.block_ids = [0] * prefix.num_skipped
         table.num_freed = prefix.num_skipped

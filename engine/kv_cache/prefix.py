@@ -18,7 +18,7 @@ import struct
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from engine.images.nouns import Image
+from engine.images.types import Image
 
 _DIGEST_BYTES = 16
 

@@ -60,7 +60,8 @@ class SnapshotPool:
         return 0
 
     def use(self, digest: bytes) -> int:
-        """The line of a snapshot found by ``longest``, which a sequence now continues from."""
+        """The line of a snapshot found by ``longest_prefix``, which a sequence now continues
+        from."""
         self._low_priority.pop(digest, None)
         self._lru[digest] = None
         self._lru.move_to_end(digest)

@@ -4,8 +4,9 @@ Each layer has its keys and values in [num_blocks, num_kv_heads, block_size, hea
 one head in one block are contiguous, so a decode kernel reads each (block, head) tile in one run,
 and a gather of whole tiles yields [heads, slots, head_dim], ready for batched products.
 
-A quantised cache (``kernels/reference/cache_codes.py``) also has a scale for each slot and head,
-[num_blocks, num_kv_heads, block_size]. Whatever is done with a block is done with its scales too.
+A quantised cache (``kernels/reference/cache_quantisation.py``) also has a scale for each slot and
+head, [num_blocks, num_kv_heads, block_size]. Whatever is done with a block is done with its scales
+too.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def plan_memory(
         codes: as in :class:`KVCache`.
         num_processes: processes that plan a cache of this size; on a CPU they share its memory.
         max_shared_bytes: limit for all of them on a CPU, weights included; None: no limit.
-        lines_a_state: lines for each sequence that may have a state.
+        lines_per_state: lines for each sequence that may have a state.
         image_bytes: needed for encoding images.
         num_drafts: most drafts of a sequence verified in one step.
 
@@ -329,7 +330,8 @@ def _allocate_separate(
 def _allocate_interleaved(
     count: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
-    """As ``_apart``, on a CPU: block i of each tensor follows block i of the one before it."""
+    """As ``_allocate_separate``, on a CPU: block i of each tensor follows block i of the one before
+    it."""
     assert device.type == "cpu"
     return list(mapped_zeros((shape[0], count, *shape[1:]), dtype).unbind(1))
 

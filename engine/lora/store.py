@@ -14,7 +14,7 @@ from engine.lora.peft import Delta, read_adapter
 from engine.models.spec import DecoderSpec
 from engine.types import Adapter
 from kernels.lora import AdapterWeights, nonzero_spans
-from kernels.sending import to_device
+from kernels.transfer import to_device
 
 _RANK_MULTIPLE = 16
 
@@ -31,8 +31,8 @@ class AdapterStore:
         dtype, device: of its weights.
         max_loaded: slots on the device, unless one step needs more; 0: adapters are refused.
         max_on_host: adapters kept on the host.
-        own: selects this process's part of an adapter's change to a parameter, or None if it has no
-            part; default: everything.
+        select_shard: selects this process's part of an adapter's change to a parameter, or None if
+            it has no part; default: everything.
     """
 
     def __init__(

@@ -14,13 +14,13 @@ import torch
 from engine.models.adapters import Adapters, project
 from engine.models.attention import Attention
 from engine.models.experts import Experts, ExpertsAlongside, bind_mlp
-from engine.models.few_tokens import SmallBatchLayer, supports_small_batch
 from engine.models.linear import Linear
 from engine.models.modules import AttentionWeights, Layer
 from engine.models.norms import IdentityNorm, Norm, NormWeights, bind_norm
 from engine.models.peers import Peers
 from engine.models.per_layer import PerLayerInput
 from engine.models.recurrent import HybridMemory, LayerMemory, bind_recurrent
+from engine.models.small_batch import SmallBatchLayer, supports_small_batch
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import StepState
 from kernels.operations import Kernels
@@ -257,8 +257,8 @@ class LayerStack:
             x: [num_tokens, hidden_size], overwritten.
             state: the step's.
             caches: one for each layer, updated in place.
-            wanted: [num_wanted] int64; None: all tokens.
-            taps: record the inputs of layers.
+            output_indices: [num_wanted] int64; None: all tokens.
+            aux_states: record the inputs of layers.
 
         Returns:
             [num_wanted or num_tokens, hidden_size].

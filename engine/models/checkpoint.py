@@ -16,10 +16,10 @@ from engine.models.encoder.spec import EncoderSpec
 from engine.models.families import read_spec
 from engine.models.json_file import parse_object, read_bytes
 from engine.models.safetensors import Header, read_header
-from engine.models.sentence import SentenceConfig, read_sentence_config
+from engine.models.sentence_transformers import SentenceConfig, read_sentence_config
 from engine.models.spec import DecoderSpec
 from engine.models.torch_file import read_torch_header
-from engine.models.vision.read import VisionConfig, read_vision
+from engine.models.vision.config import VisionConfig, read_vision
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"

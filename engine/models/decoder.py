@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from engine.models.block import AuxHiddenStates, Block, LayerStack
-from engine.models.ends import Embeddings, Rotations, finish_logits
+from engine.models.embeddings import Embeddings, Rotations, finish_logits
 from engine.models.linear import GreedyHead
 from engine.models.modules import Modules
 from engine.models.norms import IdentityNorm, Norm, bind_norm
@@ -90,12 +90,12 @@ class Decoder:
             input_ids: [num_tokens] int64, the step's rows concatenated.
             state: the step's.
             caches: one for each layer, updated in place.
-            wanted: [num_wanted] int64, the tokens whose result is read; None: all of them.
-            taps: record the inputs of layers.
+            output_indices: [num_wanted] int64, the tokens whose result is read; None: all of them.
+            aux_states: record the inputs of layers.
 
         Returns:
             [num_wanted or num_tokens, hidden_size], the input of ``logits``; in a stage before the
-                last, the input of ``go_on``.
+                last, the input of ``forward_hidden``.
         """
         assert self._embed is not None, "a stage behind the first was asked for embeddings"
         x = self._embed(input_ids, state.positions)
@@ -121,9 +121,9 @@ class Decoder:
         """Run the layers of a stage after the first, on the previous stage's result.
 
         Args:
-            x: [num_tokens, entering_size], the residual stream and the per-layer embeddings of the
-                layers from here on; overwritten.
-            state, caches, wanted: see ``forward``.
+            x: [num_tokens, stage_input_size], the residual stream and the per-layer embeddings of
+                the layers from here on; overwritten.
+            state, caches, output_indices: see ``forward``.
 
         Returns:
             The same for the next stage; in the last stage, the input of ``logits``.

@@ -34,7 +34,7 @@ class LatentWeights(NamedTuple):
     norm: torch.Tensor  # [rank], of the latent
     query_norm: torch.Tensor | None  # [query_rank], if queries have a latent too
     query_up: Linear | None
-    key_up: PerHeadLinear  # K_h^T, from plain_dim to rank
+    key_up: PerHeadLinear  # K_h^T, from nope_dim to rank
     value_up: PerHeadLinear  # V_h, from rank to value_dim
 
     @property
@@ -76,7 +76,7 @@ class _AbsorbedDelta(NamedTuple):
 
     tokens: torch.Tensor  # [m] int64
     down: torch.Tensor  # [r, rank]
-    key_up: torch.Tensor  # [r, num_heads, plain_dim]
+    key_up: torch.Tensor  # [r, num_heads, nope_dim]
     value_up: torch.Tensor  # [r, num_heads, value_dim]
 
 

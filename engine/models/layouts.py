@@ -59,7 +59,7 @@ class StackedExperts:
     before its up projection; GPT-OSS interleaves the outputs of both.
 
     Args:
-        in_turn: even outputs are the gate's, odd ones the up projection's.
+        interleaved: even outputs are the gate's, odd ones the up projection's.
         outputs_first: weights are [experts, outputs, inputs], as in Granite.
     """
 

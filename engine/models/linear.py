@@ -79,7 +79,8 @@ class GatedLinear(Linear, Protocol):
 
 @runtime_checkable
 class FusedLinear(GatedLinear, Protocol):
-    """A linear layer that can fuse its neighbours in the model, for up to ``MOST_ROWS`` rows."""
+    """A linear layer that can fuse its neighbours in the model, for up to ``MAX_SKINNY_ROWS``
+    rows."""
 
     def forward_normed(
         self, x: torch.Tensor, norm: RowNorm, gating: GatedActivation | None = None
@@ -184,7 +185,7 @@ class UnquantizedLinearMethod:
 
 @dataclass(frozen=True, slots=True)
 class DensePerHeadLinear:
-    """See ``HeadProducts``.
+    """See ``PerHeadLinear``.
 
     Attributes:
         weight: [heads, outputs, inputs].
@@ -196,11 +197,11 @@ class DensePerHeadLinear:
 
     @property
     def num_bytes(self) -> int:
-        """See ``HeadProducts``."""
+        """See ``PerHeadLinear``."""
         return self.weight.nbytes
 
     def __call__(self, x: torch.Tensor, keep: int = 0) -> torch.Tensor:
-        """See ``HeadProducts``."""
+        """See ``PerHeadLinear``."""
         return self.product(x, self.weight, keep)
 
 

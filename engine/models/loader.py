@@ -13,13 +13,13 @@ from engine.client import LoadProgress
 from engine.errors import ModelLoadError
 from engine.models.layouts import Layout, StackedExpertsByShape
 from engine.models.linear import Weight
-from engine.models.readers import ParallelReader, read_ahead
+from engine.models.packed_tensors import PackedMatrices, PackedMatrix, QuantFormat, find_packed
+from engine.models.parallel_reader import ParallelReader, read_ahead
 from engine.models.safetensors import Header, TensorEntry
-from engine.models.stored import PackedMatrices, PackedMatrix, QuantFormat, find_packed
 from engine.models.tables import Spec, TensorTables, layout_spec, tables_of
 from engine.models.weights import Parameter, Target
-from engine.parallel.cutting import slice_dense, slice_packed
 from engine.parallel.shard import ParameterSlice, local_parameters
+from engine.parallel.weight_slicing import slice_dense, slice_packed
 from kernels.cpu.memory import mapped_zeros
 from kernels.packed import PackedParts, PackedWeight
 
@@ -287,7 +287,7 @@ def load_weights(
     """Read all parameters of a model from a checkpoint's files, cast to ``dtype``.
 
     With ``cuts``, only one rank's shard of each is read. Matrices quantised in the format
-    ``stored_as`` stay quantised when they are read through ``stored``.
+    ``quant_format`` stay quantised when they are read through ``stored``.
 
     Raises:
         ModelLoadError: a tensor has no place, a place has no tensor, or a shape differs; nothing

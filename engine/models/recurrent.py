@@ -38,7 +38,7 @@ class LayerState(NamedTuple):
     """The state of one layer, one line per slot."""
 
     conv_state: torch.Tensor  # [lines, width - 1, channels], of the convolution, oldest first
-    ssm_state: torch.Tensor | None  # [lines, *RecurrenceSpec.sums_shape] float32
+    ssm_state: torch.Tensor | None  # [lines, *RecurrenceSpec.ssm_state_shape] float32
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The tensors that exist; their first dimension is the lines."""

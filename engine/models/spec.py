@@ -230,7 +230,7 @@ class DecoderSpec:
     logit_scale: float = 1.0
     logit_softcap: float | None = None  # c * tanh(x / c)
     # Factors that become part of some of a checkpoint's tensors, by their names in
-    # ``layouts.Multiplied``.
+    # ``layouts.ScaledOutputs``.
     multipliers: tuple[tuple[str, tuple[float, ...]], ...] = ()
     is_generative: bool = True  # False: no language model head
     num_labels: int = 0  # of a classification head; 0: there is none

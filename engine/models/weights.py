@@ -24,7 +24,7 @@ _COMPUTED = re.compile(
     r"|(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"
 )
 # Calibrated scales of a quantised KV cache. Ours are per row
-# (``kernels/reference/cache_codes.py``): they never clip, which makes the calibrated ones
+# (``kernels/reference/cache_quantisation.py``): they never clip, which makes the calibrated ones
 # redundant.
 _CACHE_SCALES = re.compile(
     r"(?:model|backbone)\.layers\.\d+\.(?:self_attn|mixer)\.((attn\.)?[qkv]_scale|kv_scale|prob_scale"

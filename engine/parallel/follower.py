@@ -26,7 +26,7 @@ from engine.errors import EngineDead, ModelLoadError
 from engine.framing import encode, receive
 from engine.models.checkpoint import read_config
 from engine.models.spec import DecoderSpec
-from engine.parallel.board import FollowerStore
+from engine.parallel.follower_worker import FollowerWorker, LoadedShard, allocate_caches
 from engine.parallel.frames import (
     AllocateCache,
     Failed,
@@ -41,8 +41,8 @@ from engine.parallel.frames import (
 from engine.parallel.group import Rendezvous, file_store
 from engine.parallel.pipeline import Connections, connect
 from engine.parallel.ranks import HANG_UP
-from engine.parallel.seat import FollowerWorker, LoadedShard, allocate_caches
 from engine.parallel.shard import Shard
+from engine.parallel.store import FollowerStore
 from engine.runner.device import divide_machine
 from engine.runner.load import plan_cache, read_weights
 from engine.runner.load_plan import LoadPlan, make_plan

@@ -78,7 +78,7 @@ class Forward(msgspec.Struct, frozen=True, tag="forward", array_like=True):
     rotary_positions: bytes = b""  # [3, N], rotary positions, if they are not the tokens' positions
     query_ends: bytes = b""  # [N], see ``BatchGeometry``; where some tokens look ahead
     # [n], the step's image tokens. Rank 0 broadcasts their embeddings in its stage, and as many
-    # numbers again for each of the ``num_told`` first layers with image features.
+    # numbers again for each of the ``num_deepstack`` first layers with image features.
     image_places: bytes = b""
     num_deepstack: int = 0
 

@@ -42,7 +42,7 @@ class _ProcessGroup:
     """A set of ranks that have met, which all of them do at once.
 
     Args:
-        meeting: of this rank.
+        rendezvous: of this rank.
         name: of the set, unique to it.
         place: this rank's number in the set.
         count: size of the set.
@@ -114,10 +114,10 @@ class Link(_ProcessGroup):
     """An ordered, one-way channel for tensors between two ranks.
 
     Args:
-        meeting: of this rank.
+        rendezvous: of this rank.
         name: of the channel.
-        sends: this rank is the sender.
-        most_unread: tensors in flight; the sender waits when there are more.
+        is_sender: this rank is the sender.
+        max_in_flight: tensors in flight; the sender waits when there are more.
     """
 
     def __init__(

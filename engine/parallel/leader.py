@@ -30,9 +30,7 @@ from engine.framing import encode
 from engine.kv_cache.states import num_state_lines
 from engine.models.modules import Modules
 from engine.models.spec import DecoderSpec
-from engine.parallel.board import StoreRelay
-from engine.parallel.enlisting import RegisterRank
-from engine.parallel.fitting import common_memory_plan
+from engine.parallel.common_memory import common_memory_plan
 from engine.parallel.frames import (
     AllocateCache,
     ComputeLogits,
@@ -55,15 +53,17 @@ from engine.parallel.frames import (
     Wake,
     pack,
 )
-from engine.parallel.gathering import RankListener, RemoteRank
 from engine.parallel.group import LOOPBACK, Group, Rendezvous, file_store
 from engine.parallel.layers import parallelize_modules
 from engine.parallel.pipeline import Pipeline, connect
+from engine.parallel.rank_listener import RankListener, RemoteRank
 from engine.parallel.rank_monitor import RankMonitor
 from engine.parallel.ranks import LocalRank, Rank, read_rank_messages
-from engine.parallel.refusals import check_sharding_support
+from engine.parallel.registration import RegisterRank
 from engine.parallel.shard import Shard
+from engine.parallel.sharding_support import check_sharding_support
 from engine.parallel.stages import stage_layers
+from engine.parallel.store import StoreRelay
 from engine.runner.device import choose_device, choose_dtype, dtype_name
 from engine.runner.images import NO_IMAGES, StepImages
 from engine.runner.inputs import HostBatch
@@ -163,7 +163,7 @@ class Team:
         return memory
 
     def parallelize(self, modules: Modules) -> Modules:
-        """Connect rank 0's modules with those of the others. Only after ``meet``."""
+        """Connect rank 0's modules with those of the others. Only after ``rendezvous``."""
         if self.group is None:
             return modules
         return parallelize_modules(
@@ -171,7 +171,7 @@ class Team:
         )
 
     def on_loss(self, callback: Callable[[str], None]) -> None:
-        """Call ``act`` with the reason, in a thread of its own, when a rank is gone."""
+        """Call ``callback`` with the reason, in a thread of its own, when a rank is gone."""
         self._monitor.callback = callback
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ class Team:
         """Make all ranks allocate their caches again, if they have none.
 
         Raises:
-            ModelLoadError: one is out of memory; call ``rest`` again then.
+            ModelLoadError: one is out of memory; call ``sleep`` again then.
             EngineDead: a rank is gone.
         """
         if self._is_asleep:
@@ -259,8 +259,8 @@ class Team:
         Args:
             batch: the rows.
             table: holds them.
-            seen: the images in them.
-            trims: only the last tokens of sampling rows are needed.
+            images: the images in them.
+            sampled_only: only the last tokens of sampling rows are needed.
 
         Raises:
             EngineDead: a rank is gone, or the caller failed midway: the ranks are then out of step.

@@ -24,8 +24,7 @@ from engine.child import Child
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.framing import FrameError, encode
-from engine.parallel.agreement import fingerprint_node
-from engine.parallel.enlisting import RegisterRank, Rejected, receive_reply
+from engine.parallel.compatibility import fingerprint_node
 from engine.parallel.handshake import (
     HANDSHAKE_TIMEOUT_S,
     HandshakeError,
@@ -34,6 +33,7 @@ from engine.parallel.handshake import (
     configure_socket,
     read_secret,
 )
+from engine.parallel.registration import RegisterRank, Rejected, receive_reply
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ def connect(rendezvous: Rendezvous, spec: DecoderSpec, dtype: torch.dtype) -> Co
     """Meet the other ranks; all ranks do so at once.
 
     Args:
-        meeting: of this rank.
+        rendezvous: of this rank.
         spec: of the model, or of the rank's shard.
         dtype: of its hidden states.
 
@@ -45,7 +45,7 @@ class Pipeline:
     """This rank's connections to other stages. Made by all ranks at once.
 
     Args:
-        meeting: of this rank.
+        rendezvous: of this rank.
         spec: of the model, or of the rank's shard.
         dtype: of its hidden states.
 
@@ -73,7 +73,7 @@ class Pipeline:
             self._result_link = link("back", sends=shard.is_last_stage)
 
     def receive(self, num_tokens: int) -> torch.Tensor:
-        """Receive the previous stage's result for the next step: [num_tokens, entering_size]."""
+        """Receive the previous stage's result for the next step: [num_tokens, stage_input_size]."""
         assert self._previous is not None
         return self._previous.receive(self._empty(num_tokens, self._entering_size))
 

@@ -9,7 +9,7 @@ heads, and the last one by inputs, so that what lies between needs no communicat
     x ──► gate, up [inner / N] ──► activation ──► down [inputs / N] ──► sum over ranks
 
 A rank is therefore a smaller model of the same kind, with fewer heads and narrower MLPs:
-``share_of`` makes its spec, and the comparison of both parameter tables gives its part of each
+``shard_spec`` makes its spec, and the comparison of both parameter tables gives its part of each
 parameter.
 
 The experts of a mixture are narrow already. They may be distributed whole instead (Lepikhin et al.
@@ -97,9 +97,9 @@ class ParameterSlice:
     """A rank's part of a parameter.
 
     Attributes:
-        whole: the parameter.
-        own: the rank's, with the same number of parts.
-        begins: its first row of each run of each part.
+        full: the parameter.
+        local: the rank's, with the same number of parts.
+        run_starts: its first row of each run of each part.
         columns: its range of the second dimension; None: all, or there is no such dimension.
         is_zero: it holds zeros instead of the values.
     """
@@ -144,7 +144,7 @@ def shard_spec(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
     """Return a rank's model: a stage of the whole, with fewer heads and narrower MLPs.
 
     It keeps the whole vocabulary, which all ranks use. KV heads fewer than the ranks are
-    replicated. What does not divide has been refused by ``engine.parallel.refusals``.
+    replicated. What does not divide has been refused by ``engine.parallel.sharding_support``.
     """
     size = shard.size
     if shard.num_stages > 1:

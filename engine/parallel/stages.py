@@ -22,7 +22,7 @@ from engine.models.weights import parameters
 
 
 def stage_of(spec: DecoderSpec, stage: int, num_stages: int) -> DecoderSpec:
-    """Return the model of stage ``stage`` of ``num_stages``, which is at most ``most_stages``."""
+    """Return the model of stage ``stage`` of ``num_stages``, which is at most ``max_stages``."""
     begin, end = stage_layers(spec, num_stages)[stage]
     own = StageSpec(begin, spec.num_layers, is_first=stage == 0, is_last=stage == num_stages - 1)
     return replace(spec, layers=spec.layers[begin:end], stage=own)
@@ -54,7 +54,7 @@ class _StageBoundaries:
     """Where a model's layers may be cut.
 
     Attributes:
-        may_begin: whether a stage may begin with a layer, by its number.
+        can_begin: whether a stage may begin with a layer, by its number.
     """
 
     def __init__(self, spec: DecoderSpec) -> None:

@@ -22,8 +22,8 @@ class StackedExpertsMethod:
 
     Attributes:
         dtype: of the model.
-        refuse: returns why no kernel multiplies codes here, or None if one does.
-        round_to: what dense weights are quantised to; None: they stay dense.
+        unsupported_reason: returns why no kernel multiplies codes here, or None if one does.
+        quant_function: what dense weights are quantised to; None: they stay dense.
     """
 
     dtype: torch.dtype

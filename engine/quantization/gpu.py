@@ -45,11 +45,11 @@ class TritonPacked(SmallBatchLinear):
         return self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
     def forward_small(self, x: torch.Tensor, **fused_ops: Unpack[FusedOps]) -> torch.Tensor:
-        """See ``FewRows``."""
+        """See ``SmallBatchLinear``."""
         return skinny_packed_linear(x, self._weight, self._bias, **fused_ops)
 
     def forward_large(self, x: torch.Tensor) -> torch.Tensor:
-        """See ``FewRows``."""
+        """See ``SmallBatchLinear``."""
         if self._is_scaled and x.shape[0] > _MANY_ROWS:
             codes = self._weight.codes.view(torch.float8_e4m3fn)
             return scaled_linear(x, codes, self._weight.scales, self._bias)

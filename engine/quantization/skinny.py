@@ -28,7 +28,7 @@ class SmallBatchLinear(ABC):
 
     @abstractmethod
     def forward_small(self, x: torch.Tensor, **fused_ops: Unpack[FusedOps]) -> torch.Tensor:
-        """Up to ``MOST_ROWS`` rows, [n, inputs] -> [n, outputs (/ 2 with a gate)]."""
+        """Up to ``MAX_SKINNY_ROWS`` rows, [n, inputs] -> [n, outputs (/ 2 with a gate)]."""
         ...
 
     @abstractmethod
@@ -70,11 +70,11 @@ class SkinnyLinear(SmallBatchLinear, DenseLinear):
     """A dense weight; many rows are multiplied by the library."""
 
     def forward_small(self, x: torch.Tensor, **fused_ops: Unpack[FusedOps]) -> torch.Tensor:
-        """See ``FewRows``."""
+        """See ``SmallBatchLinear``."""
         return skinny_linear(x, self.weight, self.bias, **fused_ops)
 
     def forward_large(self, x: torch.Tensor) -> torch.Tensor:
-        """See ``FewRows``."""
+        """See ``SmallBatchLinear``."""
         return functional.linear(x, self.weight, self.bias)
 
 

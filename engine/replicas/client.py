@@ -15,9 +15,9 @@ from engine.errors import EngineAsleep, EngineDead, EngineError, RequestFailed
 from engine.frames import Activity
 from engine.kv_cache.prefix import PrefixChain
 from engine.process import SubprocessClient
+from engine.replicas.coordinator import ReplicaCoordinator
 from engine.replicas.router import Router
-from engine.replicas.shares import start_all
-from engine.replicas.together import ReplicaCoordinator
+from engine.replicas.startup import start_all
 from engine.shared import SharedClient
 from engine.snapshot import Snapshot
 from engine.streams import Stream
@@ -44,7 +44,7 @@ class ReplicaClient:
     Requests go to the engine chosen by :class:`~engine.replicas.router.Router`, all continuations
     of one prompt to the same one. When an engine dies, its streams resume on the others at once, or
     on its successor if there is no other. Sleep, reload and profiles apply to all engines
-    (``engine/replicas/together.py``).
+    (``engine/replicas/coordinator.py``).
 
     Several API processes may share the engines, with a client like this in each. Since each
     balances its own requests, so do all together, but a client does not know the prefixes sent by
@@ -52,7 +52,7 @@ class ReplicaClient:
 
     Args:
         replicas: clients that have not been started.
-        caches: whether the engines cache prefixes, so that the choice of engine matters.
+        prefix_caching: whether the engines cache prefixes, so that the choice of engine matters.
     """
 
     def __init__(self, replicas: Sequence[Replica], *, prefix_caching: bool = True) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from engine.config import EngineConfig
-from engine.crowd import is_contended
+from engine.contention import is_contended
 from engine.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
@@ -138,8 +138,8 @@ class StepThreads:
     bottleneck and the last core is idle for most of it, so all cores are used again.
 
     Args:
-        most: threads for few or many sequences; the number that is set now.
-        crowded: threads for the range in between.
+        max_threads: threads for few or many sequences; the number that is set now.
+        contended_threads: threads for the range in between.
     """
 
     def __init__(self, max_threads: int, contended_threads: int) -> None:

@@ -20,7 +20,7 @@ import torch
 from engine.plan_rows import PlanRows, ScheduledRow
 from engine.runner.inputs import HostBatch
 from kernels.reference.drafts import NO_DRAFT
-from kernels.sending import to_device
+from kernels.transfer import to_device
 
 
 class DraftTokens(NamedTuple):
@@ -41,7 +41,7 @@ class StepDrafts:
 
     sizes: np.ndarray  # [G] int32, verified tokens of each sampling sequence: drafts + 1
     # [S] int32, the draft that follows each verified token; NO_DRAFT: none follows; DRAFT_TOKEN:
-    # one follows, and only ``guesses`` holds it
+    # one follows, and only ``draft_tokens`` holds it
     draft_ids: np.ndarray
     draft_tokens: DraftTokens = _IN_ROWS
 
@@ -105,7 +105,8 @@ def expand_drafts(rows: PlanRows) -> PlanRows:
 
 
 def step_drafts(rows: PlanRows, draft_tokens: DraftTokens | None = None) -> StepDrafts | None:
-    """Return the drafts of these rows, held by them or by ``guesses``; None if there are none."""
+    """Return the drafts of these rows, held by them or by ``draft_tokens``; None if there are
+    none."""
     if not rows.num_drafts:
         return None
     sizes: list[int] = []

@@ -19,7 +19,7 @@ from engine.pooling import PoolingInfo
 from engine.quantization import choose_method
 from engine.runner.device import choose_device, choose_dtype, dtype_name, set_threads
 from engine.runner.encoder_runner import EncoderRunner
-from engine.runner.resting import ReloadPlan, SleepingModel, source_name
+from engine.runner.sleeping import ReloadPlan, SleepingModel, source_name
 from engine.types import EngineInfo, MemoryPlan
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedEncoder:
-    """An encoder in memory; see ``engine.runner.resting.LoadedModel``."""
+    """An encoder in memory; see ``engine.runner.sleeping.LoadedModel``."""
 
     config: EngineConfig
     encoder: Encoder

@@ -25,7 +25,7 @@ class EncoderRunner:
     Args:
         info: what was loaded.
         model: the encoder.
-        rest: makes what the runner leaves behind at a level of rest.
+        make_sleeping: makes what the runner leaves behind at a level of rest.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class EncoderRunner:
         return self._make_sleeping(level)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Compute one step. Raises as ``Launched.result`` does."""
+        """Compute one step. Raises as ``LaunchedStep.result`` does."""
         for request_id in plan.removed:
             self._requests.pop(request_id, None)
         for added in plan.added:

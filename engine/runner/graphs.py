@@ -89,7 +89,7 @@ class DecodeGraph:
     sample: Replay
     greedy: GreedyStep | None = None  # instead of both
     adapters: RecordedAdapters | None = None  # of its rows; None: no adapters
-    rotary_positions: torch.Tensor | None = None  # [size], see ``Turns``; None: unused
+    rotary_positions: torch.Tensor | None = None  # [size], see ``MRopePositions``; None: unused
     trial: RecordedTrial | None = None  # if it verifies drafts and the model is recurrent
 
     @property
@@ -116,7 +116,7 @@ class DecodeGraphs:
         max_num_rows: the most rows of a step.
         capture: records what a step launches.
         features: those of the draft head, if there is one.
-        feeds_back: sampled tokens become the rows' newest tokens.
+        enable_feedback: sampled tokens become the rows' newest tokens.
     """
 
     def __init__(

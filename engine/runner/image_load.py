@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from engine.config import EngineConfig
-from engine.images.nouns import (
+from engine.images.types import (
     AreaScaling,
     BudgetScaling,
     EdgeScaling,
@@ -20,7 +20,7 @@ from engine.images.nouns import (
 )
 from engine.models.checkpoint import ModelConfig
 from engine.models.spec import DecoderSpec
-from engine.models.vision.read import VisionConfig
+from engine.models.vision.config import VisionConfig
 from engine.models.vision.tower import VisionTower, load_tower, tower_unsupported_reason
 from engine.parallel.stages import stage_layers
 from engine.runner.images import ImageEmbedder

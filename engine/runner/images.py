@@ -10,15 +10,15 @@ import numpy as np
 import torch
 
 from engine.errors import RequestFailed
-from engine.images.nouns import Image, ImageRules
 from engine.images.positions import cells
+from engine.images.types import Image, ImageRules
 from engine.models.step_state import StepImageEmbeddings
 from engine.models.vision.tower import ImageEmbeddings, VisionTower
 from engine.runner.device_errors import translated_errors
 from engine.runner.inputs import AttentionEnds, HostBatch
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
-from kernels.sending import to_device
+from kernels.transfer import to_device
 
 
 class _StepImage(NamedTuple):
@@ -31,7 +31,7 @@ class _StepImage(NamedTuple):
 
 
 class RotaryPositions(NamedTuple):
-    """The rotary positions of a step's tokens; see ``Turns``."""
+    """The rotary positions of a step's tokens; see ``MRopePositions``."""
 
     host: np.ndarray  # [3, N] int32
     device: torch.Tensor  # int64
@@ -64,7 +64,7 @@ class ImageEmbedder:
         rules: the model's image rules.
         rows: the runner's.
         device: the tower's.
-        most_cells: capacity of the cache; one step may exceed it.
+        max_cells: capacity of the cache; one step may exceed it.
     """
 
     def __init__(
@@ -121,24 +121,24 @@ class ImageEmbedder:
 
     @property
     def capacity(self) -> int:
-        """See ``ImagesAhead.room``."""
+        """See ``ImagePrefetcher.room``."""
         return self._max_cells
 
     def num_cells(self, image: Image) -> int:
-        """See ``ImagesAhead.num_cells``."""
+        """See ``ImagePrefetcher.num_cells``."""
         return (image.height // self._cell) * (image.width // self._cell)
 
     def is_cached(self, image: Image) -> bool:
-        """See ``ImagesAhead.has``."""
+        """See ``ImagePrefetcher.has``."""
         return image.digest in self._cache
 
     def pin(self, digests: Set[bytes]) -> None:
-        """See ``ImagesAhead.keep``."""
+        """See ``ImagePrefetcher.keep``."""
         self._pinned = digests
         self._evict()
 
     def prefetch(self, image: Image) -> Iterator[None]:
-        """See ``ImagesAhead.read_ahead``."""
+        """See ``ImagePrefetcher.read_ahead``."""
         pieces = self._tower.embed_chunks(self._pixels(image))
         while True:
             with translated_errors(), torch.inference_mode():
@@ -209,7 +209,7 @@ class ImageEmbedder:
 
 
 def _ends(batch: HostBatch, seen: list[_StepImage]) -> np.ndarray:
-    """[N] int32, see ``Ends``: the tokens of an image attend to all of it."""
+    """[N] int32, see ``AttentionEnds``: the tokens of an image attend to all of it."""
     found = batch.positions + np.int32(1)
     for _, where, _, behind in seen:
         found[where] = behind

@@ -25,21 +25,21 @@ from engine.models.spec import DecoderSpec
 from engine.models.vision.tower import VisionTower
 from engine.parallel.shard import parameter_slices
 from engine.runner.adapter_load import make_adapters
-from engine.runner.described import describe
 from engine.runner.device import (
     StepThreads,
     divide_machine,
 )
 from engine.runner.graphs import CudaCapture, DecodeGraphs
 from engine.runner.host_blocks import HostBlocks
+from engine.runner.kernel_warmup import KernelWarmup
 from engine.runner.load_plan import LoadPlan, make_plan
+from engine.runner.model_info import describe
 from engine.runner.model_runner import ModelRunner
 from engine.runner.programs import DecodePrograms
 from engine.runner.protocol import Runner, SleepingRunner
-from engine.runner.refusals import check_recurrent_support
-from engine.runner.rehearsals import KernelWarmup
-from engine.runner.resting import ReloadPlan, SleepingModel
+from engine.runner.recurrent_support import check_recurrent_support
 from engine.runner.rows import RowTable
+from engine.runner.sleeping import ReloadPlan, SleepingModel
 from engine.runner.snapshots import Snapshots
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
@@ -89,7 +89,7 @@ class LoadedWeights(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadedDecoder:
-    """A decoder in memory, without its KV cache; see ``engine.runner.resting.LoadedModel``."""
+    """A decoder in memory, without its KV cache; see ``engine.runner.sleeping.LoadedModel``."""
 
     plan: LoadPlan
     parts: LoadedWeights
@@ -173,7 +173,7 @@ class LoadedDecoder:
         own = SleepingModel(self, level)
         if self.team is None:
             return own
-        from engine.parallel.resting import SleepingTeam  # imports torch.distributed
+        from engine.parallel.sleeping import SleepingTeam  # imports torch.distributed
 
         return SleepingTeam(own, self.team, level)
 

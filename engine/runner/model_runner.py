@@ -22,7 +22,7 @@ from engine.lora.store import AdapterStore
 from engine.models.decoder import Decoder, StepState
 from engine.plan_rows import PlanRows
 from engine.profiler import Spans
-from engine.runner import prompts
+from engine.runner import prompt_results
 from engine.runner.device import StepThreads
 from engine.runner.device_errors import translated_errors
 from engine.runner.drafts import DraftTokens, StepDrafts, expand_drafts, step_drafts
@@ -38,13 +38,13 @@ from engine.runner.inputs import (
     host_batch,
     send,
 )
-from engine.runner.launched import PendingStep, PipelinedStep
+from engine.runner.kernel_warmup import KernelWarmup
+from engine.runner.launched_steps import PendingStep, PipelinedStep
 from engine.runner.outcome import Outcome, SampledRows
 from engine.runner.passes import MultiPassOutcome, later_passes
 from engine.runner.programs import DecodePrograms
-from engine.runner.prompts import NO_PROMPT_RESULTS, PromptResults
+from engine.runner.prompt_results import NO_PROMPT_RESULTS, PromptResults
 from engine.runner.protocol import CompletedStep, ImagePrefetcher, LaunchedStep, SleepingRunner
-from engine.runner.rehearsals import KernelWarmup
 from engine.runner.rows import RowTable
 from engine.runner.sampling import Sampler, StepMasks
 from engine.runner.snapshots import Snapshots
@@ -102,13 +102,13 @@ class ModelRunner:
         draft: guesses the drafts of rows that ask for it; None: no row does.
         threads: how many compute a step; None: the number that is set.
         features: what the draft model reads of the model, if it is a head.
-        rejects: verify drafts of sampled texts by rejection sampling.
-        rehearsals: kernels to run once after the first answers.
+        rejection_sampling: verify drafts of sampled texts by rejection sampling.
+        warmup: kernels to run once after the first answers.
         team: the ranks with the other shards; None: the whole model is here.
         host: KV blocks in host memory; None: there are none.
         snapshots: of the rows' recurrent states; None: the model has none.
         images: reads the images of prompts; None: the model takes none.
-        rest: makes what the runner leaves behind at a level of rest.
+        make_sleeping: makes what the runner leaves behind at a level of rest.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class ModelRunner:
         return self._info
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Start one step. Raises as ``Launched.result`` does."""
+        """Start one step. Raises as ``LaunchedStep.result`` does."""
         with translated_errors(), torch.inference_mode():
             return self._launch(plan)
 
@@ -183,7 +183,7 @@ class ModelRunner:
             self._team.load_adapter(adapter)
 
     def on_loss(self, callback: Callable[[str], None]) -> None:
-        """Call ``act`` in a thread of its own when a part of the model is lost."""
+        """Call ``callback`` in a thread of its own when a part of the model is lost."""
         if self._team is not None:
             self._team.on_loss(callback)
 
@@ -297,7 +297,7 @@ class ModelRunner:
 
         ``adapted`` is the batch's ``adapter_slots``.
         """
-        if self._graphs is None or copies or prompts.needs_prompt_logprobs(batch, self._rows):
+        if self._graphs is None or copies or prompt_results.need_logprobs(batch, self._rows):
             return None
         if self._images is not None and self._images.has_image_tokens(batch):
             return None
@@ -414,7 +414,7 @@ class ModelRunner:
     def _forward(self, batch: HostBatch, inputs: _Inputs) -> _States:
         """Compute this process's layers: the hidden states of all tokens if these are needed, else
         of the sampling rows' last tokens."""
-        is_of_all = self._features is not None or prompts.has_prompt_results(batch, self._rows)
+        is_of_all = self._features is not None or prompt_results.are_needed(batch, self._rows)
         trims = not is_of_all and not batch.is_decode
         wanted = inputs.sent.last_tokens if trims and self._pipeline is None else None
         step, layers = inputs.step, self._cache.layers
@@ -443,9 +443,7 @@ class ModelRunner:
             hidden, is_of_all = states()
             told = NO_PROMPT_RESULTS
             if is_of_all:
-                told = prompts.compute_prompt_results(
-                    rows, batch, self._rows, hidden, self._model.logits
-                )
+                told = prompt_results.compute(rows, batch, self._rows, hidden, self._model.logits)
                 hidden = hidden.index_select(0, sent.last_tokens)
             if not batch.sampling_rows.size:
                 return None, told

@@ -52,7 +52,7 @@ class Outcome:
         rows: of the batch.
         sampling_rows: [S] rows that sample a token.
         sampled: the tokens sampled; None when there are none.
-        judged: rows that return log-probabilities of their prompt.
+        prompt_logprob_rows: rows that return log-probabilities of their prompt.
         pooled: rows that add to a vector.
         downloads: of the device.
         drafts: those verified; None: there are none.

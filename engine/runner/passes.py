@@ -43,7 +43,7 @@ class MultiPassOutcome:
 
     Args:
         passes: the outcome of each.
-        keeps_states: the model is recurrent; each row's state has been through all passes.
+        is_recurrent: the model is recurrent; each row's state has been through all passes.
     """
 
     def __init__(self, passes: Sequence[Outcome], *, is_recurrent: bool = False) -> None:

@@ -70,7 +70,7 @@ class DecodePrograms:
     Args:
         model, cache, kernels, spec, rows: the runner's, on a CPU.
         adapters: the store of the rows' adapters; None: they have none.
-        feeds_back: sampled tokens become the rows' newest tokens.
+        enable_feedback: sampled tokens become the rows' newest tokens.
         features: those of the draft head, if there is one.
     """
 

@@ -64,7 +64,7 @@ from typing import Protocol, runtime_checkable
 
 from engine.client import LoadProgress
 from engine.config import EngineConfig
-from engine.images.nouns import Image
+from engine.images.types import Image
 from engine.profiler import Spans
 from engine.types import Adapter, EngineInfo, StepPlan, StepResult
 
@@ -103,7 +103,8 @@ class Runner(Protocol):
         ...
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Start one step (see the row contract above). Raises what ``Launched.result`` raises."""
+        """Start one step (see the row contract above). Raises what ``LaunchedStep.result``
+        raises."""
         ...
 
     def set_spans(self, spans: Spans) -> None:
@@ -133,7 +134,7 @@ class Runner(Protocol):
         moves those on a GPU to host memory, level 2 keeps none.
 
         Raises:
-            RestRefused: this runner cannot rest; it stays usable.
+            SleepRefused: this runner cannot rest; it stays usable.
         """
         ...
 
@@ -171,7 +172,7 @@ class SupportsOnLoss(Runner, Protocol):
     """A runner that may lose parts of its model between steps."""
 
     def on_loss(self, callback: Callable[[str], None]) -> None:
-        """Call ``act`` with the reason, in a thread of its own, when that happens.
+        """Call ``callback`` with the reason, in a thread of its own, when that happens.
 
         Without it the next step raises EngineDead.
         """
@@ -203,7 +204,7 @@ class ImagePrefetcher(Protocol):
 
         Raises:
             RequestFailed: the embeddings are not finite.
-            Exception: as ``Launched.result``.
+            Exception: as ``LaunchedStep.result``.
         """
         ...
 
@@ -227,5 +228,5 @@ class CompletedStep:
         self._result = result
 
     def result(self) -> StepResult:
-        """See ``Launched``."""
+        """See ``LaunchedStep``."""
         return self._result

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.runner.turns import MRopePositions
+from engine.runner.mrope import MRopePositions
 from engine.sampling.state import SamplingState
 from engine.types import AddedRow, Request
 

@@ -18,7 +18,7 @@ from engine.sampling.logprobs import logprob_columns
 from engine.sampling.masks import MaskedRow
 from kernels.operations import Operations
 from kernels.sampling import LogitBias, SamplerOutput, TokenCounts
-from kernels.sending import to_device
+from kernels.transfer import to_device
 
 # Candidates of a row whose mask is computed late. If a fifth of the vocabulary is allowed, even
 # random candidates include an allowed token in all but 3 % of cases.
@@ -41,7 +41,7 @@ class Sampler:
         rows: those of the runner.
         uploads: for masks and drafts alone; these are sent while the step's other inputs are in
             use.
-        rejects: verify drafts by rejection sampling (``engine/runner/verification.py``).
+        rejection_sampling: verify drafts by rejection sampling (``engine/runner/verification.py``).
     """
 
     def __init__(

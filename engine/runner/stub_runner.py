@@ -113,10 +113,10 @@ class _SleepingStub:
         self._runner = runner
 
     def release(self) -> None:
-        """See ``Resting``."""
+        """See ``SleepingRunner``."""
 
     def wake(self) -> StubRunner:
-        """See ``Resting``."""
+        """See ``SleepingRunner``."""
         return self._runner
 
     def with_weights(self, model: str) -> SleepingRunner:

@@ -27,7 +27,7 @@ from engine.sampling.masks import MaskedRow
 from kernels.operations import Operations
 from kernels.reference.drafts import NO_DRAFT
 from kernels.sampling import LogitBias, SamplerOutput, SamplingTable, TokenCounts
-from kernels.sending import to_device
+from kernels.transfer import to_device
 
 
 class VerifiedTokens(NamedTuple):
@@ -55,7 +55,7 @@ class Verifier:
         operations: the kernels'.
         rows: those of the runner.
         uploads: for what a step with drafts needs beyond others.
-        rejects: verify sampled texts by rejection sampling.
+        rejection_sampling: verify sampled texts by rejection sampling.
     """
 
     def __init__(

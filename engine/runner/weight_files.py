@@ -14,9 +14,9 @@ from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.models.checkpoint import ModelConfig, read_headers
 from engine.models.loader import Cuts, Weights, dummy_weights, load_weights
+from engine.models.packed_tensors import QuantFormat
 from engine.models.safetensors import Header
 from engine.models.spec import DecoderSpec
-from engine.models.stored import QuantFormat
 from engine.quantization import packed_unsupported_reason
 from engine.runner.device import dtype_name
 
@@ -30,7 +30,7 @@ class WeightFiles:
     Attributes:
         model: the model.
         headers: the tensor tables of its files; empty for a GGUF file and for random weights.
-        stored_as: the format of a quantised checkpoint's matrices; None: dense.
+        quant_format: the format of a quantised checkpoint's matrices; None: dense.
         gguf_codes: the quantisation of a GGUF file, for users; None: its weights are widened, or it
             is not a GGUF file.
         seed: of random weights; None: the files are read.

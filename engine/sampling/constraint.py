@@ -143,7 +143,8 @@ class Constraint:
         self.write(line, num_output)
 
     def _allows(self, token_id: int, num_output: int) -> bool:
-        """Whether the restrictions other than the grammar allow a token; see ``narrow``."""
+        """Whether the restrictions other than the grammar allow a token; see
+        ``apply_restrictions``."""
         if self._allowed is not None and not self._allowed[token_id // 32] & _BIT[token_id % 32]:
             return False
         ends = self._ends if num_output < self._ends_from else self._eos

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.sampling import TokenCounts
-from kernels.sending import to_device
+from kernels.transfer import to_device
 
 
 class CountLines:

@@ -43,7 +43,7 @@ class MaskUpdate(NamedTuple):
     """The result of updating a step's masks; rows are given by index."""
 
     failures: dict[int, Failure]  # rows that cannot continue; their masks are meaningless
-    deferred: list[int]  # rows whose masks are written by ``settle``
+    deferred: list[int]  # rows whose masks are written by ``write_deferred``
 
 
 class _BatchRows(NamedTuple):

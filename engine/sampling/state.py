@@ -15,7 +15,7 @@ from engine.sampling.masks import MaskLines
 from engine.sampling.seeds import request_seed
 from engine.types import AddedRow, Request
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
-from kernels.sending import to_device
+from kernels.transfer import to_device
 
 _FLOATS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition")
 _INTEGERS = ("top_k", "count_line", "mask_line", "bias_begin", "bias_end")

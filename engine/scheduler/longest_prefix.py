@@ -10,7 +10,7 @@ until a sequence starts or stops running. Until then there is no room for anothe
 makes no lookups, however many sequences wait.
 
 In the paper, a request without a cached prefix may wait forever while others with one keep
-arriving. Here the first in line is passed over at most ``_MAX_PASSED_OVER`` times in a row.
+arriving. Here the first in line is passed over at most ``_MAX_SKIPS`` times in a row.
 """
 
 from __future__ import annotations

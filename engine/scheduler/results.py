@@ -158,7 +158,7 @@ class ResultProcessor:
                 continue
             if seq.pooled is None:
                 # Imported here because it needs numpy, which API processes do without.
-                from engine.scheduler.pooled import PoolingAccumulator
+                from engine.scheduler.pooling import PoolingAccumulator
 
                 seq.pooled = PoolingAccumulator(params)
             seq.pooled.add(part)

@@ -58,7 +58,7 @@ class Scheduler:
             pool has snapshots, from one of these.
         eos_token_ids: tokens that end a sequence unless its request ignores them.
         speculator: proposes drafts; None: no speculation.
-        whole_images: the side of an image cell in pixels, if all tokens of an image must be
+        atomic_image_cell: the side of an image cell in pixels, if all tokens of an image must be
             computed in one step. None: prompts may be split anywhere.
     """
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.errors import ContextLengthExceeded, InvalidParameter
-from engine.images.nouns import Image
+from engine.images.types import Image
 from engine.kv_cache.pool import BlockTable
 from engine.kv_cache.prefix import PrefixChain
 from engine.types import Request
 
 if TYPE_CHECKING:
     from engine.grammar.backend import CompiledGrammar
-    from engine.scheduler.pooled import PoolingAccumulator
+    from engine.scheduler.pooling import PoolingAccumulator
     from engine.speculation.speculator import DraftState
 
 
@@ -117,8 +117,8 @@ def make_sequence(
     """Make a waiting sequence for ``request``, in a context of ``max_len`` tokens.
 
     With a grammar, the token mask decides where the text may end, so ``min_tokens`` and
-    ``ignore_eos`` do not apply here. ``whole_images`` is the side of an image cell in pixels if all
-    tokens of an image must be computed in one step, else None.
+    ``ignore_eos`` do not apply here. ``atomic_image_cell`` is the side of an image cell in pixels
+    if all tokens of an image must be computed in one step, else None.
     Raises:
         ContextLengthExceeded: prompt and output can never fit.
         InvalidParameter: the prompt is empty.

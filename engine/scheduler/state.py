@@ -139,7 +139,7 @@ class SchedulerState:
     def free_out_of_window(self, seq: Sequence) -> None:
         """Free the blocks that lie wholly behind the window of all tokens yet to be computed.
 
-        A replayed step computes tokens from ``num_landed`` on, and after refused drafts the
+        A replayed step computes tokens from ``num_confirmed`` on, and after refused drafts the
         sequence resumes at its second newest token at the earliest. A window behind both is kept.
         """
         if self.window is not None:

@@ -6,7 +6,7 @@ earlier ones have shown. An unknown cost is taken from the nearest number of row
 
 from __future__ import annotations
 
-from engine.speculation.ledger import LossBudget
+from engine.speculation.loss_budget import LossBudget
 
 _MIN_SAMPLES = 2  # samples needed before a cost is trusted
 _NUM_SAMPLES = 5  # most recent samples kept; the value is their median, or the minimum of fewer

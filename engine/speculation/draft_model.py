@@ -46,7 +46,7 @@ from kernels.attention import AttentionSpec
 from kernels.inputs import StepRows
 from kernels.operations import Kernels
 from kernels.reference.drafts import DRAFT_STREAM
-from kernels.sending import to_device
+from kernels.transfer import to_device
 
 # Tokens read at once when much of a text is unread.
 _MAX_CHUNK_TOKENS = 1024
@@ -74,7 +74,7 @@ class DraftModel:
         attention_spec: what they were chosen for.
         rows: the runner's row table.
         vocab_size: of the large model; tokens that only one of the models has are never drafted.
-        rejects: draw with noise of its own, and keep the distributions drawn from.
+        rejection_sampling: draw with noise of its own, and keep the distributions drawn from.
         programs: recorded or captured steps, which do not feed back; None: there are none.
         features: what a head reads; None: the model is not a head.
     """

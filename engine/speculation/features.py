@@ -24,7 +24,7 @@ from engine.models.draft_head.network import DraftHead
 from engine.models.recurrent import LayerMemory
 from engine.models.step_state import StepState
 from engine.types import BlockCopy
-from kernels.sending import to_device
+from kernels.transfer import to_device
 
 
 class Features:

@@ -13,16 +13,16 @@ from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.kv_cache.storage import KVCache, bytes_per_token
 from engine.models.checkpoint import ModelConfig, read_headers
-from engine.models.draft_head.make import make_draft_head, read_draft_vocab_ids
+from engine.models.draft_head.config import mtp_spec, read_eagle_config, with_checkpoint_tensors
+from engine.models.draft_head.loading import make_draft_head, read_draft_vocab_ids
 from engine.models.draft_head.network import DraftHead, DraftHeadModules
-from engine.models.draft_head.read import mtp_spec, read_eagle_config, with_checkpoint_tensors
 from engine.models.draft_head.spec import DraftHeadSpec
 from engine.models.linear import LinearMethod
 from engine.models.loader import Weights, dummy_weights, load_weights
 from engine.models.modules import Modules
+from engine.models.packed_tensors import QuantFormat
 from engine.models.safetensors import Header
 from engine.models.spec import DecoderSpec
-from engine.models.stored import QuantFormat
 from engine.runner.kernels import choose_kernels
 from engine.runner.rows import RowTable
 from engine.speculation.draft_model import DraftModel
@@ -129,7 +129,7 @@ def plan_head(
     Args:
         config: of the engine.
         model, spec: the model that it drafts for.
-        headers, stored_as: of that model's checkpoint.
+        headers, quant_format: of that model's checkpoint.
         attention: of that model; device, dtype and block size also apply to the head.
 
     Raises:

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from engine.config import SpeculationConfig
-from engine.speculation.pace import Acceptance, DraftLengthController, prior_acceptance
-from engine.speculation.positions import PositionFactors
+from engine.speculation.draft_length import Acceptance, DraftLengthController, prior_acceptance
+from engine.speculation.position_factors import PositionFactors
 from engine.speculation.proposer import Drafter, Proposer, make_proposer
 from engine.types import DraftStats, Request, StepPlan
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from engine.confined.process import SandboxedProcess
 from engine.errors import TemplateError
+from engine.sandbox.process import SandboxedProcess
 
 _HANDLER = Path(__file__).with_name("template_worker.py")
 

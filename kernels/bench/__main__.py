@@ -54,7 +54,7 @@ def report(
         device, dtype: of their tensors.
         ceilings: what times are compared with; None: nothing is timed.
         output: a folder for their results.
-        tell: makes a line of a result; default: a row of a table.
+        format_result: makes a line of a result; default: a row of a table.
     """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     if ceilings is not None:

@@ -31,7 +31,7 @@ from kernels.cpu.backend import CpuAttention
 from kernels.cpu.native import build
 from kernels.reference import operations as theirs
 from kernels.reference.attention import ReferenceAttention
-from kernels.reference.cache_codes import encode
+from kernels.reference.cache_quantisation import encode
 from kernels.sampling import SamplingTable
 
 _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 14, 2, 64, 16

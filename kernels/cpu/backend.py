@@ -14,7 +14,7 @@ from kernels.attention import (
     LayerAttention,
     LayerCache,
 )
-from kernels.cpu.calls import CODE, CODE_KINDS, COUNT, DTYPE_CODES, POINTER, function, pointer
+from kernels.cpu.bindings import CODE, CODE_KINDS, COUNT, DTYPE_CODES, POINTER, function, pointer
 
 _MAX_HEAD_DIM = 640  # as in native/attention.h
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cpu.calls import function, pointer
+from kernels.cpu.bindings import function, pointer
 
 
 def accept_drafts(
@@ -42,7 +42,7 @@ def advance_draft_pass(
         packed: [3 * n] int32, slots, starts and tokens of the pass.
         token_ids: [n] int64, the tokens it sampled.
         rows: [m] int32, the rows whose tokens are used; if ``target`` is ``packed``, all in order.
-        guesses: [m] int64; receives these tokens.
+        draft_ids: [m] int64; receives these tokens.
         target: [3 * k] int32, receives the next pass of the first k of them. None: there is none.
         positions: [k] int64, receives the positions of the tokens that it will sample.
     """

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from kernels.cpu.calls import (
+from kernels.cpu.bindings import (
     ACTIVATION_CODES,
     CODE,
     COUNT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cpu.calls import function, pointer
+from kernels.cpu.bindings import function, pointer
 from kernels.sampling import TokenCounts
 
 

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from kernels.cpu.calls import DTYPE_CODES, function
+from kernels.cpu.bindings import DTYPE_CODES, function
 from kernels.cpu.linear import (
     PANEL,
     PanelKind,
@@ -41,7 +41,7 @@ class PanelGrouped(PanelLinear):
     stored in bfloat16.
 
     Args:
-        weight: one that ``refuse`` accepts.
+        weight: one that ``unsupported_reason`` accepts.
         bias: [outputs] or None.
         dtype: of the model.
     """

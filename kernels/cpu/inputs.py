@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cpu.calls import function
+from kernels.cpu.bindings import function
 from kernels.inputs import StepInputs, StepRows
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.attention import LayerCache
-from kernels.cpu.calls import CODE_KINDS, DTYPE_CODES, function, pointer
+from kernels.cpu.bindings import CODE_KINDS, DTYPE_CODES, function, pointer
 
 
 def norm_rope_store(

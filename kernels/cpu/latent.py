@@ -7,7 +7,7 @@ import ctypes
 import torch
 
 from kernels.attention import LayerCache
-from kernels.cpu.calls import DTYPE_CODES, function
+from kernels.cpu.bindings import DTYPE_CODES, function
 from kernels.cpu.experts import make_projection
 from kernels.cpu.linear import PanelDense
 from kernels.reference import fused as reference

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from kernels.activations import ActivationKind
-from kernels.cpu.calls import ACTIVATION_CODES, DTYPE_CODES, GATING_CODES, function, pointer
+from kernels.cpu.bindings import ACTIVATION_CODES, DTYPE_CODES, GATING_CODES, function, pointer
 from kernels.moe import GatedActivationKind
 
 

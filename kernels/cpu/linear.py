@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch.nn import functional
 
-from kernels.cpu.calls import CODE, COUNT, DTYPE_CODES, GATING_CODES, POINTER, REAL, function
+from kernels.cpu.bindings import CODE, COUNT, DTYPE_CODES, GATING_CODES, POINTER, REAL, function
 from kernels.cpu.memory import Arena
 from kernels.cpu.native import build
 from kernels.moe import GatedActivation, GatedActivationKind
@@ -53,7 +53,7 @@ class Panels(NamedTuple):
 
 
 class _Gating(ctypes.Structure):
-    """``Gating`` of native/gating.h."""
+    """``GatedActivation`` of native/gating.h."""
 
     _fields_ = (("kind", CODE), ("alpha", REAL), ("limit", REAL))
 
@@ -226,7 +226,7 @@ class PanelInt8(PanelHead):
     def from_codes(
         cls, weight: PackedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> PanelInt8:
-        """Make one of a quantised weight: int8 from ``least_code()`` on, one scale per output,
+        """Make one of a quantised weight: int8 from ``min_code()`` on, one scale per output,
         no zeros, no order."""
         layer = cls.__new__(cls)
         layer._allocate(weight.shape, bias, dtype)

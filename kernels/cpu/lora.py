@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cpu.calls import DTYPE_CODES, function
+from kernels.cpu.bindings import DTYPE_CODES, function
 from kernels.lora import AdapterRows, AdapterWeights
 from kernels.reference import lora as reference
 

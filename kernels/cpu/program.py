@@ -2,8 +2,9 @@
 
 A function that computes by native calls is *run dry*: each call is noted with the addresses of its
 operands, and nothing is computed. Torch operations of the function may create or view tensors, in a
-workspace that the program keeps, and copy, add and multiply them (``kernels/cpu/held.py``);
-anything else cannot be recorded, and is refused by name. A run gives the same numbers as the
+workspace that the program keeps, and copy, add and multiply them
+(``kernels/cpu/recordable_ops.py``); anything else cannot be recorded, and is refused by name. A run
+gives the same numbers as the
 function, without any Python between two calls: it is the CPU's counterpart of a CUDA graph.
 
 Programs of the same workspace share its memory, so they never run at once, and what one leaves
@@ -23,10 +24,10 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.cpu.calls import SIGNATURES, RecordCall, call_recorder
-from kernels.cpu.held import OpRecorder, record_op
+from kernels.cpu.bindings import SIGNATURES, RecordCall, call_recorder
 from kernels.cpu.memory import mapped_zeros
 from kernels.cpu.native import build
+from kernels.cpu.recordable_ops import OpRecorder, record_op
 
 _CHUNK_BYTES = 64 * 2**20
 _LINE_BYTES = 64

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cpu.calls import DTYPE_CODES, function, pointer
+from kernels.cpu.bindings import DTYPE_CODES, function, pointer
 from kernels.inputs import StepRows
 from kernels.recurrent import GatedDeltaShape, ScanShape
 

@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from kernels.cpu.calls import COUNT, POINTER, function
+from kernels.cpu.bindings import COUNT, POINTER, function
 from kernels.sampling import LogitBias, SamplerOutput, SamplingTable, TokenCounts
 
 

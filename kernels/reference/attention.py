@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
-from kernels.reference.cache_codes import as_bytes, decode
+from kernels.reference.cache_quantisation import as_bytes, decode
 
 # Padded token slots in a bucket above which the calls for another bucket are cheaper.
 _BUCKET_WASTE_SLOTS = 4096

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.attention import LayerCache
-from kernels.reference.cache_codes import as_bytes, encode
+from kernels.reference.cache_quantisation import as_bytes, encode
 
 
 def cache_rows(slot_mapping: torch.Tensor, num_kv_heads: int, block_size: int) -> torch.Tensor:

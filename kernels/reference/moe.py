@@ -112,7 +112,7 @@ def add_experts(
     experts: ExpertTensors,
     gating: GatedActivation,
 ) -> None:
-    """``stream += fused_moe(norm(stream))`` for up to ``MOST_ROWS`` tokens, rounded once if
+    """``stream += fused_moe(norm(stream))`` for up to ``MAX_SKINNY_ROWS`` tokens, rounded once if
     possible.
 
     Args:

@@ -25,13 +25,7 @@ from kernels.reference.skinny import skinny_linear as reference_skinny
 from kernels.scaled import quantise_rows, scaled_linear
 from kernels.skinny import RowNorm
 from kernels.tiled import tile, tile_experts
-from kernels.triton.launch import INTERPRETED
-from kernels.triton.matmul import invariant_linear
-from kernels.triton.moe import fused_moe, invariant_moe
-from kernels.triton.quantised import packed_linear
-from kernels.triton.skinny import skinny_linear
-from kernels.triton.skinny_packed import skinny_packed_linear
-from kernels.triton.trial import (
+from kernels.triton.check_helpers import (
     CPU,
     TOLERANCES,
     Pairs,
@@ -40,6 +34,12 @@ from kernels.triton.trial import (
     new_generator,
     normal,
 )
+from kernels.triton.launch import INTERPRETED
+from kernels.triton.matmul import invariant_linear
+from kernels.triton.moe import fused_moe, invariant_moe
+from kernels.triton.quantised import packed_linear
+from kernels.triton.skinny import skinny_linear
+from kernels.triton.skinny_packed import skinny_packed_linear
 
 
 def check_packed(dtype: torch.dtype, device: torch.device) -> str | None:
@@ -141,8 +141,8 @@ def _packed_by_size(dtype: torch.dtype, device: torch.device, random: torch.Gene
 def _skinny_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> Pairs:
     """Yield a layer's four products with what they fuse, and the head's, in sequence.
 
-    Only their turns (``await_turn``) order them. The kernels are those of most models, since each
-    one delays the start; the interpreter gets none, where it would take a minute.
+    Only their turns (``wait_for_prior_kernels``) order them. The kernels are those of most models,
+    since each one delays the start; the interpreter gets none, where it would take a minute.
     """
     hidden, inner = (24, 40) if INTERPRETED else (1040, 2304)
     x, norm = normal(random, dtype, 3, hidden), RowNorm(normal(random, dtype, hidden), 1e-6)

@@ -18,7 +18,8 @@ from kernels.triton.launch import INTERPRETED
 _COMPILED: tl.constexpr = tl.constexpr(not INTERPRETED)
 # The missing factor of a code's bits when they are moved to float16's exponent and mantissa.
 DECODE_FACTORS = {"e2m1": 2.0**14, "e4m3": 2.0**8}
-# How much ``widen`` of a code exceeds its level, for callers that subtract it from a sum instead.
+# How much ``decode_codes`` of a code exceeds its level, for callers that subtract it from a sum
+# instead.
 DECODE_OFFSETS = {"int4": 136.0}
 _INT4_OFFSET: tl.constexpr = tl.constexpr(DECODE_OFFSETS["int4"])
 
@@ -97,7 +98,7 @@ _E2M1_HIGH: tl.constexpr = tl.constexpr(INSTRUCTIONS["e2m1", 1])
 
 @triton.jit
 def decode_level(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
-    """Return codes' levels in float32; floats lack a constant factor (``LIFTS``).
+    """Return codes' levels in float32; floats lack a constant factor (``DECODE_FACTORS``).
 
     Args:
         held: uint8, with one or two codes each.
@@ -111,7 +112,7 @@ def decode_level(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def decode_codes(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
-    """Return the levels plus ``OFFSETS``, exactly."""
+    """Return the levels plus ``DECODE_OFFSETS``, exactly."""
     if KIND == "int4":
         if _COMPILED:
             return _floats(held, _INT4_HIGH if HALF else _INT4_LOW)

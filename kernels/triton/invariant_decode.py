@@ -7,9 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
-from kernels.triton.launch import launch, persistent_programs, power_of_2, wait_for_prior_kernels
-from kernels.triton.plan import SPLIT_SIZE, AttentionPlan, first_split_of, locate_split
-from kernels.triton.runs import (
+from kernels.triton.invariant_attention import (
     GROUP_ROWS,
     attend_tile,
     head_shape,
@@ -18,6 +16,8 @@ from kernels.triton.runs import (
     score_scales,
     sink_weight,
 )
+from kernels.triton.launch import launch, persistent_programs, power_of_2, wait_for_prior_kernels
+from kernels.triton.plan import SPLIT_SIZE, AttentionPlan, first_split_of, locate_split
 from kernels.triton.tiles import LOG2_E
 
 _MERGE_UNROLL = 8

@@ -7,9 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
-from kernels.triton.launch import launch, wait_for_prior_kernels
-from kernels.triton.plan import SPLIT_SIZE, TILE_ROWS, AttentionPlan
-from kernels.triton.runs import (
+from kernels.triton.invariant_attention import (
     GROUP_ROWS,
     attend_tile,
     head_shape,
@@ -18,6 +16,8 @@ from kernels.triton.runs import (
     score_scales,
     sink_weight,
 )
+from kernels.triton.launch import launch, wait_for_prior_kernels
+from kernels.triton.plan import SPLIT_SIZE, TILE_ROWS, AttentionPlan
 
 
 def invariant_prefill(

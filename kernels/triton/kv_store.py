@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention import LayerCache
-from kernels.reference.cache_codes import MAX_CODES, MIN_ROW_MAX, as_bytes
+from kernels.reference.cache_quantisation import MAX_CODES, MIN_ROW_MAX, as_bytes
 from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
 
 _SMALLEST: tl.constexpr = tl.constexpr(MIN_ROW_MAX)
@@ -177,7 +177,7 @@ def _norm_rope_store_kernel(
 def _encode(first, second, PEAK: tl.constexpr):
     """Encode rows in two halves [HEADS, HALF] as bytes; also return the scales [HEADS].
 
-    See ``kernels.reference.cache_codes``.
+    See ``kernels.reference.cache_quantisation``.
     """
     sizes = tl.maximum(tl.abs(first), tl.abs(second))
     largest = tl.max(tl.where(sizes == sizes, sizes, 0.0), axis=1)

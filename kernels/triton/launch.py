@@ -9,9 +9,9 @@ On Hopper and later, consecutive kernels of a stream overlap (CUDA C++ Programmi
 
 A kernel's programs become resident as soon as all programs of the previous kernel are, without
 waiting for its end and the flush of its memory: a decode step is hundreds of kernels of a few
-microseconds. Every kernel therefore calls ``await_turn``, in all its programs, before it touches
-memory that another may write. A kernel then ends only after all kernels before it, so waiting for
-the last one is waiting for all. Library kernels are launched as usual.
+microseconds. Every kernel therefore calls ``wait_for_prior_kernels``, in all its programs, before
+it touches memory that another may write. A kernel then ends only after all kernels before it, so
+waiting for the last one is waiting for all. Library kernels are launched as usual.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def device_unsupported_reason(device: torch.device) -> str | None:
 def persistent_programs(device: torch.device, programs_per_sm: int) -> int:
     """Return the grid size for programs that take work until none is left.
 
-    ``programs_a_processor``: at most what fits in a multiprocessor together. A program that has to
+    ``programs_per_sm``: at most what fits in a multiprocessor together. A program that has to
     wait for others to end would begin its share when theirs is done.
     """
     if device.type != "cuda":

@@ -48,7 +48,7 @@ def invariant_linear(
 ) -> torch.Tensor:
     """See ``kernels.reference.matmul.invariant_linear``; rows are contiguous.
 
-    ``turns``: with few rows, swap the roles of rows and outputs in the instruction.
+    ``allow_swap``: with few rows, swap the roles of rows and outputs in the instruction.
     """
     output = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
     _multiply(output.unsqueeze(1), x.unsqueeze(1), weight.unsqueeze(0), bias, allow_swap=allow_swap)

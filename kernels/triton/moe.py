@@ -181,7 +181,7 @@ def grouped_matmul(
         x: [rows, inputs].
         weights: [experts, outputs, inputs], with any strides, or in codes.
         routing: the assignment of pairs to experts.
-        pairs_a_row: pairs that share a row of x.
+        pairs_per_row: pairs that share a row of x.
         factors: one per pair, float32, or None.
         biases: [experts, outputs] contiguous, or None.
         fuses: the compiler may fuse a product with the following sum, without rounding between.

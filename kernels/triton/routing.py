@@ -119,7 +119,7 @@ def sort_pairs(
     """List the pairs of each expert.
 
     ``expert_ids`` [n, top_k] are integers up to ``num_experts``, which itself stands for no expert
-    here. A tile has at least ``least_rows`` rows.
+    here. A tile has at least ``min_rows`` rows.
     """
     expert_ids, num_pairs, device = expert_ids.contiguous(), expert_ids.numel(), expert_ids.device
     # Small tiles if experts have few rows: a tile reads all of its expert's weights.

@@ -25,11 +25,10 @@ from kernels.operations import Kernels
 from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.reference import operations as reference
 from kernels.reference.attention import ReferenceAttention
-from kernels.reference.cache_codes import encode
+from kernels.reference.cache_quantisation import encode
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 from kernels.skinny import RowNorm
-from kernels.triton.plan import queries_per_tile
-from kernels.triton.trial import (
+from kernels.triton.check_helpers import (
     CPU,
     TOLERANCES,
     Pairs,
@@ -38,6 +37,7 @@ from kernels.triton.trial import (
     new_generator,
     normal,
 )
+from kernels.triton.plan import queries_per_tile
 
 # Differences in the last bits may lead to an adjacent code.
 _CODES_TOLERANCE = 5e-2

@@ -45,7 +45,7 @@ def skinny_linear(
     dtype: torch.dtype | None = None,
     experts: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See ``kernels.reference.skinny``; up to ``MOST_ROWS`` rows, or any number with
+    """See ``kernels.reference.skinny``; up to ``MAX_SKINNY_ROWS`` rows, or any number with
     ``experts``; all contiguous."""
     inputs, parts = x.shape[1], 1 if gate is None else 2
     outputs = weight.shape[-2] // parts

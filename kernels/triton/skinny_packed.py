@@ -43,7 +43,7 @@ def skinny_packed_linear(
     experts: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See ``kernels.reference.skinny``, with one quantised matrix or those of experts; up to
-    ``MOST_ROWS`` rows, or any number with ``experts``."""
+    ``MAX_SKINNY_ROWS`` rows, or any number with ``experts``."""
     held, parts = weight.codes.shape[1], 1 if gate is None else 2
     outputs = weight.outputs // parts
     taken = schedule_rows(x, experts)

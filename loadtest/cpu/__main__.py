@@ -19,7 +19,7 @@ from typing import Any
 from loadtest.cpu.gates import evaluate_gates
 from loadtest.cpu.parts import PARTS, measure_part
 from loadtest.cpu.scaling import measure_scaling, write_charts
-from loadtest.cpu.sides import PROGRAMS
+from loadtest.cpu.servers import PROGRAMS
 from loadtest.cpu.tables import format_result
 from loadtest.machine import describe_machine
 from loadtest.startup import first_token_s

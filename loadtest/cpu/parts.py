@@ -11,7 +11,7 @@ from typing import Any
 from loadtest.cpu.ceilings import measure_ceilings
 from loadtest.cpu.loads import MAIN, OVERHEAD, PREFIX, CpuLoad, floor_s
 from loadtest.cpu.rounds import idle_share, measure_load
-from loadtest.cpu.sides import MAX_SEQUENCES, Peer, running_earlier, running_peers, running_quire
+from loadtest.cpu.servers import MAX_SEQUENCES, Peer, running_earlier, running_peers, running_quire
 from loadtest.machine import tree_peak_bytes
 from loadtest.models import SHAPES, ensure_model
 

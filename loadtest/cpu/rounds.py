@@ -13,7 +13,7 @@ from typing import Any
 
 from loadtest.client import Client
 from loadtest.cpu.loads import CpuLoad
-from loadtest.cpu.sides import MODEL_NAME
+from loadtest.cpu.servers import MODEL_NAME
 from loadtest.driver import Endpoint, Load, send_all
 from loadtest.machine import busy_cpu_s, tree_cpu_s
 from loadtest.process import RunningServer

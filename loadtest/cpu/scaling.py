@@ -17,7 +17,7 @@ from typing import Any
 
 from loadtest.client import Client, StreamRecord
 from loadtest.cpu.parts import PARTS
-from loadtest.cpu.sides import MODEL_NAME, running_quire
+from loadtest.cpu.servers import MODEL_NAME, running_quire
 from loadtest.driver import Endpoint, Load, send_all
 from loadtest.models import SHAPES, ensure_model
 from loadtest.svg import line_chart, standalone

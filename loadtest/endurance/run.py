@@ -30,7 +30,7 @@ from typing import Any
 import uvloop
 
 from loadtest.client import Client, HttpError, raw_json
-from loadtest.endurance.watch import Sample, growth_per_1000, leaks, longest_stall_s, take_sample
+from loadtest.endurance.samples import Sample, growth_per_1000, leaks, longest_stall_s, take_sample
 from loadtest.machine import describe_machine
 from loadtest.process import RunningServer, running_server
 from loadtest.scrape import scrape

@@ -25,7 +25,7 @@ from loadtest.client import Client, HttpError, raw_json
 from loadtest.process import running_server
 from loadtest.scrape import scrape
 from loadtest.soak.answers import Answer, comparable_answer, first_difference, read_stream
-from loadtest.soak.drawing import RequestGenerator, SoakRequest
+from loadtest.soak.request_generator import RequestGenerator, SoakRequest
 
 _REFERENCE_FLAGS = ("--max-step-passes", "1", "--no-enable-prefix-caching", "--enforce-eager")
 _COMMON_FLAGS = ("--dtype", "float32", "--disable-log-requests")

@@ -10,7 +10,7 @@ from server.access.account import Account
 from server.access.caller import Caller
 from server.access.key_file import KeyEntry
 from server.access.keyring import KeyRing, limits_of
-from server.access.ledger import RateLimitStore
+from server.access.rate_limits import RateLimitStore
 from server.access.usage import SCHEMA, UsageCounts, UsageTracker
 from server.metrics import Metrics
 from server.settings import Settings
@@ -24,7 +24,7 @@ class Access:
         settings: name the keys.
         database: stores the usage, if there is a key file.
         metrics: count the usage too.
-        ledger: the state of limits; by default one of this process's own.
+        rate_limits: the state of limits; by default one of this process's own.
 
     Raises:
         InvalidSettings: the key file cannot be used.

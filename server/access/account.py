@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from server.access.ledger import RateLimitStore, TenantRecord
+from server.access.rate_limits import RateLimitStore, TenantRecord
 from server.access.usage import QuotaUsage, UsageCounts
 from server.errors import ApiError
 
@@ -40,10 +40,10 @@ class Account:
     Args:
         name: the tenant's.
         limits: from its entry in the key file.
-        ledger: holds its buckets; None for callers without a tenant.
-        spent: returns its tokens of the day and month so far.
-        book: called with the usage.
-        refused: called with the reason of each refusal.
+        rate_limits: holds its buckets; None for callers without a tenant.
+        get_quota_usage: returns its tokens of the day and month so far.
+        on_usage: called with the usage.
+        on_rejected: called with the reason of each refusal.
         clock: monotonic seconds, the same in all workers.
     """
 
@@ -94,7 +94,7 @@ class Account:
 
         Args:
             prompt_tokens: of all its prompts.
-            most_output_tokens: its own limit of output tokens; 0 if it has none.
+            max_output_tokens: its own limit of output tokens; 0 if it has none.
             background: the request runs in idle capacity, so only the quotas count it.
 
         Raises:

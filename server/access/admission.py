@@ -23,7 +23,7 @@ class Admission:
     1/k``, and only if each of them filled its share before the next one arrived.
 
     Args:
-        most: the bound.
+        max_sequences: the bound.
     """
 
     def __init__(self, max_sequences: int) -> None:
@@ -47,7 +47,7 @@ class Admission:
         return True
 
     def can_admit(self, count: int, caller: Caller) -> bool:
-        """Whether ``take`` would admit ``count`` sequences now."""
+        """Whether ``try_admit`` would admit ``count`` sequences now."""
         tenant = self._tenants.get(caller.tenant) or _Tenant()
         return (
             self.num_live + count <= self.max_sequences
@@ -55,7 +55,7 @@ class Admission:
         )
 
     def release(self, count: int, caller: Caller) -> None:
-        """Undo ``take`` as sequences finish."""
+        """Undo ``try_admit`` as sequences finish."""
         if caller.background:
             self.num_background -= count
             return

@@ -22,7 +22,7 @@ class BodyLimitMiddleware:
         app: the wrapped application.
         max_body_bytes: the limit.
         stall_timeout_s: the longest time without new bytes.
-        larger: limits by path, for routes that stream their bodies.
+        max_bytes_by_path: limits by path, for routes that stream their bodies.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ class KeyRing:
     Args:
         keys: keys with all rights, as given by --api-key.
         path: of the key file.
-        open_account: makes the caller of an entry.
+        make_caller: makes the caller of an entry.
 
     Raises:
         InvalidSettings: the key file cannot be used.

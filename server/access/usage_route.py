@@ -14,7 +14,7 @@ from server.access.caller import caller_of
 from server.access.usage import UsageTracker
 from server.errors import ApiError, bad_field
 from server.openai.endpoint import json_response, state_of
-from server.openai.schema import describe
+from server.openai.openapi_schema import describe
 
 router = APIRouter()
 _DEFAULT_DAYS = 31

@@ -28,9 +28,9 @@ from server.batches.lines import MAX_LINES
 from server.errors import ApiError, bad_field, shorten
 from server.openai.endpoint import json_response, read_request, state_of
 from server.openai.inputs import ApiModel
+from server.openai.openapi_schema import Description, describe
 from server.openai.outputs import to_json
-from server.openai.pages import make_page
-from server.openai.schema import Description, describe
+from server.openai.pagination import make_page
 from server.state import ServerState
 from server.store.batches import ACTIVE_STATUSES, StoredBatch
 from server.store.database import StoreError

@@ -71,7 +71,8 @@ class MessageCall:
     async def prepare(
         cls, state: ServerState, caller: Caller, request: MessagesRequest
     ) -> MessageCall:
-        """Judge a request against the model and encode its messages; raises as ``converse``."""
+        """Judge a request against the model and encode its messages; raises as
+        ``prepare_conversation``."""
         return cls(
             request, await prepare_conversation(state, caller, request, f"msg_{uuid.uuid4().hex}")
         )

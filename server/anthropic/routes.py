@@ -13,7 +13,7 @@ from server.anthropic.outputs import MessageAnswer, MessageEvent, MessagesError,
 from server.http.disconnect import until_disconnect
 from server.openai.deadline import caller_with_deadline, until_deadline
 from server.openai.endpoint import json_response, read_request, serve_call, state_of
-from server.openai.schema import describe
+from server.openai.openapi_schema import describe
 
 router = APIRouter()
 

@@ -18,7 +18,7 @@ from server.openai.inputs import ApiModel, ChatRequest, CompletionRequest
 from server.openai.responses.call import ResponseCall
 from server.openai.responses.inputs import ResponsesRequest
 from server.pooling.embeddings import EmbeddingCall
-from server.pooling.shapes import EmbeddingRequest
+from server.pooling.protocol import EmbeddingRequest
 from server.state import ServerState
 
 Handler = Callable[[ServerState, Caller, dict[str, Any]], Awaitable[Any]]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class BatchLock:
-    """The lock of a batch, held from ``take`` to ``release``."""
+    """The lock of a batch, held from ``acquire`` to ``release``."""
 
     def __init__(self, path: Path, number: int | None) -> None:
         self._path = path

@@ -17,8 +17,8 @@ import msgspec
 from engine.client import EngineClient
 from engine.errors import EngineError
 from server.access.caller import ANONYMOUS
-from server.batches.answering import run_line
 from server.batches.handlers import HANDLERS
+from server.batches.line_execution import run_line
 from server.batches.lines import InputValidator, Line, read_lines
 from server.metrics import Metrics
 from server.settings import Settings
@@ -50,7 +50,7 @@ async def validate_file(path: Path, settings: Settings) -> InputValidator:
 def prune_output(output: Path, *, discard_all: bool = False) -> set[str]:
     """Keep only the successful answers in ``output``, and return the ids of their requests.
 
-    With ``none``, remove all of it.
+    With ``discard_all``, remove all of it.
 
     Errors, which may not recur, and a line that was cut off are removed. Raises OSError.
     """

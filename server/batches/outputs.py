@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from server.batches.answering import not_run_line
-from server.batches.bench import BatchEnvironment
+from server.batches.environment import BatchEnvironment
+from server.batches.line_execution import not_run_line
 from server.batches.lines import read_lines
 from server.store.batches import StoredBatch
 from server.store.files import FileStore, StoredFile

@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from server.batches.answering import run_line
-from server.batches.bench import BatchEnvironment
+from server.batches.environment import BatchEnvironment
+from server.batches.line_execution import run_line
 from server.batches.lines import BatchError, InputValidator, Line, read_lines
 from server.batches.outputs import write_outputs
 from server.store.batches import ACTIVE_STATUSES, BatchStore, LineResult, StoredBatch

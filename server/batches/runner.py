@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from server.batches.bench import BatchEnvironment
+from server.batches.environment import BatchEnvironment
 from server.batches.lock import BatchLock
 from server.batches.run import BatchRun
 from server.store.batches import ACTIVE_STATUSES, StoredBatch
@@ -24,7 +24,7 @@ class BatchRunner:
     """Runs until cancelled; another runner can resume its batches.
 
     Args:
-        bench: the environment of batches.
+        env: the environment of batches.
         may_run: whether batches may start: false before a model is loaded and during shutdown.
     """
 

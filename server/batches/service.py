@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from server.batches.answering import LineHandler
-from server.batches.bench import BatchEnvironment, SharedSlots
+from server.batches.environment import BatchEnvironment, SharedSlots
 from server.batches.handlers import handler_of
+from server.batches.line_execution import LineHandler
 from server.batches.runner import BatchRunner
 from server.state import ServerState
 from server.store.batches import StoredBatch

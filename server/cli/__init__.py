@@ -47,13 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         match command:
             case "serve":
-                from server.cli.ahead import serve as run
+                from server.cli.prestart import serve as run
             case "ray":
-                from server.cli.on_ray import main as run
+                from server.cli.ray_cluster import main as run
             case "chat":
-                from server.cli.talk import chat_main as run
+                from server.cli.chat import chat_main as run
             case "complete":
-                from server.cli.talk import complete_main as run
+                from server.cli.chat import complete_main as run
             case "run-batch":
                 from server.cli.run_batch import main as run
             case "quantize":

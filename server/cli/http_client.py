@@ -57,7 +57,7 @@ class ApiClient:
         Closing the generator early closes the connection, which aborts the request on the server.
 
         Raises:
-            ServerProblem: no server, an error status, or an error in or truncation of the stream.
+            ServerError: no server, an error status, or an error in or truncation of the stream.
         """
         connection, response = self._request("POST", path, {**body, "stream": True})
         try:

@@ -5,8 +5,8 @@
              port busy: 1      no such model: 1                         cannot load: 1 ◄──┘
 
 The order makes startup fast. A busy port is reported before anything heavy is imported, and the
-engine process, which was started first of all (``server/cli/ahead.py``), imports torch while this
-one imports its web framework.
+engine process, which was started first of all (``server/cli/prestart.py``), imports torch while
+this one imports its web framework.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.gguf.file import is_gguf
 from engine.process import SubprocessClient
 from engine.profiler import make_profile_directory
 from engine.replicas.client import ReplicaClient
-from engine.replicas.shares import replica_configs
+from engine.replicas.startup import replica_configs
 from engine.types import EngineInfo
 from server.chat_template import read_chat_template
 from server.cli.flags import parse_settings

@@ -13,12 +13,12 @@ from starlette.responses import Response
 
 from engine.client import EngineClient
 from engine.errors import EngineDead
-from server.dashboard.looker import SnapshotPoller
 from server.dashboard.page import Page
+from server.dashboard.poller import SnapshotPoller
 from server.dashboard.state import DashboardState, Status, add_snapshot, describe_model
 from server.errors import ApiError, bad_field
 from server.openai.endpoint import json_response, state_of
-from server.openai.schema import describe
+from server.openai.openapi_schema import describe
 from server.state import ServerState
 from server.system import quire_version
 

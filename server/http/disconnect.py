@@ -16,7 +16,7 @@ class until_disconnect:  # noqa: N801 - reads as the statement it is, like async
     """``async with until_disconnect(receive):`` cancels its body when the client disconnects.
 
     The request's body must have been read. It works as ``asyncio.timeout`` does: outside the block
-    the cancellation becomes :class:`ClientGone`, and a cancellation from elsewhere passes
+    the cancellation becomes :class:`ClientDisconnected`, and a cancellation from elsewhere passes
     unchanged.
     """
 

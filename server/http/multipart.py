@@ -43,7 +43,7 @@ async def read_form(request: Request, file_field: str, path: Path, max_bytes: in
 
     Raises:
         ApiError: not a form (415), a malformed one (400), or a file over ``max_bytes`` (413).
-        ClientGone: the connection closed before the body was complete.
+        ClientDisconnected: the connection closed before the body was complete.
         OSError: the file could not be written.
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))

@@ -21,7 +21,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from engine.collector import tune_for_serving
+from engine.gc_tuning import tune_for_serving
 from server.http.protocol import HardenedProtocol
 from server.http.stacks import log_stacks_on_signal
 from server.http.tls import Tls
@@ -46,7 +46,7 @@ def serve(
         app: made by ``create_app``.
         settings: those that ``app`` was made with.
         sock: listening, non-blocking.
-        beside: runs on the same event loop, and is cancelled at the end.
+        background: runs on the same event loop, and is cancelled at the end.
 
     Returns the process's exit status: 0 after a signal, 1 if the engine is gone for good.
     """

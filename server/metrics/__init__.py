@@ -12,7 +12,7 @@ counted once per prompt, as in ``usage``. Every submitted sequence ends in exact
 ``request_success``, ``request_failed`` and ``request_aborted``.
 """
 
-from server.metrics.numbers import MetricValues, merge
 from server.metrics.recorder import Metrics
+from server.metrics.values import MetricValues, merge
 
 __all__ = ["MetricValues", "Metrics", "merge"]

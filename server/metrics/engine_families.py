@@ -9,14 +9,14 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from engine.types import BlockStats, EngineInfo, EngineStats, TierStats
 from server.metrics.families import Families
-from server.metrics.numbers import EngineMetricValues
+from server.metrics.values import EngineMetricValues
 
 
 class EngineFamilies:
     """One scrape's families of one engine.
 
     Args:
-        numbers: the values.
+        values: the values.
         info: of the model, once it is loaded.
         families: makes the families.
         max_loras: adapters that fit on the device; 0 omits the metrics of adapters.

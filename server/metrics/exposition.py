@@ -12,7 +12,7 @@ from engine.types import EngineInfo
 from server.metrics.engine_families import EngineFamilies
 from server.metrics.families import Families
 from server.metrics.names import COUNTERS, HISTOGRAMS, LABELLED_COUNTERS
-from server.metrics.numbers import Histogram, MetricValues
+from server.metrics.values import Histogram, MetricValues
 
 _ALL_ENGINES = "all"  # label of what is counted for several engines together
 
@@ -24,7 +24,7 @@ class Exposition(Collector):
     engine, all samples do.
 
     Args:
-        numbers: the values.
+        values: the values.
         infos: what each engine has loaded, by number; None before it has.
         prefix: first part of every name.
         model_name: a label of every sample.

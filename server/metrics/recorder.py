@@ -8,7 +8,7 @@ from functools import partial
 from engine.client import EngineClient
 from engine.types import EngineOutput, RequestTimings
 from server.metrics.exposition import Exposition
-from server.metrics.numbers import EngineMetricValues, MetricValues
+from server.metrics.values import EngineMetricValues, MetricValues
 
 
 class Metrics:

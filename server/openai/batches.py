@@ -20,8 +20,8 @@ from server.openai.endpoint import json_response, read_request, state_of
 from server.openai.files import check_lifetime_s
 from server.openai.inputs import ApiModel
 from server.openai.metadata import Metadata
-from server.openai.pages import make_page
-from server.openai.schema import describe
+from server.openai.openapi_schema import describe
+from server.openai.pagination import make_page
 from server.store.batches import StoredBatch
 
 router = APIRouter()

@@ -13,15 +13,16 @@ from starlette.responses import Response
 
 from engine.text.output import TextDelta, TokenLogprob
 from server.access.caller import Caller
-from server.openai.answer_reader import ChoiceParser
 from server.openai.best_of import ChoiceOutput, select_choices
 from server.openai.chat_parts import ChatFormatter
+from server.openai.chat_recorder import ChatRecorder
+from server.openai.choice_parser import ChoiceParser
 from server.openai.conversation import Conversation
 from server.openai.endpoint import respond
 from server.openai.generation import Choice, Generation, Step
 from server.openai.inputs import ChatRequest
-from server.openai.kept_chats import ChatRecorder
 from server.openai.logprobs import chat_logprobs, prompt_logprobs
+from server.openai.openapi_schema import describe
 from server.openai.outputs import (
     ChatChoice,
     ChatChunk,
@@ -35,7 +36,6 @@ from server.openai.outputs import (
     to_event,
 )
 from server.openai.progress import progress_of
-from server.openai.schema import describe
 from server.state import ServerState
 from server.text.parts import Part, Text
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from engine.errors import InvalidParameter
-from engine.images.nouns import Image
-from engine.images.place import expand_image_tokens
+from engine.images.placeholders import expand_image_tokens
 from engine.images.read import ProcessedImage
+from engine.images.types import Image
 from server.errors import bad_field
 from server.openai.inputs import ChatRequest, Message, TokenizeRequest
 from server.state import Model, ServerState

@@ -17,6 +17,7 @@ from server.openai.endpoint import check_grammar, new_id, respond
 from server.openai.generation import Choice, Generation, Job, Step
 from server.openai.inputs import CompletionRequest
 from server.openai.logprobs import completion_logprobs, prompt_logprobs
+from server.openai.openapi_schema import describe
 from server.openai.outputs import (
     Completion,
     CompletionChoice,
@@ -28,7 +29,6 @@ from server.openai.outputs import (
 from server.openai.progress import progress_of
 from server.openai.prompts import encode_prompts, infill_of, truncate_prompt
 from server.openai.sampling import DEFAULT_COMPLETION_TOKENS, completion_sampling
-from server.openai.schema import describe
 from server.state import Model, ServerState
 
 router = APIRouter()

@@ -19,13 +19,13 @@ from typing import NamedTuple
 import msgspec
 
 from engine.errors import ContextLengthExceeded, InvalidParameter
-from engine.images.nouns import Image
+from engine.images.types import Image
 from engine.text.output import TextDelta
 from engine.types import Grammar, SamplingParams
 from server.access.caller import Caller
 from server.errors import bad_field
-from server.openai.answer_reader import ChoiceParser
 from server.openai.chat_prompt import encode_chat
+from server.openai.choice_parser import ChoiceParser
 from server.openai.endpoint import check_grammar, check_length, new_id
 from server.openai.generation import Choice, Generation, Job
 from server.openai.inputs import ChatRequest
@@ -36,7 +36,7 @@ from server.openai.tool_use import ToolUse
 from server.settings import ReasoningFields
 from server.state import Model, ServerState
 from server.text.answer_grammar import AnswerRules
-from server.text.holdable import UnenforceableSchema
+from server.text.enforceable import UnenforceableSchema
 from server.text.parts import Part
 
 

@@ -49,7 +49,7 @@ async def read_request(
 
     Raises:
         ApiError: the body is not JSON or too long, or a field is invalid.
-        ClientGone: the connection closed before the body was complete.
+        ClientDisconnected: the connection closed before the body was complete.
     """
     if optional and not _has_body(request):
         return shape.read({}), {}

@@ -18,8 +18,8 @@ from server.errors import ApiError, bad_field
 from server.http.disconnect import until_disconnect
 from server.http.multipart import Form, read_form
 from server.openai.endpoint import json_response, state_of
-from server.openai.pages import make_page
-from server.openai.schema import Description, describe
+from server.openai.openapi_schema import Description, describe
+from server.openai.pagination import make_page
 from server.openai.unsupported import report_ignored
 from server.store.database import StoreError
 from server.store.files import FileStore, Order, StoredFile, new_file_id
@@ -239,7 +239,7 @@ class _FileContentResponse(Response):
         self._path = path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the file. Raises ClientGone, and StoreError before the first byte."""
+        """Send the file. Raises ClientDisconnected, and StoreError before the first byte."""
         try:
             file = await asyncio.to_thread(self._path.open, "rb")
         except OSError as error:

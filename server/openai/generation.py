@@ -26,7 +26,7 @@ from engine.errors import (
     OutOfMemory,
     RequestError,
 )
-from engine.images.nouns import Image
+from engine.images.types import Image
 from engine.prompt_progress import PromptProgress
 from engine.requests import fan_out
 from engine.text.output import OutputDecoder, TextDelta
@@ -106,7 +106,7 @@ class Generation:
         continuation: the outputs' text continues the prompt's, as in completions.
         caller: whose quota and prefix cache are used, and the deadline.
         shown_special_ids: special tokens that are always part of the outputs' text.
-        tells_progress: report the prefill progress of each prompt with its first choice.
+        report_progress: report the prefill progress of each prompt with its first choice.
         beams: use beam search instead of sampling, with width ``n``; the choices of a prompt arrive
             whole, the likeliest first.
 

@@ -27,7 +27,7 @@ from server.openai.metadata import Metadata
 from server.openai.structured import StructuredFields
 from server.openai.tool_fields import EarlierCall, EarlierFunction, ToolFields, Tools
 from server.openai.unsupported import ignored_params, refuse_unsupported
-from server.text.answers import AnswerFormat
+from server.text.answer_format import AnswerFormat
 from server.validation import reason
 
 MAX_MODEL_NAME = 256

@@ -7,8 +7,8 @@ from starlette.responses import Response
 
 from server.adapter_table import ServedAdapter
 from server.openai.endpoint import json_response, state_of
+from server.openai.openapi_schema import describe
 from server.openai.outputs import ModelCard, ModelList
-from server.openai.schema import describe
 from server.state import Model
 
 router = APIRouter()

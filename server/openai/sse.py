@@ -72,7 +72,8 @@ class EventStream(Response):
         self._ending: Ending = DoneEnding() if ending is None else ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events. Raises ClientGone, and what ``events`` raises before its first."""
+        """Send the events. Raises ClientDisconnected, and what ``events`` raises before its
+        first."""
         # A task of its own wakes for each step of the stream. This one would be resumed through
         # every middleware around it, some thirty calls deep. Cancelling it cancels both.
         await asyncio.create_task(self._stream(scope, receive, send))

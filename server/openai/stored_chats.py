@@ -11,17 +11,17 @@ from starlette.responses import Response
 
 from server.access.caller import caller_of
 from server.errors import ApiError, bad_field, shorten
-from server.openai.endpoint import json_response, read_request, state_of
-from server.openai.inputs import ApiModel
-from server.openai.kept_chats import (
+from server.openai.chat_recorder import (
     StoredChatCompletion,
     StoredMessage,
     read_chat,
     read_message,
 )
+from server.openai.endpoint import json_response, read_request, state_of
+from server.openai.inputs import ApiModel
 from server.openai.metadata import Metadata
-from server.openai.pages import make_page
-from server.openai.schema import Description, describe
+from server.openai.openapi_schema import Description, describe
+from server.openai.pagination import make_page
 from server.store.chats import ChatStore, StoredChat
 
 router = APIRouter()

@@ -33,7 +33,7 @@ def timings_of(
         arrival_s: of its request.
         first_token_s: when its first token arrived here; 0 if there was none.
         finished_s: when its end arrived here.
-        told: the engine's report.
+        reported: the engine's report.
     """
     whole = Timings(
         first_token_ms=_ms(arrival_s, first_token_s or finished_s),

@@ -11,9 +11,9 @@ from server.errors import bad_field
 from server.openai.chat_prompt import encode_chat
 from server.openai.endpoint import encode_texts, json_response, read_request, state_of
 from server.openai.inputs import DetokenizeRequest, TokenizeRequest
+from server.openai.openapi_schema import describe
 from server.openai.outputs import DetokenizeResponse, TokenizeResponse
 from server.openai.sampling import check_token_ids
-from server.openai.schema import describe
 
 router = APIRouter()
 

@@ -24,7 +24,7 @@ from pydantic import (
 
 from server.openai.tool_schema import schema_problem
 from server.openai.unsupported import ignored_tool_params
-from server.text.answers import AnswerFormat
+from server.text.answer_format import AnswerFormat
 
 _MAX_TOOLS = 1024
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from server.errors import bad_field
 from server.openai.tool_fields import Function, ToolFields
-from server.text.answers import AnswerFormat
+from server.text.answer_format import AnswerFormat
 from server.text.dialects import Dialect
 from server.text.tool_grammar import CallableTool
 

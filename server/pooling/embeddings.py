@@ -11,10 +11,10 @@ from engine.pooling import PoolingParams
 from server.access.caller import Caller
 from server.errors import bad_field
 from server.openai.endpoint import new_id
-from server.openai.schema import describe
+from server.openai.openapi_schema import describe
 from server.pooling.encoding import check_count, encode_inputs, truncation_length
+from server.pooling.protocol import Embedding, EmbeddingList, EmbeddingRequest, PoolingUsage
 from server.pooling.respond import respond
-from server.pooling.shapes import Embedding, EmbeddingList, EmbeddingRequest, PoolingUsage
 from server.pooling.vectors import (
     PooledPrompt,
     compute_vectors,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from engine.errors import ContextLengthExceeded
-from engine.text.cutting import EncodedPair, encode_pairs, encode_texts
+from engine.text.truncation import EncodedPair, encode_pairs, encode_texts
 from server.errors import bad_field
 from server.openai.endpoint import check_length
 from server.openai.inputs import Prompt

@@ -12,7 +12,7 @@ from server.access.caller import Caller
 from server.http.disconnect import until_disconnect
 from server.openai.deadline import caller_with_deadline, until_deadline
 from server.openai.endpoint import json_response, read_request, state_of
-from server.pooling.shapes import PoolingRequest
+from server.pooling.protocol import PoolingRequest
 from server.state import ServerState
 
 _BodyT = TypeVar("_BodyT", bound=PoolingRequest)

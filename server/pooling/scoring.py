@@ -10,11 +10,10 @@ from starlette.responses import Response
 from server.access.caller import Caller
 from server.errors import bad_field
 from server.openai.endpoint import new_id
-from server.openai.schema import describe
+from server.openai.openapi_schema import describe
 from server.pooling.encoding import check_count
-from server.pooling.judge import PairScorer, make_pair_scorer
-from server.pooling.respond import respond
-from server.pooling.shapes import (
+from server.pooling.pair_scoring import PairScorer, make_pair_scorer
+from server.pooling.protocol import (
     RankedDocument,
     RerankRequest,
     RerankResponse,
@@ -23,6 +22,7 @@ from server.pooling.shapes import (
     ScoreList,
     ScoreRequest,
 )
+from server.pooling.respond import respond
 from server.state import Model, ServerState
 
 router = APIRouter()

@@ -16,7 +16,7 @@ from engine.types import RequestOutput, SamplingParams
 from server.access.caller import Caller
 from server.errors import ApiError
 from server.openai.generation import Choice, Generation, Job
-from server.pooling.shapes import PoolingRequest
+from server.pooling.protocol import PoolingRequest
 from server.state import Model, ServerState
 
 # Sequences submitted at once, so that a larger request takes no larger part of the queue.

@@ -215,7 +215,8 @@ class BatchStore:
     async def transition(
         self, id: str, from_statuses: Sequence[Status], status: Status, **changes: Any
     ) -> StoredBatch | None:
-        """Change the status and other columns of a batch, if its status is one of ``origins``.
+        """Change the status and other columns of a batch, if its status is one of
+        ``from_statuses``.
 
         Returns the updated batch, or None if its status was another. Raises StoreError.
         """

@@ -80,7 +80,8 @@ class ConversationStore:
         self._tables = database.tables(_SCHEMA)
 
     async def create(self, conversation: StoredConversation, items: Sequence[StoredItem]) -> None:
-        """Store a new conversation with its first items. Raises ItemTaken if two share an id."""
+        """Store a new conversation with its first items. Raises DuplicateItem if two share an
+        id."""
 
         def work(db: sqlite3.Connection) -> None:
             c = conversation
@@ -137,7 +138,7 @@ class ConversationStore:
     # ------------------------------------------------------------ items
 
     async def append(self, id: str, tenant: str, items: Sequence[StoredItem]) -> bool:
-        """Append items; false if the tenant has no such conversation. Raises ItemTaken."""
+        """Append items; false if the tenant has no such conversation. Raises DuplicateItem."""
 
         def work(db: sqlite3.Connection) -> bool:
             if _find(db, id, tenant) is None:
@@ -168,7 +169,7 @@ class ConversationStore:
         return await self._tables.read(work)
 
     async def items(self, id: str, *, max_bytes: int) -> list[bytes] | None:
-        """All items of a conversation in order; None if they exceed ``most_bytes``."""
+        """All items of a conversation in order; None if they exceed ``max_bytes``."""
 
         def work(db: sqlite3.Connection) -> list[bytes] | None:
             query = "SELECT body FROM conversation_items WHERE conversation_id = ? ORDER BY place"

@@ -17,7 +17,7 @@ _DIRECTORY = "processes"
 
 
 class Presence:
-    """This process's own file, locked until ``leave``; made on the database's thread."""
+    """This process's own file, locked until ``release``; made on the database's thread."""
 
     def __init__(self, directory: Path | None) -> None:
         """Create and lock the file; without a directory there are no other processes.

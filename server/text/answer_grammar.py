@@ -32,7 +32,7 @@ class AnswerRules:
         """The grammar of the answer; None if any text is allowed.
 
         Raises:
-            UnholdableSchema: a tool's schema cannot be enforced on its arguments.
+            UnenforceableSchema: a tool's schema cannot be enforced on its arguments.
         """
         holds_calls = self.is_required or not self.is_parallel
         holds_calls = holds_calls or any(tool.is_strict for tool in self.tools)

@@ -8,7 +8,7 @@ from typing import Any
 from server.text.argument_kinds import argument_kind
 from server.text.brace_rules import BraceRules
 from server.text.dialects import Dialect
-from server.text.holdable import (
+from server.text.enforceable import (
     ANNOTATION_KEYWORDS,
     ARGUMENT_NAME,
     comma_separated,
@@ -32,7 +32,7 @@ def constrained_arguments(lark: LarkBuilder, schema: Mapping[str, Any], dialect:
     """Arguments that satisfy an object's ``schema``; required ones come first.
 
     Raises:
-        UnholdableSchema: the schema cannot be enforced.
+        UnenforceableSchema: the schema cannot be enforced.
     """
     kind = dialect.arguments
     if kind == "json":

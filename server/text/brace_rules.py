@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from server.text.argument_kinds import argument_types, resolve
-from server.text.holdable import (
+from server.text.enforceable import (
     ANNOTATION_KEYWORDS,
     ARGUMENT_NAME,
     UnenforceableSchema,
@@ -41,7 +41,7 @@ class BraceRules:
         """The contents of the braces of an object with this schema.
 
         Raises:
-            UnholdableSchema: the schema cannot be enforced.
+            UnenforceableSchema: the schema cannot be enforced.
         """
         lark = self._lark
         required, optional = split_properties(schema)

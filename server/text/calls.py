@@ -12,8 +12,8 @@ from server.text.source import Malformed, Source
 class ToolCallEmitter:
     """The tool calls of one answer.
 
-    Calls are emitted as they arrive or, if ``whole``, once they are complete, so that a malformed
-    one can still become text.
+    Calls are emitted as they arrive or, if ``buffer_calls``, once they are complete, so that a
+    malformed one can still become text.
     """
 
     def __init__(

@@ -52,8 +52,8 @@ _PAIR_MARKS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 class Dialect:
     """The format of one model family's tool calls.
 
-    The output is ``begins``, then for each call its head (with the name in place of ``{}``), the
-    arguments and its tail, with ``between`` between calls, then ``ends``.
+    The output is ``prefix``, then for each call its head (with the name in place of ``{}``), the
+    arguments and its tail, with ``separator`` between calls, then ``suffix``.
     """
 
     name: str

@@ -57,7 +57,7 @@ NO_HEADER = Header()  # of text without a header
 
 
 def read_header(source: Source) -> Read[Header | None]:
-    """Read the next header; ``PLAIN`` if there is none, None if the text ends inside it."""
+    """Read the next header; ``NO_HEADER`` if there is none, None if the text ends inside it."""
     begin, kept = source.position, source.checkpoint
     source.checkpoint = begin if kept is None else kept
     try:

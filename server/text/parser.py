@@ -48,7 +48,7 @@ class AnswerParser:
             dialect: the format of tool calls; None: no text is a call.
             schemas: JSON schemas of the callable tools' arguments, by name. A call of any other
                 name is text.
-            whole: emit each call once it is complete, and a malformed one as text. Otherwise
+            buffer_calls: emit each call once it is complete, and a malformed one as text. Otherwise
                 arguments are emitted as they arrive, and those of a call that turns out malformed
                 remain.
             hidden: markers that are never content, because they are special tokens.
@@ -86,7 +86,7 @@ class AnswerParser:
         return self._resume()
 
     def finish(self, *, truncated: bool = False) -> list[Part]:
-        """The text held back, at the end; ``cut`` if it was cut off, not ended by the model.
+        """The text held back, at the end; ``truncated`` if it was cut off, not ended by the model.
 
         An unfinished call is emitted as far as it was read.
         """

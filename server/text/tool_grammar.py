@@ -25,7 +25,7 @@ def calls_only(
     """An answer that consists of one call of ``tools``, or several.
 
     Raises:
-        UnholdableSchema: a tool's schema cannot be enforced on its arguments.
+        UnenforceableSchema: a tool's schema cannot be enforced on its arguments.
     """
     return lark.rule(
         f"{lark.literal(_opening(dialect))} {_rest(lark, dialect, tools, is_parallel)}"

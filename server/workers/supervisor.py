@@ -17,7 +17,7 @@ from engine.errors import EngineDead, EngineError
 from engine.frames import Fatal
 from engine.framing import encode
 from engine.link import read_fatal
-from engine.replicas.shares import replica_configs, start_all
+from engine.replicas.startup import replica_configs, start_all
 from engine.scratch import ScratchDirectory
 from engine.supervisor import CrashLimit, EngineSupervisor
 from engine.types import EngineInfo
@@ -209,7 +209,7 @@ class _Worker:
         self._pending_metrics: asyncio.Future[None] | None = None
 
     async def listen(self, on_message: Callable[[_Worker, Message], None]) -> None:
-        """Pass its messages to ``take`` until it ends."""
+        """Pass its messages to ``on_message`` until it ends."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self.child.socket)
         frames = MessageReader()
         with contextlib.suppress(OSError):

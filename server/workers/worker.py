@@ -25,7 +25,7 @@ from engine.framing import encode, receive
 from engine.link import read_fatal
 from engine.replicas.client import make_client
 from engine.shared import SharedClient
-from server.access.ledger import RateLimitStore
+from server.access.rate_limits import RateLimitStore
 from server.adapter_table import AdapterTable
 from server.app import create_app
 from server.http import serve

@@ -49,7 +49,7 @@ def test_version(capsys):
 
 def test_the_engine_is_spawned_before_anything_else_is_imported():
     code = (
-        "import sys; import server.cli; import server.cli.ahead; "
+        "import sys; import server.cli; import server.cli.prestart; "
         "print(*{'asyncio', 'msgspec', 'pydantic', 'yaml', 'server.settings'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -70,7 +70,7 @@ def test_nothing_heavy_is_imported_before_the_engine_is_told_what_to_load():
 
 def test_talking_to_a_server_needs_no_library():
     code = (
-        "import sys; import server.cli.talk; "
+        "import sys; import server.cli.chat; "
         "print(*(m for m in sys.modules if m.startswith(('pydantic', 'msgspec', 'httpx', 'yaml'))))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

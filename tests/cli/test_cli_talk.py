@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from server.cli.talk import _CONTROLS, chat_main, complete_main
+from server.cli.chat import _CONTROLS, chat_main, complete_main
 
 
 class Script:

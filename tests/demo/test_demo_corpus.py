@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 import pytest
 
-from demo import corpus, followups, heldout, more
+from demo import corpus, followups, heldout, late_phrasings
 from demo.batches import answer_mask
 from demo.conversations import HELD_OUT, TRAIN, fill
-from demo.dice import StagedRandom
 from demo.evaluate import MODEL, load_heldout, prompt, score
 from demo.phrasings import expand
 from demo.relations import sample
+from demo.staged_random import StagedRandom
 from demo.tokenizer import IM_END, load_tokenizer
 from demo.train import NUM_SHARDS
 
@@ -86,10 +86,10 @@ def test_every_template_finds_its_slots(kind: str) -> None:
     templates = [
         *TRAIN[kind],
         *HELD_OUT[kind],
-        *more.TRAIN.get(kind, []),
-        *more.CLOSING.get(kind, []),
+        *late_phrasings.TRAIN.get(kind, []),
+        *late_phrasings.CLOSING.get(kind, []),
     ]
-    templates += [*followups.FOLLOW_UPS.get(kind, []), *more.FOLLOW_UPS.get(kind, [])]
+    templates += [*followups.FOLLOW_UPS.get(kind, []), *late_phrasings.FOLLOW_UPS.get(kind, [])]
     for template in templates * 3:
         text = fill(expand(template, dice), sample(kind, dice))
         assert text.strip()

@@ -23,7 +23,7 @@ import msgspec
 from engine.client import LoadProgress
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.errors import Failure, ModelLoadError
-from engine.images.nouns import EdgeScaling, ImageRules
+from engine.images.types import EdgeScaling, ImageRules
 from engine.plan_rows import ScheduledRow
 from engine.pooling import PoolingInfo, PoolingParams
 from engine.profiler import Spans

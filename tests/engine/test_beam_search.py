@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from engine import LLM, BeamParams, SamplingParams
-from engine.beam_offline import search_all
 from engine.beam_search import BeamSearch
 from engine.beam_streams import submit_beams
 from engine.config import CacheConfig, EngineConfig
@@ -21,6 +20,7 @@ from engine.core import EngineCore
 from engine.driver import Driver
 from engine.errors import ContextLengthExceeded, InvalidParameter
 from engine.inline import InlineClient
+from engine.offline_beam_search import search_all
 from engine.paths import default_model_dir
 from engine.process import SubprocessClient
 from engine.requests import fan_out

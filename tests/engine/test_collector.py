@@ -9,7 +9,7 @@ import sys
 # as those of waiting requests.
 _SCRIPT = """
 import gc
-from engine.collector import tune_for_serving
+from engine.gc_tuning import tune_for_serving
 tune_for_serving()
 looked_at = []
 def note(phase, info):

@@ -7,7 +7,7 @@ import functools
 
 import pytest
 
-from kernels.cpu import calls, linear
+from kernels.cpu import bindings, linear
 from kernels.cpu.native import build
 
 STAND_INS = ("avx2", "avx2-vnni", "neon")
@@ -25,7 +25,7 @@ def use(way: str, monkeypatch: pytest.MonkeyPatch) -> bool:
         library = _library_of(way)
         monkeypatch.setattr(build, "load", lambda: library)
         monkeypatch.setattr(build, "open_library", lambda: library)
-        monkeypatch.setattr(calls, "_bind", functools.cache(calls._bind.__wrapped__))
+        monkeypatch.setattr(bindings, "_bind", functools.cache(bindings._bind.__wrapped__))
         monkeypatch.setattr(linear, "_library", functools.cache(linear._library.__wrapped__))
         return True
     library, has_amx = linear._library()

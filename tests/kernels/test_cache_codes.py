@@ -13,7 +13,7 @@ from kernels.cpu.backend import CpuAttention
 from kernels.cpu.native import build
 from kernels.reference import fused as reference
 from kernels.reference.attention import ReferenceAttention
-from kernels.reference.cache_codes import MAX_CODES, decode, decode_cache, encode
+from kernels.reference.cache_quantisation import MAX_CODES, decode, decode_cache, encode
 from kernels.reference.kv_store import copy_blocks
 from tests.kernels.triton_kernels.interpreted.oracle import attend, make_problem
 

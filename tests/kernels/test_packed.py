@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from engine.models.linear import DensePerHeadLinear, UnquantizedLinearMethod
+from engine.quantization.dequant import DequantLinearMethod
 from engine.quantization.experts import StackedExpertsMethod
 from engine.quantization.method import WeightMethod
-from engine.quantization.widened import DequantLinearMethod
 from kernels.packed import (
     INT4_LEVELS,
     MXFP4_LEVELS,

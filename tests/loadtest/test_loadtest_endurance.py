@@ -11,7 +11,7 @@ import pytest
 
 from loadtest.client import Client
 from loadtest.endurance.run import main
-from loadtest.endurance.watch import Sample, growth_per_1000, leaks, longest_stall_s
+from loadtest.endurance.samples import Sample, growth_per_1000, leaks, longest_stall_s
 
 FLAGS = ["--requests", "150", "--kinds", "20", "--in-flight", "8", "--longest", "16"]
 

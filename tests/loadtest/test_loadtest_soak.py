@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from loadtest.soak.answers import comparable_answer, first_difference, read_stream
-from loadtest.soak.drawing import RequestGenerator, SoakRequest
+from loadtest.soak.request_generator import RequestGenerator, SoakRequest
 from loadtest.soak.run import main
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

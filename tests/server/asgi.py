@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from engine.client import LoadProgress, RequestStream
 from engine.errors import EngineDead, EngineError
-from engine.images.nouns import ImageRules
+from engine.images.types import ImageRules
 from engine.snapshot import Snapshot
 from engine.types import (
     BlockStats,

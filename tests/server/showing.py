@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image
 
-from engine.images.nouns import AreaScaling, ImageRules
+from engine.images.types import AreaScaling, ImageRules
 from engine.types import Request
 from tests.server.asgi import Application, Exchange, FakeEngine, running_app
 from tests.servers import MODEL

@@ -14,7 +14,7 @@ import pytest
 from server.access.account import Account, Limits
 from server.access.admission import Admission
 from server.access.caller import Caller
-from server.access.ledger import RateLimitStore
+from server.access.rate_limits import RateLimitStore
 from server.access.usage import SCHEMA, UsageCounts, UsageTracker
 from server.errors import ApiError
 from server.store.database import Database, StoreError
@@ -136,7 +136,7 @@ def test_a_bucket_is_exact_however_many_take_from_it(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from server.access.account import Account, Limits
-from server.access.ledger import RateLimitStore
+from server.access.rate_limits import RateLimitStore
 from server.errors import ApiError
 ledger = RateLimitStore(Path(sys.argv[1]), int(sys.argv[2]), 4)
 anna, taken = Account("anna", Limits(tokens_per_minute=1000), ledger, clock=lambda: 5.0), 0

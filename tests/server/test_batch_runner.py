@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from engine.errors import EngineAsleep, EngineDead, OutOfMemory
-from server.batches import answering
-from server.batches.bench import BatchEnvironment, SharedSlots
+from server.batches import line_execution
+from server.batches.environment import BatchEnvironment, SharedSlots
 from server.batches.runner import BatchRunner
 from server.errors import ApiError
 from server.store.batches import ACTIVE_STATUSES, BatchStore, StoredBatch
@@ -125,8 +125,8 @@ async def echo(body: dict[str, Any]) -> Any:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "_INITIAL_BACKOFF_S", 0.001)
-    monkeypatch.setattr(answering, "_MAX_BACKOFF_S", 0.01)
+    monkeypatch.setattr(line_execution, "_INITIAL_BACKOFF_S", 0.001)
+    monkeypatch.setattr(line_execution, "_MAX_BACKOFF_S", 0.01)
 
 
 async def test_faults_that_pass_are_waited_for(tmp_path: Path) -> None:

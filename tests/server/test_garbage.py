@@ -1,6 +1,6 @@
 """Everything that a request allocates is freed when it ends, without the cyclic garbage collector.
 
-The collector runs at long intervals (``engine/collector.py``): until then a busy server would hold
+The collector runs at long intervals (``engine/gc_tuning.py``): until then a busy server would hold
 memory, and sockets, that only the collector can free.
 """
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from PIL import Image
 
-from engine.images.nouns import PlaceholderRewrite
 from engine.images.read import read_image
+from engine.images.types import PlaceholderRewrite
 from server.images import ImageDecoder
 from tests.server.showing import (
     BLUE,

@@ -146,7 +146,8 @@ def test_what_ray_has_no_part_in_is_refused(flags: tuple[str, ...], reason: str)
 
 def test_a_cluster_of_too_few_machines_is_told(cluster: str) -> None:
     code = (
-        "import server.cli.on_ray as c, sys; c._PLACEMENT_S = 2.0; sys.exit(c.main(sys.argv[1:]))"
+        "import server.cli.ray_cluster as c, sys; c._PLACEMENT_S = 2.0; "
+        "sys.exit(c.main(sys.argv[1:]))"
     )
     flags = ["--ray-address", cluster, "--nnodes", "3", "--tensor-parallel-size", "3"]
     done = subprocess.run(

@@ -18,7 +18,7 @@ from server.openai.outputs import (
     TokenLogprob,
     Usage,
 )
-from server.openai.responses.assembly import ResponseBuilder
+from server.openai.responses.builder import ResponseBuilder
 from server.openai.responses.events import Numbering, to_sse
 from server.openai.responses.input_items import read_input
 from server.openai.responses.outputs import ReasoningConfig, Response

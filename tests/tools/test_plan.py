@@ -14,9 +14,9 @@ from engine.plan_rows import PlanRows, ScheduledRow
 from loadtest.workloads import Shape
 from server.cli import main
 from tests.tools.planned import LLAMA_8B
-from tools.plan.answer import Slo, find_max_rate, predict, replicas_for
 from tools.plan.calibrate import Calibration
 from tools.plan.cost import FitErrors, FittedCost, Roofline, StepShape, fit
+from tools.plan.predict import Slo, find_max_rate, predict, replicas_for
 from tools.plan.simulate import Replica, simulate
 from tools.plan.traffic import Arrival, TraceError, at_rate, draw, rate_of, read_trace
 

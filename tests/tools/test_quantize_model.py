@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from tests import tiny_models
 from tools.quantize.folds import apply_fold, folds_of
+from tools.quantize.layer_runner import LayerRunner
 from tools.quantize.layers import LayerQuantiser
 from tools.quantize.recipe import QuantizeError, Recipe
 from tools.quantize.report import REPORT
@@ -23,7 +24,6 @@ from tools.quantize.run import Job, quantise
 from tools.quantize.sites import sites_of
 from tools.quantize.source import Source
 from tools.quantize.texts import Windows
-from tools.quantize.walk import LayerRunner
 
 WINDOW = 32
 FAMILIES = [

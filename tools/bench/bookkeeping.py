@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from engine.collector import tune_for_serving
 from engine.config import SchedulerConfig
+from engine.gc_tuning import tune_for_serving
 from engine.kv_cache.pool import BlockPool
 from engine.requests import fan_out
 from engine.runner.inputs import extend_tables, host_batch, send

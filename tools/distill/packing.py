@@ -1,9 +1,9 @@
 """Packs documents of any length into rows of a fixed length, several to a row.
 
 Positions restart with each document, and transformers' masks detect this and confine attention to a
-document (`find_packed_sequence_indices`); :func:`tools.distill.models.keeps_apart` verifies it on
-the model at hand. A document longer than a row is split, and its rest starts a later row without
-the preceding context.
+document (`find_packed_sequence_indices`); :func:`tools.distill.models.isolates_documents` verifies
+it on the model at hand. A document longer than a row is split, and its rest starts a later row
+without the preceding context.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from engine.config import CacheConfig, EngineConfig, LoadFormat, SchedulerConfig
 from engine.errors import ModelLoadError
 from engine.paths import default_model_dir
 from loadtest.workloads import Shape
-from tools.plan.answer import Slo, find_max_rate, predict, replicas_for
 from tools.plan.cost import Link, ParallelCost
 from tools.plan.errors import PlanError
 from tools.plan.options import build_parser, check
+from tools.plan.predict import Slo, find_max_rate, predict, replicas_for
 from tools.plan.report import (
     format_calibration,
     format_layout,

@@ -47,7 +47,7 @@ class StepShape(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def features(self) -> tuple[float, ...]:
-        """The terms of a linear model; see :class:`Fitted`."""
+        """The terms of a linear model; see :class:`FittedCost`."""
         return (
             1.0,
             self.num_passes,

@@ -20,8 +20,8 @@ from engine.models.checkpoint import read_config
 from engine.models.loader import num_parameters
 from engine.models.recurrence import MambaSpec
 from engine.models.spec import DecoderSpec
-from engine.parallel.refusals import check_sharding_support
 from engine.parallel.shard import Shard, num_elements, parameter_slices, shard_spec
+from engine.parallel.sharding_support import check_sharding_support
 from tools.plan.cost import Communication, Cost, Link, ParallelCost, Roofline, Stage
 from tools.plan.errors import PlanError
 from tools.plan.simulate import Replica

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tools.plan.answer import Prediction
+from tools.plan.predict import Prediction
 from tools.plan.search import LayoutResult
 from tools.plan.simulate import Replica
 

@@ -10,8 +10,8 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
-from tools.plan.answer import Prediction, Slo, find_max_rate, replicas_for
 from tools.plan.errors import PlanError
+from tools.plan.predict import Prediction, Slo, find_max_rate, replicas_for
 from tools.plan.simulate import Replica
 from tools.plan.traffic import Arrival
 
@@ -29,7 +29,7 @@ class LayoutResult:
         pipeline_parallel_size: stages.
         problem: why the layout does not work; None: it does.
         replica: an engine with these ranks; None: there is none.
-        most: its performance at the greatest rate within the limits.
+        at_max_rate: its performance at the greatest rate within the limits.
         replicas: how many the traffic needs, if a rate is given.
         each: the performance of each of them.
     """

@@ -129,7 +129,7 @@ class CostRunner:
         return False
 
     def sleep(self, level: int) -> SleepingRunner:
-        """Raise RestRefused: a simulated engine does not rest."""
+        """Raise SleepRefused: a simulated engine does not rest."""
         raise SleepRefused("a simulated engine does not rest")
 
 

@@ -36,12 +36,12 @@ Tie = Callable[[torch.Tensor], torch.Tensor]
 def search_scale(
     weights: Sequence[CalibratedWeight], grid: Grid, average_tied: Tie | None = None
 ) -> torch.Tensor:
-    """The factors for the columns of all ``readers`` before rounding, [inputs].
+    """The factors for the columns of all ``weights`` before rounding, [inputs].
 
     Args:
-        readers: layers with the same inputs, or with parts of one batch (experts).
+        weights: layers with the same inputs, or with parts of one batch (experts).
         grid: the levels they are rounded to.
-        tie: makes the magnitudes equal for inputs that must have equal scales.
+        average_tied: makes the magnitudes equal for inputs that must have equal scales.
 
     Returns:
         Ones if no candidate improves on no scaling.

@@ -47,7 +47,7 @@ def gptq(
         hessian: [inputs, inputs], second moments of the layer's inputs.
         grid: the levels.
         options: how errors are compensated.
-        shrink: [outputs, groups], factors for the range of each group.
+        clip_ratios: [outputs, groups], factors for the range of each group.
 
     Raises:
         ValueError: the second moments are not finite.

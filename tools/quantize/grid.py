@@ -34,7 +34,8 @@ class Grid:
         bits: 4 or 8.
         is_float: codes are floats (E4M3, Micikevicius et al. 2022) rather than integers.
         symmetric: zero is a level of every group without a zero point.
-        group: the number of neighbouring inputs that share a scale; 0: all inputs of an output.
+        group_size: the number of neighbouring inputs that share a scale; 0: all inputs of an
+            output.
         scale_dtype: the dtype of the scales in the file.
     """
 
@@ -63,7 +64,7 @@ class Grid:
 
         Args:
             weight: [n, inputs] float32, ``inputs`` a multiple of the group.
-            shrink: [n, groups] or a number, factors for the range of a group.
+            clip_ratios: [n, groups] or a number, factors for the range of a group.
         """
         groups = weight.unflatten(1, (-1, self.group_size_of(weight.shape[1])))
         factor = 1.0 if clip_ratios is None else clip_ratios

@@ -31,7 +31,7 @@ class QuantisedLayer:
 
     Attributes:
         weights: the dequantised parameters, float32.
-        rounded: the codes of each site.
+        quantised: the codes of each site.
         errors: the error of each linear layer's output on the calibration text, as a share of its
             mean square.
     """

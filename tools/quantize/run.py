@@ -28,12 +28,12 @@ from engine.client import LoadProgress
 from tools.quantize.activations import ActivationFiles
 from tools.quantize.compressed import quantization_config
 from tools.quantize.files import read_part, write_shards, write_tensors
+from tools.quantize.layer_runner import LayerRunner
 from tools.quantize.layers import LayerQuantiser, layer_report, stream_error
 from tools.quantize.recipe import QuantizeError, Recipe
 from tools.quantize.report import Report, write_card, write_report
 from tools.quantize.source import Source, digest
 from tools.quantize.texts import Windows
-from tools.quantize.walk import LayerRunner
 from tools.quantize.workspace import Workspace
 
 _SHARD_BYTES = 5 * 10**9

@@ -19,7 +19,7 @@ import torch
 
 from engine.models.block import Block
 from engine.models.draft_head.spec import DraftHeadSpec
-from engine.models.ends import Rotations, finish_logits
+from engine.models.embeddings import Rotations, finish_logits
 from engine.models.linear import Head, Linear
 from engine.models.modules import Layer
 from engine.models.norms import IdentityNorm, NormWeights, RmsNorm
@@ -101,9 +101,9 @@ class DraftHead:
 
         Args:
             input_ids: [num_tokens] int64, each the token after the one whose state it is read with.
-            state: the step's, with ``read_states``.
+            state: the step's, with ``previous_hidden_states``.
             caches: of its one layer, updated in place.
-            wanted: [num_wanted] int64, the tokens whose result is read; None: all of them.
+            output_indices: [num_wanted] int64, the tokens whose result is read; None: all of them.
 
         Returns:
             [num_wanted or num_tokens, hidden_size], for ``logits`` and as input of the next guess.

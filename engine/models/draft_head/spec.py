@@ -65,7 +65,7 @@ def draft_head_parameters(spec: DraftHeadSpec) -> dict[str, Parameter]:
 
 
 def draft_head_targets(spec: DraftHeadSpec, wanted: Mapping[str, Parameter]) -> dict[str, Target]:
-    """Where each tensor of a checkpoint goes, by its full name (see ``own_name``)."""
+    """Where each tensor of a checkpoint goes, by its full name (see ``canonical_name``)."""
     prefix, names = mtp_prefix(spec) if spec.is_in_target_checkpoint else "", _NAMES[spec.kind]
     of_layer = prefix if spec.kind == "mtp" else prefix + "layers.0."
     places = {

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from engine.models.config_reader import ConfigReader
 from engine.models.encoder.spec import EncoderActivation, EncoderSpec
-from engine.models.heads import read_head
+from engine.models.output_head import read_head
 
 _MAX_LAYERS = 10_000
 _ACTIVATIONS: dict[str, EncoderActivation] = {

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from engine.models.encoder.attention import attend, make_buckets
-from engine.models.encoder.relative import distance_buckets
+from engine.models.encoder.relative_positions import distance_buckets
 from engine.models.encoder.spec import EncoderActivation, EncoderSpec
 from engine.models.linear import DenseLinear, Linear, LinearMethod
 from engine.models.loader import Weights, load_matrix

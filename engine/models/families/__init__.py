@@ -36,7 +36,7 @@ from engine.models.families import (
     ungated,
 )
 from engine.models.families.multimodal import QWEN3_5_MROPE
-from engine.models.heads import with_head
+from engine.models.output_head import with_head
 from engine.models.spec import DecoderSpec
 
 

@@ -42,8 +42,8 @@ def read_rope(
         head_dim: of the heads.
         partial: the family's default fraction of a head that is rotated.
         interleaved: whether adjacent dimensions are rotated against each other.
-        besides: keys of the section unrelated to frequencies; other readers use them.
-        planes: the family's default sections; None: positions have one dimension.
+        extra_keys: keys of the section unrelated to frequencies; other readers use them.
+        mrope: the family's default sections; None: positions have one dimension.
     """
     partial = reader.number("partial_rotary_factor", partial)
     theta = reader.number("rope_theta", theta, above=1.0)
@@ -98,7 +98,7 @@ def read_ropes_by_layer(
     """Read the ropes of full attention and of windowed layers.
 
     They are in ``rope_parameters`` by layer type (transformers 5), or in ``rope_local_base_freq``
-    and the older keys (Gemma 3), which scale only the full layers' rope. ``absent`` is the full
+    and the older keys (Gemma 3), which scale only the full layers' rope. ``default`` is the full
     layers' rope if the config has no such section, in families that never had the older keys.
     """
     local_theta = reader.number("rope_local_base_freq", local_theta, above=1.0)

@@ -51,8 +51,8 @@ def read_decoder(
         tied, head_dim, theta, partial, max_positions, intermediate_size: the family's defaults for
             absent keys.
         interleaved: the family's layout of rotary dimensions.
-        rope_besides: keys of the rope section unrelated to frequencies.
-        rope_planes: the family's, if images have three-dimensional positions.
+        rope_extra_keys: keys of the rope section unrelated to frequencies.
+        mrope: the family's, if images have three-dimensional positions.
         fields: fields of ``DecoderSpec``; a ``rope`` among them is used as it is.
 
     Raises:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.images.nouns import AreaScaling, BudgetScaling, EdgeScaling, Resampling, Scaling
+from engine.images.types import AreaScaling, BudgetScaling, EdgeScaling, Resampling, Scaling
 from engine.models.config_reader import ConfigReader
 from engine.models.spec import DecoderSpec
 from engine.models.vision.spec import (

@@ -62,7 +62,7 @@ class Layer(ABC):
         windows: Sequence[Windows],
         max_patches: int,
     ) -> Iterator[None]:
-        """Compute [num_patches, hidden_size] in place, about ``most`` patches per iteration.
+        """Compute [num_patches, hidden_size] in place, about ``max_patches`` patches per iteration.
 
         Patches attend to those of their window.
         """

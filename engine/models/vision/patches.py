@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from engine.models.vision.spec import PixelSpec, VisionSpec
-from kernels.sending import to_device
+from kernels.transfer import to_device
 
 
 class Windows(NamedTuple):
@@ -59,7 +59,7 @@ class PatchLayout(NamedTuple):
         return Windows(0, 1, self.windows[-1].end)
 
     def select(self, rows: slice) -> PatchLayout:
-        """Return the layout of some patches, for ``cut``."""
+        """Return the layout of some patches, for ``patchify``."""
         return self._replace(rows=self.rows[rows], columns=self.columns[rows])
 
     def to_row_major(self, x: torch.Tensor) -> torch.Tensor:

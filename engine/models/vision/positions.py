@@ -59,8 +59,8 @@ def learned_positions(
     """Return the learned position embeddings of patches.
 
     Args:
-        table: [side * side, hidden_size] float32, see ``interpolated``; or [2, n, hidden_size], one
-            table for columns and one for rows.
+        table: [side * side, hidden_size] float32, see ``interpolate_positions``; or [2, n,
+            hidden_size], one table for columns and one for rows.
         rows, columns: [num_patches] int64, of each patch.
 
     Returns:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.images.nouns import (
+from engine.images.types import (
     AreaScaling,
     BudgetScaling,
     EdgeScaling,

@@ -23,9 +23,9 @@ class AxialRope:
 
     The first half of a head's pairs rotates by the patch's row, the second by its column; halves of
     the head are rotated against each other. With ``staggered`` the columns have frequencies between
-    those of the rows (Pixtral), else the same ones. With ``apart`` the first half of a head rotates
-    by the column and the second by the row, and the halves of each half are rotated against each
-    other (Gemma 4).
+    those of the rows (Pixtral), else the same ones. With ``split_halves`` the first half of a head
+    rotates by the column and the second by the row, and the halves of each half are rotated against
+    each other (Gemma 4).
     """
 
     theta: float

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from engine.errors import ModelLoadError
-from engine.images.nouns import PlaceholderRewrite
+from engine.images.types import PlaceholderRewrite
 from engine.models.config_reader import ConfigReader
 from engine.models.json_file import parse_object, read_bytes
 

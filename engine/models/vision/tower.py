@@ -9,11 +9,11 @@ import torch
 
 from engine.models.loader import dummy_weights, load_weights
 from engine.models.safetensors import Header
+from engine.models.vision.config import VisionConfig
 from engine.models.vision.gemma import PatchPooler, SandwichBlock
 from engine.models.vision.layers import Block, Merger, Normalisation, read_norm, read_projection
 from engine.models.vision.patches import PatchLayout, Windows, chunk_slices, make_layout, patchify
 from engine.models.vision.positions import learned_positions, make_rotation
-from engine.models.vision.read import VisionConfig
 from engine.models.vision.spec import MergerSpec, PoolSpec, VisionSpec
 from engine.models.vision.weights import is_text_tensor
 

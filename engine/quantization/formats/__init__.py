@@ -1,5 +1,5 @@
 """Formats of quantised checkpoints: from ``quantization_config`` to how each matrix is stored."""
 
-from engine.quantization.formats.table import FORMATS, read_format
+from engine.quantization.formats.registry import FORMATS, read_format
 
 __all__ = ["FORMATS", "read_format"]

@@ -16,8 +16,8 @@ from functools import partial
 import torch
 
 from engine.models.config_reader import ConfigReader
+from engine.models.packed_tensors import ExpectedTensor, Recipe
 from engine.models.safetensors import TensorEntry
-from engine.models.stored import ExpectedTensor, Recipe
 from engine.quantization.formats.bits import integer_weight, num_words, unpack_words
 from engine.quantization.formats.shared import (
     FLOATS,
@@ -37,19 +37,19 @@ _HISTORY = """
 
 @dataclass(frozen=True, slots=True)
 class Awq:
-    """See ``engine.models.stored.Format``."""
+    """See ``engine.models.packed_tensors.QuantFormat``."""
 
     group_size: int | None  # None: all inputs are one group
 
     @property
     def name(self) -> str:
-        """See ``Format``."""
+        """See ``QuantFormat``."""
         return "AWQ, 4 bits"
 
     def recipe(
         self, name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]
     ) -> Recipe | None:
-        """See ``Format``: matrices with ``qweight`` are quantised."""
+        """See ``QuantFormat``: matrices with ``qweight`` are quantised."""
         stem = stem_of(name)
         if f"{stem}.qweight" not in present:
             return None

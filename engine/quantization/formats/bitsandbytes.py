@@ -25,8 +25,8 @@ import msgspec
 import torch
 
 from engine.models.config_reader import ConfigReader
+from engine.models.packed_tensors import ExpectedTensor, Recipe
 from engine.models.safetensors import TensorEntry
-from engine.models.stored import ExpectedTensor, Recipe
 from engine.quantization.formats.shared import FLOATS, UINT8, stem_of
 from kernels.packed import PackedWeight
 
@@ -52,14 +52,15 @@ class _State(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class BitsAndBytes:
-    """See ``engine.models.stored.Format``. Each matrix's tensors show how it is stored."""
+    """See ``engine.models.packed_tensors.QuantFormat``. Each matrix's tensors show how it is
+    stored."""
 
     name: str
 
     def recipe(
         self, name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]
     ) -> Recipe | None:
-        """See ``Format``."""
+        """See ``QuantFormat``."""
         entry = present.get(name)
         if entry is None:
             return None

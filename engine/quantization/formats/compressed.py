@@ -22,8 +22,8 @@ from functools import partial
 import torch
 
 from engine.models.config_reader import ConfigReader
+from engine.models.packed_tensors import ExpectedTensor, Recipe
 from engine.models.safetensors import TensorEntry
-from engine.models.stored import ExpectedTensor, Recipe
 from engine.quantization.formats.bits import integer_weight, num_words, unpack_words
 from engine.quantization.formats.fp8 import float8_recipe, make_float8
 from engine.quantization.formats.module_names import ModuleNames
@@ -71,7 +71,7 @@ class Scheme:
 
 
 class CompressedTensors:
-    """See ``engine.models.stored.Format``. One object per checkpoint.
+    """See ``engine.models.packed_tensors.QuantFormat``. One object per checkpoint.
 
     Args:
         schemes: the first one that matches a module applies.
@@ -85,14 +85,15 @@ class CompressedTensors:
 
     @property
     def name(self) -> str:
-        """See ``Format``."""
+        """See ``QuantFormat``."""
         kinds = dict.fromkeys(scheme.display_name for scheme in self._schemes)
         return f"compressed-tensors ({', '.join(kinds)})"
 
     def recipe(
         self, name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]
     ) -> Recipe | None:
-        """See ``Format``: modules that a scheme matches, that are not ignored and have a scale."""
+        """See ``QuantFormat``: modules that a scheme matches, that are not ignored and have a
+        scale."""
         if self._scheme_of is None:
             scales = (other for other in present if other.endswith(_SCALE))
             self._scheme_of = self._sort({scale.removesuffix(_SCALE) for scale in scales})

@@ -18,8 +18,8 @@ from functools import partial
 import torch
 
 from engine.models.config_reader import ConfigReader
+from engine.models.packed_tensors import ExpectedTensor, Recipe
 from engine.models.safetensors import TensorEntry
-from engine.models.stored import ExpectedTensor, Recipe
 from engine.quantization.formats.shared import (
     FLOAT8,
     FLOATS,
@@ -39,19 +39,19 @@ _UNREAD = """
 
 @dataclass(frozen=True, slots=True)
 class Fp8:
-    """See ``engine.models.stored.Format``."""
+    """See ``engine.models.packed_tensors.QuantFormat``."""
 
     block: tuple[int, int] | None  # outputs and inputs that share a scale
 
     @property
     def name(self) -> str:
-        """See ``Format``."""
+        """See ``QuantFormat``."""
         return "FP8" if self.block is None else "FP8 in blocks"
 
     def recipe(
         self, name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]
     ) -> Recipe | None:
-        """See ``Format``: float8 matrices are quantised."""
+        """See ``QuantFormat``: float8 matrices are quantised."""
         entry = present.get(name)
         if entry is None or entry.dtype not in FLOAT8:
             return None

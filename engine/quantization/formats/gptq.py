@@ -18,8 +18,8 @@ from functools import partial
 import torch
 
 from engine.models.config_reader import ConfigReader
+from engine.models.packed_tensors import ExpectedTensor, Recipe
 from engine.models.safetensors import TensorEntry
-from engine.models.stored import ExpectedTensor, Recipe
 from engine.quantization.formats.bits import integer_weight, num_words, unpack_words
 from engine.quantization.formats.shared import (
     FLOATS,
@@ -43,7 +43,7 @@ _HISTORY = """
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
-    """See ``engine.models.stored.Format``."""
+    """See ``engine.models.packed_tensors.QuantFormat``."""
 
     bits: int
     group_size: int | None  # None: all inputs are one group
@@ -51,13 +51,13 @@ class Gptq:
 
     @property
     def name(self) -> str:
-        """See ``Format``."""
+        """See ``QuantFormat``."""
         return f"GPTQ, {self.bits} bits"
 
     def recipe(
         self, name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]
     ) -> Recipe | None:
-        """See ``Format``: matrices with ``qweight`` are quantised."""
+        """See ``QuantFormat``: matrices with ``qweight`` are quantised."""
         stem = stem_of(name)
         if f"{stem}.qweight" not in present:
             return None

@@ -11,9 +11,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Self
 
-from engine.confined.process import SandboxedProcess
 from engine.errors import ModelLoadError
 from engine.models.config_reader import ConfigReader
+from engine.sandbox.process import SandboxedProcess
 
 _HANDLER = Path(__file__).with_name("match_worker.py")
 _LIMIT_S = 5.0  # for all patterns and modules

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from engine.models.config_reader import ConfigReader
+from engine.models.packed_tensors import ExpectedTensor, Recipe
 from engine.models.safetensors import TensorEntry
-from engine.models.stored import ExpectedTensor, Recipe
 from engine.quantization.formats.shared import UINT8
 from kernels.packed import MXFP4_LEVELS, PackedWeight
 
@@ -25,14 +25,14 @@ _NOT_A_NUMBER = 255
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4:
-    """See ``engine.models.stored.Format``."""
+    """See ``engine.models.packed_tensors.QuantFormat``."""
 
     name = "MXFP4"
 
     def recipe(
         self, name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]
     ) -> Recipe | None:
-        """See ``Format``: matrices with blocks are quantised."""
+        """See ``QuantFormat``: matrices with blocks are quantised."""
         blocks = present.get(f"{name}_blocks")
         if blocks is None:
             return None

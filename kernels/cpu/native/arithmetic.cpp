@@ -1,11 +1,11 @@
-// What programs hold of the tensor library's own operations (kernels/cpu/held.py), to the last bit.
+// What programs hold of the tensor library's own operations (kernels/cpu/recordable_ops.py), to the last bit.
 #include "parallel.h"
 #include "program.h"
 #include "simd.h"
 
 namespace quire {
 
-// As kernels/cpu/held.py numbers them.
+// As kernels/cpu/recordable_ops.py numbers them.
 enum class Arithmetic : int32_t { ADD, MULTIPLY };
 
 // x and out [outer][inner][dim], and y of as many values, some of them the same ones: strides of

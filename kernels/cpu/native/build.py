@@ -111,7 +111,7 @@ def target_name() -> str:
     """Return the name of the library's target.
 
     Raises:
-        BuildError: as ``library``.
+        BuildError: as ``library_path``.
     """
     return _select_target().name
 

@@ -1,5 +1,5 @@
 // Keys and values as codes of eight bits with a scale for each row of a head
-// (kernels/reference/cache_codes.py), which they are widened from and rounded to.
+// (kernels/reference/cache_quantisation.py), which they are widened from and rounded to.
 #pragma once
 
 #ifdef __AVX512F__
@@ -151,7 +151,7 @@ inline float peak_of(float8) { return 448.0f; }
 // Rounds a row of float32, in memory that goes on for up to LANES of anything; returns its scale.
 template <class Code>
 inline float encode(const float* row, int64_t dim, Code* codes) {
-  constexpr float SMALLEST = 1e-30f;  // as in kernels/reference/cache_codes.py
+  constexpr float SMALLEST = 1e-30f;  // as in kernels/reference/cache_quantisation.py
   Floats tops = {}, broken = {};
   for (int64_t d = 0; d < dim; d += LANES) {
     const Floats x = load(row + d, dim - d);

@@ -1,4 +1,4 @@
-// What a model makes of what its head says (engine/models/ends.py, finish_logits).
+// What a model makes of what its head says (engine/models/embeddings.py, finish_logits).
 #pragma once
 
 #include "simd.h"

@@ -17,7 +17,7 @@ from server.openai.conversation import Conversation
 from server.openai.inputs import ChatRequest
 from server.openai.logprobs import chat_logprobs
 from server.openai.outputs import to_json
-from server.openai.responses.assembly import ResponseBuilder
+from server.openai.responses.builder import ResponseBuilder
 from server.openai.responses.context import load_history, resolve_items, truncate_to_fit
 from server.openai.responses.events import ErrorEvent, Event, Numbering, to_sse
 from server.openai.responses.inputs import ENCRYPTED, ResponseInput, ResponsesRequest

@@ -18,14 +18,14 @@ from server.errors import ApiError, bad_field, shorten
 from server.openai.endpoint import json_response, read_request, state_of
 from server.openai.inputs import ApiModel
 from server.openai.metadata import Metadata
+from server.openai.openapi_schema import describe
 from server.openai.outputs import to_json
-from server.openai.pages import make_page
+from server.openai.pagination import make_page
 from server.openai.responses.context import conversation_not_found, resolve_items
 from server.openai.responses.input_items import InputItem, NewItem, read_items
 from server.openai.responses.items import Item, read_item
 from server.openai.responses.outputs import ItemList
 from server.openai.responses.routes import After, Limit, Order
-from server.openai.schema import describe
 from server.store.conversations import (
     ConversationStore,
     DuplicateItem,

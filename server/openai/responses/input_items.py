@@ -36,7 +36,7 @@ from server.openai.responses.items import (
 
 _MAX_ITEMS = 10_000
 _MAX_ID = 256
-_ENCODED_PREFIX = "quire1."  # prefix of the strings made by ``seal``
+_ENCODED_PREFIX = "quire1."  # prefix of the strings made by ``encode_reasoning``
 _TEXTS = ("input_text", "output_text", "text")
 
 ItemId = Annotated[str, Field(min_length=1, max_length=_MAX_ID)]
@@ -168,7 +168,7 @@ def encode_reasoning(text: str) -> str:
 
 
 def decode_reasoning(sealed: str) -> str:
-    """Decode what ``seal`` made. Raises ValueError if the string is not one of ours."""
+    """Decode what ``encode_reasoning`` made. Raises ValueError if the string is not one of ours."""
     body = sealed.removeprefix(_ENCODED_PREFIX)
     try:
         if body == sealed:

@@ -13,7 +13,8 @@ from server.errors import ApiError, bad_field, shorten
 from server.http.disconnect import until_disconnect
 from server.openai.deadline import caller_with_deadline, until_deadline
 from server.openai.endpoint import json_response, read_request, serve_call, state_of
-from server.openai.pages import make_page
+from server.openai.openapi_schema import describe
+from server.openai.pagination import make_page
 from server.openai.responses.background import BackgroundResponses
 from server.openai.responses.call import (
     ResponseCall,
@@ -25,7 +26,6 @@ from server.openai.responses.events import StreamEvent
 from server.openai.responses.inputs import InputTokensRequest, ResponsesRequest
 from server.openai.responses.items import read_item
 from server.openai.responses.outputs import InputTokens, ItemList, Response, ResponseDeleted
-from server.openai.schema import describe
 from server.openai.sse import EventStream
 from server.store.responses import ResponseStore
 

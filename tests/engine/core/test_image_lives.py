@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.errors import InvalidParameter
-from engine.images import gate
+from engine.images import wait_queue
 from engine.models.vision.tower import VisionTower
 from engine.runner import image_load, load_runner
 from engine.types import Request, SamplingParams
@@ -87,7 +87,7 @@ def test_texts_are_those_alone(model, seed):
 
 
 def test_a_text_goes_on_while_an_image_is_read(model, monkeypatch):
-    monkeypatch.setattr(gate, "_SLICE_S", 0.0)  # one piece for each of its tokens
+    monkeypatch.setattr(wait_queue, "_SLICE_S", 0.0)  # one piece for each of its tokens
     rules, engine = rules_of(model), core(model, scheduler={"max_step_passes": 1})
     sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     engine.add(Request(id="text", prompt_token_ids=(3, 4, 5), sampling=sampling))

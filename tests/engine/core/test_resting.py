@@ -18,7 +18,7 @@ from engine.errors import Failure, ModelLoadError, SleepRefused
 from engine.paths import default_model_dir
 from engine.runner import load_runner
 from engine.runner.host_copy import HostCopy
-from engine.runner.resting import SleepingModel
+from engine.runner.sleeping import SleepingModel
 from engine.types import Request, SamplingParams
 from tests import tiny_encoders, tiny_models
 from tests.engine import handmade

@@ -13,10 +13,10 @@ from engine.core import EngineCore
 from engine.errors import EngineDead
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv_cache.pool import BlockPool, BlockTable
+from engine.monitor import MAX_ENDED, MAX_STEPS, MAX_WAITING_LISTED, RECORDING_TIMEOUT_S, map_blocks
 from engine.requests import fan_out
 from engine.snapshot import CACHED, HELD, RequestRecord, Snapshot
 from engine.types import Grammar, Request, SamplingParams
-from engine.watch import MAX_ENDED, MAX_STEPS, MAX_WAITING_LISTED, RECORDING_TIMEOUT_S, map_blocks
 from tests.engine.core.test_core import MAX_LEN, crowd
 from tests.engine.fakes import FakeRunner, expected_output, make_config, make_info
 from tests.engine.grammar.test_compiling import SlowBackend

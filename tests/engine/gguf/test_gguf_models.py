@@ -17,7 +17,7 @@ from engine.gguf.file import TENSOR_TYPES, read_gguf
 from engine.gguf.spec import stored_format
 from engine.gguf.weights import GgufWeights
 from engine.models.checkpoint import read_config
-from engine.quantization import choose
+from engine.quantization import selection
 from engine.runner.weight_files import find_weights
 from engine.types import SamplingParams
 from kernels.cpu import linear
@@ -154,7 +154,7 @@ def test_a_gpu_multiplies_the_codes_of_a_file_where_its_kernels_are_right(
     device = torch.device("cuda")
     for reason, held in ((None, "GGUF Q4_K"), ("the GPU is too old", None)):
         monkeypatch.setattr(
-            choose, "_triton_unsupported_reason", lambda *_, reason=reason, **__: reason
+            selection, "_triton_unsupported_reason", lambda *_, reason=reason, **__: reason
         )
         with caplog.at_level("INFO"):
             assert find_weights(config, model, dtype, device, 0).codes == held

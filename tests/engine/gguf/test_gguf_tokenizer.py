@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from engine.errors import ModelLoadError
-from engine.gguf.words import RULES
+from engine.gguf.pretokenizer import RULES
 from engine.paths import default_model_dir
 from engine.text import tokenizer as text
 from engine.text.template import ChatTemplate

@@ -18,7 +18,7 @@ from engine.errors import (
     SleepRefused,
 )
 from engine.grammar.compiler import GrammarCompiler
-from engine.images.nouns import Image
+from engine.images.types import Image
 from engine.runner.protocol import LaunchedStep
 from engine.types import EngineOutput, Grammar, Request, SamplingParams, StepPlan
 from tests.engine.fakes import FakeRunner, expected_output, make_config, make_info

@@ -11,10 +11,10 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.images.nouns import Image
 from engine.images.positions import cells, prompt_positions
+from engine.images.types import Image
 from engine.runner.inputs import HostBatch
-from engine.runner.turns import MRopePositions
+from engine.runner.mrope import MRopePositions
 from engine.types import Request
 
 CELL = 8

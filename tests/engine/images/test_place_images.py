@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from engine.errors import InvalidParameter
-from engine.images.nouns import AreaScaling, ImageRules, PlaceholderRewrite
-from engine.images.place import expand_image_tokens
+from engine.images.placeholders import expand_image_tokens
 from engine.images.read import ProcessedImage
+from engine.images.types import AreaScaling, ImageRules, PlaceholderRewrite
 from engine.requests import fan_out
 from engine.types import SamplingParams
 

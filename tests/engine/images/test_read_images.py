@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from engine.errors import InvalidParameter
-from engine.images.nouns import (
+from engine.images.read import MAX_PIXELS, process_image, read_image, scaled_size
+from engine.images.types import (
     AreaScaling,
     BudgetScaling,
     EdgeScaling,
@@ -23,7 +24,6 @@ from engine.images.nouns import (
     Resampling,
     Scaling,
 )
-from engine.images.read import MAX_PIXELS, process_image, read_image, scaled_size
 
 QWEN = AreaScaling(min_pixels=56 * 56, max_pixels=28 * 28 * 30)
 PIXTRAL = EdgeScaling(longest=140)

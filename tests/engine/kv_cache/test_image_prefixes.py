@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.images.nouns import Image
+from engine.images.types import Image
 from engine.kv_cache.prefix import PrefixChain
 
 BLOCK = 4

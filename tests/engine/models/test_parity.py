@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from engine.models import names, weights
-from engine.models.few_tokens import SmallBatchLayer
 from engine.models.rope_spec import RopeSpec
+from engine.models.small_batch import SmallBatchLayer
 from engine.models.spec import ClampedSwiglu, DecoderSpec, LayerSpec, NormSpec, TemperatureSpec
-from engine.quantization import choose
+from engine.quantization import selection
 from engine.runner import load as load_module
 from engine.runner import weight_files
 from engine.types import SamplingParams
@@ -92,7 +92,7 @@ def test_steps_of_few_tokens_take_norms_and_sums_along(checkpoints, monkeypatch,
     """With a GPU's layers; tests/kernels compares the kernel's reference with the kernel."""
     skinny = pytest.importorskip("engine.quantization.skinny")
     monkeypatch.setattr(skinny, "skinny_linear", skinny_linear)
-    monkeypatch.setattr(choose, "UnquantizedLinearMethod", skinny.SkinnyMethod)
+    monkeypatch.setattr(selection, "UnquantizedLinearMethod", skinny.SkinnyMethod)
     stacked = functools.partial(load_module.make_modules, stacked=True)
     monkeypatch.setattr(load_module, "make_modules", lambda *args, **_: stacked(*args))
     ran = []

@@ -14,10 +14,10 @@ from torch import distributed
 
 from engine.errors import EngineDead
 from engine.framing import encode
-from engine.parallel.board import FollowerStore, ReplicatedStore, StoreRelay
 from engine.parallel.follower import read_messages
 from engine.parallel.frames import ComputeLogits, Prepared
 from engine.parallel.ranks import read_rank_messages
+from engine.parallel.store import FollowerStore, ReplicatedStore, StoreRelay
 
 
 @dataclass

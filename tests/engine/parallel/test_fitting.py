@@ -8,7 +8,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.kv_cache.states import num_state_lines
-from engine.parallel.fitting import common_memory_plan
+from engine.parallel.common_memory import common_memory_plan
 from engine.parallel.frames import Loaded
 from engine.types import MemoryPlan
 

@@ -18,10 +18,10 @@ from engine.config import CacheConfig, EngineConfig
 from engine.errors import ModelLoadError
 from engine.framing import encode
 from engine.parallel import handshake, node
-from engine.parallel.agreement import find_mismatch, fingerprint_node
-from engine.parallel.enlisting import Accepted, RegisterRank, Rejected, receive_reply
+from engine.parallel.compatibility import find_mismatch, fingerprint_node
 from engine.parallel.frames import Failed, Join
-from engine.parallel.gathering import RankListener
+from engine.parallel.rank_listener import RankListener
+from engine.parallel.registration import Accepted, RegisterRank, Rejected, receive_reply
 from tests.engine.parallel.thread_nodes import SECRET, of_node, with_nodes
 from tests.servers import ROOT
 

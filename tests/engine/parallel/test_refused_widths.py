@@ -12,7 +12,7 @@ from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.models.checkpoint import read_config
 from engine.models.spec import DecoderSpec, MoeSpec
-from engine.parallel.refusals import check_sharding_support
+from engine.parallel.sharding_support import check_sharding_support
 from tests import tiny_models
 
 SHARED = {

@@ -16,7 +16,7 @@ import pytest
 from engine.config import CacheConfig, EngineConfig, NodesConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.errors import EngineDead, ModelLoadError, SleepRefused
-from engine.parallel import seat
+from engine.parallel import follower_worker
 from engine.paths import default_model_dir
 from engine.runner import load_runner
 from engine.types import Adapter, Request, SamplingParams
@@ -158,10 +158,10 @@ def test_weights_that_one_rank_cannot_read_are_taken_by_none(models, make, monke
             raise MemoryError
         return read(plan, on_progress)
 
-    read = seat.read_weights
+    read = follower_worker.read_weights
     core = make(models["first"], 1, 3)
     first, _ = text(core)
-    monkeypatch.setattr(seat, "read_weights", read_weights)
+    monkeypatch.setattr(follower_worker, "read_weights", read_weights)
     with pytest.raises(ModelLoadError, match="rank 2: MemoryError"):
         core.reload(str(models["second"]))
     assert text(core)[0] == first
@@ -181,12 +181,12 @@ def test_where_one_rank_has_no_room_all_sleep_on(models, make, monkeypatch, leve
             raise ModelLoadError("a KV cache of 1 MiB does not fit")
         return made(plan, serve)
 
-    made = seat.allocate_caches
+    made = follower_worker.allocate_caches
     core = make(models["first"], 1, 3)
     first, _ = text(core)
     core.sleep(level)
     with monkeypatch.context() as patched:
-        patched.setattr(seat, "allocate_caches", make_room)
+        patched.setattr(follower_worker, "allocate_caches", make_room)
         for _ in range(2):
             with pytest.raises(ModelLoadError, match="rank 2: a KV cache"):
                 core.wake()

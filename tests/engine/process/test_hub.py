@@ -8,7 +8,7 @@ from pathlib import Path
 
 from engine.frames import Abort, Submit, encode
 from engine.hub import ClientHub
-from engine.rest import ControlCall
+from engine.sleep_controller import ControlCall
 from engine.types import EngineOutput, Request
 from tests.engine.fakes import make_info
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.frames import FrameReader, Submit, encode
-from engine.images.nouns import Image
+from engine.images.types import Image
 from engine.link import EngineLink
 from engine.submission import pack, unpack
 from engine.types import Request

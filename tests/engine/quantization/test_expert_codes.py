@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.quantization import choose
+from engine.quantization import selection
 from engine.runner import load as load_module
 from kernels.tiled import TiledWeight
 from tests import tiny_models
@@ -32,7 +32,7 @@ def stacked(monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(load_module, "make_modules", make_stacked)
-    monkeypatch.setattr(choose, "_triton_unsupported_reason", lambda *_, **__: None)
+    monkeypatch.setattr(selection, "_triton_unsupported_reason", lambda *_, **__: None)
     return made
 
 
@@ -85,7 +85,7 @@ def test_experts_that_no_kernel_multiplies_are_widened_and_told(
     written, reason, told, tmp_path, caplog, monkeypatch
 ):
     directory, expected = _write("mixtral", written, tmp_path)
-    monkeypatch.setattr(choose, "_triton_unsupported_reason", lambda *_, **__: reason)
+    monkeypatch.setattr(selection, "_triton_unsupported_reason", lambda *_, **__: reason)
     torch.testing.assert_close(paged_logits(directory), expected, atol=1e-4, rtol=0)
     assert "experts are held in torch.float32, not as codes" in caplog.text
     assert told in caplog.text

@@ -8,7 +8,7 @@ import torch
 from engine import LLM, SamplingParams
 from engine.models.linear import DenseLinear, UnquantizedLinearMethod
 from engine.quantization import choose_method, cpu, packed_unsupported_reason
-from engine.quantization.widened import DequantLinear
+from engine.quantization.dequant import DequantLinear
 from engine.runner import device as device_module
 from engine.runner.device import choose_dtype
 from kernels.cpu import linear

@@ -12,8 +12,8 @@ from engine.kv_cache import storage
 from engine.models.checkpoint import read_config
 from engine.models.spec import DecoderSpec
 from engine.paths import default_model_dir
-from engine.replicas import shares
-from engine.replicas.shares import replica_configs
+from engine.replicas import startup
+from engine.replicas.startup import replica_configs
 from engine.runner import device
 from engine.runner.device import divide_machine
 
@@ -21,7 +21,7 @@ CONFIG = EngineConfig(model="m", tensor_parallel_size=2)
 
 
 def test_each_has_a_number_and_an_equal_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shares, "free_host_bytes", lambda: 1000)
+    monkeypatch.setattr(startup, "free_host_bytes", lambda: 1000)
     assert replica_configs(CONFIG, 1)[0] is CONFIG
     configs = replica_configs(CONFIG, 3)
     assert [config.replica for config in configs] == [0, 1, 2]

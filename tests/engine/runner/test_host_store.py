@@ -16,7 +16,7 @@ from engine.kv_cache import host_store
 from engine.kv_cache.host_store import HostStore
 from engine.kv_cache.storage import KVCache
 from engine.requests import fan_out
-from engine.speculation.pace import DraftLengthController
+from engine.speculation.draft_length import DraftLengthController
 from engine.speculation.read_blocks import ReadBlocks
 from engine.types import BlockCopy, SamplingParams
 from tests import tiny_draft_heads, tiny_models

@@ -7,7 +7,7 @@ import torch
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
-from engine.passes import PassBudget
+from engine.pass_budget import PassBudget
 from engine.runner import load_runner
 from engine.types import Request, SamplingParams
 from kernels.cpu import linear

@@ -14,7 +14,7 @@ from engine.errors import ModelLoadError
 from engine.paths import default_model_dir, embedded_draft_dir
 from engine.requests import fan_out
 from engine.runner.programs import DecodePrograms
-from engine.speculation.pace import DraftLengthController
+from engine.speculation.draft_length import DraftLengthController
 from engine.text.tokenizer import Tokenizer
 from engine.types import EngineOutput, Grammar, Request, SamplingParams
 from kernels.cpu.linear import is_available

@@ -12,7 +12,7 @@ import pytest
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from engine.core import EngineCore
 from engine.models.trial import Trial
-from engine.passes import PassBudget
+from engine.pass_budget import PassBudget
 from engine.runner import load_runner, programs, trials
 from engine.runner.programs import DecodePrograms
 from engine.speculation.proposer import Drafter

@@ -14,7 +14,7 @@ from engine.errors import ModelLoadError
 from engine.kv_cache import storage
 from engine.models.checkpoint import read_config
 from engine.models.recurrent import HybridMemory, LayerState
-from engine.passes import PassBudget
+from engine.pass_budget import PassBudget
 from engine.runner import load_runner
 from engine.types import Request, SamplingParams
 from tests import tiny_models

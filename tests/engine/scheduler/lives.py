@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from engine.config import CacheConfig, SpeculationConfig
 from engine.core import EngineCore
 from engine.errors import ContextLengthExceeded
-from engine.images.nouns import Image
+from engine.images.types import Image
 from engine.kv_cache.host_tier import HostTier
 from engine.pooling import PoolingParams
 from engine.profiler import Spans

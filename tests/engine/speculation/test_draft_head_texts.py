@@ -17,9 +17,9 @@ from engine.requests import fan_out
 from engine.runner import load
 from engine.runner import programs as recorded_steps
 from engine.runner.graphs import DecodeGraphs, Replay
+from engine.speculation.draft_length import DraftLengthController
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
-from engine.speculation.pace import DraftLengthController
 from engine.types import SamplingParams
 from kernels.cpu.linear import is_available
 from tests import tiny_draft_heads, tiny_models

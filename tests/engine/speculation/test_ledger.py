@@ -8,8 +8,8 @@ import pytest
 
 from engine.config import SpeculationConfig
 from engine.plan_rows import PlanRows, ScheduledRow
-from engine.speculation.ledger import LossBudget
-from engine.speculation.pace import DraftLengthController
+from engine.speculation.draft_length import DraftLengthController
+from engine.speculation.loss_budget import LossBudget
 from engine.speculation.speculator import DraftState, Speculator
 from engine.types import Request, StepPlan
 

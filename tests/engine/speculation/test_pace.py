@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from engine.speculation.pace import Acceptance, DraftLengthController, prior_acceptance
+from engine.speculation.draft_length import Acceptance, DraftLengthController, prior_acceptance
 
 MOST = 4
 

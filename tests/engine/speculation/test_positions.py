@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from engine.speculation.pace import DraftLengthController
-from engine.speculation.positions import PositionFactors
+from engine.speculation.draft_length import DraftLengthController
+from engine.speculation.position_factors import PositionFactors
 
 FALLING = [0.9, 0.3, 0.2, 0.1]
 

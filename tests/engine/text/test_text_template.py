@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.confined import process, worker
 from engine.errors import InvalidParameter, RequestError, TemplateError
+from engine.sandbox import process, worker
 from engine.text import template_worker
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer

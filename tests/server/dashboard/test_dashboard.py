@@ -21,7 +21,7 @@ import yaml
 
 from engine.snapshot import BlockMap, Phase, RequestRecord, Snapshot
 from engine.types import EngineStats
-from server.dashboard import looker
+from server.dashboard import poller
 from server.settings import Settings
 from tests.server.asgi import running_app
 from tests.servers import Server, running_server
@@ -190,7 +190,7 @@ async def test_where_it_is_off_there_is_nothing() -> None:
 async def test_a_step_that_takes_long_is_told_so_and_asked_about_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(looker, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(poller, "_TIMEOUT_S", 0.05)
     async with running_app() as application:
         for _ in range(2):
             assert json.loads((await application.get(STATE)).body)["status"] == "busy"

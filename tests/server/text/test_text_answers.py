@@ -10,7 +10,7 @@ from engine.paths import default_model_dir
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from server.text import dialects, reasoning
-from server.text.answers import AnswerFormat, ReasoningParser, ToolCallParser
+from server.text.answer_format import AnswerFormat, ReasoningParser, ToolCallParser
 
 
 @pytest.fixture(scope="module")

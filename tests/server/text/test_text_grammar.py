@@ -17,9 +17,9 @@ from engine.paths import default_model_dir
 from engine.text.tokenizer import Tokenizer
 from engine.types import Grammar
 from server.text import dialects, harmony, reasoning
+from server.text.answer_format import AnswerFormat
 from server.text.answer_grammar import AnswerRules
-from server.text.answers import AnswerFormat
-from server.text.holdable import UnenforceableSchema
+from server.text.enforceable import UnenforceableSchema
 from server.text.parser import AnswerParser
 from server.text.parts import Text, ToolCallArguments, ToolCallBegin
 from server.text.tool_grammar import CallableTool

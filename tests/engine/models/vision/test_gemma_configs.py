@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from engine.images.nouns import BudgetScaling, FixedScaling, PlaceholderRewrite
+from engine.images.types import BudgetScaling, FixedScaling, PlaceholderRewrite
 from engine.models.checkpoint import ModelConfig, read_config
 from engine.models.spec import DecoderSpec
-from engine.models.vision.read import VisionConfig
+from engine.models.vision.config import VisionConfig
 from engine.models.vision.spec import PoolSpec
 
 _HALF = [0.5, 0.5, 0.5]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from engine.config import LoadFormat
 from engine.errors import ModelLoadError
 from engine.models.checkpoint import read_config, read_headers
-from engine.models.vision.read import VisionConfig
+from engine.models.vision.config import VisionConfig
 from engine.models.vision.tower import VisionTower, load_tower, tower_unsupported_reason
 from tests import tiny_vision
 

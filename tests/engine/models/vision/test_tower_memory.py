@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.images.nouns import AreaScaling, ImageRules
-from engine.models.vision.read import VisionConfig
+from engine.images.types import AreaScaling, ImageRules
+from engine.models.vision.config import VisionConfig
 from engine.models.vision.spec import (
     AxialRope,
     MergerSpec,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from engine.images.nouns import AreaScaling, EdgeScaling, FixedScaling
+from engine.images.types import AreaScaling, EdgeScaling, FixedScaling
 from engine.models.checkpoint import ModelConfig, read_config
 from engine.models.families import FAMILIES
+from engine.models.vision.config import VisionConfig
 from engine.models.vision.families import FAMILIES as VISION_FAMILIES
-from engine.models.vision.read import VisionConfig
 from engine.models.vision.spec import AxialRope
 from tests import tiny_vision
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
-from kernels.reference.cache_codes import encode
+from kernels.reference.cache_quantisation import encode
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine import LLM, SamplingParams
-from engine.quantization import choose
+from engine.quantization import selection
 from tests import tiny_models
 from tests.engine.models.test_parity import paged_logits
 from tests.engine.quantization import mxfp4_model
@@ -41,7 +41,7 @@ def test_experts_in_mxfp4_are_multiplied_as_codes(tmp_path, monkeypatch, caplog)
     """GPT-OSS as it is published: the logits of its dequantised weights, in the codes' memory."""
     directory, dense = mxfp4_model.save(tmp_path)
     # The check has its own test.
-    monkeypatch.setattr(choose, "_triton_unsupported_reason", lambda *_, **__: None)
+    monkeypatch.setattr(selection, "_triton_unsupported_reason", lambda *_, **__: None)
     expected = paged_logits(dense)
     logits = paged_logits(directory, attention_backend="triton")
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)

@@ -7,7 +7,7 @@ import torch
 
 from kernels.attention import LayerCache
 from kernels.reference import fused as reference
-from kernels.reference.cache_codes import decode_cache
+from kernels.reference.cache_quantisation import decode_cache
 from kernels.reference.kv_store import copy_blocks as reference_copy
 from kernels.reference.layers import rms_norm as reference_norm
 from kernels.reference.layers import rope_tables

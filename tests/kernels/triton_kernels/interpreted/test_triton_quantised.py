@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.quantization.dequant import KernelLinearMethod
 from engine.quantization.gpu import TritonPacked
-from engine.quantization.widened import KernelLinearMethod
 from kernels.packed import PackedWeight
 from kernels.reference.quantised import linear_packed
 from kernels.tiled import tile, tiling_unsupported_reason

@@ -1,0 +1,64 @@
+"""The subset of tool schemas that can be enforced where arguments are written one by one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+# Schema keywords that do not constrain the value, or name its type.
+ANNOTATION_KEYWORDS = {
+    "type",
+    "title",
+    "description",
+    "$schema",
+    "default",
+    "examples",
+    "x-guidance",
+}
+ARGUMENT_NAME = re.compile(r"[\w.-]+")
+_OBJECT_KEYWORDS = ANNOTATION_KEYWORDS | {
+    "properties",
+    "required",
+    "additionalProperties",
+    "$defs",
+    "definitions",
+}
+
+
+class UnenforceableSchema(ValueError):
+    """A tool's schema cannot be enforced in this dialect; the message says why."""
+
+
+def unsupported_keyword(keywords: Collection[str]) -> UnenforceableSchema:
+    """The error about unsupported schema keywords, of which it names one."""
+    keyword = min(keywords)
+    return UnenforceableSchema(f"{keyword!r} cannot be held in the way this model writes calls")
+
+
+def split_properties(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The required and the optional properties of an object's schema, each with its own schema.
+
+    Raises:
+        UnenforceableSchema: there are other constraints, or a property's name cannot be written.
+    """
+    if unknown := set(schema) - _OBJECT_KEYWORDS:
+        raise unsupported_keyword(unknown)
+    required: dict[str, Any] = {}
+    optional: dict[str, Any] = {}
+    for name, inner in schema.get("properties", {}).items():
+        if not ARGUMENT_NAME.fullmatch(name):
+            raise UnenforceableSchema(f"the argument {name[:40]!r} cannot be written by this model")
+        place = required if name in schema.get("required", []) else optional
+        place[name] = inner if isinstance(inner, dict) else {}
+    return required, optional
+
+
+def comma_separated(fixed: Sequence[str], optional: Sequence[str], comma: str) -> str:
+    """All of ``fixed``, then any of ``optional``, separated by ``comma``."""
+    following = [f"({comma} {rule})?" for rule in optional]
+    if fixed or not comma:
+        return " ".join([f" {comma} ".join(fixed), *following])
+    # The first one has no comma before it, whichever it is.
+    starts = [" ".join([rule, *following[at + 1 :]]) for at, rule in enumerate(optional)]
+    return "(" + " | ".join(starts) + ")?" if starts else ""
