@@ -126,8 +126,8 @@ once. No text, weight or output of anybody else's model went in.
 - The corpus grows in stages (`demo/corpus.py`): tool chats are frequent before shard
   {mixed[0]}; from shard {stages[0]} on sums are smaller and hard kinds of question more
   frequent; from shard {stages[1]} on there are more phrasings (`demo/late_phrasings.py`); from
-  shard {stages[2]} on most of it is copying, counting, sums, styles and tools; from shard {stages[3]} on
-  plain questions come back.
+  shard {stages[2]} on most of it is copying, counting, sums, styles and tools; from shard
+  {stages[3]} on plain questions come back.
 - {steps:,} AdamW steps of at most {batch:,} tokens, rows of like length together; peak rate
   {rate}, {warm_up} steps of warm-up, a plateau, then linear decay ({points} as shard: share of
   the peak); bf16 autocast, float32 weights; last shard's mean loss {loss:.4f}.

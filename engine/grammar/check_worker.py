@@ -1,4 +1,4 @@
-"""Checks grammars in a confined process (``engine/confined``).
+"""Checks grammars in a confined process (``engine/sandbox``).
 
 Each frame ``{"kind": ..., "text": ...}`` is answered by ``{"ok": true}``, or by ``{"message": ...,
 "code": ...}`` if the grammar cannot be used. The grammar is compiled and followed for some bytes,

@@ -43,7 +43,6 @@ from engine.runner.launched_steps import PendingStep, PipelinedStep
 from engine.runner.outcome import Outcome, SampledRows
 from engine.runner.passes import MultiPassOutcome, later_passes
 from engine.runner.programs import DecodePrograms
-from engine.runner.prompt_results import NO_PROMPT_RESULTS, PromptResults
 from engine.runner.protocol import CompletedStep, ImagePrefetcher, LaunchedStep, SleepingRunner
 from engine.runner.rows import RowTable
 from engine.runner.sampling import Sampler, StepMasks
@@ -93,11 +92,9 @@ class ModelRunner:
     Args:
         info: what was loaded.
         model: the decoder.
-        cache: its KV cache.
-        kernels: those the decoder was made with.
+        cache, kernels: its KV cache, and the kernels it was made with.
         attention_spec: what the kernels were chosen for.
-        rows: an empty table.
-        adapters: an empty store.
+        rows, adapters: an empty table and an empty store.
         graphs: captured decode steps, or programs of them; None: they cannot be captured.
         draft: guesses the drafts of rows that ask for it; None: no row does.
         threads: how many compute a step; None: the number that is set.
@@ -151,10 +148,8 @@ class ModelRunner:
         self._snapshots = snapshots
         self._images = images
         self._make_sleeping = make_sleeping
-        uploads = Uploads(attention_spec.device)
-        self._sampler = Sampler(
-            kernels.operations, rows, uploads, rejection_sampling=rejection_sampling
-        )
+        operations, uploads = kernels.operations, Uploads(attention_spec.device)
+        self._sampler = Sampler(operations, rows, uploads, rejection_sampling=rejection_sampling)
         self._uploads = Uploads(attention_spec.device)
         self._is_cpu = attention_spec.device.type == "cpu"
         # On a GPU, steps read images: timing a read-ahead would mean waiting for the device.
@@ -257,11 +252,12 @@ class ModelRunner:
 
     def _run(
         self, rows: PlanRows, batch: HostBatch, ready: _PreparedBatch
-    ) -> tuple[SampledRows | None, PromptResults]:
+    ) -> tuple[SampledRows | None, prompt_results.PromptResults]:
         """Compute a batch that has been loaded."""
         graph, inputs, drafts, masks, trial = ready
         if graph is not None:
-            sampled, told = self._replay(graph, batch, drafts, masks), NO_PROMPT_RESULTS
+            sampled = self._replay(graph, batch, drafts, masks)
+            told = prompt_results.NO_PROMPT_RESULTS
         else:
             assert inputs is not None
             states = partial(self._forward, batch, inputs)
@@ -436,12 +432,12 @@ class ModelRunner:
         states: Callable[[], _States],
         drafts: StepDrafts | None,
         masks: StepMasks | None,
-    ) -> tuple[SampledRows | None, PromptResults]:
+    ) -> tuple[SampledRows | None, prompt_results.PromptResults]:
         """Sample tokens from the hidden states, once these exist, and judge prompt tokens."""
         sent = inputs.sent
         with self._spans("forward"):
             hidden, is_of_all = states()
-            told = NO_PROMPT_RESULTS
+            told = prompt_results.NO_PROMPT_RESULTS
             if is_of_all:
                 told = prompt_results.compute(rows, batch, self._rows, hidden, self._model.logits)
                 hidden = hidden.index_select(0, sent.last_tokens)

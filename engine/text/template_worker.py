@@ -1,4 +1,4 @@
-"""Renders chat templates in a confined process (``engine/confined``): standard library and jinja2.
+"""Renders chat templates in a confined process (``engine/sandbox``): standard library and jinja2.
 
 A template is code that comes with a model; here it runs in jinja2's immutable sandbox. The first
 frame is ``{"templates": {name: source}}``. Each further one, ``{"template": name, "context":

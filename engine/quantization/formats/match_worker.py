@@ -1,4 +1,4 @@
-"""Match patterns in a confined process (``engine/confined``): standard library only.
+"""Match patterns in a confined process (``engine/sandbox``): standard library only.
 
 The answer to a frame ``{"patterns": [...], "names": [...]}`` is ``{"matched": [...]}``, the names
 with a prefix that matches a pattern, or ``{"invalid": pattern}``.
