@@ -26,7 +26,7 @@ from engine.types import EngineInfo, Trace
 
 
 class ControlMethods(ABC):
-    """The question methods of :class:`engine.client.EngineClient`; see there for details."""
+    """The control methods of :class:`engine.client.EngineClient`; see there for details."""
 
     @property
     @abstractmethod
@@ -68,7 +68,7 @@ class ControlMethods(ABC):
 
 
 class PendingControlCalls:
-    """Unanswered questions, in the order in which the engine will answer them."""
+    """Unanswered control requests, in the order in which the engine will answer them."""
 
     def __init__(self) -> None:
         self._pending: deque[asyncio.Future[ControlReply]] = deque()
@@ -86,15 +86,15 @@ class PendingControlCalls:
         return answered
 
     def resolve(self, reply: ControlReply) -> None:
-        """Deliver the answer to the oldest question."""
+        """Deliver the reply to the oldest request."""
         if not self._pending:
-            return  # a late answer: all questions were failed
+            return  # a late reply: all requests were failed
         answer = self._pending.popleft()
         if not answer.done():  # else the asker was cancelled
             answer.set_result(reply)
 
     def fail_all(self, error: EngineError) -> None:
-        """Fail all questions, since no answers will come."""
+        """Fail all requests, since no replies will come."""
         while self._pending:
             answer = self._pending.popleft()
             if not answer.done():

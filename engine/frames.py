@@ -135,7 +135,7 @@ class Output(msgspec.Struct, frozen=True, tag="output", array_like=True):
 
 
 class ControlReply(msgspec.Struct, frozen=True, tag="answered", array_like=True):
-    """From the engine: the answer to a question. Questions are answered in order."""
+    """From the engine: the reply to a control request. They are answered in order."""
 
     trace: Trace | None  # the one that a StopProfile has ended
     failure: Failure | None

@@ -1,6 +1,6 @@
 """Several clients of one engine: routes commands in and each client's output back.
 
-    listening Unix socket ─accept─► a thread a client: Submit, Abort, questions ──► loop's inbox
+    listening Unix socket ─accept─► a thread a client: Submit, Abort, control ──► loop's inbox
                                                                               │ one output a step
     each client ◄── its own rows, the engine's stats ◄── emit ◄───────────────┘
 

@@ -179,7 +179,7 @@ class InlineClient(ControlMethods):
             self._call(self._control_calls.resolve, answered)
 
         return await self._control_calls.call(
-            request, lambda question: engine.inbox.put(ControlCall(question, answer))
+            request, lambda sent: engine.inbox.put(ControlCall(sent, answer))
         )
 
     def _end(self, error: EngineError) -> None:

@@ -136,7 +136,7 @@ class EngineLoop:
         except RequestError as error:
             return ControlReply(None, Failure.of(error))
         except Exception as error:
-            logger.exception("a question could not be answered")
+            logger.exception("a control request could not be answered")
             return ControlReply(None, Failure.of(error))
 
     def _add(self, requests: Sequence[Request]) -> None:

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class ControlCall(NamedTuple):
-    """A question, and the callback for its answer, which is called in the loop's thread."""
+    """A control request, and the callback for its reply, which is called in the loop's thread."""
 
     request: ControlRequest
     on_reply: Callable[[ControlReply], None]
@@ -67,7 +67,7 @@ class SleepController:
 
     @property
     def is_pending(self) -> bool:
-        """Whether a question waits for the engine to become idle."""
+        """Whether a request waits for the engine to become idle."""
         return self._pending_call is not None
 
     @property
@@ -80,10 +80,10 @@ class SleepController:
         return None
 
     def defer(self, command: DeferredCommand) -> bool:
-        """Hold back a command that must wait for a pending question; false if it need not.
+        """Hold back a command that must wait for a pending request; false if it need not.
 
-        Questions are answered in the order they arrive. An abort is both held and carried out,
-        since the request it ends may itself be held, and must not overtake it.
+        Control requests are answered in the order they arrive. An abort is both held and carried
+        out, since the request it ends may itself be held, and must not overtake it.
         """
         if self._pending_call is None:
             return False
@@ -94,10 +94,10 @@ class SleepController:
 
     def begin(self, call: ControlCall) -> None:
         """Carry out a LifecycleRequest as soon as nothing runs."""
-        question = call.request
+        request = call.request
         self._deadline_s = time.monotonic()
-        if isinstance(question, (Sleep, Reload)):
-            self._deadline_s += question.timeout_s
+        if isinstance(request, (Sleep, Reload)):
+            self._deadline_s += request.timeout_s
             try:
                 self._core.check_can_sleep()
             except SleepRefused as error:  # before any request is ended for it
@@ -108,13 +108,13 @@ class SleepController:
             return
         self._pending_call = call
         if not self._core.is_asleep:
-            if isinstance(question, Sleep):
+            if isinstance(request, Sleep):
                 self._set_activity("falling_asleep")
-            elif isinstance(question, Reload):
+            elif isinstance(request, Reload):
                 self._set_activity("reloading")
 
     def advance(self) -> list[DeferredCommand]:
-        """Carry out the pending question if nothing runs; returns the commands held meanwhile."""
+        """Carry out the pending request if nothing runs; returns the commands held meanwhile."""
         if self._pending_call is None:
             return []
         if self._core.has_work:
@@ -131,7 +131,7 @@ class SleepController:
         return held
 
     def _execute(self, request: ControlRequest) -> Failure | None:
-        """Carry out a question; returns the error, or None on success."""
+        """Carry out a request; returns the error, or None on success."""
         core = self._core
         try:
             if isinstance(request, Sleep):

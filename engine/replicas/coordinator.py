@@ -136,7 +136,7 @@ class ReplicaCoordinator:
                 try:
                     return await call(engine)
                 except EngineDead as error:
-                    logger.warning("an engine died over a question and is asked again: %s", error)
+                    logger.warning("an engine died over a request and is asked again: %s", error)
             if self._changed is None:
                 self._changed = asyncio.Event()
             try:
@@ -161,7 +161,7 @@ async def _reload(
 ) -> None:
     """Reload ``engine`` if it still has the weights of ``generation``.
 
-    If it died over the question it may have loaded the new ones before, and its successor has the
+    If it died over the request it may have loaded the new ones before, and its successor has the
     same weights as it had.
     """
     if engine.info.generation == generation:
