@@ -55,7 +55,12 @@ from server.setting_values import (
     is_loopback,
 )
 from server.speculation_settings import SPECULATION, SpeculationSettings
-from server.text.answer_format import ReasoningParser, ToolCallParser
+from server.text.answer_format import (
+    MismatchedParsers,
+    ReasoningParser,
+    ToolCallParser,
+    check_parsers,
+)
 
 DEMO_MODEL_NAME = "quire-demo"
 __all__ = ["DEMO_MODEL_NAME", "InvalidSettings", "Setting", "Settings", "settings_table"]
@@ -356,9 +361,13 @@ class Settings(
             InvalidSettings: a value, a key or the YAML file cannot be used; one line.
         """
         try:
-            return cls(**flags)
+            settings = cls(**flags)
+            check_parsers(settings.tool_call_parser, settings.reasoning_parser)
         except ValidationError as error:
             raise InvalidSettings(explain(settings_table(), error, flags)) from None
+        except MismatchedParsers as error:
+            raise InvalidSettings(str(error)) from None
+        return settings
 
     @classmethod
     def from_json(cls, text: str) -> Self:

@@ -46,6 +46,24 @@ ReasoningParser = Literal[
 _ONE_CALL = "only supports single tool-calls"
 
 
+class MismatchedParsers(ValueError):
+    """Two parsers that cannot read the same answers."""
+
+
+def check_parsers(tool_call_parser: ToolCallParser, reasoning_parser: ReasoningParser) -> None:
+    """Raise MismatchedParsers (one line) if one's calls are in nothing that the other reads."""
+    if tool_call_parser == "harmony" and reasoning_parser not in ("auto", "harmony"):
+        raise MismatchedParsers(
+            "--tool-call-parser harmony needs --reasoning-parser harmony (or auto), not "
+            f"{reasoning_parser}: its calls are in the channels that only that one reads"
+        )
+    if reasoning_parser == "harmony" and tool_call_parser not in ("auto", "none", "harmony"):
+        raise MismatchedParsers(
+            "--reasoning-parser harmony needs --tool-call-parser harmony (or auto, or none), not "
+            f"{tool_call_parser}: in its channels there are no other calls"
+        )
+
+
 @dataclass(frozen=True)
 class AnswerFormat:
     """What can be parsed in a model's answers."""
@@ -68,6 +86,8 @@ class AnswerFormat:
     ) -> Self:
         """The format of a model with this chat template.
 
+        ``harmony``, where it is chosen for one of the two parsers, is the default of the other.
+
         Args:
             template: the source for requests with tools; None without a template.
             tokenizer: the model's.
@@ -75,8 +95,15 @@ class AnswerFormat:
             reasoning_parser: the reasoning marks.
         """
         source = template or ""
+        # Calls in channels are only found by what reads the channels, so each selects the other.
+        if tool_call_parser == "harmony" and reasoning_parser == "auto":
+            reasoning_parser = "harmony"
+        if reasoning_parser == "harmony" and tool_call_parser == "auto":
+            tool_call_parser = "harmony"
         if tool_call_parser == "auto":
             dialect = dialects.detect_dialect(source)
+            if dialect is not None and dialect.name == "harmony" and reasoning_parser != "auto":
+                dialect = None  # nothing reads the channels, so requests with tools are refused
         else:
             dialect = dialects.BY_NAME.get(tool_call_parser)
         if dialect is not None and _ONE_CALL in source:

@@ -121,6 +121,14 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(broken, tmp_path):
             ["--enable-sleep-mode", "--weights-dir", "demo", "--load-format", "bin"],
             "--weights-dir cannot be used with --load-format bin",
         ),
+        (
+            ["--tool-call-parser", "harmony", "--reasoning-parser", "none"],
+            "--tool-call-parser harmony needs --reasoning-parser harmony",
+        ),
+        (
+            ["--tool-call-parser", "hermes", "--reasoning-parser", "harmony"],
+            "--reasoning-parser harmony needs --tool-call-parser harmony",
+        ),
         (["nowhere.yaml"], "cannot read nowhere.yaml: No such file or directory"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -11,6 +11,8 @@ from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from server.text import dialects, reasoning
 from server.text.answer_format import AnswerFormat, ReasoningParser, ToolCallParser
+from server.text.parser import AnswerParser
+from server.text.parts import Text, ToolCallBegin
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +97,35 @@ def test_the_demo_model(tokenizer: Tokenizer) -> None:
     assert answers.supports_tools
     assert answers.special_ids == {}
     template.close()
+
+
+def test_harmony_reads_calls_and_reasoning_or_neither(tokenizer: Tokenizer) -> None:
+    """Its calls are in channels, which the other parser of the two reads."""
+
+    def names(template: str, **chosen: Any) -> tuple[str | None, str | None]:
+        answers = AnswerFormat.of(template, tokenizer, **chosen)
+        dialect, marks = answers.dialect, answers.reasoning
+        return dialect and dialect.name, marks and marks.name
+
+    for template in ("{% if tools %}{{ tools }}", TEMPLATES["hermes"] + "<think></think>"):
+        assert names(template, tool_call_parser="harmony") == ("harmony", "harmony")
+        assert names(template, reasoning_parser="harmony") == ("harmony", "harmony")
+        chosen = {"tool_call_parser": "none", "reasoning_parser": "harmony"}
+        assert names(template, **chosen) == (None, "harmony")
+    own = TEMPLATES["harmony"] + "<|channel|>analysis<|message|>"
+    assert names(own) == ("harmony", "harmony")
+    assert names(own, reasoning_parser="none") == (None, None)
+
+
+def test_a_parser_chosen_for_calls_alone_finds_them(tokenizer: Tokenizer) -> None:
+    answers = AnswerFormat.of("{{ tools }}", tokenizer, tool_call_parser="harmony")
+    parser = AnswerParser(
+        reasoning=answers.reasoning, dialect=answers.dialect, schemas={"add": {}}, buffer_calls=True
+    )
+    text = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>{}<|call|>"
+    parts = [*parser.push(text), *parser.finish()]
+    assert any(isinstance(part, ToolCallBegin) for part in parts)
+    assert not any(isinstance(part, Text) for part in parts)
 
 
 def test_without_a_template(tokenizer: Tokenizer) -> None:
