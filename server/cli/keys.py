@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import os
 import sys
 from collections.abc import Sequence
@@ -69,6 +70,9 @@ def _create(path: Path, options: argparse.Namespace) -> None:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise _CommandError(f"{problem['loc'][0]}: {reason(problem)}") from None
+    if entry.expires is not None and entry.expires <= dt.datetime.now(dt.UTC):
+        moment = entry.expires.isoformat()
+        raise _CommandError(f"expires: {moment} has passed, so the key would never be accepted")
     write_key_file(path, file.with_entry(entry))
     print(key)
 
@@ -132,7 +136,9 @@ def _parser() -> argparse.ArgumentParser:
     create.add_argument(
         "--weight", help="share of a busy server, relative to other keys (default: 1)"
     )
-    create.add_argument("--expires", metavar="DATE", help="first day on which the key is refused")
+    create.add_argument(
+        "--expires", metavar="DATE", help="first day on which the key is refused (UTC)"
+    )
     for name in _LIMITS:
         create.add_argument(f"--{name.replace('_', '-')}", metavar="N", help="such as 600 or 100k")
     create.set_defaults(run=_create)

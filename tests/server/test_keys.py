@@ -19,6 +19,7 @@ import yaml
 
 from server.access.key_file import KeyEntry, KeyFile, read_key_file, write_key_file
 from server.access.keyring import KeyRing
+from server.cli import keys
 from server.setting_sources import InvalidSettings
 from tests.servers import MODEL, ROOT, Server, running_server
 
@@ -321,6 +322,25 @@ def test_a_file_that_cannot_be_used_says_why_in_one_line(
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("expires", ["2020-01-01", "2020-01-01T10:00:00+02:00", "today"])
+def test_a_key_that_has_expired_is_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], expires: str
+) -> None:
+    """A date is its first moment, so today's has passed."""
+    path = tmp_path / "keys.yaml"
+    if expires == "today":
+        expires = dt.datetime.now(dt.UTC).date().isoformat()
+    create = ["--file", str(path), "create", "anna", "--expires"]
+    assert keys.main([*create, expires]) == 1
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert told.err.startswith("quire keys: expires: 20")
+    assert "has passed" in told.err
+    assert not path.exists()
+    assert keys.main([*create, "2999-01-01"]) == 0
+    assert read_key_file(path).keys[0].expires == dt.datetime(2999, 1, 1, tzinfo=dt.UTC)
 
 
 def test_a_ring_tells_its_keys_apart(tmp_path: Path) -> None:
