@@ -34,7 +34,7 @@ COPY tools tools
 RUN pip install --no-deps . && python -m compileall -q /opt/quire/lib
 
 FROM python:${PYTHON}-slim
-RUN useradd --create-home --uid 10001 quire && install -d -o quire /models /data /home/quire/.triton
+RUN useradd --create-home --uid 10001 quire && install -d -o quire -g root -m 0775 /models /data /home/quire/.triton
 COPY --from=build /opt/quire /opt/quire
 # Triton, which comes with the CUDA build of torch, compiles its link to the driver where it runs.
 # (The headers of Python are in the image already.)

@@ -114,7 +114,9 @@ class ServerState:
 
     def __post_init__(self) -> None:
         settings = self.settings
-        self.database = Database(settings.data_dir or default_data_dir())
+        self.database = Database(
+            settings.data_dir or default_data_dir(), required=settings.data_dir is not None
+        )
         self.files = FileStore(self.database)
         self.batches = BatchStore(self.database)
         self.adapters = Adapters(settings.model_names, settings.lora_dir, self.shared.adapters)

@@ -70,6 +70,7 @@ def main(argv: Sequence[str], child: Child | None = None) -> int:
             _check_adapters(settings)
             _check_weights_directory(settings)
             _make_profile_directory(settings)
+            _check_data_directory(settings)
             settings = with_model_directory(settings)
             logs.configure(settings.log_level, settings.log_format)
             for line in misspelt_variables(settings_table(), os.environ):
@@ -312,6 +313,17 @@ def _make_profile_directory(settings: Settings) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise InvalidSettings(f"--profile: cannot write to {settings.profile}: {reason}") from None
+
+
+def _check_data_directory(settings: Settings) -> None:
+    """See that a data directory that was asked for keeps what is stored; it is made if need be."""
+    if settings.data_dir is None:
+        return
+    from server.store.database import Database
+
+    fault = Database(settings.data_dir).fault()
+    if fault is not None:
+        raise InvalidSettings(f"--data-dir: cannot store in {settings.data_dir}: {fault}")
 
 
 def with_model_directory(settings: Settings) -> Settings:

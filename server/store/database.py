@@ -14,6 +14,7 @@ import asyncio
 import logging
 import os
 import sqlite3
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -56,11 +57,12 @@ class Database:
     """The server's database, opened on first use.
 
     If ``directory`` is not writable, everything is kept in the memory of this process, and a
-    warning is logged.
+    warning is logged. One that is ``required`` has no such fallback: every call fails instead.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, required: bool = False) -> None:
         self.directory = directory
+        self._required = required
         # The first call starts the thread. There is only one, because sqlite3's connections are not
         # meant to be shared.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-store")
@@ -99,6 +101,19 @@ class Database:
         """A store's access to its own tables."""
         return Tables(self, schema)
 
+    def fault(self) -> str | None:
+        """Why the directory, which is made if need be, cannot be used; None if it can."""
+        path = self.directory / FILE_NAME
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.directory).close()
+            if path.exists():
+                os.close(os.open(path, os.O_RDWR))
+                _connect(str(path)).close()
+        except (OSError, sqlite3.Error) as error:
+            return None if _is_busy(error) else _reason(error)
+        return None
+
     async def close(self) -> None:
         """Finish pending calls and close the file."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
@@ -109,9 +124,9 @@ class Database:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._thread, self._transact, schema, work, begin)
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             _log.warning("the database failed: %s", error)
-            raise StoreError(str(error)) from error
+            raise StoreError(_reason(error)) from error
 
     # ------------------------------------------------------------ on the thread
 
@@ -134,14 +149,13 @@ class Database:
             self._presence = Presence(self.directory)
             return connection
         except (OSError, sqlite3.Error) as error:
-            if _is_busy(error):
-                raise  # others can write it, so the next call retries
-            reason = getattr(error, "strerror", None) or error
+            if self._required or _is_busy(error):  # busy: others can write it
+                raise  # the next call retries
             _log.warning(
                 "cannot write %s (%s): what is stored stays in memory and ends with this process; "
                 "--data-dir names another place",
                 path,
-                reason,
+                _reason(error),
             )
             self._presence = Presence(None)
             self._in_memory = True
@@ -193,6 +207,10 @@ def _connect(path: str) -> sqlite3.Connection:
             if not _is_busy(error) or time.monotonic() > until_s:
                 raise
             time.sleep(_BUSY_RETRY_S)
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _is_busy(error: Exception) -> bool:

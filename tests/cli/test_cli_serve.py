@@ -129,6 +129,10 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(broken, tmp_path):
             ["--tool-call-parser", "hermes", "--reasoning-parser", "harmony"],
             "--reasoning-parser harmony needs --tool-call-parser harmony",
         ),
+        (
+            ["--data-dir", f"{__file__}/data"],
+            f"--data-dir: cannot store in {__file__}/data: Not a directory",
+        ),
         (["nowhere.yaml"], "cannot read nowhere.yaml: No such file or directory"),
     ],
 )

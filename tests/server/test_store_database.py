@@ -114,6 +114,16 @@ async def test_the_event_loop_never_waits_for_it(tmp_path: Path) -> None:
     await database.close()
 
 
+async def test_a_place_is_tried_without_a_trace(tmp_path: Path) -> None:
+    database = Database(tmp_path / "data")
+    assert database.fault() is None
+    assert list((tmp_path / "data").iterdir()) == []
+    await database.tables(NOTES).write(add("kept"))
+    assert Database(tmp_path / "data").fault() is None
+    assert await database.tables(NOTES).read(texts) == ["kept"]
+    await database.close()
+
+
 @pytest.mark.parametrize("fault", ["a file", "not a database"])
 async def test_a_place_that_cannot_be_written(tmp_path: Path, caplog, fault: str) -> None:
     directory = tmp_path / "data"
@@ -123,6 +133,13 @@ async def test_a_place_that_cannot_be_written(tmp_path: Path, caplog, fault: str
         directory.mkdir()
         (directory / FILE_NAME).write_bytes(os.urandom(4096))
     database = Database(directory)
+    assert database.fault()
+    required = Database(directory, required=True)
+    with pytest.raises(StoreError) as refused:
+        await required.tables(NOTES).write(add("lost"))
+    assert str(tmp_path) not in str(refused.value)
+    assert not required.in_memory
+    await required.close()
     await database.tables(NOTES).write(add("here"))
     assert await database.tables(NOTES).read(texts) == ["here"]
     assert "stays in memory" in caplog.text
