@@ -50,9 +50,22 @@ class IncrementalDetokenizer:
         return self._strip(self._utf8.decode(b"", final=True))
 
     @property
-    def num_pending_bytes(self) -> int:
-        """The number of bytes of an incomplete character."""
-        return len(self._utf8.getstate()[0])
+    def num_pending_chars(self) -> int:
+        """The number of U+FFFD that the bytes of an incomplete character become if it ends here."""
+        return len(self._utf8.getstate()[0].decode(errors="replace"))
+
+    def num_chars_before(self, token_id: int) -> int:
+        """How many characters of the next ``push`` precede the first that ``token_id`` is part of.
+
+        They are U+FFFD for pending bytes that the token's first byte does not continue.
+        """
+        if self._is_char_complete or self.is_skipped(token_id):
+            return 0
+        first = self._tokenizer.token_bytes(token_id)[:1]
+        if not first:
+            return 0
+        # The last character is the one that holds the first byte, whatever follows it.
+        return len((self._utf8.getstate()[0] + first).decode(errors="replace")) - 1
 
     def is_skipped(self, token_id: int) -> bool:
         """Whether the token is omitted as a special one."""

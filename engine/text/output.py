@@ -155,14 +155,19 @@ class OutputDecoder:
         shown = len(token_ids) - self._is_hidden_stop(output)
         wanted = self._sampling.logprobs is not None
         logprobs = output.logprobs if wanted and output.logprobs is not None else ()
+        detokenizer = self._detokenizer
         for index, token_id in enumerate(token_ids):
+            is_shown = index < shown
             offset = self._num_decoded
-            text = self._detokenizer.push((token_id,)) if index < shown else ""
+            if is_shown:
+                offset += detokenizer.num_chars_before(token_id)
+            else:
+                offset += detokenizer.num_pending_chars
+            text = detokenizer.push((token_id,)) if is_shown else ""
             self._num_decoded += len(text)
             if index < len(logprobs):
-                # Pending bytes will become at least one character.
-                end = self._num_decoded + (self._detokenizer.num_pending_bytes > 0)
-                visible = index < shown and not self._detokenizer.is_skipped(token_id)
+                end = self._num_decoded + detokenizer.num_pending_chars
+                visible = is_shown and not detokenizer.is_skipped(token_id)
                 entry = _entry(self._tokenizer, token_id, logprobs[index], offset, visible)
                 self._pending_logprobs.append((entry, end))
             if self._matcher is not None and self.num_tokens + index >= self._sampling.min_tokens:
@@ -218,7 +223,8 @@ def prompt_entries(
     for index, token_id in enumerate(prompt_token_ids):
         told = logprobs[index - 1] if 0 < index <= len(logprobs) else None
         visible = not detokenizer.is_skipped(token_id)
-        entries.append(_entry(tokenizer, token_id, told, offset, visible))
+        begin = offset + detokenizer.num_chars_before(token_id)
+        entries.append(_entry(tokenizer, token_id, told, begin, visible))
         offset += len(detokenizer.push((token_id,)))
     return entries
 

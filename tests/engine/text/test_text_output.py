@@ -1,5 +1,6 @@
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -115,10 +116,49 @@ def check_entries(tokenizer: Tokenizer, deltas: list[TextDelta], ids: list[int])
     for entry in entries:
         assert entry.data == tokenizer.token_bytes(entry.token_id)
         assert [top.token_id for top in entry.top] == [entry.token_id, 7]
-        whole = entry.token.lstrip(" ")
-        if entry.visible and whole and "\ufffd" not in entry.token:
-            shown = text[entry.text_offset :].lstrip(" \ufffd")[: len(whole)]
-            assert shown == whole or whole.startswith(shown)  # cut by a stop string
+        whole, shown = entry.token, text[entry.text_offset :]
+        if entry.text_offset == 0:  # the space before the first word may be omitted
+            whole, shown = whole.lstrip(" "), shown.lstrip(" ")
+        if entry.visible and "\ufffd" not in whole:
+            assert shown.startswith(whole) or whole.startswith(shown)  # cut by a stop string
+
+
+BROKEN = [  # tokens as bytes, their text and their offsets
+    ([b"a", b"\xf0", b"b"], "a\ufffdb", [0, 1, 2]),
+    ([b"\xf0", b"\x9f", b"b"], "\ufffdb", [0, 0, 1]),
+    ([b"\xe4", b"\xe4", b"\xbd", b"\xa0", b"b"], "\ufffd你b", [0, 1, 1, 1, 2]),
+    ([b"\xf0", b"\x80", b"b"], "\ufffd\ufffdb", [0, 1, 2]),  # not a continuation of F0
+    ([b"\xed", b"\xa0", b"\x80", b"b"], "\ufffd\ufffd\ufffdb", [0, 1, 2, 3]),  # a surrogate
+    ([b"\xef", b"\xbf", b"\xbd", b"b"], "\ufffdb", [0, 0, 0, 1]),  # U+FFFD itself
+]
+
+
+@pytest.mark.parametrize(("data", "text", "offsets"), BROKEN)
+def test_an_offset_counts_the_replacement_of_bytes_that_became_no_character(
+    chatml: Tokenizer, data: list[bytes], text: str, offsets: list[int]
+) -> None:
+    id_of = {chatml.token_bytes(id_): id_ for id_ in reversed(range(chatml.vocab_size))}
+    ids = [id_of[piece] for piece in data]
+    (delta,) = run(chatml, SamplingParams(logprobs=0), outputs(ids, [], None, True))
+    assert delta.text == text
+    assert [entry.text_offset for entry in delta.logprobs] == offsets
+    assert [entry.text_offset for entry in prompt_entries(chatml, ids)] == offsets
+
+
+def test_the_offset_of_a_silent_end_is_the_length_of_the_text(chatml: Tokenizer) -> None:
+    (eos,) = chatml.eos_token_ids
+    ids = [*chatml.encode("a👍")[:2], eos]
+    (delta,) = run(chatml, SamplingParams(logprobs=0), outputs(ids, [], eos, True))
+    assert delta.text == "a\ufffd"
+    assert [entry.text_offset for entry in delta.logprobs] == [0, 1, 2]
+
+
+def test_a_stop_string_after_broken_bytes_hides_its_own_token_only(chatml: Tokenizer) -> None:
+    ids = [*chatml.encode("a👍")[:2], *chatml.encode("\n")]
+    sampling = SamplingParams(stop=("\n",), logprobs=0)
+    (delta,) = run(chatml, sampling, outputs(ids, [], None, True))
+    assert delta.text == "a\ufffd"
+    assert [entry.visible for entry in delta.logprobs] == [True, True, False]
 
 
 def test_the_token_that_ends_it_is_silent(chatml: Tokenizer) -> None:
