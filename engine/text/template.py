@@ -180,12 +180,14 @@ class ChatTemplate:
     ) -> list[int]:
         """Same as ``encode_chat``, for callers without an event loop; blocks."""
         guard = self._tokenizer.guard
-        try:
-            messages = _map_strings(messages, guard)
-            options["tools"] = _map_strings(options.get("tools"), guard)
-            options["template_kwargs"] = _map_strings(options.get("template_kwargs"), guard)
-        except RecursionError:
-            raise InvalidParameter("the messages are nested too deeply", param="messages") from None
+        messages = [
+            _map_strings(message, guard, f"messages.{index}")
+            for index, message in enumerate(messages)
+        ]
+        options["tools"] = _map_strings(options.get("tools"), guard, "tools")
+        options["template_kwargs"] = _map_strings(
+            options.get("template_kwargs"), guard, "chat_template_kwargs"
+        )
         text = self.render_sync(messages, **options)
         if rewrite is not None:
             text = rewrite(text)
@@ -250,15 +252,26 @@ def _read(path: Path) -> str:
         raise ModelLoadError(f"the chat template {path} cannot be read: {error}") from error
 
 
-def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """Apply ``change`` to every string in ``value``, keys included."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {change(key): _map_strings(item, change) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_map_strings(item, change) for item in value]
-    return value
+def _map_strings(value: Any, change: Callable[[str], str], param: str) -> Any:
+    """Apply ``change`` to every string in ``value``, keys included.
+
+    Raises:
+        InvalidParameter: ``value``, which came as ``param``, is nested too deeply.
+    """
+
+    def mapped(value: Any) -> Any:
+        if isinstance(value, str):
+            return change(value)
+        if isinstance(value, Mapping):
+            return {change(key): mapped(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [mapped(item) for item in value]
+        return value
+
+    try:
+        return mapped(value)
+    except RecursionError:
+        raise InvalidParameter(f"'{param}' is nested too deeply", param=param) from None
 
 
 def _as_content_parts(message: Message) -> Message:
@@ -292,11 +305,11 @@ def _truncate_at(text: str, mark: str) -> str:
 def _surrogate_error(messages: Sequence[Message]) -> InvalidParameter:
     for index, message in enumerate(messages):
         for key, value in message.items():
+            param = f"messages.{index}.{key}"
             try:
-                _map_strings(value, lambda text: text.encode().decode())
+                _map_strings(value, lambda text: text.encode().decode(), param)
             except UnicodeEncodeError:
                 return InvalidParameter(
-                    "the text holds a lone surrogate, which is no character",
-                    param=f"messages.{index}.{key}",
+                    "the text holds a lone surrogate, which is no character", param=param
                 )
     return InvalidParameter("the request holds a lone surrogate, which is no character")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -17,6 +18,9 @@ import msgspec
 
 from server.errors import ApiError, bad_field
 
+_MAX_SCANNED_BYTES = 2**20  # longer bodies are not searched for what is nested too deeply
+# An unterminated string is one to the end, or each quote in it would start another search.
+_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 _MAX_DIGITS = 400  # beyond what any float or integer field can mean; int() refuses at 4300
 
 
@@ -24,7 +28,8 @@ def parse_json_body(body: bytes | bytearray) -> dict[str, Any]:
     """The JSON object in ``body``.
 
     Raises:
-        ApiError: 400 ``invalid_json``, or 400 with ``param`` if one value cannot be represented.
+        ApiError: 400 ``invalid_json``, or 400 with ``param`` if one value cannot be represented;
+            both if one is nested too deeply.
     """
     try:
         value = msgspec.json.decode(body)
@@ -46,6 +51,9 @@ def _parse_with_stdlib(body: bytes | bytearray) -> Any:
         for path, fault in _invalid_values(value, ""):
             raise bad_field(path or "body", fault)
     except RecursionError:
+        field = _deepest_field(body)
+        if field is not None:
+            raise bad_field(field, "is nested too deeply", code="invalid_json") from None
         raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
     except UnicodeDecodeError:
         raise ApiError(400, "The body is not valid UTF-8.", code="invalid_json") from None
@@ -54,6 +62,27 @@ def _parse_with_stdlib(body: bytes | bytearray) -> Any:
         message = f"The body is not valid JSON: {reason}"
         raise ApiError(400, message, code="invalid_json") from None
     return value
+
+
+def _deepest_field(body: bytes | bytearray) -> str | None:
+    """The field of an object that is nested deepest, as it is spelled in ``body``."""
+    if len(body) > _MAX_SCANNED_BYTES:
+        return None
+    depth = deepest = 0
+    last = deepest_field = b""  # before a bracket, the object's last own string is the key
+    for found in _STRING_OR_BRACKET.finditer(body):
+        token = found.group()
+        if depth == 0 and token != b"{":
+            return None  # not an object
+        if token in b"[{":
+            depth += 1
+            if depth > deepest:
+                deepest, deepest_field = depth, last
+        elif token in b"]}":
+            depth -= 1
+        elif depth == 1:
+            last = token[1:-1]
+    return deepest_field.decode("utf-8", "replace")[:64] or None
 
 
 def _refuse_constant(name: str) -> NoReturn:

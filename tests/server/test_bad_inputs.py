@@ -65,6 +65,18 @@ def deep_one_of(depth: int) -> dict[str, Any]:
     return definition
 
 
+def deep_object(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+DEEP = deep_object(700)  # JSON can be parsed up to almost 1000, templates take fewer
+ASKED_DEEPLY = {
+    "role": "assistant",
+    "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": DEEP}}],
+}
 CATASTROPHE = {"type": "string", "pattern": r"(((.{1,30}){1,30}){1,30}){1,30}a"}
 
 
@@ -155,7 +167,19 @@ ROWS = [
     invalid_json("6 null", b"null"),
     invalid_json("7 NaN", chat_with("temperature", "NaN")),
     invalid_json("7 Infinity", chat_with("temperature", "Infinity")),
-    invalid_json("8 deep nesting", b'{"a":' * 10_000 + b"1" + b"}" * 10_000),
+    literal("8 deep nesting", "a", b'{"a":' * 10_000 + b"1" + b"}" * 10_000, code="invalid_json"),
+    *(
+        chat(f"8 deep {field}", at, **{field: value})
+        for field, at, value in (
+            (
+                "tools",
+                "tools",
+                [{"type": "function", "function": {"name": "f", "parameters": DEEP}}],
+            ),
+            ("chat_template_kwargs", "chat_template_kwargs", {"x": DEEP}),
+            ("messages", "messages.1", [*USER, ASKED_DEEPLY, *USER]),
+        )
+    ),
     invalid_json("8 deep list", b"[" * 10_000),
     literal("9 long integer", "max_tokens", chat_with("max_tokens", "1" * 5000)),
     Row(

@@ -32,3 +32,33 @@ def test_one_mark_at_the_beginning_and_no_other(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         parse_json_body(body)
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+DEEP = "[" * 5000 + "]" * 5000
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (f'{{"a": [{{"b": 1}}], "tools": {DEEP}, "c": [["d"]]}}', "tools"),
+        (f'{{"a": "\\"[{{[{{", "tools": [{{"x": {DEEP}}}]}}', "tools"),  # brackets in a string
+        ('{"a":' * 5000 + "1" + "}" * 5000, "a"),
+        ('{"tools": ' + "[" * 5000, "tools"),  # cut off
+        (DEEP, None),
+        (f'["a", {DEEP}]', None),
+        (f'{{"a": "{"x" * 2**20}", "tools": {DEEP}}}', None),  # too long to be searched
+    ],
+)
+def test_the_field_that_is_nested_too_deeply_is_named(body: str, param: str | None) -> None:
+    with pytest.raises(ApiError, match="nested too deeply") as caught:
+        parse_json_body(body.encode())
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+    assert caught.value.param == param
+
+
+def test_a_string_without_an_end_is_searched_once() -> None:
+    """Were each of its escaped quotes the beginning of a search, this would take hours."""
+    body = '{"tools": ' + "[" * 5000 + '"' + '\\"' * 500_000
+    with pytest.raises(ApiError) as caught:
+        parse_json_body(body.encode())
+    assert caught.value.param == "tools"

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import InvalidParameter, RequestError, TemplateError
+from engine.errors import InvalidParameter, TemplateError
 from engine.sandbox import process, worker
 from engine.text import template_worker
 from engine.text.template import ChatTemplate
@@ -313,12 +314,19 @@ def test_a_template_s_own_bos_is_the_only_one() -> None:
         template.close()
 
 
-def test_very_deep_messages_are_refused(chat: ChatTemplate) -> None:
-    nested: object = "x"
+def test_what_is_nested_very_deeply_is_named(chat: ChatTemplate) -> None:
+    nested: Any = {}
     for _ in range(5000):
-        nested = [nested]
-    with pytest.raises(RequestError):
-        chat.encode_chat_sync([{"role": "user", "content": nested}])
+        nested = {"x": nested}
+    cases: list[tuple[str, list[Any], Any]] = [
+        ("messages.1", [*USER, {"role": "user", "content": nested}], {}),
+        ("tools", USER, {"tools": [nested]}),
+        ("chat_template_kwargs", USER, {"template_kwargs": {"variable": nested}}),
+    ]
+    for param, messages, options in cases:
+        with pytest.raises(InvalidParameter, match=f"'{param}' is nested too deeply") as caught:
+            chat.encode_chat_sync(messages, **options)
+        assert caught.value.param == param
 
 
 # ------------------------------------------------------------ sources of templates
