@@ -109,7 +109,8 @@ class GrammarBackend(Protocol):
         """Compile a grammar. This may take long; other threads can run meanwhile.
 
         Raises:
-            InvalidParameter: it is malformed, has unsupported features, or is too large.
+            InvalidParameter: it is malformed, has unsupported features, is too large, or no text
+                satisfies it.
         """
         ...
 

@@ -94,8 +94,12 @@ class LlguidanceBackend:
 
         text = to_llguidance(grammar)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
-        if matcher.is_error():
-            raise compile_error(matcher.get_error())
+        # Only the first mask shows whether any text satisfies the grammar. Texts share the automata
+        # that are built for it.
+        first = matcher.deep_copy()
+        first.compute_bitmask()
+        if first.is_error():
+            raise compile_error(first.get_error())
         return LlguidanceGrammar(
             matcher, self._batch_matcher, _BASE_BYTES + _BYTES_PER_CHARACTER * len(text)
         )

@@ -586,6 +586,11 @@ REFUSED: dict[str, Schema] = {
     "stsring": {"type": "stsring"},
     "zork": {"type": "string", "format": "zork"},
     "nowhere": {"$ref": "#/$defs/nowhere"},
+    "refer to itself": {"$ref": "#"},
+    "nothing but refer": {
+        "$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}},
+        "$ref": "#/$defs/a",
+    },
     "example.com": {"$ref": "https://example.com/schema"},
     "look-ahead": {"type": "string", "pattern": "(?=look)ahead"},
     "minLength": {"type": "string", "minLength": 3, "maxLength": 2},
