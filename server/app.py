@@ -51,6 +51,15 @@ from server.state import ServerState, SharedState
 from server.tracing import Tracing
 from server.validation import reason
 
+# Endpoints of OpenAI's API that are not here, by method and path; other routes would take the last
+# part of the path for an id.
+_UNSUPPORTED_ENDPOINTS = {
+    ("POST", "/v1/responses/compact"): (
+        "The endpoint /v1/responses/compact is not supported: nothing here compacts conversations. "
+        "To shorten them, send 'truncation': 'auto'."
+    ),
+}
+
 
 def create_app(
     settings: Settings, engine: EngineClient, shared: SharedState | None = None
@@ -149,6 +158,9 @@ def create_app(
 async def _on_http_exception(request: Request, error: Exception) -> NoReturn:
     """Convert the framework's own errors: unknown routes and methods."""
     assert isinstance(error, HTTPException)
+    unsupported = _UNSUPPORTED_ENDPOINTS.get((request.method, request.url.path))
+    if unsupported is not None:
+        raise ApiError(404, unsupported)
     if error.status_code == 405 and (methods := _methods(request)):
         message = f"This route takes {' and '.join(methods)}, not {shorten(request.method)}."
         raise ApiError(405, message, headers={"allow": ", ".join(methods)})

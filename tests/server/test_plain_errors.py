@@ -53,6 +53,19 @@ async def test_a_method_that_is_not_taken_is_told_those_that_are(
         assert answer.headers["allow"] == allowed
 
 
+async def test_compaction_is_told_to_be_unsupported() -> None:
+    async with running_app() as app:
+        answer = await app.post("/v1/responses/compact", model="quire-demo", input="Hi").done()
+        assert answer.status == 404
+        assert answer.error == {
+            "message": "The endpoint /v1/responses/compact is not supported: nothing here compacts "
+            "conversations. To shorten them, send 'truncation': 'auto'.",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "not_found",
+        }
+
+
 async def test_probes_may_ask_by_head() -> None:
     async with running_app() as app:
         for path in ("/health", "/ready"):
