@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from server.errors import shorten
+from server.openai.unread_fields import always, by_type, read_fields_of
 
 _MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
@@ -46,6 +47,27 @@ class ToolResultBlock(msgspec.Struct, frozen=True, tag="tool_result"):
     content: list[TextBlock | ImageBlock]
     is_error: bool
 
+
+_TEXT = read_fields_of(("type", "text"))
+_IMAGE = read_fields_of(
+    ("type", "source"), source=always(read_fields_of(("type", "media_type", "data")))
+)
+# Arguments of calls are the tool's own.
+_kind_of_block = by_type(
+    {
+        "text": _TEXT,
+        "image": _IMAGE,
+        # A signature proves where thinking comes from, and none is asked for.
+        "thinking": read_fields_of(("type", "thinking", "signature")),
+        "tool_use": read_fields_of(("type", "id", "name", "input")),
+        "tool_result": read_fields_of(
+            ("type", "tool_use_id", "content", "is_error"),
+            content=by_type({"text": _TEXT, "image": _IMAGE}),
+        ),
+    }
+)
+kind_of_message = always(read_fields_of(("role", "content"), content=_kind_of_block))
+kind_of_system = by_type({"text": _TEXT})
 
 Block = TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 

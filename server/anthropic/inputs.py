@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
@@ -13,12 +14,15 @@ from server.anthropic.content import (
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
+    kind_of_message,
+    kind_of_system,
     read_content,
     read_text,
 )
 from server.errors import shorten
 from server.openai.deadline import MAX_DEADLINE_MS
 from server.openai.inputs import ApiModel
+from server.openai.unread_fields import unread_fields
 from server.openai.unsupported import ignored_params, ignored_tool_params
 
 _MAX_STOPS = 64
@@ -168,6 +172,13 @@ class TokenCountRequest(ApiModel):
         for index, tool in enumerate(self.tools or ()):
             names += ignored_tool_params(tool.model_extra, f"tools.{index}.")
         return names
+
+    @classmethod
+    def unread(cls, body: Mapping[str, Any]) -> list[str]:
+        """As above, of the system text and the messages."""
+        return unread_fields(body.get("system"), kind_of_system, "system") + unread_fields(
+            body["messages"], kind_of_message, "messages"
+        )
 
 
 class MessagesRequest(TokenCountRequest):

@@ -14,10 +14,25 @@ from pydantic import PlainValidator, WithJsonSchema
 
 from engine.images.base64 import is_data_url
 from server.errors import shorten
+from server.openai.unread_fields import always, by_type, read_fields_of
 
 _TEXT_PARTS = ("text", "input_text", "refusal")
 _IMAGE_PARTS = ("image_url", "input_image")
 _DETAILS = ("auto", "low", "high", "original")
+
+_TEXT = read_fields_of(("type", "text"))
+_IMAGE = read_fields_of(
+    ("type", "image_url", "detail"), image_url=always(read_fields_of(("url", "detail")))
+)
+kind_of_part = by_type(
+    {
+        "text": _TEXT,
+        "input_text": _TEXT,
+        "refusal": read_fields_of(("type", "refusal")),
+        "image_url": _IMAGE,
+        "input_image": _IMAGE,
+    }
+)
 
 
 class ImagePart(Struct, frozen=True):

@@ -65,7 +65,7 @@ def read_fields(
     for name, limit in (("messages", settings.max_messages), ("prompt", settings.max_prompts)):
         _check_count(name, fields.get(name), limit)
     body = shape.read(fields)
-    ignored = body.ignored()
+    ignored = body.ignored() + shape.unread(fields)
     if getattr(body, "priority", None) and settings.scheduling_policy not in ("priority", "fair"):
         ignored.append("priority")
     return body, report_ignored(ignored, strict=settings.strict)

@@ -2,11 +2,12 @@
 
 Pydantic checks types (strictly: ``"5"`` and ``true`` are not integers) and what only the API knows;
 ``SamplingParams`` itself checks the ranges of sampling values. Unknown fields are accepted, kept in
-``model_extra`` and reported: see ``unsupported.py``.
+``model_extra`` and reported: see ``unsupported.py``, and ``unread_fields.py`` for messages.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -21,11 +22,12 @@ from pydantic import (
 )
 
 from server.errors import ApiError, bad_field, shorten
-from server.openai.content import Content, ImagePart, for_template, text_of
+from server.openai.content import Content, ImagePart, for_template, kind_of_part, text_of
 from server.openai.extra_fields import ExtraFields
 from server.openai.metadata import Metadata
 from server.openai.structured import StructuredFields
 from server.openai.tool_fields import EarlierCall, EarlierFunction, ToolFields, Tools
+from server.openai.unread_fields import always, read_fields_of, unread_fields
 from server.openai.unsupported import ignored_params, refuse_unsupported
 from server.text.answer_format import AnswerFormat
 from server.validation import reason
@@ -119,6 +121,14 @@ class ApiModel(BaseModel):
         """Names of fields that request something but have no effect."""
         return ignored_params(self.model_extra)
 
+    @classmethod
+    def unread(cls, body: Mapping[str, Any]) -> list[str]:
+        """Paths of such fields in the history of ``body``, which is valid.
+
+        They are found there because a message keeps only what is read of it.
+        """
+        return []
+
 
 class Message(ApiModel):
     """One message of a conversation."""
@@ -180,6 +190,21 @@ class Message(ApiModel):
         if reasoning is not None:  # templates use either name
             message |= {"reasoning_content": reasoning, "reasoning": reasoning}
         return message
+
+
+_EARLIER_FUNCTION = always(read_fields_of((*EarlierFunction.model_fields,)))
+_EARLIER_CALL = read_fields_of(
+    (*EarlierCall.model_fields, "index"),  # which the deltas of a stream have
+    function=_EARLIER_FUNCTION,
+)
+kind_of_message = always(
+    read_fields_of(
+        (*Message.model_fields, "id"),  # which stored messages have
+        content=kind_of_part,
+        tool_calls=always(_EARLIER_CALL),
+        function_call=_EARLIER_FUNCTION,
+    )
+)
 
 
 class StreamOptions(ApiModel):
@@ -307,12 +332,9 @@ class ChatRequest(GenerationRequest, ToolFields):
         return self
 
     def ignored(self) -> list[str]:
-        """As above, including those of the messages and tools."""
+        """As above, including those of the tools and images."""
         names = super().ignored() + self.ignored_tool_fields()
         for index, message in enumerate(self.messages):
-            if message.model_extra:
-                asked = {name: value for name, value in message.model_extra.items() if value}
-                names += ignored_params(asked, prefix=f"messages.{index}.")
             for place, image in message.images.items():
                 if image.detail not in (None, "auto"):
                     names.append(f"messages.{index}.content.{place}.image_url.detail")
@@ -322,6 +344,11 @@ class ChatRequest(GenerationRequest, ToolFields):
             "echo": self.echo and self.messages[-1].role != "assistant",
         }
         return names + [name for name, is_idle in idle.items() if is_idle]
+
+    @classmethod
+    def unread(cls, body: Mapping[str, Any]) -> list[str]:
+        """As above, of the messages."""
+        return unread_fields(body["messages"], kind_of_message, "messages")
 
     @property
     def output_limit(self) -> int | None:
@@ -383,6 +410,11 @@ class TokenizeRequest(FeatureRequest):
             raise ValueError("prompt: send either 'prompt' or 'messages'")
         _check_prompt_ending(self.add_generation_prompt, self.continue_final_message)
         return self
+
+    @classmethod
+    def unread(cls, body: Mapping[str, Any]) -> list[str]:
+        """As above, of the messages."""
+        return unread_fields(body.get("messages"), kind_of_message, "messages")
 
 
 class DetokenizeRequest(ApiModel):

@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 
 from server.errors import bad_field
 
+MAX_NAMED = 32  # ignored fields in a header or an error
+_MAX_NAME_CHARS = 64
+
 _RESERVED_TEMPLATE_KWARGS = frozenset(
     {
         "messages",
@@ -133,9 +136,11 @@ def report_ignored(names: list[str], *, strict: bool) -> dict[str, str]:
     """The response header that lists ``names``; under ``strict`` a 400 instead."""
     if not names:
         return {}
+    shown = [re.sub(r"[^\x21-\x7e]|,", "?", name[:_MAX_NAME_CHARS]) for name in names[:MAX_NAMED]]
     if strict:
-        raise bad_field(names[0][:64], "has no effect here, and the server is strict")
-    shown = [re.sub(r"[^\x21-\x7e]|,", "?", name)[:64] for name in names[:32]]
+        others = f"; nor have {', '.join(shown[1:])}" if shown[1:] else ""
+        problem = f"has no effect here, and the server is strict{others}"
+        raise bad_field(names[0][:_MAX_NAME_CHARS], problem)
     return {"x-quire-ignored-params": ",".join(shown)}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
@@ -23,9 +23,11 @@ from server.openai.outputs import to_json
 from server.openai.pagination import make_page
 from server.openai.responses.context import conversation_not_found, resolve_items
 from server.openai.responses.input_items import InputItem, NewItem, read_items
+from server.openai.responses.item_fields import kind_of_item
 from server.openai.responses.items import Item, read_item
 from server.openai.responses.outputs import ItemList
 from server.openai.responses.routes import After, Limit, Order
+from server.openai.unread_fields import unread_fields
 from server.store.conversations import (
     ConversationStore,
     DuplicateItem,
@@ -61,6 +63,11 @@ class NewConversation(ApiModel):
     items: NewItems = Field(default_factory=list)
     metadata: Metadata | None = None
 
+    @classmethod
+    def unread(cls, body: Mapping[str, Any]) -> list[str]:
+        """As above, of the items."""
+        return unread_fields(body.get("items"), kind_of_item, "items")
+
 
 class ConversationUpdate(ApiModel):
     """The labels that replace all of a conversation's labels."""
@@ -72,6 +79,11 @@ class ItemsToAdd(ApiModel):
     """Items to append to a conversation."""
 
     items: NewItems
+
+    @classmethod
+    def unread(cls, body: Mapping[str, Any]) -> list[str]:
+        """As above, of the items."""
+        return unread_fields(body["items"], kind_of_item, "items")
 
 
 class Conversation(Struct, kw_only=True):

@@ -16,9 +16,11 @@ from server.openai.deadline import MAX_DEADLINE_MS
 from server.openai.inputs import ApiModel, Label, ServiceTier, Verbosity
 from server.openai.metadata import Metadata
 from server.openai.responses.input_items import InputItem, NewItem, read_input
+from server.openai.responses.item_fields import kind_of_item
 from server.openai.responses.items import InputImage
 from server.openai.structured import FORMAT_NAME, StructuredFields
 from server.openai.tool_fields import ReasoningEffort
+from server.openai.unread_fields import unread_fields
 from server.openai.unsupported import ignored_params, ignored_tool_params
 
 _MAX_MODEL_NAME = 256
@@ -288,6 +290,11 @@ class ResponseInput(ApiModel):
                 if isinstance(part, InputImage) and part.detail != "auto"
             ]
         return names
+
+    @classmethod
+    def unread(cls, body: Mapping[str, Any]) -> list[str]:
+        """As above, of the items."""
+        return unread_fields(body["input"], kind_of_item, "input")
 
 
 class ResponsesRequest(ResponseInput):
