@@ -161,13 +161,13 @@ class BeamSearch:
         )
 
     def _extend(self, candidate: _Candidate) -> Beam:
-        parent, told = candidate.parent, candidate.position_logprobs
+        parent, logprobs = candidate.parent, candidate.position_logprobs
         entry = TokenLogprobs(
             token_id=candidate.token_id,
             logprob=candidate.logprob,
             rank=candidate.rank,
-            top_ids=told.top_ids[: self._num_top],
-            top_logprobs=told.top_logprobs[: self._num_top],
+            top_ids=logprobs.top_ids[: self._num_top],
+            top_logprobs=logprobs.top_logprobs[: self._num_top],
         )
         return Beam(
             (*parent.token_ids, candidate.token_id), (*parent.logprobs, entry), candidate.total

@@ -76,9 +76,9 @@ class _Group:
                 if self._num_steps:
                     self._live = await self._submit_again()
                 self._num_steps += 1
-                told = [await self._next(stream) for stream in self._live]
+                outputs = [await self._next(stream) for stream in self._live]
                 if self._client.info.generation == self._generation:
-                    self._search.advance(told)
+                    self._search.advance(outputs)
                 else:  # never mix two sets of weights in one answer
                     self._start_search()
             self._deliver(self._search.best)
@@ -119,19 +119,19 @@ class _Group:
 
     async def _next(self, stream: RequestStream) -> TokenLogprobs:
         """The log-probabilities of a one-token request."""
-        told: tuple[TokenLogprobs, ...] = ()
+        logprobs: tuple[TokenLogprobs, ...] = ()
         while True:
             output = await stream.next()
-            told += output.logprobs or ()
+            logprobs += output.logprobs or ()
             if self._num_cached is None:
                 self._num_cached = output.num_cached_tokens
             if output.finish_reason is not None:
                 break
-        if output.finish_reason != "length" or not told:
+        if output.finish_reason != "length" or not logprobs:
             raise EngineDead("the engine ended a beam")
         if output.timings is not None:
             self._timings = _merge_timings(self._timings, output.timings)
-        return told[0]
+        return logprobs[0]
 
     def _deliver(self, best: Sequence[Hypothesis]) -> None:
         for index, (stream, found) in enumerate(zip(self.streams, best, strict=True)):

@@ -142,8 +142,8 @@ class EngineMonitor:
         waiting = [self._record_of(request, kind) for request, kind in held]
         sequences = self._scheduler.sequences.values()
         in_queue = (seq for seq in sequences if seq.status is Status.WAITING)
-        told = islice(in_queue, MAX_WAITING_LISTED - len(waiting))
-        waiting += [self._track(seq, now_s) for seq in told]
+        listed = islice(in_queue, MAX_WAITING_LISTED - len(waiting))
+        waiting += [self._track(seq, now_s) for seq in listed]
         running = [self._track(seq, now_s) for seq in self._scheduler.running]
         return running, waiting
 
@@ -215,9 +215,9 @@ class EngineMonitor:
     def _count_drafts(self, output: EngineOutput) -> tuple[int, int]:
         """Drafts verified and accepted since the last step, from the cumulative counters."""
         drafts = output.stats.drafts
-        told = drafts.num_draft_tokens, drafts.num_accepted_tokens
-        before, self._drafts = self._drafts or told, told
-        return told[0] - before[0], told[1] - before[1]
+        draft_counts = drafts.num_draft_tokens, drafts.num_accepted_tokens
+        before, self._drafts = self._drafts or draft_counts, draft_counts
+        return draft_counts[0] - before[0], draft_counts[1] - before[1]
 
 
 class _Record:

@@ -48,16 +48,16 @@ def make_result(
     """Build the result of a prompt's finished choices; ``text`` is the prompt if given as text."""
     leader = group[0]
     prompt_ids = leader.request.prompt_token_ids
-    told = None
+    prompt_logprobs = None
     if sampling.prompt_logprobs is not None:
-        told = tuple(prompt_entries(tokenizer, prompt_ids, leader.prompt_logprobs))
+        prompt_logprobs = tuple(prompt_entries(tokenizer, prompt_ids, leader.prompt_logprobs))
     if text is None:
         text = tokenizer.decode(prompt_ids, skip_special_tokens=False)
     return RequestResult(
         prompt=text,
         prompt_token_ids=prompt_ids,
         outputs=tuple(_completion(index, choice) for index, choice in enumerate(group)),
-        prompt_logprobs=told,
+        prompt_logprobs=prompt_logprobs,
         num_cached_tokens=leader.num_cached_tokens,
     )
 

@@ -146,9 +146,9 @@ def _prepare(inbox: _Inbox, *, is_ahead: bool) -> tuple[Configure, LoadRunner]:
     with collection_paused():
         if is_ahead:
             importlib.import_module("torch")
-        told = inbox.first()
-        logs.configure_engine(told.config)
-        return told, _loader(told)
+        first_message = inbox.first()
+        logs.configure_engine(first_message.config)
+        return first_message, _loader(first_message)
 
 
 class _Inbox(threading.Thread):

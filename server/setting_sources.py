@@ -39,12 +39,12 @@ def misspelt_variables(rows: Sequence[Setting], environ: Mapping[str, str]) -> l
     Other variables with the prefix may belong to other programs and are not reported.
     """
     known = {row.variable for row in rows}
-    told = []
+    suggestions = []
     for name in sorted(environ):
         if name.startswith("QUIRE_") and name not in known:
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.9)
-            told += [f"{name} is no setting; did you mean {close[0]}?" for _ in close]
-    return told
+            suggestions += [f"{name} is no setting; did you mean {close[0]}?" for _ in close]
+    return suggestions
 
 
 def read_yaml(rows: Sequence[Setting], path: Path) -> dict[str, Any]:

@@ -136,8 +136,8 @@ async def reload_weights(request: Request) -> Response:
         info = await state.engine.reload(path, timeout_s)
     except InvalidParameter as error:  # the surroundings of the directory are not revealed
         shown = body.model_path or state.settings.model_names[0]
-        told = error.message.replace(path or last, shown)
-        raise ApiError(400, told, param="model_path", code="weights_not_usable") from None
+        message = error.message.replace(path or last, shown)
+        raise ApiError(400, message, param="model_path", code="weights_not_usable") from None
     answer = WeightsReloaded(
         success=True,
         message="The weights have been exchanged.",
@@ -170,8 +170,8 @@ async def _ignored_params_headers(
     names = sorted(set(request.query_params) - set(known))
     of_query = report_ignored(names, strict=state.settings.strict)
     _, of_body = await read_request(request, _NoFields, optional=True)
-    told = [*of_query.values(), *of_body.values()]
-    return {"x-quire-ignored-params": ",".join(told)} if told else {}
+    ignored = [*of_query.values(), *of_body.values()]
+    return {"x-quire-ignored-params": ",".join(ignored)} if ignored else {}
 
 
 def _sleep_response(state: ServerState, headers: dict[str, str] | None = None) -> Response:

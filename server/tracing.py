@@ -191,7 +191,7 @@ def _context(parent: Mapping[str, str] | None) -> Context | None:
 def _attributes(request: TracedRequest) -> dict[str, Any]:
     """The attributes of a request's span; unknown ones are left out."""
     sampling, usage, choices = request.sampling, request.usage, request.choices
-    told: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "gen_ai.operation.name": request.operation,
         "gen_ai.provider.name": "quire",
         "gen_ai.request.model": request.model,
@@ -203,25 +203,25 @@ def _attributes(request: TracedRequest) -> dict[str, Any]:
         "gen_ai.response.finish_reasons": [_reason(choice, request.error) for choice in choices],
     }
     if details := usage.prompt_tokens_details:
-        told["gen_ai.usage.cache_read.input_tokens"] = details.cached_tokens
+        attributes["gen_ai.usage.cache_read.input_tokens"] = details.cached_tokens
     if request.operation != "embeddings":
-        told |= {
+        attributes |= {
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,
         }
         if sampling.top_k > 0:
-            told["gen_ai.request.top_k"] = sampling.top_k
+            attributes["gen_ai.request.top_k"] = sampling.top_k
         if sampling.max_tokens is not None:
-            told["gen_ai.request.max_tokens"] = sampling.max_tokens
+            attributes["gen_ai.request.max_tokens"] = sampling.max_tokens
         if sampling.seed is not None:
-            told["gen_ai.request.seed"] = sampling.seed
+            attributes["gen_ai.request.seed"] = sampling.seed
         if sampling.n > 1:
-            told["gen_ai.request.choice.count"] = sampling.n
+            attributes["gen_ai.request.choice.count"] = sampling.n
     if request.tenant:
-        told["quire.tenant"] = request.tenant
+        attributes["quire.tenant"] = request.tenant
     if request.error is not None:
-        told["error.type"] = request.error
-    return told | _latencies(choices)
+        attributes["error.type"] = request.error
+    return attributes | _latencies(choices)
 
 
 def _latencies(choices: Sequence[Choice]) -> dict[str, float]:
@@ -229,7 +229,7 @@ def _latencies(choices: Sequence[Choice]) -> dict[str, float]:
     timings = next((choice.timings for choice in choices if choice.timings is not None), None)
     if timings is None:
         return {}
-    told = {
+    attributes = {
         "time_in_queue": timings.queue_ms,
         "time_in_model_prefill": timings.prefill_ms,
         "time_in_model_decode": timings.decode_ms,
@@ -238,7 +238,7 @@ def _latencies(choices: Sequence[Choice]) -> dict[str, float]:
     }
     return {
         f"gen_ai.latency.{name}": milliseconds / 1e3
-        for name, milliseconds in told.items()
+        for name, milliseconds in attributes.items()
         if milliseconds is not None
     }
 

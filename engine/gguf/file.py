@@ -247,9 +247,11 @@ def read_gguf(path: Path) -> GgufFile:
                 raise ModelLoadError(f"{part.path}: tensor {name[:80]!r} appears twice")
             tensors[name] = tensor
         raw += part.raw
-    told = first.metadata.get("split.tensors.count", len(tensors))
-    if told != len(tensors):
-        raise ModelLoadError(f"{path}: names {told!r:.20} tensors, its files hold {len(tensors)}")
+    declared_count = first.metadata.get("split.tensors.count", len(tensors))
+    if declared_count != len(tensors):
+        raise ModelLoadError(
+            f"{path}: names {declared_count!r:.20} tensors, its files hold {len(tensors)}"
+        )
     return GgufFile(path, first.metadata, tensors, raw)
 
 
@@ -321,10 +323,10 @@ def _read_one(path: Path) -> GgufFile:
         # Non-blocking, because opening a pipe would wait for ever.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with os.fdopen(descriptor, "rb") as file:
-            told = os.fstat(descriptor)
-            if not stat.S_ISREG(told.st_mode):
+            file_status = os.fstat(descriptor)
+            if not stat.S_ISREG(file_status.st_mode):
                 raise ModelLoadError(f"{path}: is not a file")
-            return _read_tables(_Header(file, path, told.st_size))
+            return _read_tables(_Header(file, path, file_status.st_size))
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -335,8 +337,8 @@ def _read_tables(header: _Header) -> GgufFile:
     version = header.number("I")
     if version not in _VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-        told = "is of a big-endian machine" if swapped in _VERSIONS else f"has version {version}"
-        raise header.error(f"{told}; only little-endian GGUF versions 2 and 3 are supported")
+        problem = "is of a big-endian machine" if swapped in _VERSIONS else f"has version {version}"
+        raise header.error(f"{problem}; only little-endian GGUF versions 2 and 3 are supported")
     num_tensors = header.count("the number of tensors", _MAX_TENSORS)
     num_keys = header.count("the number of keys", _MAX_KEYS)
     metadata: dict[str, Any] = {}

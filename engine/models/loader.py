@@ -51,8 +51,8 @@ class Weights(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         parameter = self._wanted[name]
         tensor = self._empty(parameter)
-        told = self._fill(name, parameter, tensor)
-        self._report_progress(tensor.numel(), told)
+        label = self._fill(name, parameter, tensor)
+        self._report_progress(tensor.numel(), label)
         return tensor
 
     def load_matrix(self, name: str) -> Weight:
@@ -142,12 +142,12 @@ class _CheckpointWeights(Weights):
         if name in self._cuts and self._cuts[name].is_zero:
             tensor.zero_()
             return ""
-        told = self._fill_dense(name, parameter, tensor)
+        label = self._fill_dense(name, parameter, tensor)
         for place in self._packed.get(name, ()):
             part = tensor[parameter.rows(place.target.part)]
             part.copy_(self._read_packed(name, place).dequantise(self._dtype))
-            told = f"loading {place.path.name}"
-        return told
+            label = f"loading {place.path.name}"
+        return label
 
     def _fill_dense(self, name: str, parameter: Parameter, tensor: torch.Tensor) -> str:
         told, cut = "", self._cuts.get(name)

@@ -45,8 +45,8 @@ def read_torch_header(path: Path) -> Header:
     if not isinstance(table, dict) or not table:
         raise ModelLoadError(f"{path}: does not hold tensors by name")
     entries = [_entry(path, name, value, file_bytes) for name, value in table.items()]
-    told = "\n".join(f"{entry.name} {entry.dtype} {entry.shape}" for entry in entries)
-    return Header(path, {entry.name: entry for entry in entries}, told.encode(), file_bytes)
+    listing = "\n".join(f"{entry.name} {entry.dtype} {entry.shape}" for entry in entries)
+    return Header(path, {entry.name: entry for entry in entries}, listing.encode(), file_bytes)
 
 
 def _check_archive(path: Path) -> None:
@@ -107,8 +107,10 @@ def _is_too_deep(pickle: bytes) -> bool:
 
 def _entry(path: Path, name: object, value: object, file_bytes: int) -> TensorEntry:
     if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-        told = f"{name[:80]!r}" if isinstance(name, str) else f"a key of type {type(name).__name__}"
-        raise ModelLoadError(f"{path}: {told} is not a tensor by name")
+        shown = (
+            f"{name[:80]!r}" if isinstance(name, str) else f"a key of type {type(name).__name__}"
+        )
+        raise ModelLoadError(f"{path}: {shown} is not a tensor by name")
     begin = value.untyped_storage()._checkpoint_offset
     num_bytes = value.numel() * value.element_size()
     if begin is None or not value.is_contiguous():

@@ -97,8 +97,8 @@ class FollowerWorker:
             except Exception as error:  # including out of memory
                 if not isinstance(error, ModelLoadError):
                     logger.exception("rank %d could not do what it was asked", self._shard.number)
-                told = str(error).partition("\n")[0] or type(error).__name__
-                return Failed(f"rank {self._shard.number}: {told}")
+                reason = str(error).partition("\n")[0] or type(error).__name__
+                return Failed(f"rank {self._shard.number}: {reason}")
             return Done()
         if isinstance(message, FinishReload):
             self._finish_reload(adopt=message.adopt)

@@ -58,9 +58,9 @@ def choose_method(
         )
     if checkpoint_format is not None and invariant and device.type == "cpu":
         raise ModelLoadError(f"a checkpoint in {checkpoint_format} is not batch-invariant here")
-    dense, told = _dense_method(quantization, dtype, device, invariant=invariant)
-    if told:
-        logger.info("linear layers: %s", told)
+    dense, label = _dense_method(quantization, dtype, device, invariant=invariant)
+    if label:
+        logger.info("linear layers: %s", label)
     packed = _packed_method(dtype, device, checkpoint_format, invariant=invariant)
     plain = dense
     if quantization is not None:
@@ -122,14 +122,14 @@ def _packed_method(
             from engine.quantization.panels import panel_layer
             from kernels.cpu.grouped import unsupported_reason
 
-            form, told = (
+            form, label = (
                 KernelLinearMethod(dtype, unsupported_reason, panel_layer),
                 "native kernels",
             )
         else:
-            form, told = _triton_method(dtype, device), "triton"
+            form, label = _triton_method(dtype, device), "triton"
         if format_name is not None:
-            logger.info("linear layers in codes: %s, %s", told, format_name)
+            logger.info("linear layers in codes: %s, %s", label, format_name)
         return form
     if format_name is not None:
         logger.warning(
@@ -215,12 +215,12 @@ def _dense_method(
     invariant: bool,
 ) -> tuple[DenseLinearMethod, str]:
     if invariant:
-        form, told = _invariant_method(quantization, dtype, device)
-        return form, f"{told}, batch-invariant"
+        form, label = _invariant_method(quantization, dtype, device)
+        return form, f"{label}, batch-invariant"
     if device.type != "cpu":
-        dense, told = _gpu_method(dtype, device)
+        dense, label = _gpu_method(dtype, device)
         if quantization is None:
-            return dense, told
+            return dense, label
         form = OnlineQuantMethod(quantization, _packed_method(dtype, device, quantization), dense)
         return form, f"rounded to {quantization}, the head as it is"
     return _cpu_method(quantization, dtype)
@@ -294,12 +294,12 @@ def _cpu_method(
     from kernels.cpu.native import build
 
     if is_available():
-        told = f"native kernels for {build.target_name()}, {quantization or 'bfloat16'}"
+        label = f"native kernels for {build.target_name()}, {quantization or 'bfloat16'}"
         if quantization in (None, "int8", "int4"):
-            return cpu.panel_method(quantization), told
+            return cpu.panel_method(quantization), label
         # The head of nf4 is int8, as that of int4 is.
         head = cpu.panel_method("int8") if quantization == "nf4" else None
-        return OnlineQuantMethod(quantization, _packed_method(dtype, _CPU, None), head), told
+        return OnlineQuantMethod(quantization, _packed_method(dtype, _CPU, None), head), label
     if quantization is not None:
         packed = _packed_method(dtype, _CPU, quantization)
         return OnlineQuantMethod(

@@ -63,14 +63,14 @@ class ReplicaCoordinator:
         Raises the error of the one that failed.
         """
         former = [(engine, engine.info) for engine in self._engines if not engine.dead]
-        told = await asyncio.gather(
+        replies = await asyncio.gather(
             *(
                 self._call(engine, partial(_reload, model, timeout_s, info.generation))
                 for engine, info in former
             ),
             return_exceptions=True,
         )
-        problem = next((answer for answer in told if isinstance(answer, BaseException)), None)
+        problem = next((answer for answer in replies if isinstance(answer, BaseException)), None)
         if problem is not None:
             for engine, was in former:
                 if engine.info.generation != was.generation:
@@ -83,12 +83,12 @@ class ReplicaCoordinator:
         present = [engine for engine in self._engines if engine.alive]
         if not present:
             raise EngineDead("all engines are being restarted")
-        told = await asyncio.gather(
+        replies = await asyncio.gather(
             *(engine.start_profile(num_steps) for engine in present), return_exceptions=True
         )
-        problems = [answer for answer in told if isinstance(answer, BaseException)]
+        problems = [answer for answer in replies if isinstance(answer, BaseException)]
         if problems:
-            begun = [one for one, answer in zip(present, told, strict=True) if answer is None]
+            begun = [one for one, answer in zip(present, replies, strict=True) if answer is None]
             await self._undo(begun, RemoteClient.stop_profile)
             raise problems[0]
 
@@ -101,11 +101,11 @@ class ReplicaCoordinator:
             EngineDead: no engine is alive.
         """
         present = [engine for engine in self._engines if engine.alive]
-        told = await asyncio.gather(
+        replies = await asyncio.gather(
             *(engine.stop_profile() for engine in present), return_exceptions=True
         )
-        traces = [answer for answer in told if isinstance(answer, Trace)]
-        problems = [answer for answer in told if isinstance(answer, BaseException)]
+        traces = [answer for answer in replies if isinstance(answer, Trace)]
+        problems = [answer for answer in replies if isinstance(answer, BaseException)]
         for problem in problems:
             if not isinstance(problem, (ProfileRefused, EngineDead)):
                 raise problem
@@ -122,10 +122,10 @@ class ReplicaCoordinator:
         call: Callable[[RemoteClient], Awaitable[object]],
     ) -> BaseException | None:
         """Ask all at once; returns the first error among their answers."""
-        told = await asyncio.gather(
+        replies = await asyncio.gather(
             *(self._call(engine, call) for engine in engines), return_exceptions=True
         )
-        return next((answer for answer in told if isinstance(answer, BaseException)), None)
+        return next((answer for answer in replies if isinstance(answer, BaseException)), None)
 
     async def _call(
         self, engine: RemoteClient, call: Callable[[RemoteClient], Awaitable[_AnswerT]]

@@ -54,9 +54,9 @@ class StepDrafts:
         """Return ``draft_ids`` with the guesses, which synchronises if these are on the device."""
         if self.draft_tokens.token_ids is None:
             return self.draft_ids
-        told = self.draft_ids.copy()
-        told[self.drafted_indices] = self.draft_tokens.token_ids.cpu().numpy()
-        return told
+        draft_ids = self.draft_ids.copy()
+        draft_ids[self.drafted_indices] = self.draft_tokens.token_ids.cpu().numpy()
+        return draft_ids
 
     def fill(self, token_ids: torch.Tensor, places: np.ndarray) -> None:
         """Write the guesses to ``places`` [drafts] of ``token_ids`` [n] int32.

@@ -86,7 +86,7 @@ def load_encoder(
         max_model_len=max_len,
     )
     source = source_name(config, config.seed if is_dummy else None)
-    told = (dtype_name(dtype), config.quantization or "unquantised", source, kind)
+    details = (dtype_name(dtype), config.quantization or "unquantised", source, kind)
     info = EngineInfo(
         model=config.model,
         architecture=spec.architecture,
@@ -98,7 +98,7 @@ def load_encoder(
         max_model_len=max_len,
         eos_token_ids=(),
         memory=memory,
-        fingerprint=fingerprint(model, headers, *told),
+        fingerprint=fingerprint(model, headers, *details),
         load_s=time.monotonic() - started_s,
         generation=config.generation,
         is_generative=False,

@@ -215,18 +215,18 @@ class ModelRunner:
             ready = self._load(batch, plan.copies, drafts)
         if self._pipeline is not None:
             return self._launch_pipelined(rows, batch, ready, plan.saves)
-        sampled, told = self._run(rows, batch, ready)
+        sampled, results = self._run(rows, batch, ready)
         if self._snapshots is not None:
             self._snapshots.save(plan.saves)
-        first = Outcome(rows, batch.sampling_rows, sampled, *told, self._downloads, drafts)
+        first = Outcome(rows, batch.sampling_rows, sampled, *results, self._downloads, drafts)
         if not rows.num_passes or not self._sampler.is_plain(batch):
             return PendingStep(first)
         passes = [first]
         for places, later in later_passes(batch, rows.num_passes):
             with self._spans("inputs"):
                 ready = self._load(later)
-            sampled, told = self._run(rows, later, ready)
-            passes.append(Outcome(rows, places, sampled, *told, self._downloads))
+            sampled, results = self._run(rows, later, ready)
+            passes.append(Outcome(rows, places, sampled, *results, self._downloads))
         return PendingStep(MultiPassOutcome(passes, is_recurrent=self._info.is_recurrent))
 
     def _load(
@@ -257,15 +257,15 @@ class ModelRunner:
         graph, inputs, drafts, masks, trial = ready
         if graph is not None:
             sampled = self._replay(graph, batch, drafts, masks)
-            told = prompt_results.NO_PROMPT_RESULTS
+            results = prompt_results.NO_PROMPT_RESULTS
         else:
             assert inputs is not None
             states = partial(self._forward, batch, inputs)
-            sampled, told = self._sample(rows, batch, inputs, states, drafts, masks)
+            sampled, results = self._sample(rows, batch, inputs, states, drafts, masks)
         if trial is not None and sampled is not None and sampled.num_accepted is not None:
             with self._spans("sample"):
                 trial.settle(sampled.num_accepted)
-        return sampled, told
+        return sampled, results
 
     def _propose_drafts(self, plan: StepPlan) -> tuple[PlanRows, DraftTokens | None]:
         """Return the plan's rows, and guesses if they ask for any; see ``DraftModel.guess``."""
@@ -400,10 +400,10 @@ class ModelRunner:
         def finish() -> Outcome:
             try:
                 drafts, masks = ready.drafts, ready.masks
-                sampled, told = self._sample(rows, batch, inputs, states, drafts, masks)
+                sampled, results = self._sample(rows, batch, inputs, states, drafts, masks)
             finally:
                 self._rows.release(slots)
-            return Outcome(rows, batch.sampling_rows, sampled, *told, self._downloads, drafts)
+            return Outcome(rows, batch.sampling_rows, sampled, *results, self._downloads, drafts)
 
         return PipelinedStep(finish)
 
@@ -436,15 +436,15 @@ class ModelRunner:
         """Sample tokens from the hidden states, once these exist, and judge prompt tokens."""
         sent = inputs.sent
         with self._spans("forward"):
-            hidden, is_of_all = states()
-            told = prompt_results.NO_PROMPT_RESULTS
+            (hidden, is_of_all), compute_logits = states(), self._model.logits
+            results = prompt_results.NO_PROMPT_RESULTS
             if is_of_all:
-                told = prompt_results.compute(rows, batch, self._rows, hidden, self._model.logits)
+                results = prompt_results.compute(rows, batch, self._rows, hidden, compute_logits)
                 hidden = hidden.index_select(0, sent.last_tokens)
             if not batch.sampling_rows.size:
-                return None, told
-            logits = self._model.logits(hidden)
+                return None, results
+            logits = compute_logits(hidden)
         with self._spans("sample"):
             slots = sent.rows.slots.index_select(0, sent.sampling_rows)
             positions = inputs.step.next_positions.index_select(0, sent.sampling_rows)
-            return self._sampler.sample(logits, batch, slots, positions, drafts, masks), told
+            return self._sampler.sample(logits, batch, slots, positions, drafts, masks), results

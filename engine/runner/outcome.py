@@ -105,8 +105,8 @@ class Outcome:
             token_ids = next(tensors)[:count].tolist()
             is_finite = next(tensors)[:count].tolist()
             if self._sampled.columns is not None:
-                told = entries(_next_columns(tensors), self._sampled.num_top)
-                for index, entry in zip(self._sampled.logprob_rows, told, strict=True):
+                reported = entries(_next_columns(tensors), self._sampled.num_top)
+                for index, entry in zip(self._sampled.logprob_rows, reported, strict=True):
                     logprobs[index] = (entry,)
             if self._sampled.num_accepted is not None and self._drafts is not None:
                 begins, accepted = self._drafts.group_starts.tolist(), next(tensors).tolist()

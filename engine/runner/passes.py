@@ -70,11 +70,11 @@ class MultiPassOutcome:
                     tokens[row_id] += token_ids
         if len(errors) == len(first.errors):
             return msgspec.structs.replace(first, token_ids=tuple(tokens.values()))
-        told = {row_id: ids for row_id, ids in tokens.items() if row_id not in errors}
+        succeeded = {row_id: ids for row_id, ids in tokens.items() if row_id not in errors}
         return msgspec.structs.replace(
             first,
-            ids=tuple(told),
-            token_ids=tuple(told.values()),
-            logprobs=(None,) * len(told),  # rows with several passes never return any
+            ids=tuple(succeeded),
+            token_ids=tuple(succeeded.values()),
+            logprobs=(None,) * len(succeeded),  # rows with several passes never return any
             errors=errors,
         )

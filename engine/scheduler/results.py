@@ -186,10 +186,10 @@ def _sampled(plan: StepPlan, seqs: list[Sequence], result: StepResult) -> list[S
     silent = plan.rows.unsampled
     if len(result.ids) + len(silent) == len(seqs):
         return [seq for place, seq in enumerate(seqs) if place not in silent]
-    told = set(result.ids)
+    reported = set(result.ids)
     found: list[Sequence] = []
     for place, (row_id, seq) in enumerate(zip(plan.rows.ids, seqs, strict=True)):
-        if row_id in told:
+        if row_id in reported:
             found.append(seq)
         elif place not in silent:  # it failed, or lost its blocks before the step was replayed
             seq.num_pending -= 1 + seq.num_extra_passes

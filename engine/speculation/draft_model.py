@@ -442,6 +442,6 @@ def _in_order(values: torch.Tensor, order: list[int]) -> torch.Tensor:
 
 def _fetched_drafts(fetched: PendingDownload, places: list[int]) -> Iterator[int]:
     """Yield some drafts once requested; they are there when their verifying step has finished."""
-    told = fetched.wait()[0].tolist()
+    fetched_ids = fetched.wait()[0].tolist()
     for place in places:
-        yield told[place]
+        yield fetched_ids[place]

@@ -221,10 +221,10 @@ def prompt_entries(
     entries: list[TokenLogprob] = []
     offset = 0
     for index, token_id in enumerate(prompt_token_ids):
-        told = logprobs[index - 1] if 0 < index <= len(logprobs) else None
+        entry = logprobs[index - 1] if 0 < index <= len(logprobs) else None
         visible = not detokenizer.is_skipped(token_id)
         begin = offset + detokenizer.num_chars_before(token_id)
-        entries.append(_entry(tokenizer, token_id, told, begin, visible))
+        entries.append(_entry(tokenizer, token_id, entry, begin, visible))
         offset += len(detokenizer.push((token_id,)))
     return entries
 

@@ -93,8 +93,8 @@ def _outcome(
     # The compiler or the driver may raise anything.
     except Exception as error:
         traceback.print_exc()
-        told = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return {"case": make.args[0], "is_right": False, "failed": told[:200]}
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return {"case": make.args[0], "is_right": False, "failed": reason[:200]}
 
 
 def _check(case: Case) -> dict[str, Any]:
@@ -128,12 +128,12 @@ def table_row(result: dict[str, Any]) -> str:
     if "time_us" not in result:
         return f"{name:42} {'':9} {'':9} {result['error']:8.1e}{wrong}"
     share = result["share_of_floor"]
-    told = "-" if share is None else f"{share:.0%}"
+    shown = "-" if share is None else f"{share:.0%}"
     time_us, error = result["time_us"], result["error"]
     peers = ", ".join(
         f"{name} {peer_us / time_us:.2f}x" for name, peer_us in result["peers_us"].items()
     )
-    return f"{name:42} {time_us:9.1f} {told:>9} {error:8.1e}  {peers}{wrong}"
+    return f"{name:42} {time_us:9.1f} {shown:>9} {error:8.1e}  {peers}{wrong}"
 
 
 if __name__ == "__main__":

@@ -83,10 +83,10 @@ def _measure(case: ReferenceCase, seconds: float) -> dict[str, Any]:
         "gflop_s": case.flops / run_s / 1e9,
         "is_right": error < 0.02,
     }
-    told = "" if result["is_right"] else f"  WRONG ({error:.1e})"
+    mark = "" if result["is_right"] else f"  WRONG ({error:.1e})"
     print(
         f"{case.name:36} {result['us']:9.1f} {result['twin_us']:9.1f} {result['ratio']:5.1f}x "
-        f"{result['gb_s']:6.1f} {result['gflop_s']:8.0f}{told}",
+        f"{result['gb_s']:6.1f} {result['gflop_s']:8.0f}{mark}",
         flush=True,
     )
     return result

@@ -90,7 +90,7 @@ def route(
     x, weight = x.contiguous(), weight.contiguous()
     ids = torch.empty((x.shape[0], rule.top_k), dtype=torch.int64)
     shares = torch.empty((x.shape[0], rule.top_k), dtype=torch.float32)
-    told = _Rule(
+    native_rule = _Rule(
         rule.top_k,
         rule.num_groups,
         rule.top_groups,
@@ -102,7 +102,7 @@ def route(
     function("quire_route")(
         DTYPE_CODES[x.dtype],
         DTYPE_CODES[weight.dtype],
-        ctypes.byref(told),
+        ctypes.byref(native_rule),
         x.data_ptr(),
         x.shape[0],
         hidden,
@@ -265,18 +265,18 @@ def _mixture(
     apply_router_weight_on_input: bool,
     shared_gate: torch.Tensor | None = None,
 ) -> _Mixture:
-    told = _Mixture(
+    mixture = _Mixture(
         *(num_experts, top_k, hidden, inner),
         pointer(shared_gate),
         gated=isinstance(gating, GatedActivation),
         apply_router_weight_on_input=apply_router_weight_on_input,
     )
     if isinstance(gating, GatedActivation):
-        told.gating = GATING_CODES[gating.kind]
-        told.alpha, told.limit = gating.alpha, gating.limit
+        mixture.gating = GATING_CODES[gating.kind]
+        mixture.alpha, mixture.limit = gating.alpha, gating.limit
     else:
-        told.activation = ACTIVATION_CODES[gating.kind]
-    return told
+        mixture.activation = ACTIVATION_CODES[gating.kind]
+    return mixture
 
 
 def _same_layout(layers: Sequence[object]) -> list[PanelLinear] | None:

@@ -39,9 +39,9 @@ def failure_reason(what: str, pairs: Callable[[], Pairs], tolerance: float) -> s
             worst = max((_error(*pair) for pair in pairs()), default=0.0)
     # The compiler or the driver may raise anything; the reference kernels can still serve.
     except Exception as error:
-        told = (str(error).strip() or type(error).__name__).splitlines()[0]
-        _check_device(what, told)
-        return f"its {what} cannot run on this device: {told}"
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        _check_device(what, reason)
+        return f"its {what} cannot run on this device: {reason}"
     if not worst <= tolerance:
         return f"its {what} is wrong on this device (relative error {worst:.1e})"
     return None

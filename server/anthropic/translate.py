@@ -67,16 +67,16 @@ def translate_errors(request: TokenCountRequest | None = None) -> Iterator[None]
     try:
         yield
     except (ApiError, RequestError) as error:
-        told = to_api_error(error, "")
-        if told.param is None:
+        api_error = to_api_error(error, "")
+        if api_error.param is None:
             raise
-        field = told.param.split(".")[0]
+        field = api_error.param.split(".")[0]
         name = _FIELD_NAMES.get(field, field)
         if field == "response_format" and request is not None and request.output_format is not None:
             name = "output_format"
-        message = told.message.replace(f"'{told.param}'", f"'{name}'")
+        message = api_error.message.replace(f"'{api_error.param}'", f"'{name}'")
         raise ApiError(
-            told.status, message, param=name, code=told.code, headers=told.headers
+            api_error.status, message, param=name, code=api_error.code, headers=api_error.headers
         ) from None
 
 

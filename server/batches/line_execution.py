@@ -60,12 +60,12 @@ async def run_line(line: Line, handler: LineHandler) -> LineResult:
         try:
             body = to_json(await handler(line.body))
         except Exception as error:
-            told = to_api_error(error, request_id)
-            if told.status == 500:
+            api_error = to_api_error(error, request_id)
+            if api_error.status == 500:
                 _log.error("request %s of a batch failed", request_id, exc_info=error)
-            num_tries += told.code not in _UNCOUNTED_CODES
-            if told.status < 500 or num_tries >= _MAX_TRIES:
-                return _failed(line, request_id, told)
+            num_tries += api_error.code not in _UNCOUNTED_CODES
+            if api_error.status < 500 or num_tries >= _MAX_TRIES:
+                return _failed(line, request_id, api_error)
         else:
             return _succeeded(line, request_id, body)
         await asyncio.sleep(pause_s)

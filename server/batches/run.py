@@ -175,11 +175,11 @@ class BatchRun:
 
     async def _fail(self, errors: list[BatchError]) -> None:
         """End the batch as failed, retrying until the status is written."""
-        told = msgspec.json.encode(errors).decode()
+        errors_json = msgspec.json.encode(errors).decode()
         while True:
             try:
                 await self._store.transition(
-                    self.batch.id, ACTIVE_STATUSES, "failed", failed_at=_now(), errors=told
+                    self.batch.id, ACTIVE_STATUSES, "failed", failed_at=_now(), errors=errors_json
                 )
             except StoreError:
                 await asyncio.sleep(_RETRY_DELAY_S)

@@ -65,28 +65,28 @@ async def dashboard_state(request: Request, engine: _Engine = 0) -> Response:
     if engine >= len(lookers):
         raise bad_field("engine", f"must be below {len(lookers)}, the number of engines")
     looker = lookers[engine]
-    told = DashboardState(status=_status(server, looker.engine), version=quire_version())
+    state = DashboardState(status=_status(server, looker.engine), version=quire_version())
     if len(lookers) > 1:
-        told.engines = len(lookers)
+        state.engines = len(lookers)
     snapshot = None
-    if told.status in ("serving", "draining"):
-        told.model = describe_model(server.settings.model_names[0], looker.engine.info)
+    if state.status in ("serving", "draining"):
+        state.model = describe_model(server.settings.model_names[0], looker.engine.info)
         try:
             snapshot = await looker.poll()
         except EngineDead:
-            told.status = "gone" if looker.engine.dead else "restarting"
+            state.status = "gone" if looker.engine.dead else "restarting"
         else:
             if snapshot is None:
-                told.status = "busy"
+                state.status = "busy"
     if snapshot is not None:
         add_snapshot(
-            told,
+            state,
             snapshot,
             looker.unread_s,
             max_running=server.settings.max_num_seqs,
             restarts=server.metrics.values.engines[engine].num_restarts,
         )
-    return json_response(told, {"cache-control": "no-store"})
+    return json_response(state, {"cache-control": "no-store"})
 
 
 def _dashboard(request: Request) -> Dashboard:

@@ -76,8 +76,8 @@ class EngineFamilies:
             sizes = (str(memory.block_size), str(memory.num_blocks), dtype)
             family.add_metric([*self._families.labels.values(), *sizes], 1)
             yield family
-            told = "Number of times the weights were replaced."
-            yield self._families.gauge("weights_generation", told, info.generation)
+            description = "Number of times the weights were replaced."
+            yield self._families.gauge("weights_generation", description, info.generation)
         if self._max_loras:
             family = GaugeMetricFamily(
                 self._families.name("lora_requests_info"),
@@ -114,10 +114,10 @@ class EngineFamilies:
         memory = None if self._info is None else self._info.memory
         if memory is None or not memory.num_snapshots:
             return
-        told = "Capacity for state snapshots."
-        yield self._families.gauge("state_snapshots_total", told, memory.num_snapshots)
-        told = "State snapshots that prompts can resume from."
-        yield self._families.gauge("state_snapshots_used", told, stats.blocks.snapshots)
+        description = "Capacity for state snapshots."
+        yield self._families.gauge("state_snapshots_total", description, memory.num_snapshots)
+        description = "State snapshots that prompts can resume from."
+        yield self._families.gauge("state_snapshots_used", description, stats.blocks.snapshots)
 
     def _counters(self) -> Iterable[Metric]:
         numbers, stats = self._values, self._values.stats

@@ -78,8 +78,10 @@ class Exposition(Collector):
         engines = self._values.engines
         for number, numbers in enumerate(engines):
             families = self._families(str(number))
-            told = EngineFamilies(numbers, self._infos[number], families, max_loras=self._max_loras)
-            found = list(told.collect())
+            of_engine = EngineFamilies(
+                numbers, self._infos[number], families, max_loras=self._max_loras
+            )
+            found = list(of_engine.collect())
             if len(engines) > 1:
                 help = "Whether the engine accepts requests."
                 found.append(families.gauge("engine_up", help, numbers.up))

@@ -144,8 +144,8 @@ class Metrics:
                 if len(tokens) > 1:
                     observe_gap(0.0, len(tokens) - 1)
             else:
-                told = last, len(tokens)
-                gaps[told] = gaps.get(told, 0) + 1
+                gap = last, len(tokens)
+                gaps[gap] = gaps.get(gap, 0) + 1
             last_token_s[id] = now
         for (last, count), times in gaps.items():
             observe_gap((now - last) / count, count * times)

@@ -31,8 +31,8 @@ class ChoiceOutput:
     @property
     def mean_logprob(self) -> float:
         """The mean log-probability of its tokens, including the one that ended it."""
-        told = [entry.logprob for entry in self.logprobs if entry.logprob is not None]
-        return sum(told) / len(told) if told else 0.0
+        logprobs = [entry.logprob for entry in self.logprobs if entry.logprob is not None]
+        return sum(logprobs) / len(logprobs) if logprobs else 0.0
 
 
 def select_choices(

@@ -168,9 +168,9 @@ class ChatCall:
         chunks: list[bytes] = []
         for choice, delta in step:
             if (progress := progress_of(choice)) is not None:
-                told = None if self._body.include_usage else UNSET
+                no_usage = None if self._body.include_usage else UNSET
                 chunk = ChatChunk(
-                    **self._common_fields, choices=[], usage=told, prompt_progress=progress
+                    **self._common_fields, choices=[], usage=no_usage, prompt_progress=progress
                 )
                 chunks.append(to_event(chunk))
             if choice.index not in started:
@@ -199,13 +199,13 @@ class ChatCall:
 
     def _prompt_fields(self, choice: Choice) -> dict[str, Any]:
         """The requested fields about the prompt; its logprobs come with the first choice."""
-        conversation, told = self._conversation, {}
+        conversation, extra = self._conversation, {}
         if conversation.sampling.prompt_logprobs is not None and choice.index == 0:
             tokenizer, logprobs = conversation.model.tokenizer, choice.prompt_logprobs
-            told["prompt_logprobs"] = prompt_logprobs(conversation.prompt, logprobs, tokenizer)
+            extra["prompt_logprobs"] = prompt_logprobs(conversation.prompt, logprobs, tokenizer)
         if self._body.return_token_ids:
-            told["prompt_token_ids"] = conversation.prompt
-        return told
+            extra["prompt_token_ids"] = conversation.prompt
+        return extra
 
     def _timings(self, choice: Choice) -> dict[str, Any]:
         return {"timings": choice.timings} if self._body.return_timings else {}
@@ -244,10 +244,10 @@ class ChatCall:
 
     def _details(self, delta: TextDelta) -> dict[str, Any]:
         """The fields of a chunk besides its text."""
-        told: dict[str, Any] = {"logprobs": self._logprobs(delta.logprobs)}
+        extra: dict[str, Any] = {"logprobs": self._logprobs(delta.logprobs)}
         if self._body.return_token_ids:
-            told["token_ids"] = list(delta.token_ids)
-        return told
+            extra["token_ids"] = list(delta.token_ids)
+        return extra
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         if not self._with_logprobs:
@@ -268,8 +268,8 @@ class ChatCall:
             more.update(finish_reason=self._finish_reason(choice), stop_reason=choice.stop_reason)
             more.update(self._timings(choice))
         part = ChatChunkChoice(index=choice.index, delta=delta, **more)
-        told = usage if self._body.include_usage else UNSET
-        return ChatChunk(**self._common_fields, choices=[part], usage=told, **prompt_fields)
+        shown_usage = usage if self._body.include_usage else UNSET
+        return ChatChunk(**self._common_fields, choices=[part], usage=shown_usage, **prompt_fields)
 
     def _finish_reason(self, choice: Choice) -> FinishReason | None:
         if choice.finish_reason == "tool_calls" and self._body.functions:

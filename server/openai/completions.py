@@ -156,9 +156,9 @@ class CompletionCall:
         chunks: list[bytes] = []
         for choice, delta in step:
             if (progress := progress_of(choice)) is not None:
-                told = None if self._body.include_usage else UNSET
+                no_usage = None if self._body.include_usage else UNSET
                 chunk = Completion(
-                    **self._common_fields, choices=[], usage=told, prompt_progress=progress
+                    **self._common_fields, choices=[], usage=no_usage, prompt_progress=progress
                 )
                 chunks.append(to_event(chunk))
             begins = choice.index not in offsets
@@ -190,16 +190,16 @@ class CompletionCall:
         self, choice: Choice, token_ids: Sequence[int], *, is_first: bool
     ) -> dict[str, Any]:
         """The requested fields about a choice's prompt and token ids, for the whole or a chunk."""
-        told: dict[str, Any] = {}
+        extra: dict[str, Any] = {}
         prompt = choice.request.prompt_token_ids
         if is_first and self._body.prompt_logprobs is not None:
             tokenizer = self._model.tokenizer
-            told["prompt_logprobs"] = prompt_logprobs(prompt, choice.prompt_logprobs, tokenizer)
+            extra["prompt_logprobs"] = prompt_logprobs(prompt, choice.prompt_logprobs, tokenizer)
         if self._body.return_token_ids and (is_first or token_ids):
-            told["token_ids"] = list(token_ids)
+            extra["token_ids"] = list(token_ids)
         if self._body.return_token_ids and is_first:
-            told["prompt_token_ids"] = list(prompt)
-        return told
+            extra["prompt_token_ids"] = list(prompt)
+        return extra
 
     def _timings(self, choice: Choice) -> dict[str, Any]:
         return {"timings": choice.timings} if self._body.return_timings else {}
@@ -251,13 +251,13 @@ class CompletionCall:
         if self._body.logprobs is None:
             return None
         as_ids = bool(self._body.return_tokens_as_token_ids)
-        told = completion_logprobs(output, offset, as_ids=as_ids)
+        logprobs = completion_logprobs(output, offset, as_ids=as_ids)
         if not prompt:
-            return told
+            return logprobs
         before = completion_logprobs(prompt, as_ids=as_ids)
         return CompletionLogprobs(
-            tokens=before.tokens + told.tokens,
-            token_logprobs=before.token_logprobs + told.token_logprobs,
-            top_logprobs=before.top_logprobs + told.top_logprobs,
-            text_offset=before.text_offset + told.text_offset,
+            tokens=before.tokens + logprobs.tokens,
+            token_logprobs=before.token_logprobs + logprobs.token_logprobs,
+            top_logprobs=before.top_logprobs + logprobs.top_logprobs,
+            text_offset=before.text_offset + logprobs.text_offset,
         )

@@ -83,14 +83,14 @@ def for_template(content: str | Parts | None) -> str | list[dict[str, str]] | No
 
 def to_chat_parts(content: Parts) -> list[dict[str, Any]]:
     """The parts in the shape in which chat clients send them."""
-    told: list[dict[str, Any]] = []
+    converted: list[dict[str, Any]] = []
     for part in content:
         if isinstance(part, str):
-            told.append({"type": "text", "text": part})
+            converted.append({"type": "text", "text": part})
         else:
             image = {"url": part.url, "detail": part.detail or "auto"}
-            told.append({"type": "image_url", "image_url": image})
-    return told
+            converted.append({"type": "image_url", "image_url": image})
+    return converted
 
 
 def check_image_url(url: Any) -> str:

@@ -35,8 +35,8 @@ def caller_with_deadline(request: Request, field_ms: int | None, default_s: floa
         ApiError: 400, the header is not a number of milliseconds.
     """
     now_s = time.monotonic()
-    told = [ms for ms in (field_ms, _read_header(request)) if ms is not None]
-    limit_s = min(told) / 1000 if told else default_s
+    limits_ms = [ms for ms in (field_ms, _read_header(request)) if ms is not None]
+    limit_s = min(limits_ms) / 1000 if limits_ms else default_s
     caller = caller_of(request)
     trace = request.scope["state"].get("trace")
     if trace is not None:

@@ -77,8 +77,8 @@ def describe(
             model, or has a parameter in its path, gets 404 automatically.
         error: the shape of an error's body; OpenAI's by default.
     """
-    told = [*_union_members(answer), *_union_members(chunk)]
-    shapes = [shape for shape in (body, error, *told) if isinstance(shape, type)]
+    shown = [*_union_members(answer), *_union_members(chunk)]
+    shapes = [shape for shape in (body, error, *shown) if isinstance(shape, type)]
     content: dict[str, Any] = {}
     if isinstance(answer, str):
         content[answer] = {"schema": {"type": "string"}}

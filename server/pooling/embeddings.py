@@ -84,10 +84,12 @@ class EmbeddingCall:
         vectors = await compute_vectors(
             self._state, self._caller, self._model, self._body, new_id("embd"), self._prompts
         )
-        told: Any = to_base64 if self._body.encoding_format == "base64" else to_floats
+        convert: Any = to_base64 if self._body.encoding_format == "base64" else to_floats
         num_tokens = sum(len(prompt.token_ids) for prompt in self._prompts)
         return EmbeddingList(
-            data=[Embedding(index=i, embedding=told(vector)) for i, vector in enumerate(vectors)],
+            data=[
+                Embedding(index=i, embedding=convert(vector)) for i, vector in enumerate(vectors)
+            ],
             model=self._model.name,
             usage=PoolingUsage(num_tokens, num_tokens),
         )

@@ -74,8 +74,8 @@ class BraceRules:
 
     def _kinds(self, schema: Mapping[str, Any]) -> list[str]:
         if "type" not in schema:
-            told = {"properties": "object", "items": "array"}
-            if kinds := [kind for key, kind in told.items() if key in schema]:
+            type_by_keyword = {"properties": "object", "items": "array"}
+            if kinds := [kind for key, kind in type_by_keyword.items() if key in schema]:
                 return kinds
         return sorted(argument_types(schema, self._root))
 

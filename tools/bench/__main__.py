@@ -48,10 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for group in groups:
             chosen = [part for part in group if options.only in part.name]
             left_s = options.limit_s - _CLOSING_S - (time.monotonic() - began_s)
-            told = run_parts(chosen, record, left_s) if chosen else []
-            results += told
+            outcomes = run_parts(chosen, record, left_s) if chosen else []
+            results += outcomes
             compare(results)
-            for result in told:
+            for result in outcomes:
                 print(format_table([result]), flush=True)
     record.close()
     lines = missed(results)
@@ -73,9 +73,9 @@ def format_table(results: Sequence[dict[str, Any]]) -> str:
             if row in quiet:
                 continue
             share = row.get("share_of_floor", row.get("share_of_step", row.get("busy_share")))
-            told = "" if share is None else f"{share:.0%}"
+            shown = "" if share is None else f"{share:.0%}"
             gate = verdict(result["part"], row)
-            line = f"  {row['case'][:44]:44} {_format_measurement(row):>20} {told:>5}  {gate}"
+            line = f"  {row['case'][:44]:44} {_format_measurement(row):>20} {shown:>5}  {gate}"
             lines.append(line.rstrip())
         if result["status"] != 0 or not rows:
             lines += [f"  | {line}" for line in result["last_lines"]]

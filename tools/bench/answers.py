@@ -51,8 +51,8 @@ def _measure(model: str, questions: Path, num_questions: int | None) -> dict[str
 
     asked = read_questions(questions)[:num_questions]
     with LLM(model, dtype="bfloat16", use_tqdm=False, enable_prefix_caching=False) as llm:
-        told: dict[str, Any] = {"model": Path(model).name, "questions": len(asked)}
-        told["right"] = count_correct_answers(llm, asked)
+        result: dict[str, Any] = {"model": Path(model).name, "questions": len(asked)}
+        result["right"] = count_correct_answers(llm, asked)
         for rows in (1, 16):
             prompts = [[7 + row] * _PROMPT_TOKENS for row in range(rows)]
             rates = []
@@ -60,8 +60,8 @@ def _measure(model: str, questions: Path, num_questions: int | None) -> dict[str
                 before = _cpu_seconds(llm, prompts, 1)
                 after = _cpu_seconds(llm, prompts, 1 + _OUTPUT_TOKENS)
                 rates.append(rows * _OUTPUT_TOKENS / (after - before))
-            told[f"tokens_per_cpu_s_{rows}"] = round(sorted(rates)[_ROUNDS // 2], 1)
-    return told
+            result[f"tokens_per_cpu_s_{rows}"] = round(sorted(rates)[_ROUNDS // 2], 1)
+    return result
 
 
 def _cpu_seconds(llm: Any, prompts: list[list[int]], num_tokens: int) -> float:

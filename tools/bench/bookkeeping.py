@@ -45,13 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     results = []
     for running, queued in _CASES:
-        told = measure(running, queued, options.steps)
-        results.append(told)
+        result = measure(running, queued, options.steps)
+        results.append(result)
         gate = _GATES_MS.get((running, queued))
         print(
-            f"{running:5} running, {queued:6,} queued: {told['step_ms']:.3f} ms a step "
-            f"(schedule {told['schedule_ms']:.3f}, inputs {told['inputs_ms']:.3f}, "
-            f"update {told['update_ms']:.3f})" + (f"; gate {gate:g}" if gate else "")
+            f"{running:5} running, {queued:6,} queued: {result['step_ms']:.3f} ms a step "
+            f"(schedule {result['schedule_ms']:.3f}, inputs {result['inputs_ms']:.3f}, "
+            f"update {result['update_ms']:.3f})" + (f"; gate {gate:g}" if gate else "")
         )
     print(json.dumps({"bookkeeping": results}))
     return 0

@@ -66,10 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         adapters = [
             _make(Path(home) / str(i), spec, options.rank, i) for i in range(options.adapters)
         ]
-        told = measure(core, adapters, options.rows, options.steps)
-    told |= {"adapters": options.adapters, "rank": options.rank, "model": Path(options.model).name}
-    print(json.dumps(told))
-    return 1 if told["throughput"] < _GATE else 0
+        result = measure(core, adapters, options.rows, options.steps)
+    result |= {
+        "adapters": options.adapters,
+        "rank": options.rank,
+        "model": Path(options.model).name,
+    }
+    print(json.dumps(result))
+    return 1 if result["throughput"] < _GATE else 0
 
 
 def measure(core: EngineCore, adapters: Sequence[Adapter], rows: int, steps: int) -> dict[str, Any]:

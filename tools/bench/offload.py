@@ -109,10 +109,10 @@ def measure(model: str, load: Load, rounds: int, device: Device) -> dict[str, An
     """Measure rounds without and with a tier; the order alternates from round to round."""
     engines = {has_tier: _engine(model, load, device, has_tier=has_tier) for has_tier in (0, 1)}
     taken: dict[int, list[float]] = {0: [], 1: []}
-    told: dict[int, dict[str, int]] = {}
+    results: dict[int, dict[str, int]] = {}
     for number in range(rounds + 1):
         for has_tier in (0, 1) if number % 2 else (1, 0):
-            seconds, told[has_tier] = load.run(engines[has_tier], number)
+            seconds, results[has_tier] = load.run(engines[has_tier], number)
             if number:  # the first round touches new memory
                 taken[has_tier].append(seconds)
     ratios = [without / with_ for without, with_ in zip(taken[0], taken[1], strict=True)]
@@ -121,8 +121,8 @@ def measure(model: str, load: Load, rounds: int, device: Device) -> dict[str, An
         "case": load.name,
         "tokens_of_demand": load.num_tokens,
         "tokens_of_cache": memory.num_blocks * memory.block_size,
-        "recompute": {"seconds": statistics.median(taken[0]), **told[0]},
-        "tier": {"seconds": statistics.median(taken[1]), **told[1]},
+        "recompute": {"seconds": statistics.median(taken[0]), **results[0]},
+        "tier": {"seconds": statistics.median(taken[1]), **results[1]},
         "speed": statistics.median(ratios),
         "rounds": ratios,
     }
@@ -141,8 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     for load in cases(is_tiny=options.tiny):
         if options.only in (None, load.name):
-            told = measure(options.model, load, options.rounds, options.device)
-            print(json.dumps(told), flush=True)
+            result = measure(options.model, load, options.rounds, options.device)
+            print(json.dumps(result), flush=True)
     return 0
 
 

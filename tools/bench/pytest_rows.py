@@ -18,8 +18,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         why = report.longreprtext.strip()
         print(f"\n{report.nodeid} ({report.when}):\n{why}", flush=True)
         crash = getattr(report.longrepr, "reprcrash", None)  # absent if a fixture is missing
-        told = why.splitlines()[-1] if crash is None else crash.message.splitlines()[0]
-        row = {"case": report.nodeid, "is_right": False, "failed": told[:_MAX_REASON_CHARS]}
+        reason = why.splitlines()[-1] if crash is None else crash.message.splitlines()[0]
+        row = {"case": report.nodeid, "is_right": False, "failed": reason[:_MAX_REASON_CHARS]}
         print(json.dumps(row), flush=True)
     elif report.when == "call" and report.passed:
         print("\n" + json.dumps({"case": report.nodeid, "is_right": True}), flush=True)

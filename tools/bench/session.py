@@ -119,9 +119,9 @@ class Session:
         for request_id, reason in zip(output.ids, output.finish_reasons, strict=True):
             if reason is not None:
                 self._live.discard(request_id)
-        told = sum(map(len, output.token_ids))
-        self.num_tokens += told
-        return told
+        num_tokens = sum(map(len, output.token_ids))
+        self.num_tokens += num_tokens
+        return num_tokens
 
     def prepare(self) -> None:
         """Capture now what would be captured after the first answers. Call it after one answer."""

@@ -61,11 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rounds[name].append(one)
         if time.perf_counter() - began_s > options.limit_s and rounds[_OFF]:
             break
-    told = {**_setting(options), "ways": _summarize(cores, rounds)}
-    line = json.dumps(told)
+    result = {**_setting(options), "ways": _summarize(cores, rounds)}
+    line = json.dumps(result)
     print(line)
     if options.output is not None:
-        options.output.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
@@ -132,13 +132,13 @@ def _setting(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _summarize(cores: dict[str, EngineCore], rounds: dict[str, list[_Round]]) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     for name, each in rounds.items():
         pairs = list(zip(each, rounds[_OFF], strict=True))
         ratios = [own.rate / off.rate for own, off in pairs]
         cpu_ratios = [own.cpu_rate / off.cpu_rate for own, off in pairs]
         drafts = cores[name].stats.drafts
-        told[name] = {
+        summary[name] = {
             "tokens_per_s": round(statistics.median(one.rate for one in each)),
             "ratio": round(statistics.median(ratios), 3),
             "ratios": [round(ratio, 2) for ratio in ratios],
@@ -149,7 +149,7 @@ def _summarize(cores: dict[str, EngineCore], rounds: dict[str, list[_Round]]) ->
             "drafted": drafts.num_draft_tokens,
             "accepted": drafts.num_accepted_tokens,
         }
-    return told
+    return summary
 
 
 def _requests(options: argparse.Namespace, core: EngineCore) -> list[Request]:

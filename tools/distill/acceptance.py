@@ -126,11 +126,11 @@ def compare_acceptance(
 @torch.no_grad()
 def agreements(draft: Any, prompts: list[list[int]], answers: list[list[int]]) -> list[list[bool]]:
     """For each answer, whether the draft model would have chosen its 2nd, 3rd, ... token."""
-    told = []
+    results = []
     for prompt, answer in zip(prompts, answers, strict=True):
         choices = _logits(draft, prompt, answer).argmax(-1).tolist()
-        told.append([ours == theirs for ours, theirs in zip(choices, answer[1:], strict=True)])
-    return told
+        results.append([ours == theirs for ours, theirs in zip(choices, answer[1:], strict=True)])
+    return results
 
 
 @torch.no_grad()

@@ -76,11 +76,11 @@ class Trainer:
         """
         settings, progress = self._settings, self.progress
         began = time.monotonic()
-        told = self._step(phase)
+        metrics = self._step(phase)
         progress.seconds += time.monotonic() - began
         progress.step += 1
         progress.step_in_phase += 1
-        progress.history.append(told | {"step": progress.step, "phase": progress.phase})
+        progress.history.append(metrics | {"step": progress.step, "phase": progress.phase})
         last = progress.step_in_phase >= phase.steps
         if last or progress.step % settings.validate_every == 0:
             last |= self._validate()
@@ -89,7 +89,7 @@ class Trainer:
         due = last or progress.step % settings.save_every == 0
         if due:
             save(settings, progress, self._learned, self._optimizer, self._packer)
-        return told, due
+        return metrics, due
 
     def load_best(self) -> Any:
         """The student with the weights of the best validation."""
@@ -103,7 +103,7 @@ class Trainer:
         rate = phase.rate(progress.step_in_phase, min(warm_up, phase.steps - 1))
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        told: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for _ in range(settings.accumulate):
             batch = self._packer.batch(settings.batch_rows, phase.row_tokens)
             progress.tokens += batch.num_tokens
@@ -118,11 +118,11 @@ class Trainer:
                 )
             (loss / settings.accumulate).backward()
             for name, part in {"loss": loss, **parts}.items():
-                told[name] = told.get(name, 0.0) + part.item() / settings.accumulate
+                metrics[name] = metrics.get(name, 0.0) + part.item() / settings.accumulate
         torch.nn.utils.clip_grad_norm_(self._learned.parameters(), settings.clip)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return told | {"rate": rate}
+        return metrics | {"rate": rate}
 
     def _losses(self, phase: Phase, batch: Batch) -> dict[str, torch.Tensor]:
         """The losses of nonzero weight, by name."""

@@ -47,10 +47,10 @@ def main(argv: Sequence[str]) -> int:
             return _measure_link(options)
         return _calibrate(options) if options.calibrate else _plan(options)
     except OSError as error:
-        told = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     except (ModelLoadError, ValueError) as error:
-        told = " ".join(str(error).split())
-    print(f"quire plan: {told}", file=sys.stderr)
+        message = " ".join(str(error).split())
+    print(f"quire plan: {message}", file=sys.stderr)
     return 1
 
 
@@ -158,8 +158,8 @@ def _search(options: argparse.Namespace, slo: Slo) -> int:
     if rate is not None and best.replicas is not None and best.each is not None:
         count = best.replicas
         result |= {"replicas": count, "devices": count * replica.num_ranks, "each": best.each}
-        told = _replicas(count, replica)
-        print(f"Replicas needed for {format_rate(rate)}: {told}\n{format_prediction(best.each)}")
+        needed = _replicas(count, replica)
+        print(f"Replicas needed for {format_rate(rate)}: {needed}\n{format_prediction(best.each)}")
     print(_json(result))
     return 0
 

@@ -160,9 +160,9 @@ class Stage(msgspec.Struct, frozen=True):
             if calls:
                 a_call = said.all_reduce_bytes * tokens / calls
                 taken_s += calls * link.all_reduce_s(a_call, self.num_ranks)
-            told = said.broadcast_bytes * tokens + said.sampling_bytes * choices
+            num_bytes = said.broadcast_bytes * tokens + said.sampling_bytes * choices
             calls = said.num_broadcasts + (2 if said.sampling_bytes else 0)
-            taken_s += calls * passes * link.latency_s + told / link.bytes_per_s
+            taken_s += calls * passes * link.latency_s + num_bytes / link.bytes_per_s
         if said.activation_bytes:
             taken_s += link.send_s(said.activation_bytes * tokens)
         if said.returned_bytes:

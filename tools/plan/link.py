@@ -68,18 +68,18 @@ def measure_link(num_ranks: int, device: str) -> MeasuredLink:
         try:
             if not ours.poll(_TIMEOUT_S):
                 raise PlanError(f"--measure-link: {num_ranks} ranks did not meet")
-            told = ours.recv()
+            reply = ours.recv()
         except EOFError:
             raise PlanError(f"--measure-link: a rank of {num_ranks} has ended") from None
         finally:
             for rank in ranks:
                 rank.terminate()
                 rank.join()
-    if isinstance(told, str):
-        raise PlanError(f"--measure-link: {told}")
-    if len(told) < _MIN_SIZES:
+    if isinstance(reply, str):
+        raise PlanError(f"--measure-link: {reply}")
+    if len(reply) < _MIN_SIZES:
         raise PlanError("--measure-link: the machine is too busy to tell sums from what is between")
-    return fit_link(told, num_ranks, device)
+    return fit_link(reply, num_ranks, device)
 
 
 def fit_link(seconds: dict[int, float], num_ranks: int, device: str) -> MeasuredLink:

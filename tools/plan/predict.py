@@ -52,13 +52,13 @@ def predict(replica: Replica, arrivals: Sequence[Arrival], front_ms: float = 0.0
         arrivals: the requests, ordered by time.
         front_ms: the latency outside the engine, added to each first token.
     """
-    told = simulate(replica, arrivals)
-    outcomes = told.outcomes
+    simulated = simulate(replica, arrivals)
+    outcomes = simulated.outcomes
     return Prediction(
         rate=rate_of(arrivals),
         requests=len(outcomes),
-        refused=told.num_rejected,
-        output_tokens_per_s=told.num_output / max(told.duration_s, 1e-9),
+        refused=simulated.num_rejected,
+        output_tokens_per_s=simulated.num_output / max(simulated.duration_s, 1e-9),
         ttft_ms=spread([each.ttft_s * 1e3 + front_ms for each in outcomes]),
         tpot_ms=spread([each.tpot_s * 1e3 for each in outcomes if each.tpot_s is not None]),
         e2e_ms=spread([each.e2e_s * 1e3 + front_ms for each in outcomes]),

@@ -113,9 +113,9 @@ class CostRunner:
                 end_s = max(end_s, self._free_s[stage]) + seconds
                 self._free_s[stage] = end_s
         places = [place for place in range(len(rows)) if place not in rows.unsampled]
-        told = tuple((_TOKEN,) * rows.num_passes.get(place, 1) for place in places)
+        token_ids = tuple((_TOKEN,) * rows.num_passes.get(place, 1) for place in places)
         ids = tuple(rows.ids[place] for place in places)
-        return _SimulatedStep(self._clock, end_s, StepResult(ids, told, (None,) * len(ids)))
+        return _SimulatedStep(self._clock, end_s, StepResult(ids, token_ids, (None,) * len(ids)))
 
     def set_spans(self, spans: Spans) -> None:
         """Do nothing: a simulated step has no parts to mark."""

@@ -48,9 +48,9 @@ class Source:
         self.directory = directory
         path = directory / "config.json"
         self.config: dict[str, Any] = parse_object(path, read_bytes(path)) if path.is_file() else {}
-        told = self.config.get("quantization_config")
-        if told:
-            method = told.get("quant_method") if isinstance(told, dict) else None
+        quantization = self.config.get("quantization_config")
+        if quantization:
+            method = quantization.get("quant_method") if isinstance(quantization, dict) else None
             raise QuantizeError(f"{path}: the model is quantised already ({method or 'unnamed'})")
         model = read_config(str(directory))
         if not isinstance(model.spec, DecoderSpec):

@@ -53,10 +53,10 @@ def falcon(reader: ConfigReader) -> DecoderSpec:
 
 def _num_kv_heads(reader: ConfigReader, num_heads: int, *, is_grouped: bool) -> int:
     """Return the config's number; without groups there is one KV head, or one for each head."""
-    told = reader.count("num_kv_heads", num_heads)
+    given = reader.count("num_kv_heads", num_heads)
     is_shared = reader.flag("multi_query", True)
     if not is_grouped:
         return 1 if is_shared else num_heads
-    if num_heads % told:
+    if num_heads % given:
         raise reader.error("num_kv_heads", f"must divide the {num_heads} attention heads")
-    return told
+    return given

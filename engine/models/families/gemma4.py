@@ -180,16 +180,16 @@ def _per_layer_heads(
 ) -> dict[str, tuple[int, int]]:
     """Return each kind's number of KV heads and their width, from ``per_layer_config``."""
     own: dict[str, tuple[int, int]] = {}
-    told = reader.section("per_layer_config")
-    assert told is not None
-    names = {int(name): name for name in told.names if name.isdecimal()}  # may be "04"
+    section = reader.section("per_layer_config")
+    assert section is not None
+    names = {int(name): name for name in section.names if name.isdecimal()}  # may be "04"
     for i, kind in enumerate(kinds):
-        heads, entry = usual, told.section(names.get(i, str(i)))
+        heads, entry = usual, section.section(names.get(i, str(i)))
         if entry is not None:
             num_kv_heads = entry.count("num_key_value_heads", usual[0])
             heads = num_kv_heads, entry.count("head_dim", usual[1])
             entry.finish()
         if own.setdefault(kind, heads) != heads:
             raise reader.error("per_layer_config", f"has unlike heads in layers of {kind}")
-    told.finish()
+    section.finish()
     return own

@@ -117,18 +117,18 @@ def _layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
 def _kinds(reader: ConfigReader) -> tuple[str, list[str]]:
     """Return the kind of each checkpoint layer, and the key it was read from."""
     pattern: list[str] = list(reader.text("hybrid_override_pattern", ""))
-    key, told = "hybrid_override_pattern", pattern
+    key, given = "hybrid_override_pattern", pattern
     for name in _LISTS:
         if name in reader:
-            key, told = name, reader.texts(name)
-    unknown = [kind for kind in told if kind not in _KINDS]
+            key, given = name, reader.texts(name)
+    unknown = [kind for kind in given if kind not in _KINDS]
     if unknown:
         raise reader.error(key, f"has {unknown[0]!r:.80}, which is not supported")
-    if not 0 < len(told) < _MAX_LAYERS:
+    if not 0 < len(given) < _MAX_LAYERS:
         raise reader.error(key, "must say what each layer is")
-    if reader.count("num_hidden_layers", len(told)) != len(told):
-        raise reader.error("num_hidden_layers", f"differs from the {len(told)} of '{key}'")
-    return key, [_KINDS[kind] for kind in told]
+    if reader.count("num_hidden_layers", len(given)) != len(given):
+        raise reader.error("num_hidden_layers", f"differs from the {len(given)} of '{key}'")
+    return key, [_KINDS[kind] for kind in given]
 
 
 def _mamba(reader: ConfigReader, eps: float) -> MambaSpec:

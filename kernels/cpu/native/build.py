@@ -212,8 +212,8 @@ def _run_one(command: tuple[str, ...]) -> None:
     except subprocess.TimeoutExpired:
         raise BuildError(f"the C++ compiler ran for {_COMPILE_TIMEOUT_S} s") from None
     if done.returncode != 0:
-        told = next((line for line in done.stderr.splitlines() if "error" in line), "")
-        raise BuildError(f"the C++ compiler failed: {told.strip()[:200]}")
+        reason = next((line for line in done.stderr.splitlines() if "error" in line), "")
+        raise BuildError(f"the C++ compiler failed: {reason.strip()[:200]}")
 
 
 def _sources(target: _Target, *suffixes: str) -> list[Path]:

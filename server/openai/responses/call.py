@@ -140,8 +140,8 @@ class ResponseCall:
             yield assembly.begin()
             async for turns in conversation.parsed_steps(generation):
                 for _, parts, delta in turns:
-                    told = chat_logprobs(delta.logprobs).content if wants_logprobs else []
-                    events = assembly.push(parts, told)
+                    logprobs = chat_logprobs(delta.logprobs).content if wants_logprobs else []
+                    events = assembly.push(parts, logprobs)
                     if events:
                         yield events
         yield assembly.end(generation.choices[0].finish_reason, generation.usage)
@@ -160,10 +160,10 @@ class ResponseCall:
 
     def fail(self, error: Exception) -> list[Event]:
         """The final event if ``steps`` raised."""
-        told = to_api_error(error, self.response.id)
-        if told.status == 500:
+        api_error = to_api_error(error, self.response.id)
+        if api_error.status == 500:
             _log.error("response %s failed", self.response.id, exc_info=error)
-        return self._builder.fail(told)
+        return self._builder.fail(api_error)
 
     def cancel(self) -> list[Event]:
         """The final event after a cancellation, which drops the answer."""

@@ -116,13 +116,17 @@ def translate_errors() -> Iterator[None]:
     try:
         yield
     except (ApiError, RequestError) as error:
-        told = to_api_error(error, "")
+        api_error = to_api_error(error, "")
         for theirs, ours in _FIELD_NAMES.items():
-            if told.param is not None and told.param.split(".")[0] == theirs:
-                message = told.message.replace(f"'{told.param}'", f"'{ours}'")
+            if api_error.param is not None and api_error.param.split(".")[0] == theirs:
+                message = api_error.message.replace(f"'{api_error.param}'", f"'{ours}'")
                 message = message.replace(f"'{theirs}'", f"'{ours}'")
                 raise ApiError(
-                    told.status, message, param=ours, code=told.code, headers=told.headers
+                    api_error.status,
+                    message,
+                    param=ours,
+                    code=api_error.code,
+                    headers=api_error.headers,
                 ) from None
         raise
 
