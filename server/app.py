@@ -1,7 +1,7 @@
 """The application: its routes, the middleware around them, and the engine's lifespan.
 
 connection ─► RequestContext ─► ApiKeyMiddleware ─► BodyLimitMiddleware ─► route ─► engine
-              id, headers,       401         413 415 408
+              id, headers,      401                 413 415 408
               last except
 """
 
