@@ -6,7 +6,7 @@
     │   ├── ContextLengthExceeded prompt and output can never fit
     │   ├── TemplateError         the chat template refused, or did not finish in time
     │   ├── ProfileRefused        no profile can be started or stopped now: a 409
-    │   └── SleepRefused           the engine cannot sleep, wake or reload now: a 409
+    │   └── SleepRefused          the engine cannot sleep, wake or reload now: a 409
     ├── RequestFailed             this request failed through the server's fault: a 500
     │   └── OutOfMemory           the request's step ran out of memory: a 503
     ├── EngineAsleep              the engine is asleep or falling asleep: a 503

@@ -5,6 +5,6 @@
 
 A grammar is checked in a killable child of the API process before anything is promised to a client
 (``check.py``). It is then compiled against the model's vocabulary on a thread of the engine, while
-its requests wait (``compiler.py``, ``gate.py``). The masks are applied with all others in
+its requests wait (``compiler.py``, ``wait_queue.py``). The masks are applied with all others in
 ``engine/sampling/masks.py``. Importing this package imports neither torch nor the grammar library.
 """

@@ -304,7 +304,7 @@ class LayerStack:
         return normed
 
     def _run_small_batch(self, x: torch.Tensor, given: _LayerInputs) -> torch.Tensor:
-        """Run layers that add to the residual stream themselves; see ``few_tokens.py``."""
+        """Run layers that add to the residual stream themselves; see ``small_batch.py``."""
         state, caches, wanted, taps = given
         for i, (layer, cache) in enumerate(zip(self._small_batch_layers, caches, strict=True)):
             if taps is not None:

@@ -5,13 +5,14 @@
                   │                                │  or other layers
                   └──────── group.py: all-reduce, broadcast, gather; send, receive ──┘
 
-Ranks on other machines connect by themselves: ``gathering.py`` accepts them and ``node.py`` is
-their side; ``handshake.py`` and ``agreement.py`` decide who is accepted, and through ``board.py``
-the ranks then find each other.
+Ranks on other machines connect by themselves: ``rank_listener.py`` accepts them and ``node.py`` is
+their side; ``handshake.py`` and ``compatibility.py`` decide who is accepted, and through
+``store.py`` the ranks then find each other.
 
 Tensor parallelism: ``shard.py`` defines a rank's shard of each parameter, ``layers.py`` the layers
 that communicate. Pipeline parallelism: ``stages.py`` assigns layers to stages, ``pipeline.py``
-moves a step through them. ``refusals.py`` lists what cannot be sharded.
+moves a step through them. ``sharding_support.py`` lists what cannot be sharded.
 
-Sleep and weight exchange: ``resting.py`` is rank 0's side, ``seat.py`` that of the others.
+Sleep and weight exchange: ``sleeping.py`` is rank 0's side, ``follower_worker.py`` that of the
+others.
 """

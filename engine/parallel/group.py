@@ -2,7 +2,7 @@
 
 Ranks on one machine find each other through a file in a directory of rank 0's, and communicate over
 the loopback interface, so nothing listens for other machines. Ranks on several machines find each
-other through ``board.py``, and communicate over the addresses by which rank 0 knows them. Every
+other through ``store.py``, and communicate over the addresses by which rank 0 knows them. Every
 call waits at most ``TIMEOUT_S`` for the other ranks; a failure means that one of them is gone, and
 the model with it.
 """

@@ -1,10 +1,13 @@
 """Rank 0's side: starts the other ranks, sends them their work, and notices when one is gone.
 
-    start ─► Join ─► (all read their weights) ─► Loaded ─► Serve ─► Prepared ─► (all meet) ─► Met
-    (those of other machines connect by themselves: ``gathering.py``; they meet via ``board.py``)
-    then, for each pass: [Exchange] [CopyStates] [CopyBlocks] Forward [CopyStates]
-    and Score for each piece of logits
-    and between steps: Rest ─► Done, [Reread ─► Done or Failed ─► Settle], Wake ─► Done or Failed
+    start ─► Join ─► (all read their weights) ─► Loaded
+          ─► AllocateCache ─► Prepared ─► (all meet) ─► RendezvousDone
+    (those of other machines connect by themselves: ``rank_listener.py``; they meet via
+    ``store.py``)
+    then, for each pass: [SwapBlocks] [CopyStates] [CopyBlocks] Forward [CopyStates]
+    and ComputeLogits for each piece of logits
+    and between steps: Sleep ─► Done, [ReadWeights ─► Done or Failed ─► FinishReload],
+                       Wake ─► Done or Failed
 
 The loss of a rank ends the engine, because a part of the model and of every sequence's cache is
 lost with it. Streams continue in the engine that replaces this one.

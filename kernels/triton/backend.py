@@ -18,7 +18,7 @@ _MAX_HEAD_DIM_FLOAT32 = 256  # a tile of wider queries would not fit in shared m
 
 
 class TritonAttention:
-    """Paged attention by ``decode.py`` and ``prefill.py``, or by ``runs.py``."""
+    """Paged attention by ``decode.py`` and ``prefill.py``, or by ``invariant_attention.py``."""
 
     name = "triton"
     is_capturable = True
@@ -26,8 +26,8 @@ class TritonAttention:
     def __init__(self, *, invariant: bool = False) -> None:
         """``invariant``: a query's result has the same bits in a chunk of any size, including one.
 
-        That takes ``runs.py``, and for latents the chunk kernel for all queries. (Results never
-        depend on the other rows of a batch.)
+        That takes ``invariant_attention.py``, and for latents the chunk kernel for all queries.
+        (Results never depend on the other rows of a batch.)
         """
         self._invariant = invariant
 

@@ -1,4 +1,5 @@
-"""Batch-invariant attention of single queries: parallel runs that are then merged (``runs.py``)."""
+"""Batch-invariant attention of single queries: parallel runs that are then merged
+(``invariant_attention.py``)."""
 
 from __future__ import annotations
 

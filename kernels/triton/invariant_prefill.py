@@ -1,4 +1,5 @@
-"""Batch-invariant attention of chunks: each query tile iterates over its runs (``runs.py``)."""
+"""Batch-invariant attention of chunks: each query tile iterates over its runs
+(``invariant_attention.py``)."""
 
 from __future__ import annotations
 

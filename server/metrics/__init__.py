@@ -1,7 +1,7 @@
 """The server's metrics, and their exposition for Prometheus.
 
-    event loop ── adds to ──► Numbers ◄── merged over API workers ──► families ──► /metrics
-                 recorder.py   numbers.py                            exposition.py
+    event loop ── adds to ──► MetricValues ◄── merged over API workers ──► families ──► /metrics
+                 recorder.py   values.py                                  exposition.py
 
 Values are plain numbers that the event loop adds to. They become Prometheus families only on a
 scrape, so that a token costs a few additions and no lock, and the numbers of several processes can

@@ -99,7 +99,7 @@ def check(reports: list[dict[str, Any]]) -> None:
             assert programs * 32 * report["num_warps"] * report["registers"] <= 65536, report
             assert programs * (report["shared_bytes"] + 1024) <= 228 * 1024, report
         if report["kernel"] == "_run_kernel" and report["num_warps"] == 4:
-            # Two programs share a multiprocessor (runs.py).
+            # Two programs share a multiprocessor (invariant_attention.py).
             assert 2 * 32 * report["num_warps"] * report["registers"] <= 65536, report
             assert 2 * (report["shared_bytes"] + 1024) <= 228 * 1024, report
         if report["kernel"].endswith("matmul_kernel") and "matmul-" in report["case"]:
@@ -126,7 +126,8 @@ def test_the_widest_heads_compile_for_hopper(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_batch_invariant_attention_is_of_the_same_products(tmp_path: Path) -> None:
-    """A query's products have one shape alone and in a chunk, hence the same bits (runs.py)."""
+    """A query's products have one shape alone and in a chunk, hence the same bits
+    (invariant_attention.py)."""
     for name in ("llama-8b", "gemma2-9b"):
         reports = compile_cases(tmp_path, *(f"invariant-{k}-{name}" for k in ("decode", "prefill")))
         check(reports)
