@@ -276,7 +276,7 @@ def test_bad_requests_are_refused(server: Server) -> None:
     assert activity(server) == "serving"
 
 
-@pytest.mark.slow  # a second server; see tests/engine/process/test_rest.py
+@pytest.mark.slow  # a second server; see tests/engine/process/test_sleep_controller.py
 def test_every_worker_knows(workers: Server) -> None:
     assert workers.post("/sleep?level=2", None).status_code == 200
     for _ in range(6):  # each over its own connection, and so at either worker
