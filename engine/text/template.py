@@ -258,20 +258,20 @@ def _map_strings(value: Any, change: Callable[[str], str], param: str) -> Any:
     Raises:
         InvalidParameter: ``value``, which came as ``param``, is nested too deeply.
     """
-
-    def mapped(value: Any) -> Any:
-        if isinstance(value, str):
-            return change(value)
-        if isinstance(value, Mapping):
-            return {change(key): mapped(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [mapped(item) for item in value]
-        return value
-
     try:
-        return mapped(value)
+        return _mapped(value, change)
     except RecursionError:
         raise InvalidParameter(f"'{param}' is nested too deeply", param=param) from None
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key): _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_mapped(item, change) for item in value]
+    return value
 
 
 def _as_content_parts(message: Message) -> Message:
