@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,9 +28,8 @@ from engine.runner.device_errors import translated_errors
 from engine.runner.drafts import DraftTokens, StepDrafts, expand_drafts, step_drafts
 from engine.runner.graphs import DecodeGraph, DecodeGraphs
 from engine.runner.host_blocks import HostBlocks
-from engine.runner.images import NO_IMAGES, ImageEmbedder, StepImages
+from engine.runner.images import NO_IMAGES, ImageEmbedder
 from engine.runner.inputs import (
-    DeviceBatch,
     HostBatch,
     build_inputs,
     extend_tables,
@@ -42,48 +41,22 @@ from engine.runner.kernel_warmup import KernelWarmup
 from engine.runner.launched_steps import PendingStep, PipelinedStep
 from engine.runner.outcome import Outcome, SampledRows
 from engine.runner.passes import MultiPassOutcome, later_passes
+from engine.runner.prepared import BatchInputs, HiddenStates, PreparedBatch
 from engine.runner.programs import DecodePrograms
 from engine.runner.protocol import CompletedStep, ImagePrefetcher, LaunchedStep, SleepingRunner
 from engine.runner.rows import RowTable
 from engine.runner.sampling import Sampler, StepMasks
 from engine.runner.snapshots import Snapshots
 from engine.runner.transfer import Downloads, Uploads
-from engine.runner.trials import StepTrial, begin_trial
+from engine.runner.trials import begin_trial
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
 from engine.types import Adapter, BlockCopy, EngineInfo, StateCopy, StepPlan, StepResult
 from kernels.attention import AttentionSpec
-from kernels.inputs import StepInputs
 from kernels.operations import Kernels
 
 if TYPE_CHECKING:
     from engine.parallel.leader import Team
-
-
-class _Inputs(NamedTuple):
-    """A step's inputs on the device."""
-
-    sent: DeviceBatch
-    step: StepInputs
-    state: StepState
-    images: StepImages
-
-
-class _PreparedBatch(NamedTuple):
-    """A batch ready to compute: in a captured graph, or as inputs on the device."""
-
-    graph: DecodeGraph | None
-    inputs: _Inputs | None  # if there is no graph
-    drafts: StepDrafts | None
-    masks: StepMasks | None
-    trial: StepTrial | None  # of a step with drafts, if the model is recurrent
-
-
-class _States(NamedTuple):
-    """The hidden states of a batch."""
-
-    hidden: torch.Tensor  # [num_tokens or number of sampling rows, hidden_size]
-    covers_all_tokens: bool  # of all tokens; else of the sampling rows' last tokens
 
 
 class ModelRunner:
@@ -92,9 +65,11 @@ class ModelRunner:
     Args:
         info: what was loaded.
         model: the decoder.
-        cache, kernels: its KV cache, and the kernels it was made with.
+        cache: its KV cache.
+        kernels: those the decoder was made with.
         attention_spec: what the kernels were chosen for.
-        rows, adapters: an empty table and an empty store.
+        rows: an empty table.
+        adapters: an empty store.
         graphs: captured decode steps, or programs of them; None: they cannot be captured.
         draft: guesses the drafts of rows that ask for it; None: no row does.
         threads: how many compute a step; None: the number that is set.
@@ -234,7 +209,7 @@ class ModelRunner:
         batch: HostBatch,
         copies: tuple[BlockCopy, ...] = (),
         drafts: StepDrafts | None = None,
-    ) -> _PreparedBatch:
+    ) -> PreparedBatch:
         """Copy a batch to where it is computed."""
         adapted = adapter_slots(self._adapters, batch, self._rows)
         graph = self._load_graph(batch, copies, adapted, drafts)
@@ -248,10 +223,10 @@ class ModelRunner:
         elif drafts is not None and graph.trial is not None:
             trial = graph.trial.begin(batch, drafts, self._uploads)
         masks = self._sampler.masks(batch) if self._is_cpu and drafts is None else None
-        return _PreparedBatch(graph, inputs, drafts, masks, trial)
+        return PreparedBatch(graph, inputs, drafts, masks, trial)
 
     def _run(
-        self, rows: PlanRows, batch: HostBatch, ready: _PreparedBatch
+        self, rows: PlanRows, batch: HostBatch, ready: PreparedBatch
     ) -> tuple[SampledRows | None, prompt_results.PromptResults]:
         """Compute a batch that has been loaded."""
         graph, inputs, drafts, masks, trial = ready
@@ -346,7 +321,7 @@ class ModelRunner:
         copies: tuple[BlockCopy, ...],
         adapted: np.ndarray | None,
         drafts: StepDrafts | None,
-    ) -> _Inputs:
+    ) -> BatchInputs:
         """Send the step to the device, and build the layers' inputs there."""
         operations, spec, table = self._kernels.operations, self._spec, self._rows
         sent = send(batch, copies, table, self._uploads)
@@ -374,10 +349,10 @@ class ModelRunner:
         if adapted is not None:
             of_tokens, of_wanted = step_adapters(self._adapters, adapted, batch, operations)
             state = replace(state, adapters=of_tokens, output_adapters=of_wanted)
-        return _Inputs(sent, inputs, state, seen)
+        return BatchInputs(sent, inputs, state, seen)
 
     def _launch_pipelined(
-        self, rows: PlanRows, batch: HostBatch, ready: _PreparedBatch, saves: tuple[StateCopy, ...]
+        self, rows: PlanRows, batch: HostBatch, ready: PreparedBatch, saves: tuple[StateCopy, ...]
     ) -> LaunchedStep:
         """Compute the first stage's layers, and hand the step to the later stages. Its tokens are
         sampled when its result is read; until then its rows' slots are not reused."""
@@ -393,9 +368,9 @@ class ModelRunner:
         self._rows.hold(slots)
         num_wanted = batch.token_ids.size if is_of_all else batch.sampling_rows.size
 
-        def states() -> _States:
+        def states() -> HiddenStates:
             with self._spans("stages"):
-                return _States(pipeline.receive_result(num_wanted), is_of_all)
+                return HiddenStates(pipeline.receive_result(num_wanted), is_of_all)
 
         def finish() -> Outcome:
             try:
@@ -407,7 +382,7 @@ class ModelRunner:
 
         return PipelinedStep(finish)
 
-    def _forward(self, batch: HostBatch, inputs: _Inputs) -> _States:
+    def _forward(self, batch: HostBatch, inputs: BatchInputs) -> HiddenStates:
         """Compute this process's layers: the hidden states of all tokens if these are needed, else
         of the sampling rows' last tokens."""
         is_of_all = self._features is not None or prompt_results.are_needed(batch, self._rows)
@@ -422,28 +397,30 @@ class ModelRunner:
         else:
             hidden, features = self._features.run(self._model, step.input_ids, inputs.state, layers)
             self._features.store(step.slot_mapping, features)
-        return _States(hidden, is_of_all)
+        return HiddenStates(hidden, is_of_all)
 
     def _sample(
         self,
         rows: PlanRows,
         batch: HostBatch,
-        inputs: _Inputs,
-        states: Callable[[], _States],
+        inputs: BatchInputs,
+        states: Callable[[], HiddenStates],
         drafts: StepDrafts | None,
         masks: StepMasks | None,
     ) -> tuple[SampledRows | None, prompt_results.PromptResults]:
-        """Sample tokens from the hidden states, once these exist, and judge prompt tokens."""
+        """Sample tokens from the hidden states, once these exist, and score prompt tokens."""
         sent = inputs.sent
         with self._spans("forward"):
-            (hidden, is_of_all), compute_logits = states(), self._model.logits
+            hidden, is_of_all = states()
             results = prompt_results.NO_PROMPT_RESULTS
             if is_of_all:
-                results = prompt_results.compute(rows, batch, self._rows, hidden, compute_logits)
+                results = prompt_results.compute(
+                    rows, batch, self._rows, hidden, self._model.logits
+                )
                 hidden = hidden.index_select(0, sent.last_tokens)
             if not batch.sampling_rows.size:
                 return None, results
-            logits = compute_logits(hidden)
+            logits = self._model.logits(hidden)
         with self._spans("sample"):
             slots = sent.rows.slots.index_select(0, sent.sampling_rows)
             positions = inputs.step.next_positions.index_select(0, sent.sampling_rows)
