@@ -50,7 +50,7 @@ class ChunkedAttention:
         self._inner = inner
 
     def unsupported_reason(self, spec: AttentionSpec) -> str | None:
-        """See ``AttentionBackend.refuse``."""
+        """See ``AttentionBackend.unsupported_reason``."""
         if spec.is_bidirectional:
             return "no query sees another chunk's positions, nor those behind its own"
         if spec.chunk_size is not None and spec.chunk_size % spec.block_size:
@@ -61,7 +61,7 @@ class ChunkedAttention:
     def can_replay(
         self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec
     ) -> bool:
-        """See ``AttentionBackend.fits``."""
+        """See ``AttentionBackend.can_replay``."""
         assert spec.chunk_size is not None
         if _fits_first_chunk(captured, spec.chunk_size) and not _fits_first_chunk(
             actual, spec.chunk_size

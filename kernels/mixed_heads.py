@@ -34,14 +34,14 @@ class MixedHeadsAttention:
         self._inner = inner
 
     def unsupported_reason(self, spec: AttentionSpec) -> str | None:
-        """See ``AttentionBackend.refuse``."""
+        """See ``AttentionBackend.unsupported_reason``."""
         reasons = (self._inner.unsupported_reason(each) for each in spec.by_heads().values())
         return next((reason for reason in reasons if reason is not None), None)
 
     def can_replay(
         self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec
     ) -> bool:
-        """See ``AttentionBackend.fits``."""
+        """See ``AttentionBackend.can_replay``."""
         return all(
             self._inner.can_replay(captured, actual, each) for each in spec.by_heads().values()
         )

@@ -31,7 +31,7 @@ class PerTokenAttention:
         self._inner = inner
 
     def unsupported_reason(self, spec: AttentionSpec) -> str | None:
-        """See ``AttentionBackend.refuse``."""
+        """See ``AttentionBackend.unsupported_reason``."""
         if spec.is_bidirectional:
             return "each token is computed by itself and sees no later one"
         return self._inner.unsupported_reason(spec)
@@ -39,7 +39,7 @@ class PerTokenAttention:
     def can_replay(
         self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec
     ) -> bool:
-        """See ``AttentionBackend.fits``; only rows of one token each are ever captured."""
+        """See ``AttentionBackend.can_replay``; only rows of one token each are ever captured."""
         return self._inner.can_replay(captured, actual, spec)
 
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> Any:

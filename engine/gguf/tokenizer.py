@@ -56,7 +56,7 @@ _SAMPLING = {
 
 
 class TokenizerParts(NamedTuple):
-    """What ``engine.text.Tokenizer`` is made from."""
+    """What ``engine.text.tokenizer.Tokenizer`` is made from."""
 
     backend: Backend
     named_tokens: dict[str, str]

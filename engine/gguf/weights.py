@@ -93,7 +93,7 @@ class GgufWeights(Weights):
             logger.info("weights in %s are widened to %s", ", ".join(sorted(widened)), dtype)
 
     def load_matrix(self, name: str) -> Weight:
-        """See ``Weights.stored``."""
+        """See ``Weights.load_matrix``."""
         places = self._places[name]
         if not any(place.tensor.type.name in self._packed for place in places):
             return self[name]

@@ -83,7 +83,7 @@ class BatchMatcher(Protocol):
         """Advance by the rows' tokens and write their masks, as ``Matcher`` does for one text.
 
         Args:
-            rows: their matchers belong to this crew.
+            rows: their matchers belong to this batch matcher.
             masks: [lines, ceil(vocab / 32)] int32, contiguous.
         """
         ...

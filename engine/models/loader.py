@@ -121,7 +121,7 @@ class _CheckpointWeights(Weights):
         self._prefetcher = _Prefetcher(self._places)
 
     def load_matrix(self, name: str) -> Weight:
-        """See ``Weights.stored``."""
+        """See ``Weights.load_matrix``."""
         packed = self._packed.get(name)
         if packed is None:
             return self[name]
@@ -271,7 +271,7 @@ def is_on_rank(cuts: Cuts, target: Target) -> bool:
 
 
 def load_matrix(weights: Mapping[str, torch.Tensor], name: str) -> Weight:
-    """See ``Weights.stored``; dense from any other mapping."""
+    """See ``Weights.load_matrix``; dense from any other mapping."""
     return weights.load_matrix(name) if isinstance(weights, Weights) else weights[name]
 
 

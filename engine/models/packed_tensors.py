@@ -200,8 +200,8 @@ def _checked(
 
 
 def _full_names(tables: TensorTables) -> Callable[[str], str]:
-    """Return ``Tables.full_name`` for tensors whose names share only a prefix with those of the
-    tables."""
+    """Return ``TensorTables.full_name`` for tensors whose names share only a prefix with those of
+    the tables."""
     modules = {name.removesuffix(".weight") for name in tables.targets}
 
     def full_name(name: str) -> str:

@@ -19,7 +19,7 @@ import torch
 
 from kernels.inputs import StepRows
 
-# Feeds tokens to one layer's state: the tensors of ``Trial.hold``, and their rows.
+# Feeds tokens to one layer's state: the tensors of ``Trial.record``, and their rows.
 StateUpdate = Callable[..., object]
 
 

@@ -96,7 +96,7 @@ class ComputeLogits(msgspec.Struct, frozen=True, tag="score", array_like=True):
 
 
 class Sleep(msgspec.Struct, frozen=True, tag="rest", array_like=True):
-    """To a rank: free its cache, and weights according to the level (``Runner.rest``)."""
+    """To a rank: free its cache, and weights according to the level (``Runner.sleep``)."""
 
     level: int
 

@@ -184,7 +184,7 @@ class Team:
     # ------------------------------------------------------------ rests
 
     def sleep(self, level: int) -> None:
-        """Make all ranks free their caches, and weights according to the level (``Runner.rest``).
+        """Make all ranks free their caches, and weights according to the level (``Runner.sleep``).
 
         Raises EngineDead.
         """

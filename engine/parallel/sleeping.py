@@ -13,7 +13,7 @@ class SleepingTeam:
     Args:
         own: rank 0's part. On waking it wakes the team; on reading weights it has the team read.
         team: the other ranks.
-        level: how much of the model is freed; see ``Runner.rest``.
+        level: how much of the model is freed; see ``Runner.sleep``.
     """
 
     def __init__(self, own: SleepingRunner, team: Team, level: int) -> None:

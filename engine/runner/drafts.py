@@ -51,7 +51,7 @@ class StepDrafts:
         return np.flatnonzero(self.draft_ids != NO_DRAFT)
 
     def host_draft_ids(self) -> np.ndarray:
-        """Return ``draft_ids`` with the guesses, which synchronises if these are on the device."""
+        """Return ``draft_ids`` with the drafts, which synchronises if these are on the device."""
         if self.draft_tokens.token_ids is None:
             return self.draft_ids
         draft_ids = self.draft_ids.copy()
@@ -59,17 +59,17 @@ class StepDrafts:
         return draft_ids
 
     def fill(self, token_ids: torch.Tensor, places: np.ndarray) -> None:
-        """Write the guesses to ``places`` [drafts] of ``token_ids`` [n] int32.
+        """Write the drafts to ``places`` [drafts] of ``token_ids`` [n] int32.
 
         Nothing is written if the rows hold the drafts: then they are in ``token_ids`` already.
         """
-        guessed = self.draft_tokens.token_ids
-        if guessed is not None:
+        drafted = self.draft_tokens.token_ids
+        if drafted is not None:
             at = to_device(torch.from_numpy(places.astype(np.int64)), token_ids.device)
-            token_ids.index_copy_(0, at, guessed.to(torch.int32))
+            token_ids.index_copy_(0, at, drafted.to(torch.int32))
 
     def fill_inputs(self, token_ids: torch.Tensor, batch: HostBatch) -> None:
-        """Write the guesses to the batch's inputs, ``token_ids`` [N] int32.
+        """Write the drafts to the batch's inputs, ``token_ids`` [N] int32.
 
         A draft's row is the one after the row of the verified token that it follows.
         """

@@ -43,7 +43,7 @@ class EncoderRunner:
         return self._info
 
     def set_spans(self, spans: Spans) -> None:
-        """See ``Runner.mark``."""
+        """See ``Runner.set_spans``."""
         self._spans = spans
 
     def load_adapter(self, adapter: Adapter) -> None:
@@ -55,7 +55,7 @@ class EncoderRunner:
         return False
 
     def sleep(self, level: int) -> SleepingRunner:
-        """See ``Runner.rest``."""
+        """See ``Runner.sleep``."""
         return self._make_sleeping(level)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:

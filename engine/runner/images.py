@@ -121,7 +121,7 @@ class ImageEmbedder:
 
     @property
     def capacity(self) -> int:
-        """See ``ImagePrefetcher.room``."""
+        """See ``ImagePrefetcher.capacity``."""
         return self._max_cells
 
     def num_cells(self, image: Image) -> int:
@@ -129,16 +129,16 @@ class ImageEmbedder:
         return (image.height // self._cell) * (image.width // self._cell)
 
     def is_cached(self, image: Image) -> bool:
-        """See ``ImagePrefetcher.has``."""
+        """See ``ImagePrefetcher.is_cached``."""
         return image.digest in self._cache
 
     def pin(self, digests: Set[bytes]) -> None:
-        """See ``ImagePrefetcher.keep``."""
+        """See ``ImagePrefetcher.pin``."""
         self._pinned = digests
         self._evict()
 
     def prefetch(self, image: Image) -> Iterator[None]:
-        """See ``ImagePrefetcher.read_ahead``."""
+        """See ``ImagePrefetcher.prefetch``."""
         pieces = self._tower.embed_chunks(self._pixels(image))
         while True:
             with translated_errors(), torch.inference_mode():

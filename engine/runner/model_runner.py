@@ -71,7 +71,7 @@ class ModelRunner:
         rows: an empty table.
         adapters: an empty store.
         graphs: captured decode steps, or programs of them; None: they cannot be captured.
-        draft: guesses the drafts of rows that ask for it; None: no row does.
+        draft: proposes the drafts of rows that ask for it; None: no row does.
         threads: how many compute a step; None: the number that is set.
         features: what the draft model reads of the model, if it is a head.
         rejection_sampling: verify drafts of sampled texts by rejection sampling.
@@ -143,7 +143,7 @@ class ModelRunner:
             return self._launch(plan)
 
     def set_spans(self, spans: Spans) -> None:
-        """See ``Runner.mark``."""
+        """See ``Runner.set_spans``."""
         self._spans = spans
 
     def load_adapter(self, adapter: Adapter) -> None:
@@ -167,7 +167,7 @@ class ModelRunner:
             return self._warmup.run_next()
 
     def sleep(self, level: int) -> SleepingRunner:
-        """See ``Runner.rest``."""
+        """See ``Runner.sleep``."""
         return self._make_sleeping(level)
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
@@ -182,8 +182,8 @@ class ModelRunner:
             extend_tables(plan.rows, self._rows)
             if self._snapshots is not None:
                 self._snapshots.restore(plan.restores)
-            rows, guesses = self._propose_drafts(plan)
-            drafts = step_drafts(rows, guesses)
+            rows, draft_tokens = self._propose_drafts(plan)
+            drafts = step_drafts(rows, draft_tokens)
             if drafts is not None:
                 rows = expand_drafts(rows)
             batch = host_batch(rows, self._rows)
@@ -243,7 +243,7 @@ class ModelRunner:
         return sampled, results
 
     def _propose_drafts(self, plan: StepPlan) -> tuple[PlanRows, DraftTokens | None]:
-        """Return the plan's rows, and guesses if they ask for any; see ``DraftModel.guess``."""
+        """Return the plan's rows, and drafts if they ask for any; see ``DraftModel.propose``."""
         if self._draft is None:
             return plan.rows, None
         with self._spans("draft"):

@@ -92,7 +92,7 @@ class SleepingModel:
 
     Args:
         loaded: the model.
-        level: how much of it is freed; see ``Runner.rest``.
+        level: how much of it is freed; see ``Runner.sleep``.
     """
 
     def __init__(self, loaded: LoadedModel, level: int) -> None:

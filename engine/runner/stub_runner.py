@@ -71,7 +71,7 @@ class StubRunner:
         return False
 
     def sleep(self, level: int) -> SleepingRunner:
-        """See ``Runner.rest``: there is nothing to free."""
+        """See ``Runner.sleep``: there is nothing to free."""
         return _SleepingStub(self)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:

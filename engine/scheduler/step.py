@@ -13,9 +13,10 @@ from engine.plan_rows import PlanRows, ScheduledRow
 from engine.scheduler.sequence import Sequence, Status
 from engine.types import AddedRow, BlockCopy, StateCopy, StepPlan
 
-# A step gives at most a third of its budget to yielding prompts (``Policy.yields``), to keep steps
-# short for new arrivals, which wait for the step to end. This costs throughput: with prompts twice
-# as long as outputs, a third costs 6 % of the requests and a quarter 11 %.
+# A step gives at most a third of its budget to yielding prompts
+# (``Policy.should_throttle_prompt``), to keep steps short for new arrivals, which wait for the step
+# to end. This costs throughput: with prompts twice as long as outputs, a third costs 6 % of the
+# requests and a quarter 11 %.
 _THROTTLE_DIVISOR = 3
 
 

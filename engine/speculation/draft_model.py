@@ -164,12 +164,12 @@ class DraftModel:
         for row_id, place in zip(row_ids, reads, strict=True):
             self._catch_up(row_id, place)
         wants = [counts[place] for place in wanting]
-        guesses = self._chained(slots, row_ids, reads, wants)
-        if guesses is None:
-            guesses = self._one_by_one(slots, row_ids, reads, wants)
+        passes = self._chained(slots, row_ids, reads, wants)
+        if passes is None:
+            passes = self._one_by_one(slots, row_ids, reads, wants)
         for slot, place in zip(slots.tolist(), reads, strict=True):
             self._mark_read(slot, place)
-        return self._filled(rows, reads, wanting, guesses)
+        return self._filled(rows, reads, wanting, passes)
 
     def _chained(
         self, slots: np.ndarray, row_ids: list[str], reads: list[ReadState], wants: list[int]
@@ -213,7 +213,7 @@ class DraftModel:
         self, slots: np.ndarray, row_ids: list[str], reads: list[ReadState], wants: list[int]
     ) -> list[_DraftPass]:
         """As ``_chained``, with one pass from Python for each draft."""
-        guesses = self._read(row_ids, reads, len(wants))
+        passes = self._read(row_ids, reads, len(wants))
         ends = np.array([place.end for place in reads], np.int32)
         batches: list[HostBatch] = []
         for depth in range(1, wants[0] if wants else 0):
@@ -228,8 +228,8 @@ class DraftModel:
             for batch, own in zip(batches, sent, strict=True):
                 width = batch.slots.size
                 places = (of_slots[:width], steps[: width + 1], own)
-                guesses.append(self._draft_next(batch, places, guesses[-1]))
-        return guesses
+                passes.append(self._draft_next(batch, places, passes[-1]))
+        return passes
 
     def _record_blocks(self, plan: StepPlan) -> None:
         """Record which blocks the plan allocates and copies."""
@@ -282,9 +282,9 @@ class DraftModel:
         """Read everything unread of the given rows, and make the first draft of the first ones."""
         lengths = [len(place.unread) for place in reads]
         if sum(lengths) <= _MAX_SINGLE_TOKENS * len(reads):
-            guesses = self._read_singly(row_ids, reads, lengths, num_wanting)
-            if guesses is not None:
-                return guesses
+            passes = self._read_singly(row_ids, reads, lengths, num_wanting)
+            if passes is not None:
+                return passes
         query_start = np.zeros(len(reads) + 1, np.int32)
         np.cumsum(lengths, out=query_start[1:])
         batch = HostBatch(
@@ -302,8 +302,8 @@ class DraftModel:
         slots = sent.rows.slots.index_select(0, sent.sampling_rows)
         positions = seq_lens.index_select(0, sent.sampling_rows).long() + self._lead
         logits = self._model.logits(hidden)
-        guess = self._choose(logits, batch.slots[:num_wanting], slots, positions)
-        return [guess._replace(states=hidden)]
+        draft_pass = self._choose(logits, batch.slots[:num_wanting], slots, positions)
+        return [draft_pass._replace(states=hidden)]
 
     def _read_singly(
         self, row_ids: list[str], reads: list[ReadState], lengths: list[int], num_wanting: int
@@ -352,8 +352,8 @@ class DraftModel:
         states = None if last.states is None else last.states[: slots.size]
         hidden, seq_lens = self._forward(batch, rows, None, states)
         positions = seq_lens.long() + self._lead
-        guess = self._choose(self._model.logits(hidden), slots, rows.slots, positions)
-        return guess._replace(states=hidden)
+        draft_pass = self._choose(self._model.logits(hidden), slots, rows.slots, positions)
+        return draft_pass._replace(states=hidden)
 
     def _forward(
         self,
@@ -404,18 +404,20 @@ class DraftModel:
         return _DraftPass(do.sample_from_probs(proposed, seeds, positions, DRAFT_STREAM), proposed)
 
     def _filled(
-        self, rows: PlanRows, reads: list[ReadState], wanting: list[int], guesses: list[_DraftPass]
+        self, rows: PlanRows, reads: list[ReadState], wanting: list[int], passes: list[_DraftPass]
     ) -> tuple[PlanRows, DraftTokens]:
         """Assemble the rows and their drafts; a decoder has read all drafts but the last."""
-        firsts = np.cumsum([0, *(guess.token_ids.numel() for guess in guesses)]).tolist()
+        firsts = np.cumsum([0, *(draft_pass.token_ids.numel() for draft_pass in passes)]).tolist()
         of_row: dict[int, list[int]] = {}  # each row's drafts, as indices into all of them
         for nth, index in enumerate(wanting):
             of_row[index] = [firsts[depth] + nth for depth in range(rows.num_drafts[index])]
         order = [at for index in sorted(of_row) for at in of_row[index]]
-        token_ids = torch.cat([guess.token_ids for guess in guesses])
+        token_ids = torch.cat([draft_pass.token_ids for draft_pass in passes])
         proposed: torch.Tensor | None = None
         if self._rejection_sampling:
-            proposed = torch.cat([g.draft_probs for g in guesses if g.draft_probs is not None])
+            proposed = torch.cat(
+                [each.draft_probs for each in passes if each.draft_probs is not None]
+            )
             proposed = _in_order(proposed, order)
         # A head has read its drafts with states of its own, so accepted ones are read again.
         keeps = self._features is None

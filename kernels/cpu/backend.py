@@ -50,7 +50,7 @@ class CpuAttention:
     is_capturable = True
 
     def unsupported_reason(self, spec: AttentionSpec) -> str | None:
-        """See ``AttentionBackend.refuse``."""
+        """See ``AttentionBackend.unsupported_reason``."""
         if spec.device.type != "cpu":
             return "the model is not on the CPU"
         if spec.num_heads % spec.num_kv_heads:

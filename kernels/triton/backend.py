@@ -32,7 +32,7 @@ class TritonAttention:
         self._invariant = invariant
 
     def unsupported_reason(self, spec: AttentionSpec) -> str | None:
-        """See ``AttentionBackend.refuse``."""
+        """See ``AttentionBackend.unsupported_reason``."""
         if (reason := device_unsupported_reason(spec.device)) is not None:
             return reason
         if spec.num_heads % spec.num_kv_heads:

@@ -70,7 +70,7 @@ def verify_drafts(
 def sample_from_probs(
     shares: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, stream: int
 ) -> torch.Tensor:
-    """See ``kernels.reference.drafts.draw``."""
+    """See ``kernels.reference.drafts.sample_from_probs``."""
     token_ids = torch.empty(shares.shape[0], dtype=torch.int64, device=shares.device)
     launch(
         _draw_kernel,

@@ -16,7 +16,7 @@ class EngineFamilies:
     """One scrape's families of one engine.
 
     Args:
-        values: the values.
+        values: of one engine, with its newest report.
         info: of the model, once it is loaded.
         families: makes the families.
         max_loras: adapters that fit on the device; 0 omits the metrics of adapters.

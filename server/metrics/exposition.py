@@ -24,7 +24,7 @@ class Exposition(Collector):
     engine, all samples do.
 
     Args:
-        values: the values.
+        values: of this process, or summed over all workers.
         infos: what each engine has loaded, by number; None before it has.
         prefix: first part of every name.
         model_name: a label of every sample.

@@ -188,7 +188,7 @@ class _RecordingRunner:
         self._plan = None
 
     def set_spans(self, spans: Spans) -> None:
-        """See ``Runner.mark``."""
+        """See ``Runner.set_spans``."""
         self._runner.set_spans(spans)
 
     def load_adapter(self, adapter: Adapter) -> None:
@@ -200,5 +200,5 @@ class _RecordingRunner:
         return self._runner.prepare()
 
     def sleep(self, level: int) -> SleepingRunner:
-        """See ``Runner.rest``."""
+        """See ``Runner.sleep``."""
         return self._runner.sleep(level)

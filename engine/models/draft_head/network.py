@@ -6,7 +6,7 @@ predicts the token at t + 2:
     mtp, eagle    x = fc[norm(e), norm(f)]    x += attention(norm(x))            x += mlp(norm(x))
     eagle3        x = f                       x += attention[norm(e), norm(f)]   x += mlp(norm(x))
 
-(EAGLE's first version has only the MLP's norm.) From its second guess on it reads its own x instead
+(EAGLE's first version has only the MLP's norm.) From its second draft on it reads its own x instead
 of f; Qwen's mtp reads the final norm of x.
 """
 
@@ -106,7 +106,7 @@ class DraftHead:
             output_indices: [num_wanted] int64, the tokens whose result is read; None: all of them.
 
         Returns:
-            [num_wanted or num_tokens, hidden_size], for ``logits`` and as input of the next guess.
+            [num_wanted or num_tokens, hidden_size], for ``logits`` and as input of the next draft.
         """
         assert state.previous_hidden_states is not None
         block = self._block

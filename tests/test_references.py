@@ -1,0 +1,112 @@
+"""What docstrings, comments and pages call by name exists: members of classes, modules, files."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tests.test_house import ROOT, git_files
+
+_ROOMS = "engine|server|kernels|tools|loadtest|demo"
+_MEMBER = re.compile(r"`(?:[a-z_]\w*\.)*([A-Z]\w+)\.([A-Za-z_]\w*)(?:\(\))?`")
+_DOTTED = re.compile(rf"`((?:{_ROOMS})(?:\.(?!pem`)[A-Za-z_]\w*)+)(?:\(\))?`")
+_FILE = re.compile(rf"`((?:{_ROOMS}|tests|configs)/[\w/.-]+\.[a-z]+)`")
+_RUN = re.compile(rf"python -m ((?:{_ROOMS})(?:\.\w+)*)")
+
+
+class Names:
+    """The names that the given sources define, by class and by module."""
+
+    def __init__(self, sources: Iterable[tuple[str, str]]) -> None:
+        """Read the sources: their paths relative to the root, and their texts."""
+        self._members: dict[str, set[str]] = defaultdict(set)
+        self._bases: dict[str, set[str]] = defaultdict(set)
+        self._modules: dict[str, set[str]] = {}
+        for path, text in sources:
+            tree = ast.parse(text)
+            name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            self._modules[name] = _defined(tree)
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef):
+                    self._members[node.name] |= _defined(node)
+                    bases = {re.split(r"[\[.]", ast.unparse(base))[-1] for base in node.bases}
+                    self._bases[node.name] |= bases
+
+    def missing(self, text: str) -> Iterator[str]:
+        """References in ``text`` to what does not exist."""
+        for owner, name in _MEMBER.findall(text):
+            if owner in self._members and name not in self._all_members(owner):
+                yield f"{owner}.{name}"
+        for dotted in _DOTTED.findall(text):
+            if not self._exists(dotted):
+                yield dotted
+        for name in _RUN.findall(text):
+            if not ({name, f"{name}.__main__"} & self._modules.keys()):
+                yield f"python -m {name}"
+        yield from (path for path in _FILE.findall(text) if not (ROOT / path).exists())
+
+    def _all_members(self, owner: str, seen: frozenset[str] = frozenset()) -> set[str]:
+        bases = self._bases[owner] - seen
+        return self._members[owner].union(
+            *(self._all_members(base, seen | {owner}) for base in bases)
+        )
+
+    def _exists(self, dotted: str) -> bool:
+        parts = dotted.split(".")
+        for end in range(len(parts), 0, -1):
+            defined = self._modules.get(".".join(parts[:end]))
+            if defined is not None:
+                rest = parts[end:]
+                return not rest or rest[0] in defined
+        return (ROOT / "/".join(parts)).is_dir()
+
+
+def _defined(tree: ast.AST) -> set[str]:
+    """Names and attributes that are assigned, defined or imported within ``tree``."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+        elif isinstance(node, ast.alias):
+            found.add(node.asname or node.name)
+    return found
+
+
+def names() -> Names:
+    return Names((_relative(path), path.read_text()) for path in git_files("*.py"))
+
+
+def _relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_what_is_called_by_name_exists():
+    known = names()
+    wrong = {
+        f"{_relative(path)}: {reference}"
+        for path in git_files("*.py", "*.md")
+        if path != Path(__file__)
+        for reference in known.missing(path.read_text())
+    }
+    assert not wrong
+
+
+def test_what_does_not_exist_is_found():
+    known = names()
+    text = "See ``{}.no_such``, `engine.core.NoSuch`, `engine/no_such.py` and python -m demo.none."
+    missing = list(known.missing(text.format("EngineCore")))
+    assert missing == [
+        "EngineCore.no_such",
+        "engine.core.NoSuch",
+        "python -m demo.none",
+        "engine/no_such.py",
+    ]
+    fine = "``EngineCore.step``, `engine.core.EngineCore`, `engine/core.py`, python -m loadtest.cpu"
+    assert not list(known.missing(fine))
