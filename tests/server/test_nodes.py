@@ -69,10 +69,14 @@ class Node:
         return [child for child in children if "engine.parallel.follower" in child.cmdline()]
 
     def wait_for(self, said: str) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while said not in self.log.read_text():
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.05)
+        wait_until_said(self.log, said)
+
+
+def wait_until_said(log: Path, said: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while said not in log.read_text():
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -145,10 +149,11 @@ def streamed_while(second: Node, server: Server, machines: Machines) -> str:
 def test_the_second_machine_waits_for_a_first_that_was_killed_and_holds_nothing(
     machines: Machines, tmp_path: Path
 ) -> None:
-    with (
-        running_server(tmp_path / "server.log", *machines.flags, wait=False) as server,
-        machines.second("--node-timeout-s", "3") as second,
-    ):
+    with contextlib.ExitStack() as stack:
+        flags = machines.flags
+        server = stack.enter_context(running_server(tmp_path / "server.log", *flags, wait=False))
+        wait_until_said(server.log, "waiting for node 1")  # within the second's time
+        second = stack.enter_context(machines.second("--node-timeout-s", "3"))
         _await_ready(server)
         ranks = second.ranks()
         server.process.send_signal(signal.SIGKILL)
