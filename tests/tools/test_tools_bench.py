@@ -126,7 +126,9 @@ def test_where_the_time_of_a_step_goes_is_told(capsys):
     assert breakdown.main(TINY) == 0
     step, *kernels = rows(capsys.readouterr().out)
     assert step["case"] == "tiny 2 x 24"
-    assert 0 < step["busy_us"] <= step["time_us"]
+    # Of the same steps: those of "time_us" ran before, perhaps on a quieter machine.
+    assert 0 < step["busy_us"] <= step["profiled_us"]
+    assert step["time_us"] > 0
     assert len(kernels) > 1
     assert sum(kernel["time_us"] for kernel in kernels) <= step["busy_us"] * 1.001
 
