@@ -38,8 +38,8 @@ class Dashboard:
 
     def close(self) -> None:
         """Stop taking snapshots."""
-        for looker in self.pollers:
-            looker.close()
+        for poller in self.pollers:
+            poller.close()
 
 
 @router.get("/dashboard", summary="The live page", openapi_extra=describe(None, "text/html"))
@@ -61,20 +61,20 @@ async def dashboard_state(request: Request, engine: _Engine = 0) -> Response:
     is in a long step.
     """
     server = state_of(request)
-    lookers = _dashboard(request).pollers
-    if engine >= len(lookers):
-        raise bad_field("engine", f"must be below {len(lookers)}, the number of engines")
-    looker = lookers[engine]
-    state = DashboardState(status=_status(server, looker.engine), version=quire_version())
-    if len(lookers) > 1:
-        state.engines = len(lookers)
+    pollers = _dashboard(request).pollers
+    if engine >= len(pollers):
+        raise bad_field("engine", f"must be below {len(pollers)}, the number of engines")
+    poller = pollers[engine]
+    state = DashboardState(status=_status(server, poller.engine), version=quire_version())
+    if len(pollers) > 1:
+        state.engines = len(pollers)
     snapshot = None
     if state.status in ("serving", "draining"):
-        state.model = describe_model(server.settings.model_names[0], looker.engine.info)
+        state.model = describe_model(server.settings.model_names[0], poller.engine.info)
         try:
-            snapshot = await looker.poll()
+            snapshot = await poller.poll()
         except EngineDead:
-            state.status = "gone" if looker.engine.dead else "restarting"
+            state.status = "gone" if poller.engine.dead else "restarting"
         else:
             if snapshot is None:
                 state.status = "busy"
@@ -82,7 +82,7 @@ async def dashboard_state(request: Request, engine: _Engine = 0) -> Response:
         add_snapshot(
             state,
             snapshot,
-            looker.unread_s,
+            poller.unread_s,
             max_running=server.settings.max_num_seqs,
             restarts=server.metrics.values.engines[engine].num_restarts,
         )
