@@ -204,7 +204,7 @@ class AttentionBackend(Protocol):
     name: str
     is_capturable: bool  # plan and forward may be captured, or recorded on a CPU
 
-    def unsupported_reason(self, spec: AttentionSpec) -> str | None:
+    def refuse(self, spec: AttentionSpec) -> str | None:
         """Return why this backend cannot serve the model here, or None if it can."""
         ...
 

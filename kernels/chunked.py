@@ -49,14 +49,14 @@ class ChunkedAttention:
         self.is_capturable = inner.is_capturable
         self._inner = inner
 
-    def unsupported_reason(self, spec: AttentionSpec) -> str | None:
-        """See ``AttentionBackend.unsupported_reason``."""
+    def refuse(self, spec: AttentionSpec) -> str | None:
+        """See ``AttentionBackend.refuse``."""
         if spec.is_bidirectional:
             return "no query sees another chunk's positions, nor those behind its own"
         if spec.chunk_size is not None and spec.chunk_size % spec.block_size:
             size = spec.block_size
             return f"attention chunks of {spec.chunk_size} tokens are not made of blocks of {size}"
-        return self._inner.unsupported_reason(spec)
+        return self._inner.refuse(spec)
 
     def can_replay(
         self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec

@@ -67,6 +67,4 @@ def _native_backend(spec: AttentionSpec) -> AttentionBackend | None:
     from kernels.cpu.native import build
 
     backend = CpuAttention()
-    return (
-        backend if backend.unsupported_reason(spec) is None and build.load() is not None else None
-    )
+    return backend if backend.refuse(spec) is None and build.load() is not None else None

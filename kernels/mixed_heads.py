@@ -33,9 +33,9 @@ class MixedHeadsAttention:
         self.is_capturable = inner.is_capturable
         self._inner = inner
 
-    def unsupported_reason(self, spec: AttentionSpec) -> str | None:
-        """See ``AttentionBackend.unsupported_reason``."""
-        reasons = (self._inner.unsupported_reason(each) for each in spec.by_heads().values())
+    def refuse(self, spec: AttentionSpec) -> str | None:
+        """See ``AttentionBackend.refuse``."""
+        reasons = (self._inner.refuse(each) for each in spec.by_heads().values())
         return next((reason for reason in reasons if reason is not None), None)
 
     def can_replay(

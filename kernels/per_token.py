@@ -30,11 +30,11 @@ class PerTokenAttention:
         self.is_capturable = inner.is_capturable  # for decode steps, which are unchanged
         self._inner = inner
 
-    def unsupported_reason(self, spec: AttentionSpec) -> str | None:
-        """See ``AttentionBackend.unsupported_reason``."""
+    def refuse(self, spec: AttentionSpec) -> str | None:
+        """See ``AttentionBackend.refuse``."""
         if spec.is_bidirectional:
             return "each token is computed by itself and sees no later one"
-        return self._inner.unsupported_reason(spec)
+        return self._inner.refuse(spec)
 
     def can_replay(
         self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec

@@ -65,7 +65,7 @@ def _self_checked(kernels: Kernels, spec: AttentionSpec, *, invariant: bool) -> 
     from kernels.triton.selfcheck import check_batch_invariance, self_check
 
     for each in spec.by_heads().values():
-        reason = kernels.attention.unsupported_reason(each) or self_check(kernels, each)
+        reason = kernels.attention.refuse(each) or self_check(kernels, each)
         if reason is None and invariant:
             reason = check_batch_invariance(kernels, each)
         if reason is not None:
@@ -151,7 +151,7 @@ def select_kernels(
             kernels = _chunked(kernels)
         if spec.other_heads and not isinstance(kernels, str):
             kernels = _with_mixed_heads(kernels)
-        reason = kernels if isinstance(kernels, str) else kernels.attention.unsupported_reason(spec)
+        reason = kernels if isinstance(kernels, str) else kernels.attention.refuse(spec)
         if not isinstance(kernels, str) and reason is None:
             return kernels, refusals
         refusals.append((candidate, str(reason)))

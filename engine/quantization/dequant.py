@@ -68,19 +68,19 @@ class KernelLinearMethod:
 
     Attributes:
         dtype: of the model.
-        unsupported_reason: returns why the kernel cannot hold a weight, or None if it can.
+        refuse: returns why the kernel cannot hold a weight, or None if it can.
         layer: makes a layer from a weight, its bias and the dtype.
         product: multiplies by a widened weight.
     """
 
     dtype: torch.dtype
-    unsupported_reason: Callable[[PackedWeight], str | None]
+    refuse: Callable[[PackedWeight], str | None]
     layer: Callable[[PackedWeight, torch.Tensor | None, torch.dtype], Head]
     product: Product = functional.linear
 
     def make(self, weight: PackedWeight, bias: torch.Tensor | None) -> Head:
         """See ``PackedLinearMethod``."""
-        reason = self.unsupported_reason(weight)
+        reason = self.refuse(weight)
         if reason is not None:
             logger.warning("no kernel for %s: the weight is widened for every product", reason)
             return DequantLinear(weight, bias, self.dtype, self.product)

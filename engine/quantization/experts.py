@@ -22,12 +22,12 @@ class StackedExpertsMethod:
 
     Attributes:
         dtype: of the model.
-        unsupported_reason: returns why no kernel multiplies codes here, or None if one does.
+        refuse: returns why no kernel multiplies codes here, or None if one does.
         quant_function: what dense weights are quantised to; None: they stay dense.
     """
 
     dtype: torch.dtype
-    unsupported_reason: Callable[[], str | None]
+    refuse: Callable[[], str | None]
     quant_function: Callable[[torch.Tensor], PackedWeight] | None = None
 
     def make(self, weight: Weight, count: int) -> ExpertMatrices:
@@ -52,7 +52,7 @@ class StackedExpertsMethod:
         return weight.unflatten(0, (count, -1))
 
     def _make_from_codes(self, weight: PackedParts, count: int) -> TiledWeight:
-        reason = self.unsupported_reason()
+        reason = self.refuse()
         if reason is not None:
             raise ValueError(reason)
         return tile_experts(weight, count)

@@ -11,7 +11,7 @@ from kernels.packed import PackedWeight
 
 
 def panel_layer(weight: PackedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> Head:
-    """Make a layer from a weight that ``kernels.cpu.grouped.unsupported_reason`` accepts.
+    """Make a layer from a weight that ``kernels.cpu.grouped.refuse`` accepts.
 
     It computes in integers if the format rounds activations too.
     """

@@ -120,10 +120,10 @@ def _packed_method(
     if reason is None:
         if device.type == "cpu":
             from engine.quantization.panels import panel_layer
-            from kernels.cpu.grouped import unsupported_reason
+            from kernels.cpu.grouped import refuse
 
             form, label = (
-                KernelLinearMethod(dtype, unsupported_reason, panel_layer),
+                KernelLinearMethod(dtype, refuse, panel_layer),
                 "native kernels",
             )
         else:

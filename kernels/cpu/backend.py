@@ -49,8 +49,8 @@ class CpuAttention:
     name = "cpu"
     is_capturable = True
 
-    def unsupported_reason(self, spec: AttentionSpec) -> str | None:
-        """See ``AttentionBackend.unsupported_reason``."""
+    def refuse(self, spec: AttentionSpec) -> str | None:
+        """See ``AttentionBackend.refuse``."""
         if spec.device.type != "cpu":
             return "the model is not on the CPU"
         if spec.num_heads % spec.num_kv_heads:

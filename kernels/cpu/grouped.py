@@ -26,7 +26,7 @@ _STEP = 32  # the number of inputs is padded to a multiple of it
 _WORD_INPUTS = {4: 8, 8: 4}  # by bits
 
 
-def unsupported_reason(weight: PackedWeight) -> str | None:
+def refuse(weight: PackedWeight) -> str | None:
     """Return why the kernel cannot hold a weight, or None if it can."""
     if weight.num_groups > 1 and weight.group_size % _WORD_INPUTS[weight.bits]:
         return f"groups of {weight.group_size} inputs"
@@ -41,7 +41,7 @@ class PanelGrouped(PanelLinear):
     stored in bfloat16.
 
     Args:
-        weight: one that ``unsupported_reason`` accepts.
+        weight: one that ``refuse`` accepts.
         bias: [outputs] or None.
         dtype: of the model.
     """

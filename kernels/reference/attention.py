@@ -71,7 +71,7 @@ class ReferenceAttention:
     name = "reference"
     is_capturable = False
 
-    def unsupported_reason(self, spec: AttentionSpec) -> str | None:
+    def refuse(self, spec: AttentionSpec) -> str | None:
         """Refuse only head counts that do not divide."""
         if spec.num_heads % spec.num_kv_heads:
             return f"{spec.num_heads} heads do not share {spec.num_kv_heads} KV heads evenly"

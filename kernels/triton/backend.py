@@ -31,8 +31,8 @@ class TritonAttention:
         """
         self._invariant = invariant
 
-    def unsupported_reason(self, spec: AttentionSpec) -> str | None:
-        """See ``AttentionBackend.unsupported_reason``."""
+    def refuse(self, spec: AttentionSpec) -> str | None:
+        """See ``AttentionBackend.refuse``."""
         if (reason := device_unsupported_reason(spec.device)) is not None:
             return reason
         if spec.num_heads % spec.num_kv_heads:

@@ -86,6 +86,6 @@ def test_chunks_equal_their_mask(attention, rows, blocks_a_chunk, seed):
 
 
 def test_chunks_that_cut_a_block_are_refused():
-    reason = ChunkedAttention(ReferenceAttention()).unsupported_reason(spec_of(10))
+    reason = ChunkedAttention(ReferenceAttention()).refuse(spec_of(10))
     assert reason is not None
     assert "10 tokens are not made of blocks of 4" in reason

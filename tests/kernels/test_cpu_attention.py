@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(build.load() is None, reason="no native kernels 
 
 def run(problem: Problem) -> torch.Tensor:
     backend = CpuAttention()
-    assert backend.unsupported_reason(problem.spec) is None
+    assert backend.refuse(problem.spec) is None
     state = backend.plan(problem.geometry, problem.spec)
     return backend.forward(state, problem.layer, problem.query, problem.cache)
 
@@ -224,10 +224,10 @@ def test_a_broken_row_of_codes_harms_no_other(part: str, cache_dtype: torch.dtyp
 def test_refusals() -> None:
     spec = make_problem([1], [1]).spec
     backend = CpuAttention()
-    assert backend.unsupported_reason(spec) is None
-    assert "multiple of 8" in (backend.unsupported_reason(replace(spec, head_dim=68)) or "")
-    assert "evenly" in (backend.unsupported_reason(replace(spec, num_heads=3)) or "")
-    assert "float16" in (backend.unsupported_reason(replace(spec, dtype=torch.float16)) or "")
+    assert backend.refuse(spec) is None
+    assert "multiple of 8" in (backend.refuse(replace(spec, head_dim=68)) or "")
+    assert "evenly" in (backend.refuse(replace(spec, num_heads=3)) or "")
+    assert "float16" in (backend.refuse(replace(spec, dtype=torch.float16)) or "")
     assert select_kernels("auto", spec)[0].name == "cpu"
     chosen, refusals = select_kernels("auto", replace(spec, dtype=torch.float16))
     assert chosen.name == "reference"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.cpu import linear
-from kernels.cpu.grouped import PanelGrouped, unsupported_reason
+from kernels.cpu.grouped import PanelGrouped, refuse
 from kernels.packed import (
     INT4_LEVELS,
     MXFP4_LEVELS,
@@ -122,6 +122,6 @@ def test_memory_is_that_of_the_codes():
 
 
 def test_groups_that_cut_through_words_are_refused():
-    assert unsupported_reason(_weight("int4", (32, 64, 20))) == "groups of 20 inputs"
-    assert unsupported_reason(_weight("int8", (32, 64, 20))) is None
-    assert unsupported_reason(_weight("int4", (32, 60, 60))) is None
+    assert refuse(_weight("int4", (32, 64, 20))) == "groups of 20 inputs"
+    assert refuse(_weight("int8", (32, 64, 20))) is None
+    assert refuse(_weight("int4", (32, 60, 60))) is None

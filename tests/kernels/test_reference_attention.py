@@ -166,4 +166,4 @@ def test_copied_blocks_are_equal_and_the_others_untouched():
 
 def test_heads_that_do_not_divide_are_refused():
     spec = AttentionSpec(5, 2, 8, 16, torch.float32, CPU)
-    assert "5 heads" in (ReferenceAttention().unsupported_reason(spec) or "")
+    assert "5 heads" in (ReferenceAttention().refuse(spec) or "")

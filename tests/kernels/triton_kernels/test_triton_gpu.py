@@ -46,7 +46,7 @@ def run(problem: Problem, *, invariant: bool = False) -> torch.Tensor:
     """The backend's result on the GPU, into output memory that held nan."""
     spec = replace(problem.spec, device=DEVICE)
     backend = TritonAttention(invariant=invariant)
-    assert backend.unsupported_reason(spec) is None
+    assert backend.refuse(spec) is None
     cache = LayerCache(*(stored.to(DEVICE) for stored in problem.cache.tensors()))
     query = problem.query.to(DEVICE)
     torch.full_like(query, float("nan"))  # freed, and likely reused for the output

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 def run(problem: Problem, *, invariant: bool = False) -> torch.Tensor:
     backend = TritonAttention(invariant=invariant)
-    assert backend.unsupported_reason(problem.spec) is None
+    assert backend.refuse(problem.spec) is None
     state = backend.plan(problem.geometry, problem.spec)
     return backend.forward(state, problem.layer, problem.query, problem.cache)
 
@@ -90,9 +90,7 @@ def test_queries_that_look_ahead_equal_the_definition(
     )
     tolerance = 2e-3 if head_dim > 256 else 2e-5
     check(problem, tolerance)
-    assert "batch-invariant" in (
-        TritonAttention(invariant=True).unsupported_reason(problem.spec) or ""
-    )
+    assert "batch-invariant" in (TritonAttention(invariant=True).refuse(problem.spec) or "")
 
 
 @pytest.mark.parametrize("cache_dtype", [None, torch.int8])
@@ -342,15 +340,11 @@ def test_a_captured_batch_of_chunks() -> None:
 def test_refusals() -> None:
     spec = make_problem([1], [1]).spec
     backend = TritonAttention()
-    assert backend.unsupported_reason(spec) is None
-    assert "640" in (
-        backend.unsupported_reason(replace(spec, head_dim=640, dtype=torch.float16)) or ""
-    )
-    assert "512" in (
-        backend.unsupported_reason(replace(spec, head_dim=512, dtype=torch.float32)) or ""
-    )
-    assert backend.unsupported_reason(replace(spec, head_dim=512, dtype=torch.bfloat16)) is None
-    assert "evenly" in (backend.unsupported_reason(replace(spec, num_heads=3)) or "")
-    assert "CPU" in (backend.unsupported_reason(replace(spec, device=torch.device("cuda"))) or "")
+    assert backend.refuse(spec) is None
+    assert "640" in (backend.refuse(replace(spec, head_dim=640, dtype=torch.float16)) or "")
+    assert "512" in (backend.refuse(replace(spec, head_dim=512, dtype=torch.float32)) or "")
+    assert backend.refuse(replace(spec, head_dim=512, dtype=torch.bfloat16)) is None
+    assert "evenly" in (backend.refuse(replace(spec, num_heads=3)) or "")
+    assert "CPU" in (backend.refuse(replace(spec, device=torch.device("cuda"))) or "")
     chosen, refusals = select_kernels("triton", spec)
     assert (chosen.name, refusals) == ("triton", [])

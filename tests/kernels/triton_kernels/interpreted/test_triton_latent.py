@@ -32,7 +32,7 @@ def test_mixed_batches_equal_the_definition(
         dtype=dtype,
     )
     backend = TritonAttention()
-    assert backend.unsupported_reason(problem.spec) is None
+    assert backend.refuse(problem.spec) is None
     state = backend.plan(problem.geometry, problem.spec)
     actual = backend.forward(state, problem.layer, problem.query, problem.cache)
     expected = attend(problem)
