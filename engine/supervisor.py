@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 MAX_CRASHES = 3  # within CRASH_WINDOW_S; then there is no further restart
 CRASH_WINDOW_S = 60.0
+SPAWN_PAUSE_S = 5.0  # after the system refused a process, for instance for want of memory
 _EXIT_GRACE_S = 5.0  # from Shutdown to SIGTERM, and from there to SIGKILL
 _REAP_GRACE_S = 2.0  # for a process that has closed its socket to exit
 
@@ -183,6 +184,9 @@ class EngineSupervisor:
                 link, _ = await self._connect(None)
             except EngineError as error:
                 logger.error("%s could not be restarted: %s", self._config.engine_name, error)
+            except OSError as error:
+                logger.error("no process for %s: %s", self._config.engine_name, error)
+                await asyncio.sleep(SPAWN_PAUSE_S)
             else:
                 return link
 

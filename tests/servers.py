@@ -191,9 +191,14 @@ def running_server(
     key: str | None = None,
     wait: bool = True,
     environment: Mapping[str, str] | None = None,
+    shell: str | None = None,
 ) -> Iterator[Server]:
-    """Run a server on the demo model during the block; its log is shown on failure."""
-    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--num-threads", "1"]
+    """Run a server on the demo model during the block; its log is shown on failure.
+
+    ``shell`` is a line of shell that starts the server, which is ``"$@"`` there, with ``exec``.
+    """
+    command = [] if shell is None else ["sh", "-c", shell, "sh"]
+    command += [sys.executable, "-m", "server", "serve", "--port", "0", "--num-threads", "1"]
     command += ["--num-gpu-blocks-override", "1024", *flags]
     if key is not None:
         command += ["--api-key", key]

@@ -5,6 +5,7 @@
        │  size and count    │        writes stalled for write_timeout_s: cut
        └── 408 / 431 / 400, in OpenAI's error shape, and close
 
+One connection more than there are descriptors for (``descriptors.py``) is refused with a 503.
 A connection with an unread body is closed in two phases: our side is shut down, then what the
 client still sends is discarded for a moment. Closing at once would reset the connection, and the
 client would lose the response.
@@ -14,17 +15,19 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from asyncio import TimerHandle
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from server.errors import ApiError
+from server.errors import ApiError, overloaded
 
 MAX_HEADER_BYTES = 64 * 1024  # request line and headers together
 MAX_HEADERS = 128
 _WRITE_BUFFER_BYTES = 32 * 1024  # per connection, before its writer waits for the client
 _LINGER_S = 2.0
+_MAX_REFUSED = 8  # connections above the limit that get an answer at the same time
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
@@ -34,6 +37,7 @@ class HardenedProtocol(HttpToolsProtocol):
     # Set by ``serve`` on a subclass, since uvicorn makes the instances.
     header_timeout_s: float = 10.0
     write_timeout_s: float = 30.0
+    max_connections: int = sys.maxsize
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -50,10 +54,16 @@ class HardenedProtocol(HttpToolsProtocol):
     # ------------------------------------------------------------ connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Bound the write buffer, and the wait for the first headers."""
+        """Bound the write buffer, the wait for the first headers, and the number of connections."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
-        self._arm_header_timer()
+        num_excess = len(self.connections) - self.max_connections
+        if num_excess <= 0:
+            self._arm_header_timer()
+        elif num_excess <= _MAX_REFUSED:
+            self._refuse(overloaded(f"{self.max_connections} connections"))
+        else:
+            transport.abort()  # refusals linger, too
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Drop the timers, and the last request, which refers back to the connection."""
@@ -155,7 +165,8 @@ class HardenedProtocol(HttpToolsProtocol):
             cycle.message_event.set()
         body = error.body()
         head = [STATUS_LINE[error.status]]
-        for name, value in self.server_state.default_headers:
+        headers = [(name.encode(), value.encode()) for name, value in error.headers.items()]
+        for name, value in (*self.server_state.default_headers, *headers):
             head += [name, b": ", value, b"\r\n"]
         head += [
             b"content-type: application/json\r\nconnection: close\r\ncontent-length: ",

@@ -22,6 +22,7 @@ import uvloop
 from fastapi import FastAPI
 
 from engine.gc_tuning import tune_for_serving
+from server.http import descriptors
 from server.http.protocol import HardenedProtocol
 from server.http.stacks import log_stacks_on_signal
 from server.http.tls import Tls
@@ -51,10 +52,12 @@ def serve(
     Returns the process's exit status: 0 after a signal, 1 if the engine is gone for good.
     """
     state: ServerState = app.state.server
+    descriptors.raise_limit()
 
     class Protocol(HardenedProtocol):
         header_timeout_s = settings.header_timeout_s
         write_timeout_s = settings.body_timeout_s
+        max_connections = descriptors.max_connections()
 
     config = uvicorn.Config(
         app,

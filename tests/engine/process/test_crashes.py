@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from engine import supervisor
 from engine.child import Child
 from engine.errors import EngineDead, ModelLoadError, RequestFailed
 from engine.frames import Configure, FrameReader, Loading, encode, receive
@@ -150,6 +151,29 @@ async def test_an_engine_that_does_not_come_back_is_given_up(
     with pytest.raises(EngineDead, match="keeps dying"):
         await stream.next()
     assert (client.num_restarts, client.dead) == (0, True)
+    await client.close()
+
+
+async def test_a_system_that_refuses_a_process_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    client = subprocess_client(step_s=0.002)
+    await client.start()
+    children = iter([OSError("Resource temporarily unavailable"), Child])
+
+    def make_child(module: str) -> Child:
+        result = next(children)
+        if isinstance(result, OSError):
+            raise result
+        return result(module)
+
+    monkeypatch.setattr(supervisor, "Child", make_child)
+    monkeypatch.setattr(supervisor, "SPAWN_PAUSE_S", 0.01)
+    (request,) = make_requests(1)
+    (stream,) = client.submit([request])
+    await kill_after(client, 1)
+    assert tokens_of(await collect(stream)) == fakes.expected_output(request, MAX_LEN)[0]
+    assert client.num_restarts == 1
     await client.close()
 
 
