@@ -31,14 +31,14 @@ from engine.config import (
 from engine.core import EngineCore
 from engine.driver import Choice, Driver, TextStream
 from engine.errors import InvalidParameter
-from engine.offline_adapters import Lora, OfflineAdapters
-from engine.offline_beam_search import search_all
-from engine.offline_images import ChatPrompt
-from engine.offline_inputs import Prompt, as_prompts, new_id, params_for
-from engine.offline_inspection import OfflineInspection
-from engine.offline_pooling import EmbeddingResult, embed_all, score_all
-from engine.offline_sleep import OfflineSleep
-from engine.offline_text import ChatOptions, Conversation, OfflineText
+from engine.offline.adapters import Lora, OfflineAdapters
+from engine.offline.beam_search import search_all
+from engine.offline.images import ChatPrompt
+from engine.offline.inputs import Prompt, as_prompts, new_id, params_for
+from engine.offline.inspection import OfflineInspection
+from engine.offline.pooling import EmbeddingResult, embed_all, score_all
+from engine.offline.sleep import OfflineSleep
+from engine.offline.text import ChatOptions, Conversation, OfflineText
 from engine.paths import default_model_dir
 from engine.pooling import PoolingKind
 from engine.profiler import make_profile_directory

@@ -20,7 +20,7 @@ from engine.core import EngineCore
 from engine.driver import Driver
 from engine.errors import ContextLengthExceeded, InvalidParameter
 from engine.inline import InlineClient
-from engine.offline_beam_search import search_all
+from engine.offline.beam_search import search_all
 from engine.paths import default_model_dir
 from engine.process import SubprocessClient
 from engine.requests import fan_out

@@ -8,8 +8,8 @@ from typing import Any, TypedDict, Unpack
 
 from engine.images.placeholders import expand_image_tokens
 from engine.images.types import ImageRules
-from engine.offline_images import ChatPrompt, extract_images, process_images
-from engine.offline_inputs import Prompt, as_prompts
+from engine.offline.images import ChatPrompt, extract_images, process_images
+from engine.offline.inputs import Prompt, as_prompts
 from engine.text.template import ChatTemplate, Message
 from engine.text.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.driver import Choice, Driver
 from engine.errors import InvalidParameter, RequestFailed
-from engine.offline_inputs import Prompt, new_id
+from engine.offline.inputs import Prompt, new_id
 from engine.pooling import PoolingInfo, PoolingParams, relevance
 from engine.progress import run_to_completion
 from engine.text.tokenizer import Tokenizer

@@ -1,0 +1,1 @@
+"""The parts of the offline ``LLM`` (``engine/llm.py``), one concern each."""
