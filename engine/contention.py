@@ -14,5 +14,8 @@ def is_contended(num_rows: int) -> bool:
 
 
 def is_large_batch(num_rows: int) -> bool:
-    """Whether there are more sequences than in a crowd."""
+    """Whether a step of so many sequences takes longer than delivering their tokens.
+
+    So does one of as many tokens, whichever sequences they are of.
+    """
     return num_rows >= _LARGE_BATCH

@@ -360,7 +360,7 @@ class EngineCore:
     def _admit_ready(self) -> None:
         """Advance the waiting requests' images and grammars, and queue those that are ready."""
         began_s = self._clock()
-        with self._spans("let in"):
+        with self._spans("admit"):
             self._intake.admit_ready(self._monitor)
         spent_s = self._clock() - began_s
         # Do not count this time as part of the steps in flight: on a CPU they make no progress

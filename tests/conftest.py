@@ -9,8 +9,18 @@ import pytest
 
 from tests.servers import Server, running_server
 
-# They take minutes in one piece: started last, they would leave all cores but one idle.
-_LONG = {"test_pretended_gpu.py", "test_triton_interpreter.py"}
+# They take minutes in one piece: started last, they would leave all cores but one idle. The first
+# takes the longest.
+_LONG = (
+    "test_triton_interpreter.py",
+    "test_pretended_gpu.py",
+    "test_cpu_linear.py",
+    "test_sleeping_ranks.py",
+    "test_ray.py",
+    "test_triton_aot.py",
+    "test_states_server.py",
+    "test_nodes.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -19,7 +29,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ``make test`` hands out files in this order.
     """
     counts = Counter(item.path for item in items)
-    items.sort(key=lambda item: (item.path.name not in _LONG, -counts[item.path]))
+    ranks = {name: rank for rank, name in enumerate(_LONG)}
+    items.sort(key=lambda item: (ranks.get(item.path.name, len(_LONG)), -counts[item.path]))
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.test_house import ROOT, git_files
 
 _ROOMS = "engine|server|kernels|tools|loadtest|demo"
@@ -79,7 +81,8 @@ def _defined(tree: ast.AST) -> set[str]:
     return found
 
 
-def names() -> Names:
+@pytest.fixture(scope="module")
+def known() -> Names:
     return Names((_relative(path), path.read_text()) for path in git_files("*.py"))
 
 
@@ -87,8 +90,7 @@ def _relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def test_what_is_called_by_name_exists():
-    known = names()
+def test_what_is_called_by_name_exists(known: Names) -> None:
     wrong = {
         f"{_relative(path)}: {reference}"
         for path in git_files("*.py", "*.md")
@@ -98,8 +100,7 @@ def test_what_is_called_by_name_exists():
     assert not wrong
 
 
-def test_what_does_not_exist_is_found():
-    known = names()
+def test_what_does_not_exist_is_found(known: Names) -> None:
     text = "See ``{}.no_such``, `engine.core.NoSuch`, `engine/no_such.py` and python -m demo.none."
     missing = list(known.missing(text.format("EngineCore")))
     assert missing == [

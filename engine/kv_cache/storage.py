@@ -70,9 +70,9 @@ class KVCache:
         """Allocate all blocks, zeroed.
 
         With ``codes``, blocks hold codes of that type with scales instead of ``dtype``. ``states``
-        are those of the layers without blocks. With ``side_by_side``, a block's data of all layers
-        is contiguous, in huge pages if the system grants them, for kernels that expect this. With
-        separate layers, a huge page for each would take more memory than a small cache has.
+        are those of the layers without blocks. With ``interleave_layers``, a block's data of all
+        layers is contiguous, in huge pages if the system grants them, for kernels that expect this.
+        With separate layers, a huge page for each would take more memory than a small cache has.
 
         Raises:
             ModelLoadError: the device has too little memory.
@@ -283,7 +283,7 @@ def _paged(
     dtype: torch.dtype,
     device: torch.device,
     codes: torch.dtype | None,
-    side_by_side: bool,
+    interleave_layers: bool,
 ) -> tuple[LayerCache, ...]:
     """One cache per layer that has blocks; layers with equal heads are allocated together."""
     made = {
@@ -294,7 +294,7 @@ def _paged(
             dtype,
             device,
             codes,
-            side_by_side,
+            interleave_layers,
         )
         for heads, head_dim in dict.fromkeys(spec.cached_heads)
     }
@@ -308,13 +308,13 @@ def _allocate_alike(
     dtype: torch.dtype,
     device: torch.device,
     codes: torch.dtype | None,
-    side_by_side: bool,
+    interleave_layers: bool,
 ) -> Iterator[LayerCache]:
     if spec.value_dim is not None:
         for keys in _allocate_separate(count, shape, codes or dtype, device):
             yield LayerCache(keys, keys[..., : spec.value_dim])
         return
-    make = _allocate_interleaved if side_by_side else _allocate_separate
+    make = _allocate_interleaved if interleave_layers else _allocate_separate
     stored = make(2 * count, shape, codes or dtype, device)
     scales = [] if codes is None else make(2 * count, shape[:-1], SCALE_DTYPE, device)
     for i in range(0, 2 * count, 2):

@@ -10,8 +10,9 @@ import msgspec
 import torch
 
 from engine.config import EngineConfig
-from engine.contention import is_contended
+from engine.contention import is_contended, is_large_batch
 from engine.errors import ModelLoadError
+from engine.plan_rows import PlanRows
 
 logger = logging.getLogger(__name__)
 
@@ -130,12 +131,13 @@ def usable_threads() -> int:
 
 
 class StepThreads:
-    """The number of threads that compute a step, by its number of sequences.
+    """The number of threads that compute a step, by its numbers of sequences and of tokens.
 
     With a few sequences, latency counts and all cores are used. With some tens, the HTTP process is
     busy too: a small model gains little from the last core, and loses much whenever a thread is
-    descheduled in the middle of an operation. With more sequences than that, the step itself is the
-    bottleneck and the last core is idle for most of it, so all cores are used again.
+    descheduled in the middle of an operation. With more sequences than that, or beside chunks of
+    prompts, the step itself is the bottleneck and the last core is idle for most of it, so all
+    cores are used again.
 
     Args:
         max_threads: threads for few or many sequences; the number that is set now.
@@ -146,9 +148,10 @@ class StepThreads:
         self._max_threads, self._contended_threads = max_threads, contended_threads
         self._now = max_threads
 
-    def use(self, num_rows: int) -> None:
-        """Set the number of threads for a step of ``num_rows`` rows, computed by this thread."""
-        count = self._contended_threads if is_contended(num_rows) else self._max_threads
+    def use(self, rows: PlanRows) -> None:
+        """Set the number of threads for a step of ``rows``, which this thread computes."""
+        leaves_core = is_contended(len(rows)) and not is_large_batch(sum(map(len, rows.token_ids)))
+        count = self._contended_threads if leaves_core else self._max_threads
         if count != self._now:
             torch.set_num_threads(count)
             self._now = count

@@ -178,7 +178,7 @@ class ModelRunner:
             if not plan.rows:
                 return CompletedStep(StepResult())
             if self._threads is not None:
-                self._threads.use(len(plan.rows))
+                self._threads.use(plan.rows)
             extend_tables(plan.rows, self._rows)
             if self._snapshots is not None:
                 self._snapshots.restore(plan.restores)
@@ -420,8 +420,12 @@ class ModelRunner:
                 hidden = hidden.index_select(0, sent.last_tokens)
             if not batch.sampling_rows.size:
                 return None, results
+            slots = sent.rows.slots.index_select(0, sent.sampling_rows)
+            if drafts is None and self._sampler.is_plain(batch) and self._sampler.is_greedy(batch):
+                likeliest = self._model.sample_greedy(hidden)
+                if likeliest is not None:
+                    return self._sampler.accept(likeliest, slots), results
             logits = self._model.logits(hidden)
         with self._spans("sample"):
-            slots = sent.rows.slots.index_select(0, sent.sampling_rows)
             positions = inputs.step.next_positions.index_select(0, sent.sampling_rows)
             return self._sampler.sample(logits, batch, slots, positions, drafts, masks), results

@@ -111,6 +111,12 @@ class Sampler:
         columns = logprob_columns(raw, sampled.token_ids[at], max(num_top))
         return SampledRows(sampled, telling.tolist(), num_top, columns, failures, accepted)
 
+    def accept(self, likeliest: SamplerOutput, slots: torch.Tensor) -> SampledRows:
+        """Take tokens that the head has chosen, for plain and greedy rows of slots [S]."""
+        lines = self._rows.sampling.table.count_line
+        self._operations.feed_back(self._rows.newest, slots, likeliest.token_ids, lines)
+        return SampledRows(likeliest)
+
     def _choose(
         self,
         logits: torch.Tensor,

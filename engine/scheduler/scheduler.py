@@ -151,11 +151,7 @@ class Scheduler:
         Raises:
             ContextLengthExceeded, InvalidParameter: as ``add`` does.
         """
-        seq = self._make_sequence(request)
-        if seq.must_compute_prompt:
-            return 0
-        prefix = self._planner.find_prefix(seq)
-        return (prefix.num_skipped + len(prefix.block_ids)) * self._pool.block_size
+        return self._num_cached(self._make_sequence(request))
 
     def has_computed(self, request_id: str, num_tokens: int) -> bool:
         """Whether planned steps cover a request's first ``num_tokens``, or it has ended."""

@@ -82,8 +82,10 @@ class DraftPlan:
         attention = self.attention
         size = (memory.num_blocks, memory.block_size, attention.dtype, attention.device)
         decoder = Decoder(self.spec, modules, self.kernels, memory.max_model_len)
-        side_by_side = self.kernels.supports_interleaved_layers
-        cache = KVCache(self.spec, *size, attention.cache_dtype, interleave_layers=side_by_side)
+        interleave_layers = self.kernels.supports_interleaved_layers
+        cache = KVCache(
+            self.spec, *size, attention.cache_dtype, interleave_layers=interleave_layers
+        )
         programs: DecodePrograms | DecodeGraphs | None = None
         parts = decoder, cache, self.kernels, attention, rows
         if enforce_eager or not self.kernels.attention.is_capturable:

@@ -11,6 +11,7 @@ import pytest
 
 from engine.config import CacheConfig, Dtype, EngineConfig, Quantization, SchedulerConfig
 from engine.core import EngineCore
+from engine.models.decoder import Decoder
 from engine.runner import load_runner
 from engine.types import Request, SamplingParams
 from kernels.cpu import linear
@@ -167,10 +168,12 @@ def test_the_same_bits_as_steps_from_python(model, kind: str, quantization) -> N
     ("kind", "quantization"),
     [("llama", None), ("llama", "int8"), ("granite", None), ("gemma2", None), ("gemma2", "int8")],
 )
-def test_greedy_rows_alone_make_no_logits(model, kind: str, quantization) -> None:
+def test_greedy_rows_alone_make_no_logits(
+    model, kind: str, quantization, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They choose the same tokens as next to a seeded row, which needs all logits.
 
-    Also if logits are scaled or capped.
+    Also if logits are scaled or capped, and beside the prompts of others.
     """
     core = make(model(kind, **SHAPE), eager=False, quantization=quantization)
     prompts = [tuple(range(3 + i, 12 + 2 * i)) for i in range(5)]
@@ -195,6 +198,7 @@ def test_greedy_rows_alone_make_no_logits(model, kind: str, quantization) -> Non
     made: list[int] = []
     for size, graph in programs.items():
         programs[size] = replace(graph, forward=lambda size=size: made.append(size))
+    monkeypatch.setattr(Decoder, "logits", lambda decoder, hidden: made.append(len(hidden)))
     assert run() == expected
     assert not made
 
