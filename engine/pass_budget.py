@@ -4,15 +4,10 @@ A new arrival waits for the current step to end, half a step on average, and all
 are delivered at once. A step should therefore last no longer than one screen refresh, so that text
 still seems to appear token by token. With many rows, one pass takes a good part of that time, and
 delivering a step's tokens takes a good part of a core, so their steps last two refreshes.
-
-Steps of a crowd (``engine/contention.py``) make one pass. Another core delivers their tokens while
-the next step is computed, so several passes would save almost nothing, and texts that end midway
-would wait.
 """
 
 from __future__ import annotations
 
-from engine.contention import is_contended, is_large_batch
 from engine.plan_rows import PlanRows
 from engine.speculation.costs import MedianEstimate, row_bucket
 from engine.types import StepResult
@@ -20,6 +15,7 @@ from engine.types import StepResult
 # Target duration of a step with several passes; rounding exceeds it by at most a third.
 _STEP_S = 0.016
 _LARGE_BATCH_STEP_S = 0.032
+_LARGE_BATCH = 48  # rows
 
 
 class PassBudget:
@@ -37,23 +33,18 @@ class PassBudget:
 
     def max_passes(self, num_rows: int) -> int:
         """Passes for a step of ``num_rows`` rows; 1 until the duration of a pass is known."""
-        if is_contended(num_rows):
-            return 1
         usual = self._pass_times.get(row_bucket(num_rows))
         if usual is None or not usual.is_known:
             return 1
-        step_s = _LARGE_BATCH_STEP_S if is_large_batch(num_rows) else _STEP_S
+        step_s = _STEP_S if num_rows < _LARGE_BATCH else _LARGE_BATCH_STEP_S
         if usual.value * self._max_passes <= step_s:
             return self._max_passes
         return max(1, round(step_s / usual.value))
 
     def observe(self, rows: PlanRows, result: StepResult, seconds: float) -> None:
-        """Learn from the duration of a step.
-
-        Steps with prompts say nothing about a pass, and a crowd's are not needed.
-        """
+        """Learn from the duration of a step; steps with prompts say nothing about a pass."""
         num_rows = len(rows)
-        if self._max_passes == 1 or not num_rows or is_contended(num_rows):
+        if self._max_passes == 1 or not num_rows:
             return
         if rows.unsampled or not result.token_ids:
             return

@@ -135,7 +135,7 @@ class FollowerWorker:
         )
         model = read_config(config.model)
         assert isinstance(model.spec, DecoderSpec)  # checked by rank 0
-        plan = make_plan(config, model, model.spec, self._shard, threads=former.threads)
+        plan = make_plan(config, model, model.spec, self._shard, num_threads=former.num_threads)
         self._new_shard = LoadedShard(plan, read_weights(plan, None))
 
     def _finish_reload(self, *, adopt: bool) -> None:

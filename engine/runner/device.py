@@ -10,9 +10,7 @@ import msgspec
 import torch
 
 from engine.config import EngineConfig
-from engine.contention import is_contended, is_large_batch
 from engine.errors import ModelLoadError
-from engine.plan_rows import PlanRows
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +114,7 @@ def set_threads(num_threads: int | None, weights_bytes: int, *, shares_cores: bo
     a small model one core is left to the HTTP process: its operations take microseconds, and a
     thread that has to wait for a core at the end of each operation costs more than it contributes.
     With ``shares_cores`` all cores are used, because the native kernels' thread team does not wait
-    for a thread that has not begun; see ``StepThreads``.
+    for a thread that has not begun.
     """
     most = usable_threads()
     count = num_threads or (most if shares_cores else default_threads(most, weights_bytes))
@@ -128,33 +126,6 @@ def set_threads(num_threads: int | None, weights_bytes: int, *, shares_cores: bo
 def usable_threads() -> int:
     """Return how many threads get a core each, at most torch's setting (OMP_NUM_THREADS)."""
     return min(torch.get_num_threads(), _physical_cores())
-
-
-class StepThreads:
-    """The number of threads that compute a step, by its numbers of sequences and of tokens.
-
-    With a few sequences, latency counts and all cores are used. With some tens, the HTTP process is
-    busy too: a small model gains little from the last core, and loses much whenever a thread is
-    descheduled in the middle of an operation. With more sequences than that, or beside chunks of
-    prompts, the step itself is the bottleneck and the last core is idle for most of it, so all
-    cores are used again.
-
-    Args:
-        max_threads: threads for few or many sequences; the number that is set now.
-        contended_threads: threads for the range in between.
-    """
-
-    def __init__(self, max_threads: int, contended_threads: int) -> None:
-        self._max_threads, self._contended_threads = max_threads, contended_threads
-        self._now = max_threads
-
-    def use(self, rows: PlanRows) -> None:
-        """Set the number of threads for a step of ``rows``, which this thread computes."""
-        leaves_core = is_contended(len(rows)) and not is_large_batch(sum(map(len, rows.token_ids)))
-        count = self._contended_threads if leaves_core else self._max_threads
-        if count != self._now:
-            torch.set_num_threads(count)
-            self._now = count
 
 
 def default_threads(num_cores: int, weights_bytes: int) -> int:

@@ -26,7 +26,6 @@ from engine.models.vision.tower import VisionTower
 from engine.parallel.shard import parameter_slices
 from engine.runner.adapter_load import make_adapters
 from engine.runner.device import (
-    StepThreads,
     divide_machine,
 )
 from engine.runner.graphs import CudaCapture, DecodeGraphs
@@ -100,7 +99,9 @@ class LoadedDecoder:
     def reload_plan(self) -> ReloadPlan:
         """How to read it again: into the same memory, with the same number of threads."""
         plan, info = self.plan, self.info
-        again = partial(_load_decoder, threads=plan.threads, memory=info.memory, team=self.team)
+        again = partial(
+            _load_decoder, num_threads=plan.num_threads, memory=info.memory, team=self.team
+        )
         return ReloadPlan(plan.config, plan.full_spec, info, again)
 
     def runner(self) -> ModelRunner:
@@ -158,7 +159,6 @@ class LoadedDecoder:
             adapters,
             graphs,
             draft,
-            threads=plan.threads,
             features=features,
             rejection_sampling=rejects,
             warmup=rehearsals,
@@ -183,24 +183,24 @@ def _load_decoder(
     model: ModelConfig,
     on_progress: LoadProgress | None = None,
     *,
-    threads: StepThreads | None = None,
+    num_threads: int | None = None,
     memory: MemoryPlan | None = None,
     team: Team | None = None,
 ) -> LoadedDecoder:
     """Read a decoder.
 
-    ``threads`` and ``memory`` are what an earlier load planned for it; ``team`` is the ranks that
-    hold it, if there are several.
+    ``num_threads`` and ``memory`` are what an earlier load planned for it; ``team`` is the ranks
+    that hold it, if there are several.
     """
     assert isinstance(model.spec, DecoderSpec)
     check_recurrent_support(config, model.spec)
     if config.enable_expert_parallel and config.tensor_parallel_size == 1:
         raise ModelLoadError("enable_expert_parallel needs a tensor_parallel_size above 1")
     if config.num_ranks == 1:
-        plan = make_plan(config, model, model.spec, threads=threads)
+        plan = make_plan(config, model, model.spec, num_threads=num_threads)
         return _read_decoder(plan, on_progress, memory)
     if team is not None:
-        plan = make_plan(config, model, model.spec, team.shard, threads=threads)
+        plan = make_plan(config, model, model.spec, team.shard, num_threads=num_threads)
         with team.reading_weights(config.model, config.generation):
             return _read_decoder(plan, on_progress, memory, team)
     from engine.parallel.leader import Team  # imports torch.distributed

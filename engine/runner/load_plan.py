@@ -17,11 +17,9 @@ from engine.quantization import choose_method
 from engine.quantization.cpu import PanelMethod
 from engine.quantization.method import WeightMethod
 from engine.runner.device import (
-    StepThreads,
     cache_codes,
     choose_device,
     choose_dtype,
-    default_threads,
     set_threads,
 )
 from engine.runner.image_load import ImagePlan, plan_images
@@ -48,7 +46,7 @@ class LoadPlan:
     spec: DecoderSpec  # what this process computes
     attention: AttentionSpec
     kernels: Kernels
-    threads: StepThreads
+    num_threads: int
     files: WeightFiles
     method: WeightMethod
     draft: DraftPlan | None
@@ -74,11 +72,11 @@ def make_plan(
     full_spec: DecoderSpec,
     shard: Shard | None = None,
     *,
-    threads: StepThreads | None = None,
+    num_threads: int | None = None,
 ) -> LoadPlan:
     """Decide how the model, or one rank's shard of it, is held and computed.
 
-    ``threads`` repeats the decision of an earlier load.
+    ``num_threads`` repeats the decision of an earlier load.
 
     Raises:
         ModelLoadError: it cannot be served as configured.
@@ -102,8 +100,9 @@ def make_plan(
     kernels = choose_kernels(config.attention_backend, attention, invariant=config.batch_invariant)
     draft = plan_draft(config, spec, attention)
     head = plan_head(config, model, spec, files.headers, files.quant_format, attention)
-    if threads is None:
-        threads = _step_threads(config, weights_bytes(spec, dtype), shares=kernels.name == "cpu")
+    if num_threads is None:
+        size = weights_bytes(spec, dtype)
+        num_threads = set_threads(config.num_threads, size, shares_cores=kernels.name == "cpu")
     method = choose_method(
         config.quantization,
         dtype,
@@ -111,7 +110,7 @@ def make_plan(
         invariant=config.batch_invariant,
         checkpoint_format=files.codes,
     )
-    held = kernels, threads, files, method, draft, head, images
+    held = kernels, num_threads, files, method, draft, head, images
     plan = LoadPlan(config, model, full_spec, shard, spec, attention, *held)
     if config.batch_invariant and spec.moe is not None:
         reason = _refuse_invariant_experts(plan, dtype, device)
@@ -130,13 +129,6 @@ def _refuse_invariant_experts(
     from kernels.triton.check_products import check_experts
 
     return check_experts(dtype, device)
-
-
-def _step_threads(config: EngineConfig, size: int, *, shares: bool) -> StepThreads:
-    """Return the step threads of a model of ``size`` bytes; ``shares`` cores with others."""
-    most = set_threads(config.num_threads, size, shares_cores=shares)
-    varies = shares and config.num_threads is None and not config.batch_invariant
-    return StepThreads(most, default_threads(most, size) if varies else most)
 
 
 def attention_spec(

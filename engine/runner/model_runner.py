@@ -23,7 +23,6 @@ from engine.models.decoder import Decoder, StepState
 from engine.plan_rows import PlanRows
 from engine.profiler import Spans
 from engine.runner import prompt_results
-from engine.runner.device import StepThreads
 from engine.runner.device_errors import translated_errors
 from engine.runner.drafts import DraftTokens, StepDrafts, expand_drafts, step_drafts
 from engine.runner.graphs import DecodeGraph, DecodeGraphs
@@ -95,7 +94,6 @@ class ModelRunner:
         graphs: DecodeGraphs | DecodePrograms | None = None,
         draft: DraftModel | None = None,
         *,
-        threads: StepThreads | None = None,
         features: Features | None = None,
         rejection_sampling: bool = False,
         warmup: KernelWarmup,
@@ -114,7 +112,6 @@ class ModelRunner:
         self._adapters = adapters
         self._graphs = graphs
         self._draft = draft
-        self._threads = threads
         self._features = features
         self._warmup = warmup
         self._team = team
@@ -177,8 +174,6 @@ class ModelRunner:
                 self._host.exchange(plan)
             if not plan.rows:
                 return CompletedStep(StepResult())
-            if self._threads is not None:
-                self._threads.use(plan.rows)
             extend_tables(plan.rows, self._rows)
             if self._snapshots is not None:
                 self._snapshots.restore(plan.restores)

@@ -10,8 +10,7 @@ from engine.errors import ModelLoadError
 from engine.kv_cache import storage
 from engine.models.rope_spec import RopeSpec
 from engine.models.spec import DecoderSpec, LayerSpec, NormSpec
-from engine.plan_rows import PlanRows, ScheduledRow
-from engine.runner.device import StepThreads, default_threads, set_threads
+from engine.runner.device import default_threads, set_threads
 
 MIB = 2**20
 GIB = 2**30
@@ -116,21 +115,6 @@ def test_kernels_that_wait_for_nobody_have_all_cores():
     assert set_threads(None, 20 * 2**20, shares_cores=True) == cores
     assert set_threads(1, 20 * 2**20, shares_cores=True) == 1
     torch.set_num_threads(before)
-
-
-def test_steps_of_some_tens_of_sequences_leave_a_core_unless_they_have_long_prompts():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    threads = StepThreads(2, 1)
-    used = []
-    for num_rows, prompt_len in ((1, 0), (4, 0), (5, 0), (16, 0), (16, 20), (16, 64), (64, 0)):
-        rows = [ScheduledRow(str(i), 7, (1,), (), True) for i in range(num_rows)]
-        if prompt_len:
-            rows.append(ScheduledRow("prompt", 0, (1,) * prompt_len, (), False))
-        threads.use(PlanRows.of(rows))
-        used.append(torch.get_num_threads())
-    torch.set_num_threads(before)
-    assert used == [2, 2, 1, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("codes", [torch.int8, torch.float8_e4m3fn])
