@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import InvalidParameter
+from engine.grammar.finiteness import has_finite_text
 
 # Whitespace between the parts of a JSON text: at most one blank, or a line break and an
 # indentation. The library's default is unbounded, and at a high temperature a model can go on
@@ -79,7 +80,8 @@ def prepare_schema(schema: Any) -> dict[str, Any]:
     """Prepare ``schema`` for the library, also within a grammar in Lark's notation.
 
     Raises:
-        InvalidParameter: it is not a schema, or has parts that would be ignored.
+        InvalidParameter: it is not a schema, no finite text satisfies it, or it has parts that
+            would be ignored.
     """
     if schema is False:
         raise InvalidParameter("nothing satisfies the schema 'false'", param="grammar")
@@ -87,6 +89,11 @@ def prepare_schema(schema: Any) -> dict[str, Any]:
         schema = {}
     if not isinstance(schema, Mapping):
         raise InvalidParameter("a schema must be an object or a boolean", param="grammar")
+    if not has_finite_text(schema):
+        raise InvalidParameter(
+            "no finite text satisfies it: it requires itself, or does nothing but refer to itself",
+            param="grammar",
+        )
     return {**_cleaned(schema, 0), "x-guidance": _OPTIONS}
 
 
