@@ -13,6 +13,7 @@ import sys
 # For what the server opens besides connections: its databases and logs, the engine's sockets, the
 # sandboxes' pipes, downloads of images. An idle server has 17 open.
 _RESERVED = 64
+_MOST = 2**20  # some systems allow a billion, and some programs close each one before they start
 
 
 def raise_limit() -> None:
@@ -21,9 +22,11 @@ def raise_limit() -> None:
     The usual soft limit, 1,024, is for the sake of programs that call ``select``. Child processes
     inherit the raised one.
     """
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with contextlib.suppress(ValueError, OSError):  # macOS refuses "unlimited"
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(ValueError, OSError):  # the system may have a limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def max_connections() -> int:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import mmap
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -88,13 +89,24 @@ def test_more_connections_than_descriptors(tmp_path: Path) -> None:
         assert server.chat(max_tokens=1).status_code == 200
 
 
-def test_the_limit_of_descriptors_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = [(1024, 4096)]
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised"),
+    [
+        (1024, 4096, 4096),
+        (1024, resource.RLIM_INFINITY, 2**20),
+        (2**21, 2**22, 2**21),
+        (4096, 4096, 4096),
+    ],
+)
+def test_the_limit_of_descriptors_is_raised(
+    soft: int, hard: int, raised: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = [(soft, hard)]
     monkeypatch.setattr(descriptors.resource, "getrlimit", lambda kind: limits[-1])
     monkeypatch.setattr(descriptors.resource, "setrlimit", lambda kind, new: limits.append(new))
     descriptors.raise_limit()
-    assert limits[-1] == (4096, 4096)
-    assert descriptors.max_connections() == 4096 - 64
+    assert limits[-1] == (raised, hard)
+    assert descriptors.max_connections() == raised - 64
 
 
 class ShiftedClock:
