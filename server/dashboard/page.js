@@ -315,7 +315,7 @@
       }
     });
     pen.globalAlpha = 1;
-    const told = `${count.format(blocks.held)} in use (${count.format(blocks.shared)} shared), ${count.format(blocks.cached)} free with a cached prefix, of ${count.format(blocks.total)} blocks of ${blocks.block_size} tokens`;
+    const told = `${count.format(blocks.held)} in use (${count.format(blocks.shared)} shared), ${count.format(blocks.cached)} with a cached prefix, of ${count.format(blocks.total)} blocks of ${blocks.block_size} tokens`;
     put($("blocks-summary"), blocks.per_cell > 1 ? `${told}; a cell is ${blocks.per_cell} blocks` : told);
     canvas.setAttribute("aria-label", `Map of the KV blocks: ${told}`);
   }

@@ -235,16 +235,8 @@ def test_drafts_are_made_and_judged_without_waiting(
         assert kind != "qwen3" or drafts.num_accepted_tokens == drafts.num_draft_tokens
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "lfm2",
-        *(
-            pytest.param(kind, marks=pytest.mark.slow)
-            for kind in ("qwen3_5_text", "granitemoehybrid")
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lfm2", "qwen3_5_text", "granitemoehybrid"])
 def test_states_are_fed_what_stays_of_drafts_without_waiting(kind: str, tmp_path: Path) -> None:
     guessing = SpeculationConfig(method="ngram", min_ngram=1, adaptive=False, num_draft_tokens=3)
     model = saved(kind, tmp_path)

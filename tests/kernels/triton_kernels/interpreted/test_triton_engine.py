@@ -58,15 +58,9 @@ def test_layers_with_heads_of_their_own(tmp_path, kind) -> None:
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("matrix_units")
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "deepseek_v3",
-        pytest.param("qwen2_moe", marks=pytest.mark.slow),
-        pytest.param("gpt_oss", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("kind", ["deepseek_v3", "qwen2_moe", "gpt_oss"])
 def test_experts_are_batch_invariant(tmp_path, kind) -> None:
     """Latent attention, a shared expert with a gate, biases and sinks.
 

@@ -63,8 +63,8 @@ def with_operations(**changed: Any) -> Kernels:
         (AttentionSpec(2, 2, 16, 8, torch.bfloat16, SPEC.device, (50,)), False),
         (replace(SPEC, windows=(None, 20), is_bidirectional=True), False),
         (LATENT, False),
-        (STATES, False),
-        (EXPERTS, False),
+        pytest.param(STATES, False, marks=pytest.mark.slow),
+        pytest.param(EXPERTS, False, marks=pytest.mark.slow),
         pytest.param(replace(STATES, dtype=torch.bfloat16), False, marks=pytest.mark.slow),
         (replace(SPEC, cache_dtype=torch.int8), False),
         (replace(SPEC, cache_dtype=torch.float8_e4m3fn, dtype=torch.float16), False),
@@ -125,6 +125,7 @@ def test_bits_of_products_of_few_rows_are_checked(monkeypatch: pytest.MonkeyPatc
     assert "products of few rows is wrong" in (check_swapped(torch.bfloat16, SPEC.device) or "")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("matrix_units")
 def test_bits_of_experts_and_of_codes_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     for check in (check_experts, check_packed_bits):
