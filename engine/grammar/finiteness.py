@@ -11,25 +11,60 @@ from typing import Any
 from urllib.parse import unquote
 
 _MAX_DEPTH = 100  # as deep as the library reads schemas
-# References are settled in passes over all of them; each settles at least the next one of a chain.
-_MAX_PASSES = 20
+# Schemas looked at in all; those of requests have some tens, and some of them refer to each other
+# so often that looking at all takes minutes.
+_MAX_VISITS = 50_000
 
 
 def has_finite_text(schema: Mapping[str, Any]) -> bool:
     """Whether a finite text may satisfy ``schema``, as far as its references are concerned.
 
     A schema has a finite text if all the schemas that it requires have one: the least fixed point
-    of that rule. No other contradictions are looked for, and a chain that takes more than 20 passes
-    is taken for finite.
+    of that rule. No other contradictions are looked for, and what would take long is taken for
+    finite.
     """
-    targets = dict(_references(schema, schema, 0))
-    endless = set(targets)
-    for _ in range(_MAX_PASSES):
-        settled = {name for name in endless if _is_finite(targets[name], endless, 0)}
-        if not settled:
-            return _is_finite(schema, endless, 0)
-        endless -= settled
-    return True
+    return _Search(schema).has_finite_text()
+
+
+class _Search:
+    """Settles references in passes; each settles what depends on those before."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._targets = dict(_references(root, root, 0))
+        self._endless = set(self._targets)  # references not known to have a finite text
+        self._visits_left = _MAX_VISITS
+
+    def has_finite_text(self) -> bool:
+        settled = self._endless
+        while settled and self._endless:
+            settled = {name for name in self._endless if self._is_finite(self._targets[name], 0)}
+            self._endless -= settled
+        return self._is_finite(self._root, 0)
+
+    def _is_finite(self, schema: Any, depth: int) -> bool:
+        """Whether ``schema`` has a finite text if the unsettled references have none."""
+        self._visits_left -= 1
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH or self._visits_left < 0:
+            return True
+        if "const" in schema or "enum" in schema:
+            return True
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and reference in self._endless:
+            return False
+
+        def are_finite(parts: Any) -> list[bool]:
+            each = parts if isinstance(parts, list) else []
+            return [self._is_finite(part, depth + 1) for part in each]
+
+        choices = are_finite(schema.get("anyOf")), are_finite(schema.get("oneOf"))
+        if not all(are_finite(schema.get("allOf"))) or any(c and not any(c) for c in choices):
+            return False
+        kinds = schema.get("type")
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        if not isinstance(kinds, list) or not all(kind in _REQUIRED for kind in map(str, kinds)):
+            return True  # it may be a number, for instance
+        return not kinds or any(all(are_finite(_REQUIRED[kind](schema))) for kind in kinds)
 
 
 def _references(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any]]:
@@ -56,56 +91,26 @@ def _resolve(reference: str, root: Mapping[str, Any]) -> Mapping[str, Any] | Non
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(at, Mapping):
             at = at.get(key)
-        elif isinstance(at, list) and key.isdecimal() and int(key) < len(at):
+        elif isinstance(at, list) and key.isdecimal() and len(key) < 9 and int(key) < len(at):
             at = at[int(key)]
         else:
             return None
     return at if isinstance(at, Mapping) else None
 
 
-def _is_finite(schema: Any, endless: set[str], depth: int) -> bool:
-    """Whether ``schema`` has a finite text if the references in ``endless`` have none."""
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
-        return True
-    if "const" in schema or "enum" in schema:
-        return True
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference in endless:
-        return False
-
-    def are_finite(keyword: str) -> list[bool]:
-        schemas = schema.get(keyword)
-        each = schemas if isinstance(schemas, list) else []
-        return [_is_finite(part, endless, depth + 1) for part in each]
-
-    if not all(are_finite("allOf")):
-        return False
-    if any(found and not any(found) for found in (are_finite("anyOf"), are_finite("oneOf"))):
-        return False
-    kinds = schema.get("type")
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    if not isinstance(kinds, list) or not all(kind in _REQUIRED for kind in map(str, kinds)):
-        return True  # it may be a number, for instance
-    return not kinds or any(
-        all(_is_finite(part, endless, depth + 1) for part in _REQUIRED[kind](schema))
-        for kind in kinds
-    )
-
-
-def _required_values(schema: Mapping[str, Any]) -> Iterator[Any]:
+def _required_values(schema: Mapping[str, Any]) -> list[Any]:
     names, properties = schema.get("required"), schema.get("properties")
-    if isinstance(names, list) and isinstance(properties, Mapping):
-        yield from (properties.get(name) for name in names if isinstance(name, str))
+    if not isinstance(names, list) or not isinstance(properties, Mapping):
+        return []
+    return [properties.get(name) for name in names if isinstance(name, str)]
 
 
-def _required_items(schema: Mapping[str, Any]) -> Iterator[Any]:
+def _required_items(schema: Mapping[str, Any]) -> list[Any]:
     count, first = schema.get("minItems", 0), schema.get("prefixItems")
     if not isinstance(count, int) or count < 1:
-        return
+        return []
     first = first if isinstance(first, list) else []
-    yield from first[:count]
-    if count > len(first):
-        yield schema.get("items")
+    return [*first[:count], *([schema.get("items")] if count > len(first) else ())]
 
 
 _REQUIRED = {"array": _required_items, "object": _required_values}  # by type

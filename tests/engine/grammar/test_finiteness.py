@@ -67,9 +67,16 @@ CHAIN = {f"d{index}": required({"$ref": f"#/$defs/d{index + 1}"}) for index in r
         recursive(required(NODE), type="string"),
         required({"$ref": "https://example.com/other#"}, {"$ref": "#/nowhere"}),
         {"type": "object", "required": "next", "properties": [NODE], "$ref": ["#"]},
+        {"$ref": "#/allOf/" + "9" * 5000, "allOf": [{}]},
         {"$ref": "#/$defs/d0", "$defs": {**CHAIN, "d200": {"type": "integer"}}},
         {"$ref": "#/$defs/d0", "$defs": {**dict(reversed(CHAIN.items())), "d200": {}}},
     ],
 )
 def test_what_may_end_is_not(schema: dict[str, Any]) -> None:
     assert has_finite_text(schema)
+
+
+def test_many_references_to_all_of_each_other_are_not_followed_for_long() -> None:
+    names = [f"d{index}" for index in range(400)]
+    every = required(*({"$ref": f"#/$defs/{name}"} for name in names))
+    assert has_finite_text({"$ref": "#/$defs/d0", "$defs": dict.fromkeys(names, every)})
