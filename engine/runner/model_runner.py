@@ -415,12 +415,15 @@ class ModelRunner:
                 hidden = hidden.index_select(0, sent.last_tokens)
             if not batch.sampling_rows.size:
                 return None, results
-            slots = sent.rows.slots.index_select(0, sent.sampling_rows)
+            likeliest = logits = None
             if drafts is None and self._sampler.is_plain(batch) and self._sampler.is_greedy(batch):
                 likeliest = self._model.sample_greedy(hidden)
-                if likeliest is not None:
-                    return self._sampler.accept(likeliest, slots), results
-            logits = self._model.logits(hidden)
+            if likeliest is None:
+                logits = self._model.logits(hidden)
         with self._spans("sample"):
+            slots = sent.rows.slots.index_select(0, sent.sampling_rows)
+            if likeliest is not None:
+                return self._sampler.accept(likeliest, slots), results
+            assert logits is not None
             positions = inputs.step.next_positions.index_select(0, sent.sampling_rows)
             return self._sampler.sample(logits, batch, slots, positions, drafts, masks), results
