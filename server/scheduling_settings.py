@@ -47,8 +47,7 @@ class SchedulingSettings(SettingsPart):
         None,
         SCHEDULING,
         "Most tokens per sequence that one step computes in succession, if no request waits and "
-        "the step stays short; only one while 5 to 47 sequences run. Default: 8 on a CPU, 1 on a "
-        "GPU.",
+        "the step stays short. Default: 8 on a CPU, 1 on a GPU.",
         ge=1,
     )
     batching_window_ms: float = setting(
