@@ -59,7 +59,7 @@ CHAIN = {f"d{index}": required({"$ref": f"#/$defs/d{index + 1}"}) for index in r
         {},
         Tree.model_json_schema(),
         recursive({"anyOf": [required(NODE), {"type": "null"}]}),
-        recursive({"type": ["object", "null"], **required(NODE)} | {"type": ["object", "null"]}),
+        recursive(required(NODE) | {"type": ["object", "null"]}),
         recursive({"type": "array", "items": NODE}),
         recursive({"type": "array", "prefixItems": [{}], "items": NODE, "minItems": 1}),
         recursive({"type": "object", "properties": {"next": NODE}}),
