@@ -1,4 +1,4 @@
-"""What docstrings, comments and pages call by name exists: members of classes, modules, files."""
+"""What docstrings, comments and pages call by name exists: members, modules, files, arguments."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ _ROOMS = "engine|server|kernels|tools|loadtest|demo"
 _MEMBER = re.compile(r"`(?:[a-z_]\w*\.)*([A-Z]\w+)\.([A-Za-z_]\w*)(?:\(\))?`")
 _DOTTED = re.compile(rf"`((?:{_ROOMS})(?:\.(?!pem`)[A-Za-z_]\w*)+)(?:\(\))?`")
 _FILE = re.compile(rf"`((?:{_ROOMS}|tests|configs)/[\w/.-]+\.[a-z]+)`")
+_ARGS = re.compile(r"^Args:\n((?: {4}.*\n|\n)+)", re.MULTILINE)
+_ARG = re.compile(r"^ {4}((?:\*{0,2}[a-z_]\w*(?:, )?)+):", re.MULTILINE)
 _RUN = re.compile(rf"python -m ((?:{_ROOMS})(?:\.\w+)*)")
 
 
@@ -111,3 +113,41 @@ def test_what_does_not_exist_is_found(known: Names) -> None:
     ]
     fine = "``EngineCore.step``, `engine.core.EngineCore`, `engine/core.py`, python -m loadtest.cpu"
     assert not list(known.missing(fine))
+
+
+def unknown_arguments(source: str) -> Iterator[str]:
+    """Arguments that docstrings describe and the function, or the class's ``__init__``, lacks."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        section = _ARGS.search(f"{ast.get_docstring(node) or ''}\n")
+        known = _parameters(node)
+        if section is None or known is None:
+            continue
+        for names in _ARG.findall(section[1]):
+            described = {name.lstrip("*") for name in names.split(", ")}
+            yield from (f"{node.name}({name})" for name in sorted(described - known))
+
+
+def _parameters(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> set[str] | None:
+    """The parameters of a function or class; None: a class inherits them."""
+    if isinstance(node, ast.ClassDef):
+        for each in node.body:
+            if isinstance(each, ast.FunctionDef) and each.name == "__init__":
+                return _parameters(each)
+        fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
+        return None if node.bases else {each.id for each in fields if isinstance(each, ast.Name)}
+    arguments = node.args
+    listed = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return {each.arg for each in (*listed, arguments.vararg, arguments.kwarg) if each is not None}
+
+
+def test_described_arguments_exist() -> None:
+    wrong = {
+        f"{_relative(path)}: {name}"
+        for path in git_files("*.py")
+        for name in unknown_arguments(path.read_text())
+    }
+    assert not wrong
+    text = 'def f(a, *, b):\n    """Do.\n\n    Args:\n        a, c: two.\n        b: one.\n    """'
+    assert list(unknown_arguments(text)) == ["f(c)"]

@@ -71,7 +71,6 @@ class ModelRunner:
         adapters: an empty store.
         graphs: captured decode steps, or programs of them; None: they cannot be captured.
         draft: proposes the drafts of rows that ask for it; None: no row does.
-        threads: how many compute a step; None: the number that is set.
         features: what the draft model reads of the model, if it is a head.
         rejection_sampling: verify drafts of sampled texts by rejection sampling.
         warmup: kernels to run once after the first answers.
