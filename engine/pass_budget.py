@@ -27,9 +27,8 @@ class PassBudget:
 
     def __init__(self, max_passes: int) -> None:
         self._max_passes = max_passes
-        self._pass_times: dict[
-            int, MedianEstimate
-        ] = {}  # seconds per pass, by approximate number of rows
+        # Seconds per pass, by approximate number of rows.
+        self._pass_times: dict[int, MedianEstimate] = {}
 
     def max_passes(self, num_rows: int) -> int:
         """Passes for a step of ``num_rows`` rows; 1 until the duration of a pass is known."""

@@ -422,7 +422,7 @@ class ModelRunner:
         with self._spans("sample"):
             slots = sent.rows.slots.index_select(0, sent.sampling_rows)
             if likeliest is not None:
-                return self._sampler.accept(likeliest, slots), results
+                return self._sampler.feed_back(likeliest, slots), results
             assert logits is not None
             positions = inputs.step.next_positions.index_select(0, sent.sampling_rows)
             return self._sampler.sample(logits, batch, slots, positions, drafts, masks), results

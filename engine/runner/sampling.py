@@ -111,11 +111,14 @@ class Sampler:
         columns = logprob_columns(raw, sampled.token_ids[at], max(num_top))
         return SampledRows(sampled, telling.tolist(), num_top, columns, failures, accepted)
 
-    def accept(self, likeliest: SamplerOutput, slots: torch.Tensor) -> SampledRows:
-        """Take tokens that the head has chosen, for plain and greedy rows of slots [S]."""
+    def feed_back(self, sampled: SamplerOutput, slots: torch.Tensor) -> SampledRows:
+        """Make tokens that the head has chosen the newest ones of plain, greedy rows.
+
+        ``sampled`` holds [S] tokens, and ``slots`` [S] int32 the rows' slots in the table.
+        """
         lines = self._rows.sampling.table.count_line
-        self._operations.feed_back(self._rows.newest, slots, likeliest.token_ids, lines)
-        return SampledRows(likeliest)
+        self._operations.feed_back(self._rows.newest, slots, sampled.token_ids, lines)
+        return SampledRows(sampled)
 
     def _choose(
         self,

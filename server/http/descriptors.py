@@ -13,7 +13,9 @@ import sys
 # For what the server opens besides connections: its databases and logs, the engine's sockets, the
 # sandboxes' pipes, downloads of images. An idle server has 17 open.
 _RESERVED = 64
-_MOST = 2**20  # some systems allow a billion, and some programs close each one before they start
+_MAX_LIMIT = (
+    2**20
+)  # some systems allow a billion, and some programs close each one before they start
 
 
 def raise_limit() -> None:
@@ -23,10 +25,10 @@ def raise_limit() -> None:
     inherit the raised one.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
-    if soft != resource.RLIM_INFINITY and soft < most:
+    limit = _MAX_LIMIT if hard == resource.RLIM_INFINITY else min(hard, _MAX_LIMIT)
+    if soft != resource.RLIM_INFINITY and soft < limit:
         with contextlib.suppress(ValueError, OSError):  # the system may have a limit of its own
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def max_connections() -> int:
