@@ -31,6 +31,7 @@ _PYTEST = (
 )
 _TEST_LIMIT_S = 90  # per test, if the plugin for it is installed
 _MAX_TEST_WORKERS = 6
+_SHARED_THREADS = 1  # of processes side by side: teams that wait for each other cost far more
 _NUM_SHARES = 3  # processes that share the kernels' cases
 _LAST_LINES = 12  # of a failed part, for readers who see only the end of the output
 _MAX_LINE_WIDTH = 160
@@ -45,6 +46,7 @@ class Part:
     name: str
     command: tuple[str, ...]  # without the interpreter
     limit_s: float
+    num_threads: int | None = None  # of the host's tensor operations; None: as the library likes
 
 
 def gpu_parts(options: Sequence[str], pytest: Sequence[str]) -> list[list[Part]]:
@@ -63,12 +65,18 @@ def gpu_parts(options: Sequence[str], pytest: Sequence[str]) -> list[list[Part]]
             f"right {share + 1}",
             ("-m", "kernels.bench", "--json", "--check", "--share", f"{share}/{_NUM_SHARES}"),
             150,
+            _SHARED_THREADS,
         )
         for share in range(_NUM_SHARES)
     ]
     return [
         [
-            Part("gpu tests", (*_PYTEST, *_parallel_test_options(), *_gpu_tests(), *pytest), 170),
+            Part(
+                "gpu tests",
+                (*_PYTEST, *_parallel_test_options(), *_gpu_tests(), *pytest),
+                170,
+                _SHARED_THREADS,
+            ),
             bench("warm-up 0.6b", "warm_up", 150, *small),
             bench("warm-up 8b", "warm_up", 150, *large),
             *shares,
@@ -78,7 +86,8 @@ def gpu_parts(options: Sequence[str], pytest: Sequence[str]) -> list[list[Part]]
         [bench("steps 8b", "steps", 90, *large)],
         [bench("first answer", "first_answer", 50, *small)],
         [Part("kernels", ("-m", "kernels.bench", "--json"), 90)],
-        [bench("breakdown", "breakdown", 40, *small)],
+        [bench("breakdown 0.6b", "breakdown", 40, *small)],
+        [bench("breakdown 8b", "breakdown", 40, *large)],
         [bench("transformers", "transformers_peer", 70, *small)],
         [bench("invariant 0.6b", "steps", 45, "--batch-invariant", *small)],
         [bench("invariant 8b", "steps", 60, "--batch-invariant", *large)],
@@ -185,7 +194,7 @@ class _Running:
             errors="replace",
             cwd=_ROOT,
             # PYTHONFAULTHANDLER: on SIGABRT, all threads print their stacks.
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"},
+            env=_environment(part),
             process_group=0,  # its children end with it
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -226,6 +235,13 @@ class _Running:
                 else:
                     self._rows.append(row)
         self._ended_s = time.monotonic()
+
+
+def _environment(part: Part) -> dict[str, str]:
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    if part.num_threads is not None:
+        environment["OMP_NUM_THREADS"] = str(part.num_threads)
+    return environment
 
 
 def _part_result(
