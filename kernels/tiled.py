@@ -183,7 +183,8 @@ def _compress_scales(scales: torch.Tensor) -> tuple[float, torch.Tensor]:
     if bool((mantissas == 0.5).all()) and bool((exponents > -126).all()):
         return 1.0, (exponents + 126).to(torch.uint8)
     largest = int(torch.where(scales == 0, -126, exponents).max())
-    return 2.0**largest, torch.ldexp(scales, torch.tensor(-largest)).to(torch.float16)
+    shift = torch.tensor(-largest, device=scales.device)
+    return 2.0**largest, torch.ldexp(scales, shift).to(torch.float16)
 
 
 def _tile_codes(weight: PackedWeight) -> torch.Tensor:
