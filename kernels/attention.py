@@ -192,6 +192,11 @@ class BatchGeometry:
         """Number of rows in the batch."""
         return self.seq_lens.size
 
+    @property
+    def is_decode(self) -> bool:
+        """Whether every row has a single query."""
+        return int(self.query_start[-1]) == self.num_rows
+
     def block_tables(self, block_size: int) -> np.ndarray:
         """Return each row's blocks, padded to the longest: [num_rows, blocks] int64."""
         width = -(-int(self.seq_lens.max()) // block_size)

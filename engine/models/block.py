@@ -20,7 +20,7 @@ from engine.models.norms import IdentityNorm, Norm, NormWeights, bind_norm
 from engine.models.peers import Peers
 from engine.models.per_layer import PerLayerInput
 from engine.models.recurrent import HybridMemory, LayerMemory, bind_recurrent
-from engine.models.small_batch import SmallBatchLayer, supports_small_batch
+from engine.models.small_batch import SmallBatchLayer
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import StepState
 from kernels.operations import Kernels
@@ -241,6 +241,8 @@ class LayerStack:
         self._small_batch_layers = [
             block.small_batch for block in blocks if block.small_batch is not None
         ]
+        if len(self._small_batch_layers) < len(blocks):
+            self._small_batch_layers = []  # all layers or none
 
     def __call__(
         self,
@@ -263,7 +265,8 @@ class LayerStack:
         Returns:
             [num_wanted or num_tokens, hidden_size].
         """
-        if len(self._small_batch_layers) == len(self._blocks) and supports_small_batch(x, state):
+        small = self._small_batch_layers
+        if small and all(layer.supports(x, state) for layer in small):
             return self._run_small_batch(x, _LayerInputs(state, caches, output_indices, aux_states))
         # Not bound in __init__: a reference cycle would delay freeing the layers.
         go = self._run_parallel if self._is_parallel else self._run_sequential
@@ -282,7 +285,7 @@ class LayerStack:
             if block is self._last and wanted is not None:
                 adapters = state.output_adapters
                 x, attended = _select(wanted, x, attended)
-                if block.small_batch is not None and supports_small_batch(x, state):
+                if block.small_batch is not None and block.small_batch.supports(x, state):
                     block.small_batch.finish(x, attended)
                     return next_norm(x)
             out = block.output(attended, adapters)

@@ -82,6 +82,11 @@ class FusedLinear(GatedLinear, Protocol):
     """A linear layer that can fuse its neighbours in the model, for up to ``MAX_SKINNY_ROWS``
     rows."""
 
+    @property
+    def max_fused_rows(self) -> int:
+        """Up to how many rows that is faster than one after the other."""
+        ...
+
     def forward_normed(
         self, x: torch.Tensor, norm: RowNorm, gating: GatedActivation | None = None
     ) -> torch.Tensor:

@@ -82,6 +82,11 @@ class SmallBatchLayer(NamedTuple):
             return None
         return cls(mixer, attention_norm, qkv, output, feed)
 
+    def supports(self, x: torch.Tensor, state: StepState) -> bool:
+        """Return whether it can run a step with the residual stream ``x``, or finish one."""
+        joins_in = (state.adapters, state.images, state.per_layer)
+        return x.shape[0] <= self.mlp.max_rows and all(part is None for part in joins_in)
+
     def __call__(self, x: torch.Tensor, state: StepState, cache: LayerMemory) -> None:
         """Run the layer on the residual stream, [num_tokens, hidden_size], in place."""
         fused = self.qkv.forward_normed(x, self.attention_norm)
@@ -110,6 +115,11 @@ class SmallBatchMlp(NamedTuple):
         if not isinstance(gate_up, FusedLinear) or not isinstance(down, FusedLinear):
             return None
         return cls(norm, gate_up, gating, down)
+
+    @property
+    def max_rows(self) -> int:
+        """Up to how many rows it is worth while."""
+        return min(self.gate_up.max_fused_rows, self.down.max_fused_rows)
 
     def __call__(self, x: torch.Tensor) -> None:
         """Add its output to the residual stream."""
@@ -163,18 +173,17 @@ class SmallBatchExperts(NamedTuple):
                 return None
         return cls(norm, weights.router, routing_rule(moe), experts, gating, shared, operations)
 
+    @property
+    def max_rows(self) -> int:
+        """Up to how many rows it is worth while: experts take most of the time."""
+        return MAX_SKINNY_ROWS
+
     def __call__(self, x: torch.Tensor) -> None:
         """Add their output to the residual stream."""
         inner = None if self.shared is None else self.shared.project_up(x)
         self.operations.add_experts(x, self.norm, self.router, self.rule, self.experts, self.gating)
         if self.shared is not None and inner is not None:
             self.shared.down.add_to(x, inner)
-
-
-def supports_small_batch(x: torch.Tensor, state: StepState) -> bool:
-    """Return whether such layers can run a step with the residual stream ``x``, or finish one."""
-    joins_in = (state.adapters, state.images, state.per_layer)
-    return x.shape[0] <= MAX_SKINNY_ROWS and all(part is None for part in joins_in)
 
 
 def _rms(spec: DecoderSpec, norm: NormWeights | None) -> RowNorm | None:

@@ -22,7 +22,6 @@ from engine.quantization.dequant import DequantLinearMethod, KernelLinearMethod
 from engine.quantization.experts import StackedExpertsMethod
 from engine.quantization.method import PackedLinearMethod, WeightMethod
 from engine.quantization.online import QUANT_FUNCTIONS, OnlineQuantMethod
-from kernels.skinny import MAX_SKINNY_ROWS
 from kernels.tiled import tiling_unsupported_reason
 
 logger = logging.getLogger(__name__)
@@ -236,7 +235,7 @@ def _gpu_method(dtype: torch.dtype, device: torch.device) -> tuple[DenseLinearMe
         return UnquantizedLinearMethod(), f"torch; no kernels for few rows, {reason}"
     from engine.quantization.skinny import SkinnyMethod
 
-    return SkinnyMethod(), f"triton up to {MAX_SKINNY_ROWS} rows, torch above"
+    return SkinnyMethod(), "triton for one row, torch above"
 
 
 def _invariant_method(

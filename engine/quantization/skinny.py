@@ -26,9 +26,14 @@ class FusedOps(TypedDict, total=False):
 class SmallBatchLinear(ABC):
     """A base of ``engine.models.linear.FusedLinear`` for one kind of weights."""
 
+    @property
+    def max_fused_rows(self) -> int:
+        """See ``FusedLinear``."""
+        return MAX_SKINNY_ROWS
+
     @abstractmethod
     def forward_small(self, x: torch.Tensor, **fused_ops: Unpack[FusedOps]) -> torch.Tensor:
-        """Up to ``MAX_SKINNY_ROWS`` rows, [n, inputs] -> [n, outputs (/ 2 with a gate)]."""
+        """Up to ``max_fused_rows`` rows, [n, inputs] -> [n, outputs (/ 2 with a gate)]."""
         ...
 
     @abstractmethod
@@ -38,18 +43,18 @@ class SmallBatchLinear(ABC):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Linear``."""
-        return self.forward_large(x) if x.shape[0] > MAX_SKINNY_ROWS else self.forward_small(x)
+        return self.forward_large(x) if x.shape[0] > self.max_fused_rows else self.forward_small(x)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Head``."""
-        if x.shape[0] > MAX_SKINNY_ROWS:
+        if x.shape[0] > self.max_fused_rows:
             return self.forward_large(x)
         return self.forward_small(x, dtype=torch.float32)
 
     def forward_gated(self, x: torch.Tensor, gating: GatedActivation) -> torch.Tensor:
         """See ``GatedLinear``."""
         gate = fused_gate_kind(gating)
-        if x.shape[0] > MAX_SKINNY_ROWS or gate is None:
+        if x.shape[0] > self.max_fused_rows or gate is None:
             return gating(self(x))
         return self.forward_small(x, gate=gate)
 
@@ -68,6 +73,11 @@ class SmallBatchLinear(ABC):
 
 class SkinnyLinear(SmallBatchLinear, DenseLinear):
     """A dense weight; many rows are multiplied by the library."""
+
+    @property
+    def max_fused_rows(self) -> int:
+        """One: the library's product of two is as fast as its product of one."""
+        return 1
 
     def forward_small(self, x: torch.Tensor, **fused_ops: Unpack[FusedOps]) -> torch.Tensor:
         """See ``SmallBatchLinear``."""

@@ -175,16 +175,15 @@ class DecodeGraphs:
         changes = self._rows.changes()
         if any(array.size for array in changes):  # in about one step of sixteen
             self._rows.write(*uploads.send(changes))
-        padding = graph.size - batch.slots.size
-        columns = [
-            np.pad(batch.slots, (0, padding), constant_values=self._rows.padding_slot),
-            np.pad(batch.starts, (0, padding), constant_values=-1),
-            np.pad(batch.token_ids, (0, padding)),
-        ]
+        count = batch.slots.size
+        columns = np.zeros((3 if self._rows.mrope is None else 4, graph.size), np.int32)
+        slots, starts, token_ids, *turns = columns
+        slots[:count], slots[count:] = batch.slots, self._rows.padding_slot
+        starts[:count], starts[count:] = batch.starts, -1
+        token_ids[:count] = batch.token_ids
         if self._rows.mrope is not None:
-            slots, starts, _ = columns
-            columns.append(starts + self._rows.mrope.deltas[slots])
-        uploads.fill(graph.packed, columns)
+            turns[0][:] = starts + self._rows.mrope.deltas[slots]
+        uploads.fill(graph.packed, [columns])
 
     def capture_next(self) -> bool:
         """Capture one more size; return whether more remain.

@@ -46,7 +46,8 @@ class Uploads:
 
     def fill(self, target: torch.Tensor, arrays: Sequence[np.ndarray]) -> None:
         """Concatenate the arrays, all int32, into a tensor of their total size."""
-        packed = np.concatenate([array.ravel() for array in arrays])
+        parts = [array.ravel() for array in arrays]
+        packed = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if self._device.type == "cpu":
             target.copy_(torch.from_numpy(packed))
             return
@@ -71,19 +72,26 @@ class Uploads:
 class Downloads:
     """Copies results to the host on a stream of its own, so that the computing stream never waits.
 
+    The computing stream is the current one when this is made.
+
     On a CPU the tensors are cloned, because the next step may overwrite them before this step's
     results are read.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            # Looked up once: a small model's step is bound by the host.
+            self._computing = torch.cuda.current_stream(device)
+            self._stream = torch.cuda.Stream(device)
+            self._context = torch.cuda.stream(self._stream)
 
     def fetch(self, tensors: Sequence[torch.Tensor]) -> PendingDownload:
-        """Start copying the results of the current stream's work."""
+        """Start copying the results of the computing stream's work."""
         if self._stream is None:
             return PendingDownload([tensor.clone() for tensor in tensors], None)
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        self._stream.wait_stream(self._computing)
+        with self._context:
             copies = []
             for tensor in tensors:
                 tensor.record_stream(self._stream)
@@ -91,13 +99,13 @@ class Downloads:
                 copies[-1].copy_(tensor, non_blocking=True)
             # A blocking event: the waiting thread sleeps and leaves the core to the HTTP process.
             event = torch.cuda.Event(blocking=True)
-            event.record()
+            event.record(self._stream)
         return PendingDownload(copies, event)
 
     def guard(self) -> None:
-        """Make the current stream wait until fetched tensors may be overwritten."""
+        """Make the computing stream wait until fetched tensors may be overwritten."""
         if self._stream is not None:
-            torch.cuda.current_stream().wait_stream(self._stream)
+            self._computing.wait_stream(self._stream)
 
 
 class PendingDownload:

@@ -119,7 +119,6 @@ def full_suite() -> list[MakeCase]:
         *(_matmul(rows, 4096, 28672) for rows in (1, 8, 64, 256, 8192)),
         *(_matmul(rows, 14336, 4096) for rows in (1, 8, 256)),
         *_skinny("0.6b", _QWEN_0_6B, 1, 1024, 3072),
-        *_skinny("0.6b", _QWEN_0_6B, 4, 1024, 3072),
         *_skinny("8b", _LLAMA_8B, 1, 4096, 14336),
         *(_packed("int4", rows, 4096, 28672) for rows in (1, 4, 8, 64, 8192)),
         _packed("fp8", 1, 4096, 28672),

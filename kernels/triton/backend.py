@@ -10,8 +10,14 @@ from kernels.triton.invariant_decode import invariant_decode
 from kernels.triton.invariant_prefill import invariant_prefill
 from kernels.triton.latent import MAX_RANK, latent_decode, latent_prefill
 from kernels.triton.launch import device_unsupported_reason
-from kernels.triton.plan import TILE_ROWS, AttentionPlan, WorkBounds, plan_attention
-from kernels.triton.prefill import prefill_attention
+from kernels.triton.plan import (
+    TILE_ROWS,
+    UNIT,
+    AttentionPlan,
+    WorkBounds,
+    plan_attention,
+)
+from kernels.triton.prefill import prefill_attention, prefill_tile_rows
 
 _MAX_HEAD_DIM = 512
 _MAX_HEAD_DIM_FLOAT32 = 256  # a tile of wider queries would not fit in shared memory
@@ -27,7 +33,7 @@ class TritonAttention:
         """``invariant``: a query's result has the same bits in a chunk of any size, including one.
 
         That takes ``invariant_attention.py``, and for latents the chunk kernel for all queries.
-        (Results never depend on the other rows of a batch.)
+        (Otherwise a row's keys are cut where the batch's shares end; see ``decode.py``.)
         """
         self._invariant = invariant
 
@@ -58,7 +64,9 @@ class TritonAttention:
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> AttentionPlan:
         """Make the plan in one launch without transfers, so that a CUDA graph can capture it."""
         bounds = self._bounds(geometry, spec)
-        return plan_attention(bounds, geometry.device, spec.windows, _group(spec))
+        return plan_attention(
+            bounds, geometry.device, spec.windows, _group(spec), spec.num_kv_heads
+        )
 
     def can_replay(
         self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec
@@ -68,6 +76,8 @@ class TritonAttention:
         Missing rows are filled with padding: one query each, of length 0. Rows are not bounded one
         by one, only the sums of their splits and query tiles.
         """
+        if self._has_units(spec) and captured.is_decode and actual.is_decode:
+            return actual.num_rows <= captured.num_rows  # in time for every step
         return self._bounds(captured, spec).covers(self._bounds(actual, spec))
 
     def forward(
@@ -92,15 +102,25 @@ class TritonAttention:
             return output
         decode = invariant_decode if self._invariant else decode_attention
         prefill = invariant_prefill if self._invariant else prefill_attention
-        if state.splits:
+        if state.splits or state.units:
             decode(state, layer, query, cache, output)
         if state.tiles is not None:
             prefill(state, layer, query, cache, output)
         return output
 
     def _bounds(self, geometry: BatchGeometry, spec: AttentionSpec) -> WorkBounds:
-        tiles_only = self._invariant and spec.value_dim is not None
-        return WorkBounds.of(geometry, _group(spec), tiles_only=tiles_only)
+        group, is_latent = _group(spec), spec.value_dim is not None
+        if not self._has_units(spec):
+            tiles_only = self._invariant and is_latent
+            return WorkBounds.of(geometry, group, tiles_only=tiles_only)
+        tile_rows = prefill_tile_rows(spec.head_dim, group, spec.dtype, spec.cache_dtype)
+        return WorkBounds.of(
+            geometry, group, tiles_only=False, split_size=UNIT, tile_rows=tile_rows
+        )
+
+    def _has_units(self, spec: AttentionSpec) -> bool:
+        """Return whether single queries are divided into equal shares (``decode.py``)."""
+        return not self._invariant and spec.value_dim is None
 
 
 def _latent_unsupported_reason(spec: AttentionSpec, rank: int) -> str | None:

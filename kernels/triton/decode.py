@@ -1,13 +1,17 @@
-"""Paged attention of single queries: split over the keys, with the heads of a group packed
+"""Paged attention of single queries: equal shares of all keys, with the heads of a group packed
 together.
 
-    seq_lens ─► plan ─► row and part of the row for each work item
-                              │
-    query, cache ─► split kernel: one item = one KV head x one run of SPLIT_SIZE slots
-                              │  output, if a row has one run; else partial results
-                        merge kernel ─► output
+    rows and heads, one after the other, in units of UNIT slots:
 
-This is PagedAttention (Kwon et al. 2023) with the split of Flash-Decoding (Dao et al. 2023) and the
+    | row 0, head 0 | row 0, head 1 | row 1, head 0         | row 1, head 1         |
+    | program 0 | program 1 | program 2 | program 3 | program 4 | program 5 | prog. 6 |
+
+A program attends to its share, whatever rows it cuts: no multiprocessor has more to do than any
+other (the idea is Stream-K's, Osama et al. 2023), and within a row nothing interrupts the reading
+of keys. A row that one program has to itself is finished there. The parts of a row that was cut are
+merged by the program that finishes last, which an atomic counter tells.
+
+This is PagedAttention (Kwon et al. 2023) with the merge of Flash-Decoding (Dao et al. 2023) and the
 online softmax of FlashAttention-2 (Dao 2023). The heads that share a KV head are the rows of one
 matrix product, so keys and values are read once for the group.
 """
@@ -21,17 +25,22 @@ import triton.language as tl
 from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.launch import (
     dot_width,
+    has_large_shared_memory,
     launch,
     persistent_programs,
     power_of_2,
+    prefetch,
     wait_for_prior_kernels,
 )
-from kernels.triton.plan import SPLIT_SIZE, AttentionPlan, WorkList, first_split_of, locate_split
+from kernels.triton.plan import UNIT, AttentionPlan
 from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, online_softmax, rows_of_tile, tanh
 
 _TILE = 64
-_PROGRAMS = 3  # per multiprocessor; one less for heads over 256
-_MERGE_TILE = 16
+_PROGRAMS = 2  # per multiprocessor: with these stages, what their shared memory allows
+_MIN_SHARE = 2  # units: parts have to be merged
+_SEARCHED = 512  # rows, at once
+_LINE: tl.constexpr = tl.constexpr(64)  # numbers of two bytes in a cache line
+_MERGED = 4096  # numbers of parts, at once
 
 
 def decode_attention(
@@ -44,7 +53,7 @@ def decode_attention(
     """Attend for the rows with a single query, and write their results to ``output``.
 
     Args:
-        plan: with splits for ``layer.window``.
+        plan: with units for ``layer.window``.
         layer: scale, window, cap and sinks.
         query: [num_tokens, num_heads, head_dim], heads contiguous.
         cache: the layer's blocks.
@@ -54,18 +63,20 @@ def decode_attention(
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = cache.keys.shape[1:3]
     group = num_heads // num_kv_heads
-    splits, (query_start, seq_lens, lines, tables, _) = plan.splits[layer.window], plan.geometry
-    num_rows, capacity = seq_lens.shape[0], splits.capacity
-    partial = torch.empty((capacity, num_heads, head_dim), dtype=torch.float32, device=query.device)
-    partial_lse = torch.empty((capacity, num_heads), dtype=torch.float32, device=query.device)
+    units, (query_start, seq_lens, lines, tables, _) = plan.units[layer.window], plan.geometry
     dim = dot_width(head_dim)
-    programs = persistent_programs(query.device, _PROGRAMS - (dim > 256))
+    programs = persistent_programs(query.device, _PROGRAMS)
+    programs = min(units.capacity * num_kv_heads, programs)
+    # Of its share a program may leave the first row to be merged, and the last.
+    parts = torch.empty((2 * programs, group, head_dim), dtype=torch.float32, device=query.device)
+    part_lse = torch.empty((2 * programs, group), dtype=torch.float32, device=query.device)
     launch(
-        _split_kernel,
-        (min(capacity * num_kv_heads, programs),),
+        _share_kernel,
+        (programs,),
         output,
-        partial,
-        partial_lse,
+        parts,
+        part_lse,
+        units.arrivals,
         query,
         cache.keys,
         cache.values,
@@ -75,10 +86,9 @@ def decode_attention(
         seq_lens,
         lines,
         tables,
-        splits.starts,
-        splits.rows,
+        units.starts,
         layer.sinks,
-        num_rows,
+        seq_lens.shape[0],
         query.stride(0),
         tables.stride(0),
         layer.scale * LOG2_E.value,
@@ -90,63 +100,38 @@ def decode_attention(
         HEAD_DIM=head_dim,
         DIM=dim,
         BLOCK_SIZE=block_size,
-        SPLIT_SIZE=SPLIT_SIZE,
+        UNIT=UNIT,
         # A tile of the widest heads would not fit in registers, nor one of wide heads' codes.
         TILE=_TILE // 2 if dim > (256 if cache.key_scales is None else 128) else _TILE,
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
+        MIN_SHARE=_MIN_SHARE,
+        SEARCHED=_SEARCHED,
+        HEADS=power_of_2(group),
+        MERGED=max(1, min(16, _MERGED // (power_of_2(group) * dim))),
         num_warps=4,
-        num_stages=5 if dim <= 128 else 4,  # half of them for the block numbers
-    )
-    if plan.merges:
-        merge_splits(plan, splits, layer, partial, partial_lse, output)
-
-
-def merge_splits(
-    plan: AttentionPlan,
-    splits: WorkList,
-    layer: LayerAttention,
-    partial: torch.Tensor,
-    partial_lse: torch.Tensor,
-    output: torch.Tensor,
-) -> None:
-    """Merge rows with several splits, [num_tokens, num_heads, head_dim].
-
-    The inputs are means [capacity, num_heads, head_dim] and the logarithms of their weights, both
-    float32.
-    """
-    num_heads, head_dim = output.shape[1:]
-    launch(
-        _merge_kernel,
-        (plan.geometry.seq_lens.shape[0], num_heads),
-        output,
-        partial,
-        partial_lse,
-        plan.geometry.query_start,
-        splits.starts,
-        layer.sinks,
-        HEAD_DIM=head_dim,
-        DIM=power_of_2(head_dim),
-        TILE=_MERGE_TILE,
-        num_warps=4,
+        # Half of them for the block numbers.
+        num_stages=4 if dim > 128 else 7 if has_large_shared_memory(query.device) else 5,
     )
 
 
+# Arguments that change from step to step are not specialised on: see plan.py.
 @triton.jit(
     do_not_specialize=["num_rows", "table_stride"],
     do_not_specialize_on_alignment=[
+        "arrivals",
         "query_start",
         "seq_lens",
         "lines",
         "tables",
-        "split_starts",
-        "split_rows",
+        "unit_starts",
     ],
 )
-def _split_kernel(
+def _share_kernel(
     output,
-    partial,  # [capacity, heads, head_dim] float32, softmax-weighted means of a split
-    partial_lse,  # [capacity, heads] float32, log2 of the split's sum of 2^score
+    parts,  # [2 * programs, GROUP, HEAD_DIM] float32, softmax-weighted means
+    part_lse,  # [2 * programs, GROUP] float32, log2 of a part's sum of 2^score
+    arrivals,  # [rows, NUM_KV_HEADS], 0 before and after
     query,
     keys,
     values,
@@ -156,8 +141,7 @@ def _split_kernel(
     seq_lens,
     lines,  # of the tables
     tables,
-    split_starts,
-    split_rows,
+    unit_starts,
     sinks,
     num_rows,
     query_stride,
@@ -171,42 +155,62 @@ def _split_kernel(
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    SPLIT_SIZE: tl.constexpr,
+    UNIT: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    MIN_SHARE: tl.constexpr,
+    SEARCHED: tl.constexpr,
+    HEADS: tl.constexpr,
+    MERGED: tl.constexpr,
 ):
-    """Process work items until none is left; the grid is as large as the machine."""
-    wait_for_prior_kernels()
-    num_items = tl.load(split_starts + num_rows) * NUM_KV_HEADS
+    """One program's share, part by part; the grid is as large as the machine.
+
+    Until it waits for its turn it reads only the plan, which was complete before the first layer.
+    """
+    num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
+    total = tl.load(unit_starts + num_rows) * NUM_KV_HEADS
+    share = tl.maximum(tl.cdiv(total, tl.num_programs(0)), MIN_SHARE)
+    begin = tl.program_id(0) * share
+    end = tl.minimum(begin + share, total)
+    row = _row_of_unit(begin, unit_starts, num_rows, NUM_KV_HEADS, SEARCHED)
+    row = tl.minimum(row, num_rows - 1)  # an idle program's is past the end
+    row_begin, num_units, seq_len, token, line = _read_row(
+        row, unit_starts, seq_lens, query_start, lines
+    )
     group = tl.arange(0, GROUP_ROWS)
     dims = tl.arange(0, DIM)
     in_group = group < GROUP
     in_tile = in_group[:, None] & (dims < HEAD_DIM)[None, :]
-    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        split = item // NUM_KV_HEADS
-        kv_head = item - split * NUM_KV_HEADS
-        row, run, num_splits = locate_split(  # pyright: ignore[reportGeneralTypeIssues]
-            split, split_starts, split_rows
+    if begin < end:
+        _prefetch_unit(
+            *(keys, values, tables + line * table_stride, seq_len),
+            *(begin - row_begin * NUM_KV_HEADS, num_units),
+            *(NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, UNIT, TILE, WINDOW),
         )
-        seq_len = tl.load(seq_lens + row)
-        run += first_split_of(seq_len, WINDOW, SPLIT_SIZE)
+    wait_for_prior_kernels()
+    unit = begin
+    while unit < end:
+        kv_head = (unit - row_begin * NUM_KV_HEADS) // num_units
+        head_begin = row_begin * NUM_KV_HEADS + kv_head * num_units
+        part_end = tl.minimum(head_begin + num_units, end)
         heads = kv_head * GROUP + group
-        token = tl.load(query_start + row).to(tl.int64)
-        table = tables + tl.load(lines + row).to(tl.int64) * table_stride
         q = tl.load(
             query + token * query_stride + heads[:, None] * HEAD_DIM + dims[None, :],
             mask=in_tile,
             other=0.0,
         )
-        mean, lse = _attend_run(
+        # The slots begin with the first unit of the window.
+        before = _units_before(seq_len, UNIT, WINDOW) - head_begin
+        mean, lse = _attend_part(
             q,
             keys,
             values,
             key_scales,
             value_scales,
-            table,
-            run * SPLIT_SIZE,
+            tables + line * table_stride,
+            (before + unit) * UNIT,
+            tl.minimum((before + part_end) * UNIT, seq_len),
             seq_len,
             kv_head,
             scale,
@@ -217,27 +221,120 @@ def _split_kernel(
             DIM,
             GROUP_ROWS,
             BLOCK_SIZE,
-            SPLIT_SIZE,
             TILE,
             WINDOW,
             HAS_SOFTCAP,
         )
-        num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
-        offsets = heads[:, None] * HEAD_DIM + dims[None, :]
-        if num_splits == 1:
+        target = output + token * num_heads * HEAD_DIM
+        if part_end - unit == num_units:
             if sinks is not None:
                 sink = tl.load(sinks + heads, mask=in_group, other=0.0) * LOG2_E
                 mean = mean / (1.0 + tl.exp2(sink - lse))[:, None]
-            place = output + token * num_heads * HEAD_DIM + offsets
+            place = target + heads[:, None] * HEAD_DIM + dims[None, :]
             tl.store(place, mean.to(output.dtype.element_ty), mask=in_tile)
         else:
-            at = split.to(tl.int64)
-            tl.store(partial + at * num_heads * HEAD_DIM + offsets, mean, mask=in_tile)
-            tl.store(partial_lse + at * num_heads + heads, lse, mask=in_group)
+            slot = 2 * tl.program_id(0) + (unit > begin).to(tl.int32)
+            part = parts + slot * GROUP * HEAD_DIM
+            tl.store(part + group[:, None] * HEAD_DIM + dims[None, :], mean, mask=in_tile)
+            tl.store(part_lse + slot * GROUP + group, lse, mask=in_group)
+            first = head_begin // share
+            num_parts = (head_begin + num_units - 1) // share - first + 1
+            counter = arrivals + row * NUM_KV_HEADS + kv_head
+            # All threads' stores come before the atomic operation, which one of them does.
+            tl.debug_barrier()
+            num_before = tl.atomic_add(counter, 1, sem="acq_rel")
+            if num_before == num_parts - 1:
+                tl.store(counter, 0)
+                _merge_parts(
+                    target,
+                    parts,
+                    part_lse,
+                    sinks,
+                    2 * first,
+                    (head_begin > first * share).to(tl.int32),
+                    num_parts,
+                    kv_head,
+                    GROUP,
+                    HEADS,
+                    HEAD_DIM,
+                    DIM,
+                    MERGED,
+                )
+        unit = part_end
+        if (unit < end) & (unit == (row_begin + num_units) * NUM_KV_HEADS):
+            row += 1
+            # Rows with several queries have no units.
+            while tl.load(unit_starts + row + 1) * NUM_KV_HEADS <= unit:
+                row += 1
+            row_begin, num_units, seq_len, token, line = _read_row(
+                row, unit_starts, seq_lens, query_start, lines
+            )
 
 
 @triton.jit
-def _attend_run(
+def _read_row(row, unit_starts, seq_lens, query_start, lines):
+    """Return a row's first unit, its number of units, length, token and line of the tables."""
+    begin = tl.load(unit_starts + row)
+    return (
+        begin,
+        tl.load(unit_starts + row + 1) - begin,
+        tl.load(seq_lens + row),
+        tl.load(query_start + row).to(tl.int64),
+        tl.load(lines + row).to(tl.int64),
+    )
+
+
+@triton.jit
+def _units_before(seq_len, UNIT: tl.constexpr, WINDOW: tl.constexpr):
+    """Return the number of whole units that are behind a row's window."""
+    before = seq_len * 0
+    if WINDOW > 0:
+        before = tl.maximum(seq_len - WINDOW, 0) // UNIT
+    return before
+
+
+@triton.jit
+def _prefetch_unit(
+    keys,
+    values,
+    table,
+    seq_len,
+    unit,  # of the row, over all heads
+    num_units,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    UNIT: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """Request a unit's first tile of keys and values."""
+    kv_head = unit // num_units
+    begin = (_units_before(seq_len, UNIT, WINDOW) + unit - kv_head * num_units) * UNIT
+    is_used = begin + tl.arange(0, TILE) < seq_len
+    first_row, rows = rows_of_tile(  # pyright: ignore[reportGeneralTypeIssues]
+        table, begin, is_used, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE
+    )
+    rows = tl.where(is_used, rows, tl.min(rows))
+    for dim in tl.static_range(0, HEAD_DIM, _LINE):
+        offsets = (first_row + rows) * HEAD_DIM + dim
+        prefetch(keys + offsets)
+        prefetch(values + offsets)
+
+
+@triton.jit
+def _row_of_unit(unit, unit_starts, num_rows, NUM_KV_HEADS: tl.constexpr, SEARCHED: tl.constexpr):
+    """Return the row of a unit, or ``num_rows`` past the last: those before it end before it."""
+    row = 0
+    for first in range(0, num_rows, SEARCHED):
+        rows = first + tl.arange(0, SEARCHED)
+        ends = tl.load(unit_starts + rows + 1, mask=rows < num_rows, other=2**30 // NUM_KV_HEADS)
+        row += tl.sum((ends * NUM_KV_HEADS <= unit).to(tl.int32), axis=0)
+    return row
+
+
+@triton.jit
+def _attend_part(
     q,
     keys,
     values,
@@ -245,6 +342,7 @@ def _attend_run(
     value_scales,
     table,
     begin,
+    end,
     seq_len,
     kv_head,
     scale,
@@ -255,20 +353,18 @@ def _attend_run(
     DIM: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    SPLIT_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    """Return the mean value of slots [begin, begin + SPLIT_SIZE), and log2 of its weight."""
+    """Return the mean value of slots [begin, end), and log2 of its weight."""
     dims = tl.arange(0, DIM)
     top = tl.full([GROUP_ROWS], -float("inf"), tl.float32)
     total = tl.zeros([GROUP_ROWS], tl.float32)
     acc = tl.zeros([GROUP_ROWS, DIM], tl.float32)
-    first, end = begin, tl.minimum(begin + SPLIT_SIZE, seq_len)
     if WINDOW > 0:
-        first = tl.maximum(begin, (seq_len - WINDOW) // TILE * TILE)
-    for tile in range(first, end, TILE):
+        begin = tl.maximum(begin, (seq_len - WINDOW) // TILE * TILE)
+    for tile in range(begin, end, TILE):
         slots = tile + tl.arange(0, TILE)
         is_seen = slots < seq_len
         if WINDOW > 0:
@@ -298,48 +394,57 @@ def _attend_run(
     return acc / total[:, None], top + tl.log2(total)
 
 
-@triton.jit(do_not_specialize_on_alignment=["query_start", "split_starts"])
-def _merge_kernel(
-    output,
-    partial,
-    partial_lse,
-    query_start,
-    split_starts,
+@triton.jit
+def _merge_parts(
+    target,  # of the row
+    parts,
+    part_lse,
     sinks,
+    first_slot,
+    starts_inside,  # 1: the first part is not at the beginning of its program's share
+    num_parts,
+    kv_head,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
-    TILE: tl.constexpr,
+    MERGED: tl.constexpr,
 ):
-    """Merge one head of one row: the weighted mean of its splits, if there are several."""
-    wait_for_prior_kernels()
-    row, head = tl.program_id(0), tl.program_id(1)
-    num_heads = tl.num_programs(1)
-    begin, end = tl.load(split_starts + row), tl.load(split_starts + row + 1)
-    if end - begin <= 1:
-        return
-    dims = tl.arange(0, DIM)
-    top = tl.full([], -float("inf"), tl.float32)
-    total = tl.full([], 0.0, tl.float32)
-    acc = tl.zeros([DIM], tl.float32)
-    for first in range(begin, end, TILE):
-        splits = first + tl.arange(0, TILE).to(tl.int64)
-        is_used = splits < end
-        places = splits * num_heads + head
-        lse = tl.load(partial_lse + places, mask=is_used, other=-float("inf"))
-        means = tl.load(
-            partial + places[:, None] * HEAD_DIM + dims[None, :],
-            mask=is_used[:, None] & (dims < HEAD_DIM)[None, :],
+    """Store the weighted mean of a row's parts, which adjacent programs have left."""
+    group, dims = tl.arange(0, HEADS), tl.arange(0, DIM)
+    in_group = group < GROUP
+    in_head = in_group[:, None] & (dims < HEAD_DIM)[None, :]
+    top = tl.full([HEADS], -float("inf"), tl.float32)
+    total = tl.zeros([HEADS], tl.float32)
+    acc = tl.zeros([HEADS, DIM], tl.float32)
+    for begin in tl.range(0, num_parts, MERGED, num_stages=1):
+        members = begin + tl.arange(0, MERGED)
+        is_part = members < num_parts
+        slots = first_slot + 2 * members + tl.where(members == 0, starts_inside, 0)
+        places = slots[:, None] * GROUP + group[None, :]
+        # Other programs have written these: not from this multiprocessor's own cache.
+        lse = tl.load(
+            part_lse + places,
+            mask=is_part[:, None] & in_group[None, :],
             other=0.0,
+            cache_modifier=".cg",
         )
+        means = tl.load(
+            parts + places[:, :, None] * HEAD_DIM + dims[None, None, :],
+            mask=is_part[:, None, None] & in_head[None, :, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        lse = tl.where(is_part[:, None], lse, -float("inf"))
         new_top = tl.maximum(top, tl.max(lse, axis=0))
-        weights = tl.exp2(lse - new_top)
+        weights = tl.exp2(lse - new_top[None, :])
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(weights, axis=0)
-        acc = acc * shrink + tl.sum(means * weights[:, None], axis=0)
+        acc = acc * shrink[:, None] + tl.sum(means * weights[:, :, None], axis=0)
         top = new_top
+    heads = kv_head * GROUP + group
     if sinks is not None:
-        total += tl.exp2(tl.load(sinks + head) * LOG2_E - top)
-    mean = acc / total
-    token = tl.load(query_start + row).to(tl.int64)
-    place = output + (token * num_heads + head) * HEAD_DIM + dims
-    tl.store(place, mean.to(output.dtype.element_ty), mask=dims < HEAD_DIM)
+        total += tl.exp2(tl.load(sinks + heads, mask=in_group, other=0.0) * LOG2_E - top)
+    mean = acc / total[:, None]
+    place = target + heads[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(place, mean.to(target.dtype.element_ty), mask=in_head)

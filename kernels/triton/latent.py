@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
-from kernels.triton.decode import merge_splits
 from kernels.triton.launch import (
     dot_width,
     launch,
@@ -24,6 +23,7 @@ from kernels.triton.launch import (
     power_of_2,
     wait_for_prior_kernels,
 )
+from kernels.triton.merge import merge_splits
 from kernels.triton.plan import SPLIT_SIZE, TILE_ROWS, AttentionPlan, locate_split
 from kernels.triton.tiles import LOG2_E, dot, dot_add, online_softmax, rows_of_tile
 

@@ -33,6 +33,7 @@ _MIN_PDL_CAPABILITY = (9, 0)
 
 _INTERPRETED_PROGRAMS = 2
 _MIN_DOT = 16
+_LARGE_SHARED_BYTES = 128 << 10
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
@@ -54,6 +55,23 @@ def wait_for_prior_kernels():
     if _COMPILED and cuda_capability_geq(9, 0):
         gdc_launch_dependents()
         gdc_wait()
+
+
+@triton.jit
+def prefetch(places):
+    """Request memory into the L2 cache, where later writes by other kernels are seen as well.
+
+    Unlike a read it may come before ``wait_for_prior_kernels``.
+    """
+    if _COMPILED:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [places.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @functools.cache
@@ -82,6 +100,14 @@ def persistent_programs(device: torch.device, programs_per_sm: int) -> int:
     if device.type != "cuda":
         return _INTERPRETED_PROGRAMS
     return programs_per_sm * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def has_large_shared_memory(device: torch.device) -> bool:
+    """Return whether a program may have well over 100 KB, as on data centres' GPUs."""
+    if device.type != "cuda":
+        return True
+    properties = torch.cuda.get_device_properties(device)
+    return properties.shared_memory_per_block_optin >= _LARGE_SHARED_BYTES
 
 
 def power_of_2(number: int) -> int:

@@ -1,11 +1,13 @@
 """Divide a step's attention into work items, on the device, from the lengths there.
 
-    a row with one query     ─► splits: runs of SPLIT_SIZE slots   ─► decode.py
-    a row with several       ─► tiles: runs of adjacent queries    ─► prefill.py
+    a row with one query     ─► units of UNIT slots, in equal shares  ─► decode.py
+                             ─► or splits: runs of SPLIT_SIZE slots   ─► latent.py, invariant_decode
+    a row with several       ─► tiles: runs of adjacent queries       ─► prefill.py
 
-Splits have a fixed *size*, not a fixed count: which keys are summed together depends only on a
-row's own length, so its result has the same bits in any batch. The host knows only bounds, which
-determine grids and buffers: one captured CUDA graph serves all batches within them.
+Shares keep all multiprocessors busy to the end, but where they cut a row depends on the batch.
+Splits have a fixed size: which keys are summed together depends only on a row's own length, so its
+result has the same bits in any batch. The host knows only bounds, which determine grids and
+buffers: one captured CUDA graph serves all batches within them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ from kernels.triton.launch import launch, wait_for_prior_kernels
 # multiprocessor. The partial results of a group of 4 heads take 3 % of the bytes of their keys and
 # values, and are read again while they are still in the L2 cache.
 SPLIT_SIZE = 256
-TILE_ROWS = 128  # queries times heads per KV head: products of two warp groups
+UNIT = 64  # slots; a share is a whole number of units
+# Queries times heads per KV head: products of two warp groups, or of one, of which a multiprocessor
+# holds two programs.
+TILE_ROWS = 128
+LOW_TILE_ROWS = 64
 _PLAN_ROWS = 512
 _FILL = 128
 _TILES = -1  # stands for tiles where a window stands for splits
@@ -44,12 +50,27 @@ class WorkList:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkUnits:
+    """Units of single queries' keys, numbered row by row; their shares are computed from these."""
+
+    starts: torch.Tensor  # [rows + 1] int32, first unit of each row
+    capacity: int  # an upper bound of the number of units
+    arrivals: torch.Tensor  # [rows, kv_heads] int32, 0 between layers: finished parts of a row
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What the layers of one step share; all of it is on the device."""
+    """What the layers of one step share; all of it is on the device.
+
+    ``splits`` and ``units`` are by window, and empty if no row may have a single query; a plan has
+    one or the other.
+    """
 
     geometry: DeviceGeometry
-    splits: dict[int | None, WorkList]  # by window; empty if no row may have a single query
-    tiles: WorkList | None  # None if no row may have several
+    splits: dict[int | None, WorkList]
+    units: dict[int | None, WorkUnits]
+    tiles: WorkList | None  # None if no row may have several queries
+    tile_rows: int  # queries times heads per KV head
     merges: bool  # False: no row has more than one split
 
 
@@ -61,16 +82,26 @@ class WorkBounds:
     num_splits: int  # without a window, which never adds any
     num_tiles: int
     tiles_only: bool  # single queries are tiles as well
+    split_size: int = SPLIT_SIZE  # or UNIT: the splits are units
+    tile_rows: int = TILE_ROWS
 
     @classmethod
-    def of(cls, geometry: BatchGeometry, group: int, *, tiles_only: bool) -> WorkBounds:
+    def of(
+        cls,
+        geometry: BatchGeometry,
+        group: int,
+        *,
+        tiles_only: bool,
+        split_size: int = SPLIT_SIZE,
+        tile_rows: int = TILE_ROWS,
+    ) -> WorkBounds:
         """Count the items from the host arrays; ``group`` is the query heads per KV head."""
         lengths = np.diff(geometry.query_start)
         is_split = (lengths == 1) & (not tiles_only)
         # A row of length 0 has an output too, which is 0.
-        splits = np.maximum(-(-geometry.seq_lens[is_split] // SPLIT_SIZE), 1)
-        tiles = -(-lengths[~is_split] // queries_per_tile(group))
-        return cls(lengths.size, int(splits.sum()), int(tiles.sum()), tiles_only)
+        splits = np.maximum(-(-geometry.seq_lens[is_split] // split_size), 1)
+        tiles = int((-(-lengths[~is_split] // queries_per_tile(group, tile_rows))).sum())
+        return cls(lengths.size, int(splits.sum()), tiles, tiles_only, split_size, tile_rows)
 
     @property
     def merges(self) -> bool:
@@ -82,22 +113,26 @@ class WorkBounds:
         """Return the bound for this window, which may touch one split more than it fills."""
         if window is None:
             return self.num_splits
-        return min(self.num_splits, self.num_rows * (-(-window // SPLIT_SIZE) + 1))
+        return min(self.num_splits, self.num_rows * (-(-window // self.split_size) + 1))
 
     def covers(self, actual: WorkBounds) -> bool:
-        """Return whether a batch, padded with rows of length 0, fits within these bounds."""
+        """Return whether a batch, padded with rows of length 0, fits within these bounds.
+
+        Of units there may be any number: they only make shares larger.
+        """
         padding = self.num_rows - actual.num_rows
         split_padding, tile_padding = (0, padding) if self.tiles_only else (padding, 0)
+        has_units = self.split_size == UNIT
         return (
             padding >= 0
-            and actual.num_splits + split_padding <= self.num_splits
+            and (has_units or actual.num_splits + split_padding <= self.num_splits)
             and actual.num_tiles + tile_padding <= self.num_tiles
         )
 
 
-def queries_per_tile(group: int) -> int:
+def queries_per_tile(group: int, tile_rows: int = TILE_ROWS) -> int:
     """Return the adjacent queries of a tile; with a group of 7, 18 queries make 126 rows."""
-    return TILE_ROWS // group
+    return tile_rows // group
 
 
 def plan_attention(
@@ -105,6 +140,7 @@ def plan_attention(
     geometry: DeviceGeometry,
     windows: tuple[int | None, ...],
     group: int,
+    num_kv_heads: int = 1,
 ) -> AttentionPlan:
     """Number the work items of a step, in one launch and without waiting for the device.
 
@@ -113,12 +149,14 @@ def plan_attention(
         geometry: the batch on the device.
         windows: the distinct windows of the layers.
         group: as for ``WorkBounds.of``.
+        num_kv_heads: of the layers; needed for units.
     """
     num_rows, device = bounds.num_rows, geometry.seq_lens.device
     # All kinds, even those without items in this batch: the kernel is compiled once.
     kinds = (_TILES, *(window or 0 for window in windows))
-    # The lists are concatenated, each with room for the longest.
-    capacity = max(bounds.num_tiles, bounds.num_splits)
+    has_units = bounds.split_size == UNIT
+    # The lists are concatenated, each with room for the longest. Units are not listed.
+    capacity = max(bounds.num_tiles, 0 if has_units else bounds.num_splits)
     starts = torch.empty((len(kinds), num_rows + 1), dtype=torch.int32, device=device)
     rows = torch.empty((len(kinds), capacity), dtype=torch.int32, device=device)
     launch(
@@ -133,18 +171,26 @@ def plan_attention(
         KINDS=kinds,
         NUM_KINDS=len(kinds),
         TILES_ONLY=bounds.tiles_only,
-        QUERIES=queries_per_tile(group),
-        SPLIT_SIZE=SPLIT_SIZE,
+        QUERIES=queries_per_tile(group, bounds.tile_rows),
+        SPLIT_SIZE=bounds.split_size,
         ROWS=_PLAN_ROWS,
         FILL=_FILL,
+        LISTS_SPLITS=not has_units,
     )
+    arrivals = None
+    if has_units:
+        # A library's kernel, which waits for the whole plan: later ones may read the plan before
+        # they wait for their turns.
+        arrivals = torch.zeros((num_rows, num_kv_heads), dtype=torch.int32, device=device)
     tiles = WorkList(starts[0], rows[0, : bounds.num_tiles]) if bounds.num_tiles else None
-    splits = {
-        window: WorkList(starts[kind], rows[kind, : bounds.splits_within(window)])
-        for kind, window in enumerate(windows, start=1)
-        if bounds.num_splits
-    }
-    return AttentionPlan(geometry, splits, tiles, bounds.merges)
+    splits, units = {}, {}
+    for kind, window in enumerate(windows, start=1):
+        most = bounds.splits_within(window)
+        if bounds.num_splits and arrivals is not None:
+            units[window] = WorkUnits(starts[kind], most, arrivals)
+        elif bounds.num_splits:
+            splits[window] = WorkList(starts[kind], rows[kind, :most])
+    return AttentionPlan(geometry, splits, units, tiles, bounds.tile_rows, bounds.merges)
 
 
 @triton.jit
@@ -206,6 +252,7 @@ def _plan_kernel(
     SPLIT_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     FILL: tl.constexpr,
+    LISTS_SPLITS: tl.constexpr,
 ):
     """One program per row and kind; each counts the items before its row itself, so none waits."""
     wait_for_prior_kernels()
@@ -227,6 +274,8 @@ def _plan_kernel(
     tl.store(starts + row, start)
     if row == num_rows - 1:
         tl.store(starts + num_rows, start + count)
+    if not LISTS_SPLITS and kind > 0:
+        return
     place = items + kind.to(tl.int64) * capacity + start
     for first in range(0, count, FILL):
         at = first + tl.arange(0, FILL)

@@ -31,11 +31,23 @@ import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.launch import dot_width, launch, wait_for_prior_kernels
-from kernels.triton.plan import TILE_ROWS, AttentionPlan
+from kernels.triton.plan import LOW_TILE_ROWS, TILE_ROWS, AttentionPlan
 from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, online_softmax, rows_of_tile, tanh
 
 _TILE = 64
 _MAX_SUMS = 256  # of a value's numbers per program
+
+
+def prefill_tile_rows(
+    head_dim: int, group: int, dtype: torch.dtype, cache_dtype: torch.dtype | None
+) -> int:
+    """Return the rows of a query tile.
+
+    Two low tiles on a multiprocessor overlap where one high tile begins, ends and computes weights.
+    """
+    is_low = dot_width(head_dim) <= 128 and group <= LOW_TILE_ROWS
+    is_low = is_low and dtype.itemsize == 2 and cache_dtype is None
+    return LOW_TILE_ROWS if is_low else TILE_ROWS
 
 
 def prefill_attention(
@@ -89,14 +101,20 @@ def prefill_attention(
         DIM=dim,
         SUMS=sums,
         BLOCK_SIZE=block_size,
-        ROWS=TILE_ROWS,
+        ROWS=plan.tile_rows,
         TILE=_TILE // 2 if is_half else _TILE,
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
         IS_LATE=is_late,
-        num_warps=8,
-        num_stages=5 if dim <= 128 and not is_wide else 2,
+        num_warps=plan.tile_rows // 16,
+        num_stages=_num_stages(plan.tile_rows, is_small=dim <= 128 and not is_wide),
     )
+
+
+def _num_stages(tile_rows: int, *, is_small: bool) -> int:
+    if not is_small:
+        return 2
+    return 5 if tile_rows == TILE_ROWS else 3
 
 
 # Arguments that change from step to step are not specialised on: see plan.py.

@@ -27,7 +27,8 @@ from kernels.skinny import MAX_SKINNY_ROWS, GateKind, RowNorm
 from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
 from kernels.triton.tiles import gelu_tanh, silu
 
-_TILE = 8192  # weights of a program in registers; as many in flight
+_TILE = 16384  # weights of a program in registers; as many in flight
+_TILE_OF_ROWS = 8192  # with several rows, whose sums take registers too
 _PROGRAMS = 256  # at least, for small weights: two per multiprocessor
 _MIN_OUTPUTS = 4
 _DEPTH = 1024  # inputs per tile, with many outputs: 16 bytes of each per thread
@@ -54,7 +55,8 @@ def skinny_linear(
     if output is None:
         output = torch.empty((rows.num_results, outputs), dtype=dtype or x.dtype, device=x.device)
     widest = max(power_of_2(inputs), _TERMS.value)
-    made = outputs_per_program(outputs * rows.num_programs, _TILE // min(widest, _DEPTH) // parts)
+    tile = _TILE if rows.rows_per_program == 1 else _TILE_OF_ROWS
+    made = outputs_per_program(outputs * rows.num_programs, tile // min(widest, _DEPTH) // parts)
     launch(
         _skinny_kernel,
         (-(-outputs // made), rows.num_programs),
@@ -73,11 +75,12 @@ def skinny_linear(
         PAIRS_A_ROW=rows.pairs_per_row,
         ROWS=1 if rows.rows_per_program == 1 else MAX_SKINNY_ROWS,
         MADE=made,
-        DEPTH=min(widest, _TILE // made // parts),
+        DEPTH=min(widest, tile // made // parts),
         PARTS=parts,
         GATE=gate,
         ADDS=stream is not None,
-        num_warps=4,
+        # Sums into the stream have few outputs: each is a long row, for more threads.
+        num_warps=8 if stream is not None and tile == _TILE else 4,
     )
     return output
 

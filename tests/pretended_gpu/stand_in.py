@@ -127,7 +127,9 @@ def _functions(gpu: PretendedGpu) -> dict[str, Any]:
         "set_device": lambda device: None,
         "get_device_capability": lambda device=None: (9, 0),
         "get_device_name": lambda device=None: "a pretended GPU",
-        "get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=2),
+        "get_device_properties": lambda device=None: SimpleNamespace(
+            multi_processor_count=2, shared_memory_per_block_optin=227 << 10
+        ),
         "mem_get_info": lambda device=None: (TOTAL_BYTES, TOTAL_BYTES),
         "empty_cache": empty_cache,
         "synchronize": synchronize,

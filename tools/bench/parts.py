@@ -30,7 +30,7 @@ _PYTEST = (
     *("-q", "-m", "gpu", "-rfE", "--tb=short", "-p", "tools.bench.pytest_rows"),
 )
 _TEST_LIMIT_S = 90  # per test, if the plugin for it is installed
-_MAX_TEST_WORKERS = 6
+_MAX_TEST_WORKERS = 10
 _SHARED_THREADS = 1  # of processes side by side: teams that wait for each other cost far more
 _NUM_SHARES = 3  # processes that share the kernels' cases
 _LAST_LINES = 12  # of a failed part, for readers who see only the end of the output
@@ -86,11 +86,11 @@ def gpu_parts(options: Sequence[str], pytest: Sequence[str]) -> list[list[Part]]
         [bench("steps 8b", "steps", 90, *large)],
         [bench("first answer", "first_answer", 50, *small)],
         [Part("kernels", ("-m", "kernels.bench", "--json"), 90)],
-        [bench("breakdown 0.6b", "breakdown", 40, *small)],
-        [bench("breakdown 8b", "breakdown", 40, *large)],
         [bench("transformers", "transformers_peer", 70, *small)],
         [bench("invariant 0.6b", "steps", 45, "--batch-invariant", *small)],
         [bench("invariant 8b", "steps", 60, "--batch-invariant", *large)],
+        [bench("breakdown 0.6b", "breakdown", 40, *small)],
+        [bench("breakdown 8b", "breakdown", 40, *large)],
     ]
 
 

@@ -34,7 +34,13 @@ from kernels.triton.layers import (
 )
 from kernels.triton.matmul import invariant_heads, invariant_linear
 from kernels.triton.moe import add_experts, fused_moe, invariant_moe
-from kernels.triton.plan import AttentionPlan, WorkBounds, plan_attention
+from kernels.triton.plan import (
+    SPLIT_SIZE,
+    UNIT,
+    AttentionPlan,
+    WorkBounds,
+    plan_attention,
+)
 from kernels.triton.prefill import prefill_attention
 from kernels.triton.quantised import packed_linear
 from kernels.triton.routing import invariant_route, route
@@ -61,12 +67,17 @@ def longs(*shape: int) -> torch.Tensor:
 
 
 def attention_plan(
-    bounds: WorkBounds, window: int | None, group: int, *, is_bidirectional: bool = False
+    bounds: WorkBounds,
+    window: int | None,
+    group: int,
+    kv_heads: int = 1,
+    *,
+    is_bidirectional: bool = False,
 ) -> AttentionPlan:
     rows = bounds.num_rows
     ends = ints(8192) if is_bidirectional else None
     geometry = DeviceGeometry(ints(rows + 1), ints(rows), ints(rows), ints(1024, 64), ends)
-    return plan_attention(bounds, geometry, (window,), group)
+    return plan_attention(bounds, geometry, (window,), group, kv_heads)
 
 
 def cache_of(
@@ -96,7 +107,9 @@ def decode(
     dtype: torch.dtype = BF16,
     invariant: bool = False,
 ) -> None:
-    plan = attention_plan(WorkBounds(256, 1024, 0, tiles_only=False), window, heads // kv_heads)
+    size = SPLIT_SIZE if invariant else UNIT
+    bounds = WorkBounds(256, 1024, 0, tiles_only=False, split_size=size)
+    plan = attention_plan(bounds, window, heads // kv_heads, kv_heads)
     cache = cache_of(kv_heads, block, dim, codes, dtype)
     query, output = (empty(256, heads, dim, dtype=dtype) for _ in range(2))
     attend = invariant_decode if invariant else decode_attention

@@ -40,6 +40,7 @@ from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, mak
 pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda")
+BF16 = torch.bfloat16
 
 
 def run(problem: Problem, *, invariant: bool = False) -> torch.Tensor:
@@ -269,6 +270,25 @@ def test_kernels_that_overlap_wait_for_their_turns(
     for _ in range(100):
         graph.replay()
         assert torch.equal(stream, expected)
+
+
+def test_parts_are_merged_by_whoever_finishes_last() -> None:
+    """Hundreds of rows cut anywhere, over and over: a race would show as other bits."""
+    random = np.random.default_rng(3)
+    past = [int(n) for n in random.integers(0, 3000, 70)]
+    problem = make_problem([1] * 70, past, group=4, head_dim=128, block_size=64, dtype=BF16)
+    spec = replace(problem.spec, device=DEVICE)
+    cache = LayerCache(*(stored.to(DEVICE) for stored in problem.cache.tensors()))
+    geometry, query = problem.geometry, problem.query.to(DEVICE)
+    tables = geometry.tables
+    there = BatchGeometry.of(geometry.query_start, geometry.seq_lens, tables, DEVICE)
+    backend = TritonAttention()
+    state = backend.plan(there, spec)
+    first = backend.forward(state, problem.layer, query, cache)
+    expected = attend(problem)
+    assert (first.cpu().double() - expected).norm() / expected.norm() < 1e-2
+    for _ in range(300):
+        assert torch.equal(backend.forward(state, problem.layer, query, cache), first)
 
 
 @pytest.mark.parametrize("is_drawn", [True, False])

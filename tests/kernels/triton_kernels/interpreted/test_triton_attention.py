@@ -11,8 +11,9 @@ import torch
 from kernels.attention import BatchGeometry, DeviceGeometry
 from kernels.reference.attention import ReferenceAttention
 from kernels.select import select_kernels
+from kernels.triton import decode
 from kernels.triton.backend import TritonAttention
-from kernels.triton.plan import SPLIT_SIZE
+from kernels.triton.plan import SPLIT_SIZE, UNIT
 from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
 
 CPU = torch.device("cpu")
@@ -141,12 +142,36 @@ def test_blocks_behind_a_window_are_somebody_elses(
     assert (actual.double() - expected).norm() < 2e-3 * expected.norm()
 
 
-@pytest.mark.parametrize("window", [None, 600])
-def test_long_rows_are_split_and_merged(window: int | None) -> None:
-    """Lengths around the split size, one split to several, beside short rows."""
-    past = [SPLIT_SIZE - 1, SPLIT_SIZE, 3, 2 * SPLIT_SIZE + 76]
-    problem = make_problem([1] * 4, past, num_kv_heads=1, group=3, block_size=64, window=window)
-    check(problem)
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("programs", [1, 3, 7, 50])
+def test_shares_cut_rows_anywhere(
+    programs: int, window: int | None, has_sinks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row may be one program's, several's, or end where a share ends; padding has no keys."""
+    monkeypatch.setattr(decode, "persistent_programs", lambda *_: programs)
+    past = [UNIT - 1, UNIT, 3, 8 * UNIT + 12, -1, 4 * UNIT - 1, 90, 0]
+    queries = [1, 1, 1, 1, 1, 1, 9, 1]
+    sinks = torch.randn(6) if has_sinks else None
+    problem = make_problem(
+        queries, past, num_kv_heads=2, group=3, block_size=64, window=window, sinks=sinks
+    )
+    state = TritonAttention().plan(problem.geometry, problem.spec)
+    backend, expected = TritonAttention(), attend(problem)
+    for _ in range(2):  # a layer leaves the plan as it was
+        output = backend.forward(state, problem.layer, problem.query, problem.cache)
+        assert not output[4].any()
+        assert (output.double() - expected).norm() < 2e-5 * expected.norm()
+        assert not state.units[window].arrivals.any()
+
+
+@pytest.mark.parametrize("searched", [1, 2, 4])
+def test_many_rows_are_searched_piece_by_piece(
+    searched: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "persistent_programs", lambda *_: 6)
+    monkeypatch.setattr(decode, "_SEARCHED", searched)
+    check(make_problem([1, 4, 1, 1, 1], [200, 0, 70, 0, 130], num_kv_heads=2, group=2))
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn])
@@ -207,14 +232,14 @@ def test_equals_the_reference_backend(softcap: float | None) -> None:
 @pytest.mark.usefixtures("matrix_units")
 def test_a_row_has_the_same_bits_in_any_batch() -> None:
     problem = make_problem([1, 1, 1, 15], [700, 20, 513, 40], group=2)
-    crowd = run(problem)
+    crowd = run(problem, invariant=True)
     geometry = problem.geometry
     for row in range(3):
         alone = BatchGeometry.of(
             np.array([0, 1]), geometry.seq_lens[[row]], geometry.tables[[row]], CPU
         )
         single = replace(problem, geometry=alone, query=problem.query[row : row + 1])
-        assert torch.equal(run(single)[0], crowd[row])
+        assert torch.equal(run(single, invariant=True)[0], crowd[row])
 
 
 def cut(problem: Problem, ends: list[int]) -> list[torch.Tensor]:
@@ -306,23 +331,27 @@ def test_a_captured_batch_serves_those_that_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("query_lens", "seq_lens", "fits"),
+    ("query_lens", "seq_lens", "fits", "fits_in_shares"),
     [
-        ([1, 1, 1, 1], [512, 512, 256, 256], True),
-        ([1], [768], True),  # three splits, plus one for each of three padding rows
-        ([1], [769], False),
-        ([1, 1, 1, 1], [769, 1, 1, 1], False),
-        ([1] * 5, [1] * 5, False),
-        ([1, 2], [1, 2], False),
+        ([1, 1, 1, 1], [512, 512, 256, 256], True, True),
+        ([1], [768], True, True),  # three splits, plus one for each of three padding rows
+        ([1], [769], False, True),
+        ([1, 1, 1, 1], [769, 1, 1, 1], False, True),
+        ([1] * 5, [1] * 5, False, False),
+        ([1, 2], [1, 2], False, False),
     ],
 )
-def test_what_fits_a_captured_batch(query_lens: list[int], seq_lens: list[int], fits: bool) -> None:
+def test_what_fits_a_captured_batch(
+    query_lens: list[int], seq_lens: list[int], fits: bool, fits_in_shares: bool
+) -> None:
+    """Shares hold any number of keys, splits of a fixed size do not."""
     spec = make_problem([1], [1]).spec
     no_tables = np.zeros((5, 1), np.int32)
     bounds = BatchGeometry.of(np.arange(5), np.array([512, 512, 256, 256]), no_tables, CPU)
     starts = np.concatenate(([0], np.cumsum(query_lens)))
     actual = BatchGeometry.of(starts, np.array(seq_lens), no_tables, CPU)
-    assert TritonAttention().can_replay(bounds, actual, spec) == fits
+    assert TritonAttention(invariant=True).can_replay(bounds, actual, spec) == fits
+    assert TritonAttention().can_replay(bounds, actual, spec) == fits_in_shares
 
 
 def test_a_captured_batch_of_chunks() -> None:

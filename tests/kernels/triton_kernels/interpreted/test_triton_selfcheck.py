@@ -170,8 +170,8 @@ def test_a_wrong_operation_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("module", "setting", "value", "invariant"),
     [
-        (decode, "SPLIT_SIZE", 128, False),
-        (prefill, "TILE_ROWS", 64, False),
+        (decode, "UNIT", 32, False),
+        (prefill, "dot_width", lambda head_dim: head_dim // 2, False),
         (invariant_decode, "SPLIT_SIZE", 128, True),
         (invariant_prefill, "TILE_ROWS", 64, True),
     ],
@@ -179,7 +179,7 @@ def test_a_wrong_operation_is_refused(name: str) -> None:
 def test_a_bug_in_an_attention_kernel_is_refused(
     module: Any, setting: str, value: int, invariant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Splits that do not reach the next one, and queries that no tile covers."""
+    """Units and splits that do not reach the next one, half heads, queries that no tile covers."""
     monkeypatch.setattr(module, setting, value)
     kernels = Kernels(TritonAttention(invariant=invariant), operations)
     assert "attention is wrong" in (self_check(kernels, SPEC) or "")
@@ -195,8 +195,11 @@ def test_a_bug_in_an_attention_kernel_is_refused(
         replace(SPEC, dtype=torch.float16, cache_dtype=torch.int8),
     ],
 )
-def test_attention_has_the_same_bits_or_is_not_taken_for_such(spec: AttentionSpec) -> None:
+def test_attention_has_the_same_bits_or_is_not_taken_for_such(
+    spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The ordinary kernels round differently alone and in a chunk."""
+    monkeypatch.setattr(decode, "persistent_programs", lambda *_: 20)
     assert (
         check_batch_invariance(Kernels(TritonAttention(invariant=True), operations), spec) is None
     )
