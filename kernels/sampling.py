@@ -43,6 +43,9 @@ class LogitBias(NamedTuple):
     until: torch.Tensor  # int64: added while the position to be sampled is less
 
 
+_ALIGNED = 16  # bytes: kernels are specialised on it
+
+
 class SamplerOutput(NamedTuple):
     """The results of each row."""
 
@@ -51,8 +54,8 @@ class SamplerOutput(NamedTuple):
 
     @classmethod
     def empty(cls, num_rows: int, device: torch.device) -> SamplerOutput:
-        """Allocate memory for results."""
-        return cls(
-            torch.empty(num_rows, dtype=torch.int64, device=device),
-            torch.empty(num_rows, dtype=torch.bool, device=device),
-        )
+        """Allocate memory for results, one after the other: they can be copied together."""
+        num_bytes = -(-8 * num_rows // _ALIGNED) * _ALIGNED
+        both = torch.empty(num_bytes + num_rows, dtype=torch.uint8, device=device)
+        token_ids = both[: 8 * num_rows].view(torch.int64)
+        return cls(token_ids, both[num_bytes:].view(torch.bool))

@@ -13,6 +13,7 @@ import torch
 # steps may overlap.
 _MAX_BUFFERS = 32
 _MIN_BUFFER_SIZE = 1 << 16  # minimum size of a buffer
+_MAX_JOINED_BYTES = 1 << 20  # of two tensors that are copied together
 
 
 class _Buffer(NamedTuple):
@@ -93,10 +94,9 @@ class Downloads:
         self._stream.wait_stream(self._computing)
         with self._context:
             copies = []
-            for tensor in tensors:
-                tensor.record_stream(self._stream)
-                copies.append(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True))
-                copies[-1].copy_(tensor, non_blocking=True)
+            while tensors:
+                copied, tensors = _copy_next(tensors, self._stream)
+                copies += copied
             # A blocking event: the waiting thread sleeps and leaves the core to the HTTP process.
             event = torch.cuda.Event(blocking=True)
             event.record(self._stream)
@@ -122,6 +122,38 @@ class PendingDownload:
         if self._event is not None:
             self._event.synchronize()
         return self._tensors
+
+
+def _copy_next(
+    tensors: Sequence[torch.Tensor], stream: torch.cuda.Stream
+) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+    """Start copying the first tensor, or two that lie one after the other; return the copies,
+    and the tensors that are left."""
+    first, *rest = tensors
+    joined = _joined(first, rest[0]) if rest else None
+    source = first if joined is None else joined
+    source.record_stream(stream)
+    copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+    copy.copy_(source, non_blocking=True)
+    if joined is None:
+        return (copy,), rest
+    second, *rest = rest
+    parts = copy[: first.nbytes].view(first.dtype), copy[-second.nbytes :].view(second.dtype)
+    return parts, rest
+
+
+def _joined(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor | None:
+    """Return the bytes of two vectors of the same memory, which lie close together in this order;
+    None of others. A copy costs the host more than the bytes do."""
+    begin, then = (each.storage_offset() * each.element_size() for each in (first, second))
+    num_bytes = then + second.nbytes - begin
+    if not first.nbytes < num_bytes <= _MAX_JOINED_BYTES:
+        return None
+    if not all(each.dim() == 1 and each.is_contiguous() for each in (first, second)):
+        return None
+    if first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr():
+        return None
+    return first.view(torch.uint8).as_strided((num_bytes,), (1,))
 
 
 def _pinned(size: int) -> torch.Tensor:
