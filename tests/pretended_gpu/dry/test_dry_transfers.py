@@ -10,6 +10,7 @@ from engine.kv_cache import host_store
 from engine.kv_cache.host_store import HostStore
 from engine.runner.transfer import Downloads, Uploads
 from engine.types import BlockCopy
+from kernels.sampling import SamplerOutput
 from tests.pretended_gpu.stand_in import pretended_gpu
 from tests.pretended_gpu.tensor import DEVICE
 
@@ -52,6 +53,24 @@ def test_what_is_fetched_is_of_its_own_step(eager: str) -> None:
                     told = [tensor.tolist() for tensor in each.wait()]
                     assert told == [[turn - 2 + nth] * 3, [2 * (turn - 2 + nth)] * 3]
                 fetched.clear()
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 16])
+def test_what_lies_together_is_fetched_together(num_rows: int) -> None:
+    """A sampler's results, and not other neighbours in memory."""
+    with pretended_gpu() as (gpu, _):
+        downloads, sampled = Downloads(DEVICE), SamplerOutput.empty(num_rows, DEVICE)
+        sampled.token_ids.copy_(torch.arange(num_rows, device=DEVICE) * 2**40)
+        sampled.is_finite.copy_(torch.arange(num_rows, device=DEVICE) % 2 == 0)
+        grid = torch.arange(12, device=DEVICE).view(3, 4)
+        apart = [grid[1], grid[0], grid[:, 0], grid[2:], torch.arange(2, device=DEVICE)]
+        with gpu.step():
+            fetched = downloads.fetch([*sampled, *apart])
+        token_ids, is_finite, *others = fetched.wait()
+        assert token_ids.tolist() == [row * 2**40 for row in range(num_rows)]
+        assert is_finite.tolist() == [row % 2 == 0 for row in range(num_rows)]
+        assert is_finite.untyped_storage().data_ptr() == token_ids.untyped_storage().data_ptr()
+        assert [other.tolist() for other in others] == [other.tolist() for other in apart]
 
 
 @STREAMS
