@@ -202,7 +202,7 @@ def _per_head_method(
 
         product = invariant_heads
         if _swap_unsupported_reason(dtype, device) is not None:
-            product = functools.partial(invariant_heads, allow_swap=False)
+            product = functools.partial(invariant_heads, vary_tiles=False)
     return lambda weight: DensePerHeadLinear(weight.contiguous(), product)
 
 
@@ -263,8 +263,8 @@ def _invariant_method(
     reason = _swap_unsupported_reason(dtype, device)
     if reason is None:
         return InvariantMethod(invariant_linear), "triton"
-    as_many = functools.partial(invariant_linear, allow_swap=False)
-    return InvariantMethod(as_many), f"triton, few rows as many; {reason}"
+    as_many = functools.partial(invariant_linear, vary_tiles=False)
+    return InvariantMethod(as_many), f"triton, all rows alike; {reason}"
 
 
 def _swap_unsupported_reason(dtype: torch.dtype, device: torch.device) -> str | None:

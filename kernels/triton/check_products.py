@@ -161,14 +161,14 @@ def _skinny_products(dtype: torch.dtype, device: torch.device, random: torch.Gen
 
 
 def _swapped_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> Pairs:
-    """Yield products, as bits, for each height of a tile. Magnitudes vary, so that another order
+    """Yield products, as bits, for each shape of a tile. Magnitudes vary, so that another order
     of summation shows."""
-    inputs, outputs = (48, 20) if INTERPRETED else (1040, 2304)
+    count, inputs, outputs = (200, 48, 20) if INTERPRETED else (2000, 1040, 2304)
     sizes = torch.logspace(-3, 1, inputs)[torch.randperm(inputs, generator=random)]
-    x = (normal(random, torch.float32, 200, inputs) * sizes).to(dtype).to(device)
+    x = (normal(random, torch.float32, count, inputs) * sizes).to(dtype).to(device)
     weight = normal(random, dtype, outputs, inputs).to(device)
     whole = invariant_linear(x, weight).view(torch.int16)
-    for rows in (1, 20, 64):
+    for rows in (1, 20, 64, 200):
         yield invariant_linear(x[:rows], weight).view(torch.int16), whole[:rows].cpu()
 
 

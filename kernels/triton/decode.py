@@ -37,10 +37,9 @@ from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, online_softmax
 
 _TILE = 64
 _PROGRAMS = 2  # per multiprocessor: with these stages, what their shared memory allows
-_MIN_SHARE = 2  # units: parts have to be merged
 _SEARCHED = 512  # rows, at once
 _LINE: tl.constexpr = tl.constexpr(64)  # numbers of two bytes in a cache line
-_MERGED = 4096  # numbers of parts, at once
+_MERGED = 4096  # numbers of parts in flight
 
 
 def decode_attention(
@@ -105,10 +104,9 @@ def decode_attention(
         TILE=_TILE // 2 if dim > (256 if cache.key_scales is None else 128) else _TILE,
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
-        MIN_SHARE=_MIN_SHARE,
         SEARCHED=_SEARCHED,
         HEADS=power_of_2(group),
-        MERGED=max(1, min(16, _MERGED // (power_of_2(group) * dim))),
+        UNROLL=max(1, min(8, _MERGED // (power_of_2(group) * dim))),
         num_warps=4,
         # Half of them for the block numbers.
         num_stages=4 if dim > 128 else 7 if has_large_shared_memory(query.device) else 5,
@@ -159,10 +157,9 @@ def _share_kernel(
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
-    MIN_SHARE: tl.constexpr,
     SEARCHED: tl.constexpr,
     HEADS: tl.constexpr,
-    MERGED: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
     """One program's share, part by part; the grid is as large as the machine.
 
@@ -170,7 +167,7 @@ def _share_kernel(
     """
     num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
     total = tl.load(unit_starts + num_rows) * NUM_KV_HEADS
-    share = tl.maximum(tl.cdiv(total, tl.num_programs(0)), MIN_SHARE)
+    share = tl.cdiv(total, tl.num_programs(0))
     begin = tl.program_id(0) * share
     end = tl.minimum(begin + share, total)
     row = _row_of_unit(begin, unit_starts, num_rows, NUM_KV_HEADS, SEARCHED)
@@ -258,7 +255,7 @@ def _share_kernel(
                     HEADS,
                     HEAD_DIM,
                     DIM,
-                    MERGED,
+                    UNROLL,
                 )
         unit = part_end
         if (unit < end) & (unit == (row_begin + num_units) * NUM_KV_HEADS):
@@ -408,7 +405,7 @@ def _merge_parts(
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
-    MERGED: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
     """Store the weighted mean of a row's parts, which adjacent programs have left."""
     group, dims = tl.arange(0, HEADS), tl.arange(0, DIM)
@@ -417,31 +414,24 @@ def _merge_parts(
     top = tl.full([HEADS], -float("inf"), tl.float32)
     total = tl.zeros([HEADS], tl.float32)
     acc = tl.zeros([HEADS, DIM], tl.float32)
-    for begin in tl.range(0, num_parts, MERGED, num_stages=1):
-        members = begin + tl.arange(0, MERGED)
-        is_part = members < num_parts
-        slots = first_slot + 2 * members + tl.where(members == 0, starts_inside, 0)
-        places = slots[:, None] * GROUP + group[None, :]
+    slot = first_slot + starts_inside
+    # Unrolled, so that the loads of several parts overlap.
+    for part in tl.range(0, num_parts, num_stages=1, loop_unroll_factor=UNROLL):
+        places = slot * GROUP + group
         # Other programs have written these: not from this multiprocessor's own cache.
-        lse = tl.load(
-            part_lse + places,
-            mask=is_part[:, None] & in_group[None, :],
+        lse = tl.load(part_lse + places, mask=in_group, other=0.0, cache_modifier=".cg")
+        mean = tl.load(
+            parts + places[:, None] * HEAD_DIM + dims[None, :],
+            mask=in_head,
             other=0.0,
             cache_modifier=".cg",
         )
-        means = tl.load(
-            parts + places[:, :, None] * HEAD_DIM + dims[None, None, :],
-            mask=is_part[:, None, None] & in_head[None, :, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        lse = tl.where(is_part[:, None], lse, -float("inf"))
-        new_top = tl.maximum(top, tl.max(lse, axis=0))
-        weights = tl.exp2(lse - new_top[None, :])
-        shrink = tl.exp2(top - new_top)
-        total = total * shrink + tl.sum(weights, axis=0)
-        acc = acc * shrink[:, None] + tl.sum(means * weights[:, :, None], axis=0)
+        new_top = tl.maximum(top, lse)
+        weight, shrink = tl.exp2(lse - new_top), tl.exp2(top - new_top)
+        total = total * shrink + weight
+        acc = acc * shrink[:, None] + mean * weight[:, None]
         top = new_top
+        slot = first_slot + 2 * (part + 1)
     heads = kv_head * GROUP + group
     if sinks is not None:
         total += tl.exp2(tl.load(sinks + heads, mask=in_group, other=0.0) * LOG2_E - top)

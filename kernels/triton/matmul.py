@@ -2,34 +2,35 @@
 
 A library chooses its kernel, and with it the order of summation, by the number of rows. Here every
 element is one accumulator that takes its inputs in the same order, 16 at a time, by matrix
-instructions of the same depth (64 x 128 x 16 and 64 x 16 to 64 x 16 on Hopper): inputs are never
+instructions of the same depth (64 x 256 x 16 down to 64 x 16 x 16 on Hopper): inputs are never
 split. The shape of tiles may therefore depend on the number of rows:
 
-- many rows are the instruction's 64 rows, in tiles of 128 rows x 128 outputs;
+- many rows are the instruction's 64 rows, in tiles of 128 rows x 256 outputs, or x 128 if there
+  would be too few of these for all multiprocessors;
 - with few rows, the outputs are: 64 per program, and the rows, at least 16, are its columns. A
   weight is read by twice as many programs, and no work is spent on rows that do not exist.
 
-That both sum the 16 inputs alike depends on the matrix unit, and no manual guarantees it: it is
-tested at start (``check_products.py``), and if it does not hold, few rows are treated like many.
+That all sum the 16 inputs alike depends on the matrix unit, and no manual guarantees it: it is
+tested at start (``check_products.py``), and if it does not hold, all rows take the same tiles.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.launch import dot_width, launch, wait_for_prior_kernels
+from kernels.triton.launch import (
+    dot_width,
+    has_large_shared_memory,
+    launch,
+    wait_for_prior_kernels,
+)
 from kernels.triton.tiles import dot_add
 
 _DEPTH = 64
-_COLUMNS = 128
-_LOW_TILE, _HIGH_TILE = 64, 128
-# Few rows are bound by reading weights: these stages keep as many bytes in flight as let two
-# programs share a multiprocessor.
-_STAGES = {_LOW_TILE: 5, _HIGH_TILE: 4}
-# Row tiles of adjacent programs that share columns, which then stay in the L2 cache.
-_SWATH = 8
 _FEW_ROWS = 64
 _OUTPUTS = 64  # per program, with few rows
 _FEW_STAGES = 8  # with these, 64 KB of weights and more are in flight
@@ -39,30 +40,50 @@ _FEW_PROGRAMS = 132
 _DEEP_STAGES = {16: 8, 32: 8, 64: 6}
 
 
+class _Tile(NamedTuple):
+    """The tile of a program with many rows, as measured on an H200."""
+
+    rows: int
+    columns: int  # outputs
+    swath: int  # row tiles of adjacent programs that share columns, which stay in the L2 cache
+    num_warps: int
+    num_stages: int
+
+    def count(self, num_rows: int, outputs: int) -> int:
+        """Return how many there are."""
+        return -(-num_rows // self.rows) * -(-outputs // self.columns)
+
+
+_LOW = _Tile(64, 128, 8, 4, 5)
+_HIGH = _Tile(128, 128, 8, 4, 4)
+_WIDE = _Tile(128, 256, 16, 8, 3)
+
+
 def invariant_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    allow_swap: bool = True,
+    vary_tiles: bool = True,
 ) -> torch.Tensor:
     """See ``kernels.reference.matmul.invariant_linear``; rows are contiguous.
 
-    ``allow_swap``: with few rows, swap the roles of rows and outputs in the instruction.
+    ``vary_tiles``: with few rows, swap the roles of rows and outputs in the instruction; with many,
+    make tiles wider.
     """
     output = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
-    _multiply(output.unsqueeze(1), x.unsqueeze(1), weight.unsqueeze(0), bias, allow_swap=allow_swap)
+    _multiply(output.unsqueeze(1), x.unsqueeze(1), weight.unsqueeze(0), bias, vary_tiles=vary_tiles)
     return output
 
 
 def invariant_heads(
-    x: torch.Tensor, weight: torch.Tensor, keep: int = 0, *, allow_swap: bool = True
+    x: torch.Tensor, weight: torch.Tensor, keep: int = 0, *, vary_tiles: bool = True
 ) -> torch.Tensor:
     """See ``kernels.reference.matmul.invariant_heads``; heads' values and weights' rows are
     contiguous."""
     inputs, outputs = weight.shape[2], weight.shape[1]
     made = torch.empty((*x.shape[:2], outputs + keep), dtype=x.dtype, device=x.device)
-    _multiply(made[..., :outputs], x[..., :inputs], weight, None, allow_swap=allow_swap)
+    _multiply(made[..., :outputs], x[..., :inputs], weight, None, vary_tiles=vary_tiles)
     if keep:
         made[..., outputs:] = x[..., inputs:]
     return made
@@ -74,7 +95,7 @@ def _multiply(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     *,
-    allow_swap: bool,
+    vary_tiles: bool,
 ) -> None:
     """Multiply heads: [n, heads, outputs] of [n, heads, inputs] and [heads, outputs, inputs]."""
     num_rows, heads, inputs = x.shape
@@ -82,7 +103,7 @@ def _multiply(
     places = (x.stride(0), weight.stride(1), output.stride(0))
     apart = (x.stride(1), weight.stride(0), output.stride(1)) if heads > 1 else (0, 0, 0)
     # float32 has no matrix units, and the compiler sums in an order of its own.
-    if allow_swap and num_rows <= _FEW_ROWS and x.dtype.itemsize == 2:
+    if vary_tiles and num_rows <= _FEW_ROWS and x.dtype.itemsize == 2:
         tiles, width = -(-outputs // _OUTPUTS) if num_rows else 0, dot_width(num_rows)
         is_deep = tiles * heads <= _FEW_PROGRAMS
         launch(
@@ -97,19 +118,23 @@ def _multiply(
             num_stages=_DEEP_STAGES[width] if is_deep else _FEW_STAGES,
         )
         return
-    is_low = num_rows <= _LOW_TILE or x.dtype.itemsize > 2
-    rows = _LOW_TILE if is_low else _HIGH_TILE
+    tile = _LOW if num_rows <= _LOW.rows else _HIGH
+    if x.dtype.itemsize > 2:
+        tile = _LOW._replace(num_stages=2)
+    elif vary_tiles and num_rows > _LOW.rows and has_large_shared_memory(x.device):
+        fills = _WIDE.count(num_rows, outputs) * heads >= _FEW_PROGRAMS
+        tile = _WIDE if fills else _HIGH
     launch(
         _matmul_kernel,
-        (-(-num_rows // rows) * -(-outputs // _COLUMNS), heads),
+        (tile.count(num_rows, outputs), heads),
         *(output, x, weight, bias, num_rows, outputs, *places, *apart),
         INPUTS=inputs,
-        ROWS=rows,
-        COLUMNS=_COLUMNS,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
         DEPTH=_DEPTH,
-        SWATH=_SWATH,
-        num_warps=rows // 16,
-        num_stages=_STAGES[rows] if x.dtype.itemsize == 2 else 2,
+        SWATH=tile.swath,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )
 
 

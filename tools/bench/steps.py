@@ -1,7 +1,8 @@
 """Steps against their floors: decoding at several batch sizes and contexts, and one long prompt.
 
-The floor of a decode step is the bytes of all weights and of the context's keys and values over the
-memory bandwidth. That of a prompt is its products over the matrix throughput.
+The floor of a decode step is that of its weights plus the bytes of the context's keys and values
+over the memory bandwidth; that of the weights is their bytes or their products, whichever takes
+longer. The floor of a prompt is its products over the matrix throughput.
 """
 
 from __future__ import annotations
@@ -102,10 +103,13 @@ def _decode(
     with timed(options.device) as seconds:
         made = sum(session.step() for _ in range(_STEPS))
     session.abort()
-    in_layers, output = matrix_parameters(options.model)
+    parameters = sum(matrix_parameters(options.model))
+    weights_s = max(
+        2 * parameters / ceilings.bytes_per_s, 2 * parameters * rows / ceilings.flops_per_s
+    )
     per_token = session.core.info.memory.bytes_per_token
-    moved = (in_layers + output) * 2 + rows * context * per_token
-    return _row(name, seconds[0] * rows / made, moved / ceilings.bytes_per_s, rows=rows)
+    floor_s = weights_s + rows * context * per_token / ceilings.bytes_per_s
+    return _row(name, seconds[0] * rows / made, floor_s, rows=rows)
 
 
 def _row(case: str, time_s: float, floor_s: float, rows: int | None = None) -> dict[str, Any]:

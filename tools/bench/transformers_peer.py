@@ -18,6 +18,8 @@ from tools.bench.session import TINY, parser, print_row
 from tools.bench.shapes import CONFIGS
 from tools.bench.workload import Job, sample_jobs
 
+_WARM_UP_TOKENS = 8
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line of JSON."""
@@ -30,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     longest = max(job.num_output for job in jobs)
     config = GenerationConfig(max_new_tokens=longest, do_sample=False, eos_token_id=-1)
     with torch.no_grad(), model.continuous_batching_context_manager(config) as manager:
-        _run(manager, jobs[:2], model.config.vocab_size)  # warm-up
+        warm_up = [Job(job.prompt, _WARM_UP_TOKENS) for job in jobs[:2]]
+        _run(manager, warm_up, model.config.vocab_size)
         begun_s = time.perf_counter()
         tokens = _run(manager, jobs, model.config.vocab_size)
         seconds = time.perf_counter() - begun_s

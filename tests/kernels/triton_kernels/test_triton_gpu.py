@@ -199,13 +199,13 @@ def test_invariant_queries_have_the_same_bits_in_any_chunk(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_rows_product_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
-    x = torch.randn(700, 4096, dtype=dtype, device=DEVICE)
-    weight = torch.randn(1000, 4096, dtype=dtype, device=DEVICE)
-    whole = invariant_linear(x, weight)
+    x = torch.randn(2500, 4096, dtype=dtype, device=DEVICE)
+    weight = torch.randn(2000, 4096, dtype=dtype, device=DEVICE)
+    whole = invariant_linear(x, weight)  # in wide tiles
     assert check_swapped(dtype, DEVICE) is None
-    for begin, end in ((0, 1), (3, 33), (5, 69), (64, 129), (333, 700)):
-        for turns in (False, True):
-            part = invariant_linear(x[begin:end], weight, allow_swap=turns)
+    for begin, end in ((0, 1), (3, 33), (5, 69), (64, 129), (333, 700), (100, 2400)):
+        for varies in (False, True):
+            part = invariant_linear(x[begin:end], weight, vary_tiles=varies)
             assert torch.equal(part, whole[begin:end])
 
 

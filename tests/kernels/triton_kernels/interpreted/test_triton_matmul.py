@@ -7,7 +7,10 @@ import torch
 
 from kernels.reference.matmul import invariant_heads as reference_heads
 from kernels.reference.matmul import invariant_linear as reference_linear
+from kernels.triton import matmul
 from kernels.triton.matmul import invariant_heads, invariant_linear
+
+FEW_PROGRAMS = [132, 1]  # with few, tiles are wide
 
 
 @pytest.mark.parametrize(
@@ -15,9 +18,17 @@ from kernels.triton.matmul import invariant_heads, invariant_linear
     [(1, 64, 128, False), (3, 100, 70, True), (130, 192, 300, True), (1100, 33, 5, False)],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("few_programs", FEW_PROGRAMS)
 def test_products_equal_the_twins(
-    rows: int, inputs: int, outputs: int, has_bias: bool, dtype: torch.dtype
+    few_programs: int,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    has_bias: bool,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(matmul, "_FEW_PROGRAMS", few_programs)
     random = torch.Generator().manual_seed(rows)
     x, weight = (torch.randn(n, inputs, generator=random).to(dtype) for n in (rows, outputs))
     bias = torch.randn(outputs, generator=random).to(dtype) if has_bias else None
@@ -33,8 +44,12 @@ def test_products_equal_the_twins(
 
 @pytest.mark.usefixtures("matrix_units")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("few_programs", [*FEW_PROGRAMS, 2])
+def test_a_row_has_the_same_bits_in_any_batch(
+    few_programs: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Batches below, at and above the height of a tile, with rows at different places."""
+    monkeypatch.setattr(matmul, "_FEW_PROGRAMS", few_programs)
     random = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(n, 320, generator=random).to(dtype) for n in (200, 150))
     whole = invariant_linear(x, weight)
