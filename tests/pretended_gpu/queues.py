@@ -98,6 +98,10 @@ class Stream:
         finally:
             self._is_running = False
 
+    def drop(self) -> None:
+        """Leave all queued work undone."""
+        self._items.clear()
+
     def record_event(self, event: Event | None = None) -> Event:
         """Record an event after all work queued so far."""
         event = event or Event(self.queues)

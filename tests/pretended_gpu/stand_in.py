@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -61,16 +62,27 @@ class Graph:
 
 
 @contextmanager
-def pretended_gpu(eager: str = "none") -> Iterator[tuple[PretendedGpu, Launches]]:
+def pretended_gpu(
+    eager: str = "none",
+    *,
+    largest: int = sys.maxsize,
+    num_multiprocessors: int = 2,
+    total_bytes: int = TOTAL_BYTES,
+    make_launches: Callable[[PretendedGpu], Launches] = Launches,
+) -> Iterator[tuple[PretendedGpu, Launches]]:
     """A GPU that torch detects, whose kernels the interpreter runs.
 
     Args:
         eager: the streams that do their work as it arrives; see ``Queues``.
+        largest: see ``PretendedGpu``.
+        num_multiprocessors: of the device.
+        total_bytes: of its memory.
+        make_launches: what to do with kernels.
     """
-    gpu = PretendedGpu(eager)
-    launches = Launches(gpu)
+    gpu = PretendedGpu(eager, largest)
+    launches = make_launches(gpu)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in _functions(gpu).items():
+        for name, value in _functions(gpu, num_multiprocessors, total_bytes).items():
             patch.setattr(torch.cuda, name, value)
         patch.setattr(torch._C, "_cuda_endAllocateToPool", gpu.end_recording, raising=False)
         copy = torch.UntypedStorage.copy_
@@ -96,7 +108,7 @@ def _copy_storage(
     return copy(target, source, *options)
 
 
-def _functions(gpu: PretendedGpu) -> dict[str, Any]:
+def _functions(gpu: PretendedGpu, num_multiprocessors: int, total_bytes: int) -> dict[str, Any]:
     queues = gpu.queues
 
     def register(address: int, num_bytes: int, flags: int) -> int:
@@ -128,9 +140,9 @@ def _functions(gpu: PretendedGpu) -> dict[str, Any]:
         "get_device_capability": lambda device=None: (9, 0),
         "get_device_name": lambda device=None: "a pretended GPU",
         "get_device_properties": lambda device=None: SimpleNamespace(
-            multi_processor_count=2, shared_memory_per_block_optin=227 << 10
+            multi_processor_count=num_multiprocessors, shared_memory_per_block_optin=227 << 10
         ),
-        "mem_get_info": lambda device=None: (TOTAL_BYTES, TOTAL_BYTES),
+        "mem_get_info": lambda device=None: (total_bytes, total_bytes),
         "empty_cache": empty_cache,
         "synchronize": synchronize,
         "Stream": lambda device=None, priority=0: queues.new_stream(),

@@ -16,6 +16,7 @@ The following raise a ``Violation``:
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -116,7 +117,8 @@ class Memory:
         time that nothing can rely on: it is left as it is.
         """
         held = self.held
-        if self._gpu.is_on and not self.users and not any(held is h for h in self._gpu.pool):
+        is_pooled = any(held is each for each in self._gpu.pool)
+        if self._gpu.is_on and not self.users and not is_pooled and self._gpu._is_done([held]):
             self._stream.append(lambda: poison(held))
 
 
@@ -179,11 +181,14 @@ class PretendedGpu(TorchDispatchMode):
 
     Args:
         eager: see ``Queues``.
+        largest: the most numbers of a tensor whose memory is used; operations with larger ones are
+            not done. They take address space alone, so that models of any size fit.
     """
 
-    def __init__(self, eager: str = "none") -> None:
+    def __init__(self, eager: str = "none", largest: int = sys.maxsize) -> None:
         super().__init__()
         self.queues = Queues(eager)
+        self._largest = largest
         self.is_on = False
         self.pool: list[torch.Tensor] = []  # memory of captured graphs
         self.recorded_for: set[object] = set()  # memory pools of captures in progress
@@ -275,7 +280,8 @@ class PretendedGpu(TorchDispatchMode):
             return self._wrapped(func(*_inner(args), **_inner(kwargs)))
         if any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments):
             inner_args, inner_kwargs = _inner(args), _inner(kwargs)
-            self.queues.do(lambda: func(*inner_args, **inner_kwargs))
+            if self._is_done(tensors):
+                self.queues.do(lambda: func(*inner_args, **inner_kwargs))
             return kwargs.get("out", args[0]) if returns else None
         return self._compute(func, args, kwargs)
 
@@ -313,8 +319,14 @@ class PretendedGpu(TorchDispatchMode):
             for target, result in zip(targets, results, strict=True):
                 target.copy_(result)
 
-        self.queues.do(fill)
+        if self._is_done([*targets, *tree_flatten((inner_args, inner_kwargs))[0]]):
+            self.queues.do(fill)
         return made
+
+    def _is_done(self, values: Iterable[Any]) -> bool:
+        """Whether an operation on these is done at all."""
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        return all(tensor.numel() <= self._largest for tensor in tensors)
 
     def _copy(self, packet: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
         if packet is aten._to_copy:
@@ -330,6 +342,8 @@ class PretendedGpu(TorchDispatchMode):
         to, from_ = (
             side.inner if isinstance(side, DeviceTensor) else side for side in (target, source)
         )
+        if not self._is_done([to, from_]):
+            return target
         if isinstance(target, DeviceTensor) and isinstance(source, DeviceTensor):
             self.queues.do(lambda: to.copy_(from_))
             return target
@@ -352,7 +366,8 @@ class PretendedGpu(TorchDispatchMode):
     def empty_like(self, shape: torch.Tensor) -> DeviceTensor:
         """Uninitialised memory with this shape and these strides."""
         held = torch.empty_strided(shape.shape, shape.stride(), dtype=shape.dtype)
-        poison(held)
+        if self._is_done([held]):
+            poison(held)
         return DeviceTensor(held, Memory(self, held))
 
     def _wrapped(self, results: Any) -> Any:
