@@ -3,9 +3,9 @@
     x ─► [ norm ─ qkv ] ─► rope ─ store ─► attention ─► [ output ─ x += ]
       ─► [ norm ─ gate, up ─ gating ] ─► [ down ─ x += ]
 
-A step of one or two sequences is bound by the latency of its kernels in sequence: a layer has seven
-of them here, against ten in ``block.py``; with experts ten against fourteen. This covers the layers
-of most models: attention and a gated MLP, or experts, with a norm before each. Other models, and
+A step of one sequence is bound by the latency of its kernels in sequence: a layer has six of them
+here, against nine in ``block.py``; with experts nine against thirteen. This covers the layers of
+most models: attention and a gated MLP, or experts, with a norm before each. Other models, and
 steps with anything else to add, go through ``block.py``.
 """
 

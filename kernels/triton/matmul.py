@@ -49,7 +49,7 @@ class _Tile(NamedTuple):
     num_warps: int
     num_stages: int
 
-    def count(self, num_rows: int, outputs: int) -> int:
+    def num_tiles(self, num_rows: int, outputs: int) -> int:
         """Return how many there are."""
         return -(-num_rows // self.rows) * -(-outputs // self.columns)
 
@@ -122,11 +122,11 @@ def _multiply(
     if x.dtype.itemsize > 2:
         tile = _LOW._replace(num_stages=2)
     elif vary_tiles and num_rows > _LOW.rows and has_large_shared_memory(x.device):
-        fills = _WIDE.count(num_rows, outputs) * heads >= _FEW_PROGRAMS
+        fills = _WIDE.num_tiles(num_rows, outputs) * heads >= _FEW_PROGRAMS
         tile = _WIDE if fills else _HIGH
     launch(
         _matmul_kernel,
-        (tile.count(num_rows, outputs), heads),
+        (tile.num_tiles(num_rows, outputs), heads),
         *(output, x, weight, bias, num_rows, outputs, *places, *apart),
         INPUTS=inputs,
         ROWS=tile.rows,
