@@ -25,18 +25,21 @@ import triton.language as tl
 from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.launch import (
     dot_width,
-    has_large_shared_memory,
     launch,
     persistent_programs,
     power_of_2,
     prefetch,
+    shared_memory_bytes,
     wait_for_prior_kernels,
 )
 from kernels.triton.plan import UNIT, AttentionPlan
 from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, online_softmax, rows_of_tile, tanh
 
 _TILE = 64
-_PROGRAMS = 2  # per multiprocessor: with these stages, what their shared memory allows
+_PROGRAMS = 2  # per multiprocessor
+# By its shared memory, which has to hold both. Half of the stages are for block numbers.
+_STAGES = ((216 << 10, 7), (150 << 10, 5), (0, 3))
+_WIDE_STAGES = 4  # for heads over 128
 _SEARCHED = 512  # rows, at once
 _LINE: tl.constexpr = tl.constexpr(64)  # numbers of two bytes in a cache line
 _MERGED = 4096  # numbers of parts in flight
@@ -108,9 +111,12 @@ def decode_attention(
         HEADS=power_of_2(group),
         UNROLL=max(1, min(8, _MERGED // (power_of_2(group) * dim))),
         num_warps=4,
-        # Half of them for the block numbers.
-        num_stages=4 if dim > 128 else 7 if has_large_shared_memory(query.device) else 5,
+        num_stages=_WIDE_STAGES if dim > 128 else _num_stages(shared_memory_bytes(query.device)),
     )
+
+
+def _num_stages(shared_bytes: int) -> int:
+    return next(stages for least, stages in _STAGES if shared_bytes >= least)
 
 
 # Arguments that change from step to step are not specialised on: see plan.py.

@@ -24,8 +24,8 @@ import triton.language as tl
 
 from kernels.triton.launch import (
     dot_width,
-    has_large_shared_memory,
     launch,
+    shared_memory_bytes,
     wait_for_prior_kernels,
 )
 from kernels.triton.tiles import dot_add
@@ -57,6 +57,7 @@ class _Tile(NamedTuple):
 _LOW = _Tile(64, 128, 8, 4, 5)
 _HIGH = _Tile(128, 128, 8, 4, 4)
 _WIDE = _Tile(128, 256, 16, 8, 3)
+_WIDE_SHARED_BYTES = 160 << 10
 
 
 def invariant_linear(
@@ -118,10 +119,10 @@ def _multiply(
             num_stages=_DEEP_STAGES[width] if is_deep else _FEW_STAGES,
         )
         return
-    tile = _LOW if num_rows <= _LOW.rows else _HIGH
-    if x.dtype.itemsize > 2:
-        tile = _LOW._replace(num_stages=2)
-    elif vary_tiles and num_rows > _LOW.rows and has_large_shared_memory(x.device):
+    tile = _LOW if num_rows <= _LOW.rows or x.dtype.itemsize > 2 else _HIGH
+    if x.dtype.itemsize > 2 or shared_memory_bytes(x.device) < _WIDE_SHARED_BYTES:
+        tile = tile._replace(num_stages=2)
+    elif vary_tiles and tile is _HIGH:
         fills = _WIDE.num_tiles(num_rows, outputs) * heads >= _FEW_PROGRAMS
         tile = _WIDE if fills else _HIGH
     launch(

@@ -179,8 +179,8 @@ def plan_attention(
     )
     arrivals = None
     if has_units:
-        # A library's kernel, which waits for the whole plan: later ones may read the plan before
-        # they wait for their turns.
+        # A library's operation, which waits for the whole plan: later kernels may read the plan
+        # before they wait for their turns.
         arrivals = torch.zeros((num_rows, num_kv_heads), dtype=torch.int32, device=device)
     tiles = WorkList(starts[0], rows[0, : bounds.num_tiles]) if bounds.num_tiles else None
     splits, units = {}, {}

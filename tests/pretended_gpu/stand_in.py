@@ -140,7 +140,7 @@ def _functions(gpu: PretendedGpu, num_multiprocessors: int, total_bytes: int) ->
         "get_device_capability": lambda device=None: (9, 0),
         "get_device_name": lambda device=None: "a pretended GPU",
         "get_device_properties": lambda device=None: SimpleNamespace(
-            multi_processor_count=num_multiprocessors, shared_memory_per_block_optin=227 << 10
+            multi_processor_count=num_multiprocessors, shared_memory_per_multiprocessor=228 << 10
         ),
         "mem_get_info": lambda device=None: (total_bytes, total_bytes),
         "empty_cache": empty_cache,

@@ -273,7 +273,7 @@ def test_kernels_that_overlap_wait_for_their_turns(
 
 
 def test_parts_are_merged_by_whoever_finishes_last() -> None:
-    """Hundreds of rows cut anywhere, over and over: a race would show as other bits."""
+    """Seventy rows cut anywhere, over and over: a race would show as other bits."""
     random = np.random.default_rng(3)
     past = [int(n) for n in random.integers(0, 3000, 70)]
     problem = make_problem([1] * 70, past, group=4, head_dim=128, block_size=64, dtype=BF16)
