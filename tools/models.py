@@ -52,8 +52,7 @@ or has a config key that is not understood; the reason is logged at start.
 
 Gemma 4 has two kinds of heads, each with its own KV-cache shape. Layers that share keys and
 values with an earlier layer (E2B, E4B) take no cache of their own. Its heads of 512 have kernels
-for CPUs, and for GPUs in bfloat16 and float16; the GPU kernels have been compiled and interpreted
-but not run on a GPU yet. `quire quantize` does not support Gemma 4.
+for CPUs, and for GPUs in bfloat16 and float16. `quire quantize` does not support Gemma 4.
 
 ## Models with a state
 
@@ -72,7 +71,7 @@ convolutions (LFM2, LFM3).
 Falcon-H1 has attention and a state space in each layer; its config's multipliers become part of the
 weights at load, so its quantised checkpoints are refused.
 
-The GPU kernels of states, which take prompts 64 tokens at a time, have not been run on a GPU yet.
+The GPU kernels of states take prompts 64 tokens at a time. On an H200 they equal their references.
 Jamba and models of state spaces alone are refused.
 
 ## Encoders

@@ -30,6 +30,7 @@ import triton
 from triton.backends.nvidia import driver
 
 from kernels.bench.suite import full_suite
+from kernels.bench.variants import applied, trials_of
 from kernels.triton import launch as launcher
 from tests.kernels.triton_kernels.aot import Hopper
 from tests.pretended_gpu.launches import Launches
@@ -119,12 +120,17 @@ def _compile_engine(model: str) -> int:
 
 
 def _compile_kernels(word: str) -> int:
-    """Compile the benches' cases with a word in their names."""
+    """Compile the benches' cases with a word in their names, and their variants."""
     num_failed = 0
     for make in (case for case in full_suite() if word in case.args[0]):
         with _compiling() as launches:
             make(torch.device("cuda"), torch.bfloat16).run()
             num_failed += launches.num_failed
+        for trial in trials_of(make):
+            for variant in trial.variants:
+                # Failures are no fault: a variant may be too large.
+                with _compiling(), applied(trial, variant):
+                    make(torch.device("cuda"), torch.bfloat16).run()
     return num_failed
 
 

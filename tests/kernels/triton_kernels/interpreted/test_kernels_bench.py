@@ -14,6 +14,7 @@ from kernels.bench import measure
 from kernels.bench.__main__ import main, report
 from kernels.bench.case import Case, Ceilings
 from kernels.bench.suite import MakeCase, full_suite, tiny_suite
+from kernels.bench.variants import TRIALS, applied, outcome, trials_of
 
 
 @pytest.mark.parametrize("make", tiny_suite(), ids=lambda make: make.args[0])
@@ -24,6 +25,29 @@ def test_cases_agree_with_their_peers(make: MakeCase) -> None:
     # A disagreement is detected.
     wrong = replace(case, peers={"off by one": lambda: case.run() + 1})
     assert not wrong.error() <= case.tolerance
+
+
+@pytest.mark.parametrize(
+    "make",
+    [make for make in tiny_suite() if list(trials_of(make))],
+    ids=lambda make: make.args[0],
+)
+def test_variants_compute_the_same(make: MakeCase) -> None:
+    for trial in trials_of(make):
+        names = {"launch", *(name for each in trial.variants for name in each.constants)}
+        before, launched = {name: getattr(trial.module, name) for name in names}, set()
+        for variant in trial.variants:
+            with applied(trial, variant):
+                launched.add(trial.module.launch)
+                assert all(getattr(trial.module, n) == v for n, v in variant.constants.items())
+                assert outcome(make, torch.device("cpu"), torch.float32, None)["is_right"]
+        assert len(launched) == len(trial.variants)
+        assert {name: getattr(trial.module, name) for name in names} == before
+
+
+def test_every_trial_has_a_case() -> None:
+    tried = {id(trial) for make in full_suite() for trial in trials_of(make)}
+    assert tried == set(map(id, TRIALS))
 
 
 def test_the_full_suite_has_every_kind_of_the_tiny_one() -> None:
