@@ -78,7 +78,10 @@ def _describe(compiled: Any) -> dict[str, Any]:
         "cp_async": ptx.count("cp.async."),
         "products": sum("HGMMA" in text for _, text in code),
         "product_waits": sum("WARPGROUP.DEPBAR" in text for _, text in code),
-        "reloads_in_loops": _in_loops(code, "LDL"),
+        # What an outer loop reloads, once for many turns of the inner one, costs little.
+        "reloads_in_loops": sum(
+            "LDL" in text for body in _loops(code, innermost=True) for text in body
+        ),
         # Asynchronous copies do not count.
         "loads_in_loops": _in_loops(code, "LDG."),
         "exponentials_beside_products": _beside_products(code, "MUFU.EX2"),
@@ -122,18 +125,23 @@ def _beside_products(code: list[tuple[int, str]], name: str) -> float:
     return sum(beside) / max(len(beside), 1)
 
 
-def _loops(code: list[tuple[int, str]]) -> list[list[str]]:
-    """The bodies of backward jumps."""
+def _loops(code: list[tuple[int, str]], *, innermost: bool = False) -> list[list[str]]:
+    """The bodies of backward jumps, or of those around no other."""
     jumps = [
         (int(target[1], 16), address)
         for address, text in code
         if (target := re.search(r"\bBRA.* (0x[0-9a-f]+)", text))
     ]
-    return [
-        [text for address, text in code if begin <= address < end]
-        for begin, end in jumps
-        if begin < end
-    ]
+    loops = [(begin, end) for begin, end in jumps if begin < end]
+    if innermost:
+        loops = [
+            loop
+            for loop in loops
+            if not any(
+                loop != other and loop[0] <= other[0] and other[1] <= loop[1] for other in loops
+            )
+        ]
+    return [[text for address, text in code if begin <= address < end] for begin, end in loops]
 
 
 def main() -> None:

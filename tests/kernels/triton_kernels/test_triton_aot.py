@@ -108,7 +108,8 @@ def check(reports: list[dict[str, Any]]) -> None:
             # The depth does not depend on the number of rows, so the bits do not either
             # (matmul.py).
             rows = int(report["case"].split("-")[1])
-            columns = next(each for each in (16, 32, 64, 256) if rows <= each or each == 256)
+            widths = (16, 32, 64, 128, 256)
+            columns = next(each for each in widths if rows <= each or each == 256)
             assert report["wgmma_shapes"] == [f"m64n{columns}k16"], report
             assert report["loads_in_loops"] == 0, report
         if report["kernel"] in _PIPELINED:
