@@ -8,7 +8,7 @@ import torch
 
 from kernels.moe import GatedActivation
 
-MAX_SKINNY_ROWS = 4  # up to these, reading weights hides arithmetic without matrix units
+MAX_SKINNY_ROWS = 4  # of kernels without matrix units; what is worth while, layers say
 
 GateKind = Literal["silu", "gelu_tanh"]
 

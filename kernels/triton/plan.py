@@ -104,6 +104,11 @@ class WorkBounds:
         return cls(lengths.size, int(splits.sum()), tiles, tiles_only, split_size, tile_rows)
 
     @property
+    def has_units(self) -> bool:
+        """Whether single queries are divided into equal shares of units, not into splits."""
+        return self.split_size == UNIT
+
+    @property
     def merges(self) -> bool:
         """Whether a row may have several splits."""
         # If all rows have single queries, and there are no more splits than rows, each has one.
@@ -122,10 +127,9 @@ class WorkBounds:
         """
         padding = self.num_rows - actual.num_rows
         split_padding, tile_padding = (0, padding) if self.tiles_only else (padding, 0)
-        has_units = self.split_size == UNIT
         return (
             padding >= 0
-            and (has_units or actual.num_splits + split_padding <= self.num_splits)
+            and (self.has_units or actual.num_splits + split_padding <= self.num_splits)
             and actual.num_tiles + tile_padding <= self.num_tiles
         )
 
@@ -154,9 +158,8 @@ def plan_attention(
     num_rows, device = bounds.num_rows, geometry.seq_lens.device
     # All kinds, even those without items in this batch: the kernel is compiled once.
     kinds = (_TILES, *(window or 0 for window in windows))
-    has_units = bounds.split_size == UNIT
     # The lists are concatenated, each with room for the longest. Units are not listed.
-    capacity = max(bounds.num_tiles, 0 if has_units else bounds.num_splits)
+    capacity = max(bounds.num_tiles, 0 if bounds.has_units else bounds.num_splits)
     starts = torch.empty((len(kinds), num_rows + 1), dtype=torch.int32, device=device)
     rows = torch.empty((len(kinds), capacity), dtype=torch.int32, device=device)
     launch(
@@ -175,10 +178,10 @@ def plan_attention(
         SPLIT_SIZE=bounds.split_size,
         ROWS=_PLAN_ROWS,
         FILL=_FILL,
-        LISTS_SPLITS=not has_units,
+        LISTS_SPLITS=not bounds.has_units,
     )
     arrivals = None
-    if has_units:
+    if bounds.has_units and bounds.num_splits:
         # A library's operation, which waits for the whole plan: later kernels may read the plan
         # before they wait for their turns.
         arrivals = torch.zeros((num_rows, num_kv_heads), dtype=torch.int32, device=device)
