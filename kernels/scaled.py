@@ -8,10 +8,12 @@ Deep Learning), with twice the speed of bfloat16 where multiplying takes longer 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 FP8_MAX = 448.0  # finite value of e4m3
-_MIN_SCALE = 2.0**-40
+MIN_SCALE = 2.0**-40
 _MULTIPLE = 16  # of inputs and outputs, required by the library
 
 
@@ -34,12 +36,16 @@ def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     The scale of each row, [n, 1] float32, brings its largest magnitude to 448.
     """
     values = x.float()
-    scales = (values.abs().amax(1, keepdim=True) / FP8_MAX).clamp_(min=_MIN_SCALE)
+    scales = (values.abs().amax(1, keepdim=True) / FP8_MAX).clamp_(min=MIN_SCALE)
     return (values / scales).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scales
 
 
 def scaled_linear(
-    x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    round_rows: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] = quantise_rows,
 ) -> torch.Tensor:
     """A linear layer.
 
@@ -48,11 +54,12 @@ def scaled_linear(
         codes: [outputs, inputs] float8_e4m3fn, contiguous.
         scales: [outputs, 1] float32.
         bias: [outputs] bfloat16, or None.
+        round_rows: ``quantise_rows``, or a kernel that does the same.
 
     Returns:
         [n, outputs] bfloat16.
     """
-    rounded, steps = quantise_rows(x)
+    rounded, steps = round_rows(x)
     return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
         rounded, codes.T, steps, scales.T.contiguous(), bias=bias, out_dtype=x.dtype
     )

@@ -11,18 +11,15 @@ from kernels.packed import PackedWeight
 from kernels.scaled import scaled_linear, scaled_unsupported_reason
 from kernels.tiled import tile
 from kernels.triton.quantised import packed_linear
+from kernels.triton.scaled import quantise_rows
 from kernels.triton.skinny_packed import skinny_packed_linear
-
-# Up to this many rows, reading a weight takes longer than multiplying by it; and captured decode
-# steps have no more.
-_MANY_ROWS = 256
 
 
 class TritonPacked(SmallBatchLinear):
-    """A packed weight that is widened in registers during the product.
+    """A packed weight that is widened for the product.
 
-    With ``in_float8``, many rows are rounded to float8 and multiplied as codes, if the format
-    rounds activations and the weight has only a scale for each output.
+    With ``in_float8``, all but few rows are rounded to float8 and multiplied as codes, if the
+    format rounds activations and the weight has only a scale for each output.
     """
 
     def __init__(
@@ -33,11 +30,11 @@ class TritonPacked(SmallBatchLinear):
         *,
         in_float8: bool = False,
     ) -> None:
+        is_meant = in_float8 and weight.has_quantised_activations
+        self._is_scaled = is_meant and _float8_unsupported_reason(weight, dtype) is None
         self._weight = tile(weight)
         self._bias = bias
         self._dtype = dtype
-        is_meant = in_float8 and weight.has_quantised_activations
-        self._is_scaled = is_meant and _float8_unsupported_reason(weight, dtype) is None
 
     @property
     def num_bytes(self) -> int:
@@ -50,9 +47,9 @@ class TritonPacked(SmallBatchLinear):
 
     def forward_large(self, x: torch.Tensor) -> torch.Tensor:
         """See ``SmallBatchLinear``."""
-        if self._is_scaled and x.shape[0] > _MANY_ROWS:
+        if self._is_scaled:
             codes = self._weight.codes.view(torch.float8_e4m3fn)
-            return scaled_linear(x, codes, self._weight.scales, self._bias)
+            return scaled_linear(x, codes, self._weight.scales, self._bias, quantise_rows)
         return packed_linear(x, self._weight, self._bias)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:

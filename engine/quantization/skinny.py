@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from engine.models.linear import DenseLinear, Head, Linear
 from kernels.moe import GatedActivation
-from kernels.skinny import MAX_SKINNY_ROWS, GateKind, RowNorm, fused_gate_kind
+from kernels.skinny import GateKind, RowNorm, fused_gate_kind
 from kernels.triton.skinny import skinny_linear
 
 
@@ -28,12 +28,12 @@ class SmallBatchLinear(ABC):
 
     @property
     def max_fused_rows(self) -> int:
-        """See ``FusedLinear``."""
-        return MAX_SKINNY_ROWS
+        """One: matrix units multiply two rows as fast as one."""
+        return 1
 
     @abstractmethod
     def forward_small(self, x: torch.Tensor, **fused_ops: Unpack[FusedOps]) -> torch.Tensor:
-        """Up to ``max_fused_rows`` rows, [n, inputs] -> [n, outputs (/ 2 with a gate)]."""
+        """Few rows, [n, inputs] -> [n, outputs (/ 2 with a gate)]."""
         ...
 
     @abstractmethod
@@ -73,11 +73,6 @@ class SmallBatchLinear(ABC):
 
 class SkinnyLinear(SmallBatchLinear, DenseLinear):
     """A dense weight; many rows are multiplied by the library."""
-
-    @property
-    def max_fused_rows(self) -> int:
-        """One: the library's product of two is as fast as its product of one."""
-        return 1
 
     def forward_small(self, x: torch.Tensor, **fused_ops: Unpack[FusedOps]) -> torch.Tensor:
         """See ``SmallBatchLinear``."""

@@ -9,29 +9,22 @@ from torch.nn import functional
 
 from kernels.attention import LayerCache
 from kernels.bench.case import Case
+from kernels.bench.packed_cases import QUANTISERS
 from kernels.inputs import StepRows
 from kernels.moe import ExpertTensors, GatedActivation, RouterWeights, RoutingRule
-from kernels.packed import PackedParts, PackedWeight
+from kernels.packed import PackedParts
 from kernels.reference import fused, inputs, kv_store, layers, moe, sampling_step
-from kernels.reference.quantised import (
-    quantise_fp8,
-    quantise_int4,
-    quantise_int8,
-    quantise_mxfp4,
-)
 from kernels.sampling import SamplingTable
 from kernels.skinny import MAX_SKINNY_ROWS, GateKind, RowNorm
-from kernels.tiled import TiledWeight, tile, tile_experts
+from kernels.tiled import TiledWeight, tile_experts
 from kernels.triton import inputs as triton_inputs
 from kernels.triton import kv_store as triton_kv_store
 from kernels.triton import layers as triton_layers
 from kernels.triton import matmul as triton_matmul
 from kernels.triton import moe as triton_moe
-from kernels.triton import quantised as triton_quantised
 from kernels.triton import routing as triton_routing
 from kernels.triton import sampling as triton_sampling
 from kernels.triton import skinny as triton_skinny
-from kernels.triton import skinny_packed as triton_skinny_packed
 
 _BEYOND_L2 = 2**28  # bytes
 _MAX_COPIES = 64
@@ -262,40 +255,6 @@ def inputs_case(
     )
 
 
-_QUANTISERS: dict[str, Callable[[torch.Tensor], PackedWeight]] = {
-    "int4": quantise_int4,
-    "int8": quantise_int8,
-    "fp8": quantise_fp8,
-    "mxfp4": quantise_mxfp4,
-}
-
-
-def packed_case(
-    name: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    rows: int,
-    inputs: int,
-    outputs: int,
-    kind: str,
-) -> Case:
-    """A product with a quantised weight, and with the widened one; each tensor moved once."""
-    x = torch.randn(rows, inputs, dtype=dtype, device=device)
-    dense = torch.randn(outputs, inputs, dtype=dtype, device=device) * 0.02
-    weight = tile(_QUANTISERS[kind](dense))
-    widened = weight.matrix(0, dtype)
-    few = triton_skinny_packed.skinny_packed_linear
-    product = few if rows <= MAX_SKINNY_ROWS else triton_quantised.packed_linear
-    return Case(
-        name,
-        run=lambda: product(x, weight),
-        peers={"torch, widened": lambda: functional.linear(x, widened)},
-        bytes_moved=weight.nbytes + (rows * inputs + rows * outputs) * dtype.itemsize,
-        flops=2.0 * rows * inputs * outputs,
-    )
-
-
 def routing_case(
     name: str,
     device: torch.device,
@@ -415,4 +374,4 @@ def _dequantise_experts(held: TiledWeight, dtype: torch.dtype) -> torch.Tensor:
 
 def _quantise_experts(dense: torch.Tensor, kind: str) -> TiledWeight:
     """Quantise [experts, outputs, inputs]."""
-    return tile_experts(PackedParts((_QUANTISERS[kind](dense.flatten(0, 1)),)), dense.shape[0])
+    return tile_experts(PackedParts((QUANTISERS[kind](dense.flatten(0, 1)),)), dense.shape[0])

@@ -13,13 +13,13 @@ from kernels.bench.layer_cases import (
     matmul_case,
     moe_case,
     norm_case,
-    packed_case,
     routing_case,
     sampling_case,
     silu_case,
     skinny_case,
     store_case,
 )
+from kernels.bench.packed_cases import packed_case, scaled_case
 from kernels.bench.state_cases import conv_case, delta_case, scan_case
 from kernels.recurrent import GatedDeltaShape, ScanShape
 
@@ -76,6 +76,11 @@ def _packed(kind: str, rows: int, inputs: int, outputs: int) -> MakeCase:
     return partial(packed_case, name, rows=rows, inputs=inputs, outputs=outputs, kind=kind)
 
 
+def _scaled(rows: int, inputs: int, outputs: int) -> MakeCase:
+    name = f"float8 product {rows} x {inputs} x {outputs}"
+    return partial(scaled_case, name, rows=rows, inputs=inputs, outputs=outputs)
+
+
 def _sampling(rows: int, vocab: int, temperature: float, top_k: int, top_p: float) -> MakeCase:
     kind = "greedy" if temperature == 0 else f"top-k {top_k} top-p {top_p}"
     return partial(
@@ -120,9 +125,10 @@ def full_suite() -> list[MakeCase]:
         *(_matmul(rows, 14336, 4096) for rows in (1, 8, 256)),
         *_skinny("0.6b", _QWEN_0_6B, 1, 1024, 3072),
         *_skinny("8b", _LLAMA_8B, 1, 4096, 14336),
-        *(_packed("int4", rows, 4096, 28672) for rows in (1, 4, 8, 64, 8192)),
-        _packed("fp8", 1, 4096, 28672),
-        _packed("int4", 1, 14336, 4096),
+        *(_packed("int4", rows, 4096, 28672) for rows in (1, 2, 8, 32, 64, 128, 256, 8192)),
+        *(_packed("fp8", rows, 4096, 28672) for rows in (1, 8, 64)),
+        *(_scaled(rows, 4096, 28672) for rows in (8, 64, 8192)),
+        *(_packed("int4", rows, 14336, 4096) for rows in (1, 8)),
         partial(norm_case, "add + norm 8192 x 4096", rows=8192, hidden=4096),
         partial(silu_case, "silu * 8192 x 14336", rows=8192, inner=14336),
         partial(store_case, "qk-norm + rope + store 8192", rows=8192, **_LLAMA_8B),
@@ -198,7 +204,8 @@ def tiny_suite() -> list[MakeCase]:
         _invariant("tiny", _TINY, 2, 1, 39),
         _matmul(3, 64, 130),
         *_skinny("tiny", _TINY, 3, 64, 72),
-        *(_packed("int4", rows, 64, 130) for rows in (3, 5)),
+        *(_packed("int4", rows, 64, 130) for rows in (1, 5)),
+        _scaled(5, 64, 128),
         partial(norm_case, "norm", rows=3, hidden=64),
         partial(silu_case, "silu", rows=3, inner=64),
         partial(store_case, "store", rows=5, **_TINY),

@@ -37,7 +37,8 @@ from kernels.triton.check_helpers import (
 from kernels.triton.launch import INTERPRETED
 from kernels.triton.matmul import invariant_linear
 from kernels.triton.moe import fused_moe, invariant_moe
-from kernels.triton.quantised import packed_linear
+from kernels.triton.quantised import MAX_PACKED_ROWS, packed_linear
+from kernels.triton.scaled import quantise_rows as quantise_rows_there
 from kernels.triton.skinny import skinny_linear
 from kernels.triton.skinny_packed import skinny_packed_linear
 
@@ -96,13 +97,14 @@ def _packed_products(dtype: torch.dtype, device: torch.device, random: torch.Gen
     Each of the kernel's tiles occurs once: every pair is a kernel to compile, which delays the
     start.
     """
-    x = normal(random, dtype, 130, 256)
+    x = normal(random, dtype, MAX_PACKED_ROWS + 1, 256)
     kinds = (quantise_int4, quantise_int8, quantise_fp8, quantise_nf4, quantise_mxfp4)
     for round_to in kinds:
         weight = round_to(normal(random, torch.float32, 256, 256) / 16)
         there = tile(weight.to(device))
         yield skinny_packed_linear(x[:1].to(device), there), linear_packed(x[:1].float(), weight)
-        for some in (x[:8], x[:40], x) if round_to is kinds[0] else (x[:8],):
+        # A height of each number of warps, two tiles, and widened in memory.
+        for some in (x[:8], x[:40], x[:130], x) if round_to is kinds[0] else (x[:8],):
             yield packed_linear(some.to(device), there), linear_packed(some.float(), weight)
     gate_up = quantise_mxfp4(normal(random, torch.float32, 256, 256) / 16)
     down = quantise_mxfp4(normal(random, torch.float32, 512, 64) / 8)
@@ -194,5 +196,6 @@ def _scaled_products(dtype: torch.dtype, device: torch.device, random: torch.Gen
     x, bias = normal(random, dtype, 40, 64), normal(random, dtype, 48)
     weight = quantise_fp8(normal(random, torch.float32, 48, 64))
     codes, steps = quantise_rows(x)
-    moved = copy_to((x, weight.codes, weight.scales, bias), device)
-    yield scaled_linear(*moved), linear_packed(codes.float() * steps, weight, bias.float())
+    there, held, scales, added = copy_to((x, weight.codes, weight.scales, bias), device)
+    made = scaled_linear(there, held, scales, added, quantise_rows_there)
+    yield made, linear_packed(codes.float() * steps, weight, bias.float())

@@ -143,9 +143,14 @@ def decode_codes(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def load_scales(places):
-    """Load scales in float32; bytes are exponents."""
-    held = tl.load(places)
-    if places.dtype.element_ty == tl.uint8:
+    """Load scales in float32."""
+    return as_scale(tl.load(places))
+
+
+@triton.jit
+def as_scale(held):
+    """Return scales in float32; bytes are exponents."""
+    if held.dtype == tl.uint8:
         return (held.to(tl.int32) << 23).to(tl.float32, bitcast=True)
     else:
         return held.to(tl.float32)

@@ -25,17 +25,18 @@ from kernels.skinny import GateKind, RowNorm, fused_gate_kind
 from kernels.tiled import TiledWeight
 from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
 from kernels.triton.layers import silu_mul
-from kernels.triton.quantised import INVARIANT_ROWS, kernel_params, packed_product, tile_shape
+from kernels.triton.packed_tiles import kernel_params, packed_product
+from kernels.triton.quantised import num_blocks, num_stages, tile_shape
 from kernels.triton.routing import Routing, select_experts, sort_pairs
 from kernels.triton.skinny import skinny_linear
 from kernels.triton.skinny_packed import skinny_packed_linear
+from kernels.triton.sums import sum_parts
 from kernels.triton.tiles import dot_add
 
 _DEPTH = 64
 # Outputs and stages of a tile. With few rows, outputs and rows swap roles in the instruction, as in
 # ``matmul.py``, so that a row's result has the same bits for any height of a tile.
 _FEW_ROWS, _FEW_SHAPE, _SHAPE = 64, (64, 8), (128, 4)
-_SUMMED = 512  # outputs per program of the sum
 
 
 def fused_moe(
@@ -64,13 +65,10 @@ def invariant_moe(
 ) -> torch.Tensor:
     """``fused_moe`` whose results for a token have the same bits in any batch.
 
-    With dense weights ``fused_moe`` has this property anyway; with codes the height of a tile
-    matters, and products must not be fused with sums.
+    With dense weights ``fused_moe`` has this property anyway; with codes products must not be fused
+    with sums.
     """
-    is_coded = any(isinstance(part, TiledWeight) for part in experts[:2])
-    least = INVARIANT_ROWS if is_coded else 0
-    count = experts.num_experts
-    routing = sort_pairs(expert_ids, count, has_remote_pairs=some_elsewhere, min_rows=least)
+    routing = sort_pairs(expert_ids, experts.num_experts, has_remote_pairs=some_elsewhere)
     first = apply_router_weight_on_input
     return _run_experts(
         x, experts, routing, expert_weights, activate, weight_inputs=first, fuses=False
@@ -95,7 +93,7 @@ def _run_experts(
     inner = (activate or silu_mul)(projected)
     expanded = grouped_matmul(inner, down, routing, 1, after, down_bias, fuses=fuses)
     out = torch.empty((num_tokens, expanded.shape[1]), dtype=x.dtype, device=x.device)
-    return _sum_choices(expanded, out, None)
+    return sum_parts(expanded, out)
 
 
 def add_experts(
@@ -117,7 +115,7 @@ def add_experts(
     if gate is None:
         inner = gating(inner)
     made = _skinny_experts(inner, experts.down, experts.down_bias, ids.view(-1, 1))
-    _sum_choices(made, stream, shares, adds=True)
+    sum_parts(made, stream, shares, adds=True)
 
 
 def _skinny_experts(
@@ -133,36 +131,6 @@ def _skinny_experts(
     if isinstance(weights, TiledWeight):
         return skinny_packed_linear(x, weights, bias, norm=norm, gate=gate, experts=ids)
     return skinny_linear(x, weights, bias, norm=norm, gate=gate, experts=ids)
-
-
-def _sum_choices(
-    made: torch.Tensor, out: torch.Tensor, shares: torch.Tensor | None, *, adds: bool = False
-) -> torch.Tensor:
-    """Sum the results of each token's choices in float32.
-
-    Args:
-        made: [n * top_k, outputs], token by token.
-        out: [n, outputs], overwritten, or updated in place.
-        shares: [n, top_k] float32, their weights; None: all 1.
-        adds: whether ``out`` is updated.
-
-    Returns:
-        ``out``.
-    """
-    num_tokens, outputs = out.shape
-    launch(
-        _sum_kernel,
-        (num_tokens, -(-outputs // _SUMMED)),
-        out,
-        made,
-        shares,
-        outputs,
-        TOP_K=made.shape[0] // max(num_tokens, 1),
-        COLUMNS=_SUMMED,
-        ADDS=adds,
-        num_warps=4,
-    )
-    return out
 
 
 def grouped_matmul(
@@ -234,10 +202,10 @@ def _grouped_packed(
 ) -> torch.Tensor:
     num_experts, outputs = weights.num_matrices, weights.outputs
     output = routing.output(x, outputs)
-    _, columns, warps = tile_shape(routing.rows)
+    shape = tile_shape(routing.rows)
     launch(
         _grouped_packed_kernel,
-        (routing.num_tiles, -(-outputs // columns)),
+        (routing.num_tiles, -(-outputs // shape.columns)),
         output,
         x,
         weights.codes,
@@ -255,11 +223,12 @@ def _grouped_packed(
         PAIRS_A_ROW=pairs_a_row,
         NUM_EXPERTS=num_experts,
         EXPERTS=power_of_2(num_experts),
+        BLOCKS=num_blocks(weights),
         ROWS=routing.rows,
-        COLUMNS=columns,
+        COLUMNS=shape.columns,
         **kernel_params(weights),
-        num_warps=warps,
-        num_stages=3,
+        num_warps=shape.num_warps,
+        num_stages=num_stages(shape, weights, x),
         enable_fp_fusion=fuses,
     )
     return output
@@ -377,6 +346,7 @@ def _grouped_packed_kernel(
     PAIRS_A_ROW: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     EXPERTS: tl.constexpr,
+    BLOCKS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -384,9 +354,9 @@ def _grouped_packed_kernel(
     GROUPS: tl.constexpr,
     KIND: tl.constexpr,
     LIFT: tl.constexpr,
+    OFFSET: tl.constexpr,
     CODES_A_BYTE: tl.constexpr,
     BLOCK: tl.constexpr,
-    DEPTH: tl.constexpr,
 ):
     """One tile of an expert's rows, with weights in codes."""
     wait_for_prior_kernels()
@@ -399,49 +369,11 @@ def _grouped_packed_kernel(
     order = orders
     if orders is not None:
         order = orders + expert * INPUTS
+    # Rows without a pair use the first one, which needs no mask.
+    x_rows = x + pair // PAIRS_A_ROW * INPUTS
+    lines = expert * outputs + tl.minimum(columns, outputs - 1)
     acc = packed_product(
-        # Rows without a pair use the first one, which needs no mask.
-        x + (pair // PAIRS_A_ROW * INPUTS)[:, None],
-        expert * outputs + tl.minimum(columns, outputs - 1),
-        codes,
-        scales,
-        zeros,
-        levels,
-        order,
-        factor,
-        0,
-        (INPUTS + DEPTH - 1) // DEPTH,
-        ROWS,
-        COLUMNS,
-        INPUTS,
-        GROUP,
-        GROUPS,
-        KIND,
-        LIFT,
-        CODES_A_BYTE,
-        BLOCK,
-        DEPTH,
+        *(x_rows, lines, codes, scales, zeros, levels, order, factor, 0, BLOCKS),
+        *(ROWS, COLUMNS, INPUTS, GROUP, GROUPS, KIND, LIFT, OFFSET, CODES_A_BYTE, BLOCK),
     )
-    _store_pairs(output, acc, pair, is_row, columns, expert, factors, biases, outputs)
-
-
-@triton.jit
-def _sum_kernel(
-    out, made, shares, outputs, TOP_K: tl.constexpr, COLUMNS: tl.constexpr, ADDS: tl.constexpr
-):
-    """Some outputs of one token."""
-    wait_for_prior_kernels()
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    is_column = columns < outputs
-    total = tl.zeros([COLUMNS], tl.float32)
-    for choice in tl.static_range(TOP_K):  # pyright: ignore[reportGeneralTypeIssues]
-        pair = token * TOP_K + choice
-        part = tl.load(made + pair * outputs + columns, mask=is_column, other=0.0).to(tl.float32)
-        if shares is not None:
-            part *= tl.load(shares + pair)
-        total += part
-    place = out + token * outputs + columns
-    if ADDS:
-        total += tl.load(place, mask=is_column, other=0.0).to(tl.float32)
-    tl.store(place, total.to(out.dtype.element_ty), mask=is_column)
+    _store_pairs(output, tl.trans(acc), pair, is_row, columns, expert, factors, biases, outputs)

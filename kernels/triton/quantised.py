@@ -1,31 +1,65 @@
-"""Matrix products with 4-bit or 8-bit weights, dequantised in registers.
+"""Matrix products with 4-bit or 8-bit weights.
 
-A program widens a tile of the weight as it is loaded and multiplies it like a dense one, so only
-the codes' bytes are read. Products of few rows are bound by these bytes, so the inputs may be split
-over several programs, depending only on the weight's shape. Their sums are added in a fixed order,
-so a row's result does not change from run to run. The products of experts (``moe.py``) consist of
-the same tiles.
+With few rows, weights are widened in registers during the product, so only the codes' bytes are
+read (``packed_tiles.py``). Such products are bound by these bytes, and the inputs may be split over
+several programs to have enough of them in flight, depending only on the weight's shape. Their sums
+are added in a fixed order, so a row's result does not change from run to run.
+
+With many rows each weight would be widened many times. It is widened once instead, to memory, for
+the product of a library: as long as a part of the weight takes to write and read, which many rows'
+product exceeds by far.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+from torch.nn import functional
 
-from kernels.tiled import BLOCK, TiledWeight
-from kernels.triton.codes import DECODE_FACTORS, decode_level, load_scales
-from kernels.triton.launch import launch, wait_for_prior_kernels
-from kernels.triton.tiles import dot_add
+from kernels.tiled import TiledWeight
+from kernels.triton.launch import launch, shared_memory_bytes, wait_for_prior_kernels
+from kernels.triton.packed_tiles import (
+    QUAD_BYTES,
+    inputs_of_places,
+    kernel_params,
+    load_block,
+    load_groups,
+    output_factor,
+    packed_product,
+    widen,
+)
+from kernels.triton.sums import sum_parts
 
-_DEPTH = 128  # inputs of a tile
-# Maximum rows for a height, that height, and the tile's columns and warps.
-_TILES = ((16, 16, 64, 4), (64, 64, 64, 4), (2**31, 128, 128, 8))
-_FEW_ROWS = 16
-INVARIANT_ROWS = 64
-_TARGET_PROGRAMS = 264  # two per multiprocessor of an H100
+
+class TileShape(NamedTuple):
+    """The tile of a program."""
+
+    rows: int  # of x
+    columns: int  # outputs
+    num_warps: int
+    max_registers: int | None = None  # of a thread; two programs of 8 warps have 128 each
+
+
+# In warps of 16 outputs, whose codes are widened once for all rows. Two warp groups share the rows
+# of x, which are read as often as there are tiles of outputs.
+_TILES = (
+    TileShape(16, 64, 4),
+    TileShape(32, 128, 8, 128),
+    TileShape(64, 128, 8, 128),
+    TileShape(128, 128, 8),
+)
+_MOST_STAGES = 4
+_KEPT_SHARED_BYTES = 24 << 10  # for what is not staged
+_TARGET_WARPS = 2112  # 16 per multiprocessor of an H100
+_LEAST_BLOCKS = 4  # of a split
+_MOST_SPLITS = 8
+# More rows than this are multiplied by weights in memory, at most so many bytes of them at a time.
+MAX_PACKED_ROWS = 256
+_WIDENED_BYTES = 256 << 20
+_WIDENED_LINES, _WIDENED_BLOCKS = 32, 4  # per program
 
 
 def packed_linear(
@@ -42,153 +76,116 @@ def packed_linear(
         weight: of one matrix.
         bias: [outputs] or None.
         invariant: a row has the same bits in any batch, as in ``matmul.py``: inputs are not split,
-            and products have at least 64 rows.
+            and weights are widened in registers for any number of rows.
 
     Returns:
         [n, outputs] in the dtype of x.
     """
     if weight.orders is not None:
         x = x.index_select(1, weight.orders[0])
-    num_rows, inputs = x.shape
+    num_rows = x.shape[0]
+    if num_rows > MAX_PACKED_ROWS and not invariant:
+        return _widened_linear(x, weight, bias)
     outputs = weight.outputs
-    rows, columns, warps = tile_shape(max(num_rows, INVARIANT_ROWS) if invariant else num_rows)
-    tiles = -(-outputs // columns)
-    splits = _num_splits(tiles, inputs) if rows == _FEW_ROWS else 1
+    shape = tile_shape(num_rows)
+    tiles, blocks = -(-outputs // shape.columns), num_blocks(weight)
+    row_tiles = -(-num_rows // shape.rows)
+    splits = 1 if invariant else _num_splits(row_tiles * tiles * shape.num_warps, blocks)
     output = torch.empty((num_rows, outputs), dtype=x.dtype, device=x.device)
     sums = output
     if splits > 1:
-        sums = torch.empty((splits, num_rows, outputs), dtype=torch.float32, device=x.device)
+        sums = torch.empty((num_rows * splits, outputs), dtype=torch.float32, device=x.device)
     launch(
         _packed_kernel,
-        (-(-num_rows // rows) * tiles, splits),
+        (row_tiles * tiles, splits),
         sums,
         x,
         weight.codes,
         weight.scales,
         weight.zeros,
         weight.levels,
-        None if splits > 1 else bias,
+        bias,
         weight.factor,
         num_rows,
         outputs,
         x.stride(0),
-        TILES_A_SPLIT=triton.cdiv(triton.cdiv(inputs, _DEPTH), splits),
-        ROWS=rows,
-        COLUMNS=columns,
+        SPLITS=splits,
+        BLOCKS_A_SPLIT=-(-blocks // splits),
+        BLOCKS=blocks,
+        ROWS=shape.rows,
+        COLUMNS=shape.columns,
         **kernel_params(weight),
-        num_warps=warps,
-        num_stages=3,
+        num_warps=shape.num_warps,
+        num_stages=num_stages(shape, weight, x),
+        maxnreg=shape.max_registers,
         enable_fp_fusion=not invariant,
     )
-    if splits == 1:
-        return output
-    total = sums.sum(0)
-    return torch.add(total, bias).to(x.dtype) if bias is not None else total.to(x.dtype)
+    return output if splits == 1 else sum_parts(sums, output)
 
 
-def kernel_params(weight: TiledWeight) -> dict[str, Any]:
-    """Return a weight's compile-time parameters: the last arguments of ``packed_product``."""
-    return {
-        "INPUTS": weight.inputs,
-        "GROUP": weight.group_size,
-        "GROUPS": weight.num_groups,
-        "KIND": weight.kind,
-        "LIFT": DECODE_FACTORS.get(weight.kind, 1.0),
-        "CODES_A_BYTE": weight.codes_per_byte,
-        "BLOCK": BLOCK,
-        "DEPTH": _DEPTH,
-    }
+def tile_shape(num_rows: int) -> TileShape:
+    """Return the tile for a number of rows."""
+    return next((shape for shape in _TILES if num_rows <= shape.rows), _TILES[-1])
 
 
-def tile_shape(num_rows: int) -> tuple[int, int, int]:
-    """Return rows, columns and warps of a tile of the output."""
-    for most, rows, columns, warps in _TILES:
-        if num_rows <= most:
-            return rows, columns, warps
-    raise AssertionError("the last tile is for any number of rows")
+def num_blocks(weight: TiledWeight) -> int:
+    """Return the blocks of an output's codes; the last one may be incomplete."""
+    return -(-weight.codes.shape[1] // QUAD_BYTES)
 
 
-def _num_splits(tiles: int, inputs: int) -> int:
-    """Return the splits of the inputs: enough to fill the device, none shorter than four tiles."""
-    longest = max(1, inputs // (4 * _DEPTH))
-    return max(1, min(_TARGET_PROGRAMS // max(tiles, 1), longest, 8))
+def num_stages(shape: TileShape, weight: TiledWeight, x: torch.Tensor) -> int:
+    """Return how many blocks of codes, with their rows of ``x``, fit in shared memory."""
+    inputs = QUAD_BYTES * weight.codes_per_byte
+    staged = shape.columns * QUAD_BYTES + shape.rows * inputs * x.dtype.itemsize
+    room = shared_memory_bytes(x.device) - _KEPT_SHARED_BYTES
+    return max(2, min(_MOST_STAGES, room // staged))
 
 
-@triton.jit
-def packed_product(
-    x_rows,  # [ROWS, 1] pointers
-    outs,  # [COLUMNS] int64, rows of ``codes``
-    codes,
-    scales,
-    zeros,
-    levels,
-    order,  # [INPUTS], input of each column of the codes; None: in order
-    factor,
-    first,
-    last,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUPS: tl.constexpr,
-    KIND: tl.constexpr,
-    LIFT: tl.constexpr,
-    CODES_A_BYTE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPTH: tl.constexpr,
-):
-    """Multiply rows of x and of the weight over tiles [first, last) of their inputs.
+def widened(weight: TiledWeight, first: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return outputs [first, first + count) of a weight, [count, inputs] in ``dtype``, in the order
+    of the codes."""
+    dense = torch.empty((count, weight.inputs), dtype=dtype, device=weight.codes.device)
+    blocks = num_blocks(weight)
+    launch(
+        _widen_kernel,
+        (-(-count // _WIDENED_LINES), -(-blocks // _WIDENED_BLOCKS)),
+        dense,
+        weight.codes,
+        weight.scales,
+        weight.zeros,
+        weight.levels,
+        weight.factor,
+        first,
+        count,
+        LINES=_WIDENED_LINES,
+        COUNT=_WIDENED_BLOCKS,
+        BLOCKS=blocks,
+        **kernel_params(weight),
+        num_warps=4,
+    )
+    return dense
 
-    Returns [ROWS, COLUMNS] float32.
-    """
-    WIDTH: tl.constexpr = DEPTH // CODES_A_BYTE  # bytes of a tile
-    BLOCKS: tl.constexpr = WIDTH // BLOCK
-    HELD: tl.constexpr = (INPUTS + BLOCK * CODES_A_BYTE - 1) // (BLOCK * CODES_A_BYTE)
-    byte, place = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
-    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for tile in range(first, last):
-        block = tile * BLOCKS + tl.arange(0, BLOCKS)
-        at = codes + outs[None, None, :] * (HELD * BLOCK)
-        at += block[:, None, None] * BLOCK + byte[None, :, None]
-        if HELD % BLOCKS == 0:
-            held = tl.load(at)
-        else:
-            held = tl.load(at, mask=block[:, None, None] < HELD, other=0)
-        for half in tl.static_range(CODES_A_BYTE):
-            begin = (block * CODES_A_BYTE + half) * BLOCK
-            level = decode_level(held, levels, half, KIND)
-            if zeros is not None or GROUPS > 1:
-                # Of the block's half, or of the whole tile if that is in one group.
-                if GROUP % DEPTH == 0:
-                    group = (tile * DEPTH // GROUP) + tl.zeros([1], tl.int32)
-                else:
-                    group = tl.minimum(begin // GROUP, GROUPS - 1)
-                own = outs[None, :] * GROUPS + group[:, None]
-            if zeros is not None:
-                if LIFT != 1.0:
-                    level *= LIFT
-                level -= tl.load(zeros + own).to(tl.float32)[:, None, :]
-            if GROUPS > 1:
-                scale = load_scales(scales + own)
-                if LIFT != 1.0 and zeros is None:
-                    scale *= LIFT
-                level *= scale[:, None, :]
-            inputs = tile * DEPTH + place // BLOCK * (BLOCK * CODES_A_BYTE) + place % BLOCK
-            inputs += half * BLOCK
-            is_input = inputs < INPUTS
-            if order is not None:
-                inputs = tl.load(order + inputs, mask=is_input, other=0)
-            if INPUTS % DEPTH == 0:
-                a = tl.load(x_rows + inputs[None, :])
-            else:
-                a = tl.load(x_rows + inputs[None, :], mask=is_input[None, :], other=0.0)
-            b = tl.reshape(level.to(a.dtype), [WIDTH, COLUMNS])
-            acc = dot_add(a, b, acc)
-    if GROUPS == 1:
-        acc *= tl.load(scales + outs)[None, :]
-        if LIFT != 1.0 and zeros is None:
-            acc *= LIFT
-    return acc * factor
+
+def _widened_linear(
+    x: torch.Tensor, weight: TiledWeight, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """``packed_linear`` of many rows."""
+    outputs, line_bytes = weight.outputs, weight.inputs * x.dtype.itemsize
+    count = max(1, _WIDENED_BYTES // line_bytes)
+    if outputs <= count:
+        return functional.linear(x, widened(weight, 0, outputs, x.dtype), bias)
+    output = torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)
+    for first in range(0, outputs, count):
+        part = slice(first, min(first + count, outputs))
+        dense = widened(weight, first, part.stop - first, x.dtype)
+        output[:, part] = functional.linear(x, dense, None if bias is None else bias[part])
+    return output
+
+
+def _num_splits(num_warps: int, blocks: int) -> int:
+    """Return the splits of the inputs: enough to fill the device, none too short."""
+    longest = max(1, blocks // _LEAST_BLOCKS)
+    return max(1, min(_TARGET_WARPS // max(num_warps, 1), longest, _MOST_SPLITS))
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -204,7 +201,9 @@ def _packed_kernel(
     num_rows,
     outputs,
     x_stride,
-    TILES_A_SPLIT: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCKS_A_SPLIT: tl.constexpr,
+    BLOCKS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -212,9 +211,9 @@ def _packed_kernel(
     GROUPS: tl.constexpr,
     KIND: tl.constexpr,
     LIFT: tl.constexpr,
+    OFFSET: tl.constexpr,
     CODES_A_BYTE: tl.constexpr,
     BLOCK: tl.constexpr,
-    DEPTH: tl.constexpr,
 ):
     """One tile of the output over one split of the inputs."""
     wait_for_prior_kernels()
@@ -223,33 +222,63 @@ def _packed_kernel(
     rows = tl.program_id(0) % row_tiles * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
     # Past the end the last row and column are repeated, which needs no mask.
-    x_rows = x + tl.minimum(rows, num_rows - 1).to(tl.int64)[:, None] * x_stride
-    outs = tl.minimum(columns, outputs - 1).to(tl.int64)
-    first = split * TILES_A_SPLIT
+    x_rows = x + tl.minimum(rows, num_rows - 1).to(tl.int64) * x_stride
+    lines = tl.minimum(columns, outputs - 1).to(tl.int64)
+    first = split * BLOCKS_A_SPLIT
     acc = packed_product(
-        x_rows,
-        outs,
-        codes,
-        scales,
-        zeros,
-        levels,
-        None,
-        factor,
-        first,
-        tl.minimum(first + TILES_A_SPLIT, (INPUTS + DEPTH - 1) // DEPTH),
-        ROWS,
-        COLUMNS,
-        INPUTS,
-        GROUP,
-        GROUPS,
-        KIND,
-        LIFT,
-        CODES_A_BYTE,
-        BLOCK,
-        DEPTH,
+        *(x_rows, lines, codes, scales, zeros, levels, None, factor),
+        *(first, tl.minimum(first + BLOCKS_A_SPLIT, BLOCKS)),
+        *(ROWS, COLUMNS, INPUTS, GROUP, GROUPS, KIND, LIFT, OFFSET, CODES_A_BYTE, BLOCK),
     )
     if bias is not None:
-        acc += tl.load(bias + outs).to(tl.float32)[None, :]
-    where = sums + (split * num_rows + rows).to(tl.int64)[:, None] * outputs + columns[None, :]
-    is_written = (rows < num_rows)[:, None] & (columns < outputs)[None, :]
+        added = tl.load(bias + lines).to(tl.float32)
+        if SPLITS > 1:
+            added = tl.where(split == 0, added, 0.0)
+        acc += added[:, None]
+    places = (rows.to(tl.int64) * SPLITS + split) * outputs
+    where = sums + places[None, :] + columns[:, None]
+    is_written = (rows < num_rows)[None, :] & (columns < outputs)[:, None]
     tl.store(where, acc.to(sums.dtype.element_ty), mask=is_written)
+
+
+@triton.jit(do_not_specialize=["first", "count"])
+def _widen_kernel(
+    dense,
+    codes,
+    scales,
+    zeros,
+    levels,
+    factor,
+    first,
+    count,
+    LINES: tl.constexpr,
+    COUNT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KIND: tl.constexpr,
+    LIFT: tl.constexpr,
+    OFFSET: tl.constexpr,
+    CODES_A_BYTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Some blocks of some lines."""
+    wait_for_prior_kernels()
+    own = tl.program_id(0) * LINES + tl.arange(0, LINES)
+    lines = first + tl.minimum(own, count - 1).to(tl.int64)
+    common = output_factor(lines, scales, zeros, factor, GROUPS, LIFT)
+    inputs = inputs_of_places(CODES_A_BYTE, BLOCK)
+    for number in tl.static_range(COUNT):  # pyright: ignore[reportGeneralTypeIssues]
+        block = tl.minimum(tl.program_id(1) * COUNT + number, BLOCKS - 1)
+        groups = load_groups(lines, scales, zeros, block, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
+        held = load_block(codes, lines, block, LINES, INPUTS, CODES_A_BYTE, BLOCK)
+        value = widen(
+            *(held, levels, groups, zeros is not None),
+            *(LINES, GROUPS, KIND, LIFT, OFFSET, CODES_A_BYTE, BLOCK),
+        )
+        place = block * (BLOCK * CODES_A_BYTE) + inputs
+        where = dense + own.to(tl.int64)[:, None] * INPUTS + place[None, :]
+        is_written = (own < count)[:, None] & (place < INPUTS)[None, :]
+        value *= common[:, None]
+        tl.store(where, value.to(dense.dtype.element_ty), mask=is_written)

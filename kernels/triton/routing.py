@@ -114,16 +114,15 @@ def sort_pairs(
     num_experts: int,
     *,
     has_remote_pairs: bool = False,
-    min_rows: int = 0,
 ) -> Routing:
     """List the pairs of each expert.
 
     ``expert_ids`` [n, top_k] are integers up to ``num_experts``, which itself stands for no expert
-    here. A tile has at least ``min_rows`` rows.
+    here.
     """
     expert_ids, num_pairs, device = expert_ids.contiguous(), expert_ids.numel(), expert_ids.device
     # Small tiles if experts have few rows: a tile reads all of its expert's weights.
-    rows = max(_TILE_ROWS[0], min_rows, power_of_2(num_pairs // num_experts))
+    rows = max(_TILE_ROWS[0], power_of_2(num_pairs // num_experts))
     rows = min(_TILE_ROWS[-1], rows)
     num_tiles = min(num_pairs, num_pairs // rows + num_experts)
     pairs = torch.empty(num_pairs, dtype=torch.int32, device=device)

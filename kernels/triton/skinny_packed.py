@@ -1,4 +1,4 @@
-"""Products of few rows with quantised weights: ``skinny.py`` for the weights of ``quantised.py``.
+"""Products of one row with quantised weights: ``skinny.py`` for the weights of ``quantised.py``.
 
 A thread has 16 bytes of an output's codes at a time. Each half of these bytes is a run of adjacent
 inputs that share one scale and one zero. The codes of a run are widened and multiplied as they are,
@@ -12,21 +12,18 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.skinny import MAX_SKINNY_ROWS, GateKind, RowNorm
+from kernels.skinny import GateKind, RowNorm
 from kernels.tiled import BLOCK, TiledWeight
 from kernels.triton.codes import DECODE_FACTORS, DECODE_OFFSETS, decode_codes, load_scales
 from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
 from kernels.triton.skinny import (
     outputs_per_program,
     row_stride,
-    schedule_rows,
     store_outputs,
     weight_rows,
 )
 
-# Bytes of codes that a program has in registers, and as many in flight; by its number of rows,
-# whose sums need registers too.
-_TILES = {1: 8192, MAX_SKINNY_ROWS: 2048}
+_TILE = 8192  # bytes of codes that a program has in registers, and as many in flight
 _WIDTH = 1024  # bytes of an output, with many outputs
 _UNROLLED = 4  # tiles
 
@@ -42,26 +39,25 @@ def skinny_packed_linear(
     dtype: torch.dtype | None = None,
     experts: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See ``kernels.reference.skinny``, with one quantised matrix or those of experts; up to
-    ``MAX_SKINNY_ROWS`` rows, or any number with ``experts``."""
+    """See ``kernels.reference.skinny``, with one quantised matrix or those of experts.
+
+    Several rows are multiplied one by one, and each reads the weight.
+    """
     held, parts = weight.codes.shape[1], 1 if gate is None else 2
     outputs = weight.outputs // parts
-    taken = schedule_rows(x, experts)
+    num_rows = x.shape[0] if experts is None else experts.numel()
     output = stream
     if output is None:
-        output = torch.empty((taken.num_results, outputs), dtype=dtype or x.dtype, device=x.device)
-    rows = 1 if taken.rows_per_program == 1 else MAX_SKINNY_ROWS
+        output = torch.empty((num_rows, outputs), dtype=dtype or x.dtype, device=x.device)
     widest = power_of_2(held)
     # A table of levels needs registers for addresses, as do reordered inputs.
     has_addresses = weight.kind == "table" or weight.orders is not None
-    tile = _TILES[rows] // (2 if has_addresses else 1)
-    made = outputs_per_program(
-        outputs * taken.num_programs, max(1, tile // min(widest, _WIDTH) // parts)
-    )
+    tile = _TILE // (2 if has_addresses else 1)
+    made = outputs_per_program(outputs * num_rows, max(1, tile // min(widest, _WIDTH) // parts))
     width = min(widest, tile // made // parts)
     launch(
         _skinny_packed_kernel,
-        (-(-outputs // made), taken.num_programs),
+        (-(-outputs // made), num_rows),
         output,
         x,
         weight.codes,
@@ -74,12 +70,10 @@ def skinny_packed_linear(
         None if norm is None else norm.weight,
         weight.factor,
         0.0 if norm is None else norm.eps,
-        taken.rows_per_program,
         weight.inputs,
         outputs,
         row_stride(x),
-        PAIRS_A_ROW=taken.pairs_per_row,
-        ROWS=rows,
+        PAIRS_A_ROW=num_rows // max(x.shape[0], 1),
         MADE=made,
         HELD=held,
         WIDTH=width,
@@ -99,8 +93,7 @@ def skinny_packed_linear(
     return output
 
 
-# Steps of two, three and four rows share a kernel.
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
 def _skinny_packed_kernel(
     output,
     x,
@@ -114,12 +107,10 @@ def _skinny_packed_kernel(
     norm_weight,
     factor,
     eps,
-    num_rows,
     inputs,
     outputs,
     x_stride,
     PAIRS_A_ROW: tl.constexpr,
-    ROWS: tl.constexpr,
     MADE: tl.constexpr,
     HELD: tl.constexpr,  # bytes of codes per output
     WIDTH: tl.constexpr,
@@ -135,7 +126,7 @@ def _skinny_packed_kernel(
     CODES_A_BYTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Some outputs of all rows; each thread sums its inputs' part, and all parts are added last."""
+    """Some outputs; each thread sums its inputs' part, and all parts are added last."""
     LINES: tl.constexpr = MADE * PARTS
     RUNS: tl.constexpr = WIDTH // BLOCK
     begin = tl.program_id(0) * MADE
@@ -146,10 +137,10 @@ def _skinny_packed_kernel(
     if experts is None:
         tile = tl.load(places, mask=is_held, other=0)
     wait_for_prior_kernels()
+    pair = tl.program_id(1).to(tl.int64)
+    x += pair // PAIRS_A_ROW * x_stride
+    output += pair * outputs
     if experts is not None:
-        pair = tl.program_id(1).to(tl.int64)
-        x += pair // PAIRS_A_ROW * x_stride
-        output += pair * outputs
         expert = tl.load(experts + pair)
         before = expert * outputs * PARTS
         lines += before
@@ -158,8 +149,8 @@ def _skinny_packed_kernel(
             order += expert * inputs
         tile = tl.load(places, mask=is_held, other=0)
 
-    sums = (tl.zeros([LINES, RUNS], tl.float32),) * ROWS
-    squares = (tl.zeros([WIDTH], tl.float32),) * ROWS
+    sums = tl.zeros([LINES, RUNS], tl.float32)
+    squares = tl.zeros([WIDTH], tl.float32)
     # A tile carried across iterations takes four times the registers, one per byte: so, rarely.
     for chunk in range(0, HELD, UNROLLED * WIDTH):
         for part_of_chunk in tl.static_range(UNROLLED):  # pyright: ignore[reportGeneralTypeIssues]
@@ -180,49 +171,32 @@ def _skinny_packed_kernel(
                     zero = tl.load(zeros + own).to(tl.float32)
                 if GROUPS > 1:
                     scale = load_scales(scales + own)
-                new_sums, new_squares = (), ()
-                for row in tl.static_range(ROWS):  # pyright: ignore[reportGeneralTypeIssues]
-                    # Rows past the end repeat the last one.
-                    at = x + tl.minimum(row, num_rows - 1) * x_stride + place
-                    read = tl.load(at, mask=is_input, other=0.0).to(tl.float32)
-                    new_squares += (squares[row] + read * read,)
-                    if norm_weight is not None:
-                        by = tl.load(norm_weight + place, mask=is_input, other=0.0)
-                        read *= by.to(tl.float32)
-                    part = tl.sum(tl.reshape(level * read[None, :], [LINES, RUNS, BLOCK]), axis=2)
-                    if zeros is not None or OFFSET != 0.0:
-                        total = tl.sum(tl.reshape(read, [RUNS, BLOCK]), axis=1)
-                        if zeros is not None:
-                            part = part * LIFT - (zero + OFFSET) * total[None, :]
-                        else:
-                            part -= OFFSET * total[None, :]
-                    if GROUPS > 1:
-                        part *= scale
-                    new_sums += (sums[row] + part,)
-                sums, squares = new_sums, new_squares
+                read = tl.load(x + place, mask=is_input, other=0.0).to(tl.float32)
+                squares += read * read
+                if norm_weight is not None:
+                    by = tl.load(norm_weight + place, mask=is_input, other=0.0)
+                    read *= by.to(tl.float32)
+                part = tl.sum(tl.reshape(level * read[None, :], [LINES, RUNS, BLOCK]), axis=2)
+                if zeros is not None or OFFSET != 0.0:
+                    total = tl.sum(tl.reshape(read, [RUNS, BLOCK]), axis=1)
+                    if zeros is not None:
+                        part = part * LIFT - (zero + OFFSET) * total[None, :]
+                    else:
+                        part -= OFFSET * total[None, :]
+                if GROUPS > 1:
+                    part *= scale
+                sums += part
             tile = next_tile
 
     whole = factor
     if zeros is None:
         whole *= LIFT
-    for row in tl.static_range(ROWS):  # pyright: ignore[reportGeneralTypeIssues]
-        result = tl.sum(sums[row], axis=1) * whole
-        if GROUPS == 1:
-            result *= load_scales(scales + lines)
-        if norm_weight is not None:
-            result *= tl.rsqrt(tl.sum(squares[row], axis=0) / inputs + eps)
-        store_outputs(
-            output,
-            result,
-            bias,
-            lines,
-            begin,
-            outputs,
-            row,
-            num_rows,
-            x.dtype.element_ty,
-            MADE,
-            PARTS,
-            GATE,
-            ADDS,
-        )
+    result = tl.sum(sums, axis=1) * whole
+    if GROUPS == 1:
+        result *= load_scales(scales + lines)
+    if norm_weight is not None:
+        result *= tl.rsqrt(tl.sum(squares, axis=0) / inputs + eps)
+    store_outputs(
+        *(output, result, bias, lines, begin, outputs, 0, 1),
+        *(x.dtype.element_ty, MADE, PARTS, GATE, ADDS),
+    )

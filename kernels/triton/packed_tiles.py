@@ -1,0 +1,289 @@
+"""Tiles of quantised weights as operands of matrix instructions.
+
+    codes, 64 bytes of each output ─► registers ─► levels ─► (level - zero) * scale ─► W x^T
+
+The weight is the instruction's register operand: its rows are outputs, its columns are rows of x,
+so little work is spent on rows that do not exist, and widened tiles do not pass through shared
+memory. Codes and rows of x wait there for their turn, several blocks ahead; scales and zeros are
+loaded one block ahead.
+
+An instruction multiplies 16 inputs, of which a thread, one of the four of an output, has two pairs
+(PTX ISA, "Matrix Fragments for wgmma.mma_async.m64nNk16"; ``mma.m16n8k16`` is the same):
+
+    place    0  1 | 2  3 | 4  5 | 6  7 | 8  9 | 10 11 | 12 13 | 14 15
+    thread     0      1      2      3      0       1       2       3
+
+Which inputs take these places is free, as long as those of the weight and of x agree. A thread
+loads 16 adjacent bytes of codes, for four instructions; what it has loaded is what it multiplies,
+and the pairs of x are arranged to match, as they are copied to shared memory. (Marlin, Frantar et
+al. 2024, arranges the codes instead; here they keep an order that other kernels use too.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from kernels.tiled import BLOCK, TiledWeight
+from kernels.triton.codes import (
+    DECODE_FACTORS,
+    DECODE_OFFSETS,
+    as_scale,
+    decode_codes,
+    load_scales,
+)
+from kernels.triton.tiles import dot_add
+
+QUAD_BYTES = 4 * BLOCK  # of an output's codes, in the four threads that have it
+
+
+def kernel_params(weight: TiledWeight) -> dict[str, Any]:
+    """Return a weight's compile-time parameters, the last arguments of ``packed_product``."""
+    return {
+        "INPUTS": weight.inputs,
+        "GROUP": weight.group_size,
+        "GROUPS": weight.num_groups,
+        "KIND": weight.kind,
+        "LIFT": DECODE_FACTORS.get(weight.kind, 1.0),
+        "OFFSET": DECODE_OFFSETS.get(weight.kind, 0.0),
+        "CODES_A_BYTE": weight.codes_per_byte,
+        "BLOCK": QUAD_BYTES,
+    }
+
+
+@triton.jit
+def packed_product(
+    x_rows,  # [ROWS] pointers
+    lines,  # [COLUMNS] int64, rows of ``codes``
+    codes,
+    scales,
+    zeros,
+    levels,
+    order,  # [INPUTS], input of each column of the codes; None: in order
+    factor,
+    first,
+    last,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KIND: tl.constexpr,
+    LIFT: tl.constexpr,
+    OFFSET: tl.constexpr,
+    CODES_A_BYTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Multiply outputs' weights and rows of x over blocks [first, last).
+
+    Returns [COLUMNS, ROWS] float32.
+    """
+    DEPTH: tl.constexpr = BLOCK * CODES_A_BYTE  # inputs of a block
+    inputs = inputs_of_places(CODES_A_BYTE, BLOCK)
+    acc = tl.zeros([COLUMNS, ROWS], tl.float32)
+    following = load_groups(lines, scales, zeros, first, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
+    for block in range(first, last):
+        groups = following
+        held = load_block(codes, lines, block, COLUMNS, INPUTS, CODES_A_BYTE, BLOCK)
+        following = load_groups(lines, scales, zeros, block + 1, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
+        widened = widen(
+            *(held, levels, groups, zeros is not None),
+            *(COLUMNS, GROUPS, KIND, LIFT, OFFSET, CODES_A_BYTE, BLOCK),
+        )
+        place = block * DEPTH + inputs
+        is_input = place < INPUTS
+        if order is not None:
+            place = tl.load(order + place, mask=is_input, other=0)
+        if INPUTS % DEPTH == 0:
+            x = tl.load(x_rows[:, None] + place[None, :])
+        else:
+            x = tl.load(x_rows[:, None] + place[None, :], mask=is_input[None, :], other=0.0)
+        acc = dot_add(widened.to(x.dtype), tl.trans(x), acc)
+    return acc * output_factor(lines, scales, zeros, factor, GROUPS, LIFT)[:, None]
+
+
+@triton.jit
+def inputs_of_places(CODES_A_BYTE: tl.constexpr, BLOCK: tl.constexpr):
+    """Return which input of a block is in each place, [inputs of a block] int32.
+
+    Place 16 s + 8 h + 2 q + e is element e of thread q's pair h for instruction s; the upper halves
+    of bytes follow.
+    """
+    place = tl.arange(0, BLOCK * CODES_A_BYTE)
+    thread, byte = place // 2 % 4, place // 16 % 4 * 4 + place // 8 % 2 * 2 + place % 2
+    return (thread * CODES_A_BYTE + place // BLOCK) * (BLOCK // 4) + byte
+
+
+@triton.jit
+def load_block(
+    codes,
+    lines,
+    block,
+    COLUMNS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    CODES_A_BYTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Return a block of each line's codes, [COLUMNS, BLOCK] bytes in the order of their places.
+
+    The layout that the compiler gives to the load, of 16 bytes a thread, is then that of the
+    instruction's operand, and nothing moves. There a warp has 16 adjacent lines, a thread two of
+    them, 8 apart; but a load goes through the first half of all lines first.
+    """
+    LANE: tl.constexpr = BLOCK // 4
+    BYTES: tl.constexpr = (INPUTS + LANE * CODES_A_BYTE - 1) // (LANE * CODES_A_BYTE) * LANE
+    WARPS: tl.constexpr = COLUMNS // 16
+    place = block * BLOCK + tl.arange(0, BLOCK)
+    by_half = tl.permute(tl.reshape(lines, [WARPS, 2, 8]), (1, 0, 2))
+    at = codes + tl.reshape(by_half, [COLUMNS])[:, None] * BYTES + place[None, :]
+    if BYTES % BLOCK == 0:
+        held = tl.load(at)
+    else:
+        held = tl.load(at, mask=place[None, :] < BYTES, other=0)
+    by_thread = tl.reshape(held, [2, WARPS, 8, 4, 4, 2, 2])
+    return tl.reshape(tl.permute(by_thread, (1, 0, 2, 4, 5, 3, 6)), [COLUMNS, BLOCK])
+
+
+@triton.jit
+def load_groups(
+    lines,
+    scales,
+    zeros,
+    block,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CODES_A_BYTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Return scales and zeros, as they are stored, of both halves of a block's bytes.
+
+    Each is [lines], or [lines, 4] with one for each thread if a block has several groups. What does
+    not exist is a copy of something else; past the last block, groups are the last ones.
+    """
+    lower = _load_half(lines, scales, zeros, block, 0, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
+    if CODES_A_BYTE == 1 or GROUPS == 1 or GROUP % (BLOCK // 2) == 0:
+        return lower, lower
+    else:
+        return lower, _load_half(lines, scales, zeros, block, 1, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
+
+
+@triton.jit
+def _load_half(
+    lines,
+    scales,
+    zeros,
+    block,
+    HALF: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CODES_A_BYTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    LANE: tl.constexpr = BLOCK // 4
+    begin = block * (BLOCK * CODES_A_BYTE)
+    if GROUPS == 1:
+        places = lines
+    elif GROUP % (BLOCK * CODES_A_BYTE) == 0:
+        places = lines * GROUPS + tl.minimum(begin // GROUP, GROUPS - 1)
+    else:
+        starts = begin + (tl.arange(0, 4) * CODES_A_BYTE + HALF) * LANE
+        groups = tl.minimum(starts // GROUP, GROUPS - 1)
+        places = lines[:, None] * GROUPS + groups[None, :]
+    if GROUPS == 1:
+        if zeros is None:
+            return lines, lines
+        else:
+            return lines, tl.load(zeros + places)
+    else:
+        scale = tl.load(scales + places)
+        if zeros is None:
+            return scale, scale
+        else:
+            return scale, tl.load(zeros + places)
+
+
+@triton.jit
+def widen(
+    held,
+    levels,
+    groups,
+    HAS_ZEROS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KIND: tl.constexpr,
+    LIFT: tl.constexpr,
+    OFFSET: tl.constexpr,
+    CODES_A_BYTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Return a block's weights, [COLUMNS, inputs] float32, less ``output_factor``."""
+    lower = _widen_half(
+        held, levels, groups[0], 0, HAS_ZEROS, COLUMNS, GROUPS, KIND, LIFT, OFFSET, BLOCK
+    )
+    if CODES_A_BYTE == 1:
+        return lower
+    else:
+        upper = _widen_half(
+            held, levels, groups[1], 1, HAS_ZEROS, COLUMNS, GROUPS, KIND, LIFT, OFFSET, BLOCK
+        )
+        # One product of both, which the compiler cuts into steps that overlap with widening.
+        both = tl.permute(tl.join(lower, upper), (0, 2, 1))
+        return tl.reshape(both, [COLUMNS, 2 * BLOCK])
+
+
+@triton.jit
+def _widen_half(
+    held,
+    levels,
+    group,
+    HALF: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KIND: tl.constexpr,
+    LIFT: tl.constexpr,
+    OFFSET: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    scale, zero = group
+    level = decode_codes(held, levels, HALF, KIND)
+    if GROUPS == 1:
+        if HAS_ZEROS:
+            shift = zero.to(tl.float32) + OFFSET
+            level = level * LIFT - shift[:, None]
+        elif OFFSET != 0.0:
+            level -= OFFSET
+        return level
+    else:
+        step = as_scale(scale)
+        gain = _spread(step * LIFT, COLUMNS, BLOCK)
+        if HAS_ZEROS:
+            shift = _spread((zero.to(tl.float32) + OFFSET) * step, COLUMNS, BLOCK)
+            return tl.fma(level, gain, -shift)
+        elif OFFSET != 0.0:
+            return tl.fma(level, gain, gain * -OFFSET)
+        else:
+            return level * gain
+
+
+@triton.jit
+def _spread(values, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """[COLUMNS], or [COLUMNS, 4] by thread, to [COLUMNS, BLOCK] by place."""
+    if len(values.shape) == 1:
+        return tl.broadcast_to(values[:, None], [COLUMNS, BLOCK])
+    else:
+        each = tl.broadcast_to(values[:, None, :, None], [COLUMNS, BLOCK // 8, 4, 2])
+        return tl.reshape(each, [COLUMNS, BLOCK])
+
+
+@triton.jit
+def output_factor(lines, scales, zeros, factor, GROUPS: tl.constexpr, LIFT: tl.constexpr):
+    """Return what all of a line's weights have in common, [lines] float32."""
+    common = tl.full(lines.shape, 1.0, tl.float32) * factor
+    if GROUPS == 1:
+        common *= load_scales(scales + lines)
+        if zeros is None:
+            common *= LIFT
+    return common
