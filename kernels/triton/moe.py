@@ -373,7 +373,26 @@ def _grouped_packed_kernel(
     x_rows = x + pair // PAIRS_A_ROW * INPUTS
     lines = expert * outputs + tl.minimum(columns, outputs - 1)
     acc = packed_product(
-        *(x_rows, lines, codes, scales, zeros, levels, order, factor, 0, BLOCKS),
-        *(ROWS, COLUMNS, INPUTS, GROUP, GROUPS, KIND, LIFT, OFFSET, CODES_A_BYTE, BLOCK),
+        x_rows,
+        lines,
+        codes,
+        scales,
+        zeros,
+        levels,
+        order,
+        factor,
+        0,
+        BLOCKS,
+        BLOCKS * BLOCK * CODES_A_BYTE == INPUTS,
+        ROWS,
+        COLUMNS,
+        INPUTS,
+        GROUP,
+        GROUPS,
+        KIND,
+        LIFT,
+        OFFSET,
+        CODES_A_BYTE,
+        BLOCK,
     )
     _store_pairs(output, tl.trans(acc), pair, is_row, columns, expert, factors, biases, outputs)

@@ -64,7 +64,8 @@ def packed_product(
     order,  # [INPUTS], input of each column of the codes; None: in order
     factor,
     first,
-    last,
+    COUNT: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -76,17 +77,21 @@ def packed_product(
     CODES_A_BYTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Multiply outputs' weights and rows of x over blocks [first, last).
+    """Multiply outputs' weights and rows of x over ``COUNT`` blocks from ``first`` on.
 
-    Returns [COLUMNS, ROWS] float32.
+    The number is known to the assembler, which otherwise waits for each instruction's sum.
+
+    Returns:
+        [COLUMNS, ROWS] float32.
     """
     DEPTH: tl.constexpr = BLOCK * CODES_A_BYTE  # inputs of a block
     inputs = inputs_of_places(CODES_A_BYTE, BLOCK)
     acc = tl.zeros([COLUMNS, ROWS], tl.float32)
     following = load_groups(lines, scales, zeros, first, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
-    for block in range(first, last):
+    for number in range(COUNT):
+        block = first + number
         groups = following
-        held = load_block(codes, lines, block, COLUMNS, INPUTS, CODES_A_BYTE, BLOCK)
+        held = load_block(codes, lines, block, IS_WHOLE, COLUMNS, INPUTS, CODES_A_BYTE, BLOCK)
         following = load_groups(lines, scales, zeros, block + 1, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
         widened = widen(
             *(held, levels, groups, zeros is not None),
@@ -96,7 +101,7 @@ def packed_product(
         is_input = place < INPUTS
         if order is not None:
             place = tl.load(order + place, mask=is_input, other=0)
-        if INPUTS % DEPTH == 0:
+        if IS_WHOLE:
             x = tl.load(x_rows[:, None] + place[None, :])
         else:
             x = tl.load(x_rows[:, None] + place[None, :], mask=is_input[None, :], other=0.0)
@@ -121,12 +126,14 @@ def load_block(
     codes,
     lines,
     block,
+    IS_WHOLE: tl.constexpr,
     COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr,
     CODES_A_BYTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return a block of each line's codes, [COLUMNS, BLOCK] bytes in the order of their places.
+    """Return a block of each line's codes, [COLUMNS, BLOCK] bytes in the order of their places;
+    0 past the end.
 
     The layout that the compiler gives to the load, of 16 bytes a thread, is then that of the
     instruction's operand, and nothing moves. There a warp has 16 adjacent lines, a thread two of
@@ -138,7 +145,7 @@ def load_block(
     place = block * BLOCK + tl.arange(0, BLOCK)
     by_half = tl.permute(tl.reshape(lines, [WARPS, 2, 8]), (1, 0, 2))
     at = codes + tl.reshape(by_half, [COLUMNS])[:, None] * BYTES + place[None, :]
-    if BYTES % BLOCK == 0:
+    if IS_WHOLE:
         held = tl.load(at)
     else:
         held = tl.load(at, mask=place[None, :] < BYTES, other=0)

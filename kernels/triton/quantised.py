@@ -110,7 +110,6 @@ def packed_linear(
         outputs,
         x.stride(0),
         SPLITS=splits,
-        BLOCKS_A_SPLIT=-(-blocks // splits),
         BLOCKS=blocks,
         ROWS=shape.rows,
         COLUMNS=shape.columns,
@@ -202,7 +201,6 @@ def _packed_kernel(
     outputs,
     x_stride,
     SPLITS: tl.constexpr,
-    BLOCKS_A_SPLIT: tl.constexpr,
     BLOCKS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -224,11 +222,29 @@ def _packed_kernel(
     # Past the end the last row and column are repeated, which needs no mask.
     x_rows = x + tl.minimum(rows, num_rows - 1).to(tl.int64) * x_stride
     lines = tl.minimum(columns, outputs - 1).to(tl.int64)
-    first = split * BLOCKS_A_SPLIT
+    COUNT: tl.constexpr = (BLOCKS + SPLITS - 1) // SPLITS
     acc = packed_product(
-        *(x_rows, lines, codes, scales, zeros, levels, None, factor),
-        *(first, tl.minimum(first + BLOCKS_A_SPLIT, BLOCKS)),
-        *(ROWS, COLUMNS, INPUTS, GROUP, GROUPS, KIND, LIFT, OFFSET, CODES_A_BYTE, BLOCK),
+        x_rows,
+        lines,
+        codes,
+        scales,
+        zeros,
+        levels,
+        None,
+        factor,
+        split * COUNT,
+        COUNT,
+        COUNT * SPLITS * BLOCK * CODES_A_BYTE == INPUTS,
+        ROWS,
+        COLUMNS,
+        INPUTS,
+        GROUP,
+        GROUPS,
+        KIND,
+        LIFT,
+        OFFSET,
+        CODES_A_BYTE,
+        BLOCK,
     )
     if bias is not None:
         added = tl.load(bias + lines).to(tl.float32)
@@ -272,7 +288,7 @@ def _widen_kernel(
     for number in tl.static_range(COUNT):  # pyright: ignore[reportGeneralTypeIssues]
         block = tl.minimum(tl.program_id(1) * COUNT + number, BLOCKS - 1)
         groups = load_groups(lines, scales, zeros, block, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
-        held = load_block(codes, lines, block, LINES, INPUTS, CODES_A_BYTE, BLOCK)
+        held = load_block(codes, lines, block, False, LINES, INPUTS, CODES_A_BYTE, BLOCK)
         value = widen(
             *(held, levels, groups, zeros is not None),
             *(LINES, GROUPS, KIND, LIFT, OFFSET, CODES_A_BYTE, BLOCK),

@@ -77,7 +77,8 @@ def _describe(compiled: Any) -> dict[str, Any]:
         "mma": len(re.findall(r"\bmma\.sync", ptx)),
         "cp_async": ptx.count("cp.async."),
         "products": sum("HGMMA" in text for _, text in code),
-        "product_waits": sum("WARPGROUP.DEPBAR" in text for _, text in code),
+        # Those that leave none in flight.
+        "product_waits": sum(bool(re.search(r"WARPGROUP\.DEPBAR.*, 0x0\b", t)) for _, t in code),
         # What an outer loop reloads, once for many turns of the inner one, costs little.
         "reloads_in_loops": sum(
             "LDL" in text for body in _loops(code, innermost=True) for text in body

@@ -49,6 +49,8 @@ _OF_PROMPTS = (
 _MOST_STACK_BYTES = 64
 # 256 state values per channel need more registers than exist: slower, but not wrong.
 _SPILLS = ("state-space-bamba",)
+# A few registers are reloaded in each block, so that two programs share a multiprocessor.
+_RELOADS = {"q4_k-64-llama-8b": 5, "nf4-64-llama-8b": 8}
 _MOST_SHARED_BYTES = 227 * 1024  # per program
 
 
@@ -63,10 +65,8 @@ def check(reports: list[dict[str, Any]]) -> None:
         # Which experts are chosen is not known in advance; the router's weights are.
         is_chosen = report["case"].startswith("few-experts") and report["before_turn"] == []
         if is_skinny and not is_chosen:
-            # Sixteen bytes per thread of each output's weights; eight for codes in narrow tiles.
-            is_narrow = "-nf4-4-" in report["case"] or "-gptq-4-" in report["case"]
-            width = "v2" if is_narrow else "v4"
-            assert set(report["before_turn"]) == {f"ld.global.{width}.b32"}, report
+            # Sixteen bytes per thread of each output's weights.
+            assert set(report["before_turn"]) == {"ld.global.v4.b32"}, report
             if report["case"].startswith("skinny-1-"):
                 assert 12 * 32 * report["registers"] <= 65536, report  # twelve warps
         elif report["kernel"] == "_share_kernel":
@@ -81,7 +81,7 @@ def check(reports: list[dict[str, Any]]) -> None:
         # Only spilled registers use the stack here.
         if report["case"] not in _SPILLS:
             assert report["stack_bytes"] <= _MOST_STACK_BYTES, report
-            assert report["reloads_in_loops"] == 0, report
+            assert report["reloads_in_loops"] <= _RELOADS.get(report["case"], 0), report
         # The products of a tile are in flight together, if the assembler can prove independence.
         assert 2 * report["product_waits"] <= report["products"], report
         if report["kernel"] in _OF_PROMPTS:
@@ -112,6 +112,10 @@ def check(reports: list[dict[str, Any]]) -> None:
             columns = next(each for each in widths if rows <= each or each == 256)
             assert report["wgmma_shapes"] == [f"m64n{columns}k16"], report
             assert report["loads_in_loops"] == 0, report
+        if report["kernel"] == "_packed_kernel" and "-64-" in report["case"]:
+            # Two share a multiprocessor (quantised.py).
+            assert 2 * 32 * report["num_warps"] * report["registers"] <= 65536, report
+            assert 2 * (report["shared_bytes"] + 1024) <= 228 * 1024, report
         if report["kernel"] in _PIPELINED:
             assert report["cp_async"] > 0, report
 
@@ -155,6 +159,19 @@ def test_products_of_few_rows_read_weights_before_their_turn(tmp_path: Path) -> 
     check(reports)
 
 
+def test_codes_are_widened_in_the_registers_that_are_multiplied(tmp_path: Path) -> None:
+    """Nothing passes through shared memory, and widening overlaps with the products before."""
+    names = [f"{form}-{rows}-llama-8b" for form in ("awq", "fp8") for rows in (8, 64)]
+    reports = compile_cases(tmp_path, *names, "gptq-split-llama-8b", "awq-8192-llama-8b")
+    check(reports)
+    for report in reports:
+        if report["kernel"] == "_packed_kernel":
+            layouts = (tmp_path / f"{report['case']}.{report['kernel']}.ttgir").read_text()
+            assert "local_alloc" not in layouts.partition("scf.for")[2], report
+            assert report["products"] in (4, 8), report
+            assert report["product_waits"] <= 2, report
+
+
 def test_heads_smaller_than_a_product_compile(tmp_path: Path) -> None:
     """The interpreter runs what a GPU rejects."""
     names = ("decode-tiny-heads", "prefill-tiny-heads")
@@ -184,14 +201,14 @@ def test_layers_with_a_state_compile_for_hopper(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_codes_are_copied_ahead_and_widened_in_registers(tmp_path: Path) -> None:
-    """Sixteen bytes per thread of codes and of activations; experts in MXFP4."""
+    """Sixteen bytes per thread of codes, and pairs of activations; experts in MXFP4."""
     reports = compile_cases(tmp_path, "moe-mxfp4-1-gpt-oss-20b")
     check(reports)
     kernel, others = "_grouped_packed_kernel", {"_sort_kernel", "_sum_kernel"}
     assert {r["kernel"] for r in reports} == {kernel, "_clamped_swiglu_kernel", *others}
     for ptx in tmp_path.glob(f"*.{kernel}.ptx"):
         sizes = re.findall(r"cp\.async\.c[ag].* (0x[0-9a-f]+)", ptx.read_text())
-        assert set(sizes) == {"0x10"}, sizes
+        assert set(sizes) == {"0x10", "0x4"}, sizes
 
 
 @pytest.mark.slow
