@@ -57,7 +57,7 @@ class _Tile(NamedTuple):
 _LOW = _Tile(64, 128, 8, 4, 5)
 _HIGH = _Tile(128, 128, 8, 4, 4)
 _WIDE = _Tile(128, 256, 16, 8, 3)
-_WIDE_SHARED_BYTES = 160 << 10
+WIDE_SHARED_BYTES = 160 << 10
 
 
 def invariant_linear(
@@ -120,7 +120,7 @@ def _multiply(
         )
         return
     tile = _LOW if num_rows <= _LOW.rows or x.dtype.itemsize > 2 else _HIGH
-    if x.dtype.itemsize > 2 or shared_memory_bytes(x.device) < _WIDE_SHARED_BYTES:
+    if x.dtype.itemsize > 2 or shared_memory_bytes(x.device) < WIDE_SHARED_BYTES:
         tile = tile._replace(num_stages=2)
     elif vary_tiles and tile is _HIGH:
         fills = _WIDE.num_tiles(num_rows, outputs) * heads >= _FEW_PROGRAMS

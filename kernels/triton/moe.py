@@ -23,8 +23,14 @@ import triton.language as tl
 from kernels.moe import ExpertMatrices, ExpertTensors, GatedActivation, RouterWeights, RoutingRule
 from kernels.skinny import GateKind, RowNorm, fused_gate_kind
 from kernels.tiled import TiledWeight
-from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
+from kernels.triton.launch import (
+    launch,
+    power_of_2,
+    shared_memory_bytes,
+    wait_for_prior_kernels,
+)
 from kernels.triton.layers import silu_mul
+from kernels.triton.matmul import WIDE_SHARED_BYTES
 from kernels.triton.packed_tiles import kernel_params, packed_product
 from kernels.triton.quantised import num_blocks, num_stages, tile_shape
 from kernels.triton.routing import Routing, select_experts, sort_pairs
@@ -35,8 +41,8 @@ from kernels.triton.tiles import dot_add
 
 _DEPTH = 64
 # Outputs and stages of a tile. With few rows, outputs and rows swap roles in the instruction, as in
-# ``matmul.py``, so that a row's result has the same bits for any height of a tile.
-_FEW_ROWS, _FEW_SHAPE, _SHAPE = 64, (64, 8), (128, 4)
+# ``matmul.py``, so that a row's result has the same bits for any height and width of a tile.
+_FEW_ROWS, _FEW_SHAPE, _SHAPE, _WIDE_SHAPE = 64, (64, 8), (128, 4), (256, 3)
 
 
 def fused_moe(
@@ -159,7 +165,7 @@ def grouped_matmul(
     num_experts, outputs, inputs = weights.shape
     output = routing.output(x, outputs)
     is_turned = routing.rows <= _FEW_ROWS
-    columns, stages = _FEW_SHAPE if is_turned else _SHAPE
+    columns, stages = _tile_shape(routing, outputs, x)
     launch(
         _grouped_matmul_kernel,
         (routing.num_tiles, -(-outputs // columns)),
@@ -188,6 +194,15 @@ def grouped_matmul(
         enable_fp_fusion=fuses,
     )
     return output
+
+
+def _tile_shape(routing: Routing, outputs: int, x: torch.Tensor) -> tuple[int, int]:
+    """Return the outputs and stages of a tile of dense weights."""
+    if routing.rows <= _FEW_ROWS:
+        return _FEW_SHAPE
+    is_wide = outputs >= _WIDE_SHAPE[0] and x.dtype.itemsize == 2
+    is_wide = is_wide and shared_memory_bytes(x.device) >= WIDE_SHARED_BYTES
+    return _WIDE_SHAPE if is_wide else _SHAPE
 
 
 def _grouped_packed(

@@ -116,7 +116,8 @@ def packed_linear(
         **kernel_params(weight),
         num_warps=shape.num_warps,
         num_stages=num_stages(shape, weight, x),
-        maxnreg=shape.max_registers,
+        # A table of levels needs more for addresses.
+        maxnreg=None if weight.kind == "table" else shape.max_registers,
         enable_fp_fusion=not invariant,
     )
     return output if splits == 1 else sum_parts(sums, output)

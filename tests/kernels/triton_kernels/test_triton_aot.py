@@ -50,7 +50,7 @@ _MOST_STACK_BYTES = 64
 # 256 state values per channel need more registers than exist: slower, but not wrong.
 _SPILLS = ("state-space-bamba",)
 # A few registers are reloaded in each block, so that two programs share a multiprocessor.
-_RELOADS = {"q4_k-64-llama-8b": 5, "nf4-64-llama-8b": 8}
+_RELOADS = {"q4_k-64-llama-8b": 5}
 _MOST_SHARED_BYTES = 227 * 1024  # per program
 
 
@@ -112,7 +112,7 @@ def check(reports: list[dict[str, Any]]) -> None:
             columns = next(each for each in widths if rows <= each or each == 256)
             assert report["wgmma_shapes"] == [f"m64n{columns}k16"], report
             assert report["loads_in_loops"] == 0, report
-        if report["kernel"] == "_packed_kernel" and "-64-" in report["case"]:
+        if re.match("(?!nf4).*-64-", report["case"]) and report["kernel"] == "_packed_kernel":
             # Two share a multiprocessor (quantised.py).
             assert 2 * 32 * report["num_warps"] * report["registers"] <= 65536, report
             assert 2 * (report["shared_bytes"] + 1024) <= 228 * 1024, report

@@ -117,6 +117,20 @@ def test_experts_equal_the_loop(
     assert (actual - expected).norm() <= expected.norm() * 1e-5
 
 
+def test_experts_of_many_tokens_in_wide_tiles() -> None:
+    """130 tokens and more for each of two experts; 280 outputs are not a multiple of a tile's."""
+    random = torch.Generator().manual_seed(6)
+    x = torch.randn(270, 300, generator=random).half()
+    gate_up = torch.randn(2, 280, 300, generator=random).half() / 17
+    down = torch.randn(2, 300, 140, generator=random).half() / 12
+    chosen = (torch.arange(270) % 2)[:, None]
+    weights = torch.rand(270, 1, generator=random)
+    actual = fused_moe(x, ExpertTensors(gate_up, down), chosen, weights).double()
+    exact = ExpertTensors(gate_up.double(), down.double())
+    expected = reference_moe(x.double(), exact, chosen, weights)
+    assert (actual - expected).norm() <= expected.norm() * 1e-3
+
+
 @pytest.mark.parametrize(
     ("kind", "group", "form", "tokens", "experts", "top_k"),
     [
@@ -127,6 +141,7 @@ def test_experts_equal_the_loop(
         ("int8", 192, "zeros and orders", 3, 4, 1),
         ("e4m3", 192, "plain", 40, 3, 2),
         ("int8", 16, "plain", 3, 4, 2),
+        ("int4", 32, "plain", 270, 2, 1),
     ],
 )
 def test_experts_in_codes_equal_the_loop(
