@@ -72,6 +72,28 @@ _E2M1_ENDS = """
     or.b32 $1, u, v;
 }"""
 
+# The same two codes with exponents as in bfloat16. The lowest level's exponent is 0 there too.
+_E2M1_BFLOAT16_ENDS = """
+    prmt.b32 u, t, 0, 0x1404;
+    shl.b32 v, u, 4;
+    shr.u32 u, u, 2;
+    and.b32 u, u, 0x01C001C0;
+    and.b32 v, v, 0x80008000;
+    or.b32 $0, u, v;
+    prmt.b32 u, t, 0, 0x3424;
+    shl.b32 v, u, 4;
+    shr.u32 u, u, 2;
+    and.b32 u, u, 0x01C001C0;
+    and.b32 v, v, 0x80008000;
+    or.b32 $1, u, v;
+}"""
+# Products are exact, as a multiplication without a sum (adding -0) is not available before Hopper.
+_TIMES = """{
+    .reg .b32 z;
+    mov.b32 z, 0x80008000;
+    fma.rn.bf16x2 $0, $1, $2, z;
+}"""
+
 
 def _of_half(begin: str, ends: str, num_outputs: int) -> str:
     """Return instructions for the lower or upper halves of four bytes."""
@@ -88,12 +110,23 @@ INSTRUCTIONS: dict[tuple[str, int], str] = {
     ("e2m1", 0): _of_half(_LOW, _E2M1_ENDS, 2),
     ("e2m1", 1): _of_half(_HIGH, _E2M1_ENDS, 2),
 }
+# By half of a byte, to bfloat16.
+BFLOAT16_INSTRUCTIONS: dict[int, str] = {
+    0: _of_half(_LOW, _E2M1_BFLOAT16_ENDS, 2),
+    1: _of_half(_HIGH, _E2M1_BFLOAT16_ENDS, 2),
+}
+BFLOAT16_FACTOR = 2.0**126  # missing then
 _INT4_LOW: tl.constexpr = tl.constexpr(INSTRUCTIONS["int4", 0])
 _INT4_HIGH: tl.constexpr = tl.constexpr(INSTRUCTIONS["int4", 1])
 _INT8_ALL: tl.constexpr = tl.constexpr(INSTRUCTIONS["int8", 0])
 _E4M3_ALL: tl.constexpr = tl.constexpr(INSTRUCTIONS["e4m3", 0])
 _E2M1_LOW: tl.constexpr = tl.constexpr(INSTRUCTIONS["e2m1", 0])
 _E2M1_HIGH: tl.constexpr = tl.constexpr(INSTRUCTIONS["e2m1", 1])
+
+_E2M1_BFLOAT16_LOW: tl.constexpr = tl.constexpr(BFLOAT16_INSTRUCTIONS[0])
+_E2M1_BFLOAT16_HIGH: tl.constexpr = tl.constexpr(BFLOAT16_INSTRUCTIONS[1])
+_BFLOAT16_FACTOR: tl.constexpr = tl.constexpr(BFLOAT16_FACTOR)
+_TIMES_CODE: tl.constexpr = tl.constexpr(_TIMES)
 
 
 @triton.jit
@@ -139,6 +172,42 @@ def decode_codes(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
             return bits.to(tl.float16, bitcast=True).to(tl.float32)
     else:
         return tl.load(levels + ((held >> 4 * HALF) & 15))
+
+
+@triton.jit
+def decode_scaled(held, exponents, HALF: tl.constexpr):
+    """Return e2m1 levels times scales of one byte (``as_scale``) in bfloat16, exactly.
+
+    Two codes at a time, without float32.
+    """
+    if _COMPILED:
+        code: tl.constexpr = _E2M1_BFLOAT16_HIGH if HALF else _E2M1_BFLOAT16_LOW
+        level = tl.inline_asm_elementwise(
+            code,  # pyright: ignore[reportArgumentType]
+            "=r,=r,r",
+            [held],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=4,
+        )
+        scale = (exponents.to(tl.uint16) << 7).to(tl.bfloat16, bitcast=True)
+        lifted = _times(level, tl.full(held.shape, _BFLOAT16_FACTOR, tl.bfloat16))
+        return _times(lifted, scale)
+    else:
+        level = decode_codes(held, None, HALF, "e2m1") * 16384.0
+        return (level * as_scale(exponents)).to(tl.bfloat16)
+
+
+@triton.jit
+def _times(a, b):
+    return tl.inline_asm_elementwise(
+        _TIMES_CODE,  # pyright: ignore[reportArgumentType]
+        "=r,r,r",
+        [a, b],
+        dtype=tl.bfloat16,
+        is_pure=True,
+        pack=2,
+    )
 
 
 @triton.jit

@@ -32,6 +32,7 @@ from kernels.triton.codes import (
     DECODE_OFFSETS,
     as_scale,
     decode_codes,
+    decode_scaled,
     load_scales,
 )
 from kernels.triton.tiles import dot_add
@@ -94,7 +95,7 @@ def packed_product(
         held = load_block(codes, lines, block, IS_WHOLE, COLUMNS, INPUTS, CODES_A_BYTE, BLOCK)
         following = load_groups(lines, scales, zeros, block + 1, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
         widened = widen(
-            *(held, levels, groups, zeros is not None),
+            *(held, levels, groups, zeros is not None, x_rows.dtype.element_ty),
             *(COLUMNS, GROUPS, KIND, LIFT, OFFSET, CODES_A_BYTE, BLOCK),
         )
         place = block * DEPTH + inputs
@@ -105,7 +106,7 @@ def packed_product(
             x = tl.load(x_rows[:, None] + place[None, :])
         else:
             x = tl.load(x_rows[:, None] + place[None, :], mask=is_input[None, :], other=0.0)
-        acc = dot_add(widened.to(x.dtype), tl.trans(x), acc)
+        acc = dot_add(widened, tl.trans(x), acc)
     return acc * output_factor(lines, scales, zeros, factor, GROUPS, LIFT)[:, None]
 
 
@@ -217,6 +218,7 @@ def widen(
     levels,
     groups,
     HAS_ZEROS: tl.constexpr,
+    DTYPE: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr,
     KIND: tl.constexpr,
@@ -225,15 +227,15 @@ def widen(
     CODES_A_BYTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return a block's weights, [COLUMNS, inputs] float32, less ``output_factor``."""
+    """Return a block's weights, [COLUMNS, inputs], less ``output_factor``: rounded to ``DTYPE``."""
     lower = _widen_half(
-        held, levels, groups[0], 0, HAS_ZEROS, COLUMNS, GROUPS, KIND, LIFT, OFFSET, BLOCK
+        held, levels, groups[0], 0, HAS_ZEROS, DTYPE, COLUMNS, GROUPS, KIND, LIFT, OFFSET, BLOCK
     )
     if CODES_A_BYTE == 1:
         return lower
     else:
         upper = _widen_half(
-            held, levels, groups[1], 1, HAS_ZEROS, COLUMNS, GROUPS, KIND, LIFT, OFFSET, BLOCK
+            held, levels, groups[1], 1, HAS_ZEROS, DTYPE, COLUMNS, GROUPS, KIND, LIFT, OFFSET, BLOCK
         )
         # One product of both, which the compiler cuts into steps that overlap with widening.
         both = tl.permute(tl.join(lower, upper), (0, 2, 1))
@@ -247,6 +249,7 @@ def _widen_half(
     group,
     HALF: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
+    DTYPE: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr,
     KIND: tl.constexpr,
@@ -255,6 +258,9 @@ def _widen_half(
     BLOCK: tl.constexpr,
 ):
     scale, zero = group
+    IS_EXPONENT: tl.constexpr = scale.dtype == tl.uint8 and GROUPS > 1 and not HAS_ZEROS
+    if KIND == "e2m1" and IS_EXPONENT and tl.bfloat16 == DTYPE:
+        return decode_scaled(held, _spread(scale, COLUMNS, BLOCK), HALF)
     level = decode_codes(held, levels, HALF, KIND)
     if GROUPS == 1:
         if HAS_ZEROS:
@@ -262,17 +268,17 @@ def _widen_half(
             level = level * LIFT - shift[:, None]
         elif OFFSET != 0.0:
             level -= OFFSET
-        return level
     else:
         step = as_scale(scale)
         gain = _spread(step * LIFT, COLUMNS, BLOCK)
         if HAS_ZEROS:
             shift = _spread((zero.to(tl.float32) + OFFSET) * step, COLUMNS, BLOCK)
-            return tl.fma(level, gain, -shift)
+            level = tl.fma(level, gain, -shift)
         elif OFFSET != 0.0:
-            return tl.fma(level, gain, gain * -OFFSET)
+            level = tl.fma(level, gain, gain * -OFFSET)
         else:
-            return level * gain
+            level *= gain
+    return level.to(DTYPE)
 
 
 @triton.jit

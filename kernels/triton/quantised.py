@@ -291,7 +291,7 @@ def _widen_kernel(
         groups = load_groups(lines, scales, zeros, block, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
         held = load_block(codes, lines, block, False, LINES, INPUTS, CODES_A_BYTE, BLOCK)
         value = widen(
-            *(held, levels, groups, zeros is not None),
+            *(held, levels, groups, zeros is not None, tl.float32),
             *(LINES, GROUPS, KIND, LIFT, OFFSET, CODES_A_BYTE, BLOCK),
         )
         place = block * (BLOCK * CODES_A_BYTE) + inputs

@@ -11,7 +11,13 @@ import torch
 pytest.importorskip("triton")
 
 from kernels.packed import INT4_LEVELS, MXFP4_LEVELS
-from kernels.triton.codes import DECODE_FACTORS, DECODE_OFFSETS, INSTRUCTIONS
+from kernels.triton.codes import (
+    BFLOAT16_FACTOR,
+    BFLOAT16_INSTRUCTIONS,
+    DECODE_FACTORS,
+    DECODE_OFFSETS,
+    INSTRUCTIONS,
+)
 
 _LINE = re.compile(r"^\s*([a-z]+)\.(?:b32|u32)\s+(.+);$")
 _WORD = 2**32 - 1
@@ -81,3 +87,13 @@ def test_instructions_widen_every_code_in_every_place(kind: str, half: int) -> N
             floats = [struct.unpack("<f", struct.pack("<I", word))[0] for word in words]
         made = [(x - taken_off) * DECODE_FACTORS.get(kind, 1.0) for x in floats]
         assert made == levels_of(kind, half, held)
+
+
+@pytest.mark.parametrize("half", BFLOAT16_INSTRUCTIONS)
+def test_instructions_widen_every_code_to_bfloat16(half: int) -> None:
+    for byte in range(256):
+        held = bytes((byte, 255 - byte, byte // 3, byte ^ 0x5A))
+        words = run(BFLOAT16_INSTRUCTIONS[half], int.from_bytes(held, "little"), 2)
+        bits = [number for word in words for number in (word << 16 & _WORD, word & 0xFFFF0000)]
+        floats = [struct.unpack("<f", struct.pack("<I", number))[0] for number in bits]
+        assert [x * BFLOAT16_FACTOR for x in floats] == levels_of("e2m1", half, held)
