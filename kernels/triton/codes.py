@@ -87,11 +87,25 @@ _E2M1_BFLOAT16_ENDS = """
     and.b32 v, v, 0x80008000;
     or.b32 $1, u, v;
 }"""
-# Products are exact, as a multiplication without a sum (adding -0) is not available before Hopper.
+# Four codes c to 128 + c in bfloat16, or 1024 + c in float16, two to a word; ``$BASE`` is the upper
+# byte.
+_INT4_PAIRS_ENDS = """
+    and.b32 t, t, 0x0F0F0F0F;
+    prmt.b32 $0, t, $BASE, 0x4140;
+    prmt.b32 $1, t, $BASE, 0x4342;
+}"""
+# Before Hopper there are no products and sums of bfloat16 without the other.
 _TIMES = """{
     .reg .b32 z;
     mov.b32 z, 0x80008000;
     fma.rn.bf16x2 $0, $1, $2, z;
+}"""
+
+
+_PLUS = """{
+    .reg .b32 one;
+    mov.b32 one, 0x3F803F80;
+    fma.rn.bf16x2 $0, $1, one, $2;
 }"""
 
 
@@ -110,6 +124,13 @@ INSTRUCTIONS: dict[tuple[str, int], str] = {
     ("e2m1", 0): _of_half(_LOW, _E2M1_ENDS, 2),
     ("e2m1", 1): _of_half(_HIGH, _E2M1_ENDS, 2),
 }
+# By half of a byte, to bfloat16 and to float16, of ``int4`` plus ``PAIR_OFFSETS``.
+PAIR_INSTRUCTIONS: dict[tuple[str, int], str] = {
+    (dtype, half): _of_half(begin, _INT4_PAIRS_ENDS.replace("$BASE", base), 2)
+    for dtype, base in (("bf16", "0x43434343"), ("fp16", "0x64646464"))
+    for half, begin in ((0, _LOW), (1, _HIGH))
+}
+PAIR_OFFSETS = {"bf16": 136.0, "fp16": 1032.0}
 # By half of a byte, to bfloat16.
 BFLOAT16_INSTRUCTIONS: dict[int, str] = {
     0: _of_half(_LOW, _E2M1_BFLOAT16_ENDS, 2),
@@ -126,6 +147,13 @@ _E2M1_HIGH: tl.constexpr = tl.constexpr(INSTRUCTIONS["e2m1", 1])
 _E2M1_BFLOAT16_LOW: tl.constexpr = tl.constexpr(BFLOAT16_INSTRUCTIONS[0])
 _E2M1_BFLOAT16_HIGH: tl.constexpr = tl.constexpr(BFLOAT16_INSTRUCTIONS[1])
 _BFLOAT16_FACTOR: tl.constexpr = tl.constexpr(BFLOAT16_FACTOR)
+_BF16_LOW: tl.constexpr = tl.constexpr(PAIR_INSTRUCTIONS["bf16", 0])
+_BF16_HIGH: tl.constexpr = tl.constexpr(PAIR_INSTRUCTIONS["bf16", 1])
+_FP16_LOW: tl.constexpr = tl.constexpr(PAIR_INSTRUCTIONS["fp16", 0])
+_FP16_HIGH: tl.constexpr = tl.constexpr(PAIR_INSTRUCTIONS["fp16", 1])
+_BF16_OFFSET: tl.constexpr = tl.constexpr(PAIR_OFFSETS["bf16"])
+_FP16_OFFSET: tl.constexpr = tl.constexpr(PAIR_OFFSETS["fp16"])
+_PLUS_CODE: tl.constexpr = tl.constexpr(_PLUS)
 _TIMES_CODE: tl.constexpr = tl.constexpr(_TIMES)
 
 
@@ -196,6 +224,59 @@ def decode_scaled(held, exponents, HALF: tl.constexpr):
     else:
         level = decode_codes(held, None, HALF, "e2m1") * 16384.0
         return (level * as_scale(exponents)).to(tl.bfloat16)
+
+
+@triton.jit
+def decode_integers(held, zeros, HALF: tl.constexpr, DTYPE: tl.constexpr):
+    """Return int4 levels less whole zeros in bfloat16 or float16, exactly, without float32.
+
+    ``zeros``: of ``held``'s shape, any dtype, or None.
+    """
+    if _COMPILED:
+        OFFSET: tl.constexpr = _BF16_OFFSET if tl.bfloat16 == DTYPE else _FP16_OFFSET
+        if tl.bfloat16 == DTYPE:
+            level = tl.inline_asm_elementwise(
+                _BF16_HIGH if HALF else _BF16_LOW,  # pyright: ignore[reportArgumentType]
+                "=r,=r,r",
+                [held],
+                dtype=tl.bfloat16,
+                is_pure=True,
+                pack=4,
+            )
+        else:
+            level = tl.inline_asm_elementwise(
+                _FP16_HIGH if HALF else _FP16_LOW,  # pyright: ignore[reportArgumentType]
+                "=r,=r,r",
+                [held],
+                dtype=tl.float16,
+                is_pure=True,
+                pack=4,
+            )
+        if zeros is None:
+            base = tl.full(held.shape, -OFFSET, DTYPE)
+        else:
+            base = (-OFFSET - zeros.to(tl.float32)).to(DTYPE)
+        if tl.bfloat16 == DTYPE:
+            return _plus(level, base)
+        else:
+            return level + base
+    else:
+        level = ((held >> 4 * HALF) & 15).to(tl.float32) - 8.0
+        if zeros is not None:
+            level -= zeros.to(tl.float32)
+        return level.to(DTYPE)
+
+
+@triton.jit
+def _plus(a, b):
+    return tl.inline_asm_elementwise(
+        _PLUS_CODE,  # pyright: ignore[reportArgumentType]
+        "=r,r,r",
+        [a, b],
+        dtype=tl.bfloat16,
+        is_pure=True,
+        pack=2,
+    )
 
 
 @triton.jit

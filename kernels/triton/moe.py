@@ -31,7 +31,7 @@ from kernels.triton.launch import (
 )
 from kernels.triton.layers import silu_mul
 from kernels.triton.matmul import WIDE_SHARED_BYTES
-from kernels.triton.packed_tiles import kernel_params, packed_product
+from kernels.triton.packed_tiles import kernel_params, packed_product, scales_sums
 from kernels.triton.quantised import num_blocks, num_stages, tile_shape
 from kernels.triton.routing import Routing, select_experts, sort_pairs
 from kernels.triton.skinny import skinny_linear
@@ -239,6 +239,7 @@ def _grouped_packed(
         NUM_EXPERTS=num_experts,
         EXPERTS=power_of_2(num_experts),
         BLOCKS=num_blocks(weights),
+        SCALES_SUMS=scales_sums(weights, routing.rows, x.dtype, invariant=not fuses),
         ROWS=routing.rows,
         COLUMNS=shape.columns,
         **kernel_params(weights),
@@ -362,6 +363,7 @@ def _grouped_packed_kernel(
     NUM_EXPERTS: tl.constexpr,
     EXPERTS: tl.constexpr,
     BLOCKS: tl.constexpr,
+    SCALES_SUMS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -399,6 +401,7 @@ def _grouped_packed_kernel(
         0,
         BLOCKS,
         BLOCKS * BLOCK * CODES_A_BYTE == INPUTS,
+        SCALES_SUMS,
         ROWS,
         COLUMNS,
         INPUTS,

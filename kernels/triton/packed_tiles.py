@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
@@ -32,12 +33,14 @@ from kernels.triton.codes import (
     DECODE_OFFSETS,
     as_scale,
     decode_codes,
+    decode_integers,
     decode_scaled,
     load_scales,
 )
-from kernels.triton.tiles import dot_add
+from kernels.triton.tiles import dot, dot_add
 
 QUAD_BYTES = 4 * BLOCK  # of an output's codes, in the four threads that have it
+_MOST_SCALED_ROWS = 32
 
 
 def kernel_params(weight: TiledWeight) -> dict[str, Any]:
@@ -54,6 +57,21 @@ def kernel_params(weight: TiledWeight) -> dict[str, Any]:
     }
 
 
+def scales_sums(
+    weight: TiledWeight, num_rows: int, dtype: torch.dtype, *, invariant: bool = False
+) -> bool:
+    """Return whether the sums of a group are scaled instead of its weights, which are integers then
+    and need no float32: with few rows, which have fewer sums, in groups of whole blocks.
+
+    A row of an invariant product has to be computed alike with any number of rows.
+    """
+    if weight.kind != "int4" or dtype.itemsize != 2 or num_rows > _MOST_SCALED_ROWS or invariant:
+        return False
+    if weight.zeros is not None and weight.zeros.is_floating_point():
+        return False
+    return weight.num_groups == 1 or weight.group_size % (QUAD_BYTES * weight.codes_per_byte) == 0
+
+
 @triton.jit
 def packed_product(
     x_rows,  # [ROWS] pointers
@@ -67,6 +85,7 @@ def packed_product(
     first,
     COUNT: tl.constexpr,
     IS_WHOLE: tl.constexpr,
+    SCALES_SUMS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -95,7 +114,7 @@ def packed_product(
         held = load_block(codes, lines, block, IS_WHOLE, COLUMNS, INPUTS, CODES_A_BYTE, BLOCK)
         following = load_groups(lines, scales, zeros, block + 1, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
         widened = widen(
-            *(held, levels, groups, zeros is not None, x_rows.dtype.element_ty),
+            *(held, levels, groups, zeros is not None, SCALES_SUMS, x_rows.dtype.element_ty),
             *(COLUMNS, GROUPS, KIND, LIFT, OFFSET, CODES_A_BYTE, BLOCK),
         )
         place = block * DEPTH + inputs
@@ -106,7 +125,11 @@ def packed_product(
             x = tl.load(x_rows[:, None] + place[None, :])
         else:
             x = tl.load(x_rows[:, None] + place[None, :], mask=is_input[None, :], other=0.0)
-        acc = dot_add(widened, tl.trans(x), acc)
+        if SCALES_SUMS and GROUPS > 1:
+            scale = tl.broadcast_to(as_scale(groups[0][0])[:, None], [COLUMNS, ROWS])
+            acc = tl.fma(dot(widened, tl.trans(x)), scale, acc)
+        else:
+            acc = dot_add(widened, tl.trans(x), acc)
     return acc * output_factor(lines, scales, zeros, factor, GROUPS, LIFT)[:, None]
 
 
@@ -218,6 +241,7 @@ def widen(
     levels,
     groups,
     HAS_ZEROS: tl.constexpr,
+    SCALES_SUMS: tl.constexpr,
     DTYPE: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -227,15 +251,20 @@ def widen(
     CODES_A_BYTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return a block's weights, [COLUMNS, inputs], less ``output_factor``: rounded to ``DTYPE``."""
+    """Return a block's weights, [COLUMNS, inputs], less ``output_factor``: rounded to ``DTYPE``.
+
+    ``SCALES_SUMS``: less the groups' scales, too, which makes them integers.
+    """
     lower = _widen_half(
-        held, levels, groups[0], 0, HAS_ZEROS, DTYPE, COLUMNS, GROUPS, KIND, LIFT, OFFSET, BLOCK
+        *(held, levels, groups[0], 0, HAS_ZEROS, SCALES_SUMS, DTYPE),
+        *(COLUMNS, GROUPS, KIND, LIFT, OFFSET, BLOCK),
     )
     if CODES_A_BYTE == 1:
         return lower
     else:
         upper = _widen_half(
-            held, levels, groups[1], 1, HAS_ZEROS, DTYPE, COLUMNS, GROUPS, KIND, LIFT, OFFSET, BLOCK
+            *(held, levels, groups[1], 1, HAS_ZEROS, SCALES_SUMS, DTYPE),
+            *(COLUMNS, GROUPS, KIND, LIFT, OFFSET, BLOCK),
         )
         # One product of both, which the compiler cuts into steps that overlap with widening.
         both = tl.permute(tl.join(lower, upper), (0, 2, 1))
@@ -249,6 +278,7 @@ def _widen_half(
     group,
     HALF: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
+    SCALES_SUMS: tl.constexpr,
     DTYPE: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -258,8 +288,13 @@ def _widen_half(
     BLOCK: tl.constexpr,
 ):
     scale, zero = group
-    IS_EXPONENT: tl.constexpr = scale.dtype == tl.uint8 and GROUPS > 1 and not HAS_ZEROS
-    if KIND == "e2m1" and IS_EXPONENT and tl.bfloat16 == DTYPE:
+    if SCALES_SUMS:
+        if HAS_ZEROS:
+            return decode_integers(held, _spread(zero, COLUMNS, BLOCK), HALF, DTYPE)
+        else:
+            return decode_integers(held, None, HALF, DTYPE)
+    # A scale that does not exist is no byte.
+    if KIND == "e2m1" and not HAS_ZEROS and scale.dtype == tl.uint8 and tl.bfloat16 == DTYPE:
         return decode_scaled(held, _spread(scale, COLUMNS, BLOCK), HALF)
     level = decode_codes(held, levels, HALF, KIND)
     if GROUPS == 1:

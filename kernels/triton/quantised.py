@@ -29,6 +29,7 @@ from kernels.triton.packed_tiles import (
     load_groups,
     output_factor,
     packed_product,
+    scales_sums,
     widen,
 )
 from kernels.triton.sums import sum_parts
@@ -111,6 +112,7 @@ def packed_linear(
         x.stride(0),
         SPLITS=splits,
         BLOCKS=blocks,
+        SCALES_SUMS=scales_sums(weight, shape.rows, x.dtype, invariant=invariant),
         ROWS=shape.rows,
         COLUMNS=shape.columns,
         **kernel_params(weight),
@@ -203,6 +205,7 @@ def _packed_kernel(
     x_stride,
     SPLITS: tl.constexpr,
     BLOCKS: tl.constexpr,
+    SCALES_SUMS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -236,6 +239,7 @@ def _packed_kernel(
         split * COUNT,
         COUNT,
         COUNT * SPLITS * BLOCK * CODES_A_BYTE == INPUTS,
+        SCALES_SUMS,
         ROWS,
         COLUMNS,
         INPUTS,
@@ -291,7 +295,7 @@ def _widen_kernel(
         groups = load_groups(lines, scales, zeros, block, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
         held = load_block(codes, lines, block, False, LINES, INPUTS, CODES_A_BYTE, BLOCK)
         value = widen(
-            *(held, levels, groups, zeros is not None, tl.float32),
+            *(held, levels, groups, zeros is not None, False, tl.float32),
             *(LINES, GROUPS, KIND, LIFT, OFFSET, CODES_A_BYTE, BLOCK),
         )
         place = block * (BLOCK * CODES_A_BYTE) + inputs

@@ -17,6 +17,8 @@ from kernels.triton.codes import (
     DECODE_FACTORS,
     DECODE_OFFSETS,
     INSTRUCTIONS,
+    PAIR_INSTRUCTIONS,
+    PAIR_OFFSETS,
 )
 
 _LINE = re.compile(r"^\s*([a-z]+)\.(?:b32|u32)\s+(.+);$")
@@ -97,3 +99,14 @@ def test_instructions_widen_every_code_to_bfloat16(half: int) -> None:
         bits = [number for word in words for number in (word << 16 & _WORD, word & 0xFFFF0000)]
         floats = [struct.unpack("<f", struct.pack("<I", number))[0] for number in bits]
         assert [x * BFLOAT16_FACTOR for x in floats] == levels_of("e2m1", half, held)
+
+
+@pytest.mark.parametrize(("dtype", "half"), PAIR_INSTRUCTIONS)
+def test_instructions_widen_every_code_to_a_pair_of_integers(dtype: str, half: int) -> None:
+    for byte in range(256):
+        held = bytes((byte, 255 - byte, byte // 3, byte ^ 0x5A))
+        words = run(PAIR_INSTRUCTIONS[dtype, half], int.from_bytes(held, "little"), 2)
+        packed = struct.pack("<2I", *words)
+        form = torch.bfloat16 if dtype == "bf16" else torch.float16
+        floats = torch.frombuffer(bytearray(packed), dtype=form).tolist()
+        assert [x - PAIR_OFFSETS[dtype] for x in floats] == levels_of("int4", half, held)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from kernels.packed import PackedWeight
 from kernels.reference.quantised import linear_packed
 from kernels.tiled import tile, tiling_unsupported_reason
 from kernels.triton import quantised
+from kernels.triton.packed_tiles import scales_sums
 from kernels.triton.quantised import MAX_PACKED_ROWS, packed_linear
 from tests.kernels.packed_weights import KINDS, packed_weight
 
@@ -60,6 +63,21 @@ def test_a_widened_weight_is_the_same_weight(kind: str) -> None:
             torch.testing.assert_close(
                 made, weight.matrix(0, torch.float32)[3:44], rtol=1e-6, atol=1e-5
             )
+
+
+@pytest.mark.parametrize("group", [128, 256, 640])
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_sums_of_whole_groups_are_scaled(group: int, has_zeros: bool) -> None:
+    """As in GPTQ and AWQ: whole zeros, in groups of 128, or one for all inputs."""
+    random = torch.Generator().manual_seed(group)
+    weight = packed_weight("int4", 70, 640, group)
+    if has_zeros:
+        zeros = torch.randint(-8, 9, weight.scales.shape, generator=random, dtype=torch.int8)
+        weight = replace(weight, zeros=zeros)
+    for dtype in (torch.float16, torch.bfloat16):
+        for rows in (5, 20):
+            assert scales_sums(tile(weight), rows, dtype)
+            _close(weight, rows, bias=True, dtype=dtype)
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8"])
