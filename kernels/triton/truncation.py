@@ -20,7 +20,6 @@ from kernels.triton.noise import gumbel
 CHUNK: tl.constexpr = tl.constexpr(64)  # tokens
 TILE_CHUNKS: tl.constexpr = tl.constexpr(32)
 _TILE: tl.constexpr = tl.constexpr(CHUNK.value * TILE_CHUNKS.value)
-_UNROLL: tl.constexpr = tl.constexpr(4)  # tiles of a long list that are read together
 
 
 @triton.jit
@@ -55,7 +54,7 @@ def sample_truncated(
         key_0, key_1: of the noise.
         top_k, top_p, min_p: scalars.
         low, high: the row's smallest and largest finite logit.
-        low_maximum: see ``likely_chunks``.
+        low_maximum: see ``likely_bound``.
         vocab, num_maxima: the lengths of ``logits`` and ``maxima``.
     """
     has_bound = is_bounded(top_k, min_p, vocab)
@@ -96,9 +95,9 @@ def is_bounded(top_k, min_p, vocab):
 
 @triton.jit
 def bounds(maxima, top_k, min_p, low, high, low_maximum, vocab, num_maxima):
-    """Return the smallest logit that min_p keeps, and one that top_k leaves of it at the least.
+    """Return the smallest logit that min_p keeps, and a bound that all kept logits reach.
 
-    The second is a bound: some logits at or above it may be dropped. See ``sample_truncated``.
+    top_k may drop some logits at or above the bound. See ``sample_truncated``.
     """
     floor = low
     if min_p > 0.0:
@@ -125,9 +124,9 @@ def kth_floor(logits, chunks, num_chunks, top_k, floor, bound, high, vocab):
 
 @triton.jit
 def likely_bound(maxima, wanted, floor, high, low_maximum, num_maxima):
-    """Return a value that ``wanted`` logits reach, in often not many more chunks.
+    """Return a value that the largest logits of ``wanted`` chunks reach, and of not many more.
 
-    It is the floor if fewer chunks than that have logits above it.
+    It is the floor if fewer chunks reach that.
 
     Args:
         maxima: of the row's chunks.
@@ -194,11 +193,27 @@ def _read_tile(values, chunks, begin, num_chunks, length):
 @triton.jit
 def mass_above(logits, chunks, num_chunks, cut, high, vocab):
     """Return the mass, in units of ``exp(high)``, of listed logits above a cut."""
-    mass = tl.zeros([_TILE], tl.float32)
-    for begin in tl.range(0, num_chunks, TILE_CHUNKS, loop_unroll_factor=_UNROLL):
-        _, x = _read_tile(logits, chunks, begin, num_chunks, vocab)
-        mass += tl.where(x > cut, tl.exp(x - high), 0.0)
+    if num_chunks <= TILE_CHUNKS:
+        _, x = _read_tile(  # pyright: ignore[reportGeneralTypeIssues]
+            logits, chunks, 0, num_chunks, vocab
+        )
+        mass = _masses(x, cut, high)
+    else:
+        mass = tl.zeros([_TILE], tl.float32)
+        for begin in range(0, num_chunks, 4 * TILE_CHUNKS):
+            # Together, or each would wait for the one before.
+            _, x_0 = _read_tile(logits, chunks, begin, num_chunks, vocab)
+            _, x_1 = _read_tile(logits, chunks, begin + TILE_CHUNKS, num_chunks, vocab)
+            _, x_2 = _read_tile(logits, chunks, begin + 2 * TILE_CHUNKS, num_chunks, vocab)
+            _, x_3 = _read_tile(logits, chunks, begin + 3 * TILE_CHUNKS, num_chunks, vocab)
+            mass += _masses(x_0, cut, high) + _masses(x_1, cut, high)
+            mass += _masses(x_2, cut, high) + _masses(x_3, cut, high)
     return tl.sum(mass, axis=0)
+
+
+@triton.jit
+def _masses(x, cut, high):
+    return tl.where(x > cut, tl.exp(x - high), 0.0)
 
 
 @triton.jit

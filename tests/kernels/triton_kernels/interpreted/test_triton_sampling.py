@@ -142,6 +142,16 @@ def test_likely_tokens_may_be_anywhere(top_k: int, top_p: float) -> None:
     check(sample, random, logits, make_table(random, **columns))
 
 
+def test_a_nucleus_is_a_share_of_all_tokens() -> None:
+    """Wherever in the vocabulary they are, and however unlike each other."""
+    random, vocab = torch.Generator().manual_seed(8), 9001
+    logits = torch.randn(SLOTS, vocab, generator=random) * 0.5
+    logits[:, 2000:] -= 2
+    logits[:, 7000:] -= 2
+    columns = {"temperature": torch.ones(SLOTS), "top_p": torch.linspace(0.4, 0.6, SLOTS)}
+    check(sample, random, logits, make_table(random, **columns))
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 def test_a_quotient_may_overflow() -> None:
     """It does not make a row broken."""
@@ -153,19 +163,21 @@ def test_a_quotient_may_overflow() -> None:
 
 def test_noise_is_that_of_the_reference() -> None:
     keys = position_keys(torch.tensor([5, -9]), torch.tensor([3, 2**40]))
-    vocab = 2**15
-    expected = exponential_noise(keys, vocab).log().neg()
+    expected = exponential_noise(keys, _NUM_NOISE.value).log().neg()
     drawn = torch.empty_like(expected)
-    _noise_kernel[(2,)](drawn, keys.view(torch.uint32), vocab)
+    _noise_kernel[(2,)](drawn, keys.view(torch.uint32))
     torch.testing.assert_close(drawn, expected, rtol=0, atol=1e-6)
 
 
+_NUM_NOISE: tl.constexpr = tl.constexpr(2**15)
+
+
 @triton.jit
-def _noise_kernel(drawn, keys, vocab: tl.constexpr) -> None:
+def _noise_kernel(drawn: Any, keys: Any) -> None:
     row = tl.program_id(0)
-    tokens = tl.arange(0, vocab)
+    tokens = tl.arange(0, _NUM_NOISE)
     variates = noise.gumbel(tokens, tl.load(keys + 2 * row), tl.load(keys + 2 * row + 1))
-    tl.store(drawn + row * vocab + tokens, variates)
+    tl.store(drawn + row * _NUM_NOISE + tokens, variates)
 
 
 @pytest.mark.parametrize("wanted", [1, 20, 31, 64, 200])
