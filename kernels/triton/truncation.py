@@ -252,23 +252,24 @@ def find_threshold(
         length: of ``values``.
         BY_MASS: whether ``wanted`` is a mass; there is no early end then.
 
-    Each pass divides the range into five by four pivots. The search ends when a pivot separates
+    Each pass divides the range into five by four pivots; in the first, one of them is ``low``, for
+    what all together amount to. The search ends when they do not suffice, when a pivot separates
     the wanted number, or when the range contains a single value, however often it occurs, which
-    happens because every float between two others eventually becomes a pivot. It does not happen
-    if there are fewer values than wanted and the lowest two are adjacent floats, which may leave
-    an empty range: one that cannot be divided ends the search as well.
+    happens because every float between two others eventually becomes a pivot. A range that cannot
+    be divided ends it as well.
     """
     above = tl.full([], float("inf"), tl.float32)  # the result is in [low, above)
     is_found = low == high
+    first = tl.zeros([], tl.float32)  # the lowest pivot is the bound itself in the first pass
     pivot_at = tl.arange(0, 2)[:, None] + 2 * tl.arange(0, 2)[None, :]  # as they are joined
     while is_found == 0:
         from_low, from_above = low, above
         # Clamped, because a range that overflows would have no pivot in it.
         step = tl.minimum((tl.minimum(above, high) - low) * 0.2, 4e37)
-        pivot_0 = low + step
-        pivot_1 = low + 2.0 * step
-        pivot_2 = low + 3.0 * step
-        pivot_3 = low + 4.0 * step
+        pivot_0 = low + first * step
+        pivot_1 = low + (first + 1.0) * step
+        pivot_2 = low + (first + 2.0) * step
+        pivot_3 = low + (first + 3.0) * step
         sum_0 = tl.zeros([_TILE], tl.float32)
         sum_1 = tl.zeros([_TILE], tl.float32)
         sum_2 = tl.zeros([_TILE], tl.float32)
@@ -297,7 +298,8 @@ def find_threshold(
         above = tl.minimum(above, -_max(tl.where(is_enough, -float("inf"), -pivots)))
         if not BY_MASS:
             is_found = is_found | (_max((is_enough & (sums <= most)).to(tl.int32)) != 0)
-        is_found = is_found | ((low == from_low) & (above == from_above))
+        is_found = is_found | ((low == from_low) & (above == from_above)) | (above <= low)
+        first = tl.full([], 1.0, tl.float32)
     return low
 
 
