@@ -198,18 +198,20 @@ def sampling_case(
     temperature: float,
     top_k: int,
     top_p: float,
+    min_p: float,
+    spread: float,
 ) -> Case:
-    """A step's sampling; the floor is one read of the logits."""
+    """A step's sampling; the floor is one read of the logits, whose spread is given."""
     # Products of few rows leave them unrounded.
     rounded = dtype if rows > MAX_SKINNY_ROWS else torch.float32
-    logits = (torch.randn(rows, vocab, device=device) * 4).to(rounded)
+    logits = (torch.randn(rows, vocab, device=device) * spread).to(rounded)
     zeros, ones = torch.zeros(rows, device=device), torch.ones(rows, device=device)
     none = torch.full((rows,), -1, dtype=torch.int32, device=device)
     table = SamplingTable(
         temperature=ones * temperature,
         top_k=torch.full_like(none, top_k),
         top_p=ones * top_p,
-        min_p=zeros,
+        min_p=ones * min_p,
         presence=zeros,
         frequency=zeros,
         repetition=ones,

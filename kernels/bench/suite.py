@@ -81,16 +81,30 @@ def _scaled(rows: int, inputs: int, outputs: int) -> MakeCase:
     return partial(scaled_case, name, rows=rows, inputs=inputs, outputs=outputs)
 
 
-def _sampling(rows: int, vocab: int, temperature: float, top_k: int, top_p: float) -> MakeCase:
-    kind = "greedy" if temperature == 0 else f"top-k {top_k} top-p {top_p}"
+def _sampling(
+    rows: int,
+    vocab: int,
+    temperature: float = 1.0,
+    *,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    spread: float = 4.0,
+) -> MakeCase:
+    parts = [f"sampling {rows} x {vocab}"]
+    parts += ["greedy"] * (temperature == 0) + [f"top-k {top_k}"] * (top_k > 0)
+    parts += [f"top-p {top_p}"] * (top_p < 1) + [f"min-p {min_p}"] * (min_p > 0)
+    parts += ["flat"] * (spread < 4)
     return partial(
         sampling_case,
-        f"sampling {rows} x {vocab} {kind}",
+        " ".join(parts),
         rows=rows,
         vocab=vocab,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        min_p=min_p,
+        spread=spread,
     )
 
 
@@ -134,10 +148,13 @@ def full_suite() -> list[MakeCase]:
         partial(store_case, "qk-norm + rope + store 8192", rows=8192, **_LLAMA_8B),
         partial(store_case, "qk-norm + rope + store 1", rows=1, **_LLAMA_8B),
         partial(copy_case, "block copy 4096", copies=4096, kv_heads=8, head_dim=128, block_size=64),
-        _sampling(256, 128_256, 0.0, 0, 1.0),
-        _sampling(256, 128_256, 1.0, 0, 1.0),
-        _sampling(256, 128_256, 1.0, 20, 0.95),
-        _sampling(1, 128_256, 1.0, 20, 0.95),
+        _sampling(256, 128_256, 0.0),
+        _sampling(256, 128_256),
+        *(_sampling(rows, 128_256, top_k=20, top_p=0.95) for rows in (256, 1)),
+        *(_sampling(rows, 128_256, top_p=0.95) for rows in (256, 1)),
+        _sampling(1, 128_256, min_p=0.05),
+        # So flat that nearly every token may be kept.
+        _sampling(1, 128_256, top_p=0.95, spread=1.0),
         partial(inputs_case, "inputs 256 x 4096", rows=256, context=4096, block_size=64),
         *(
             partial(
@@ -210,8 +227,9 @@ def tiny_suite() -> list[MakeCase]:
         partial(silu_case, "silu", rows=3, inner=64),
         partial(store_case, "store", rows=5, **_TINY),
         partial(copy_case, "copy", copies=2, kv_heads=2, head_dim=32, block_size=16),
-        _sampling(2, 300, 0.0, 0, 1.0),
-        _sampling(2, 300, 1.0, 20, 0.95),
+        _sampling(2, 300, 0.0),
+        _sampling(2, 300, top_k=20, top_p=0.95),
+        _sampling(2, 300, min_p=0.05),
         partial(inputs_case, "inputs", rows=3, context=50, block_size=16),
         *(
             case

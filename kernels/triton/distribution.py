@@ -1,12 +1,15 @@
 """The full distribution that a sampling step samples from, to verify drafts.
 
-    bias kernel ─► adjust kernel [rows x pieces of the vocabulary] ─► shares kernel [rows]
+    bias kernel ─► adjust kernel [rows x pieces] ─► floor kernel [rows] ─► shares kernel
+                                                    truncated rows: search    [rows x pieces]
 
-Sampling needs no threshold (``kernels/triton/sampling.py``), but a distribution does: top-p's
+Sampling needs no threshold for top-p (``kernels/triton/sampling.py``), but a distribution does: its
 cutoff is found by the same search as the k-th logit, by mass instead of count.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -14,8 +17,25 @@ import triton.language as tl
 
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
-from kernels.triton.sampling import SEARCH_TILE, adjust_logits, best_of_pieces
-from kernels.triton.truncation import nucleus_floor, truncation_floor
+from kernels.triton.sampling import (
+    PIECE,
+    PIECE_CHUNKS,
+    adjust_logits,
+    best_of_pieces,
+    load_truncation,
+    range_of_pieces,
+)
+from kernels.triton.truncation import (
+    TILE_CHUNKS,
+    bounds,
+    find_threshold,
+    is_bounded,
+    kth_floor,
+    likely_bound,
+    list_chunks,
+    mass_above,
+    next_below,
+)
 
 
 def distribution(
@@ -29,16 +49,19 @@ def distribution(
 ) -> torch.Tensor:
     """See ``kernels.reference.sampling_step.distribution``."""
     num_rows, vocab = logits.shape
-    pieces = adjust_logits(logits, logits, None, slots, positions, table, counts, bias, masks)
-    shares = torch.empty_like(logits)
+    pieces = adjust_logits(
+        logits, logits, slots, positions, table, counts, bias, masks, has_noise=False
+    )
+    floats = [torch.empty(num_rows, dtype=torch.float32, device=logits.device) for _ in range(3)]
+    token_ids = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
+    kept = RowsKept(floats[0], floats[1], floats[2], token_ids)
     launch(
-        _shares_kernel,
+        _floor_kernel,
         (num_rows,),
-        shares,
+        *kept,
         logits,
-        *pieces.summaries,
-        pieces.best_ids,
-        pieces.is_broken,
+        *pieces.numbers,
+        *pieces[1:],
         slots,
         table.temperature,
         table.top_k,
@@ -47,21 +70,46 @@ def distribution(
         vocab,
         pieces.num_pieces,
         PIECES=power_of_2(pieces.num_pieces),
-        TILE=SEARCH_TILE,
-        num_warps=16,
+        CHUNKS=PIECE_CHUNKS,
+        num_warps=8,
+    )
+    shares = torch.empty_like(logits)
+    launch(
+        _shares_kernel,
+        (num_rows, pieces.num_pieces),
+        shares,
+        logits,
+        *kept,
+        vocab,
+        PIECE=PIECE,
+        num_warps=4,
     )
     return shares
 
 
+class RowsKept(NamedTuple):
+    """What truncation keeps of each row, [rows]."""
+
+    cut: torch.Tensor  # float32, logits above it are kept
+    high: torch.Tensor  # float32, the largest logit
+    mass: torch.Tensor  # float32, of those kept, in units of exp(high); 0: one-hot
+    token: torch.Tensor  # int32, the likeliest
+
+
 @triton.jit
-def _shares_kernel(
-    shares,
+def _floor_kernel(
+    cuts,
+    highs,
+    kept_masses,
+    token_ids,
     logits,
     best_scores,
     highest,
     lowest,
+    masses,
     best_ids,
-    is_broken,
+    maxima,
+    listed,
     slots,
     temperature,
     top_k,
@@ -70,36 +118,71 @@ def _shares_kernel(
     vocab,
     num_pieces,
     PIECES: tl.constexpr,
-    TILE: tl.constexpr,
+    CHUNKS: tl.constexpr,
 ):
-    """One row: the softmax over what truncation keeps, or one-hot on its likeliest token."""
+    """One row: what truncation keeps."""
     wait_for_prior_kernels()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
-    token, low, high, is_good = best_of_pieces(  # pyright: ignore[reportGeneralTypeIssues]
-        row, best_scores, highest, lowest, best_ids, is_broken, vocab, num_pieces, PIECES
+    warmth = tl.load(temperature + slot)
+    k, p, m = load_truncation(  # pyright: ignore[reportGeneralTypeIssues]
+        slot, top_k, top_p, min_p
     )
-    is_drawn = is_good & (tl.load(temperature + slot) > 0.0)
-    logits += row * vocab
-    floor, mass = low, tl.full([], 1.0, tl.float32)
-    if is_drawn:
-        floor = truncation_floor(
-            logits, tl.load(top_k + slot), tl.load(min_p + slot), low, high, vocab, TILE
+    token, high, is_good = best_of_pieces(  # pyright: ignore[reportGeneralTypeIssues]
+        row, best_scores, highest, best_ids, vocab, num_pieces, PIECES
+    )
+    cut, mass = high, tl.zeros([], tl.float32)
+    if is_good & (warmth > 0.0):
+        has_bound = is_bounded(k, m, vocab)
+        # A nucleus often is in a tile of chunks.
+        wanted = tl.where(has_bound, k, TILE_CHUNKS // 2)
+        low, low_maximum, mass = range_of_pieces(  # pyright: ignore[reportGeneralTypeIssues]
+            row, highest, lowest, masses, wanted, high, num_pieces, PIECES
         )
-        p = tl.load(top_p + slot)
-        if p < 1.0:
-            floor = nucleus_floor(logits, p, floor, high, vocab, TILE)
-        masses = tl.zeros([TILE], tl.float32)
-        for begin in range(0, vocab, TILE):
-            tokens = begin + tl.arange(0, TILE)
-            x = tl.load(logits + tokens, mask=tokens < vocab, other=-float("inf"))
-            masses += tl.where(x >= floor, tl.exp(x - high), 0.0)
-        mass = tl.sum(masses, axis=0)
-    for begin in range(0, vocab, TILE):
-        tokens = begin + tl.arange(0, TILE)
-        in_vocab = tokens < vocab
-        share = (tokens == token).to(tl.float32)
-        if is_drawn:
-            x = tl.load(logits + tokens, mask=in_vocab, other=-float("inf"))
-            share = tl.where(x >= floor, tl.exp(x - high) / mass, 0.0)
-        tl.store(shares + row * vocab + tokens, share, mask=in_vocab)
+        cut = next_below(low)
+        if has_bound | (p < 1.0):
+            num_maxima = num_pieces * CHUNKS
+            logits += row * vocab
+            maxima += row * num_maxima
+            listed += row * num_maxima
+            if has_bound:
+                floor, bound = bounds(  # pyright: ignore[reportGeneralTypeIssues]
+                    maxima, k, m, low, high, low_maximum, vocab, num_maxima
+                )
+            else:
+                floor = low
+                bound = likely_bound(maxima, wanted, low, high, low_maximum, num_maxima)
+            num_chunks = list_chunks(maxima, listed, bound, num_maxima)
+            if has_bound:
+                floor = kth_floor(logits, listed, num_chunks, k, floor, bound, high, vocab)
+                mass = mass_above(logits, listed, num_chunks, next_below(floor), high, vocab)
+            elif mass_above(logits, listed, num_chunks, next_below(bound), high, vocab) < p * mass:
+                num_chunks = list_chunks(maxima, listed, floor, num_maxima)
+            else:
+                floor = bound
+            if p < 1.0:
+                floor = find_threshold(
+                    logits, listed, num_chunks, p * mass, 0.0, floor, high, vocab, True
+                )
+                mass = mass_above(logits, listed, num_chunks, next_below(floor), high, vocab)
+            cut = next_below(floor)
+    tl.store(cuts + row, cut)
+    tl.store(highs + row, high)
+    tl.store(kept_masses + row, mass)
+    tl.store(token_ids + row, token)
+
+
+@triton.jit
+def _shares_kernel(shares, logits, cuts, highs, kept_masses, token_ids, vocab, PIECE: tl.constexpr):
+    """One piece of one row: the softmax over what truncation keeps, or one-hot."""
+    wait_for_prior_kernels()
+    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    tokens = piece * PIECE + tl.arange(0, PIECE)
+    in_vocab = tokens < vocab
+    mass = tl.load(kept_masses + row)
+    share = (tokens == tl.load(token_ids + row)).to(tl.float32)
+    if mass > 0.0:
+        x = tl.load(logits + row * vocab + tokens, mask=in_vocab, other=-float("inf"))
+        weight = tl.exp(x - tl.load(highs + row)) / mass
+        share = tl.where(x > tl.load(cuts + row), weight, 0.0)
+    tl.store(shares + row * vocab + tokens, share, mask=in_vocab)

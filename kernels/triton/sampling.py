@@ -2,15 +2,15 @@
 
     bias kernel ─► adjust kernel [rows x pieces of the vocabulary] ─► choose kernel [rows]
                    penalties, grammar, temperature, noise;             the best piece;
-                   the best of each piece                              truncated rows: search
+                   the best of each piece, maxima of chunks            truncated rows: search
 
 Gumbel-max (Gumbel 1954): the token with the largest ``logit + noise`` is a sample from the softmax,
-and among the tokens that truncation keeps it is a sample from the truncated one. So no threshold is
-needed: the best token of all is kept or not, which depends on the number and the mass of likelier
-tokens; if not, the cutoff is above it, and the next candidate is the best among the likelier ones.
-Each attempt is one pass over the row. The noise is the same each time, so the result is exactly
-that of sorting. (The rejection sampling in FlashInfer draws new noise instead.) Only if top-p
-follows top-k must the k-th logit itself be found, by a search with several pivots per pass.
+and among the tokens that truncation keeps it is a sample from the truncated one. So top-p needs no
+threshold: the best token of all is kept or not, which depends on the mass of likelier tokens; if
+not, the cutoff is above it, and the next candidate is the best among the likelier ones. The noise
+is the same each time, so the result is exactly that of sorting. (The rejection sampling in
+FlashInfer draws new noise instead.) Few tokens are likelier, and few are kept by top-k or min-p;
+``kernels/triton/truncation.py`` reads only the chunks of the vocabulary that may have some.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ import triton
 import triton.language as tl
 
 from kernels.sampling import LogitBias, SamplerOutput, SamplingTable, TokenCounts
-from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
+from kernels.triton.launch import INTERPRETED, launch, power_of_2, wait_for_prior_kernels
 from kernels.triton.noise import gumbel, position_keys
-from kernels.triton.truncation import sample_truncated
+from kernels.triton.truncation import CHUNK, is_bounded, sample_truncated, two_maxima
 
-_PIECE = 4096  # of the vocabulary, per program
-SEARCH_TILE = 4096
+PIECE = 2048  # of the vocabulary, per program
+PIECE_CHUNKS = PIECE // CHUNK.value
+_COMPILED: tl.constexpr = tl.constexpr(not INTERPRETED)
 _BIAS_TILE = 128
 _ALIGNED = 4  # floats
 
@@ -46,9 +47,10 @@ def sample(
     num_rows, vocab = logits.shape
     raw = logits if bias is None else logits.float()  # a bias is added in place
     # Only written for truncated rows.
-    scores = torch.empty_like(raw, dtype=torch.float32)
-    logits = raw if raw.dtype == torch.float32 else torch.empty_like(scores)
-    pieces = adjust_logits(raw, logits, scores, slots, positions, table, counts, bias, masks)
+    logits = raw if raw.dtype == torch.float32 else torch.empty_like(raw, dtype=torch.float32)
+    pieces = adjust_logits(
+        raw, logits, slots, positions, table, counts, bias, masks, has_noise=True
+    )
     if out is None:
         out = SamplerOutput.empty(num_rows, logits.device)
     launch(
@@ -56,20 +58,20 @@ def sample(
         (num_rows,),
         *out,
         logits,
-        scores,
-        *pieces.summaries,
-        pieces.best_ids,
-        pieces.is_broken,
+        *pieces.numbers,
+        *pieces[1:],
         slots,
+        positions,
         table.temperature,
         table.top_k,
         table.top_p,
         table.min_p,
+        table.seed,
         vocab,
         pieces.num_pieces,
         PIECES=power_of_2(pieces.num_pieces),
-        TILE=SEARCH_TILE,
-        num_warps=16,
+        CHUNKS=PIECE_CHUNKS,
+        num_warps=8,
     )
     return out
 
@@ -77,10 +79,13 @@ def sample(
 class PieceSummaries(NamedTuple):
     """Summaries of each piece of each row, after its logits are adjusted."""
 
-    # [3, at least rows * pieces] float32: the best score, the highest and the lowest logit
-    summaries: torch.Tensor
+    # [4, at least rows * pieces] float32: the best score; the highest logit, inf if any is nan or
+    # inf; the lowest finite one; the mass in units of exp(highest). The last two are undefined for
+    # rows without a search.
+    numbers: torch.Tensor
     best_ids: torch.Tensor  # [rows, pieces] int32, the token with the best score
-    is_broken: torch.Tensor  # [rows, pieces] int8
+    maxima: torch.Tensor  # [rows, chunks] float32, likewise; past the vocabulary -inf
+    listed: torch.Tensor  # [rows, chunks] int32, memory for a search
 
     @property
     def num_pieces(self) -> int:
@@ -91,29 +96,32 @@ class PieceSummaries(NamedTuple):
 def adjust_logits(
     raw: torch.Tensor,
     logits: torch.Tensor,
-    scores: torch.Tensor | None,
     slots: torch.Tensor,
     positions: torch.Tensor,
     table: SamplingTable,
     counts: TokenCounts | None,
     bias: LogitBias | None,
     masks: torch.Tensor | None,
+    *,
+    has_noise: bool,
 ) -> PieceSummaries:
-    """Apply bias, penalties, masks and temperature; add noise if there is room for ``scores``.
+    """Apply bias, penalties, masks and temperature, and noise in the scores if it is wanted.
 
     A bias is added to the ``raw`` logits in place. ``logits``, which may be the same tensor,
-    receives logits over temperature for truncated rows. Without ``scores`` there is no noise, and
-    it receives them for all rows that are not greedy. Other rows are undefined.
+    receives logits over temperature for truncated rows; without noise, for all rows that are not
+    greedy. Other rows are undefined. Rows that top_k or min_p truncates have no noise, either.
     """
     num_rows, vocab = raw.shape
     device = raw.device
-    num_pieces = -(-vocab // _PIECE)
+    num_pieces = -(-vocab // PIECE)
     # Each begins at a multiple of 16 bytes for any number of rows: other alignments compile again.
     num_summaries = -(-num_rows * num_pieces // _ALIGNED) * _ALIGNED
+    chunks = (num_rows, num_pieces * PIECE_CHUNKS)
     pieces = PieceSummaries(
-        torch.empty((3, num_summaries), dtype=torch.float32, device=device),
+        torch.empty((4, num_summaries), dtype=torch.float32, device=device),
         torch.empty((num_rows, num_pieces), dtype=torch.int32, device=device),
-        torch.empty((num_rows, num_pieces), dtype=torch.int8, device=device),
+        torch.empty(chunks, dtype=torch.float32, device=device),
+        torch.empty(chunks, dtype=torch.int32, device=device),
     )
     if bias is not None:
         launch(
@@ -134,10 +142,9 @@ def adjust_logits(
         (num_rows, num_pieces),
         raw,
         logits,
-        scores,
-        *pieces.summaries,
+        *pieces.numbers,
         pieces.best_ids,
-        pieces.is_broken,
+        pieces.maxima,
         slots,
         positions,
         table.temperature,
@@ -155,8 +162,10 @@ def adjust_logits(
         masks,
         0 if masks is None else masks.stride(0),
         vocab,
-        PIECE=_PIECE,
-        num_warps=8,
+        PIECE=PIECE,
+        CHUNKS=PIECE_CHUNKS,
+        HAS_NOISE=has_noise,
+        num_warps=4,
     )
     return pieces
 
@@ -190,11 +199,9 @@ def _bias_kernel(
 
 
 @triton.jit
-def is_truncated(slot, top_k, top_p, min_p, vocab):
-    """Return whether a request samples from a truncated distribution."""
-    k = tl.load(top_k + slot)
-    has_k = (k > 0) & (k < vocab)
-    return has_k | (tl.load(top_p + slot) < 1.0) | (tl.load(min_p + slot) > 0.0)
+def load_truncation(slot, top_k, top_p, min_p):
+    """Return a request's top_k, top_p and min_p."""
+    return tl.load(top_k + slot), tl.load(top_p + slot), tl.load(min_p + slot)
 
 
 # With drafts, both are slices of one transfer, with any alignment.
@@ -202,12 +209,12 @@ def is_truncated(slot, top_k, top_p, min_p, vocab):
 def _adjust_kernel(
     raw,
     logits,
-    scores,
-    best_scores,  # [rows, pieces] flat, like the next four
+    best_scores,  # [rows, pieces] flat, like the next four: see PieceSummaries
     highest,
-    lowest,  # of the finite ones
+    lowest,
+    masses,
     best_ids,
-    is_broken,
+    maxima,  # [rows, chunks] flat
     slots,
     positions,
     temperature,
@@ -226,11 +233,19 @@ def _adjust_kernel(
     mask_stride,
     vocab,
     PIECE: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    HAS_NOISE: tl.constexpr,
 ):
     """One piece of one row; its logits are written if a search will read them again."""
     wait_for_prior_kernels()
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row)
+    # All that is read of a request is asked for at once.
+    warmth = tl.load(temperature + slot)
+    k, p, m = load_truncation(  # pyright: ignore[reportGeneralTypeIssues]
+        slot, top_k, top_p, min_p
+    )
+    request_seed, position = tl.load(seed + slot), tl.load(positions + row)
     tokens = piece * PIECE + tl.arange(0, PIECE)
     in_vocab = tokens < vocab
     place = row * vocab + tokens
@@ -251,29 +266,57 @@ def _adjust_kernel(
             words = masks + line * mask_stride + tokens // 32
             is_allowed = (tl.load(words, mask=in_vocab, other=0) >> (tokens % 32)) & 1
             x = tl.where(is_allowed != 0, x, -float("inf"))
-    broken = tl.max(((x != x) | (x == float("inf"))).to(tl.int32), axis=0)
-    score = x
-    warmth = tl.load(temperature + slot)
-    if (warmth > 0.0) & (broken == 0):
-        x = tl.div_rn(x, warmth)
-        score = x
-        if scores is None:
-            tl.store(logits + place, x, mask=in_vocab)
-        else:
-            key_0, key_1 = position_keys(tl.load(seed + slot), tl.load(positions + row))
-            score = x + gumbel(tokens, key_0, key_1)
-            if is_truncated(slot, top_k, top_p, min_p, vocab):
-                tl.store(logits + place, x, mask=in_vocab)
-                tl.store(scores + place, score, mask=in_vocab)
     summary = row * tl.num_programs(1) + piece
-    best = tl.max(score, axis=0)
+    high, is_nan = two_maxima(  # pyright: ignore[reportGeneralTypeIssues]
+        x, (x != x).to(tl.float32)
+    )
+    broken = (is_nan > 0.0) | (high == float("inf"))
+    best, score = high, x
+    if (warmth > 0.0) & (broken == 0):
+        x = _quotient(x, warmth)
+        high = _quotient(high, warmth)  # the same number: quotients are in the order of dividends
+        best, score = high, x
+        has_bound = is_bounded(k, m, vocab)
+        is_searched = True
+        if HAS_NOISE:
+            is_searched = has_bound | (p < 1.0)
+            if has_bound == 0:
+                key_0, key_1 = position_keys(request_seed, position)
+                score = x + gumbel(tokens, key_0, key_1)
+                best = tl.max(score, axis=0)
+        if is_searched:
+            tl.store(logits + place, x, mask=in_vocab)
+            chunk = row * tl.num_programs(1) * CHUNKS + piece * CHUNKS + tl.arange(0, CHUNKS)
+            tl.store(maxima + chunk, tl.max(tl.reshape(x, [CHUNKS, PIECE // CHUNKS]), axis=1))
+            low = tl.min(tl.where(x > -float("inf"), x, float("inf")), axis=0)
+            tl.store(lowest + summary, low)
+            mass = 0.0
+            if has_bound == 0:
+                finite = tl.where(high > -float("inf"), high, 0.0)
+                mass = tl.sum(tl.exp(x - finite), axis=0)
+            tl.store(masses + summary, mass)
     tl.store(best_scores + summary, best)
-    first = tl.min(tl.where((score == best) & in_vocab, tokens, vocab - 1), axis=0)
-    tl.store(best_ids + summary, first)
-    tl.store(highest + summary, tl.max(x, axis=0))
-    is_low = x > -float("inf")
-    tl.store(lowest + summary, tl.min(tl.where(is_low, x, float("inf")), axis=0))
-    tl.store(is_broken + summary, broken.to(tl.int8))
+    # Past the vocabulary all is -inf, and the piece begins before.
+    tl.store(best_ids + summary, tl.min(tl.where(score == best, tokens, vocab - 1), axis=0))
+    # A quotient may be infinite, which is no fault of the logits.
+    high = tl.minimum(high, 3.4028234663852886e38)
+    tl.store(highest + summary, tl.where(broken, float("inf"), high))
+
+
+@triton.jit
+def _quotient(x, divisor):
+    """Return ``x / divisor``, correctly rounded, for a divisor that is the same for many numbers.
+
+    A product with the reciprocal, and a correction by its remainder, which is exact (Markstein
+    1990). A division of its own has a branch per number, for cases that are not found here. Two
+    quotients that the reciprocal has lost remain as they are: infinite ones.
+    """
+    if _COMPILED:
+        inverse = tl.div_rn(1.0, divisor)
+        rough = x * inverse
+        rest = tl.fma(-rough, divisor, x)
+        return tl.where(tl.abs(rough) < float("inf"), tl.fma(rest, inverse, rough), rough)
+    return tl.div_rn(x, divisor)  # the interpreter's fma rounds twice
 
 
 @triton.jit
@@ -281,24 +324,43 @@ def best_of_pieces(
     row,
     best_scores,
     highest,
-    lowest,
     best_ids,
-    is_broken,
     vocab,
     num_pieces,
     PIECES: tl.constexpr,
 ):
-    """Summarise one row: place of the best score, range of finite logits, validity."""
+    """Summarise one row: the token with the best score, the largest logit, validity."""
     pieces = tl.arange(0, PIECES)
     in_row = pieces < num_pieces
     at = row * num_pieces + pieces
     score = tl.load(best_scores + at, mask=in_row, other=-float("inf"))
+    tops = tl.load(highest + at, mask=in_row, other=-float("inf"))
     ids = tl.load(best_ids + at, mask=in_row, other=vocab - 1)
-    high = tl.max(tl.load(highest + at, mask=in_row, other=-float("inf")), axis=0)
-    low = tl.min(tl.load(lowest + at, mask=in_row, other=float("inf")), axis=0)
-    broken = tl.max(tl.load(is_broken + at, mask=in_row, other=0).to(tl.int32), axis=0)
-    token = tl.min(tl.where(score == tl.max(score, axis=0), ids, vocab - 1), axis=0)
-    return token, low, high, (broken == 0) & (high > -float("inf"))
+    best, high = two_maxima(score, tops)  # pyright: ignore[reportGeneralTypeIssues]
+    token = tl.min(tl.where(score == best, ids, vocab - 1), axis=0)
+    return token, high, tl.abs(high) < float("inf")
+
+
+@triton.jit
+def range_of_pieces(row, highest, lowest, masses, wanted, high, num_pieces, PIECES: tl.constexpr):
+    """Summarise one row with a search: its smallest finite logit, a value that ``wanted`` chunks'
+    maxima reach if a better one is known, and its mass in units of ``exp(high)``.
+
+    The mass is 0 if top_k or min_p truncates the row.
+    """
+    pieces = tl.arange(0, PIECES)
+    in_row = pieces < num_pieces
+    at = row * num_pieces + pieces
+    lows = tl.load(lowest + at, mask=in_row, other=float("inf"))
+    tops = tl.load(highest + at, mask=in_row, other=-float("inf"))
+    is_some = tops > -float("inf")
+    mass = tl.load(masses + at, mask=is_some, other=0.0)
+    everything = tl.sum(mass * tl.exp(tops - high), axis=0)
+    num_some = tl.sum(is_some.to(tl.int32), axis=0)
+    low, low_maximum = two_maxima(  # pyright: ignore[reportGeneralTypeIssues]
+        -lows, tl.where(is_some, -tops, -float("inf"))
+    )
+    return -low, -tl.where(num_some >= wanted, low_maximum, low), everything
 
 
 @triton.jit
@@ -306,41 +368,59 @@ def _choose_kernel(
     token_ids,
     is_finite,
     logits,
-    scores,
     best_scores,
     highest,
     lowest,
+    masses,
     best_ids,
-    is_broken,
+    maxima,
+    listed,
     slots,
+    positions,
     temperature,
     top_k,
     top_p,
     min_p,
+    seed,
     vocab,
     num_pieces,
     PIECES: tl.constexpr,
-    TILE: tl.constexpr,
+    CHUNKS: tl.constexpr,
 ):
     """One row: the best of its pieces, and for a truncated row the best of the kept tokens."""
     wait_for_prior_kernels()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
-    token, low, high, is_good = best_of_pieces(  # pyright: ignore[reportGeneralTypeIssues]
-        row, best_scores, highest, lowest, best_ids, is_broken, vocab, num_pieces, PIECES
+    warmth = tl.load(temperature + slot)
+    k, p, m = load_truncation(  # pyright: ignore[reportGeneralTypeIssues]
+        slot, top_k, top_p, min_p
     )
-    is_drawn = is_good & (tl.load(temperature + slot) > 0.0)
-    if is_drawn & is_truncated(slot, top_k, top_p, min_p, vocab):
+    request_seed, position = tl.load(seed + slot), tl.load(positions + row)
+    token, high, is_good = best_of_pieces(  # pyright: ignore[reportGeneralTypeIssues]
+        row, best_scores, highest, best_ids, vocab, num_pieces, PIECES
+    )
+    if is_good & (warmth > 0.0) & (is_bounded(k, m, vocab) | (p < 1.0)):
+        low, low_maximum, everything = range_of_pieces(  # pyright: ignore[reportGeneralTypeIssues]
+            row, highest, lowest, masses, k, high, num_pieces, PIECES
+        )
+        key_0, key_1 = position_keys(request_seed, position)
+        num_maxima = num_pieces * CHUNKS
         token = sample_truncated(
             logits + row * vocab,
-            scores + row * vocab,
-            tl.load(top_k + slot),
-            tl.load(top_p + slot),
-            tl.load(min_p + slot),
+            maxima + row * num_maxima,
+            listed + row * num_maxima,
+            token,
+            everything,
+            key_0,
+            key_1,
+            k,
+            p,
+            m,
             low,
             high,
+            low_maximum,
             vocab,
-            TILE,
+            num_maxima,
         )
     tl.store(token_ids + row, token.to(tl.int64))
     tl.store(is_finite + row, is_good)

@@ -131,6 +131,15 @@ def test_the_widest_heads_compile_for_hopper(tmp_path: Path) -> None:
     check(compile_cases(tmp_path, "decode-gemma4-31b-full", "prefill-gemma4-31b-full"))
 
 
+def test_sampling_compiles_for_hopper(tmp_path: Path) -> None:
+    reports = {r["kernel"]: r for r in compile_cases(tmp_path, "plain-sampling-128k")}
+    assert reports.keys() == {"_adjust_kernel", "_choose_kernel"}
+    check(list(reports.values()))
+    # Six programs share a multiprocessor, and hide what each waits for.
+    adjust = reports["_adjust_kernel"]
+    assert 6 * 32 * adjust["num_warps"] * adjust["registers"] <= 65536, adjust
+
+
 @pytest.mark.slow
 def test_batch_invariant_attention_is_of_the_same_products(tmp_path: Path) -> None:
     """A query's products have one shape alone and in a chunk, hence the same bits
