@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -23,6 +24,7 @@ from kernels.triton.skinny_packed import skinny_packed_linear
 
 QUANTISERS: dict[str, Callable[[torch.Tensor], PackedWeight]] = {
     "int4": quantise_int4,
+    "int4 in groups of 128": partial(quantise_int4, group=128),
     "int8": quantise_int8,
     "fp8": quantise_fp8,
     "mxfp4": quantise_mxfp4,

@@ -6,6 +6,7 @@ These kernels depend on weights, not on a step: a loader checks them before it u
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -106,6 +107,13 @@ def _packed_products(dtype: torch.dtype, device: torch.device, random: torch.Gen
         # A height of each number of warps, two tiles, and widened in memory.
         for some in (x[:8], x[:40], x[:130], x) if round_to is kinds[0] else (x[:8],):
             yield packed_linear(some.to(device), there), linear_packed(some.float(), weight)
+    # As in GPTQ and AWQ: whole zeros in groups of whole blocks, whose sums are scaled.
+    weight = quantise_int4(normal(random, torch.float32, 256, 256) / 16, 128)
+    zeros = torch.randint(-8, 9, weight.scales.shape, generator=random, dtype=torch.int8)
+    weight = replace(weight, zeros=zeros)
+    for some in (x[:8], x[:20]):
+        made = packed_linear(some.to(device), tile(weight.to(device)))
+        yield made, linear_packed(some.float(), weight)
     gate_up = quantise_mxfp4(normal(random, torch.float32, 256, 256) / 16)
     down = quantise_mxfp4(normal(random, torch.float32, 512, 64) / 8)
     chosen = torch.tensor([[0], [1], [1], [0], [1]])
