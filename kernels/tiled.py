@@ -19,6 +19,9 @@ from kernels.packed import INT4_LEVELS, MXFP4_LEVELS, PackedParts, PackedWeight,
 
 BLOCK = 16  # bytes
 _PIECE_BYTES = 2**22
+# Larger ones, which 4-bit codes hardly have, are held as fractions: kernels take whole zeros, and
+# what they add to levels (``codes.py``), for exact in bfloat16.
+_MOST_WHOLE_ZERO = 120
 _KINDS = {INT4_LEVELS: "int4", MXFP4_LEVELS: "e2m1"}
 
 
@@ -31,7 +34,7 @@ class TiledWeight:
         scales: [matrices * outputs, groups]: float32 if there is one per output; else float16, or
             uint8 exponents, plus 127, if all are powers of two.
         factor: an additional factor of float16 scales, which keeps them in range.
-        zeros: like the scales, float16 or integers, in units of levels; None: all 0.
+        zeros: like the scales, float16 or integers up to 120, in units of levels; None: all 0.
         levels: [16] float32, the values of 4-bit codes; None with 8 bits.
         orders: [matrices, inputs] int32, the input of each column of the codes; None: its own.
         kind: the meaning of a code: ``int8``, ``e4m3``, ``int4``, ``e2m1``, or ``table`` for other
@@ -157,7 +160,7 @@ def _tile(weight: PackedWeight, count: int, orders: torch.Tensor | None) -> Tile
     if weight.num_groups > 1:
         factor, scales = _compress_scales(scales)
     zeros = weight.zeros
-    if zeros is not None and zeros.is_floating_point():
+    if zeros is not None and (zeros.is_floating_point() or int(zeros.max()) > _MOST_WHOLE_ZERO):
         zeros = zeros.to(torch.float16)
     kind, levels = "int8" if weight.codes.dtype == torch.int8 else "e4m3", None
     if weight.levels is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -50,6 +51,16 @@ def test_powers_of_two_take_a_byte_and_lose_nothing() -> None:
     tiled = tile(weight)
     assert tiled.nbytes == 24 * (2880 // 2 + 90) + 64  # as in a file, plus levels
     assert torch.equal(dense(tiled), weight.dequantise(torch.float64))
+
+
+def test_zeros_far_from_the_levels_are_kept() -> None:
+    weight = packed_weight("int4", 8, 128, 128)
+    for most, kept in ((120, torch.int8), (121, torch.float16)):
+        zeros = torch.arange(most - 7, most + 1, dtype=torch.int8)[:, None]
+        tiled = tile(replace(weight, zeros=zeros))
+        assert tiled.zeros is not None
+        assert tiled.zeros.dtype == kept
+        assert torch.equal(tiled.zeros.to(torch.int8), zeros)
 
 
 @pytest.mark.parametrize("order", [False, True])
