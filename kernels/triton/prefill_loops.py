@@ -158,11 +158,16 @@ def attend_ahead(
             weights, shrink, top = softmax_weights(own, 1.0, top, WINDOW > 0)
             columns = tl.reshape(weights, [ROWS, TILE // _LEAST, _LEAST])
             totals = totals * shrink[:, None] + tl.sum(columns, axis=1)
-    v = values_of_tile(
-        *(values, table, last, first_seen, seq_len, kv_head, dims),
-        *(True, HAS_OTHERS, q.dtype),
-        *(NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE),
-    )
+    if IS_IN_BLOCK:
+        row = line * BLOCK_SIZE + last % BLOCK_SIZE
+        is_value = is_dim & (last + in_tile < seq_len)[:, None]
+        v = load_rows(values + row * HEAD_DIM + offsets, is_value, q.dtype)
+    else:
+        v = values_of_tile(
+            *(values, table, last, first_seen, seq_len, kv_head, dims),
+            *(True, HAS_OTHERS, q.dtype),
+            *(NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE),
+        )
     acc = dot_add(weights.to(q.dtype), v, acc * shrink[:, None])
     return acc, top, tl.sum(totals, axis=1)
 
