@@ -76,10 +76,9 @@ TRIALS = (
             Variant({"IS_AHEAD": False}),
             *(
                 Variant({"num_stages": stages}, {"_AHEAD_ROWS": rows})
-                for rows in (LOW_TILE_ROWS, TILE_ROWS)
-                for stages in (2, 3, 4, 5)
+                for rows, all_stages in ((LOW_TILE_ROWS, (2, 3, 4, 5)), (TILE_ROWS, (2, 3, 4, 7)))
+                for stages in all_stages
             ),
-            Variant({"num_stages": 7}),
         ),
     ),
     Trial(

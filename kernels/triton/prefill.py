@@ -9,7 +9,8 @@ head``, so a short chunk of a model with large groups still fills the matrix uni
 
 For heads of up to 128, both products of a tile run while other units compute its neighbours'
 weights, which takes about as long (``prefill_loops.py``). Wider heads lack the registers for this,
-and codes are widened in shared memory that every tile needs at once.
+codes are widened in shared memory that every tile needs at once, and GPUs other than Hopper await
+each product.
 
 Such tiles have 128 rows, and a multiprocessor has registers for one. Two of 64 rows would fill each
 other's gaps, above all where one begins or ends; but each copies keys and values for itself: 64 KiB
@@ -29,8 +30,13 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention import LayerAttention, LayerCache
-from kernels.triton.launch import dot_width, launch, wait_for_prior_kernels
+from kernels.attention import AttentionSpec, LayerAttention, LayerCache
+from kernels.triton.launch import (
+    dot_width,
+    has_group_products,
+    launch,
+    wait_for_prior_kernels,
+)
 from kernels.triton.plan import TILE_ROWS, AttentionPlan
 from kernels.triton.prefill_loops import attend_ahead, attend_in_turn
 from kernels.triton.tiles import LOG2_E
@@ -40,16 +46,17 @@ _AHEAD_ROWS = TILE_ROWS  # of a tile with products in flight; or LOW_TILE_ROWS, 
 _MAX_SUMS = 256  # of a value's numbers per program
 
 
-def prefill_tile_rows(
-    head_dim: int, group: int, dtype: torch.dtype, cache_dtype: torch.dtype | None
-) -> int:
+def prefill_tile_rows(spec: AttentionSpec) -> int:
     """Return the rows of a query tile."""
-    is_free = _is_ahead(dot_width(head_dim), dtype, is_coded=cache_dtype is not None)
-    return _AHEAD_ROWS if is_free and group <= _AHEAD_ROWS else TILE_ROWS
+    is_coded = spec.cache_dtype is not None
+    if not _is_ahead(dot_width(spec.head_dim), spec.dtype, spec.device, is_coded=is_coded):
+        return TILE_ROWS
+    return _AHEAD_ROWS if spec.num_heads // spec.num_kv_heads <= _AHEAD_ROWS else TILE_ROWS
 
 
-def _is_ahead(dim: int, dtype: torch.dtype, *, is_coded: bool) -> bool:
-    return dim <= 128 and dtype.itemsize == 2 and not is_coded
+def _is_ahead(dim: int, dtype: torch.dtype, device: torch.device, *, is_coded: bool) -> bool:
+    """Return whether products stay in flight."""
+    return dim <= 128 and dtype.itemsize == 2 and not is_coded and has_group_products(device)
 
 
 def prefill_attention(
@@ -73,7 +80,7 @@ def prefill_attention(
     sums = min(dim, _MAX_SUMS)
     # Widened tiles of wide heads would not fit in registers, the widest not in shared memory.
     is_half = is_wide or dim > sums or (dim > 128 and is_coded)
-    is_ahead = _is_ahead(dim, query.dtype, is_coded=is_coded)
+    is_ahead = _is_ahead(dim, query.dtype, query.device, is_coded=is_coded)
     launch(
         _prefill_kernel,
         (tiles.capacity * num_kv_heads, dim // sums),

@@ -117,6 +117,17 @@ def test_products_in_flight_equal_the_definition(
     )
 
 
+@pytest.mark.parametrize(("capability", "expected"), [((8, 0), False), ((9, 0), True)])
+def test_products_are_in_flight_where_a_gpu_does_not_await_them(
+    capability: tuple[int, int], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    gpu = torch.device("cuda")
+    assert prefill._is_ahead(128, torch.bfloat16, gpu, is_coded=False) == expected
+    assert not prefill._is_ahead(128, torch.bfloat16, gpu, is_coded=True)
+    assert not prefill._is_ahead(256, torch.bfloat16, gpu, is_coded=False)
+
+
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (37, None), (20, 20.0)])
 @pytest.mark.parametrize(("group", "head_dim"), [(2, 64), (5, 256), (3, 512)])
 def test_queries_that_look_ahead_equal_the_definition(
