@@ -113,10 +113,8 @@ class TritonAttention:
         if not self._has_units(spec):
             tiles_only = self._invariant and is_latent
             return WorkBounds.of(geometry, group, tiles_only=tiles_only)
-        tile_rows = prefill_tile_rows(spec.head_dim, group, spec.dtype, spec.cache_dtype)
-        return WorkBounds.of(
-            geometry, group, tiles_only=False, split_size=UNIT, tile_rows=tile_rows
-        )
+        rows = prefill_tile_rows(spec)
+        return WorkBounds.of(geometry, group, tiles_only=False, split_size=UNIT, tile_rows=rows)
 
     def _has_units(self, spec: AttentionSpec) -> bool:
         """Return whether single queries are divided into equal shares (``decode.py``)."""

@@ -110,6 +110,12 @@ def shared_memory_bytes(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
 
 
+def has_group_products(device: torch.device) -> bool:
+    """Return whether groups of warps multiply while they do something else (wgmma), which Hopper
+    alone does: so does what is no GPU."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
+
+
 def power_of_2(number: int) -> int:
     """Return the smallest power of two that is at least ``number``."""
     return 1 << max(number - 1, 0).bit_length()

@@ -86,6 +86,8 @@ def _describe(compiled: Any) -> dict[str, Any]:
         # Asynchronous copies do not count.
         "loads_in_loops": _in_loops(code, "LDG."),
         "exponentials_beside_products": _beside_products(code, "MUFU.EX2"),
+        "products_awaited_first": _awaited_before(code, "MUFU.EX2"),
+        "operands_rewritten": _operands_rewritten(ptx),
         "before_turn": _before_turn(ptx),
         "ptx": ptx,
         "ttgir": compiled.asm["ttgir"],
@@ -124,6 +126,50 @@ def _beside_products(code: list[tuple[int, str]], name: str) -> float:
             elif name in text:
                 beside.append(flying)
     return sum(beside) / max(len(beside), 1)
+
+
+def _awaited_before(code: list[tuple[int, str]], name: str) -> int:
+    """The most products that a loop starts and awaits before its first such instruction."""
+    most = 0
+    for body in _loops(code, innermost=True):
+        until = next((place for place, text in enumerate(body) if name in text), 0)
+        started = 0
+        for text in body[:until]:
+            if "WARPGROUP.DEPBAR" in text:
+                most = max(most, started)
+            started += "HGMMA" in text
+    return most
+
+
+def _operands_rewritten(ptx: str) -> int:
+    """Instructions in innermost loops that write registers from which products in flight read.
+
+    ptxas relies on there being none. Accumulators it watches itself.
+    """
+    lines = ptx.splitlines()
+    labels = {line.split(":")[0]: place for place, line in enumerate(lines) if line[:1] == "$"}
+    jumps = [
+        (labels[target[1]], place)
+        for place, line in enumerate(lines)
+        if (target := re.search(r"\bbra\S*\s+(\$\w+)", line)) and labels[target[1]] < place
+    ]
+    found = set()
+    for begin, end in jumps:
+        if any(begin < other and last < end for other, last in jumps):
+            continue
+        read: set[str] = set()
+        for place in (*range(begin, end), *range(begin, end)):
+            text = lines[place].strip()
+            if "wgmma.mma_async" in text:
+                operands = re.findall(r"\{(.*?)\}", text)[1:]
+                read.update(*(re.findall(r"%r\d+", each) for each in operands))
+            elif "wgmma.wait_group.sync.aligned 0" in text:
+                read.clear()
+            elif not text.startswith(("//", ".")):
+                written = re.match(r"(?:@\S+\s+)?\S+\s+(\{.*?\}|[^,;]*)", text)
+                if written and read & set(re.findall(r"%r\d+", written[1])):
+                    found.add(place)
+    return len(found)
 
 
 def _loops(code: list[tuple[int, str]], *, innermost: bool = False) -> list[list[str]]:

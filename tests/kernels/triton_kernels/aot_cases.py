@@ -35,7 +35,9 @@ from kernels.triton.layers import (
 from kernels.triton.matmul import invariant_heads, invariant_linear
 from kernels.triton.moe import add_experts, fused_moe, invariant_moe
 from kernels.triton.plan import (
+    LOW_TILE_ROWS,
     SPLIT_SIZE,
+    TILE_ROWS,
     UNIT,
     AttentionPlan,
     WorkBounds,
@@ -128,8 +130,9 @@ def prefill(
     codes: torch.dtype | None = None,
     dtype: torch.dtype = BF16,
     is_bidirectional: bool = False,
+    tile_rows: int = TILE_ROWS,
 ) -> None:
-    bounds = WorkBounds(8, 0, 64, tiles_only=False)
+    bounds = WorkBounds(8, 0, 64, tiles_only=False, tile_rows=tile_rows)
     plan = attention_plan(bounds, window, heads // kv_heads, is_bidirectional=is_bidirectional)
     cache = cache_of(kv_heads, block, dim, codes, dtype)
     query, output = (empty(8192, heads, dim, dtype=dtype) for _ in range(2))
@@ -506,6 +509,10 @@ CASES: dict[str, Callable[[], object]] = {
         for tokens in (64, 8192)
     },
     **{f"prefill-{name}": partial(prefill, *shape) for name, shape in _SHAPES.items()},
+    **{
+        f"prefill-low-{name}": partial(prefill, *_SHAPES[name], tile_rows=LOW_TILE_ROWS)
+        for name in ("llama-8b", "qwen3-0.6b", "qwen2-0.5b", "mistral-7b-window")
+    },
     **{
         f"prefill-{name}-float32": partial(prefill, *_SHAPES[name], dtype=torch.float32)
         for name in ("llama-8b", "gemma2-9b")
