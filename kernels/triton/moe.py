@@ -32,7 +32,7 @@ from kernels.triton.launch import (
 from kernels.triton.layers import silu_mul
 from kernels.triton.matmul import WIDE_SHARED_BYTES
 from kernels.triton.packed_tiles import kernel_params, packed_product, scales_sums
-from kernels.triton.quantised import num_blocks, num_stages, tile_shape
+from kernels.triton.quantised import num_input_tiles, num_stages, tile_shape
 from kernels.triton.routing import Routing, select_experts, sort_pairs
 from kernels.triton.skinny import skinny_linear
 from kernels.triton.skinny_packed import skinny_packed_linear
@@ -238,7 +238,7 @@ def _grouped_packed(
         PAIRS_A_ROW=pairs_a_row,
         NUM_EXPERTS=num_experts,
         EXPERTS=power_of_2(num_experts),
-        BLOCKS=num_blocks(weights),
+        INPUT_TILES=num_input_tiles(weights),
         SCALES_SUMS=scales_sums(weights, routing.rows, x.dtype, invariant=not fuses),
         ROWS=routing.rows,
         COLUMNS=shape.columns,
@@ -362,7 +362,7 @@ def _grouped_packed_kernel(
     PAIRS_A_ROW: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     EXPERTS: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    INPUT_TILES: tl.constexpr,
     SCALES_SUMS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -399,8 +399,8 @@ def _grouped_packed_kernel(
         order,
         factor,
         0,
-        BLOCKS,
-        BLOCKS * BLOCK * CODES_A_BYTE == INPUTS,
+        INPUT_TILES,
+        INPUT_TILES * 2 * BLOCK == INPUTS,
         SCALES_SUMS,
         ROWS,
         COLUMNS,

@@ -4,8 +4,8 @@
 
 The weight is the instruction's register operand: its rows are outputs, its columns are rows of x,
 so little work is spent on rows that do not exist, and widened tiles do not pass through shared
-memory. Codes and rows of x wait there for their turn, several blocks ahead; scales and zeros are
-loaded one block ahead.
+memory. Codes and rows of x wait there for their turn, several tiles ahead; scales and zeros are
+loaded one tile ahead.
 
 An instruction multiplies 16 inputs, of which a thread, one of the four of an output, has two pairs
 (PTX ISA, "Matrix Fragments for wgmma.mma_async.m64nNk16"; ``mma.m16n8k16`` is the same):
@@ -17,6 +17,12 @@ Which inputs take these places is free, as long as those of the weight and of x 
 loads 16 adjacent bytes of codes, for four instructions; what it has loaded is what it multiplies,
 and the pairs of x are arranged to match, as they are copied to shared memory. (Marlin, Frantar et
 al. 2024, arranges the codes instead; here they keep an order that other kernels use too.)
+
+A tile is 128 inputs in two parts: the halves of a block of 64 bytes with 4-bit codes, two blocks of
+8-bit codes. Each part is a product, and only one is in flight at a time: registers from which a
+product reads must not be written until it is awaited, which no compiler sees to. One product of
+both would be cut into steps that stay in flight while the next tile is widened into their
+registers; the tests of compiled kernels look for that.
 """
 
 from __future__ import annotations
@@ -39,7 +45,8 @@ from kernels.triton.codes import (
 )
 from kernels.triton.tiles import dot, dot_add
 
-QUAD_BYTES = 4 * BLOCK  # of an output's codes, in the four threads that have it
+TILE_INPUTS = 128
+_QUAD_BYTES = 4 * BLOCK  # of an output's codes, in the four threads that have it
 _MOST_SCALED_ROWS = 32
 
 
@@ -53,7 +60,7 @@ def kernel_params(weight: TiledWeight) -> dict[str, Any]:
         "LIFT": DECODE_FACTORS.get(weight.kind, 1.0),
         "OFFSET": DECODE_OFFSETS.get(weight.kind, 0.0),
         "CODES_A_BYTE": weight.codes_per_byte,
-        "BLOCK": QUAD_BYTES,
+        "BLOCK": _QUAD_BYTES,
     }
 
 
@@ -61,7 +68,7 @@ def scales_sums(
     weight: TiledWeight, num_rows: int, dtype: torch.dtype, *, invariant: bool = False
 ) -> bool:
     """Return whether the sums of a group are scaled instead of its weights, which are integers then
-    and need no float32: with few rows, which have fewer sums, in groups of whole blocks.
+    and need no float32: with few rows, which have fewer sums, in groups of whole tiles.
 
     A row of an invariant product has to be computed alike with any number of rows.
     """
@@ -69,7 +76,7 @@ def scales_sums(
         return False
     if weight.zeros is not None and weight.zeros.is_floating_point():
         return False
-    return weight.num_groups == 1 or weight.group_size % (QUAD_BYTES * weight.codes_per_byte) == 0
+    return weight.num_groups == 1 or weight.group_size % TILE_INPUTS == 0
 
 
 @triton.jit
@@ -97,67 +104,77 @@ def packed_product(
     CODES_A_BYTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Multiply outputs' weights and rows of x over ``COUNT`` blocks from ``first`` on.
+    """Multiply outputs' weights and rows of x over ``COUNT`` tiles from ``first`` on.
 
     The number is known to the assembler, which otherwise waits for each instruction's sum.
 
     Returns:
         [COLUMNS, ROWS] float32.
     """
-    DEPTH: tl.constexpr = BLOCK * CODES_A_BYTE  # inputs of a block
-    inputs = inputs_of_places(CODES_A_BYTE, BLOCK)
     acc = tl.zeros([COLUMNS, ROWS], tl.float32)
     following = load_groups(lines, scales, zeros, first, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
     for number in range(COUNT):
-        block = first + number
+        tile = first + number
         groups = following
-        held = load_block(codes, lines, block, IS_WHOLE, COLUMNS, INPUTS, CODES_A_BYTE, BLOCK)
-        following = load_groups(lines, scales, zeros, block + 1, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
-        widened = widen(
-            *(held, levels, groups, zeros is not None, SCALES_SUMS, x_rows.dtype.element_ty),
-            *(COLUMNS, GROUPS, KIND, LIFT, OFFSET, CODES_A_BYTE, BLOCK),
-        )
-        place = block * DEPTH + inputs
-        is_input = place < INPUTS
-        if order is not None:
-            place = tl.load(order + place, mask=is_input, other=0)
-        if IS_WHOLE:
-            x = tl.load(x_rows[:, None] + place[None, :])
-        else:
-            x = tl.load(x_rows[:, None] + place[None, :], mask=is_input[None, :], other=0.0)
-        if SCALES_SUMS and GROUPS > 1:
-            scale = tl.broadcast_to(as_scale(groups[0][0])[:, None], [COLUMNS, ROWS])
-            acc = tl.fma(dot(widened, tl.trans(x)), scale, acc)
-        else:
-            acc = dot_add(widened, tl.trans(x), acc)
+        following = load_groups(lines, scales, zeros, tile + 1, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
+        for part in tl.static_range(2):
+            if CODES_A_BYTE == 1 or part == 0:
+                held = load_block(
+                    *(codes, lines, tile, part, IS_WHOLE),
+                    *(COLUMNS, INPUTS, CODES_A_BYTE, BLOCK),
+                )
+            widened = widen(
+                *(held, levels, groups[part], part, zeros is not None, SCALES_SUMS),
+                *(x_rows.dtype.element_ty, COLUMNS, GROUPS, KIND, LIFT, OFFSET, BLOCK),
+            )
+            place = inputs_of_places(tile, part, CODES_A_BYTE, BLOCK)
+            is_input = place < INPUTS
+            if order is not None:
+                place = tl.load(order + place, mask=is_input, other=0)
+            if IS_WHOLE:
+                x = tl.load(x_rows[:, None] + place[None, :])
+            else:
+                x = tl.load(x_rows[:, None] + place[None, :], mask=is_input[None, :], other=0.0)
+            if not SCALES_SUMS or GROUPS == 1:
+                acc = dot_add(widened, tl.trans(x), acc)
+            elif part == 0:
+                sums = dot(widened, tl.trans(x))
+            else:
+                sums = dot_add(widened, tl.trans(x), sums)
+                scale = tl.broadcast_to(as_scale(groups[0][0])[:, None], [COLUMNS, ROWS])
+                acc = tl.fma(sums, scale, acc)
     return acc * output_factor(lines, scales, zeros, factor, GROUPS, LIFT)[:, None]
 
 
 @triton.jit
-def inputs_of_places(CODES_A_BYTE: tl.constexpr, BLOCK: tl.constexpr):
-    """Return which input of a block is in each place, [inputs of a block] int32.
+def inputs_of_places(tile, PART: tl.constexpr, CODES_A_BYTE: tl.constexpr, BLOCK: tl.constexpr):
+    """Return which input is in each place of a tile's part, [BLOCK] int32.
 
-    Place 16 s + 8 h + 2 q + e is element e of thread q's pair h for instruction s; the upper halves
-    of bytes follow.
+    Place 16 s + 8 h + 2 q + e is element e of thread q's pair h for instruction s.
     """
-    place = tl.arange(0, BLOCK * CODES_A_BYTE)
-    thread, byte = place // 2 % 4, place // 16 % 4 * 4 + place // 8 % 2 * 2 + place % 2
-    return (thread * CODES_A_BYTE + place // BLOCK) * (BLOCK // 4) + byte
+    place = tl.arange(0, BLOCK)
+    thread, byte = place // 2 % 4, place // 16 * 4 + place // 8 % 2 * 2 + place % 2
+    LANE: tl.constexpr = BLOCK // 4
+    if CODES_A_BYTE == 2:
+        return tile * (2 * BLOCK) + thread * (2 * LANE) + (byte + PART * LANE)
+    else:
+        return tile * (2 * BLOCK) + PART * BLOCK + thread * LANE + byte
 
 
 @triton.jit
 def load_block(
     codes,
     lines,
-    block,
+    tile,
+    PART: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr,
     CODES_A_BYTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return a block of each line's codes, [COLUMNS, BLOCK] bytes in the order of their places;
-    0 past the end.
+    """Return the block of each line's codes for a tile's part, [COLUMNS, BLOCK] bytes by place; 0
+    past the end.
 
     The layout that the compiler gives to the load, of 16 bytes a thread, is then that of the
     instruction's operand, and nothing moves. There a warp has 16 adjacent lines, a thread two of
@@ -166,6 +183,10 @@ def load_block(
     LANE: tl.constexpr = BLOCK // 4
     BYTES: tl.constexpr = (INPUTS + LANE * CODES_A_BYTE - 1) // (LANE * CODES_A_BYTE) * LANE
     WARPS: tl.constexpr = COLUMNS // 16
+    if CODES_A_BYTE == 2:
+        block = tile
+    else:
+        block = 2 * tile + PART
     place = block * BLOCK + tl.arange(0, BLOCK)
     by_half = tl.permute(tl.reshape(lines, [WARPS, 2, 8]), (1, 0, 2))
     at = codes + tl.reshape(by_half, [COLUMNS])[:, None] * BYTES + place[None, :]
@@ -182,44 +203,49 @@ def load_groups(
     lines,
     scales,
     zeros,
-    block,
+    tile,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
     CODES_A_BYTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return scales and zeros, as they are stored, of both halves of a block's bytes.
+    """Return scales and zeros, as they are stored, of both parts of a tile.
 
-    Each is [lines], or [lines, 4] with one for each thread if a block has several groups. What does
-    not exist is a copy of something else; past the last block, groups are the last ones.
+    Each is [lines], or [lines, 4] with one for each thread if a tile has several groups. What does
+    not exist is a copy of something else; past the last tile, groups are the last ones.
     """
-    lower = _load_half(lines, scales, zeros, block, 0, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
-    if CODES_A_BYTE == 1 or GROUPS == 1 or GROUP % (BLOCK // 2) == 0:
-        return lower, lower
+    first = _load_part(lines, scales, zeros, tile, 0, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
+    # Both halves of a thread's bytes are in one group of at least that many.
+    if GROUPS == 1 or GROUP % (2 * BLOCK) == 0 or (CODES_A_BYTE == 2 and GROUP % (BLOCK // 2) == 0):
+        return first, first
     else:
-        return lower, _load_half(lines, scales, zeros, block, 1, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
+        return first, _load_part(lines, scales, zeros, tile, 1, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
 
 
 @triton.jit
-def _load_half(
+def _load_part(
     lines,
     scales,
     zeros,
-    block,
-    HALF: tl.constexpr,
+    tile,
+    PART: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
     CODES_A_BYTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     LANE: tl.constexpr = BLOCK // 4
-    begin = block * (BLOCK * CODES_A_BYTE)
+    begin = tile * (2 * BLOCK)
     if GROUPS == 1:
         places = lines
-    elif GROUP % (BLOCK * CODES_A_BYTE) == 0:
+    elif GROUP % (2 * BLOCK) == 0:
         places = lines * GROUPS + tl.minimum(begin // GROUP, GROUPS - 1)
     else:
-        starts = begin + (tl.arange(0, 4) * CODES_A_BYTE + HALF) * LANE
+        thread = tl.arange(0, 4)
+        if CODES_A_BYTE == 2:
+            starts = begin + thread * (2 * LANE) + PART * LANE
+        else:
+            starts = begin + PART * BLOCK + thread * LANE
         groups = tl.minimum(starts // GROUP, GROUPS - 1)
         places = lines[:, None] * GROUPS + groups[None, :]
     if GROUPS == 1:
@@ -239,7 +265,8 @@ def _load_half(
 def widen(
     held,
     levels,
-    groups,
+    group,
+    PART: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     SCALES_SUMS: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -248,55 +275,23 @@ def widen(
     KIND: tl.constexpr,
     LIFT: tl.constexpr,
     OFFSET: tl.constexpr,
-    CODES_A_BYTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return a block's weights, [COLUMNS, inputs], less ``output_factor``: rounded to ``DTYPE``.
+    """Return the weights of a tile's part, [COLUMNS, BLOCK], less ``output_factor``: rounded to
+    ``DTYPE``.
 
     ``SCALES_SUMS``: less the groups' scales, too, which makes them integers.
     """
-    lower = _widen_half(
-        *(held, levels, groups[0], 0, HAS_ZEROS, SCALES_SUMS, DTYPE),
-        *(COLUMNS, GROUPS, KIND, LIFT, OFFSET, BLOCK),
-    )
-    if CODES_A_BYTE == 1:
-        return lower
-    else:
-        upper = _widen_half(
-            *(held, levels, groups[1], 1, HAS_ZEROS, SCALES_SUMS, DTYPE),
-            *(COLUMNS, GROUPS, KIND, LIFT, OFFSET, BLOCK),
-        )
-        # One product of both, which the compiler cuts into steps that overlap with widening.
-        both = tl.permute(tl.join(lower, upper), (0, 2, 1))
-        return tl.reshape(both, [COLUMNS, 2 * BLOCK])
-
-
-@triton.jit
-def _widen_half(
-    held,
-    levels,
-    group,
-    HALF: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    SCALES_SUMS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    KIND: tl.constexpr,
-    LIFT: tl.constexpr,
-    OFFSET: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
     scale, zero = group
     if SCALES_SUMS:
         if HAS_ZEROS:
-            return decode_integers(held, _spread(zero, COLUMNS, BLOCK), HALF, DTYPE)
+            return decode_integers(held, _spread(zero, COLUMNS, BLOCK), PART, DTYPE)
         else:
-            return decode_integers(held, None, HALF, DTYPE)
+            return decode_integers(held, None, PART, DTYPE)
     # A scale that does not exist is no byte.
     if KIND == "e2m1" and not HAS_ZEROS and scale.dtype == tl.uint8 and tl.bfloat16 == DTYPE:
-        return decode_scaled(held, _spread(scale, COLUMNS, BLOCK), HALF)
-    level = decode_codes(held, levels, HALF, KIND)
+        return decode_scaled(held, _spread(scale, COLUMNS, BLOCK), PART)
+    level = decode_codes(held, levels, PART, KIND)
     if GROUPS == 1:
         if HAS_ZEROS:
             shift = zero.to(tl.float32) + OFFSET

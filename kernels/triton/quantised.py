@@ -22,7 +22,7 @@ from torch.nn import functional
 from kernels.tiled import TiledWeight
 from kernels.triton.launch import launch, shared_memory_bytes, wait_for_prior_kernels
 from kernels.triton.packed_tiles import (
-    QUAD_BYTES,
+    TILE_INPUTS,
     inputs_of_places,
     kernel_params,
     load_block,
@@ -55,12 +55,12 @@ _TILES = (
 _MOST_STAGES = 4
 _KEPT_SHARED_BYTES = 24 << 10  # for what is not staged
 _TARGET_WARPS = 2112  # 16 per multiprocessor of an H100
-_LEAST_BLOCKS = 4  # of a split
+_LEAST_TILES = 4  # of a split's inputs
 _MOST_SPLITS = 8
 # More rows than this are multiplied by weights in memory, at most so many bytes of them at a time.
 MAX_PACKED_ROWS = 256
 _WIDENED_BYTES = 256 << 20
-_WIDENED_LINES, _WIDENED_BLOCKS = 32, 4  # per program
+_WIDENED_LINES, _WIDENED_TILES = 32, 4  # per program
 
 
 def packed_linear(
@@ -89,9 +89,9 @@ def packed_linear(
         return _widened_linear(x, weight, bias)
     outputs = weight.outputs
     shape = tile_shape(num_rows)
-    tiles, blocks = -(-outputs // shape.columns), num_blocks(weight)
+    tiles, input_tiles = -(-outputs // shape.columns), num_input_tiles(weight)
     row_tiles = -(-num_rows // shape.rows)
-    splits = 1 if invariant else _num_splits(row_tiles * tiles * shape.num_warps, blocks)
+    splits = 1 if invariant else _num_splits(row_tiles * tiles * shape.num_warps, input_tiles)
     output = torch.empty((num_rows, outputs), dtype=x.dtype, device=x.device)
     sums = output
     if splits > 1:
@@ -111,7 +111,7 @@ def packed_linear(
         outputs,
         x.stride(0),
         SPLITS=splits,
-        BLOCKS=blocks,
+        INPUT_TILES=input_tiles,
         SCALES_SUMS=scales_sums(weight, shape.rows, x.dtype, invariant=invariant),
         ROWS=shape.rows,
         COLUMNS=shape.columns,
@@ -130,15 +130,15 @@ def tile_shape(num_rows: int) -> TileShape:
     return next((shape for shape in _TILES if num_rows <= shape.rows), _TILES[-1])
 
 
-def num_blocks(weight: TiledWeight) -> int:
-    """Return the blocks of an output's codes; the last one may be incomplete."""
-    return -(-weight.codes.shape[1] // QUAD_BYTES)
+def num_input_tiles(weight: TiledWeight) -> int:
+    """Return the tiles of a weight's inputs; the last one may be incomplete."""
+    return -(-weight.inputs // TILE_INPUTS)
 
 
 def num_stages(shape: TileShape, weight: TiledWeight, x: torch.Tensor) -> int:
-    """Return how many blocks of codes, with their rows of ``x``, fit in shared memory."""
-    inputs = QUAD_BYTES * weight.codes_per_byte
-    staged = shape.columns * QUAD_BYTES + shape.rows * inputs * x.dtype.itemsize
+    """Return how many tiles of codes, with their rows of ``x``, fit in shared memory."""
+    of_a_column = TILE_INPUTS // weight.codes_per_byte
+    staged = shape.columns * of_a_column + shape.rows * TILE_INPUTS * x.dtype.itemsize
     room = shared_memory_bytes(x.device) - _KEPT_SHARED_BYTES
     return max(2, min(_MOST_STAGES, room // staged))
 
@@ -147,10 +147,10 @@ def widened(weight: TiledWeight, first: int, count: int, dtype: torch.dtype) -> 
     """Return outputs [first, first + count) of a weight, [count, inputs] in ``dtype``, in the order
     of the codes."""
     dense = torch.empty((count, weight.inputs), dtype=dtype, device=weight.codes.device)
-    blocks = num_blocks(weight)
+    input_tiles = num_input_tiles(weight)
     launch(
         _widen_kernel,
-        (-(-count // _WIDENED_LINES), -(-blocks // _WIDENED_BLOCKS)),
+        (-(-count // _WIDENED_LINES), -(-input_tiles // _WIDENED_TILES)),
         dense,
         weight.codes,
         weight.scales,
@@ -160,8 +160,8 @@ def widened(weight: TiledWeight, first: int, count: int, dtype: torch.dtype) -> 
         first,
         count,
         LINES=_WIDENED_LINES,
-        COUNT=_WIDENED_BLOCKS,
-        BLOCKS=blocks,
+        COUNT=_WIDENED_TILES,
+        INPUT_TILES=input_tiles,
         **kernel_params(weight),
         num_warps=4,
     )
@@ -184,9 +184,9 @@ def _widened_linear(
     return output
 
 
-def _num_splits(num_warps: int, blocks: int) -> int:
+def _num_splits(num_warps: int, input_tiles: int) -> int:
     """Return the splits of the inputs: enough to fill the device, none too short."""
-    longest = max(1, blocks // _LEAST_BLOCKS)
+    longest = max(1, input_tiles // _LEAST_TILES)
     return max(1, min(_TARGET_WARPS // max(num_warps, 1), longest, _MOST_SPLITS))
 
 
@@ -204,7 +204,7 @@ def _packed_kernel(
     outputs,
     x_stride,
     SPLITS: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    INPUT_TILES: tl.constexpr,
     SCALES_SUMS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -226,7 +226,7 @@ def _packed_kernel(
     # Past the end the last row and column are repeated, which needs no mask.
     x_rows = x + tl.minimum(rows, num_rows - 1).to(tl.int64) * x_stride
     lines = tl.minimum(columns, outputs - 1).to(tl.int64)
-    COUNT: tl.constexpr = (BLOCKS + SPLITS - 1) // SPLITS
+    COUNT: tl.constexpr = (INPUT_TILES + SPLITS - 1) // SPLITS
     acc = packed_product(
         x_rows,
         lines,
@@ -238,7 +238,7 @@ def _packed_kernel(
         factor,
         split * COUNT,
         COUNT,
-        COUNT * SPLITS * BLOCK * CODES_A_BYTE == INPUTS,
+        COUNT * SPLITS * 2 * BLOCK == INPUTS,
         SCALES_SUMS,
         ROWS,
         COLUMNS,
@@ -274,7 +274,7 @@ def _widen_kernel(
     count,
     LINES: tl.constexpr,
     COUNT: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    INPUT_TILES: tl.constexpr,
     INPUTS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -284,22 +284,25 @@ def _widen_kernel(
     CODES_A_BYTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Some blocks of some lines."""
+    """Some tiles of inputs of some lines."""
     wait_for_prior_kernels()
     own = tl.program_id(0) * LINES + tl.arange(0, LINES)
     lines = first + tl.minimum(own, count - 1).to(tl.int64)
     common = output_factor(lines, scales, zeros, factor, GROUPS, LIFT)
-    inputs = inputs_of_places(CODES_A_BYTE, BLOCK)
     for number in tl.static_range(COUNT):  # pyright: ignore[reportGeneralTypeIssues]
-        block = tl.minimum(tl.program_id(1) * COUNT + number, BLOCKS - 1)
-        groups = load_groups(lines, scales, zeros, block, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
-        held = load_block(codes, lines, block, False, LINES, INPUTS, CODES_A_BYTE, BLOCK)
-        value = widen(
-            *(held, levels, groups, zeros is not None, False, tl.float32),
-            *(LINES, GROUPS, KIND, LIFT, OFFSET, CODES_A_BYTE, BLOCK),
-        )
-        place = block * (BLOCK * CODES_A_BYTE) + inputs
-        where = dense + own.to(tl.int64)[:, None] * INPUTS + place[None, :]
-        is_written = (own < count)[:, None] & (place < INPUTS)[None, :]
-        value *= common[:, None]
-        tl.store(where, value.to(dense.dtype.element_ty), mask=is_written)
+        tile = tl.minimum(tl.program_id(1) * COUNT + number, INPUT_TILES - 1)
+        groups = load_groups(lines, scales, zeros, tile, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
+        for part in tl.static_range(2):  # pyright: ignore[reportGeneralTypeIssues]
+            if CODES_A_BYTE == 1 or part == 0:
+                held = load_block(
+                    codes, lines, tile, part, False, LINES, INPUTS, CODES_A_BYTE, BLOCK
+                )
+            value = widen(
+                *(held, levels, groups[part], part, zeros is not None, False),
+                *(tl.float32, LINES, GROUPS, KIND, LIFT, OFFSET, BLOCK),
+            )
+            place = inputs_of_places(tile, part, CODES_A_BYTE, BLOCK)
+            where = dense + own.to(tl.int64)[:, None] * INPUTS + place[None, :]
+            is_written = (own < count)[:, None] & (place < INPUTS)[None, :]
+            value *= common[:, None]
+            tl.store(where, value.to(dense.dtype.element_ty), mask=is_written)

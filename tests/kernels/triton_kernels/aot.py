@@ -144,7 +144,7 @@ def _awaited_before(code: list[tuple[int, str]], name: str) -> int:
 def _operands_rewritten(ptx: str) -> int:
     """Instructions in innermost loops that write registers from which products in flight read.
 
-    ptxas relies on there being none. Accumulators it watches itself.
+    ptxas relies on there being none (PTX ISA, wgmma.mma_async). Accumulators it watches itself.
     """
     lines = ptx.splitlines()
     labels = {line.split(":")[0]: place for place, line in enumerate(lines) if line[:1] == "$"}
@@ -157,17 +157,19 @@ def _operands_rewritten(ptx: str) -> int:
     for begin, end in jumps:
         if any(begin < other and last < end for other, last in jumps):
             continue
-        read: set[str] = set()
+        flying: list[set[str]] = [set()]  # registers by group of products; the last is not started
         for place in (*range(begin, end), *range(begin, end)):
             text = lines[place].strip()
             if "wgmma.mma_async" in text:
-                operands = re.findall(r"\{(.*?)\}", text)[1:]
-                read.update(*(re.findall(r"%r\d+", each) for each in operands))
-            elif "wgmma.wait_group.sync.aligned 0" in text:
-                read.clear()
+                for each in re.findall(r"\{(.*?)\}", text)[1:]:
+                    flying[-1].update(re.findall(r"%r\d+", each))
+            elif "wgmma.commit_group" in text:
+                flying.append(set())
+            elif waits := re.search(r"wgmma\.wait_group\.sync\.aligned (\d+)", text):
+                flying = flying[-1 - int(waits[1]) :]
             elif not text.startswith(("//", ".")):
                 written = re.match(r"(?:@\S+\s+)?\S+\s+(\{.*?\}|[^,;]*)", text)
-                if written and read & set(re.findall(r"%r\d+", written[1])):
+                if written and set().union(*flying) & set(re.findall(r"%r\d+", written[1])):
                     found.add(place)
     return len(found)
 
