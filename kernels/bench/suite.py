@@ -72,7 +72,8 @@ def _skinny(name: str, model: dict[str, int], rows: int, hidden: int, inner: int
 
 
 def _packed(kind: str, rows: int, inputs: int, outputs: int) -> MakeCase:
-    name = f"{kind} product {rows} x {inputs} x {outputs}"
+    which = "row" if rows == 1 else f"product {rows} x"
+    name = f"{kind} {which} {inputs} x {outputs}"
     return partial(packed_case, name, rows=rows, inputs=inputs, outputs=outputs, kind=kind)
 
 

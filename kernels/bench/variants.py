@@ -22,7 +22,7 @@ import torch
 
 from kernels.bench.case import Ceilings
 from kernels.bench.suite import MakeCase, full_suite
-from kernels.triton import decode, matmul, prefill, skinny
+from kernels.triton import decode, matmul, prefill, quantised, skinny
 from kernels.triton.plan import LOW_TILE_ROWS, TILE_ROWS
 
 
@@ -54,6 +54,7 @@ class Trial:
 
 
 AS_IT_IS = Variant()
+_NARROW = tuple(quantised.TileShape(rows, 64, 4) for rows in (16, 32, 64, 128))
 TRIALS = (
     Trial(
         "decode",
@@ -92,6 +93,19 @@ TRIALS = (
                 for rows, columns, swath, stages in ((128, 256, 8, 3), (256, 128, 16, 3))
             ),
         ),
+    ),
+    *(
+        Trial(
+            f"{codes} product",
+            quantised,
+            "_packed_kernel",
+            (
+                AS_IT_IS,
+                *(Variant({"num_stages": stages}) for stages in (3, 6)),
+                Variant(constants={"_TILES": _NARROW}),
+            ),
+        )
+        for codes in ("int4", "int4 in groups of 128", "fp8")
     ),
     *(
         Trial(
