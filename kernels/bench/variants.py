@@ -54,7 +54,10 @@ class Trial:
 
 
 AS_IT_IS = Variant()
-_NARROW = tuple(quantised.TileShape(rows, 64, 4) for rows in (16, 32, 64, 128))
+_NARROW, _WIDE = (
+    tuple(quantised.TileShape(rows, columns, columns // 16) for rows in (16, 32, 64, 128))
+    for columns in (64, 128)
+)
 TRIALS = (
     Trial(
         "decode",
@@ -102,7 +105,7 @@ TRIALS = (
             (
                 AS_IT_IS,
                 *(Variant({"num_stages": stages}) for stages in (3, 6)),
-                Variant(constants={"_TILES": _NARROW}),
+                *(Variant(constants={"_TILES": tiles}) for tiles in (_NARROW, _WIDE)),
             ),
         )
         for codes in ("int4", "int4 in groups of 128", "fp8")
