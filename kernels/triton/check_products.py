@@ -200,10 +200,11 @@ def _experts_by_size(dtype: torch.dtype, device: torch.device, random: torch.Gen
 
 
 def _scaled_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> Pairs:
-    """Yield a product of some rows; the reference's weight is widened."""
+    """Yield a product of two rows, the fewest, and of some; the reference's weight is widened."""
     x, bias = normal(random, dtype, 40, 64), normal(random, dtype, 48)
     weight = quantise_fp8(normal(random, torch.float32, 48, 64))
-    codes, steps = quantise_rows(x)
     there, held, scales, added = copy_to((x, weight.codes, weight.scales, bias), device)
-    made = scaled_linear(there, held, scales, added, quantise_rows_there)
-    yield made, linear_packed(codes.float() * steps, weight, bias.float())
+    for rows in (2, 40):
+        codes, steps = quantise_rows(x[:rows])
+        made = scaled_linear(there[:rows], held, scales, added, quantise_rows_there)
+        yield made, linear_packed(codes.float() * steps, weight, bias.float())
