@@ -31,8 +31,8 @@ _INT4_ENDS = """
     prmt.b32 $2, t, 0x43000000, 0x7244;
     prmt.b32 $3, t, 0x43000000, 0x7344;
 }"""
-_LOW = "{\n    .reg .b32 t;\n    mov.b32 t, $INPUT;"
-_HIGH = "{\n    .reg .b32 t;\n    shr.u32 t, $INPUT, 4;"
+LOW = "{\n    .reg .b32 t;\n    mov.b32 t, $INPUT;"
+HIGH = "{\n    .reg .b32 t;\n    shr.u32 t, $INPUT, 4;"
 # Four codes c to 2 ** 23 + 128 + c, with 128 + c in the first byte.
 _INT8 = """{
     .reg .b32 t;
@@ -72,44 +72,8 @@ _E2M1_ENDS = """
     or.b32 $1, u, v;
 }"""
 
-# The same two codes with exponents as in bfloat16. The lowest level's exponent is 0 there too.
-_E2M1_BFLOAT16_ENDS = """
-    prmt.b32 u, t, 0, 0x1404;
-    shl.b32 v, u, 4;
-    shr.u32 u, u, 2;
-    and.b32 u, u, 0x01C001C0;
-    and.b32 v, v, 0x80008000;
-    or.b32 $0, u, v;
-    prmt.b32 u, t, 0, 0x3424;
-    shl.b32 v, u, 4;
-    shr.u32 u, u, 2;
-    and.b32 u, u, 0x01C001C0;
-    and.b32 v, v, 0x80008000;
-    or.b32 $1, u, v;
-}"""
-# Four codes c to 128 + c in bfloat16, or 1024 + c in float16, two to a word; ``$BASE`` is the upper
-# byte.
-_INT4_PAIRS_ENDS = """
-    and.b32 t, t, 0x0F0F0F0F;
-    prmt.b32 $0, t, $BASE, 0x4140;
-    prmt.b32 $1, t, $BASE, 0x4342;
-}"""
-# Before Hopper there are no products and sums of bfloat16 without the other.
-_TIMES = """{
-    .reg .b32 z;
-    mov.b32 z, 0x80008000;
-    fma.rn.bf16x2 $0, $1, $2, z;
-}"""
 
-
-_PLUS = """{
-    .reg .b32 one;
-    mov.b32 one, 0x3F803F80;
-    fma.rn.bf16x2 $0, $1, one, $2;
-}"""
-
-
-def _of_half(begin: str, ends: str, num_outputs: int) -> str:
+def of_half(begin: str, ends: str, num_outputs: int) -> str:
     """Return instructions for the lower or upper halves of four bytes."""
     more = "t, u, v" if num_outputs == 2 else "t"
     return begin.replace("$INPUT", f"${num_outputs}").replace(".b32 t;", f".b32 {more};") + ends
@@ -117,44 +81,19 @@ def _of_half(begin: str, ends: str, num_outputs: int) -> str:
 
 # By kind and half of a byte: from four bytes to four float32, or to float16, two to a word.
 INSTRUCTIONS: dict[tuple[str, int], str] = {
-    ("int4", 0): _of_half(_LOW, _INT4_ENDS, 4),
-    ("int4", 1): _of_half(_HIGH, _INT4_ENDS, 4),
+    ("int4", 0): of_half(LOW, _INT4_ENDS, 4),
+    ("int4", 1): of_half(HIGH, _INT4_ENDS, 4),
     ("int8", 0): _INT8,
     ("e4m3", 0): _E4M3,
-    ("e2m1", 0): _of_half(_LOW, _E2M1_ENDS, 2),
-    ("e2m1", 1): _of_half(_HIGH, _E2M1_ENDS, 2),
+    ("e2m1", 0): of_half(LOW, _E2M1_ENDS, 2),
+    ("e2m1", 1): of_half(HIGH, _E2M1_ENDS, 2),
 }
-# By half of a byte, to bfloat16 and to float16, of ``int4`` plus ``PAIR_OFFSETS``.
-PAIR_INSTRUCTIONS: dict[tuple[str, int], str] = {
-    (dtype, half): _of_half(begin, _INT4_PAIRS_ENDS.replace("$BASE", base), 2)
-    for dtype, base in (("bf16", "0x43434343"), ("fp16", "0x64646464"))
-    for half, begin in ((0, _LOW), (1, _HIGH))
-}
-PAIR_OFFSETS = {"bf16": 136.0, "fp16": 1032.0}
-# By half of a byte, to bfloat16.
-BFLOAT16_INSTRUCTIONS: dict[int, str] = {
-    0: _of_half(_LOW, _E2M1_BFLOAT16_ENDS, 2),
-    1: _of_half(_HIGH, _E2M1_BFLOAT16_ENDS, 2),
-}
-BFLOAT16_FACTOR = 2.0**126  # missing then
 _INT4_LOW: tl.constexpr = tl.constexpr(INSTRUCTIONS["int4", 0])
 _INT4_HIGH: tl.constexpr = tl.constexpr(INSTRUCTIONS["int4", 1])
 _INT8_ALL: tl.constexpr = tl.constexpr(INSTRUCTIONS["int8", 0])
 _E4M3_ALL: tl.constexpr = tl.constexpr(INSTRUCTIONS["e4m3", 0])
 _E2M1_LOW: tl.constexpr = tl.constexpr(INSTRUCTIONS["e2m1", 0])
 _E2M1_HIGH: tl.constexpr = tl.constexpr(INSTRUCTIONS["e2m1", 1])
-
-_E2M1_BFLOAT16_LOW: tl.constexpr = tl.constexpr(BFLOAT16_INSTRUCTIONS[0])
-_E2M1_BFLOAT16_HIGH: tl.constexpr = tl.constexpr(BFLOAT16_INSTRUCTIONS[1])
-_BFLOAT16_FACTOR: tl.constexpr = tl.constexpr(BFLOAT16_FACTOR)
-_BF16_LOW: tl.constexpr = tl.constexpr(PAIR_INSTRUCTIONS["bf16", 0])
-_BF16_HIGH: tl.constexpr = tl.constexpr(PAIR_INSTRUCTIONS["bf16", 1])
-_FP16_LOW: tl.constexpr = tl.constexpr(PAIR_INSTRUCTIONS["fp16", 0])
-_FP16_HIGH: tl.constexpr = tl.constexpr(PAIR_INSTRUCTIONS["fp16", 1])
-_BF16_OFFSET: tl.constexpr = tl.constexpr(PAIR_OFFSETS["bf16"])
-_FP16_OFFSET: tl.constexpr = tl.constexpr(PAIR_OFFSETS["fp16"])
-_PLUS_CODE: tl.constexpr = tl.constexpr(_PLUS)
-_TIMES_CODE: tl.constexpr = tl.constexpr(_TIMES)
 
 
 @triton.jit
@@ -200,95 +139,6 @@ def decode_codes(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
             return bits.to(tl.float16, bitcast=True).to(tl.float32)
     else:
         return tl.load(levels + ((held >> 4 * HALF) & 15))
-
-
-@triton.jit
-def decode_scaled(held, exponents, HALF: tl.constexpr):
-    """Return e2m1 levels times scales of one byte (``as_scale``) in bfloat16, exactly.
-
-    Two codes at a time, without float32.
-    """
-    if _COMPILED:
-        code: tl.constexpr = _E2M1_BFLOAT16_HIGH if HALF else _E2M1_BFLOAT16_LOW
-        level = tl.inline_asm_elementwise(
-            code,  # pyright: ignore[reportArgumentType]
-            "=r,=r,r",
-            [held],
-            dtype=tl.bfloat16,
-            is_pure=True,
-            pack=4,
-        )
-        scale = (exponents.to(tl.uint16) << 7).to(tl.bfloat16, bitcast=True)
-        lifted = _times(level, tl.full(held.shape, _BFLOAT16_FACTOR, tl.bfloat16))
-        return _times(lifted, scale)
-    else:
-        level = decode_codes(held, None, HALF, "e2m1") * 16384.0
-        return (level * as_scale(exponents)).to(tl.bfloat16)
-
-
-@triton.jit
-def decode_integers(held, zeros, HALF: tl.constexpr, DTYPE: tl.constexpr):
-    """Return int4 levels less whole zeros in bfloat16 or float16, exactly, without float32.
-
-    ``zeros``: of ``held``'s shape, any dtype, or None.
-    """
-    if _COMPILED:
-        OFFSET: tl.constexpr = _BF16_OFFSET if tl.bfloat16 == DTYPE else _FP16_OFFSET
-        if tl.bfloat16 == DTYPE:
-            level = tl.inline_asm_elementwise(
-                _BF16_HIGH if HALF else _BF16_LOW,  # pyright: ignore[reportArgumentType]
-                "=r,=r,r",
-                [held],
-                dtype=tl.bfloat16,
-                is_pure=True,
-                pack=4,
-            )
-        else:
-            level = tl.inline_asm_elementwise(
-                _FP16_HIGH if HALF else _FP16_LOW,  # pyright: ignore[reportArgumentType]
-                "=r,=r,r",
-                [held],
-                dtype=tl.float16,
-                is_pure=True,
-                pack=4,
-            )
-        if zeros is None:
-            base = tl.full(held.shape, -OFFSET, DTYPE)
-        else:
-            base = (-OFFSET - zeros.to(tl.float32)).to(DTYPE)
-        if tl.bfloat16 == DTYPE:
-            return _plus(level, base)
-        else:
-            return level + base
-    else:
-        level = ((held >> 4 * HALF) & 15).to(tl.float32) - 8.0
-        if zeros is not None:
-            level -= zeros.to(tl.float32)
-        return level.to(DTYPE)
-
-
-@triton.jit
-def _plus(a, b):
-    return tl.inline_asm_elementwise(
-        _PLUS_CODE,  # pyright: ignore[reportArgumentType]
-        "=r,r,r",
-        [a, b],
-        dtype=tl.bfloat16,
-        is_pure=True,
-        pack=2,
-    )
-
-
-@triton.jit
-def _times(a, b):
-    return tl.inline_asm_elementwise(
-        _TIMES_CODE,  # pyright: ignore[reportArgumentType]
-        "=r,r,r",
-        [a, b],
-        dtype=tl.bfloat16,
-        is_pure=True,
-        pack=2,
-    )
 
 
 @triton.jit

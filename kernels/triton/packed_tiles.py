@@ -34,13 +34,12 @@ import triton
 import triton.language as tl
 
 from kernels.tiled import BLOCK, TiledWeight
+from kernels.triton.code_pairs import decode_exactly, decode_scaled
 from kernels.triton.codes import (
     DECODE_FACTORS,
     DECODE_OFFSETS,
     as_scale,
     decode_codes,
-    decode_integers,
-    decode_scaled,
     load_scales,
 )
 from kernels.triton.tiles import dot, dot_add
@@ -67,16 +66,20 @@ def kernel_params(weight: TiledWeight) -> dict[str, Any]:
 def scales_sums(
     weight: TiledWeight, num_rows: int, dtype: torch.dtype, *, invariant: bool = False
 ) -> bool:
-    """Return whether the sums of a group are scaled instead of its weights, which are integers then
-    and need no float32: with few rows, which have fewer sums, in groups of whole tiles.
+    """Return whether the sums of a group are scaled instead of its weights, which are exact in 16
+    bits then and need no float32.
 
-    A row of an invariant product has to be computed alike with any number of rows.
+    Sums of several groups, which consist of whole tiles, only with few rows, which have fewer of
+    them. A row of an invariant product has to be computed alike with any number of rows.
     """
-    if weight.kind != "int4" or dtype.itemsize != 2 or num_rows > _MOST_SCALED_ROWS or invariant:
+    if weight.kind not in ("int4", "e4m3") or dtype.itemsize != 2:
         return False
-    if weight.zeros is not None and weight.zeros.is_floating_point():
+    if weight.zeros is not None and (weight.zeros.is_floating_point() or weight.kind != "int4"):
         return False
-    return weight.num_groups == 1 or weight.group_size % TILE_INPUTS == 0
+    if weight.num_groups == 1:
+        return True
+    is_few = num_rows <= _MOST_SCALED_ROWS and not invariant
+    return is_few and weight.group_size % TILE_INPUTS == 0
 
 
 @triton.jit
@@ -143,7 +146,8 @@ def packed_product(
                 sums = dot_add(widened, tl.trans(x), sums)
                 scale = tl.broadcast_to(as_scale(groups[0][0])[:, None], [COLUMNS, ROWS])
                 acc = tl.fma(sums, scale, acc)
-    return acc * output_factor(lines, scales, zeros, factor, GROUPS, LIFT)[:, None]
+    common = output_factor(lines, scales, zeros, factor, GROUPS, LIFT if not SCALES_SUMS else 1.0)
+    return acc * common[:, None]
 
 
 @triton.jit
@@ -280,14 +284,14 @@ def widen(
     """Return the weights of a tile's part, [COLUMNS, BLOCK], less ``output_factor``: rounded to
     ``DTYPE``.
 
-    ``SCALES_SUMS``: less the groups' scales, too, which makes them integers.
+    ``SCALES_SUMS``: less the groups' scales, too; exactly.
     """
     scale, zero = group
     if SCALES_SUMS:
         if HAS_ZEROS:
-            return decode_integers(held, _spread(zero, COLUMNS, BLOCK), PART, DTYPE)
+            return decode_exactly(held, _spread(zero, COLUMNS, BLOCK), PART, KIND, DTYPE)
         else:
-            return decode_integers(held, None, PART, DTYPE)
+            return decode_exactly(held, None, PART, KIND, DTYPE)
     # A scale that does not exist is no byte.
     if KIND == "e2m1" and not HAS_ZEROS and scale.dtype == tl.uint8 and tl.bfloat16 == DTYPE:
         return decode_scaled(held, _spread(scale, COLUMNS, BLOCK), PART)

@@ -11,15 +11,8 @@ import torch
 pytest.importorskip("triton")
 
 from kernels.packed import INT4_LEVELS, MXFP4_LEVELS
-from kernels.triton.codes import (
-    BFLOAT16_FACTOR,
-    BFLOAT16_INSTRUCTIONS,
-    DECODE_FACTORS,
-    DECODE_OFFSETS,
-    INSTRUCTIONS,
-    PAIR_INSTRUCTIONS,
-    PAIR_OFFSETS,
-)
+from kernels.triton.code_pairs import PAIR_FACTORS, PAIR_INSTRUCTIONS, PAIR_OFFSETS
+from kernels.triton.codes import DECODE_FACTORS, DECODE_OFFSETS, INSTRUCTIONS
 
 _LINE = re.compile(r"^\s*([a-z]+)\.(?:b32|u32)\s+(.+);$")
 _WORD = 2**32 - 1
@@ -91,22 +84,14 @@ def test_instructions_widen_every_code_in_every_place(kind: str, half: int) -> N
         assert made == levels_of(kind, half, held)
 
 
-@pytest.mark.parametrize("half", BFLOAT16_INSTRUCTIONS)
-def test_instructions_widen_every_code_to_bfloat16(half: int) -> None:
-    for byte in range(256):
-        held = bytes((byte, 255 - byte, byte // 3, byte ^ 0x5A))
-        words = run(BFLOAT16_INSTRUCTIONS[half], int.from_bytes(held, "little"), 2)
-        bits = [number for word in words for number in (word << 16 & _WORD, word & 0xFFFF0000)]
-        floats = [struct.unpack("<f", struct.pack("<I", number))[0] for number in bits]
-        assert [x * BFLOAT16_FACTOR for x in floats] == levels_of("e2m1", half, held)
-
-
-@pytest.mark.parametrize(("dtype", "half"), PAIR_INSTRUCTIONS)
-def test_instructions_widen_every_code_to_a_pair_of_integers(dtype: str, half: int) -> None:
-    for byte in range(256):
-        held = bytes((byte, 255 - byte, byte // 3, byte ^ 0x5A))
-        words = run(PAIR_INSTRUCTIONS[dtype, half], int.from_bytes(held, "little"), 2)
-        packed = struct.pack("<2I", *words)
-        form = torch.bfloat16 if dtype == "bf16" else torch.float16
-        floats = torch.frombuffer(bytearray(packed), dtype=form).tolist()
-        assert [x - PAIR_OFFSETS[dtype] for x in floats] == levels_of("int4", half, held)
+@pytest.mark.parametrize(("kind", "dtype", "half"), PAIR_INSTRUCTIONS)
+def test_instructions_widen_every_code_to_pairs(kind: str, dtype: str, half: int) -> None:
+    known = [byte for byte in range(256) if kind != "e4m3" or byte & 0x7F != 0x7F]
+    form = torch.bfloat16 if dtype == "bf16" else torch.float16
+    offset, factor = PAIR_OFFSETS.get((kind, dtype), 0.0), PAIR_FACTORS.get((kind, dtype), 1.0)
+    for byte in known:
+        held = bytes((byte, known[byte // 3], known[-1 - byte // 2], byte))
+        code = PAIR_INSTRUCTIONS[kind, dtype, half]
+        words = run(code, int.from_bytes(held, "little"), 2)
+        floats = torch.frombuffer(bytearray(struct.pack("<2I", *words)), dtype=form).tolist()
+        assert [(x - offset) * factor for x in floats] == levels_of(kind, half, held)

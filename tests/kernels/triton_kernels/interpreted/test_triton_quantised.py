@@ -66,12 +66,12 @@ def test_a_widened_weight_is_the_same_weight(kind: str) -> None:
 
 
 @pytest.mark.parametrize("group", [128, 256, 640])
-@pytest.mark.parametrize("has_zeros", [False, True])
-def test_sums_of_whole_groups_are_scaled(group: int, has_zeros: bool) -> None:
-    """As in GPTQ and AWQ: whole zeros, in groups of 128, or one for all inputs."""
+@pytest.mark.parametrize("kind", ["int4", "int4 with zeros", "e4m3"])
+def test_sums_of_whole_groups_are_scaled(group: int, kind: str) -> None:
+    """As in GPTQ and AWQ, with whole zeros, and in FP8: in groups of 128, or one for all inputs."""
     random = torch.Generator().manual_seed(group)
-    weight = packed_weight("int4", 70, 640, group)
-    if has_zeros:
+    weight = packed_weight(kind.split()[0], 70, 640, group)
+    if "zeros" in kind:
         zeros = torch.randint(-8, 9, weight.scales.shape, generator=random, dtype=torch.int8)
         weight = replace(weight, zeros=zeros)
     for dtype in (torch.float16, torch.bfloat16):
