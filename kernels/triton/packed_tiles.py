@@ -53,6 +53,7 @@ def kernel_params(weight: TiledWeight) -> dict[str, Any]:
     """Return a weight's compile-time parameters, the last arguments of ``packed_product``."""
     return {
         "INPUTS": weight.inputs,
+        "BYTES": weight.codes.shape[1],
         "GROUP": weight.group_size,
         "GROUPS": weight.num_groups,
         "KIND": weight.kind,
@@ -99,6 +100,7 @@ def packed_product(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr,
+    BYTES: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
     KIND: tl.constexpr,
@@ -124,7 +126,7 @@ def packed_product(
             if CODES_A_BYTE == 1 or part == 0:
                 held = load_block(
                     *(codes, lines, tile, part, IS_WHOLE),
-                    *(COLUMNS, INPUTS, CODES_A_BYTE, BLOCK),
+                    *(COLUMNS, BYTES, CODES_A_BYTE, BLOCK),
                 )
             widened = widen(
                 *(held, levels, groups[part], part, zeros is not None, SCALES_SUMS),
@@ -173,7 +175,7 @@ def load_block(
     PART: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     COLUMNS: tl.constexpr,
-    INPUTS: tl.constexpr,
+    BYTES: tl.constexpr,
     CODES_A_BYTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -184,8 +186,6 @@ def load_block(
     instruction's operand, and nothing moves. There a warp has 16 adjacent lines, a thread two of
     them, 8 apart; but a load goes through the first half of all lines first.
     """
-    LANE: tl.constexpr = BLOCK // 4
-    BYTES: tl.constexpr = (INPUTS + LANE * CODES_A_BYTE - 1) // (LANE * CODES_A_BYTE) * LANE
     WARPS: tl.constexpr = COLUMNS // 16
     if CODES_A_BYTE == 2:
         block = tile

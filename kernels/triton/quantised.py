@@ -20,7 +20,12 @@ import triton.language as tl
 from torch.nn import functional
 
 from kernels.tiled import TiledWeight
-from kernels.triton.launch import launch, shared_memory_bytes, wait_for_prior_kernels
+from kernels.triton.launch import (
+    launch,
+    prefetch,
+    shared_memory_bytes,
+    wait_for_prior_kernels,
+)
 from kernels.triton.packed_tiles import (
     TILE_INPUTS,
     inputs_of_places,
@@ -209,6 +214,7 @@ def _packed_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr,
+    BYTES: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
     KIND: tl.constexpr,
@@ -218,7 +224,6 @@ def _packed_kernel(
     BLOCK: tl.constexpr,
 ):
     """One tile of the output over one split of the inputs."""
-    wait_for_prior_kernels()
     row_tiles = tl.cdiv(num_rows, ROWS)
     split = tl.program_id(1)
     rows = tl.program_id(0) % row_tiles * ROWS + tl.arange(0, ROWS)
@@ -227,6 +232,11 @@ def _packed_kernel(
     x_rows = x + tl.minimum(rows, num_rows - 1).to(tl.int64) * x_stride
     lines = tl.minimum(columns, outputs - 1).to(tl.int64)
     COUNT: tl.constexpr = (INPUT_TILES + SPLITS - 1) // SPLITS
+    # The first two cache lines of each output, which no kernel writes: the tiles that are staged.
+    begin = split * (COUNT * 2 * BLOCK // CODES_A_BYTE)
+    ahead = tl.minimum(begin + tl.arange(0, 2) * 128, BYTES - 1)
+    prefetch(codes + lines[:, None] * BYTES + ahead[None, :])
+    wait_for_prior_kernels()
     acc = packed_product(
         x_rows,
         lines,
@@ -243,6 +253,7 @@ def _packed_kernel(
         ROWS,
         COLUMNS,
         INPUTS,
+        BYTES,
         GROUP,
         GROUPS,
         KIND,
@@ -276,6 +287,7 @@ def _widen_kernel(
     COUNT: tl.constexpr,
     INPUT_TILES: tl.constexpr,
     INPUTS: tl.constexpr,
+    BYTES: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
     KIND: tl.constexpr,
@@ -295,7 +307,7 @@ def _widen_kernel(
         for part in tl.static_range(2):  # pyright: ignore[reportGeneralTypeIssues]
             if CODES_A_BYTE == 1 or part == 0:
                 held = load_block(
-                    codes, lines, tile, part, False, LINES, INPUTS, CODES_A_BYTE, BLOCK
+                    codes, lines, tile, part, False, LINES, BYTES, CODES_A_BYTE, BLOCK
                 )
             value = widen(
                 *(held, levels, groups[part], part, zeros is not None, False),
