@@ -226,17 +226,18 @@ def _packed_kernel(
     """One tile of the output over one split of the inputs."""
     row_tiles = tl.cdiv(num_rows, ROWS)
     split = tl.program_id(1)
-    rows = tl.program_id(0) % row_tiles * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
-    # Past the end the last row and column are repeated, which needs no mask.
-    x_rows = x + tl.minimum(rows, num_rows - 1).to(tl.int64) * x_stride
-    lines = tl.minimum(columns, outputs - 1).to(tl.int64)
+    # Past the end the last column and row are repeated, which needs no mask.
+    lines = tl.minimum(columns, outputs - 1)
+    lines = lines.to(tl.int64)
     COUNT: tl.constexpr = (INPUT_TILES + SPLITS - 1) // SPLITS
     # The first two cache lines of each output, which no kernel writes: the tiles that are staged.
     begin = split * (COUNT * 2 * BLOCK // CODES_A_BYTE)
     ahead = tl.minimum(begin + tl.arange(0, 2) * 128, BYTES - 1)
     prefetch(codes + lines[:, None] * BYTES + ahead[None, :])
     wait_for_prior_kernels()
+    rows = tl.program_id(0) % row_tiles * ROWS + tl.arange(0, ROWS)
+    x_rows = x + tl.minimum(rows, num_rows - 1).to(tl.int64) * x_stride
     acc = packed_product(
         x_rows,
         lines,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 MODULES = sorted((Path(__file__).parents[3] / "kernels" / "triton").glob("*.py"))
-# Two read their weights ahead of their turn, and nothing else; attention reads its plan, which is
-# complete before the first layer (``plan.py``).
+# Two read their weights ahead of their turn, and nothing else, and one requests them; attention reads
+# its plan, which is complete before the first layer (``plan.py``).
 _EARLY = {
     "_skinny_kernel": ["weights"],
     "_skinny_packed_kernel": ["places"],
@@ -28,7 +28,8 @@ _EARLY_CALLS = {
         "_row_of_unit(begin, unit_starts, num_rows, NUM_KV_HEADS, SEARCHED)",
         "_read_row(row, unit_starts, seq_lens, query_start, lines)",
         "_prefetch_unit",
-    }
+    },
+    "_packed_kernel": {"prefetch"},
 }
 
 
