@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 MODULES = sorted((Path(__file__).parents[3] / "kernels" / "triton").glob("*.py"))
-# Two read their weights ahead of their turn, and nothing else, and one requests them; attention reads
-# its plan, which is complete before the first layer (``plan.py``).
+# Two read their weights ahead of their turn, one requests them, and no more; attention reads its
+# plan, which is complete before the first layer (``plan.py``).
 _EARLY = {
     "_skinny_kernel": ["weights"],
     "_skinny_packed_kernel": ["places"],
