@@ -190,9 +190,14 @@ def _widened_linear(
 
 
 def _num_splits(num_warps: int, input_tiles: int) -> int:
-    """Return the splits of the inputs: enough to fill the device, none too short."""
+    """Return the splits of the inputs: enough to fill the device, none too short.
+
+    Equal splits need no masks, and are worth up to half as many.
+    """
     longest = max(1, input_tiles // _LEAST_TILES)
-    return max(1, min(_TARGET_WARPS // max(num_warps, 1), longest, _MOST_SPLITS))
+    most = max(1, min(_TARGET_WARPS // max(num_warps, 1), longest, _MOST_SPLITS))
+    equal = max(count for count in range(1, most + 1) if input_tiles % count == 0)
+    return equal if 2 * equal > most else most
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -87,6 +87,17 @@ def test_inputs_are_split_over_programs(kind: str) -> None:
         _close(packed_weight(kind, 64, inputs, 16, zeros=True), 2, bias=True)
 
 
+@pytest.mark.parametrize(
+    ("num_warps", "input_tiles", "splits"),
+    [(1792, 32, 1), (384, 32, 4), (256, 112, 8), (180, 23, 5), (4, 3, 1), (0, 8, 2)],
+)
+def test_splits_are_equal_where_that_leaves_enough(
+    num_warps: int, input_tiles: int, splits: int
+) -> None:
+    """For layers of an 8B model and of GPT-OSS, and where there is nothing to split."""
+    assert quantised._num_splits(num_warps, input_tiles) == splits
+
+
 def test_exponents_for_scales() -> None:
     weight = packed_weight("e2m1", 40, 96, 32)
     scales = torch.ldexp(torch.ones(40, 3), torch.randint(-9, 3, (40, 3)))
