@@ -2,8 +2,8 @@
 
 With few rows, weights are widened in registers during the product, so only the codes' bytes are
 read (``packed_tiles.py``). Such products are bound by these bytes, and the inputs may be split over
-several programs to have enough of them in flight, depending only on the weight's shape. Their sums
-are added in a fixed order, so a row's result does not change from run to run.
+several programs to have enough of them in flight. Their sums are added in a fixed order, so a
+batch's results do not change from run to run.
 
 With many rows each weight would be widened many times. It is widened once instead, to memory, for
 the product of a library: as long as a part of the weight takes to write and read, which many rows'
