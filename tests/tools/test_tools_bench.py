@@ -71,6 +71,18 @@ def test_steps_are_measured_against_their_floors(capsys):
     assert all(row["time_ms"] > row["floor_ms"] > 0 for row in told)
 
 
+@pytest.mark.parametrize("kind", ["int4", "fp8"])
+def test_steps_of_quantised_weights_have_smaller_floors(capsys, kind):
+    assert steps.main([*TINY, "--quantization", kind]) == 0
+    quantised = rows(capsys.readouterr().out)
+    assert [row["case"] for row in quantised][1:] == [
+        f"tiny {kind} decode 1 x 24",
+        f"tiny {kind} decode 3 x 40",
+    ]
+    assert all(row["time_ms"] > row["floor_ms"] > 0 for row in quantised)
+    assert steps._WEIGHT_BYTES[kind] < steps._WEIGHT_BYTES[None]
+
+
 def test_a_case_that_does_not_fit_is_skipped(capsys, monkeypatch):
     monkeypatch.setattr(steps, "_TINY_CASES", [(10_000, 40)])
     assert steps.main(TINY) == 0

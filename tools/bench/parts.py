@@ -89,6 +89,8 @@ def gpu_parts(options: Sequence[str], pytest: Sequence[str]) -> list[list[Part]]
         [bench("transformers", "transformers_peer", 70, *small)],
         [bench("invariant 0.6b", "steps", 45, "--batch-invariant", *small)],
         [bench("invariant 8b", "steps", 60, "--batch-invariant", *large)],
+        [bench("int4 8b", "steps", 50, "--quantization", "int4", *large)],
+        [bench("fp8 8b", "steps", 50, "--quantization", "fp8", *large)],
         [bench("breakdown 0.6b", "breakdown", 40, *small)],
         [bench("breakdown 8b", "breakdown", 40, *large)],
     ]

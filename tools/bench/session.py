@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 
-from engine.config import CacheConfig, Device, EngineConfig, SchedulerConfig
+from engine.config import CacheConfig, Device, EngineConfig, Quantization, SchedulerConfig
 from engine.core import EngineCore
 from engine.requests import fan_out
 from engine.types import SamplingParams
@@ -44,6 +44,7 @@ def load_core(
     max_model_len: int | None = None,
     cache_bytes: int | None = None,
     batch_invariant: bool = False,
+    quantization: Quantization | None = None,
 ) -> EngineCore:
     """Load an engine by the options of :func:`parser`.
 
@@ -63,6 +64,7 @@ def load_core(
             max_model_len=None if is_tiny else max_model_len,
             attention_backend=options.attention_backend,
             batch_invariant=batch_invariant,
+            quantization=quantization,
             scheduler=SchedulerConfig(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=MAX_STEP_TOKENS,

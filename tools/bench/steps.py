@@ -24,20 +24,31 @@ _CASES = [
     *((rows, 4096) for rows in (1, 8, 32)),  # more would mostly measure their prompts
 ]
 _FEW_CASES = [(rows, 1024) for rows in (1, 32, 256)]
+_QUANTISED_CASES = [(rows, 1024) for rows in (1, 8, 32, 64, 256)]
 _TINY_CASES = [(1, 24), (3, 40)]
 _WARM_UP_STEPS, _STEPS = 8, 32
 _PROMPT, _TINY_PROMPT = 8192, 96
+# Bytes of a weight: its code, and its part of a group's scale (``engine/quantization/online.py``).
+_WEIGHT_BYTES = {None: 2.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5 + 2 / 32, "nf4": 0.5 + 2 / 64}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line of JSON for each case as it is measured."""
     asked = parser(__doc__, "qwen3-0.6b", "llama-3.1-8b")
     asked.add_argument("--batch-invariant", action="store_true", help="and fewer cases")
+    kinds = [kind for kind in _WEIGHT_BYTES if kind is not None]
+    asked.add_argument("--quantization", choices=kinds, help="of the weights, and fewer cases")
     options = asked.parse_args(argv)
     ceilings = measure(options.device)
     is_tiny = options.model == TINY
-    cases = _FEW_CASES if options.batch_invariant else _CASES
-    core = load_core(options, max_model_len=_PROMPT + 64, batch_invariant=options.batch_invariant)
+    cases = _QUANTISED_CASES if options.quantization is not None else _CASES
+    cases = _FEW_CASES if options.batch_invariant else cases
+    core = load_core(
+        options,
+        max_model_len=_PROMPT + 64,
+        batch_invariant=options.batch_invariant,
+        quantization=options.quantization,
+    )
     session = Session(core)
     for row in (
         *_prefill(session, options, ceilings, _TINY_PROMPT if is_tiny else _PROMPT),
@@ -65,7 +76,7 @@ def _prefill(
     flops = 2 * in_layers * length + 2 * output + attention_flops(options.model, length)
     floor_s = flops / ceilings.flops_per_s
     time_s = statistics.median(taken[1:])  # the first one warms up
-    yield _row(f"{options.model} prefill {length}", time_s, floor_s)
+    yield _row(f"{_model(options)} prefill {length}", time_s, floor_s)
 
 
 def begin_decoding(session: Session, rows: int, context: int, num_steps: int) -> bool:
@@ -97,7 +108,7 @@ def _decode(
     context: int,
 ) -> dict[str, Any]:
     """Measure steps in which ``rows`` sequences of about ``context`` tokens gain one token each."""
-    name = f"{options.model} decode {rows} x {context}"
+    name = f"{_model(options)} decode {rows} x {context}"
     if not begin_decoding(session, rows, context, _STEPS):
         return {"case": name, "skipped": "the KV cache is too small"}
     with timed(options.device) as seconds:
@@ -105,11 +116,18 @@ def _decode(
     session.abort()
     parameters = sum(matrix_parameters(options.model))
     weights_s = max(
-        2 * parameters / ceilings.bytes_per_s, 2 * parameters * rows / ceilings.flops_per_s
+        _WEIGHT_BYTES[options.quantization] * parameters / ceilings.bytes_per_s,
+        2 * parameters * rows / ceilings.flops_per_s,
     )
     per_token = session.core.info.memory.bytes_per_token
     floor_s = weights_s + rows * context * per_token / ceilings.bytes_per_s
     return _row(name, seconds[0] * rows / made, floor_s, rows=rows)
+
+
+def _model(options: argparse.Namespace) -> str:
+    """Return the model's name in rows."""
+    kind = options.quantization
+    return options.model if kind is None else f"{options.model} {kind}"
 
 
 def _row(case: str, time_s: float, floor_s: float, rows: int | None = None) -> dict[str, Any]:

@@ -47,6 +47,7 @@ from kernels.triton.prefill import prefill_attention
 from kernels.triton.quantised import packed_linear
 from kernels.triton.routing import invariant_route, route
 from kernels.triton.sampling import sample
+from kernels.triton.scaled import quantise_rows
 from kernels.triton.scan_chunks import selective_scan
 from kernels.triton.short_conv import gated_conv, short_conv
 from kernels.triton.skinny import skinny_linear
@@ -327,6 +328,10 @@ def packed_matmul(
     packed_linear(empty(rows, inputs), weight, empty(outputs), invariant=invariant)
 
 
+def float8_rows(inputs: int) -> None:
+    quantise_rows(empty(64, inputs))
+
+
 def skinny_packed(rows: int, inputs: int, outputs: int, part: str, form: str) -> None:
     x = empty(rows, inputs)
     if part == "gate-up":
@@ -473,6 +478,7 @@ CASES: dict[str, Callable[[], object]] = {
         for rows in (1,)
         for part, shape in {"gate-up": (4096, 14336), "down": (14336, 4096)}.items()
     },
+    "float8-rows-llama-8b": partial(float8_rows, 4096),
     "gptq-split-llama-8b": partial(packed_matmul, 8, 14336, 4096, "gptq"),
     **{
         f"few-experts-{tokens}-qwen3-30b": partial(few_experts, tokens, 128, 8, 2048, 768)
