@@ -22,13 +22,13 @@ import triton
 import triton.language as tl
 
 from kernels.sampling import LogitBias, SamplerOutput, SamplingTable, TokenCounts
-from kernels.triton.launch import INTERPRETED, launch, power_of_2, wait_for_prior_kernels
+from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
 from kernels.triton.noise import gumbel, position_keys
+from kernels.triton.tiles import quotient
 from kernels.triton.truncation import CHUNK, is_bounded, sample_truncated, two_maxima
 
 PIECE = 2048  # of the vocabulary, per program
 PIECE_CHUNKS = PIECE // CHUNK.value
-_COMPILED: tl.constexpr = tl.constexpr(not INTERPRETED)
 _BIAS_TILE = 128
 _ALIGNED = 4  # floats
 
@@ -273,8 +273,8 @@ def _adjust_kernel(
     broken = (is_nan > 0.0) | (high == float("inf"))
     best, score = high, x
     if (warmth > 0.0) & (broken == 0):
-        x = _quotient(x, warmth)
-        high = _quotient(high, warmth)  # the same number: quotients are in the order of dividends
+        x = quotient(x, warmth)
+        high = quotient(high, warmth)  # the same number: quotients are in the order of dividends
         best, score = high, x
         has_bound = is_bounded(k, m, vocab)
         is_searched = True
@@ -301,22 +301,6 @@ def _adjust_kernel(
     # A quotient may be infinite, which is no fault of the logits.
     high = tl.minimum(high, 3.4028234663852886e38)
     tl.store(highest + summary, tl.where(broken, float("inf"), high))
-
-
-@triton.jit
-def _quotient(x, divisor):
-    """Return ``x / divisor``, correctly rounded, for a divisor that is the same for many numbers.
-
-    A product with the reciprocal, and a correction by its remainder, which is exact (Markstein
-    1990). A division of its own has a branch per number, for cases that are not found here. Two
-    quotients that the reciprocal has lost remain as they are: infinite ones.
-    """
-    if _COMPILED:
-        inverse = tl.div_rn(1.0, divisor)
-        rough = x * inverse
-        rest = tl.fma(-rough, divisor, x)
-        return tl.where(tl.abs(rough) < float("inf"), tl.fma(rest, inverse, rough), rough)
-    return tl.div_rn(x, divisor)  # the interpreter's fma rounds twice
 
 
 @triton.jit

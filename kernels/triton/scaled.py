@@ -8,6 +8,7 @@ import triton.language as tl
 
 from kernels.scaled import FP8_MAX, MIN_SCALE
 from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
+from kernels.triton.tiles import quotient
 
 _TILE = 8192  # inputs that a program has in registers
 
@@ -53,7 +54,7 @@ def _round_kernel(codes, scales, x, inputs, x_stride, TILE: tl.constexpr):
     for begin in range(0, inputs, TILE):
         place = begin + offset
         value = tl.load(x + place, mask=place < inputs, other=0.0).to(tl.float32)
-        value = tl.div_rn(value, scale)
+        value = quotient(value, scale)
         # Rounding may exceed the largest code, which would be no number.
         value = tl.minimum(tl.maximum(value, -_MAX), _MAX)
         code = _round_to_code(value).to(codes.dtype.element_ty)

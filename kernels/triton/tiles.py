@@ -1,4 +1,4 @@
-"""Device functions shared by the attention kernels."""
+"""Device functions shared by kernels: products, tiles of keys, and functions of numbers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import triton.language as tl
 from kernels.triton.launch import INTERPRETED
 
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
-_UPCAST: tl.constexpr = tl.constexpr(INTERPRETED)
+_INTERPRETED: tl.constexpr = tl.constexpr(INTERPRETED)
 
 
 @triton.jit
 def dot(a, b):
     """``a @ b`` in float32; works around the interpreter's wrong product of bf16 operands."""
-    if _UPCAST:
+    if _INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     else:
         return tl.dot(a, b, input_precision="ieee")
@@ -23,7 +23,7 @@ def dot(a, b):
 @triton.jit
 def dot_add(a, b, acc):
     """``acc + a @ b`` in float32."""
-    if _UPCAST:
+    if _INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     else:
         return tl.dot(a, b, acc, input_precision="ieee")
@@ -38,6 +38,23 @@ def load_rows(places, is_read, DTYPE: tl.constexpr):
         return tl.load(places, mask=is_read, other=0).to(DTYPE)
     else:
         return tl.load(places, mask=is_read, other=0.0).to(DTYPE)
+
+
+@triton.jit
+def quotient(x, divisor):
+    """Return ``x / divisor``, correctly rounded, for a divisor that is the same for many numbers.
+
+    A product with the reciprocal, and a correction by its remainder, which is exact (Markstein
+    1990). A division of its own has a branch per number, for cases that are not found here. Two
+    quotients that the reciprocal has lost remain as they are: infinite ones.
+    """
+    if _INTERPRETED:
+        return tl.div_rn(x, divisor)  # its fma rounds twice
+    else:
+        inverse = tl.div_rn(1.0, divisor)
+        rough = x * inverse
+        rest = tl.fma(-rough, divisor, x)
+        return tl.where(tl.abs(rough) < float("inf"), tl.fma(rest, inverse, rough), rough)
 
 
 @triton.jit
