@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.triton.codes import HIGH, LOW, as_scale, decode_codes, of_half
+from kernels.triton.codes import HIGH, LOW, as_scale, decode_codes, e2m1, e4m3, of_half
 from kernels.triton.launch import INTERPRETED
 
 _COMPILED: tl.constexpr = tl.constexpr(not INTERPRETED)
@@ -22,54 +22,22 @@ _INT4_ENDS = """
     prmt.b32 $0, t, $BASE, 0x4140;
     prmt.b32 $1, t, $BASE, 0x4342;
 }"""
-_E2M1_ENDS = """
-    prmt.b32 u, t, 0, 0x1404;
-    shl.b32 v, u, 4;
-    shr.u32 u, u, 2;
-    and.b32 u, u, 0x01C001C0;
-    and.b32 v, v, 0x80008000;
-    or.b32 $0, u, v;
-    prmt.b32 u, t, 0, 0x3424;
-    shl.b32 v, u, 4;
-    shr.u32 u, u, 2;
-    and.b32 u, u, 0x01C001C0;
-    and.b32 v, v, 0x80008000;
-    or.b32 $1, u, v;
-}"""
-# In bfloat16 there are four bits between the sign and the rest, in float16 one.
-_E4M3 = """{
-    .reg .b32 t, u;
-    prmt.b32 t, $2, 0, 0x1404;
-    shr.u32 u, t, $SHIFT;
-    and.b32 u, u, $MASK;
-    and.b32 t, t, 0x80008000;
-    or.b32 $0, t, u;
-    prmt.b32 t, $2, 0, 0x3424;
-    shr.u32 u, t, $SHIFT;
-    and.b32 u, u, $MASK;
-    and.b32 t, t, 0x80008000;
-    or.b32 $1, t, u;
-}"""
 
 
-def _int4(base: str, begin: str) -> str:
-    return of_half(begin, _INT4_ENDS.replace("$BASE", base), 2)
-
-
-def _e4m3(shift: str, mask: str) -> str:
-    return _E4M3.replace("$SHIFT", shift).replace("$MASK", mask)
+def _int4(begin: str, base: int) -> str:
+    return of_half(begin, _INT4_ENDS.replace("$BASE", hex(base)), 2)
 
 
 # By kind, dtype and half of a byte: from four bytes to four floats.
 PAIR_INSTRUCTIONS: dict[tuple[str, str, int], str] = {
-    ("int4", "bf16", 0): _int4("0x43434343", LOW),
-    ("int4", "bf16", 1): _int4("0x43434343", HIGH),
-    ("int4", "fp16", 0): _int4("0x64646464", LOW),
-    ("int4", "fp16", 1): _int4("0x64646464", HIGH),
-    ("e2m1", "bf16", 0): of_half(LOW, _E2M1_ENDS, 2),
-    ("e2m1", "bf16", 1): of_half(HIGH, _E2M1_ENDS, 2),
-    ("e4m3", "bf16", 0): _e4m3("4", "0x07F007F0"),
-    ("e4m3", "fp16", 0): _e4m3("1", "0x3F803F80"),
+    ("int4", "bf16", 0): _int4(LOW, 0x43434343),
+    ("int4", "bf16", 1): _int4(HIGH, 0x43434343),
+    ("int4", "fp16", 0): _int4(LOW, 0x64646464),
+    ("int4", "fp16", 1): _int4(HIGH, 0x64646464),
+    ("e2m1", "bf16", 0): e2m1(LOW, -2, 0x01C001C0),
+    ("e2m1", "bf16", 1): e2m1(HIGH, -2, 0x01C001C0),
+    ("e4m3", "bf16", 0): e4m3(4, 0x07F007F0),
+    ("e4m3", "fp16", 0): e4m3(1, 0x3F803F80),
 }
 # What a float exceeds its level by, or lacks as a factor.
 PAIR_OFFSETS = {("int4", "bf16"): 136.0, ("int4", "fp16"): 1032.0}
@@ -127,12 +95,13 @@ def decode_exactly(held, zeros, HALF: tl.constexpr, KIND: tl.constexpr, DTYPE: t
     elif KIND == "e4m3":
         if tl.bfloat16 == DTYPE:
             factor = tl.full(held.shape, _E4M3_BF16_FACTOR, tl.bfloat16)
-            return _times(_bf16_pairs(held, _E4M3_BF16), factor)
+            return _combined(_bf16_pairs(held, _E4M3_BF16), factor, _TIMES_CODE)
         else:
             return _fp16_pairs(held, _E4M3_FP16) * tl.full([], _E4M3_FP16_FACTOR, tl.float16)
     elif tl.bfloat16 == DTYPE:
         level = _bf16_pairs(held, _INT4_BF16_HIGH if HALF else _INT4_BF16_LOW)
-        return _plus(level, _negated(held, zeros, _INT4_BF16_OFFSET, DTYPE))
+        base = _negated(held, zeros, _INT4_BF16_OFFSET, DTYPE)
+        return _combined(level, base, _PLUS_CODE)
     else:
         level = _fp16_pairs(held, _INT4_FP16_HIGH if HALF else _INT4_FP16_LOW)
         return level + _negated(held, zeros, _INT4_FP16_OFFSET, DTYPE)
@@ -144,8 +113,8 @@ def decode_scaled(held, exponents, HALF: tl.constexpr):
     if _COMPILED:
         level = _bf16_pairs(held, _E2M1_HIGH if HALF else _E2M1_LOW)
         scale = (exponents.to(tl.uint16) << 7).to(tl.bfloat16, bitcast=True)
-        lifted = _times(level, tl.full(held.shape, _E2M1_FACTOR, tl.bfloat16))
-        return _times(lifted, scale)
+        factor = tl.full(held.shape, _E2M1_FACTOR, tl.bfloat16)
+        return _combined(_combined(level, factor, _TIMES_CODE), scale, _TIMES_CODE)
     else:
         level = decode_codes(held, None, HALF, "e2m1") * 16384.0
         return (level * as_scale(exponents)).to(tl.bfloat16)
@@ -185,21 +154,9 @@ def _fp16_pairs(held, CODE: tl.constexpr):
 
 
 @triton.jit
-def _times(a, b):
+def _combined(a, b, CODE: tl.constexpr):
     return tl.inline_asm_elementwise(
-        _TIMES_CODE,  # pyright: ignore[reportArgumentType]
-        "=r,r,r",
-        [a, b],
-        dtype=tl.bfloat16,
-        is_pure=True,
-        pack=2,
-    )
-
-
-@triton.jit
-def _plus(a, b):
-    return tl.inline_asm_elementwise(
-        _PLUS_CODE,  # pyright: ignore[reportArgumentType]
+        CODE,  # pyright: ignore[reportArgumentType]
         "=r,r,r",
         [a, b],
         dtype=tl.bfloat16,

@@ -21,7 +21,6 @@ DECODE_FACTORS = {"e2m1": 2.0**14, "e4m3": 2.0**8}
 # How much ``decode_codes`` of a code exceeds its level, for callers that subtract it from a sum
 # instead.
 DECODE_OFFSETS = {"int4": 136.0}
-_INT4_OFFSET: tl.constexpr = tl.constexpr(DECODE_OFFSETS["int4"])
 
 # Four codes c to 128 + c, with c in the third byte.
 _INT4_ENDS = """
@@ -43,34 +42,49 @@ _INT8 = """{
     prmt.b32 $3, t, 0x4B000000, 0x7443;
 }"""
 # Two codes to a word, each in the upper byte of its half. The sign is in place, or four bits below;
-# the rest is one bit above its place, or one below.
+# in float16 the rest is one bit above its place, or one below.
 _E4M3 = """{
     .reg .b32 t, u;
     prmt.b32 t, $2, 0, 0x1404;
-    shr.u32 u, t, 1;
-    and.b32 u, u, 0x3F803F80;
+    shr.u32 u, t, $SHIFT;
+    and.b32 u, u, $MASK;
     and.b32 t, t, 0x80008000;
     or.b32 $0, t, u;
     prmt.b32 t, $2, 0, 0x3424;
-    shr.u32 u, t, 1;
-    and.b32 u, u, 0x3F803F80;
+    shr.u32 u, t, $SHIFT;
+    and.b32 u, u, $MASK;
     and.b32 t, t, 0x80008000;
     or.b32 $1, t, u;
 }"""
 _E2M1_ENDS = """
     prmt.b32 u, t, 0, 0x1404;
     shl.b32 v, u, 4;
-    shl.b32 u, u, 1;
-    and.b32 u, u, 0x0E000E00;
+    $MOVE u, u, $BY;
+    and.b32 u, u, $MASK;
     and.b32 v, v, 0x80008000;
     or.b32 $0, u, v;
     prmt.b32 u, t, 0, 0x3424;
     shl.b32 v, u, 4;
-    shl.b32 u, u, 1;
-    and.b32 u, u, 0x0E000E00;
+    $MOVE u, u, $BY;
+    and.b32 u, u, $MASK;
     and.b32 v, v, 0x80008000;
     or.b32 $1, u, v;
 }"""
+
+
+def e4m3(right: int, mask: int) -> str:
+    """Return instructions that move all but a code's sign to the right."""
+    return _E4M3.replace("$SHIFT", str(right)).replace("$MASK", hex(mask))
+
+
+def e2m1(begin: str, left: int, mask: int) -> str:
+    """Return instructions that move all but a code's sign to the left, or to the right if negative.
+
+    ``begin``: of the lower or upper halves.
+    """
+    move, by = ("shl.b32", left) if left > 0 else ("shr.u32", -left)
+    ends = _E2M1_ENDS.replace("$MOVE", move).replace("$BY", str(by)).replace("$MASK", hex(mask))
+    return of_half(begin, ends, 2)
 
 
 def of_half(begin: str, ends: str, num_outputs: int) -> str:
@@ -84,9 +98,9 @@ INSTRUCTIONS: dict[tuple[str, int], str] = {
     ("int4", 0): of_half(LOW, _INT4_ENDS, 4),
     ("int4", 1): of_half(HIGH, _INT4_ENDS, 4),
     ("int8", 0): _INT8,
-    ("e4m3", 0): _E4M3,
-    ("e2m1", 0): of_half(LOW, _E2M1_ENDS, 2),
-    ("e2m1", 1): of_half(HIGH, _E2M1_ENDS, 2),
+    ("e4m3", 0): e4m3(1, 0x3F803F80),
+    ("e2m1", 0): e2m1(LOW, 1, 0x0E000E00),
+    ("e2m1", 1): e2m1(HIGH, 1, 0x0E000E00),
 }
 _INT4_LOW: tl.constexpr = tl.constexpr(INSTRUCTIONS["int4", 0])
 _INT4_HIGH: tl.constexpr = tl.constexpr(INSTRUCTIONS["int4", 1])
@@ -97,8 +111,9 @@ _E2M1_HIGH: tl.constexpr = tl.constexpr(INSTRUCTIONS["e2m1", 1])
 
 
 @triton.jit
-def decode_level(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
-    """Return codes' levels in float32; floats lack a constant factor (``DECODE_FACTORS``).
+def decode_codes(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
+    """Return codes' levels plus ``DECODE_OFFSETS`` in float32, exactly; those that are floats lack
+    the factor in ``DECODE_FACTORS``.
 
     Args:
         held: uint8, with one or two codes each.
@@ -106,13 +121,6 @@ def decode_level(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
         HALF: which of two codes in a byte.
         KIND: see ``kernels.tiled.TiledWeight``.
     """
-    level = decode_codes(held, levels, HALF, KIND)
-    return level - _INT4_OFFSET if KIND == "int4" else level
-
-
-@triton.jit
-def decode_codes(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
-    """Return the levels plus ``DECODE_OFFSETS``, exactly."""
     if KIND == "int4":
         if _COMPILED:
             return _floats(held, _INT4_HIGH if HALF else _INT4_LOW)
