@@ -58,7 +58,7 @@ _TILES = (
     TileShape(128, 128, 8),
 )
 _MOST_STAGES = 4
-_KEPT_SHARED_BYTES = 24 << 10  # for what is not staged
+_KEPT_SHARED_BYTES = 16 << 10  # of a program, for what is not staged
 _TARGET_WARPS = 2112  # 16 per multiprocessor of an H100
 _LEAST_TILES = 4  # of a split's inputs
 _MOST_SPLITS = 8
@@ -144,7 +144,8 @@ def num_stages(shape: TileShape, weight: TiledWeight, x: torch.Tensor) -> int:
     """Return how many tiles of codes, with their rows of ``x``, fit in shared memory."""
     of_a_column = TILE_INPUTS // weight.codes_per_byte
     staged = shape.columns * of_a_column + shape.rows * TILE_INPUTS * x.dtype.itemsize
-    room = shared_memory_bytes(x.device) - _KEPT_SHARED_BYTES
+    programs = 1 if shape.max_registers is None else 2
+    room = shared_memory_bytes(x.device) // programs - _KEPT_SHARED_BYTES
     return max(2, min(_MOST_STAGES, room // staged))
 
 
