@@ -71,7 +71,8 @@ def check_batch_invariance(kernels: Kernels, spec: AttentionSpec) -> str | None:
 def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
     """Yield single queries in one split and several, and chunks with and without a past."""
     two_tiles = queries_per_tile(spec.num_heads // spec.num_kv_heads) + 3
-    queries, past = np.array([1, 1, 7, two_tiles, 1]), np.array([0, 600, 70, 0, 33])
+    # The longest past of a chunk is several tiles that all of its queries see.
+    queries, past = np.array([1, 1, 7, two_tiles, 1]), np.array([0, 600, 470, 0, 33])
     seq_lens = queries + past
     blocks = -(-seq_lens // spec.block_size)
     places = torch.randperm(int(blocks.sum()), generator=random).numpy()
@@ -257,9 +258,9 @@ def _sampling(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) ->
     bare."""
     ones, ints = torch.ones(_ROWS), torch.zeros(_ROWS, dtype=torch.int32)
     table = SamplingTable(
-        temperature=torch.tensor([0.0, 1.0, 0.7, 1.0, 1.3, 0.0]),
+        temperature=torch.tensor([0.0, 1.0, 0.7, 1.0, 1.3, 0.9]),
         top_k=torch.tensor([0, 0, 20, 0, 5, 0], dtype=torch.int32),
-        top_p=torch.tensor([1.0, 1.0, 1.0, 0.9, 0.8, 1.0]),
+        top_p=torch.tensor([1.0, 1.0, 1.0, 0.9, 0.8, 0.6]),
         min_p=torch.tensor([0.0, 0.0, 0.0, 0.05, 0.0, 0.0]),
         presence=ones,
         frequency=ones / 2,
