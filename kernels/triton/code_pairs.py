@@ -11,7 +11,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.triton.codes import HIGH, LOW, as_scale, decode_codes, e2m1, e4m3, of_half
+from kernels.triton.codes import (
+    DECODE_FACTORS,
+    DECODE_OFFSETS,
+    HIGH,
+    LOW,
+    as_scale,
+    decode_codes,
+    e2m1,
+    e4m3,
+    halves,
+    of_half,
+)
 from kernels.triton.launch import INTERPRETED
 
 _COMPILED: tl.constexpr = tl.constexpr(not INTERPRETED)
@@ -58,6 +69,9 @@ _PLUS = """{
     fma.rn.bf16x2 $0, $1, one, $2;
 }"""
 
+_OFFSET: tl.constexpr = tl.constexpr(DECODE_OFFSETS["int4"])
+_E2M1_LIFT: tl.constexpr = tl.constexpr(DECODE_FACTORS["e2m1"])
+_E4M3_LIFT: tl.constexpr = tl.constexpr(DECODE_FACTORS["e4m3"])
 _TIMES_CODE: tl.constexpr = tl.constexpr(_TIMES)
 _PLUS_CODE: tl.constexpr = tl.constexpr(_PLUS)
 _INT4_BF16_LOW: tl.constexpr = tl.constexpr(PAIR_INSTRUCTIONS["int4", "bf16", 0])
@@ -88,7 +102,7 @@ def decode_exactly(held, zeros, HALF: tl.constexpr, KIND: tl.constexpr, DTYPE: t
     """
     if not _COMPILED:
         level = decode_codes(held, None, HALF, KIND)
-        level = level - 136.0 if KIND == "int4" else level * 256.0
+        level = level - _OFFSET if KIND == "int4" else level * _E4M3_LIFT
         if zeros is not None:
             level -= zeros.to(tl.float32)
         return level.to(DTYPE)
@@ -97,13 +111,13 @@ def decode_exactly(held, zeros, HALF: tl.constexpr, KIND: tl.constexpr, DTYPE: t
             factor = tl.full(held.shape, _E4M3_BF16_FACTOR, tl.bfloat16)
             return _combined(_bf16_pairs(held, _E4M3_BF16), factor, _TIMES_CODE)
         else:
-            return _fp16_pairs(held, _E4M3_FP16) * tl.full([], _E4M3_FP16_FACTOR, tl.float16)
+            return halves(held, _E4M3_FP16) * tl.full([], _E4M3_FP16_FACTOR, tl.float16)
     elif tl.bfloat16 == DTYPE:
         level = _bf16_pairs(held, _INT4_BF16_HIGH if HALF else _INT4_BF16_LOW)
         base = _negated(held, zeros, _INT4_BF16_OFFSET, DTYPE)
         return _combined(level, base, _PLUS_CODE)
     else:
-        level = _fp16_pairs(held, _INT4_FP16_HIGH if HALF else _INT4_FP16_LOW)
+        level = halves(held, _INT4_FP16_HIGH if HALF else _INT4_FP16_LOW)
         return level + _negated(held, zeros, _INT4_FP16_OFFSET, DTYPE)
 
 
@@ -116,7 +130,7 @@ def decode_scaled(held, exponents, HALF: tl.constexpr):
         factor = tl.full(held.shape, _E2M1_FACTOR, tl.bfloat16)
         return _combined(_combined(level, factor, _TIMES_CODE), scale, _TIMES_CODE)
     else:
-        level = decode_codes(held, None, HALF, "e2m1") * 16384.0
+        level = decode_codes(held, None, HALF, "e2m1") * _E2M1_LIFT
         return (level * as_scale(exponents)).to(tl.bfloat16)
 
 
@@ -131,6 +145,7 @@ def _negated(held, zeros, OFFSET: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def _bf16_pairs(held, CODE: tl.constexpr):
+    """Decode [...] uint8 to [...] bfloat16, four at a time."""
     return tl.inline_asm_elementwise(
         CODE,  # pyright: ignore[reportArgumentType]
         "=r,=r,r",
@@ -142,19 +157,8 @@ def _bf16_pairs(held, CODE: tl.constexpr):
 
 
 @triton.jit
-def _fp16_pairs(held, CODE: tl.constexpr):
-    return tl.inline_asm_elementwise(
-        CODE,  # pyright: ignore[reportArgumentType]
-        "=r,=r,r",
-        [held],
-        dtype=tl.float16,
-        is_pure=True,
-        pack=4,
-    )
-
-
-@triton.jit
 def _combined(a, b, CODE: tl.constexpr):
+    """Apply instructions to two bfloat16 tensors of one shape, two elements at a time."""
     return tl.inline_asm_elementwise(
         CODE,  # pyright: ignore[reportArgumentType]
         "=r,r,r",

@@ -133,14 +133,14 @@ def decode_codes(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
             return held.to(tl.int8, bitcast=True).to(tl.float32)
     elif KIND == "e4m3":
         if _COMPILED:
-            return _halves(held, _E4M3_ALL)
+            return halves(held, _E4M3_ALL).to(tl.float32)
         else:
             bits = held.to(tl.uint16)
             bits = ((bits & 0x7F) << 7) | ((bits & 0x80) << 8)
             return bits.to(tl.float16, bitcast=True).to(tl.float32)
     elif KIND == "e2m1":
         if _COMPILED:
-            return _halves(held, _E2M1_HIGH if HALF else _E2M1_LOW)
+            return halves(held, _E2M1_HIGH if HALF else _E2M1_LOW).to(tl.float32)
         else:
             bits = (held >> 4 * HALF).to(tl.uint16)
             bits = ((bits & 7) << 9) | ((bits & 8) << 12)
@@ -178,9 +178,9 @@ def _floats(held, CODE: tl.constexpr):
 
 
 @triton.jit
-def _halves(held, CODE: tl.constexpr):
-    """Decode [...] uint8 through float16."""
-    half = tl.inline_asm_elementwise(
+def halves(held, CODE: tl.constexpr):
+    """Decode [...] uint8 to [...] float16, four at a time."""
+    return tl.inline_asm_elementwise(
         CODE,  # pyright: ignore[reportArgumentType]
         "=r,=r,r",
         [held],
@@ -188,4 +188,3 @@ def _halves(held, CODE: tl.constexpr):
         is_pure=True,
         pack=4,
     )
-    return half.to(tl.float32)

@@ -92,7 +92,7 @@ def test_steps_of_few_tokens_take_norms_and_sums_along(checkpoints, monkeypatch,
     """With a GPU's layers; tests/kernels compares the kernel's reference with the kernel."""
     skinny = pytest.importorskip("engine.quantization.skinny")
     monkeypatch.setattr(skinny, "skinny_linear", skinny_linear)
-    monkeypatch.setattr(skinny.SkinnyLinear, "max_fused_rows", 4)  # of what codes fuse
+    monkeypatch.setattr(skinny.SkinnyLinear, "max_fused_rows", 4)  # as beside experts
     monkeypatch.setattr(selection, "UnquantizedLinearMethod", skinny.SkinnyMethod)
     stacked = functools.partial(load_module.make_modules, stacked=True)
     monkeypatch.setattr(load_module, "make_modules", lambda *args, **_: stacked(*args))
