@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from engine.paths import default_model_dir
+from kernels.bench.case import Ceilings
 from tools.bench import answers, breakdown, first_answer, steps, throughput, transformers_peer
 from tools.bench.__main__ import format_table, main, missed
 from tools.bench.gates import compare, verdict
@@ -72,15 +73,22 @@ def test_steps_are_measured_against_their_floors(capsys):
 
 
 @pytest.mark.parametrize("kind", ["int4", "fp8"])
-def test_steps_of_quantised_weights_have_smaller_floors(capsys, kind):
-    assert steps.main([*TINY, "--quantization", kind]) == 0
-    quantised = rows(capsys.readouterr().out)
-    assert [row["case"] for row in quantised][1:] == [
-        f"tiny {kind} decode 1 x 24",
-        f"tiny {kind} decode 3 x 40",
-    ]
-    assert all(row["time_ms"] > row["floor_ms"] > 0 for row in quantised)
-    assert steps._WEIGHT_BYTES[kind] < steps._WEIGHT_BYTES[None]
+def test_steps_of_quantised_weights_have_smaller_floors(capsys, monkeypatch, kind):
+    ceilings = Ceilings(bytes_per_s=1e12, flops_per_s=1e15)  # reading takes the longest
+    monkeypatch.setattr(steps, "measure", lambda _: ceilings)
+    floors = {}
+    for given in ([], ["--quantization", kind]):
+        assert steps.main([*TINY, *given]) == 0
+        told = rows(capsys.readouterr().out)[1:]
+        name = " ".join(["tiny", *given[1:]])
+        assert [row["case"] for row in told] == [f"{name} decode 1 x 24", f"{name} decode 3 x 40"]
+        assert all(row["time_ms"] > row["floor_ms"] > 0 for row in told)
+        floors[name] = [row["floor_ms"] for row in told]
+    plain, quantised = floors.values()
+    weights_ms = 2 * sum(matrix_parameters("tiny")) / 1e9
+    share = {"int4": 9 / 32, "fp8": 1 / 2}[kind]  # of the bytes of bfloat16
+    for whole, less in zip(plain, quantised, strict=True):
+        assert whole - less == pytest.approx((1 - share) * weights_ms)
 
 
 def test_a_case_that_does_not_fit_is_skipped(capsys, monkeypatch):
