@@ -16,7 +16,8 @@ from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
 from kernels.triton.tiles import sigmoid
 
-# Columns of a state per program, in the registers of one warp, whose sums need no other.
+# Columns of a state per program, in the registers of one warp, whose sums need no other. Adjacent
+# programs have adjacent strips: together they read whole lines of memory at the same time.
 _STRIP = 16
 
 
@@ -40,7 +41,7 @@ def gated_delta(
     y = torch.empty((mixed.shape[0], heads, value_dim), dtype=mixed.dtype, device=mixed.device)
     launch(
         _gated_delta_kernel,
-        (rows.slots.shape[0], heads, -(-value_dim // _STRIP)),
+        (-(-value_dim // _STRIP), heads, rows.slots.shape[0]),
         y,
         mixed,
         gates,
@@ -84,7 +85,7 @@ def selective_scan(
     y = torch.empty((mixed.shape[0], heads, head_dim), dtype=mixed.dtype, device=mixed.device)
     launch(
         _selective_scan_kernel,
-        (rows.slots.shape[0], heads, -(-head_dim // _STRIP)),
+        (-(-head_dim // _STRIP), heads, rows.slots.shape[0]),
         y,
         mixed,
         time_steps,
@@ -151,12 +152,12 @@ def _gated_delta_kernel(
     """Process a strip of columns of one head's state through one row's tokens."""
     wait_for_prior_kernels()
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
-    row = tl.program_id(0)
+    row = tl.program_id(2)
     head = tl.program_id(1)
     begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
     if MOST > 0 and end - begin > MOST:
         return
-    columns = tl.program_id(2) * STRIP + tl.arange(0, STRIP)
+    columns = tl.program_id(0) * STRIP + tl.arange(0, STRIP)
     keys = tl.arange(0, WIDE)
     is_key, is_column = keys < KEY_DIM, columns < VALUE_DIM
     is_used = is_key[:, None] & is_column[None, :]
@@ -218,12 +219,12 @@ def _selective_scan_kernel(
     """Process a strip of columns of one head's state through one row's tokens."""
     wait_for_prior_kernels()
     CHANNELS: tl.constexpr = HEADS * HEAD_DIM + 2 * GROUPS * SIZE
-    row = tl.program_id(0)
+    row = tl.program_id(2)
     head = tl.program_id(1)
     begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
     if MOST > 0 and end - begin > MOST:
         return
-    columns = tl.program_id(2) * STRIP + tl.arange(0, STRIP)
+    columns = tl.program_id(0) * STRIP + tl.arange(0, STRIP)
     lines = tl.arange(0, WIDE)
     is_line, is_column = lines < SIZE, columns < HEAD_DIM
     is_used = is_line[:, None] & is_column[None, :]

@@ -64,7 +64,10 @@ def selective_scan(
         CHUNK=CHUNK,
         LEAST=MIN_CHUNKED_TOKENS,
         STRIP=strip,
-        num_warps=8,
+        # A chunk is a chain of short products: two programs of four warps on a multiprocessor wait
+        # beside each other, where one of eight would wait alone.
+        num_warps=4,
+        num_stages=2,
     )
     return y
 
@@ -128,11 +131,12 @@ def _scan_chunks_kernel(
         dt = tl.minimum(tl.maximum(softplus(raw.to(tl.float32) + bias), least), most)
         dt = tl.where(is_token, dt, 0.0)
         since, whole = decay_prefix_sums(rate * dt, CHUNK)
-        seen = product(read, tl.trans(write), x.dtype) * decays(since, CHUNK) * dt[None, :]
-        result = product(read, s, x.dtype) * tl.exp(since)[:, None] + product(seen, x, x.dtype)
-        result += through * x
-        written = x * (dt * tl.exp(whole - since))[:, None]
+        result = product(read, s, x.dtype) * tl.exp(since)[:, None] + through * x
+        added = x * dt[:, None]
+        written = added * tl.exp(whole - since)[:, None]
         s = s * tl.exp(whole) + product(tl.trans(write), written, x.dtype)
+        seen = product(read, tl.trans(write), x.dtype) * decays(since, CHUNK)
+        result += product(seen, added, x.dtype)
         place = y + tokens[:, None] * HEADS * HEAD_DIM + at[None, :]
         tl.store(place, result.to(y.dtype.element_ty), mask=is_value)
     tl.store(kept, s, mask=is_used & (start >= 0))

@@ -50,7 +50,7 @@ _MOST_STACK_BYTES = 64
 # 256 state values per channel need more registers than exist: slower, but not wrong.
 _SPILLS = ("state-space-bamba",)
 # A few registers are reloaded in each block, so that two programs share a multiprocessor.
-_RELOADS = {"q4_k-64-llama-8b": 5}
+_RELOADS = {"q4_k-64-llama-8b": 5, "recurrent-qwen3-next-granite-4": 4}
 _MOST_SHARED_BYTES = 227 * 1024  # per program
 
 
