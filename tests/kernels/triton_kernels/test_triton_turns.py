@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 MODULES = sorted((Path(__file__).parents[3] / "kernels" / "triton").glob("*.py"))
-# Two read their weights ahead of their turn, one requests them, and no more; attention reads its
-# plan, which is complete before the first layer (``plan.py``).
+# Two read their weights ahead of their turn and request others', one requests its own, and no more;
+# attention reads its plan, which is complete before the first layer (``plan.py``).
 _EARLY = {
     "_skinny_kernel": ["weights"],
     "_skinny_packed_kernel": ["places"],
@@ -30,6 +30,8 @@ _EARLY_CALLS = {
         "_prefetch_unit",
     },
     "_packed_kernel": {"prefetch"},
+    "_skinny_kernel": {"read_ahead"},
+    "_skinny_packed_kernel": {"read_ahead"},
 }
 
 
