@@ -16,6 +16,8 @@ from kernels.attention import (
     BatchGeometry,
     LayerAttention,
     LayerCache,
+    NewTokens,
+    StoringAttention,
 )
 
 HeadsState = dict[tuple[int, int], Any]  # a step's plans, by the number of KV heads and their width
@@ -61,3 +63,16 @@ class MixedHeadsAttention:
         """See ``AttentionBackend.forward``."""
         _, num_kv_heads, _, head_dim = cache.keys.shape
         return self._inner.forward(state[num_kv_heads, head_dim], layer, query, cache)
+
+    def store_and_attend(
+        self,
+        state: HeadsState,
+        layer: LayerAttention,
+        tokens: NewTokens,
+        cache: LayerCache,
+    ) -> torch.Tensor | None:
+        """See ``StoringAttention``; None if the inner backend is none."""
+        if not isinstance(self._inner, StoringAttention):
+            return None
+        _, num_kv_heads, _, head_dim = cache.keys.shape
+        return self._inner.store_and_attend(state[num_kv_heads, head_dim], layer, tokens, cache)

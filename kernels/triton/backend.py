@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
+from kernels.attention import (
+    AttentionSpec,
+    BatchGeometry,
+    LayerAttention,
+    LayerCache,
+    NewTokens,
+)
 from kernels.triton.decode import decode_attention
 from kernels.triton.invariant_decode import invariant_decode
 from kernels.triton.invariant_prefill import invariant_prefill
@@ -20,6 +26,9 @@ from kernels.triton.plan import (
 from kernels.triton.prefill import prefill_attention, prefill_tile_rows
 
 _MAX_HEAD_DIM = 512
+# Up to how many rows attention also norms, rotates and stores the new tokens. With more, programs
+# have several parts to attend to, and would do it for each.
+_MAX_STORED_ROWS = 16
 _MAX_HEAD_DIM_FLOAT32 = 256  # a tile of wider queries would not fit in shared memory
 
 
@@ -106,6 +115,23 @@ class TritonAttention:
             decode(state, layer, query, cache, output)
         if state.tiles is not None:
             prefill(state, layer, query, cache, output)
+        return output
+
+    def store_and_attend(
+        self,
+        state: AttentionPlan,
+        layer: LayerAttention,
+        tokens: NewTokens,
+        cache: LayerCache,
+    ) -> torch.Tensor | None:
+        """See ``StoringAttention``."""
+        num_tokens, all_heads, head_dim = tokens.projected.shape
+        are_single = bool(state.units) and state.tiles is None
+        if not are_single or num_tokens > _MAX_STORED_ROWS or cache.key_scales is not None:
+            return None
+        shape = num_tokens, all_heads - 2 * cache.keys.shape[1], head_dim
+        output = tokens.projected.new_empty(shape)
+        decode_attention(state, layer, tokens, cache, output)
         return output
 
     def _bounds(self, geometry: BatchGeometry, spec: AttentionSpec) -> WorkBounds:

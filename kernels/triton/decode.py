@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention import LayerAttention, LayerCache
+from kernels.attention import LayerAttention, LayerCache, NewTokens
 from kernels.triton.launch import (
     dot_width,
     launch,
@@ -32,6 +32,8 @@ from kernels.triton.launch import (
     shared_memory_bytes,
     wait_for_prior_kernels,
 )
+from kernels.triton.merge import merge_parts
+from kernels.triton.new_tokens import attend_new_token, load_heads
 from kernels.triton.plan import UNIT, AttentionPlan
 from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, online_softmax, rows_of_tile, tanh
 
@@ -48,7 +50,7 @@ _MERGED = 4096  # numbers of parts in flight
 def decode_attention(
     plan: AttentionPlan,
     layer: LayerAttention,
-    query: torch.Tensor,
+    query: torch.Tensor | NewTokens,
     cache: LayerCache,
     output: torch.Tensor,
 ) -> None:
@@ -57,13 +59,17 @@ def decode_attention(
     Args:
         plan: with units for ``layer.window``.
         layer: scale, window, cap and sinks.
-        query: [num_tokens, num_heads, head_dim], heads contiguous.
-        cache: the layer's blocks.
+        query: [num_tokens, num_heads, head_dim], heads contiguous; or new tokens as they are
+            projected, which are stored as well: then all rows have single queries.
+        cache: the layer's blocks; without codes, for new tokens.
         output: [num_tokens, num_heads, head_dim] contiguous; a row of length 0 is 0, and rows with
             several queries are left unchanged.
     """
-    num_heads, head_dim = query.shape[1:]
+    num_heads, head_dim = output.shape[1:]
     num_kv_heads, block_size = cache.keys.shape[1:3]
+    tokens = query if isinstance(query, NewTokens) else None
+    query = query.projected if isinstance(query, NewTokens) else query
+    cos, sin = (None, None) if tokens is None or tokens.rotation is None else tokens.rotation
     group = num_heads // num_kv_heads
     units, (query_start, seq_lens, lines, tables, _) = plan.units[layer.window], plan.geometry
     dim = dot_width(head_dim)
@@ -90,6 +96,11 @@ def decode_attention(
         tables,
         units.starts,
         layer.sinks,
+        None if tokens is None else tokens.norm_weight,
+        cos,
+        sin,
+        None if tokens is None else tokens.slot_mapping,
+        0.0 if tokens is None else tokens.eps,
         seq_lens.shape[0],
         query.stride(0),
         tables.stride(0),
@@ -107,9 +118,10 @@ def decode_attention(
         TILE=_TILE // 2 if dim > (256 if cache.key_scales is None else 128) else _TILE,
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
+        IS_PROJECTED=tokens is not None,
         SEARCHED=_SEARCHED,
         HEADS=power_of_2(group),
-        UNROLL=max(1, min(8, _MERGED // (power_of_2(group) * dim))),
+        PARTS=max(1, min(16, _MERGED // (power_of_2(group) * dim))),
         num_warps=4,
         num_stages=_WIDE_STAGES if dim > 128 else _num_stages(shared_memory_bytes(query.device)),
     )
@@ -129,6 +141,9 @@ def _num_stages(shared_bytes: int) -> int:
         "lines",
         "tables",
         "unit_starts",
+        "cos",
+        "sin",
+        "slot_mapping",
     ],
 )
 def _share_kernel(
@@ -136,7 +151,7 @@ def _share_kernel(
     parts,  # [2 * programs, GROUP, HEAD_DIM] float32, softmax-weighted means
     part_lse,  # [2 * programs, GROUP] float32, log2 of a part's sum of 2^score
     arrivals,  # [rows, NUM_KV_HEADS], 0 before and after
-    query,
+    query,  # or rows of projected queries, keys and values
     keys,
     values,
     key_scales,  # None unless the cache is quantised
@@ -147,6 +162,11 @@ def _share_kernel(
     tables,
     unit_starts,
     sinks,
+    norm_weight,  # this and the next four are those of ``NewTokens``
+    cos,
+    sin,
+    slot_mapping,
+    eps,
     num_rows,
     query_stride,
     table_stride,
@@ -163,9 +183,10 @@ def _share_kernel(
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    IS_PROJECTED: tl.constexpr,
     SEARCHED: tl.constexpr,
     HEADS: tl.constexpr,
-    UNROLL: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """One program's share, part by part; the grid is as large as the machine.
 
@@ -198,15 +219,31 @@ def _share_kernel(
         head_begin = row_begin * NUM_KV_HEADS + kv_head * num_units
         part_end = tl.minimum(head_begin + num_units, end)
         heads = kv_head * GROUP + group
-        q = tl.load(
-            query + token * query_stride + heads[:, None] * HEAD_DIM + dims[None, :],
-            mask=in_tile,
-            other=0.0,
-        )
+        asked = query + token * query_stride
+        if IS_PROJECTED:
+            q = load_heads(  # pyright: ignore[reportGeneralTypeIssues]
+                *(asked, heads, in_group, norm_weight, eps, cos, sin, token, HEAD_DIM, DIM)
+            ).to(query.dtype.element_ty)
+            has_last = (part_end == head_begin + num_units) & (seq_len > 0)
+            top, weight, acc = attend_new_token(
+                *(q, asked, keys, values, norm_weight, eps, cos, sin, token),
+                *(tl.load(slot_mapping + token), has_last, kv_head),
+                *(scale, softcap, scale_in_cap, num_heads, NUM_KV_HEADS),
+                *(HEAD_DIM, DIM, BLOCK_SIZE, HAS_SOFTCAP),
+            )
+        else:
+            place = asked + heads[:, None] * HEAD_DIM + dims[None, :]
+            q = tl.load(place, mask=in_tile, other=0.0)
+            top = tl.full([GROUP_ROWS], -float("inf"), tl.float32)
+            weight = tl.zeros([GROUP_ROWS], tl.float32)
+            acc = tl.zeros([GROUP_ROWS, DIM], tl.float32)
         # The slots begin with the first unit of the window.
         before = _units_before(seq_len, UNIT, WINDOW) - head_begin
         mean, lse = _attend_part(
             q,
+            top,
+            weight,
+            acc,
             keys,
             values,
             key_scales,
@@ -215,6 +252,7 @@ def _share_kernel(
             (before + unit) * UNIT,
             tl.minimum((before + part_end) * UNIT, seq_len),
             seq_len,
+            seq_len - (1 if IS_PROJECTED else 0),
             kv_head,
             scale,
             softcap,
@@ -222,7 +260,6 @@ def _share_kernel(
             NUM_KV_HEADS,
             HEAD_DIM,
             DIM,
-            GROUP_ROWS,
             BLOCK_SIZE,
             TILE,
             WINDOW,
@@ -248,7 +285,7 @@ def _share_kernel(
             num_before = tl.atomic_add(counter, 1, sem="acq_rel")
             if num_before == num_parts - 1:
                 tl.store(counter, 0)
-                _merge_parts(
+                merge_parts(
                     target,
                     parts,
                     part_lse,
@@ -261,7 +298,7 @@ def _share_kernel(
                     HEADS,
                     HEAD_DIM,
                     DIM,
-                    UNROLL,
+                    PARTS,
                 )
         unit = part_end
         if (unit < end) & (unit == (row_begin + num_units) * NUM_KV_HEADS):
@@ -339,6 +376,9 @@ def _row_of_unit(unit, unit_starts, num_rows, NUM_KV_HEADS: tl.constexpr, SEARCH
 @triton.jit
 def _attend_part(
     q,
+    top,
+    total,
+    acc,
     keys,
     values,
     key_scales,
@@ -347,6 +387,7 @@ def _attend_part(
     begin,
     end,
     seq_len,
+    num_stored,
     kv_head,
     scale,
     softcap,
@@ -354,25 +395,22 @@ def _attend_part(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
-    GROUP_ROWS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    """Return the mean value of slots [begin, end), and log2 of its weight."""
+    """Continue an online softmax with slots [begin, end) that are stored; return the mean value,
+    and log2 of its weight."""
     dims = tl.arange(0, DIM)
-    top = tl.full([GROUP_ROWS], -float("inf"), tl.float32)
-    total = tl.zeros([GROUP_ROWS], tl.float32)
-    acc = tl.zeros([GROUP_ROWS, DIM], tl.float32)
     if WINDOW > 0:
         begin = tl.maximum(begin, (seq_len - WINDOW) // TILE * TILE)
-    for tile in range(begin, end, TILE):
+    for tile in range(begin, tl.minimum(end, num_stored), TILE):
         slots = tile + tl.arange(0, TILE)
-        is_seen = slots < seq_len
+        is_seen = slots < num_stored
         if WINDOW > 0:
             is_seen = is_seen & (slots >= seq_len - WINDOW)
-        first_row, rows = rows_of_tile(
+        first_row, rows = rows_of_tile(  # pyright: ignore[reportGeneralTypeIssues]
             table, tile, is_seen, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE
         )
         offsets = rows[:, None] * HEAD_DIM + dims[None, :]
@@ -385,7 +423,7 @@ def _attend_part(
         if HAS_SOFTCAP:
             scores = tanh(scores * scale_in_cap)
         scores = tl.where(is_seen[None, :], scores, -float("inf"))
-        weights, shrink, top, total = online_softmax(
+        weights, shrink, top, total = online_softmax(  # pyright: ignore[reportGeneralTypeIssues]
             scores, softcap if HAS_SOFTCAP else scale, top, total, False
         )
         if value_scales is not None:
@@ -395,52 +433,3 @@ def _attend_part(
     # A row of length 0 is padding: its mean is 0.
     total = tl.where(total > 0.0, total, 1.0)
     return acc / total[:, None], top + tl.log2(total)
-
-
-@triton.jit
-def _merge_parts(
-    target,  # of the row
-    parts,
-    part_lse,
-    sinks,
-    first_slot,
-    starts_inside,  # 1: the first part is not at the beginning of its program's share
-    num_parts,
-    kv_head,
-    GROUP: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr,
-    UNROLL: tl.constexpr,
-):
-    """Store the weighted mean of a row's parts, which adjacent programs have left."""
-    group, dims = tl.arange(0, HEADS), tl.arange(0, DIM)
-    in_group = group < GROUP
-    in_head = in_group[:, None] & (dims < HEAD_DIM)[None, :]
-    top = tl.full([HEADS], -float("inf"), tl.float32)
-    total = tl.zeros([HEADS], tl.float32)
-    acc = tl.zeros([HEADS, DIM], tl.float32)
-    slot = first_slot + starts_inside
-    # Unrolled, so that the loads of several parts overlap.
-    for part in tl.range(0, num_parts, num_stages=1, loop_unroll_factor=UNROLL):
-        places = slot * GROUP + group
-        # Other programs have written these: not from this multiprocessor's own cache.
-        lse = tl.load(part_lse + places, mask=in_group, other=0.0, cache_modifier=".cg")
-        mean = tl.load(
-            parts + places[:, None] * HEAD_DIM + dims[None, :],
-            mask=in_head,
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        new_top = tl.maximum(top, lse)
-        weight, shrink = tl.exp2(lse - new_top), tl.exp2(top - new_top)
-        total = total * shrink + weight
-        acc = acc * shrink[:, None] + mean * weight[:, None]
-        top = new_top
-        slot = first_slot + 2 * (part + 1)
-    heads = kv_head * GROUP + group
-    if sinks is not None:
-        total += tl.exp2(tl.load(sinks + heads, mask=in_group, other=0.0) * LOG2_E - top)
-    mean = acc / total[:, None]
-    place = target + heads[:, None] * HEAD_DIM + dims[None, :]
-    tl.store(place, mean.to(target.dtype.element_ty), mask=in_head)

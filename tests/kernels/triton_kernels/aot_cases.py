@@ -7,11 +7,11 @@ from functools import partial
 
 import torch
 
-from kernels.attention import DeviceGeometry, LayerAttention, LayerCache
+from kernels.attention import DeviceGeometry, LayerAttention, LayerCache, NewTokens
 from kernels.moe import ExpertMatrices, ExpertTensors, GatedActivation, RouterWeights, RoutingRule
 from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
-from kernels.skinny import RowNorm
+from kernels.skinny import ReadAhead, RowNorm
 from kernels.tiled import TiledWeight
 from kernels.triton.decode import decode_attention
 from kernels.triton.delta_chunks import gated_delta
@@ -117,6 +117,20 @@ def decode(
     query, output = (empty(256, heads, dim, dtype=dtype) for _ in range(2))
     attend = invariant_decode if invariant else decode_attention
     attend(plan, LayerAttention(0.1, window, cap), query, cache, output)
+
+
+def decode_new(
+    heads: int, kv_heads: int, dim: int, block: int, window: int | None = None, *, has_norm: bool
+) -> None:
+    """A step of few rows, whose attention also stores its keys and values."""
+    bounds = WorkBounds(8, 1024, 0, tiles_only=False, split_size=UNIT)
+    plan = attention_plan(bounds, window, heads // kv_heads, kv_heads)
+    all_heads = heads + 2 * kv_heads
+    weight = empty(all_heads - kv_heads, dim) if has_norm else None
+    rotation = (empty(8, 1, dim // 2, dtype=torch.float32),) * 2
+    tokens = NewTokens(empty(8, all_heads, dim), weight, 1e-6, rotation, longs(8))
+    layer, cache = LayerAttention(0.1, window), cache_of(kv_heads, block, dim)
+    decode_attention(plan, layer, tokens, cache, empty(8, heads, dim))
 
 
 def prefill(
@@ -268,13 +282,14 @@ def skinny(rows: int, inputs: int, outputs: int, part: str) -> None:
     """One product of a layer, or of the head, with its fused operations."""
     norm = RowNorm(empty(inputs), 1e-6)
     x, weight = empty(rows, inputs), empty(2 * outputs if part == "gate-up" else outputs, inputs)
+    ahead = ReadAhead(empty(3072, 1024), 6 << 20) if rows == 1 else None
     if part in ("output", "down"):
-        skinny_linear(x, weight, stream=empty(rows, outputs))
+        skinny_linear(x, weight, stream=empty(rows, outputs), ahead=ahead)
     elif part == "head":
         skinny_linear(x, weight, dtype=torch.float32)
     else:
         gate = "silu" if part == "gate-up" else None
-        skinny_linear(x, weight, empty(weight.shape[0]), norm=norm, gate=gate)
+        skinny_linear(x, weight, empty(weight.shape[0]), norm=norm, gate=gate, ahead=ahead)
 
 
 # kind: (group or all inputs, scales, zeros, whether the inputs are reordered), as in files
@@ -418,6 +433,11 @@ _CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 CASES: dict[str, Callable[[], object]] = {
     **{f"decode-{name}": partial(decode, *shape) for name, shape in _SHAPES.items()},
+    **{
+        f"decode-new-{name}": partial(decode_new, *shape[:5], has_norm=name.startswith("qwen3"))
+        for name, shape in _SHAPES.items()
+        if shape[5] is None
+    },
     "layer-llama-8b": partial(layer_parts, 4096, 14336, 32, 8, 128),
     "layer-qwen2-0.5b": partial(layer_parts, 896, 4864, 14, 2, 64),
     "sampling-128k": partial(sampling, 128256),
