@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_nothing_read_in_between_evicts_what_was_requested(sizes: dict[str, int]
     given = layers(sizes)
     read_ahead(given)
     products: list[Any] = [product for layer in given for product in layer.products]
-    for product, following in zip(products, products[1:], strict=False):
+    for product, following in pairwise(products):
         if product.requested is not None:
             held = product.memory.nbytes + following.memory.nbytes
             assert held // MIB + product.requested[1] <= 32
