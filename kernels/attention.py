@@ -264,6 +264,8 @@ class StoringAttention(AttentionBackend, Protocol):
     ) -> torch.Tensor | None:
         """Norm, rotate and store new tokens, and attend: ``norm_rope_store``, then ``forward``.
 
-        None, and nothing is done, if both by themselves are as fast in this step, or faster.
+        None, and nothing is done, if both by themselves are as fast in this step, or faster. The
+        kernel is another than that of ``forward``: it is for steps that are captured, not for one
+        during which a request would wait for its compilation.
         """
         ...

@@ -214,7 +214,9 @@ class DecodeGraphs:
         # Read after the next step has begun, so it must not be where other replays write.
         sampled = SamplerOutput.empty(size, device)
 
-        def forward() -> tuple[BatchGeometry, torch.Tensor, torch.Tensor, HeadFeatures | None]:
+        def forward(
+            *, is_captured: bool = True
+        ) -> tuple[BatchGeometry, torch.Tensor, torch.Tensor, HeadFeatures | None]:
             inputs = build_inputs(
                 batch, rows, table, self._spec.block_size, self._kernels.operations
             )
@@ -225,6 +227,7 @@ class DecodeGraphs:
                 positions=inputs.positions,
                 rotations=self._model.rotations(inputs.positions if turns is None else turns),
                 rows=rows,
+                is_captured=is_captured,
             )
             given = inputs.input_ids, state, self._cache.layers
             kept = None
@@ -236,6 +239,9 @@ class DecodeGraphs:
             logits = self._persist_logits(self._model.raw_logits(hidden))
             return bounds, logits, inputs.next_positions, kept
 
+        if size == self._sizes[0]:
+            # Steps beside prompts are not captured and may take other kernels: compile these, too.
+            forward(is_captured=False)
         replay_forward, (bounds, logits, positions, kept) = self._capture(forward)
 
         def sample() -> None:
