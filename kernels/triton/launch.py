@@ -97,7 +97,7 @@ def read_ahead(memory, num_bytes):
     all of a share, so it takes no registers, and nothing waits for it.
     """
     if _COMPILED and cuda_capability_geq(9, 0):
-        begin, size = share_of_request(num_bytes)
+        begin, size = share_of_request(num_bytes)  # pyright: ignore[reportGeneralTypeIssues]
         if size > 0:
             tl.inline_asm_elementwise(
                 """
