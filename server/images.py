@@ -73,7 +73,7 @@ class ImageDecoder:
         with self._lock:
             if key not in self._cache:
                 self._cache[key] = picture
-                self._free_cache_bytes -= len(picture.pixels)
+                self._free_cache_bytes -= picture.num_bytes
             while self._free_cache_bytes < 0:
-                self._free_cache_bytes += len(self._cache.popitem(last=False)[1].pixels)
+                self._free_cache_bytes += self._cache.popitem(last=False)[1].num_bytes
         return picture

@@ -10,17 +10,20 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.errors import InvalidParameter
 from engine.images.headers import has_many_scans, webp_size
+from engine.images.tiles import cut_into_tiles
 from engine.images.types import (
     AreaScaling,
     BudgetScaling,
     EdgeScaling,
     FixedScaling,
+    GridScaling,
     ImageRules,
+    TileScaling,
 )
 
 if TYPE_CHECKING:
@@ -41,6 +44,23 @@ class ProcessedImage:
     width: int
     pixels: bytes  # height * width * 3, RGB
     digest: bytes  # of the size and the pixels
+    tiles: tuple[ProcessedImage, ...] = ()  # cut from it and shown before it, row by row
+    columns: int = 0  # of tiles
+
+    @property
+    def parts(self) -> tuple[ProcessedImage, ...]:
+        """All that the model is shown, in order: the tiles, and the whole image."""
+        return (*self.tiles, self)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of tiles; zeros if there are none."""
+        return (len(self.tiles) // self.columns, self.columns) if self.tiles else (0, 0)
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all pixels."""
+        return sum(len(part.pixels) for part in self.parts)
 
 
 def read_image(data: bytes, rules: ImageRules) -> ProcessedImage:
@@ -67,28 +87,26 @@ def process_image(image: Image, rules: ImageRules) -> ProcessedImage:
         raise _damaged() from None
     image = _over_white(_upright(image))
     height, width = scaled_size(image.height, image.width, rules)
-    resampling = Resampling.BICUBIC
-    if rules.resampling == "bilinear":
-        resampling = Resampling.BILINEAR
+    resampling = Resampling[rules.resampling.upper()]
+    if isinstance(rules.scaling, (TileScaling, GridScaling)):
+        tiles, columns, whole = cut_into_tiles(image, rules.scaling, resampling)
+        cut = tuple(_processed(tile, height, width) for tile in tiles)
+        return replace(_processed(whole, height, width), tiles=cut, columns=columns)
     if isinstance(rules.scaling, FixedScaling):
-        image = _square(image, rules.scaling, resampling).crop((0, 0, width, height))
+        image = _square(image, rules.scaling, resampling)
     elif image.size != (width, height):
         image = image.resize((width, height), resampling)
-    pixels = image.tobytes()
-    size = height.to_bytes(4, "little") + width.to_bytes(4, "little")
-    digest = hashlib.blake2b(size, digest_size=32)
-    digest.update(pixels)
-    return ProcessedImage(height, width, pixels, digest.digest())
+    return _processed(image, height, width)
 
 
 def scaled_size(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
-    """Return the height and width, in whole cells, to which a model scales an image.
+    """Return the height and width, in whole cells, to which a model scales an image or a tile.
 
     Raises:
         InvalidParameter: the image is too narrow.
     """
     scaling = rules.scaling
-    if isinstance(scaling, FixedScaling):
+    if isinstance(scaling, (FixedScaling, TileScaling, GridScaling)):
         side = scaling.side // rules.cell * rules.cell
         return side, side
     if isinstance(scaling, EdgeScaling):
@@ -96,6 +114,17 @@ def scaled_size(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
     if isinstance(scaling, BudgetScaling):
         return _within_budget(height, width, scaling, rules.cell)
     return _within_area(height, width, scaling, rules.cell)
+
+
+def _processed(image: Image, height: int, width: int) -> ProcessedImage:
+    """Take the whole cells of a scaled image."""
+    if image.size != (width, height):
+        image = image.crop((0, 0, width, height))
+    pixels = image.tobytes()
+    size = height.to_bytes(4, "little") + width.to_bytes(4, "little")
+    digest = hashlib.blake2b(size, digest_size=32)
+    digest.update(pixels)
+    return ProcessedImage(height, width, pixels, digest.digest())
 
 
 def _within_area(height: int, width: int, scaling: AreaScaling, cell: int) -> tuple[int, int]:

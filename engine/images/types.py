@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+
+MAX_TILED_SIDE = 4096  # pixels; Idefics3's limit before an image is cut
 
 
 class AreaScaling(msgspec.Struct, frozen=True, tag="area"):
@@ -40,11 +43,45 @@ class BudgetScaling(msgspec.Struct, frozen=True, tag="budget"):
     max_cells: int
 
 
-Scaling = AreaScaling | EdgeScaling | FixedScaling | BudgetScaling
-Resampling = Literal["bicubic", "bilinear"]
+class TileScaling(msgspec.Struct, frozen=True, tag="tiles"):
+    """The longer side is scaled to ``longest``, both are rounded up to whole tiles, and the image
+    is cut into these; the whole image, scaled to one tile, follows (Idefics3, Laurençon et al.
+    2024). A remainder below or to the right of a tile's whole cells is dropped.
+    """
+
+    side: int  # of a tile, in pixels
+    longest: int  # pixels
+    cuts: bool = True  # otherwise there is only the whole image
+
+    @property
+    def max_tiles(self) -> int:
+        """The most tiles of an image, the whole one included."""
+        longest = min(self.longest, MAX_TILED_SIDE)
+        across = -(-(longest + longest % 2) // self.side)  # sides are rounded to even numbers
+        return across**2 + 1 if self.cuts and across > 1 else 1
 
 
-class PlaceholderRewrite(msgspec.Struct, frozen=True):
+class GridScaling(msgspec.Struct, frozen=True, tag="grid"):
+    """The image is scaled to the grid of tiles whose shape is closest to its own and cut into
+    these; if there are several, the whole image, scaled to one tile, follows (InternVL 1.5, Chen
+    et al. 2024).
+    """
+
+    side: int  # of a tile, in pixels
+    min_cut: int  # tiles, without the whole image
+    max_cut: int
+
+    @property
+    def max_tiles(self) -> int:
+        """The most tiles of an image, the whole one included."""
+        return self.max_cut + 1 if self.max_cut > 1 else 1
+
+
+Scaling = AreaScaling | EdgeScaling | FixedScaling | BudgetScaling | TileScaling | GridScaling
+Resampling = Literal["bicubic", "bilinear", "lanczos"]
+
+
+class PlaceholderRewrite(msgspec.Struct, frozen=True, tag="text"):
     """Replaces what a chat template writes for an image by what the model reads.
 
     It is applied before tokenisation, because it may change the tokens of the surrounding text.
@@ -58,19 +95,56 @@ class PlaceholderRewrite(msgspec.Struct, frozen=True):
         return text.replace(self.template_text, self.model_text)
 
 
+class TileRewrite(msgspec.Struct, frozen=True, tag="tiles"):
+    """Replaces what a chat template writes for an image by the text of its tiles.
+
+    ``tile``, ``whole`` and ``alone`` contain ``ImageRules.token_id`` once, as text. In ``tile``,
+    ``{row}`` and ``{column}`` stand for its place, counted from 1.
+    """
+
+    template_text: str
+    tile: str
+    whole: str  # the whole image after its tiles
+    alone: str  # an image that is not cut
+    row_end: str = ""  # after a row of tiles
+    begin: str = ""
+    end: str = ""
+
+    def apply(self, text: str, grids: Sequence[tuple[int, int]]) -> str:
+        """Rewrite a template's output.
+
+        Args:
+            text: with the placeholder of each image.
+            grids: rows and columns of each image's tiles; zeros: it is not cut.
+        """
+        before, *after = text.split(self.template_text)
+        shown = (self.begin + self._tiles(*grid) + self.end for grid in grids)
+        return before + "".join(image + rest for image, rest in zip(shown, after, strict=True))
+
+    def _tiles(self, rows: int, columns: int) -> str:
+        if rows == 0:
+            return self.alone
+        places = [[(row, column) for column in range(columns)] for row in range(rows)]
+        text = "".join("".join(self._tile(*at) for at in row) + self.row_end for row in places)
+        return text + self.whole
+
+    def _tile(self, row: int, column: int) -> str:
+        return self.tile.replace("{row}", str(row + 1)).replace("{column}", str(column + 1))
+
+
 class ImageRules(msgspec.Struct, frozen=True, kw_only=True):
     """How a model takes images: their sizes, and the tokens that represent them.
 
     A chat template writes ``token_id`` once for each image, possibly through ``rewriting``. The
     model's prompt has one for each cell, row by row. If they are set, ``row_end_id`` ends each row
-    except the last, and ``end_id`` the last one.
+    except the last, and ``end_id`` the last one. An image that is cut has these for each tile.
     """
 
     token_id: int
     cell: int  # pixels, the side of the square that becomes one token
     scaling: Scaling
     resampling: Resampling = "bicubic"
-    rewriting: PlaceholderRewrite | None = None
+    rewriting: PlaceholderRewrite | TileRewrite | None = None
     row_end_id: int | None = None
     end_id: int | None = None
     max_images: int  # per prompt
@@ -79,7 +153,10 @@ class ImageRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):
-    """An image in a prompt, in the model's size. Crosses the process boundary."""
+    """An image or a tile in a prompt, in the model's size. Crosses the process boundary.
+
+    Each tile is embedded by itself, so to the engine it is an image like any other.
+    """
 
     start: int  # index of its first token in the prompt
     num_tokens: int  # from there on, row ends included
@@ -87,6 +164,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     width: int
     pixels: bytes  # height * width * 3, RGB
     digest: bytes  # of the size and the pixels
+    is_tile: bool = False  # cut from the next image of the prompt that is no tile
 
     def span(self, cell: int) -> tuple[int, int]:
         """Return the range of prompt places from its first cell to one past its last; ``cell``

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from engine.images.placeholders import expand_image_tokens
+from engine.images.placeholders import expand_image_tokens, make_rewriter
 from engine.images.types import ImageRules
 from engine.offline.images import ChatPrompt, extract_images, process_images
 from engine.offline.inputs import Prompt, as_prompts
@@ -75,10 +75,9 @@ class OfflineText:
         plain, sources = extract_images(messages)
         pictures = process_images(sources, self._image_rules)
         rules = self._image_rules if pictures else None
-        rewriting = None if rules is None else rules.rewriting
         token_ids = self._template.encode_chat_sync(
             plain,
-            None if rewriting is None else rewriting.apply,
+            None if rules is None else make_rewriter(pictures, rules),
             tools=options.get("tools"),
             add_generation_prompt=options.get("add_generation_prompt", True),
             continue_final_message=options.get("continue_final_message", False),

@@ -15,8 +15,10 @@ from engine.images.types import (
     BudgetScaling,
     EdgeScaling,
     FixedScaling,
+    GridScaling,
     ImageRules,
     Scaling,
+    TileScaling,
 )
 from engine.models.checkpoint import ModelConfig
 from engine.models.spec import DecoderSpec
@@ -67,7 +69,8 @@ class ImagePlan:
         """The memory that reading images takes besides the vision tower's weights."""
         states = 1 + len(self.vision.spec.deepstack_layers)
         kept = self.num_cached_cells * states * spec.hidden_size * dtype.itemsize
-        return kept + tower.activation_bytes(self.max_image_cells)
+        encoded = _tile_cells(self.rules) or self.max_image_cells
+        return kept + tower.activation_bytes(encoded)
 
     def make_embedder(
         self, tower: VisionTower, rows: RowTable, device: torch.device
@@ -107,6 +110,8 @@ def plan_images(
 def _max_image_cells(rules: ImageRules) -> int:
     """Return the cells of the largest image."""
     scaling = rules.scaling
+    if isinstance(scaling, (TileScaling, GridScaling)):
+        return scaling.max_tiles * _tile_cells(rules)
     if isinstance(scaling, AreaScaling):
         return scaling.max_pixels // rules.cell**2
     if isinstance(scaling, BudgetScaling):
@@ -115,9 +120,24 @@ def _max_image_cells(rules: ImageRules) -> int:
     return (-(-longest // rules.cell)) ** 2
 
 
-def _within(rules: ImageRules, most: int) -> Scaling:
-    """Return the same scaling, limited to ``most`` cells."""
+def _tile_cells(rules: ImageRules) -> int:
+    """Return the cells of a tile; 0: images are not cut."""
     scaling = rules.scaling
+    if isinstance(scaling, (TileScaling, GridScaling)):
+        return (scaling.side // rules.cell) ** 2
+    return 0
+
+
+def _within(rules: ImageRules, most: int) -> Scaling:
+    """Return the same scaling, limited to ``most`` cells, but not to less than one tile."""
+    scaling = rules.scaling
+    if isinstance(scaling, (TileScaling, GridScaling)):
+        num_cut = most // _tile_cells(rules) - 1  # beside the whole image
+        if isinstance(scaling, GridScaling):
+            num_cut = num_cut if num_cut > 1 else 1
+            return GridScaling(scaling.side, min(scaling.min_cut, num_cut), num_cut)
+        longest = scaling.side * math.isqrt(max(num_cut, 1))
+        return TileScaling(scaling.side, longest - longest % 2, scaling.cuts)
     if isinstance(scaling, AreaScaling):
         most_pixels = most * rules.cell**2
         return AreaScaling(min(scaling.min_pixels, most_pixels), most_pixels)
@@ -139,6 +159,9 @@ def _refusal(
     each, most = _max_image_cells(vision.rules), config.max_image_tokens
     if isinstance(vision.rules.scaling, FixedScaling) and most is not None and most < each:
         return f"they have {each} tokens each, more than --max-image-tokens"
+    tile = _tile_cells(vision.rules)
+    if most is not None and most < tile:
+        return f"a tile of them has {tile} tokens, more than --max-image-tokens"
     if spec.bidirectional_images:
         windows = [
             layer.window for layer in spec.layers if layer.bidirectional_images and layer.window

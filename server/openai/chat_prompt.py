@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from engine.errors import InvalidParameter
-from engine.images.placeholders import expand_image_tokens
+from engine.images.placeholders import expand_image_tokens, make_rewriter
 from engine.images.read import ProcessedImage
 from engine.images.types import Image
 from server.errors import bad_field
@@ -54,10 +54,9 @@ async def encode_chat(
         raise bad_field("continue_final_message", "needs a last message of the assistant")
     pictures = await _read_pictures(state, model, body.messages)
     rules = model.info.images if pictures else None
-    rewriting = None if rules is None else rules.rewriting
     token_ids = await model.template.encode_chat(
         [message.for_template(model.answer_format) for message in body.messages],
-        None if rewriting is None else rewriting.apply,
+        None if rules is None else make_rewriter(pictures, rules),
         tools=tools,
         add_generation_prompt=not continue_final if wanted is None else wanted,
         continue_final_message=continue_final,
@@ -95,7 +94,7 @@ async def _read_pictures(
         except InvalidParameter as error:
             problem = f"cannot be used, in image {number} of {len(shown)}: {error.message}"
             raise bad_field(param, problem) from None
-        room -= len(picture.pixels)
+        room -= picture.num_bytes
         if room < 0:
             problem = f"holds images of more than {_MAX_IMAGE_BYTES >> 20} MiB of pixels"
             raise bad_field("messages", problem)

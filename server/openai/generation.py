@@ -186,7 +186,8 @@ class Generation:
                 max_tokens=most if limit is None else limit,
             )
         for job in self._jobs:
-            state.metrics.record_prompt(len(job.token_ids), job.sampling.n, len(job.images))
+            num_images = sum(not image.is_tile for image in job.images)
+            state.metrics.record_prompt(len(job.token_ids), job.sampling.n, num_images)
         if (deadline_s := self._caller.deadline_s) is not None:
             delay_s = deadline_s - time.monotonic() + _DEADLINE_GRACE_S
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._abort_at_deadline)

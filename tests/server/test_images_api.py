@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from engine.images.read import read_image
-from engine.images.types import PlaceholderRewrite
+from engine.images.types import PlaceholderRewrite, TileRewrite, TileScaling
 from server.images import ImageDecoder
 from tests.server.showing import (
     BLUE,
@@ -225,6 +225,36 @@ async def test_what_stands_for_an_image_is_rewritten_before_it_is_tokenised(tmp_
         assert ids[request.images[0].start - 2] == THREE_NEWLINES
         request, _ = await answered(app.post(CHAT, messages=[user(text("a"))], max_tokens=1), app)
         assert "\n\n" not in prompt_text(app, request)
+
+
+async def test_an_image_in_tiles_is_one_image(tmp_path: Path) -> None:
+    """Its tiles have their tokens, and only images are counted and limited."""
+    rewriting = TileRewrite(
+        "<|image_pad|>",
+        tile="{row}.{column}<|image_pad|>",
+        whole="all<|image_pad|>",
+        alone="<|image_pad|>",
+        begin="(",
+        end=")",
+    )
+    changes = {"scaling": TileScaling(8, 16), "rewriting": rewriting, "max_images": 1}
+    rules = msgspec.structs.replace(RULES, **changes)
+    async with seeing(tmp_path, rules=rules) as app:
+        messages = [user(shown(png(size=(20, 10))), text("<|image_pad|>"))]
+        request, answer = await answered(app.post(CHAT, messages=messages, max_tokens=1), app)
+        four = "<|image_pad|>" * 4
+        tiles = f"<|vision_start|>(1.1{four}1.2{four}all{four})<|vision_end|><|image_pad|>"
+        assert tiles in prompt_text(app, request)
+        assert [image.num_tokens for image in request.images] == [4, 4, 4]
+        assert request.prompt_token_ids.count(IMAGE) == 12
+        assert answer["usage"]["prompt_tokens"] == len(request.prompt_token_ids)
+        assert await app.metric("prompt_images_total") == 1
+        exchange = await app.post(CHAT, messages=[user(shown(), shown())]).done()
+        assert "holds 2 images; at most 1" in exchange.error["message"]
+    async with seeing(tmp_path, rules=rules, template="{{ messages[0].role }}") as app:
+        exchange = await app.post(CHAT, messages=[user(shown())]).done()
+        assert (exchange.status, exchange.error["param"]) == (400, "messages")
+        assert "shows 0 images of 1" in exchange.error["message"]
 
 
 async def test_special_tokens_and_images_are_both_counted(tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""Cut images into tiles of one size, as Hugging Face's image processors do."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.images.types import MAX_TILED_SIDE, GridScaling, TileScaling
+
+if TYPE_CHECKING:
+    from PIL.Image import Image, Resampling
+
+
+class Tiles(NamedTuple):
+    """An image in tiles of the same size."""
+
+    tiles: list[Image]  # row by row
+    columns: int
+    whole: Image  # the same picture in the size of one tile
+
+
+def cut_into_tiles(
+    image: Image, scaling: TileScaling | GridScaling, resampling: Resampling
+) -> Tiles:
+    """Scale an RGB image and cut it into tiles; there are none if one tile shows all of it."""
+    side = scaling.side
+    if isinstance(scaling, GridScaling):
+        rows, columns = closest_grid(image.height, image.width, scaling)
+        whole = image.resize((side, side), resampling)
+        if rows * columns == 1:
+            return Tiles([], 0, whole)
+        return Tiles(
+            _cut(image.resize((columns * side, rows * side), resampling), side), columns, whole
+        )
+    height, width = size_within_longest(image.height, image.width, scaling.longest)
+    image = image.resize((width, height), resampling)
+    rows, columns = grid_around(height, width, side) if scaling.cuts else (1, 1)
+    # Each step rounds to bytes, so the steps are Hugging Face's.
+    image = image.resize((columns * side, rows * side), resampling)
+    if rows * columns == 1:
+        return Tiles([], 0, image)
+    return Tiles(_cut(image, side), columns, image.resize((side, side), resampling))
+
+
+def size_within_longest(height: int, width: int, longest: int) -> tuple[int, int]:
+    """Return the height and width to which Idefics3 scales an image before cutting it."""
+    ratio = width / height
+    if width >= height:
+        height, width = _even(int(longest / ratio)), longest
+    else:
+        height, width = longest, _even(int(longest * ratio))
+    height, width = max(height, 1), max(width, 1)
+    ratio = width / height
+    if width >= height and width > MAX_TILED_SIDE:
+        height, width = int(MAX_TILED_SIDE / ratio), MAX_TILED_SIDE
+    elif height > width and height > MAX_TILED_SIDE:
+        height, width = MAX_TILED_SIDE, int(MAX_TILED_SIDE * ratio)
+    return max(height, 1), max(width, 1)
+
+
+def grid_around(height: int, width: int, side: int) -> tuple[int, int]:
+    """Return the rows and columns of the tiles that Idefics3 stretches a scaled image to."""
+    ratio = width / height
+    if width >= height:
+        columns = math.ceil(width / side)
+        return max(1, math.ceil(int(columns * side / ratio) / side)), columns
+    rows = math.ceil(height / side)
+    return rows, max(1, math.ceil(int(rows * side * ratio) / side))
+
+
+def closest_grid(height: int, width: int, scaling: GridScaling) -> tuple[int, int]:
+    """Return the rows and columns of tiles whose aspect ratio is closest to an image's.
+
+    Of equally close grids, the largest that the image fills by more than half is chosen.
+    """
+    ratio, least = width / height, math.inf
+    best = 1, 1
+    for rows, columns in _grids(scaling):
+        distance = abs(ratio - columns / rows)
+        fills = height * width > 0.5 * scaling.side**2 * rows * columns
+        if distance < least or (distance == least and fills):
+            least, best = distance, (rows, columns)
+    return best
+
+
+def _grids(scaling: GridScaling) -> list[tuple[int, int]]:
+    """All grids with an allowed number of tiles, from few to many, those with few columns first."""
+    sides = range(1, scaling.max_cut + 1)
+    found = [(rows, columns) for columns in sides for rows in sides]
+    allowed = range(scaling.min_cut, scaling.max_cut + 1)
+    return sorted((grid for grid in found if math.prod(grid) in allowed), key=math.prod)
+
+
+def _cut(image: Image, side: int) -> list[Image]:
+    return [
+        image.crop((left, top, left + side, top + side))
+        for top in range(0, image.height, side)
+        for left in range(0, image.width, side)
+    ]
+
+
+def _even(length: int) -> int:
+    return length + length % 2
