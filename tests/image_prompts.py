@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from engine.images.placeholders import expand_image_tokens
 from engine.images.read import ProcessedImage
-from engine.images.types import FixedScaling, ImageRules
+from engine.images.types import FixedScaling, GridScaling, ImageRules, TileScaling
 from engine.models.checkpoint import read_config
 from engine.types import Request, SamplingParams
 
@@ -27,8 +28,8 @@ def rules_of(directory: Path) -> ImageRules:
 def allowed(
     rules: ImageRules, shapes: Sequence[tuple[int, int]] = SHAPES
 ) -> Sequence[tuple[int, int]]:
-    """The shapes that the model supports; repeated if all of its images have one shape."""
-    if not isinstance(rules.scaling, FixedScaling):
+    """The shapes that the model supports; repeated if all images or tiles have one shape."""
+    if not isinstance(rules.scaling, (FixedScaling, GridScaling, TileScaling)):
         return shapes
     side = rules.scaling.side // rules.cell
     return ((side, side),) * len(shapes)
@@ -43,15 +44,19 @@ def ask(
 ) -> Request:
     """A request with images of these shapes, where the model supports them, and text between them.
 
-    The pixels depend on the seed.
+    The first one is cut into two tiles if the model has such. The pixels depend on the seed.
     """
     rng = np.random.default_rng(seed)
     pictures, template = [], [3, 7]
     for number, (rows, columns) in enumerate(allowed(rules, shapes)):
         height, width = rows * rules.cell, columns * rules.cell
-        pixels = rng.integers(0, 256, (height, width, 3), np.uint8).tobytes()
-        pictures.append(ProcessedImage(height, width, pixels, rng.bytes(16)))
-        template += [rules.token_id, 11 + number, 5]
+        num_tiles = 2 * (number == 0 and isinstance(rules.scaling, (GridScaling, TileScaling)))
+        *tiles, whole = (
+            ProcessedImage(height, width, pixels.tobytes(), rng.bytes(16))
+            for pixels in rng.integers(0, 256, (num_tiles + 1, height, width, 3), np.uint8)
+        )
+        pictures.append(replace(whole, tiles=tuple(tiles), columns=num_tiles))
+        template += [*[rules.token_id] * (num_tiles + 1), 11 + number, 5]
     ids, images = expand_image_tokens(template, pictures, rules)
     return Request(
         id=name,

@@ -39,6 +39,9 @@ _CLIP = {
     **{"num_hidden_layers": 3, "num_attention_heads": 2, "hidden_size": 32},
     **{"intermediate_size": 40, "patch_size": 14, "image_size": 28},
 }
+_TILE = {**_CLIP, "patch_size": 7}
+_IDEFICS3 = {"image_token_id": IMAGE, "scale_factor": 2}
+_INTERNVL = {"image_token_id": IMAGE, "image_seq_length": 4}
 _GEMMA4_VISION = {
     **{"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16},
     **{"hidden_size": 32, "intermediate_size": 40, "patch_size": 8, "pooling_kernel_size": 2},
@@ -105,6 +108,14 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
         *("Gemma4", "gemma4_shared", {}),
         {**_GEMMA4_VISION, "standardize": False, "use_clipped_linears": False},
         _GEMMA4_TOKENS,
+    ),
+    "idefics3": ("Idefics3", "llama", {}, _TILE, _IDEFICS3),
+    # Of each tile, two rows and columns of pixels are in no patch.
+    "smolvlm": ("SmolVLM", "llama", {}, {**_TILE, "image_size": 30}, _IDEFICS3),
+    "internvl": ("InternVL", "qwen3", {}, {**_TILE, "attention_bias": True}, _INTERNVL),
+    "internvl_rms": (
+        *("InternVL", "qwen2", {}),
+        *({**_TILE, "norm_type": "rms_norm", "use_qk_norm": True}, _INTERNVL),
     ),
     "mistral3_biased": (
         *("Mistral3", "ministral3", {}, {**_PIXTRAL, "hidden_act": "silu"}),
@@ -180,6 +191,16 @@ def processor(kind: str) -> Any:
         return transformers.SiglipImageProcessorPil(size=square)
     if kind == "llava_pixtral":
         return transformers.PixtralImageProcessorPil()
+    if kind == "idefics3":
+        tile, longest = {"longest_edge": 28}, {"longest_edge": 84}
+        return transformers.Idefics3ImageProcessorPil(size=longest, max_image_size=tile)
+    if kind == "smolvlm":
+        tile, longest = {"longest_edge": 30}, {"longest_edge": 60}
+        return transformers.SmolVLMImageProcessorPil(size=longest, max_image_size=tile)
+    if kind.startswith("internvl"):
+        square = {"height": 28, "width": 28}
+        mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+        return transformers.GotOcr2ImageProcessorPil(size=square, image_mean=mean, image_std=std)
     if kind == "gemma3":
         return transformers.Gemma3ImageProcessorPil(size={"height": 84, "width": 84})
     if kind.startswith("gemma4"):
@@ -197,12 +218,15 @@ def processor(kind: str) -> Any:
 def seen(processor: Any, images: Sequence[np.ndarray]) -> Any:
     """An image [height, width, 3] after ``processor``, at the size that the model sees.
 
-    If the model has a single image size, what it does not see is black.
+    If all images or tiles have one size, what the model does not see of it is black.
     """
     size = processor.size
-    if size is None or size.height is None:
+    sides = size and (size.height, size.width)
+    if hasattr(processor, "max_image_size"):  # of a tile
+        sides = (processor.max_image_size["longest_edge"],) * 2
+    if sides is None or None in sides:
         return _prepared(processor, images)
-    whole = np.zeros((len(images), size.height, size.width, 3), np.uint8)
+    whole = np.zeros((len(images), *sides, 3), np.uint8)
     for image, into in zip(images, whole, strict=True):
         into[: image.shape[0], : image.shape[1]] = image
     return _prepared(processor, list(whole))
@@ -210,6 +234,6 @@ def seen(processor: Any, images: Sequence[np.ndarray]) -> Any:
 
 def _prepared(processor: Any, images: Sequence[np.ndarray]) -> Any:
     found = processor(list(images), do_resize=False, return_tensors="pt")
-    for unread in ("num_crops", "num_soft_tokens_per_image"):
+    for unread in ("num_crops", "num_patches", "num_soft_tokens_per_image"):
         found.pop(unread, None)
     return found

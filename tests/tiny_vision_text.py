@@ -32,6 +32,16 @@ GEMMA_SPECIAL = {
     **{**SPECIAL, TURN: "<start_of_turn>", TURN_END: "<end_of_turn>"},
     **{START: "<start_of_image>", IMAGE: "<image_soft_token>", END: "<end_of_image>"},
 }
+# Ordinary text in Idefics3, tokens in SmolVLM, which here has some of them.
+IDEFICS3_SPECIAL = {
+    **{**SPECIAL, IMAGE: "<image>", START: "<fake_token_around_image>"},
+    **{END: "<end_of_utterance>", VIDEO: "<global-img>"},
+}
+SMOLVLM_SPECIAL = {
+    **IDEFICS3_SPECIAL,
+    **{156: "<row_1_col_1>", 157: "<row_1_col_2>", 158: "<row_2_col_1>"},
+}
+INTERNVL_SPECIAL = {**SPECIAL, IMAGE: "<IMG_CONTEXT>", START: "<img>", END: "</img>"}
 _NEWLINE = "\u010a"
 
 QWEN = (
@@ -43,6 +53,8 @@ QWEN = (
     "{% elif 'text' in part %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+IDEFICS3 = QWEN.replace("<|vision_start|><|image_pad|><|vision_end|>", "<image>")
+INTERNVL = QWEN.replace("<|vision_start|><|image_pad|><|vision_end|>", "<IMG_CONTEXT>\n")
 MISTRAL = (
     "{% for message in messages %}"
     "{% if message.role == 'user' %}{% if message.content is string %}"

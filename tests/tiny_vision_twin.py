@@ -12,15 +12,27 @@ from tests.tiny_vision_text import (
     GEMMA3,
     GEMMA4,
     GEMMA_SPECIAL,
+    IDEFICS3,
+    IDEFICS3_SPECIAL,
+    INTERNVL,
+    INTERNVL_SPECIAL,
     LLAVA,
     MISTRAL,
     QWEN,
+    SMOLVLM_SPECIAL,
     SPECIAL,
     TURN_END,
     save_text,
 )
 
-_TEMPLATES = {"mistral3": MISTRAL, "llava": LLAVA, "gemma3": GEMMA3, "gemma4": GEMMA4}
+_TEMPLATES = {
+    **{"mistral3": MISTRAL, "llava": LLAVA, "gemma3": GEMMA3, "gemma4": GEMMA4},
+    **{"idefics3": IDEFICS3, "smolvlm": IDEFICS3, "internvl": INTERNVL},
+}
+_SPECIAL = {
+    **{"gemma3": GEMMA_SPECIAL, "gemma4": GEMMA_SPECIAL, "idefics3": IDEFICS3_SPECIAL},
+    **{"smolvlm": SMOLVLM_SPECIAL, "internvl": INTERNVL_SPECIAL},
+}
 
 
 class Twin:
@@ -35,9 +47,8 @@ class Twin:
             longer["sliding_window"] = 70  # the minimum that its processor accepts
         self._model = tiny_vision.save(kind, directory, seed=seed, text=longer)
         self._family = kind.split("_")[0]
-        is_gemma = kind.startswith("gemma")
         template = _TEMPLATES.get(self._family, QWEN)
-        special = GEMMA_SPECIAL if is_gemma else SPECIAL
+        special = _SPECIAL.get(self._family, SPECIAL)
         save_text(directory, template, special)
         self._tokenizer: Any = PreTrainedTokenizerFast(
             tokenizer_file=str(directory / "tokenizer.json"),
@@ -49,11 +60,16 @@ class Twin:
                 "eoi_token": special[END],
                 # The audio tokens, without which Gemma 4's processor does nothing.
                 **dict.fromkeys(("audio_token", "boa_token", "eoa_token"), special[VIDEO]),
+                "start_image_token": special[START],
+                "context_image_token": special[IMAGE],
+                "end_image_token": special[END],
+                "video_token": special[VIDEO],
             },
+            model_input_names=["input_ids", "attention_mask"],
         )
         self._processor = tiny_vision.processor(kind)
         self._processor.save_pretrained(directory)
-        self._whole = _gemma_processor(kind, self._processor, self._tokenizer) if is_gemma else None
+        self._whole = _whole_processor(self._family, self._processor, self._tokenizer)
 
     def prompt(self, messages: Sequence[Any], images: Sequence[Any]) -> list[int]:
         """The prompt's tokens; image parts in the messages stand for ``images``."""
@@ -107,17 +123,36 @@ class Twin:
         return [*([*[IMAGE] * columns, ROW_END] * rows)[:-1], IMAGE_END]
 
 
-def _gemma_processor(kind: str, images: Any, tokenizer: Any) -> Any:
-    """A processor for text and images together."""
+def _whole_processor(family: str, images: Any, tokenizer: Any) -> Any:
+    """A family's processor for text and images together; None: none is needed."""
     import transformers
+    from transformers.models.smolvlm import processing_smolvlm as processing
 
-    if kind == "gemma3":
+    if family == "gemma3":
         return transformers.Gemma3Processor(images, tokenizer, image_seq_length=9)
+    if family == "idefics3":
+        return transformers.Idefics3Processor(images, tokenizer, image_seq_len=4)
 
-    class Processor(transformers.Gemma4Processor):
-        """A processor without audio and video, which need other libraries."""
+    class WithoutVideo:
+        """Processors without audio and video, which need other libraries."""
 
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> None:
             pass
 
-    return Processor(None, images, tokenizer, None)
+    class Gemma4(WithoutVideo, transformers.Gemma4Processor):
+        pass
+
+    class InternVL(WithoutVideo, transformers.InternVLProcessor):
+        pass
+
+    class SmolVLM(WithoutVideo, transformers.SmolVLMProcessor):
+        pass
+
+    if family == "gemma4":
+        return Gemma4(None, images, tokenizer, None)
+    if family == "internvl":
+        return InternVL(images, tokenizer, None, image_seq_length=4)
+    if family == "smolvlm":
+        vars(processing)["num2words"] = str  # a library that only videos need
+        return SmolVLM(images, tokenizer, None, image_seq_len=4)
+    return None

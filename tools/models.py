@@ -42,8 +42,8 @@ developed. If a published config has a key that is not understood, the error nam
 ## Images
 
 {images} accept images. Their encoders are compared with Hugging Face's on tiny random models,
-images of one cell and of uneven windows included: every embedding must agree within 1e-5 of the
-largest, in float32.
+images of one cell, of uneven windows and in tiles included: every embedding must agree within
+1e-5 of the largest, in float32.
 
 Other multimodal models are served as text models. So is a model whose image encoder is quantised
 or has a config key that is not understood; the reason is logged at start.

@@ -344,11 +344,10 @@ def _in_language_model(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     return tuple(rule._replace(pattern="language_model." + rule.pattern) for rule in rules)
 
 
-def _in_multimodal_model(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+def _in_multimodal_model(rules: tuple[Rule, ...], part: str = "language_model") -> tuple[Rule, ...]:
     """The same, but the head belongs to the outer model."""
     return tuple(
-        rule._replace(pattern=re.sub(r"^model\.", "model.language_model.", rule.pattern))
-        for rule in rules
+        rule._replace(pattern=re.sub(r"^model\.", f"model.{part}.", rule.pattern)) for rule in rules
     )
 
 
@@ -389,6 +388,9 @@ _TABLES = {
     "hunyuan_v1_moe": _HUNYUAN,
     "hy_v3": _HY3,
     "hyperclovax": _HYPERCLOVAX,
+    "idefics3": _in_multimodal_model(LLAMA, "text_model"),
+    "internvl": _in_language_model(LLAMA),
+    "internvl_moe": _in_language_model(QWEN_MOE),
     "jais2": _UNGATED,
     "lfm2": LFM2,
     "lfm2_moe": LFM2,
@@ -420,6 +422,7 @@ _TABLES = {
     "qwen3_next": QWEN3_NEXT,
     "qwen3_vl": _in_multimodal_model(LLAMA),
     "qwen3_vl_moe": _in_multimodal_model(_QWEN3_VL_MOE),
+    "smolvlm": _in_multimodal_model(LLAMA, "text_model"),
     "solar_open": _GLM4_MOE,
     "starcoder2": _STARCODER2,
     "vaultgemma": _GEMMA2,

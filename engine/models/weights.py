@@ -144,6 +144,7 @@ _PROJECTED = (
     *("vision_tower.", "multi_modal_projector."),
     *("model.vision_tower.", "model.multi_modal_projector."),
 )
+_IDEFICS3 = ("model.vision_model.", "model.connector.")
 # Checkpoint parts that are not served: vision parts, and multi-token prediction layers that are not
 # named as ``num_draft_layers`` additional layers of the model.
 _UNREAD = {
@@ -152,6 +153,8 @@ _UNREAD = {
     "gemma3": ("vision_tower.", "multi_modal_projector."),
     "gemma4": _GEMMA4_TOWERS,
     "gemma4_unified": _GEMMA4_TOWERS,
+    "idefics3": _IDEFICS3,
+    "internvl": _PROJECTED,
     "llama4": ("vision_model.", "multi_modal_projector."),
     "llava": _PROJECTED,
     "mellum": ("mtp.",),
@@ -166,6 +169,7 @@ _UNREAD = {
     "qwen2_vl": _VISUAL,
     "qwen3_vl": _VISUAL,
     "qwen3_vl_moe": _VISUAL,
+    "smolvlm": _IDEFICS3,
 }
 
 

@@ -18,7 +18,10 @@ from tests.tiny_vision_twin import Twin
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
 OPTIONS: dict[str, Any] = {"num_threads": 1, "use_tqdm": False, "dtype": "float32"}
-KINDS = ("qwen2_5_vl", "qwen3_vl", "mistral3", "llava_clip", "gemma3", "gemma4")
+KINDS = (
+    *("qwen2_5_vl", "qwen3_vl", "mistral3", "llava_clip", "gemma3", "gemma4"),
+    *("idefics3", "smolvlm", "internvl"),
+)
 
 
 def photo(seed: int, width: int = 90, height: int = 60) -> Image.Image:
@@ -80,7 +83,7 @@ def test_prompts_are_those_of_hugging_faces_processors(twin: Twin, llm: LLM) -> 
         places = [PLACE if part is shown else part for part in parts]
         wanted = twin.prompt(conversation(*places), [image] * places.count(PLACE))
         assert llm.encode_chat(conversation(*parts)) == wanted
-    spelled = "<start_of_image><image_soft_token><|image_pad|>"
+    spelled = "<start_of_image><image_soft_token><|image_pad|><image><IMG_CONTEXT>"
     ids = llm.encode_chat(conversation(spelled, shown))
     assert spelled in llm.decode(ids, skip_special_tokens=False)
     assert ids.count(IMAGE) == wanted.count(IMAGE) // 2

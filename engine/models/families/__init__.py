@@ -205,7 +205,17 @@ FAMILIES: dict[str, Family] = {
         "as `granite`; norms before and after",
         has_remote_code=True,
     ),
+    "idefics3": Family(
+        multimodal.idefics3,
+        "Idefics3 8B, SmolVLM 256M, 500M and 2.2B",
+        "as `llama`; accepts images",
+    ),
     "internlm3": Family(llama.internlm3, "InternLM3", "biases in some", has_remote_code=True),
+    "internvl": Family(
+        multimodal.internvl,
+        "InternVL3 and 3.5, those converted for transformers (`-hf`, `-HF`)",
+        "as `qwen2`, `qwen3`, `qwen3_moe` or `llama`; accepts images",
+    ),
     "iquestcoder": Family(llama.iquestcoder, "IQuest-Coder V1", "", has_remote_code=True),
     "jais2": Family(ungated.jais2, "Jais 2", "layer norms, biases, ungated MLP with squared ReLU"),
     "lfm2": Family(hybrid.lfm2, "LFM2 350M to 2.6B", "gated short convolutions, QK norms"),
@@ -322,6 +332,11 @@ FAMILIES: dict[str, Family] = {
     ),
     "seed_oss": Family(llama.seed_oss, "Seed-OSS", "biases"),
     "smollm3": Family(llama.smollm3, "SmolLM3", "no rope in every fourth layer"),
+    "smolvlm": Family(
+        multimodal.idefics3,
+        "SmolVLM2 256M, 500M and 2.2B",
+        "as `llama`; accepts images, not video",
+    ),
     "solar_open": Family(glm.solar_open, "Solar Open", "as `glm4_moe`, full rope"),
     "stablelm": Family(llama.stablelm, "StableLM", "layer norms, partial rope"),
     "starcoder2": Family(

@@ -55,12 +55,30 @@ _GEMMA3_DEFAULTS = {
     **{"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208},
     "eos_token_id": 1,
 }
+# Keys of the encoder, of training, and repeated ones; and those of the text section.
+_IDEFICS3 = ("scale_factor", "vocab_size", "use_reentrant_checkpointing", "_pad_token_id")
+_IDEFICS3_TEXT = (
+    *("_flash_attn_2_enabled", "neftune_noise_alpha", "perceiver_config"),
+    "pixel_shuffle_factor",
+)
+_INTERNVL = (
+    *("downsample_ratio", "image_seq_length", "projector_hidden_act", "vision_feature_layer"),
+    "vision_feature_select_strategy",
+)
+# Switches of the training code, in the text sections of InternVL3.5.
+_INTERNVL_TRAINING = ("debug", "ep_size", "micro_forward", "skip_checkpoint", "use_deepep")
 _LLAVA_TEXT: dict[str, tuple[Callable[[ConfigReader], DecoderSpec], dict[str, Any]]] = {
     "llama": (llama.llama, _LLAMA_DEFAULTS),
     "mistral": (llama.mistral, _MISTRAL_DEFAULTS),
     "qwen2": (llama.qwen2, _QWEN2_DEFAULTS),
 }
 
+_INTERNVL_TEXT: dict[str, Callable[[ConfigReader], DecoderSpec]] = {
+    "llama": llama.llama,
+    "qwen2": llama.qwen2,
+    "qwen3": llama.qwen3,
+    "qwen3_moe": moe.qwen3_moe,
+}
 _MISTRAL_TEXT = {
     "ministral3": llama.ministral3,
     "mistral": llama.mistral,
@@ -88,6 +106,44 @@ def gemma4(reader: ConfigReader) -> DecoderSpec:
 def gemma4_unified(reader: ConfigReader) -> DecoderSpec:
     """Gemma 4 without encoders, which reads images and sound directly."""
     return _text_part(reader, gemma_4.gemma4_unified, _GEMMA4)
+
+
+def idefics3(reader: ConfigReader) -> DecoderSpec:
+    """Idefics3 8B and SmolVLM."""
+
+    def read(text: ConfigReader) -> DecoderSpec:
+        text.require("model_type", "llama")
+        for key in ("qk_layer_norms", "use_resampler"):
+            text.require(key, False)
+        for key in _IDEFICS3_TEXT:
+            text.ignore(key)
+        text.set_defaults({"model_type": "llama", **_LLAMA_DEFAULTS, "rms_norm_eps": 1e-5})
+        return llama.llama(text)
+
+    reader.set_defaults({"tie_word_embeddings": False})
+    return _text_part(reader, read, _IDEFICS3)
+
+
+def internvl(reader: ConfigReader) -> DecoderSpec:
+    """InternVL3 and 3.5, in Hugging Face's own format."""
+
+    def read(text: ConfigReader) -> DecoderSpec:
+        kind = text.text("model_type", "qwen2")
+        if kind not in _INTERNVL_TEXT:
+            known = ", ".join(_INTERNVL_TEXT)
+            raise text.error("model_type", f"is {kind[:80]!r}; known: {known}")
+        text.set_defaults({"model_type": "qwen2"})
+        for key in _INTERNVL_TRAINING:
+            text.ignore(key)
+        spec = _INTERNVL_TEXT[kind](text)
+        return dataclasses.replace(spec, naming="internvl_moe" if spec.moe else "")
+
+    spec = _text_part(reader, read, _INTERNVL)
+    text = reader.section("text_config")
+    if text is None or "tie_word_embeddings" not in text:
+        return spec
+    # The outer config says that they are tied even where the checkpoint has both.
+    return dataclasses.replace(spec, tie_word_embeddings=text.flag("tie_word_embeddings"))
 
 
 def llama_4(reader: ConfigReader) -> DecoderSpec:

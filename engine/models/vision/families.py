@@ -8,42 +8,43 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.images.types import AreaScaling, BudgetScaling, EdgeScaling, Resampling, Scaling
+from engine.images.types import (
+    AreaScaling,
+    BudgetScaling,
+    EdgeScaling,
+    GridScaling,
+    Resampling,
+    Scaling,
+    TileScaling,
+)
 from engine.models.config_reader import ConfigReader
 from engine.models.spec import DecoderSpec
-from engine.models.vision.spec import (
-    AxialRope,
-    MergerSpec,
-    PixelSpec,
-    PoolSpec,
-    VisionActivation,
-    VisionNorm,
-    VisionSpec,
+from engine.models.vision.shared import (
+    CLIP,
+    HALF,
+    MAX_LAYERS,
+    MAX_MERGE,
+    MAX_SIDE,
+    read_activation,
+    read_fixed,
+    read_num_heads,
+    read_rope,
+    siglip_encoder,
 )
+from engine.models.vision.spec import MergerSpec, PoolSpec, VisionNorm, VisionSpec
+from engine.models.vision.tiled import idefics3, internvl
 from engine.models.vision.tokens import (
     ImageTokenIds,
     TokenReader,
     gemma3_tokens,
     gemma4_tokens,
+    idefics3_tokens,
+    internvl_tokens,
     mistral_tokens,
     qwen_tokens,
 )
 
-_MAX_LAYERS = 10_000
-_MAX_SIDE = 1024  # of a patch, in pixels
-_MAX_MERGE = 16  # patches
-_MAX_IMAGE = 16_384  # pixels, a side
-_ACTIVATIONS: dict[str, VisionActivation] = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "quick_gelu": "quick_gelu",
-    "silu": "silu",
-    "swish": "silu",
-}
 _QWEN_EPS = 1e-6  # of all norms; not in any config
-_HALF = PixelSpec((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-_CLIP = PixelSpec((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 
 
 class VisionFamily(NamedTuple):
@@ -55,6 +56,8 @@ class VisionFamily(NamedTuple):
     # The published limits, if no file beside config.json has them. None: the encoder's only size.
     scaling: Scaling | None
     resampling: Resampling = "bicubic"
+    # The published limits of models that cut images into tiles, by the side of a tile.
+    tiling: Callable[[int], TileScaling | GridScaling] | None = None
 
 
 def qwen2_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
@@ -111,11 +114,11 @@ def mistral3(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Vi
     """Mistral Small 3.1 and later, Ministral 3: Pixtral's encoder, several patches per cell."""
     return replace(
         _pixtral(whole, reader, text),
-        merge_size=whole.count("spatial_merge_size", 2, limit=_MAX_MERGE),
+        merge_size=whole.count("spatial_merge_size", 2, limit=MAX_MERGE),
         merger=MergerSpec(
             VisionNorm("rms", text.norm.eps),
             text.hidden_size,
-            _activation(whole, "projector_hidden_act", "gelu"),
+            read_activation(whole, "projector_hidden_act", "gelu"),
             bias=whole.flag("multimodal_projector_bias"),
             joined=True,
         ),
@@ -154,7 +157,7 @@ def gemma3(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Visi
     reader.require("model_type", "siglip_vision_model")
     eps = reader.number("layer_norm_eps", 1e-6)
     pool = PoolSpec(eps, weighted=True, inputs_first=True)
-    base = _siglip_encoder(whole, reader, text, pool, -1)
+    base = siglip_encoder(whole, reader, text, pool, -1)
     assert base.image_size is not None
     side = base.image_size // base.patch_size
     count = whole.count("mm_tokens_per_image", 256)
@@ -171,7 +174,7 @@ def gemma4(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Visi
     for key in ("max_position_embeddings", "global_head_dim", "default_output_length"):
         reader.ignore(key)  # unbounded rope, uniform layers, tokens given elsewhere
     hidden = reader.count("hidden_size", 768)
-    heads = _num_heads(reader, "num_attention_heads", hidden, 12)
+    heads = read_num_heads(reader, "num_attention_heads", hidden, 12)
     reader.require("num_key_value_heads", heads)
     reader.require("head_dim", hidden // heads)
     eps = reader.number("rms_norm_eps", 1e-6)
@@ -179,14 +182,14 @@ def gemma4(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Visi
         hidden_size=hidden,
         intermediate_size=reader.count("intermediate_size", 3072),
         num_heads=heads,
-        num_layers=reader.count("num_hidden_layers", 16, limit=_MAX_LAYERS),
-        patch_size=reader.count("patch_size", 16, limit=_MAX_SIDE),
-        merge_size=reader.count("pooling_kernel_size", 3, limit=_MAX_MERGE),
+        num_layers=reader.count("num_hidden_layers", 16, limit=MAX_LAYERS),
+        patch_size=reader.count("patch_size", 16, limit=MAX_SIDE),
+        merge_size=reader.count("pooling_kernel_size", 3, limit=MAX_MERGE),
         out_size=text.hidden_size,
         norm=VisionNorm("rms", eps),
-        activation=_activation(reader, "hidden_activation", "gelu_pytorch_tanh"),
+        activation=read_activation(reader, "hidden_activation", "gelu_pytorch_tanh"),
         merger=PoolSpec(eps, scale=hidden**0.5, standardised=reader.flag("standardize")),
-        pixels=_HALF,
+        pixels=HALF,
         gated=True,
         bias=False,
         mlp_bias=False,
@@ -194,7 +197,7 @@ def gemma4(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Visi
         sandwich=True,
         clipped=reader.flag("use_clipped_linears"),
         rope=replace(
-            _rope(reader, "num_attention_heads", hidden // heads, 100.0), split_halves=True
+            read_rope(reader, "num_attention_heads", hidden // heads, 100.0), split_halves=True
         ),
         num_axis_positions=reader.count("position_embedding_size", 10_240),
     )
@@ -214,23 +217,23 @@ def _qwen(
     """Read what Qwen's encoders have in common; all values but the sizes are defaults."""
     reader.require("in_channels", 3)
     reader.require("in_chans", 3)
-    side = reader.count("patch_size", patch, limit=_MAX_SIDE)
+    side = reader.count("patch_size", patch, limit=MAX_SIDE)
     reader.require("spatial_patch_size", side)
-    merge = reader.count("spatial_merge_size", 2, limit=_MAX_MERGE)
+    merge = reader.count("spatial_merge_size", 2, limit=MAX_MERGE)
     return VisionSpec(
         hidden_size=hidden,
         intermediate_size=inner,
-        num_heads=(heads := _num_heads(reader, "num_heads", hidden)),
-        num_layers=reader.count("depth", num_layers, limit=_MAX_LAYERS),
+        num_heads=(heads := read_num_heads(reader, "num_heads", hidden)),
+        num_layers=reader.count("depth", num_layers, limit=MAX_LAYERS),
         patch_size=side,
         merge_size=merge,
         out_size=out,
         norm=norm,
-        activation=_activation(reader, "hidden_act", activation),
+        activation=read_activation(reader, "hidden_act", activation),
         merger=MergerSpec(norm, hidden * merge**2),
-        pixels=_CLIP,
-        num_frames=reader.count("temporal_patch_size", 2, limit=_MAX_MERGE),
-        rope=_rope(reader, "num_heads", hidden // heads),
+        pixels=CLIP,
+        num_frames=reader.count("temporal_patch_size", 2, limit=MAX_MERGE),
+        rope=read_rope(reader, "num_heads", hidden // heads),
     )
 
 
@@ -249,7 +252,7 @@ def _qwen3(reader: ConfigReader) -> VisionSpec:
     side = math.isqrt(positions)
     if side**2 != positions:
         raise reader.error("num_position_embeddings", f"of {positions} make no square")
-    return replace(base, patch_bias=True, position_grid_size=side, pixels=_HALF)
+    return replace(base, patch_bias=True, position_grid_size=side, pixels=HALF)
 
 
 def _pixtral(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
@@ -259,25 +262,25 @@ def _pixtral(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Vi
     reader.ignore("vocab_size")
     whole.require("vision_feature_layer", -1)
     hidden = reader.count("hidden_size", 1024)
-    heads = _num_heads(reader, "num_attention_heads", hidden)
+    heads = read_num_heads(reader, "num_attention_heads", hidden)
     reader.require("head_dim", hidden // heads)
     return VisionSpec(
         hidden_size=hidden,
         intermediate_size=reader.count("intermediate_size", 4096),
         num_heads=heads,
-        num_layers=reader.count("num_hidden_layers", 24, limit=_MAX_LAYERS),
-        patch_size=reader.count("patch_size", 16, limit=_MAX_SIDE),
+        num_layers=reader.count("num_hidden_layers", 24, limit=MAX_LAYERS),
+        patch_size=reader.count("patch_size", 16, limit=MAX_SIDE),
         merge_size=1,
         out_size=text.hidden_size,
         norm=VisionNorm("rms", 1e-5),
-        activation=_activation(reader, "hidden_act", "gelu"),
+        activation=read_activation(reader, "hidden_act", "gelu"),
         merger=_projector(whole, text),
-        pixels=_CLIP,
+        pixels=CLIP,
         gated=True,
         bias=False,
         mlp_bias=False,
         patch_norm=True,
-        rope=_rope(reader, "num_attention_heads", hidden // heads, staggered=True),
+        rope=read_rope(reader, "num_attention_heads", hidden // heads, staggered=True),
     )
 
 
@@ -285,76 +288,17 @@ def _clip(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Visio
     """CLIP's encoder (Radford et al. 2021)."""
     reader.ignore("projection_dim")
     merger, features = _projector(whole, text), _features(whole)
-    base = _fixed(
+    base = read_fixed(
         *(whole, reader, text, merger, features),
         patch=32,
         norm_eps=1e-5,
         activation="quick_gelu",
     )
-    return replace(base, pixels=_CLIP, class_token=True, patch_norm=True)
+    return replace(base, pixels=CLIP, class_token=True, patch_norm=True)
 
 
 def _siglip(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
-    return _siglip_encoder(whole, reader, text, _projector(whole, text), _features(whole))
-
-
-def _siglip_encoder(
-    whole: ConfigReader,
-    reader: ConfigReader,
-    text: DecoderSpec,
-    merger: MergerSpec | PoolSpec,
-    features: int,
-) -> VisionSpec:
-    """SigLIP's encoder (Zhai et al. 2023)."""
-    reader.ignore("vision_use_head")
-    base = _fixed(
-        *(whole, reader, text, merger, features),
-        patch=16,
-        norm_eps=1e-6,
-        activation="gelu_pytorch_tanh",
-    )
-    return replace(base, pixels=_HALF, patch_bias=True)
-
-
-def _fixed(
-    whole: ConfigReader,
-    reader: ConfigReader,
-    text: DecoderSpec,
-    merger: MergerSpec | PoolSpec,
-    features: int,
-    *,
-    patch: int,
-    norm_eps: float,
-    activation: str,
-) -> VisionSpec:
-    """Read an encoder of images of one size; the values are defaults."""
-    reader.require("num_channels", 3)
-    for key in ("vocab_size", "initializer_factor"):
-        reader.ignore(key)
-    hidden = reader.count("hidden_size", 768)
-    num_layers = reader.count("num_hidden_layers", 12, limit=_MAX_LAYERS)
-    num_read = features if features >= 0 else num_layers + 1 + features
-    if not 0 < num_read <= num_layers:
-        raise whole.error("vision_feature_layer", f"is {features}; there are {num_layers} layers")
-    side = reader.count("patch_size", patch, limit=_MAX_SIDE)
-    image_size = reader.count("image_size", 224, limit=_MAX_IMAGE)
-    if image_size < side:
-        raise reader.error("image_size", f"of {image_size} is less than a patch of {side}")
-    return VisionSpec(
-        hidden_size=hidden,
-        intermediate_size=reader.count("intermediate_size", 3072),
-        num_heads=_num_heads(reader, "num_attention_heads", hidden, 12),
-        num_layers=num_read,
-        patch_size=side,
-        merge_size=1,
-        out_size=text.hidden_size,
-        norm=VisionNorm("layer", reader.number("layer_norm_eps", norm_eps)),
-        activation=_activation(reader, "hidden_act", activation),
-        merger=merger,
-        pixels=_CLIP,
-        image_size=image_size,
-        num_skipped_layers=num_layers - num_read,
-    )
+    return siglip_encoder(whole, reader, text, _projector(whole, text), _features(whole))
 
 
 def _features(whole: ConfigReader) -> int:
@@ -367,53 +311,23 @@ def _projector(whole: ConfigReader, text: DecoderSpec) -> MergerSpec:
     return MergerSpec(
         None,
         text.hidden_size,
-        _activation(whole, "projector_hidden_act", "gelu"),
+        read_activation(whole, "projector_hidden_act", "gelu"),
         bias=whole.flag("multimodal_projector_bias", True),
     )
 
 
-def _num_heads(reader: ConfigReader, key: str, hidden: int, default: int = 16) -> int:
-    count = reader.count(key, default)
-    if hidden % count:
-        raise reader.error(key, f"must divide the {hidden} dimensions")
-    return count
-
-
-def _rope(
-    reader: ConfigReader,
-    heads_key: str,
-    head_dim: int,
-    theta: float = 10_000.0,
-    *,
-    staggered: bool = False,
-) -> AxialRope:
-    """Read the rope: newer exports have a section, older ones at most its base."""
-    if head_dim % 4:
-        raise reader.error(heads_key, f"makes heads of {head_dim} dimensions, not a multiple of 4")
-    section = reader.section("rope_parameters")
-    theta = reader.number("rope_theta", theta)
-    if section is None:
-        return AxialRope(theta, staggered)
-    kind = section.text("rope_type", "axial")
-    if kind not in ("axial", "default"):
-        raise section.error("rope_type", f"is {kind[:80]!r}; only 'axial' is supported")
-    theta = section.number("rope_theta", theta)
-    section.finish()
-    return AxialRope(theta, staggered)
-
-
-def _activation(reader: ConfigReader, key: str, default: str) -> VisionActivation:
-    name = reader.text(key, default)
-    if name not in _ACTIVATIONS:
-        raise reader.error(key, f"is {name[:80]!r}; known: {', '.join(sorted(_ACTIVATIONS))}")
-    return _ACTIVATIONS[name]
-
-
 _LLAVA_ENCODERS = {"clip_vision_model": _clip, "pixtral": _pixtral, "siglip_vision_model": _siglip}
 _QWEN3_SCALING = AreaScaling(65_536, 16_777_216)
+_IDEFICS3 = VisionFamily(
+    idefics3, idefics3_tokens, None, "lanczos", lambda side: TileScaling(side, 4 * side)
+)
 FAMILIES: dict[str, VisionFamily] = {
     "gemma3": VisionFamily(gemma3, gemma3_tokens, None, "bilinear"),
     "gemma4": VisionFamily(gemma4, gemma4_tokens, BudgetScaling(280)),
+    "idefics3": _IDEFICS3,
+    "internvl": VisionFamily(
+        internvl, internvl_tokens, None, tiling=lambda side: GridScaling(side, 1, 12)
+    ),
     "llava": VisionFamily(llava, _llava_tokens, EdgeScaling(1024)),
     "mistral3": VisionFamily(mistral3, mistral_tokens, EdgeScaling(1540)),
     "qwen2_5_vl": VisionFamily(qwen2_5_vl, qwen_tokens(151_655), AreaScaling(3136, 12_845_056)),
@@ -422,4 +336,5 @@ FAMILIES: dict[str, VisionFamily] = {
     "qwen3_5_moe": VisionFamily(qwen3_5, qwen_tokens(248_056), _QWEN3_SCALING),
     "qwen3_vl": VisionFamily(qwen3_vl, qwen_tokens(151_655), _QWEN3_SCALING),
     "qwen3_vl_moe": VisionFamily(qwen3_vl, qwen_tokens(151_655), _QWEN3_SCALING),
+    "smolvlm": _IDEFICS3,
 }

@@ -104,6 +104,12 @@ class Block(Layer):
     def __init__(self, spec: VisionSpec, weights: Tensors, name: str) -> None:
         self._num_heads = spec.num_heads
         self._gated = spec.gated
+        self._query_norm = self._key_norm = None
+        if spec.qk_norm is not None:
+            self._query_norm = read_norm(spec.qk_norm, weights, f"{name}.query_norm")
+            self._key_norm = read_norm(spec.qk_norm, weights, f"{name}.key_norm")
+        self._attention_scale = weights.get(f"{name}.attention_scale")
+        self._mlp_scale = weights.get(f"{name}.mlp_scale")
         self._activate = ACTIVATIONS[spec.activation]
         self._attention_norm = read_norm(spec.norm, weights, f"{name}.attention_norm")
         self._qkv = read_projection(weights, f"{name}.qkv")
@@ -116,21 +122,26 @@ class Block(Layer):
         """See ``Layer``."""
         fused = self._qkv(self._attention_norm(x))
         query, key, value = fused.view(fused.shape[0], 3, self._num_heads, -1).unbind(1)
+        if self._query_norm is not None and self._key_norm is not None:
+            query, key = self._query_norm(query.flatten(1)), self._key_norm(key.flatten(1))
+            query, key = query.view(value.shape), key.view(value.shape)
         if rotation is not None:
             query, key = rotation.rotate(query), rotation.rotate(key)
         return query, key, value
 
     def output(self, attended: torch.Tensor) -> torch.Tensor:
         """See ``Layer``."""
-        return self._output(attended)
+        return _scaled(self._output(attended), self._attention_scale)
 
     def mlp(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Layer``."""
         inner = self._up(self._mlp_norm(x))
         if self._gated:
             gate, up = inner.chunk(2, dim=-1)
-            return self._down(self._activate(gate).mul_(up))
-        return self._down(self._activate(inner))
+            inner = self._activate(gate).mul_(up)
+        else:
+            inner = self._activate(inner)
+        return _scaled(self._down(inner), self._mlp_scale)
 
 
 class Merger:
@@ -141,29 +152,22 @@ class Merger:
         merger: its spec.
         weights: of the encoder.
         name: the prefix of the merger's parameter names.
-        norm_of_cells: the norm is over a cell's concatenated patches, not over each patch.
     """
 
-    def __init__(
-        self,
-        spec: VisionSpec,
-        merger: MergerSpec,
-        weights: Tensors,
-        name: str,
-        *,
-        norm_of_cells: bool = False,
-    ) -> None:
+    def __init__(self, spec: VisionSpec, merger: MergerSpec, weights: Tensors, name: str) -> None:
         self._width = spec.merged_size
         self._norm: Normalisation | None = None
         if merger.norm is not None:
             self._norm = read_norm(merger.norm, weights, f"{name}.norm")
-        self._norm_of_cells = norm_of_cells
+        self._norm_of_cells = merger.norm_of_cells
         self._join: torch.Tensor | None = None
         if merger.joined:
             self._join = weights[f"{name}.join.weight"]
         self._up = read_projection(weights, f"{name}.up")
         self._activate = ACTIVATIONS[merger.activation]
-        self._down = read_projection(weights, f"{name}.down")
+        self._down: Projection | None = None
+        if merger.inner_size is not None:
+            self._down = read_projection(weights, f"{name}.down")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[num_patches, hidden_size], each cell's patches adjacent -> [num_cells, out_size]."""
@@ -174,7 +178,8 @@ class Merger:
         x = x.reshape(-1, self._width)
         if self._join is not None:
             x = functional.linear(x, self._join)
-        return self._down(self._activate(self._up(x)))
+        made = self._up(x)
+        return made if self._down is None else self._down(self._activate(made))
 
 
 def read_norm(spec: VisionNorm, weights: Tensors, name: str) -> Normalisation:
@@ -187,3 +192,8 @@ def read_projection(weights: Tensors, name: str) -> Projection:
     """Make the projection whose tensors' names begin with ``name``; the bias is optional."""
     bias = weights.get(f"{name}.bias")
     return Projection(weights[f"{name}.weight"], bias)
+
+
+def _scaled(x: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
+    """Multiply in place by a factor for each dimension, if there are any."""
+    return x if factors is None else x.mul_(factors)

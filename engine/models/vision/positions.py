@@ -71,6 +71,24 @@ def learned_positions(
     return functional.embedding(columns, table[0]).add_(functional.embedding(rows, table[1]))
 
 
+def bucket_positions(side: int) -> torch.Tensor:
+    """Return the row of a square table of positions that each row of an image takes in Idefics3.
+
+    The n-th row takes the bucket of n / side among multiples of 1 / side (after Dehghani et al.
+    2023, NaViT). That is the n-th but where rounding puts it into the bucket before, as at 25
+    rows, and such models were trained with that.
+
+    Args:
+        side: of the table and of the image, in patches.
+
+    Returns:
+        [side] int64.
+    """
+    bounds = torch.arange(1 / side, 1.0, 1 / side)
+    at = torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))
+    return torch.bucketize(at.clamp(max=1.0 - 1e-6), bounds, right=True)
+
+
 def interpolate_positions(
     table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor
 ) -> torch.Tensor:

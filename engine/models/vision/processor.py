@@ -13,15 +13,23 @@ from engine.images.types import (
     BudgetScaling,
     EdgeScaling,
     FixedScaling,
+    GridScaling,
     Resampling,
     Scaling,
+    TileScaling,
 )
 from engine.models.config_reader import ConfigReader
 from engine.models.json_file import parse_object, read_bytes
 from engine.models.vision.spec import PixelSpec, VisionSpec
 
-_RESAMPLING: dict[int, Resampling] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+_RESAMPLING: dict[int, Resampling] = {  # Pillow's numbers
+    1: "lanczos",
+    2: "bilinear",
+    3: "bicubic",
+}
 _MAX_PIXELS = 2**31
+_MAX_LONGEST = 2**16  # pixels; the larger ones have no effect
+_MAX_TILES = 1024
 # Names of code and of its outputs, which are determined by the model's own config here.
 _WITHOUT_EFFECT = (
     *("image_processor_type", "feature_extractor_type", "processor_class", "video_processor_type"),
@@ -52,6 +60,8 @@ def read_processing(
     Raises:
         ModelLoadError: a file is damaged, or requires something that is not implemented.
     """
+    if isinstance(scaling, (TileScaling, GridScaling)):
+        _check_token_count(directory, spec)
     reader = _find(directory)
     if reader is None:
         return Processing(spec.pixels, scaling, resampling)
@@ -62,7 +72,8 @@ def read_processing(
     usual = next(number for number, name in _RESAMPLING.items() if name == resampling)
     filter_number = reader.non_negative("resample", usual)
     if filter_number not in _RESAMPLING:
-        problem = f"is {filter_number}; only 2 (bilinear) and 3 (bicubic) are supported"
+        known = ", ".join(f"{number} ({name})" for number, name in _RESAMPLING.items())
+        problem = f"is {filter_number}; known: {known}"
         raise reader.error("resample", problem)
     reader.require("temporal_patch_size", spec.num_frames)
     reader.require("merge_size", spec.merge_size)
@@ -89,6 +100,10 @@ def _scaling(reader: ConfigReader, spec: VisionSpec, scaling: Scaling) -> Scalin
     reader.require("do_center_crop", False)
     reader.ignore("crop_size")
     reader.ignore("do_pad")  # of several images to one size
+    if isinstance(scaling, TileScaling):
+        return _tiles(reader, scaling)
+    if isinstance(scaling, GridScaling):
+        return _grid(reader, scaling)
     if isinstance(scaling, BudgetScaling):
         return _budget(reader, spec, scaling)
     return _area(reader, scaling) if isinstance(scaling, AreaScaling) else _edge(reader, scaling)
@@ -109,6 +124,36 @@ def _fixed(reader: ConfigReader, scaling: FixedScaling) -> FixedScaling:
     reader.require("crop_size", square)
     reader.require("size", {"shortest_edge": scaling.side})
     return FixedScaling(scaling.side, crop=True)
+
+
+def _tiles(reader: ConfigReader, scaling: TileScaling) -> TileScaling:
+    reader.ignore("video_sampling")
+    reader.require("max_image_size", {"longest_edge": scaling.side})
+    longest, size = scaling.longest, reader.section("size")
+    if size is not None:
+        longest = size.count("longest_edge", limit=_MAX_LONGEST)
+        size.finish()
+    return TileScaling(scaling.side, longest, reader.flag("do_image_splitting", True))
+
+
+def _grid(reader: ConfigReader, scaling: GridScaling) -> GridScaling:
+    reader.ignore("crop_to_patches")  # the model's processor does it whatever the file says
+    reader.require("size", {"height": scaling.side, "width": scaling.side})
+    least = reader.count("min_patches", scaling.min_cut)
+    most = reader.count("max_patches", scaling.max_cut, limit=_MAX_TILES)
+    if least > most:
+        raise reader.error("max_patches", f"of {most} is less than the {least} of min_patches")
+    return GridScaling(scaling.side, least, most)
+
+
+def _check_token_count(directory: Path, spec: VisionSpec) -> None:
+    """Check that prompts have as many tokens for a tile as the encoder makes."""
+    path = directory / "processor_config.json"
+    if path.is_file():
+        assert spec.image_size is not None, "the side of a tile"
+        reader = ConfigReader(parse_object(path, read_bytes(path)), str(path))
+        for key in ("image_seq_len", "image_seq_length"):
+            reader.require(key, (spec.image_size // spec.cell_size) ** 2)
 
 
 def _find(directory: Path) -> ConfigReader | None:

@@ -41,10 +41,11 @@ class MergerSpec:
     """
 
     norm: VisionNorm | None
-    inner_size: int  # between ``up`` and ``down``
+    inner_size: int | None  # between ``up`` and ``down``; None: ``up`` is all there is (Idefics3)
     activation: VisionActivation = "gelu"
     bias: bool = True
     joined: bool = False  # by a bare projection (Mistral Small 3.1)
+    norm_of_cells: bool = False  # the norm is over a cell's concatenated patches, not each patch
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,10 @@ class VisionSpec:
     architecture: str = ""  # Hugging Face model_type of the whole model
     gated: bool = False  # the MLP
     bias: bool = True  # of attention's projections
+    output_bias: bool = False  # of attention's last projection, even without ``bias``
+    qk_norm: VisionNorm | None = None  # of queries and keys, over all heads (InternViT 6B)
+    # What attention and MLP add is multiplied by learned factors (Touvron et al. 2021).
+    layer_scale: bool = False
     mlp_bias: bool = True
     patch_bias: bool = False
     channels_last: bool = False  # stored layout of the patch weights
@@ -108,6 +113,9 @@ class VisionSpec:
     # None: images have any size.
     image_size: int | None = None
     class_token: bool = False  # a learned token before the patches, whose result is not read
+    # Patches take their positions as Idefics3 computes them; see ``bucket_positions``.
+    bucketed_positions: bool = False
+    batched_positions: bool = False  # stored with leading dimensions of one, as is the class token
     num_skipped_layers: int = 0  # stored, but after the layer whose features are used
     # The length of two tables of learned positions, of columns and of rows (Gemma 4); 0: none.
     num_axis_positions: int = 0

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from engine.errors import ModelLoadError
-from engine.images.types import PlaceholderRewrite
+from engine.images.types import PlaceholderRewrite, TileRewrite
 from engine.models.config_reader import ConfigReader
 from engine.models.json_file import parse_object, read_bytes
 
@@ -20,7 +20,7 @@ class ImageTokenIds(NamedTuple):
     token_id: int
     row_end_id: int | None = None
     end_id: int | None = None
-    rewriting: PlaceholderRewrite | None = None
+    rewriting: PlaceholderRewrite | TileRewrite | None = None
 
 
 TokenReader = Callable[[ConfigReader, Path], ImageTokenIds]
@@ -75,6 +75,47 @@ def gemma4_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
     if names is None:
         return ImageTokenIds(token_id)
     return ImageTokenIds(token_id, rewriting=PlaceholderRewrite(names[1], "".join(names)))
+
+
+def idefics3_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
+    """Idefics3 and SmolVLM: a tile is named by its row and column, and begins with a token of its
+    own. The names of tiles are tokens in SmolVLM and plain text in Idefics3."""
+    token_id = config.non_negative("image_token_id", 128_257)
+    names = _names(directory, (token_id,))
+    if names is None:
+        return ImageTokenIds(token_id)
+    image, around = names[0], "<fake_token_around_image>"
+    _require_names(directory, (around,))
+    alone = f"{around}<global-img>{image}{around}"
+    rewriting = TileRewrite(
+        image,
+        tile=around + "<row_{row}_col_{column}>" + image,
+        row_end="\n",
+        whole=f"\n{alone}",
+        alone=alone,
+    )
+    return ImageTokenIds(token_id, rewriting=rewriting)
+
+
+def internvl_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
+    """InternVL: all tiles of an image, one after the other, between two tokens."""
+    token_id = config.non_negative("image_token_id", 151_667)
+    names = _names(directory, (token_id,))
+    if names is None:
+        return ImageTokenIds(token_id)
+    image, begin, end = names[0], "<img>", "</img>"
+    _require_names(directory, (begin, end))
+    rewriting = TileRewrite(image, tile=image, whole=image, alone=image, begin=begin, end=end)
+    return ImageTokenIds(token_id, rewriting=rewriting)
+
+
+def _require_names(directory: Path, names: tuple[str, ...]) -> None:
+    """Raise ModelLoadError if the tokenizer lacks a token; it would be read as plain text."""
+    path = directory / "tokenizer.json"
+    added = _added_tokens(path) or {}
+    for name in names:
+        if name not in added:
+            raise ModelLoadError(f"{path}: has no token {name!r:.80}")
 
 
 def _names(directory: Path, ids: tuple[int, ...]) -> list[str] | None:

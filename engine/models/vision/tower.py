@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -13,9 +14,10 @@ from engine.models.vision.config import VisionConfig
 from engine.models.vision.gemma import PatchPooler, SandwichBlock
 from engine.models.vision.layers import Block, Merger, Normalisation, read_norm, read_projection
 from engine.models.vision.patches import PatchLayout, Windows, chunk_slices, make_layout, patchify
-from engine.models.vision.positions import learned_positions, make_rotation
+from engine.models.vision.positions import bucket_positions, learned_positions, make_rotation
 from engine.models.vision.spec import MergerSpec, PoolSpec, VisionSpec
 from engine.models.vision.weights import is_text_tensor
+from kernels.transfer import to_device
 
 # Patches per piece: at most a tenth of a second on two cores, with the widest encoders.
 _MAX_PATCHES_ON_CPU = 256
@@ -56,9 +58,8 @@ class VisionTower:
             self._merger = Merger(spec, spec.merger, tensors, "merger")
             for i, layer in enumerate(spec.deepstack_layers):
                 name = f"deep.{i}"
-                self._deepstack_mergers[layer] = Merger(
-                    spec, spec.merger, tensors, name, norm_of_cells=True
-                )
+                deep = replace(spec.merger, norm_of_cells=True)
+                self._deepstack_mergers[layer] = Merger(spec, deep, tensors, name)
         else:
             self._merger = PatchPooler(spec, spec.merger, tensors)
         self._dtype = tensors["0.up.weight"].dtype
@@ -128,7 +129,11 @@ class VisionTower:
         spec, table = self.spec, self._positions
         if spec.image_size is None:
             return learned_positions(table, layout.rows, layout.columns)
-        at = layout.rows * (spec.image_size // spec.patch_size) + layout.columns
+        side, rows, columns = spec.image_size // spec.patch_size, layout.rows, layout.columns
+        if spec.bucketed_positions:
+            buckets = to_device(bucket_positions(side), rows.device)
+            rows, columns = buckets[rows], buckets[columns]
+        at = rows * side + columns
         num_before = int(spec.class_token)
         return torch.cat((table[:num_before], table[num_before:][at]))
 
@@ -141,7 +146,9 @@ class VisionTower:
         spec = self.spec
         hidden, size, pixels = spec.hidden_size, self._dtype.itemsize, 3 * spec.patch_size**2
         of_inner = 4 if spec.clipped else 3 if spec.gated else 2
-        merged = spec.merger.inner_size if isinstance(spec.merger, MergerSpec) else hidden
+        merged = hidden
+        if isinstance(spec.merger, MergerSpec):
+            merged = spec.merger.inner_size or spec.out_size
         of_a_patch = max(
             6 * pixels + 4 * hidden,  # cut as bytes and again in order, normalised, embedded
             16 * hidden if spec.position_grid_size or spec.num_axis_positions else 0,
@@ -214,6 +221,9 @@ def _to_compute_layout(
         # [hidden_size, 3, frames, side, side]: all frames are the same image.
         patch = patch.sum(2)
     arranged = {**tensors, "patch.weight": patch.flatten(1).contiguous()}
+    if spec.batched_positions:
+        arranged["positions"] = tensors["positions"].flatten(0, 1)
+        arranged["class_token"] = tensors["class_token"].flatten()
     if isinstance(spec.merger, PoolSpec):
         if spec.merger.inputs_first:
             projection = tensors["merger.projection.weight"].T

@@ -130,9 +130,39 @@ _GEMMA4 = (
     Rule("vision_tower.std_scale", "merger.scale"),
     Rule("embed_vision.embedding_projection.weight", "merger.projection.weight"),
 )
+_IDEFICS3 = (
+    *(
+        rule._replace(pattern=rule.pattern.replace("vision_tower.", "vision_model.", 1))
+        for rule in _CLIP
+    ),
+    Rule("connector.modality_projection.proj.weight", "merger.up.weight"),
+)
+_INTERN_LAYER = "vision_tower.encoder.layer.{i}."
+_INTERNVL = (
+    Rule("vision_tower.embeddings.cls_token", "class_token", None),
+    *_linear("vision_tower.embeddings.patch_embeddings.projection", "patch"),
+    Rule("vision_tower.embeddings.position_embeddings", "positions", None),
+    *_norm(_INTERN_LAYER + "layernorm_before", "{i}.attention_norm"),
+    *_linear(_INTERN_LAYER + "attention.q_proj", "{i}.qkv", 0),
+    *_linear(_INTERN_LAYER + "attention.k_proj", "{i}.qkv", 1),
+    *_linear(_INTERN_LAYER + "attention.v_proj", "{i}.qkv", 2),
+    Rule(_INTERN_LAYER + "attention.q_norm.weight", "{i}.query_norm"),
+    Rule(_INTERN_LAYER + "attention.k_norm.weight", "{i}.key_norm"),
+    *_linear(_INTERN_LAYER + "attention.projection_layer", "{i}.output"),
+    Rule(_INTERN_LAYER + "lambda_1", "{i}.attention_scale"),
+    *_norm(_INTERN_LAYER + "layernorm_after", "{i}.mlp_norm"),
+    *_linear(_INTERN_LAYER + "mlp.fc1", "{i}.up"),
+    *_linear(_INTERN_LAYER + "mlp.fc2", "{i}.down"),
+    Rule(_INTERN_LAYER + "lambda_2", "{i}.mlp_scale"),
+    *_norm("multi_modal_projector.layer_norm", "merger.norm"),
+    *_linear("multi_modal_projector.linear_1", "merger.up"),
+    *_linear("multi_modal_projector.linear_2", "merger.down"),
+)
 _TABLES = {
     "gemma3": _GEMMA3,
     "gemma4": _GEMMA4,
+    "idefics3": _IDEFICS3,
+    "internvl": _INTERNVL,
     "llava": _LLAVA,
     "mistral3": _MISTRAL3,
     "qwen2_5_vl": _QWEN2_5,
@@ -141,16 +171,21 @@ _TABLES = {
     "qwen3_5_moe": _QWEN3,
     "qwen3_vl": _QWEN3,
     "qwen3_vl_moe": _QWEN3,
+    "smolvlm": _IDEFICS3,
 }
 # Prefixes of an encoder's names; newer exports put the whole model's name before them, and older
 # ones nest another inside.
 _OWN = re.compile(
-    r"(?:model\.)?(visual|vision_tower|multi_modal_projector|embed_vision)\."
+    r"(?:model\.)?"
+    r"(visual|vision_tower|vision_model|multi_modal_projector|connector|embed_vision)\."
     r"(?:vision_model\.)?(.*)",
     re.DOTALL,
 )
 # Modules after the features that are used, and a table that is computed instead.
-_UNREAD = re.compile(r"vision_tower\.(?:post_layernorm\..*|head\..*|embeddings\.position_ids)")
+_UNREAD = re.compile(
+    r"vision_tower\.(?:post_layernorm\..*|head\..*)"
+    r"|vision_(?:tower|model)\.embeddings\.position_ids"
+)
 _LAYER = re.compile(r"vision_tower\.encoder\.layers\.(\d{1,5})\..*")
 
 
@@ -198,10 +233,13 @@ def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
         found["patch.bias"] = Parameter((hidden,), is_float32=True)
     if spec.num_positions:
         found["positions"] = Parameter((spec.num_positions,), (hidden,), is_float32=True)
+    if spec.batched_positions:
+        found["positions"] = Parameter((1,), (spec.num_positions, hidden), is_float32=True)
     if spec.num_axis_positions:
         found["positions"] = Parameter((2,), (spec.num_axis_positions, hidden), is_float32=True)
     if spec.class_token:
-        found["class_token"] = Parameter((hidden,), is_float32=True)
+        shape = (1, 1, hidden) if spec.batched_positions else (hidden,)
+        found["class_token"] = Parameter(shape[:1], shape[1:], is_float32=True)
     if spec.patch_norm:
         found |= _norm_parameters("patch_norm", spec.norm, hidden)
     for i in range(spec.num_layers):
@@ -211,7 +249,8 @@ def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
         found |= _norm_parameters("final_norm", spec.norm, hidden)
     if isinstance(spec.merger, PoolSpec):
         return found | _pool_parameters(spec, spec.merger)
-    found |= _merger_parameters("merger", spec, spec.merger, hidden)
+    width = spec.merged_size if spec.merger.norm_of_cells else hidden
+    found |= _merger_parameters("merger", spec, spec.merger, width)
     for i in range(len(spec.deepstack_layers)):
         found |= _merger_parameters(f"deep.{i}", spec, spec.merger, spec.merged_size)
     return found
@@ -223,11 +262,17 @@ def _layer_parameters(spec: VisionSpec) -> dict[str, Parameter]:
     found = {
         **_norm_parameters("attention_norm", spec.norm, hidden),
         **_linear_parameters("qkv", (hidden, hidden, hidden), hidden, bias=spec.bias),
-        **_linear_parameters("output", (hidden,), hidden, bias=spec.bias),
+        **_linear_parameters("output", (hidden,), hidden, bias=spec.bias or spec.output_bias),
         **_norm_parameters("mlp_norm", spec.norm, hidden),
         **_linear_parameters("up", up, hidden, bias=spec.mlp_bias),
         **_linear_parameters("down", (hidden,), inner, bias=spec.mlp_bias),
     }
+    if spec.qk_norm is not None:
+        for name in ("query_norm", "key_norm"):
+            found |= _norm_parameters(name, spec.qk_norm, hidden)
+    if spec.layer_scale:
+        for name in ("attention_scale", "mlp_scale"):
+            found[name] = Parameter((hidden,), is_norm=True)
     if spec.sandwich:
         sizes = {"query_norm": spec.head_dim, "key_norm": spec.head_dim}
         sizes |= {"attention_after": hidden, "mlp_after": hidden}
@@ -262,6 +307,8 @@ def _merger_parameters(
         found[f"{name}.join.weight"] = Parameter((spec.hidden_size,), (inputs,))
         inputs = spec.hidden_size
     inner = merger.inner_size
+    if inner is None:
+        return found | _linear_parameters(f"{name}.up", (spec.out_size,), inputs, bias=merger.bias)
     found |= _linear_parameters(f"{name}.up", (inner,), inputs, bias=merger.bias)
     found |= _linear_parameters(f"{name}.down", (spec.out_size,), inner, bias=merger.bias)
     return found

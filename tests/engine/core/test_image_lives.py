@@ -13,6 +13,7 @@ from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.errors import InvalidParameter
 from engine.images import wait_queue
+from engine.images.types import GridScaling, TileScaling
 from engine.models.vision.tower import VisionTower
 from engine.runner import image_load, load_runner
 from engine.types import Request, SamplingParams
@@ -197,6 +198,30 @@ def test_images_of_one_size_are_taken_whole_or_not_at_all(tmp_path, caplog):
     assert core(tmp_path, max_image_tokens=4).info.images == rules_of(tmp_path)
     assert core(tmp_path, max_image_tokens=3).info.images is None
     assert "they have 4 tokens each, more than --max-image-tokens" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "limits"),
+    [
+        (
+            "idefics3",  # up to 4 by 4 tiles of 4 tokens, and the whole image
+            {68: TileScaling(28, 112), 67: TileScaling(28, 84), 4: TileScaling(28, 28)},
+        ),
+        (
+            "internvl",  # up to 12 tiles of 4 tokens, and the whole image
+            {52: GridScaling(28, 1, 12), 51: GridScaling(28, 1, 11), 11: GridScaling(28, 1, 1)},
+        ),
+    ],
+)
+def test_images_in_tiles_have_fewer_but_whole_ones(tmp_path, caplog, kind, limits):
+    caplog.set_level("INFO")
+    tiny_vision.save(kind, tmp_path)
+    for most, scaling in limits.items():
+        found = core(tmp_path, max_image_tokens=most).info.images
+        assert found.scaling == scaling
+        assert found.scaling.max_tiles * 4 <= most
+    assert core(tmp_path, max_image_tokens=3).info.images is None
+    assert "a tile of them has 4 tokens, more than --max-image-tokens" in caplog.text
 
 
 def test_a_fork_with_another_image_is_none(model):

@@ -19,6 +19,8 @@ TEXTS = {
     "gemma3": {**LAYERS, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "gemma4": {},
     "gemma4_plain": {"num_key_value_heads": 2},
+    "idefics3": LAYERS,
+    "internvl": LAYERS,
     "qwen3_5": {**LAYERS, "layer_types": ["linear_attention", "full_attention"] * 2},
 }
 
@@ -34,6 +36,7 @@ def requests_of(directory) -> list[Request]:
     [
         *(("qwen2_5_vl", 2, 1), ("qwen3_vl", 2, 1), ("mistral3", 2, 1), ("qwen3_5", 2, 1)),
         *(("qwen2_5_vl", 1, 2), ("qwen3_vl", 1, 2)),
+        *(("idefics3", 2, 1), ("internvl", 1, 2)),
         *(("gemma3", 2, 1), ("gemma4_plain", 2, 1), ("gemma4", 1, 2)),
         pytest.param("qwen3_vl", 2, 2, marks=pytest.mark.slow),
     ],

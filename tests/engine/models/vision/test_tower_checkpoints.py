@@ -13,13 +13,18 @@ from engine.errors import ModelLoadError
 from engine.models.checkpoint import read_config, read_headers
 from engine.models.vision.config import VisionConfig
 from engine.models.vision.tower import VisionTower, load_tower, tower_unsupported_reason
+from engine.models.vision.weights import is_text_tensor
 from tests import tiny_vision
 
 CPU = torch.device("cpu")
 KINDS = [
     *("qwen2_5_vl", "qwen3_vl", "mistral3", "llava_clip", "llava_siglip"),
-    *("gemma3", "gemma4"),
+    *("gemma3", "gemma4", "idefics3", "internvl"),
 ]
+PARTS = (
+    *("visual", "vision_tower", "multi_modal_projector", "embed_vision"),
+    *("vision_model", "connector"),
+)
 
 
 def vision_of(directory: Path) -> VisionConfig:
@@ -57,7 +62,7 @@ def test_names_of_older_and_newer_exports(tmp_path, kind):
     renamed = {}
     for name, tensor in load_file(tmp_path / "model.safetensors").items():
         own = name.removeprefix("model.")
-        if own.startswith(("visual.", "vision_tower.", "multi_modal_projector.", "embed_vision.")):
+        if own.partition(".")[0] in PARTS:
             name = own if name.startswith("model.") else f"model.{own}"
         renamed[name] = tensor
     save_file(renamed, tmp_path / "model.safetensors")
@@ -122,10 +127,17 @@ def test_damaged_encoders_are_named(tmp_path, changes, message):
         load(tmp_path)
 
 
-def test_an_encoder_that_is_quantised_or_not_there_is_refused(tmp_path):
-    tiny_vision.save("qwen2_5_vl", tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "weight"),
+    [
+        ("qwen2_5_vl", "visual.blocks.0.mlp.up_proj"),
+        ("idefics3", "model.vision_model.encoder.layers.0.mlp.fc1"),
+        ("internvl", "vision_tower.encoder.layer.0.mlp.fc1"),
+    ],
+)
+def test_an_encoder_that_is_quantised_or_not_there_is_refused(tmp_path, kind, weight):
+    tiny_vision.save(kind, tmp_path)
     assert tower_unsupported_reason(read_headers(tmp_path)) is None
-    weight = "visual.blocks.0.mlp.up_proj"
     rewrite(
         tmp_path,
         **{f"{weight}.weight": None, f"{weight}.qweight": torch.zeros((4, 5), dtype=torch.int32)},
@@ -135,6 +147,6 @@ def test_an_encoder_that_is_quantised_or_not_there_is_refused(tmp_path):
         == f"its encoder is quantised ('{weight}.qweight')"
     )
     tensors = load_file(tmp_path / "model.safetensors")
-    rewrite(tmp_path, **{name: None for name in tensors if "visual" in name})
+    rewrite(tmp_path, **{name: None for name in tensors if not is_text_tensor(name)})
     reason = "the checkpoint has no tensors of its encoder"
     assert tower_unsupported_reason(read_headers(tmp_path)) == reason

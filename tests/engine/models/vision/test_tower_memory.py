@@ -56,6 +56,10 @@ SPECS = {
         num_axis_positions=64,
         merger=PoolSpec(1e-6, scale=18.0, standardised=True),
     ),
+    "scaled": replace(
+        _PLAIN, layer_scale=True, qk_norm=_RMS, merger=MergerSpec(_RMS, 512, norm_of_cells=True)
+    ),
+    "projected": replace(_PLAIN, merger=MergerSpec(None, None, bias=False)),
     "joined": replace(_PLAIN, gated=True, merger=MergerSpec(_RMS, 512, bias=False, joined=True)),
 }
 

@@ -11,6 +11,7 @@ import torch
 
 from engine.models.checkpoint import read_config, read_headers
 from engine.models.vision import tower as tower_module
+from engine.models.vision.positions import bucket_positions
 from engine.models.vision.tower import ImageEmbeddings, VisionTower, load_tower
 from tests import tiny_vision
 from tests.image_prompts import allowed, rules_of
@@ -74,7 +75,9 @@ def test_embeddings_equal_hugging_faces(tmp_path, monkeypatch, kind, most):
         assert_close(found, expected(model, processor, pixels), 1e-5)
 
 
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl", "mistral3", "gemma3", "gemma4"])
+@pytest.mark.parametrize(
+    "kind", ["qwen2_5_vl", "qwen3_vl", "mistral3", "gemma3", "gemma4", "idefics3", "internvl"]
+)
 def test_embeddings_in_bfloat16(tmp_path, kind):
     """Nearly as close to Hugging Face's float32 result as Hugging Face's own bfloat16 result."""
     model = tiny_vision.save(kind, tmp_path)
@@ -93,6 +96,23 @@ def test_embeddings_in_bfloat16(tmp_path, kind):
         strict=True,
     ):
         assert (own.float() - exact).norm() < 1.25 * (other.float() - exact).norm()
+
+
+def test_positions_that_rounding_moves(tmp_path):
+    """Of 50 rows in Idefics3, 22 have the position of the row before, as in Hugging Face's code."""
+    moved = bucket_positions(50) != torch.arange(50)
+    assert moved.sum() == 22
+    model = tiny_vision.save("idefics3", tmp_path, image_size=100, patch_size=2)
+    processor = tiny_vision.processor("idefics3")
+    processor.max_image_size = {"longest_edge": 100}
+    pixels = noise(25, 25, 4)
+    found = load(tmp_path).embed(torch.from_numpy(pixels))
+    assert_close(found, expected(model, processor, pixels), 1e-5)
+
+
+@pytest.mark.parametrize("side", [7, 26, 27, 32])
+def test_positions_of_published_models_are_their_own(side):
+    assert torch.equal(bucket_positions(side), torch.arange(side))
 
 
 def test_pixels_are_normalised_as_the_processor_says(tmp_path):

@@ -287,7 +287,7 @@ def test_families_and_configs_without_images(tmp_path):
         ("llava", {}, {"do_pad": True}, "'do_pad' is True; only False is supported"),
         ("qwen2_vl", {}, {"patch_size": 16}, "'patch_size' is 16; only 14 is supported"),
         ("qwen2_vl", {}, {"do_center_crop": True}, "'do_center_crop' is True"),
-        ("qwen2_vl", {}, {"resample": 1}, "'resample' is 1; only 2 (bilinear) and 3"),
+        ("qwen2_vl", {}, {"resample": 4}, "'resample' is 4; known: 1 (lanczos), 2"),
         ("qwen2_vl", {}, {"image_mean": [0.5]}, "'image_mean' must be three numbers"),
         ("qwen2_vl", {}, {"min_pixels": 13_000_000}, "is less than the 13000000 of min_pixels"),
         ("qwen2_vl", {}, {"do_shear": True}, "unsupported keys: 'do_shear'"),
