@@ -306,12 +306,21 @@ def _convert(root: Path) -> Backend:
     """Convert the tokenizer of a directory without ``tokenizer.json``, using transformers."""
     if not root.is_dir():
         raise ModelLoadError(f"there is no model directory {root}")
+    if any(root.glob("*.tiktoken")) or (root / "tiktoken.model").is_file():
+        # Converted without its rule for cutting text into words, it would give other tokens.
+        raise ModelLoadError(
+            f"{root}: a tiktoken file is not supported, because the rule that cuts text into words "
+            "is in the model's code, which is never run; it needs a tokenizer.json"
+        )
     if not any(root.glob("*.model")) and not (root / "vocab.json").is_file():
         raise ModelLoadError(f"{root} holds no tokenizer (tokenizer.json)")
     from transformers import AutoTokenizer  # slow to import and rarely needed
 
     try:
-        converted = AutoTokenizer.from_pretrained(str(root), local_files_only=True)
+        # The default would ask on the terminal whether to run code from the directory.
+        converted = AutoTokenizer.from_pretrained(
+            str(root), local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise ModelLoadError(f"{root}: the tokenizer cannot be converted: {reason}") from error

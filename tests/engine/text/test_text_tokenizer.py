@@ -166,6 +166,29 @@ def test_what_cannot_be_loaded_is_told_in_one_line(
         Tokenizer.from_dir(tmp_path / "absent")
 
 
+@pytest.mark.parametrize("name", ["tiktoken.model", "qwen.tiktoken"])
+def test_a_tiktoken_file_is_refused_because_its_rule_is_elsewhere(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text("aGU= 0\n")
+    with pytest.raises(ModelLoadError, match="tiktoken file is not supported.*a tokenizer.json"):
+        Tokenizer.from_dir(tmp_path)
+
+
+def test_code_beside_a_tokenizer_is_not_run_even_if_somebody_types_yes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = {"AutoConfig": "evil.Config", "AutoTokenizer": ["evil.Tokenizer", None]}
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": named}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": named}))
+    (tmp_path / "vocab.json").write_text("{}")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(ModelLoadError, match="cannot be converted"):
+        Tokenizer.from_dir(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
