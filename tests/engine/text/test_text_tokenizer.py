@@ -171,7 +171,7 @@ def test_a_tiktoken_file_is_refused_because_its_rule_is_elsewhere(
     tmp_path: Path, name: str
 ) -> None:
     (tmp_path / name).write_text("aGU= 0\n")
-    with pytest.raises(ModelLoadError, match="tiktoken file is not supported.*needs a"):
+    with pytest.raises(ModelLoadError, match=r"tiktoken file is not supported.*needs a"):
         Tokenizer.from_dir(tmp_path)
 
 
