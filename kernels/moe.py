@@ -45,16 +45,18 @@ class RouterWeights(NamedTuple):
 class RoutingRule(NamedTuple):
     """How router outputs become a token's experts (``kernels.reference.moe.route``).
 
-    Groups have equal numbers of experts, and ``top_groups`` of them have at least ``top_k``.
+    Groups have equal numbers of experts, and ``top_groups`` of them have at least ``top_k``. With
+    ``sparse_mixer`` there are no groups, and no correction.
     """
 
     top_k: int
-    scoring: Literal["softmax", "sigmoid"] = "softmax"  # over all experts
+    scoring: Literal["softmax", "sigmoid", "sparse_mixer"] = "softmax"  # over all or near experts
     normalised: bool = True  # a token's weights sum to ``scale``
     scale: float = 1.0
     num_groups: int = 1
     top_groups: int = 1
     group_best: int = 1
+    margin: float = 0.0  # of sparse_mixer: experts that are further behind do not count
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,6 +196,26 @@ MIXTURES: Kinds = {
             ),
         },
     ),
+    "phimoe": (
+        "PhimoeConfig",
+        {
+            **{"num_local_experts": 6, "attention_bias": True, "lm_head_bias": True},
+            # Large enough that experts are near, and far from, others.
+            "router_jitter_noise": 0.3,
+            **rope(
+                "longrope",
+                original_max_position_embeddings=128,
+                short_factor=[1.0, 1.1, 1.2, 1.3],
+                long_factor=[1.0, 2.0, 3.0, 4.0],
+                short_mscale=1.1,
+                long_mscale=1.3,
+            ),
+        },
+    ),
+    "phimoe_window": (
+        "PhimoeConfig",
+        {"num_local_experts": 5, "head_dim": 16, "sliding_window": 12, "router_jitter_noise": 0.0},
+    ),
     "granitemoe_swa": (
         "GraniteMoeSWAConfig",
         {

@@ -101,6 +101,11 @@ class ConfigReader:
             raise self.error(key, f"must be a number above {above:g}, not {value!r:.80}")
         return float(value)
 
+    def non_negative_number(self, key: str, default: float | None = None) -> float:
+        """Return a number of at least 0 and below 1e12."""
+        value = self._take(key, default)
+        return 0.0 if type(value) in (int, float) and value == 0 else self.number(key, default)
+
     def optional_number(self, key: str) -> float | None:
         """Return a positive number, or None if the key is absent."""
         return self.number(key) if key in self else None

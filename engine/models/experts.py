@@ -51,6 +51,7 @@ def routing_rule(spec: MoeSpec) -> RoutingRule:
         num_groups=spec.num_groups,
         top_groups=spec.top_groups,
         group_best=spec.group_best,
+        margin=spec.margin,
     )
 
 

@@ -185,6 +185,35 @@ class DenseLinear:
         return self(x)
 
 
+class BiasedHead:
+    """A head with a bias, which finds the likeliest token by all logits only.
+
+    Args:
+        head: without it.
+        bias: [vocab_size], in the model's dtype.
+    """
+
+    def __init__(self, head: Head, bias: torch.Tensor) -> None:
+        self._head, self._bias = head, bias
+
+    @property
+    def num_bytes(self) -> int:
+        """See ``Linear``."""
+        return self._head.num_bytes + self._bias.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Linear``."""
+        return self._head(x) + self._bias
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """See ``Head``."""
+        return self._head.rows(ids)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Head``."""
+        return self._head.logits(x) + self._bias
+
+
 class UnquantizedLinearMethod:
     """Unquantised weights."""
 

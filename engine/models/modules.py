@@ -16,7 +16,15 @@ from torch.nn import functional
 
 from engine.models.expert_weights import ExpertWeights, MlpWeights, make_experts
 from engine.models.latent import LatentWeights, latent_qkv_row_order, make_latent
-from engine.models.linear import DenseLinear, Head, Linear, LinearMethod, Weight, permute_outputs
+from engine.models.linear import (
+    BiasedHead,
+    DenseLinear,
+    Head,
+    Linear,
+    LinearMethod,
+    Weight,
+    permute_outputs,
+)
 from engine.models.loader import Weights, load_matrix
 from engine.models.norms import NormWeights
 from engine.models.per_layer_weights import (
@@ -158,10 +166,11 @@ def _make_embed_and_head(
         embed, num_bytes = make_embedding(embedding, method)
         score = DenseLinear(weights["score"], None) if spec.num_labels else None
         return _EmbedAndHead(embed, score, num_bytes + (0 if score is None else score.num_bytes))
+    head = method.make_head(embedding if spec.tie_word_embeddings else load_matrix(weights, "head"))
+    if spec.head_bias:
+        head = BiasedHead(head, weights["head.bias"])
     if spec.tie_word_embeddings:
-        head = method.make_head(embedding)
         return _EmbedAndHead(head.rows, head, head.num_bytes)
-    head = method.make_head(load_matrix(weights, "head"))
     embed, num_bytes = make_embedding(embedding, method)
     return _EmbedAndHead(embed, head, num_bytes + head.num_bytes)
 

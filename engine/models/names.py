@@ -413,6 +413,7 @@ _TABLES = {
     "olmoe": QWEN_MOE,
     "opt": _OPT,
     "phi3": _PHI3,
+    "phimoe": _MIXTRAL,
     "qwen2_moe": QWEN_MOE,
     "qwen3_5": _in_multimodal_model(QWEN3_5),
     "qwen3_5_moe": _in_multimodal_model(QWEN3_5),

@@ -88,7 +88,7 @@ def _frequencies(
         return _llama3(plain, scaling), 1.0
     if isinstance(scaling, YarnScaling):
         return _yarn(rope.theta, head_dim, scaling), scaling.attention_factor
-    return _longrope(rope.theta, head_dim, scaling, max_model_len), scaling.attention_factor
+    return _longrope(rope.theta, head_dim, scaling, max_model_len)
 
 
 def _plain(theta: float, head_dim: int) -> torch.Tensor:
@@ -136,8 +136,11 @@ def _yarn(theta: float, head_dim: int, scaling: YarnScaling) -> torch.Tensor:
 
 def _longrope(
     theta: float, head_dim: int, scaling: LongRopeScaling, max_model_len: int
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, float]:
     is_long = max_model_len > scaling.original_max_position_embeddings
+    scale = scaling.attention_factor
+    if is_long and scaling.long_attention_factor is not None:
+        scale = scaling.long_attention_factor
     factors = torch.tensor(scaling.long_factor if is_long else scaling.short_factor)
     base = theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    return 1.0 / (factors * base)
+    return 1.0 / (factors * base), scale

@@ -58,6 +58,7 @@ class LongRopeScaling:
     long_factor: tuple[float, ...]
     original_max_position_embeddings: int
     attention_factor: float
+    long_attention_factor: float | None = None  # of the long set, if it has its own (Phi-3.5-MoE)
 
 
 @dataclass(frozen=True)

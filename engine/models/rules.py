@@ -49,6 +49,7 @@ MODEL = (
     Rule("model.norm.weight", "norm"),
     Rule("model.norm.bias", "norm.bias"),
     Rule("lm_head.weight", "head"),
+    Rule("lm_head.bias", "head.bias"),
     Rule("score.weight", "score"),
 )
 ATTENTION = (

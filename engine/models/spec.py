@@ -60,7 +60,7 @@ class LayerSpec:
 
 
 NormKind = Literal["rms", "layer"]
-Scoring = Literal["softmax", "sigmoid"]
+Scoring = Literal["softmax", "sigmoid", "sparse_mixer"]
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ class MoeSpec:
     intermediate_size: int  # of an expert
     normalised: bool  # a token's weights sum to one
     scoring: Scoring = "softmax"  # of the router's output, over all experts
+    margin: float = 0.0  # see ``RoutingRule``
     scale: float = 1.0  # of a token's weights
     num_groups: int = 1
     top_groups: int = 1
@@ -202,6 +203,7 @@ class DecoderSpec:
     activation: Activation = "silu"
     gated: bool = True  # False: no gate, only one projection before the activation
     tie_word_embeddings: bool = False
+    head_bias: bool = False
     qkv_bias: bool = False
     output_bias: bool = False  # of the attention's output projection
     mlp_bias: bool = False

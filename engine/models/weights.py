@@ -231,6 +231,8 @@ def _embed_and_head(spec: DecoderSpec) -> dict[str, Parameter]:
         found |= _norm(spec, "per_layer.norm", spec.per_layer_size)
     if spec.is_generative and not spec.tie_word_embeddings:
         found["head"] = Parameter((spec.vocab_size,), (hidden,))
+    if spec.is_generative and spec.head_bias:
+        found["head.bias"] = Parameter((spec.vocab_size,))
     return found
 
 

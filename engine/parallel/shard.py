@@ -32,7 +32,7 @@ from engine.models.weights import Parameter, parameters
 from engine.parallel.stages import stage_of
 
 # Cut by tokens; some ranks may have one more than others.
-_VOCAB_TABLES = ("embedding", "head", "per_layer.embedding")
+_VOCAB_TABLES = ("embedding", "head", "head.bias", "per_layer.embedding")
 # Biases added to a sum over ranks: the first rank has them, the others have zeros.
 _FIRST_RANK_BIASES = (".output.bias", ".down.bias", ".experts.down.bias")
 

@@ -37,7 +37,9 @@ class _Rule(ctypes.Structure):
     _fields_ = (
         *((name, COUNT) for name in ("top_k", "num_groups", "top_groups", "group_best")),
         ("scale", REAL),
+        ("margin", REAL),
         ("sigmoid", FLAG),
+        ("sparse_mixer", FLAG),
         ("normalised", FLAG),
     )
 
@@ -96,7 +98,9 @@ def route(
         rule.top_groups,
         rule.group_best,
         rule.scale,
+        rule.margin,
         rule.scoring == "sigmoid",
+        rule.scoring == "sparse_mixer",
         rule.normalised,
     )
     function("quire_route")(

@@ -30,7 +30,9 @@ def route(
     """Return the ``top_k`` experts with the highest scores, and their weights.
 
     With groups (DeepSeek-AI 2024) only the ``top_groups`` best groups count; a group's score is the
-    sum of its ``group_best`` best experts' scores.
+    sum of its ``group_best`` best experts' scores. With ``sparse_mixer`` (Liu et al. 2024, arXiv
+    2409.12136, without its noise) a choice's weight is its softmax among the experts not chosen
+    before it, of which those count whose output s has ``best - s <= margin * max(|s|, best)``.
 
     Args:
         x: [n, hidden].
@@ -43,15 +45,31 @@ def route(
         Experts [n, top_k] int64, in no particular order, and their weights [n, top_k] float32.
     """
     said = functional.linear(x.to(weight.dtype), weight, bias).float()
-    scores = said.softmax(dim=-1) if rule.scoring == "softmax" else said.sigmoid()
-    chosen_by = scores if correction is None else scores + correction
-    if rule.num_groups > 1:
-        chosen_by = _within_groups(chosen_by, rule)
-    ids = chosen_by.topk(rule.top_k, dim=-1).indices
-    shares = scores.gather(-1, ids)
+    if rule.scoring == "sparse_mixer":
+        ids, shares = _sparse_mixer(said, rule)
+    else:
+        scores = said.softmax(dim=-1) if rule.scoring == "softmax" else said.sigmoid()
+        chosen_by = scores if correction is None else scores + correction
+        if rule.num_groups > 1:
+            chosen_by = _within_groups(chosen_by, rule)
+        ids = chosen_by.topk(rule.top_k, dim=-1).indices
+        shares = scores.gather(-1, ids)
     if rule.normalised:
         shares = shares / (shares.sum(dim=-1, keepdim=True) + MIN_WEIGHT_SUM)
     return ids, shares if rule.scale == 1.0 else shares * rule.scale
+
+
+def _sparse_mixer(said: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n, experts] -> experts and weights [n, top_k], in descending order of output."""
+    rest, ids, shares = said, [], []
+    for _ in range(rule.top_k):
+        best, choice = rest.max(dim=-1, keepdim=True)  # the first of equals
+        is_far = best - said > rule.margin * said.abs().maximum(best)
+        near = rest.masked_fill(is_far, -torch.inf)
+        ids.append(choice)
+        shares.append(1 / (near - best).exp().sum(dim=-1, keepdim=True))
+        rest = rest.scatter(-1, choice, -torch.inf)
+    return torch.cat(ids, dim=-1), torch.cat(shares, dim=-1)
 
 
 def _within_groups(scores: torch.Tensor, rule: RoutingRule) -> torch.Tensor:

@@ -88,11 +88,13 @@ def select_experts(
         said,
         correction,
         rule.scale,
+        rule.margin,
         NUM_EXPERTS=num_experts,
         EXPERTS=power_of_2(num_experts),
         TOP_K=rule.top_k,
         CHOICES=power_of_2(rule.top_k),
         IS_SOFTMAX=rule.scoring == "softmax",
+        IS_SPARSE_MIXER=rule.scoring == "sparse_mixer",
         NORMALISED=rule.normalised,
         NUM_GROUPS=rule.num_groups,
         TOP_GROUPS=rule.top_groups,
@@ -153,11 +155,13 @@ def _choose_kernel(
     said,
     correction,
     scale,
+    margin,
     NUM_EXPERTS: tl.constexpr,
     EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr,
     CHOICES: tl.constexpr,
     IS_SOFTMAX: tl.constexpr,
+    IS_SPARSE_MIXER: tl.constexpr,
     NORMALISED: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
@@ -171,7 +175,9 @@ def _choose_kernel(
     is_expert = experts < NUM_EXPERTS
     place = said + token * NUM_EXPERTS + experts
     logits = tl.load(place, mask=is_expert, other=-float("inf")).to(tl.float32)
-    if IS_SOFTMAX:
+    if IS_SPARSE_MIXER:
+        scores = tl.where(is_expert, logits, 0.0)
+    elif IS_SOFTMAX:
         scores = tl.exp(logits - tl.max(logits, axis=0))
         scores /= tl.sum(scores, axis=0)
     else:
@@ -188,8 +194,14 @@ def _choose_kernel(
     chosen = tl.zeros([CHOICES], tl.int32)
     kept = tl.zeros([CHOICES], tl.float32)
     for choice in tl.static_range(TOP_K):  # pyright: ignore[reportGeneralTypeIssues]
-        expert, _ = _best(rest, experts, NUM_EXPERTS)  # pyright: ignore[reportGeneralTypeIssues]
-        share = tl.sum(tl.where(experts == expert, scores, 0.0), axis=0)
+        expert, best = _best(  # pyright: ignore[reportGeneralTypeIssues]
+            rest, experts, NUM_EXPERTS
+        )
+        if IS_SPARSE_MIXER:
+            is_far = best - scores > margin * tl.maximum(tl.abs(scores), best)
+            share = 1.0 / tl.sum(tl.where(is_far, 0.0, tl.exp(rest - best)), axis=0)
+        else:
+            share = tl.sum(tl.where(experts == expert, scores, 0.0), axis=0)
         chosen = tl.where(places == choice, expert, chosen)
         kept = tl.where(places == choice, share, kept)
         rest = tl.where(experts == expert, -float("inf"), rest)

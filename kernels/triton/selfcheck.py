@@ -215,6 +215,7 @@ def _experts(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> 
     for router in (
         (weight, None, None, RoutingRule(3)),
         (weight, weight[:, 0] / 16, None, RoutingRule(3, normalised=False, scale=2.0)),
+        (weight, None, None, RoutingRule(2, "sparse_mixer", normalised=False, margin=0.4)),
         (weight / 4, None, torch.arange(12) / 16, grouped),
     ):
         yield _both(kernels, spec, "route", x[:3], *router)

@@ -271,17 +271,19 @@ def test_layers_that_are_not_alike_are_not_joined() -> None:
 
 @st.composite
 def rules(draw) -> tuple[RoutingRule, int]:
-    groups = draw(st.sampled_from([1, 1, 2, 4, 8]))
+    scoring = draw(st.sampled_from(["softmax", "sigmoid", "sparse_mixer"]))
+    groups = 1 if scoring == "sparse_mixer" else draw(st.sampled_from([1, 1, 2, 4, 8]))
     size = draw(st.integers(2, 24))
     top_groups = draw(st.integers(1, groups))
     rule = RoutingRule(
         top_k=draw(st.integers(1, min(8, size * top_groups))),
-        scoring=draw(st.sampled_from(["softmax", "sigmoid"])),
+        scoring=scoring,
         normalised=draw(st.booleans()),
         scale=draw(st.sampled_from([1.0, 2.5])),
         num_groups=groups,
         top_groups=top_groups,
         group_best=draw(st.integers(1, 2)),
+        margin=draw(st.sampled_from([0.0, 0.4, 2.0])),
     )
     return rule, groups * size
 
@@ -296,7 +298,8 @@ def test_routing(drawn: tuple[RoutingRule, int], rows: int, hidden: int, seed: i
     weight = torch.randn(experts, hidden, generator=random) / hidden**0.5
     bias = torch.randn(experts, generator=random) if seed % 2 else None
     # With softmax, the correction is about as large as the scores.
-    correction = torch.rand(experts, generator=random) / 10 if seed % 3 else None
+    has_correction = seed % 3 and rule.scoring != "sparse_mixer"
+    correction = torch.rand(experts, generator=random) / 10 if has_correction else None
     said = x, weight, bias, correction, rule
     ids, shares = operations.route(*said)
     expected_ids, expected = reference.route(*said)
@@ -322,7 +325,11 @@ def test_a_token_that_is_no_number_harms_no_other() -> None:
     x, weight = torch.randn(6, 40), torch.randn(12, 40)
     spoilt = x.clone()
     spoilt[2, 7] = float("nan")
-    for rule in (RoutingRule(3), RoutingRule(3, num_groups=4, top_groups=2, group_best=2)):
+    for rule in (
+        RoutingRule(3),
+        RoutingRule(3, "sparse_mixer", margin=0.5),
+        RoutingRule(3, num_groups=4, top_groups=2, group_best=2),
+    ):
         ids, shares = operations.route(spoilt, weight, None, None, rule)
         assert all(len(set(row)) == 3 and 0 <= min(row) <= max(row) < 12 for row in ids.tolist())
         assert shares[2].isnan().all()

@@ -40,6 +40,7 @@ FAMILIES = [
     "mixtral",
     "deepseek_v3",
     "qwen2_moe",
+    "phimoe",
 ]
 
 

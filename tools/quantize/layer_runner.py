@@ -95,7 +95,7 @@ class LayerRunner:
         head = weights["embedding" if spec.tie_word_embeddings else "head"]
         losses = []
         for stream, ids in zip(x, tokens, strict=True):
-            said = functional.linear(last(stream[:-1].contiguous()), head)
+            said = functional.linear(last(stream[:-1].contiguous()), head, weights.get("head.bias"))
             logits = finish_logits(spec, said, operations)
             losses.append(functional.cross_entropy(logits, ids[1:], reduction="none"))
         return torch.stack(losses)

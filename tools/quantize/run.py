@@ -174,7 +174,8 @@ class _Run:
             return None, None
         self._report_progress(0.98, "judging the held-out text")
         head = "embedding" if spec.tie_word_embeddings else "head"
-        names = [name for name in ("norm", "norm.bias", head) if name in self._source.parameters]
+        read = ("norm", "norm.bias", head, "head.bias")
+        names = [name for name in read if name in self._source.parameters]
         weights = {name: self._source.weights[name] for name in names}
 
         def perplexity(name: str) -> float:

@@ -33,6 +33,7 @@ from engine.models.families import (
     multimodal,
     nemotron_h,
     olmo,
+    phi,
     ungated,
 )
 from engine.models.families.multimodal import QWEN3_5_MROPE
@@ -298,6 +299,12 @@ FAMILIES: dict[str, Family] = {
         llama.phi3,
         "Phi-3, Phi-3.5, Phi-4",
         "windows, LongRoPE, partial rope in some",
+        has_remote_code=True,
+    ),
+    "phimoe": Family(
+        phi.phimoe,
+        "Phi-3.5-MoE, Phi-mini-MoE, Phi-tiny-MoE",
+        "layer norms, biases, LongRoPE in some, experts by SparseMixer",
         has_remote_code=True,
     ),
     "qwen2": Family(llama.qwen2, "Qwen2, Qwen2.5", "biases, windows in some"),

@@ -1,5 +1,6 @@
 // Which experts each token goes to (kernels/reference/moe.py, route).
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "dots.h"
@@ -14,8 +15,8 @@ constexpr int64_t ROUTER_GRAIN = 65536;  // products below which a second thread
 // How scores become choices (kernels/cpu/experts.py).
 struct Rule {
   int64_t top_k, num_groups, top_groups, group_best;
-  float scale;
-  bool sigmoid, normalised;
+  float scale, margin;
+  bool sigmoid, sparse_mixer, normalised;
 };
 
 // The `count` places of the largest values among those for which is_in(i), the first of equals
@@ -47,7 +48,7 @@ class Router {
 
   // scores[experts], of the router's product, are overwritten.
   void choose_for(float* scores, int64_t* ids, float* weights) {
-    rule_.sigmoid ? sigmoid(scores) : softmax(scores);
+    if (!rule_.sparse_mixer) rule_.sigmoid ? sigmoid(scores) : softmax(scores);
     const float* values = scores;
     if (correction_) {
       for (int64_t e = 0; e < experts_; ++e) chosen_by_[e] = scores[e] + correction_[e];
@@ -60,7 +61,8 @@ class Router {
       choose(values, experts_, rule_.top_k, [](int64_t) { return true; }, ids);
     }
     float total = 0.0f;
-    for (int64_t j = 0; j < rule_.top_k; ++j) total += weights[j] = scores[ids[j]];
+    for (int64_t j = 0; j < rule_.top_k; ++j)
+      total += weights[j] = rule_.sparse_mixer ? share_of_rest(scores, ids, j) : scores[ids[j]];
     // Never divided by zero (DeepSeek-V3).
     const float factor = rule_.scale / (rule_.normalised ? total + 1e-20f : 1.0f);
     for (int64_t j = 0; j < rule_.top_k; ++j) weights[j] *= factor;
@@ -79,6 +81,17 @@ class Router {
       store(scores + e, exp(load(scores + e, experts_ - e) - most), experts_ - e);
     for (int64_t e = 0; e < experts_; ++e) total += scores[e];
     for (int64_t e = 0; e < experts_; ++e) scores[e] /= total;
+  }
+
+  // The share of choice j among the experts near it that were not chosen before it.
+  float share_of_rest(const float* scores, const int64_t* ids, int64_t j) const {
+    const float best = scores[ids[j]];
+    float total = 0.0f;
+    for (int64_t e = 0; e < experts_; ++e) {
+      const bool is_far = best - scores[e] > rule_.margin * std::max(std::fabs(scores[e]), best);
+      if (!is_far && std::find(ids, ids + j, e) == ids + j) total += std::exp(scores[e] - best);
+    }
+    return 1.0f / total;
   }
 
   // A group is as good as its best experts together.

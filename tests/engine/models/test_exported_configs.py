@@ -26,6 +26,7 @@ _NANO_3 = {
     **{"topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
     **{"mamba_ssm_cache_dtype": "float32", "partial_rotary_factor": 1.0},
 }
+_LONGROPE = {"type": "longrope", "original_max_position_embeddings": 32}
 EXPORTED: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": 16},
     "deepseek_v3": {**_ROUTED, "n_group": 1, "topk_group": 1, "q_lora_rank": 8, "ep_size": 1},
@@ -115,6 +116,16 @@ EXPORTED: dict[str, dict[str, Any]] = {
         **{"layer_types": ["conv", "conv", "full_attention", "conv"], "auto_map": None},
         **{"use_attention_gate": True, "use_sandwich_norm": True, "rope_theta": None},
     },
+    "phimoe": {
+        **{"attention_bias": True, "hidden_dropout": 0.0, "input_jitter_noise": 0.01},
+        **{"lm_head_bias": True, "num_experts_per_tok": 2, "num_local_experts": 16},
+        **{"original_max_position_embeddings": 32, "output_router_logits": False},
+        **{"router_aux_loss_coef": 0.0, "router_jitter_noise": 0.01, "sliding_window": 64},
+        "rope_scaling": {
+            **{**_LONGROPE, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
+            **{"short_mscale": 1.243, "long_mscale": 1.5},
+        },
+    },
     "internlm3": {
         "bias": False,
         "qkv_bias": False,
@@ -174,6 +185,15 @@ def test_nemotron_3_has_experts_where_it_says():
     assert (moe.intermediate_size, moe.shared_intermediate_size) == (16, 48)
 
 
+def test_phi_moe_has_factors_of_scores_for_short_and_long_and_no_window_as_long_as_its_texts():
+    spec = read_spec({"model_type": "phimoe", **_SIZES, **EXPORTED["phimoe"]})
+    scaling = spec.rope.scaling
+    assert (scaling.attention_factor, scaling.long_attention_factor) == (1.243, 1.5)
+    assert spec.windows == (None,)
+    assert spec.moe.margin == 0.02
+    assert spec.head_bias
+
+
 def test_a_config_may_have_an_infinite_limit_as_python_writes_it(tmp_path):
     config = {"model_type": "nemotron_h", **_SIZES, **EXPORTED["nemotron_h"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -227,6 +247,15 @@ def test_rope_on_a_part_of_the_head_by_its_width():
         ("lfm3", {"layer_types": ["conv"] * 4}, "'layer_types' has no attention"),
         ("lfm2", {"full_attn_idxs": []}, "'layer_types' has no attention"),
         ("lfm2", {"conv_L_cache": 1}, "'conv_L_cache' must be at least 2"),
+        ("phimoe", {"num_experts_per_tok": 4}, "'num_experts_per_tok' is 4; only 2"),
+        ("phimoe", {"router_jitter_noise": -0.1}, "'router_jitter_noise' must be a number"),
+        ("phimoe", {"num_local_experts": 1}, "'num_experts_per_tok' exceeds the 1 experts"),
+        ("phimoe", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "is not 'longrope'"),
+        (
+            "phimoe",
+            {"rope_scaling": {**_LONGROPE, "short_factor": [1.0] * 4, "long_factor": [1.0] * 4}},
+            "'short_mscale' must be a number",
+        ),
         ("qwen3_5_text", {"layer_types": ["mamba"] * 4}, "'layer_types' has 'mamba'"),
         ("qwen3_5_text", {"linear_num_key_heads": 3}, "'linear_num_key_heads' must divide the 4"),
         ("qwen3_5_text", {"attn_output_gate": False}, "'attn_output_gate' is False"),

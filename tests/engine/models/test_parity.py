@@ -167,6 +167,20 @@ def test_longrope_takes_the_set_for_the_context_served(checkpoints, served, chun
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
+def test_longrope_with_its_own_factors_of_scores(tmp_path):
+    """Phi-3.5-MoE beyond the original context. Hugging Face's code takes the short set there too,
+    unlike the code that the model was published with, so it is given the long one."""
+    changes = tiny_models.KINDS["phimoe"][1]["rope_parameters"]
+    changes = {**changes, "original_max_position_embeddings": 32}
+    model = tiny_models.build("phimoe", rope_parameters=changes)
+    model.save_pretrained(tmp_path)
+    init = model.model.rotary_emb.rope_init_fn
+    model.model.rotary_emb.rope_init_fn = functools.partial(init, seq_len=NUM_TOKENS)
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt()])).logits[0]
+    torch.testing.assert_close(paged_logits(tmp_path), expected, atol=1e-4, rtol=0)
+
+
 def test_dynamic_rope_beyond_the_trained_context(tmp_path):
     """The base of the served length; Hugging Face agrees for a sequence of that length."""
     model = tiny_models.build("llama_dynamic", max_position_embeddings=30)
@@ -271,6 +285,8 @@ MUTANTS = {
     "norms before rope": ("hunyuan_dense", _spec_with(qk_norm_after_rope=False)),
     "relu not squared": ("arcee", _spec_with(activation="relu")),
     "layer norms stored whole": ("nemotron", _spec_with(norm=NormSpec(1e-4, "layer", bias=True))),
+    "experts as far as any": ("phimoe", _moe_with(margin=1e9)),
+    "experts of the first alone": ("phimoe_window", _moe_with(scoring="softmax")),
     "in turn instead of parallel": ("gpt_neox", _spec_with(placement="pre")),
     "parallel instead of in turn": ("gpt_neox_serial", _spec_with(placement="parallel")),
 }
@@ -331,6 +347,7 @@ def test_parity_catches_a_wrong_spec(checkpoints, monkeypatch, name):
         ("minimax_m2", "self_attn.k_norm.weight"),
         ("granitemoeshared", "shared_mlp.output_linear.weight"),
         ("nemotron", "input_layernorm.bias"),
+        ("phimoe", "lm_head.bias"),
     ],
 )
 def test_parity_catches_a_weight_that_is_not_used(checkpoints, monkeypatch, kind, pattern):

@@ -30,6 +30,7 @@ EXPERTS = {
     "granitemoe": "intermediate_size",
     "gpt_oss": "intermediate_size",
     "olmoe": "intermediate_size",
+    "phimoe": "intermediate_size",
     "qwen3_moe": "moe_intermediate_size",
 }
 

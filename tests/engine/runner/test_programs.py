@@ -33,6 +33,7 @@ SHARED = {
     "lfm2_moe": {"moe_intermediate_size": 32},
     "qwen2_moe": {"shared_expert_intermediate_size": 64},
     "deepseek_v3": {"q_lora_rank": 64},
+    "phimoe": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
 }
 
 
@@ -136,6 +137,7 @@ def texts(told: dict[str, list]) -> dict[str, list]:
         ("mixtral", "int4"),
         ("qwen2_moe", "int8"),  # and a shared one
         ("gpt_oss", None),  # with biases
+        ("phimoe", None),  # chosen by another rule, and a bias of the head
         ("deepseek_v2_lite", None),  # latent attention
         ("deepseek_v3", None),  # and experts in groups
         ("deepseek_v3", "int8"),

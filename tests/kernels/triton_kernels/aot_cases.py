@@ -409,7 +409,8 @@ def few_experts(
 def routing(
     tokens: int, experts: int, hidden: int, rule: RoutingRule, *, invariant: bool = False
 ) -> None:
-    correction = None if rule.scoring == "softmax" else empty(experts, dtype=torch.float32)
+    has_correction = rule.scoring == "sigmoid"
+    correction = empty(experts, dtype=torch.float32) if has_correction else None
     router = invariant_route if invariant else route
     router(empty(tokens, hidden), empty(experts, hidden), None, correction, rule)
 
@@ -510,6 +511,9 @@ CASES: dict[str, Callable[[], object]] = {
     "routing-deepseek-v3": partial(
         *(routing, 64, 256, 7168),
         RoutingRule(8, "sigmoid", scale=2.5, num_groups=8, top_groups=4, group_best=2),
+    ),
+    "routing-phi-3.5-moe": partial(
+        *(routing, 64, 16, 4096), RoutingRule(2, "sparse_mixer", normalised=False, margin=0.02)
     ),
     "invariant-routing-qwen3-30b": partial(routing, 64, 128, 2048, RoutingRule(8), invariant=True),
     "shared-expert-gate-qwen3-next": partial(shared_expert_gate, 64, 2048),
