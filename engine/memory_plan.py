@@ -29,9 +29,11 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         """The plan in one line, for logs."""
         mib = 2**20
         if not self.kv_cache_bytes:
+            longest = "context" if self.num_states else "input"
             return (
-                f"memory: weights {self.weights_bytes / mib:.0f} MiB, no KV cache, free "
-                f"{self.free_bytes / mib:.0f} MiB, longest input {self.max_model_len:,} tokens"
+                f"memory: weights {self.weights_bytes / mib:.0f} MiB, no KV cache, "
+                f"{self._describe_states()}free {self.free_bytes / mib:.0f} MiB, "
+                f"longest {longest} {self.max_model_len:,} tokens"
             )
         return (
             f"memory: weights {self.weights_bytes / mib:.0f} MiB, "

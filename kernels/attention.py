@@ -44,6 +44,7 @@ class AttentionSpec:
     has_recurrent_layers: bool = (
         False  # some layers keep a state of each sequence, and do not attend
     )
+    has_attention_layers: bool = True  # False: heads and windows are those of no layer
     has_experts: bool = False  # some layers are mixtures of experts
     is_bidirectional: bool = False  # queries of a chunk may see positions of it behind their own
     other_heads: tuple[KVHeadSpec, ...] = ()  # of layers with heads of another kind

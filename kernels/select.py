@@ -117,6 +117,13 @@ def _with_mixed_heads(kernels: Kernels) -> Kernels:
     return kernels._replace(attention=MixedHeadsAttention(kernels.attention))
 
 
+def _without_attention(kernels: Kernels) -> Kernels:
+    """Return these kernels for models in which no layer attends."""
+    from kernels.no_attention import NoAttention
+
+    return kernels._replace(attention=NoAttention(kernels.attention))
+
+
 def select_kernels(
     name: str, spec: AttentionSpec, *, invariant: bool = False
 ) -> tuple[Kernels, list[tuple[str, str]]]:
@@ -151,6 +158,8 @@ def select_kernels(
             kernels = _chunked(kernels)
         if spec.other_heads and not isinstance(kernels, str):
             kernels = _with_mixed_heads(kernels)
+        if not spec.has_attention_layers and not isinstance(kernels, str):
+            kernels = _without_attention(kernels)
         reason = kernels if isinstance(kernels, str) else kernels.attention.refuse(spec)
         if not isinstance(kernels, str) and reason is None:
             return kernels, refusals

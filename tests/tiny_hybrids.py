@@ -42,6 +42,13 @@ _NEMOTRON = {
     "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"],
 }
 
+_MAMBA2 = {
+    **dict.fromkeys(("intermediate_size", "num_attention_heads", "num_key_value_heads"), ABSENT),
+    **dict.fromkeys(("rms_norm_eps", "max_position_embeddings"), ABSENT),
+    **{"num_heads": 6, "head_dim": 16, "state_size": 12, "n_groups": 2, "chunk_size": 8},
+    **{"layer_norm_epsilon": 1e-4, "pad_token_id": 0},
+}
+
 # name -> (Hugging Face config class, differences from the shape of the others)
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1": (
@@ -135,6 +142,14 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bamba": (
         "BambaConfig",
         {**_MAMBA, "attn_layer_indices": [1], "mamba_n_groups": 3, "mlp_bias": True},
+    ),
+    "mamba2": ("Mamba2Config", _MAMBA2),
+    "mamba2_tied": (
+        "Mamba2Config",
+        {
+            **{**_MAMBA2, "n_groups": 1, "tie_word_embeddings": True, "use_bias": True},
+            **{"use_conv_bias": False, "conv_kernel": 3},
+        },
     ),
     "nemotron_h": ("NemotronHConfig", _NEMOTRON),
     "nemotron_h_biased": (

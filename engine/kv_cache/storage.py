@@ -37,6 +37,10 @@ _CPU_DEFAULT_BYTES = 512 * 2**20
 # Of those, what idle prefixes may occupy; also at least one full-length sequence.
 _CPU_IDLE_BYTES = 64 * 2**20
 
+# Blocks of a model without keys and values take no memory, but so many of them take megabytes of
+# bookkeeping. They hold 2 million tokens in blocks of 16.
+MAX_EMPTY_BLOCKS = 2**17
+
 # Device memory for staging blocks to and from the host; at least one block.
 STAGE_BYTES = 32 * 2**20
 _NUM_STAGES = 3
@@ -51,7 +55,8 @@ class KVCache:
     """What all layers store: keys and values in blocks allocated by the ``BlockPool``, or states.
 
     Attributes:
-        paged: the layers that have blocks.
+        num_blocks, block_size: of each layer that has blocks.
+        paged: these layers.
         layers: all layers, for a forward pass.
     """
 
@@ -77,6 +82,7 @@ class KVCache:
         Raises:
             ModelLoadError: the device has too little memory.
         """
+        self.num_blocks, self.block_size = num_blocks, block_size
         try:
             self.paged = _paged(
                 spec, num_blocks, block_size, dtype, device, codes, interleave_layers
@@ -160,6 +166,10 @@ def plan_memory(
     max_idle_blocks: int | None = None
     if cache.num_blocks is not None:
         num_blocks = cache.num_blocks
+    elif not block_bytes:  # only names of prefixes, and places in tables
+        blocks_a_sequence = -(-wanted_len // block_size)
+        most = max(MAX_EMPTY_BLOCKS, blocks_a_sequence)
+        num_blocks = min(most, blocks_a_sequence * max(1, num_states))
     elif cache.memory_bytes is not None:
         num_blocks = cache.memory_bytes // block_bytes
     else:
@@ -206,7 +216,7 @@ def plan_memory(
         max_idle_blocks=max_idle_blocks,
         num_host_blocks=num_host_blocks,
         host_bytes=host_bytes,
-        cache_dtype=str(codes or dtype).removeprefix("torch."),
+        cache_dtype=str(codes or dtype).removeprefix("torch.") if block_bytes else "",
         num_states=num_states,
         num_snapshots=num_snapshots,
         state_bytes=state_bytes,

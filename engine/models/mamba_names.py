@@ -105,6 +105,7 @@ def _nemotron_h(base: str) -> tuple[Rule, ...]:
 # As NVIDIA publishes them, and as Hugging Face's own code names them.
 NEMOTRON_H = (
     *(*_nemotron_h("backbone"), *_nemotron_h("model")),
+    Rule("backbone.embedding.weight", "embedding"),  # in older exports of Mamba-2
     Rule("lm_head.weight", "head"),
     Rule("score.weight", "score"),
 )

@@ -399,6 +399,7 @@ _TABLES = {
     "llama4": _in_language_model(_LLAMA4),
     "llama4_text": _LLAMA4,
     "llava": _in_language_model(LLAMA),
+    "mamba2": NEMOTRON_H,
     "mellum": QWEN_MOE,
     "minimax_m2": _MINIMAX_M2,
     "mistral3": _in_language_model(LLAMA),

@@ -401,7 +401,7 @@ class DecoderSpec:
     def max_window(self) -> int | None:
         """The longest window of any layer, in tokens; None: unlimited."""
         windows = [window for window in self.windows if window is not None]
-        return max(windows) if len(windows) == len(self.windows) else None
+        return max(windows) if windows and len(windows) == len(self.windows) else None
 
     @property
     def chunk(self) -> int | None:

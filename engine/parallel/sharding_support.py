@@ -73,7 +73,7 @@ def _tensor_parallel_problems(config: EngineConfig, spec: DecoderSpec, size: int
 
 def _kv_heads(spec: DecoderSpec) -> dict[int, str]:
     """Return the layers' distinct numbers of KV heads, with their config.json names."""
-    if spec.latent is not None:
+    if spec.latent is not None or not spec.windows:
         return {}
     others = [layer.heads.num_kv_heads for layer in spec.layers if layer.heads is not None]
     # If windowed layers have their own number, the model's is that of full attention layers.
@@ -95,7 +95,8 @@ def _state_problems(spec: DecoderSpec, size: int) -> Iterator[str]:
 
 def _divided_sizes(spec: DecoderSpec, *, expert_parallel: bool) -> Iterator[tuple[str, int]]:
     """Yield what is divided equally among ranks, with its config.json name."""
-    yield "num_attention_heads", spec.num_heads
+    if spec.windows:
+        yield "num_attention_heads", spec.num_heads
     is_beside = spec.moe is not None and spec.moe.with_mlp
     if any(layer.mlp and (is_beside or not layer.experts) for layer in spec.layers):
         yield "intermediate_size", spec.intermediate_size

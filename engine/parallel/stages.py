@@ -7,8 +7,9 @@
 The first stage alone has the embeddings and the head: tied tables are then in memory once, and rank
 0 does everything that reads logits. In return that stage has fewer layers.
 
-Each stage has a part of every block of the KV cache, so it needs a layer with keys and values, and
-a layer that reads another layer's keys and values is in the same stage as that layer.
+Each stage has a part of every block of the KV cache, so it needs a layer with keys and values if
+the model has any, and a layer that reads another layer's keys and values is in the same stage as
+that layer.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class _StageBoundaries:
         self._num_paged = [0]  # in the layers before each
         for layer in spec.layers:
             is_paged = not layer.recurrent and layer.kv_sharing_layer is None
+            is_paged |= not spec.windows  # no layer attends
             self._num_paged.append(self._num_paged[-1] + is_paged)
         self.can_begin = [True] * spec.num_layers
         lowest = spec.num_layers  # the lowest layer read by this one or later ones

@@ -268,7 +268,7 @@ class DecodeGraphs:
 
     def _longest(self, size: int) -> int:
         """Return the longest row to capture for, so that all rows together fill the cache."""
-        num_blocks, _, block_size, _ = self._cache.paged[0].keys.shape
+        num_blocks, block_size = self._cache.num_blocks, self._cache.block_size
         of_a_row = self._rows.host_tables.shape[1] * block_size
         return min(of_a_row, -(-_LENGTH_OVERCOMMIT * num_blocks * block_size // size))
 

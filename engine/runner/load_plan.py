@@ -139,6 +139,13 @@ def attention_spec(
     codes: torch.dtype | None = None,
 ) -> AttentionSpec:
     """Describe the model's attention, to choose kernels by."""
+    if not spec.windows:  # no layer attends
+        return AttentionSpec(
+            *(1, 1, 64, block_size, dtype, device),
+            has_recurrent_layers=spec.is_recurrent,
+            has_attention_layers=False,
+            has_experts=spec.moe is not None,
+        )
     return AttentionSpec(
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,

@@ -21,6 +21,9 @@ def check_recurrent_support(config: EngineConfig, spec: DecoderSpec) -> None:
         raise ModelLoadError(
             f"{setting}: {spec.architecture} models keep a state of each sequence, {problem}"
         )
+    if not spec.windows:  # no layer attends
+        for setting in _cache_settings(config):
+            raise ModelLoadError(f"{setting}: {spec.architecture} models have no KV cache")
 
 
 def _problems(config: EngineConfig) -> Iterator[tuple[str, str]]:
@@ -32,3 +35,10 @@ def _problems(config: EngineConfig) -> Iterator[tuple[str, str]]:
         )
     if config.cache.offload_bytes:
         yield "kv_offload_bytes", "without which blocks in the host's memory are of no use"
+
+
+def _cache_settings(config: EngineConfig) -> Iterator[str]:
+    if config.cache.dtype != "auto":
+        yield f"kv_cache_dtype {config.cache.dtype!r}"
+    if config.cache.memory_bytes is not None:
+        yield "kv_cache_memory_bytes"

@@ -114,7 +114,7 @@ class DraftModel:
         ):
             self._chains = DraftChains(self._programs, self._uploads)
         self._read_states: dict[str, ReadState] = {}
-        self._blocks = ReadBlocks(cache.paged[0].keys.shape[0], attention_spec.block_size)
+        self._blocks = ReadBlocks(cache.num_blocks, attention_spec.block_size)
 
     def tensors(self) -> list[torch.Tensor]:
         """All its storage indexed by block, including the features that a head reads.

@@ -159,6 +159,7 @@ def draft_attention(own: DecoderSpec, attention: AttentionSpec) -> AttentionSpec
         has_sinks=own.has_sinks,
         value_dim=own.value_dim,
         chunk_size=own.chunk,
+        has_attention_layers=True,
     )
 
 

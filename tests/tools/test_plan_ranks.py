@@ -208,3 +208,18 @@ def test_what_cannot_be_planned_is_one_line(arguments, problem, model, capsys) -
     assert main(["plan", *given, *arguments]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert problem in line
+
+
+def test_a_model_of_states_alone_is_bound_by_its_states(tmp_path, capsys) -> None:
+    """Mamba-2 130M: no keys and values, and 24 layers' states of each sequence."""
+    model = {
+        **{"model_type": "mamba2", "num_heads": 24, "head_dim": 64, "vocab_size": 50288},
+        **{"hidden_size": 768, "state_size": 128, "num_hidden_layers": 24, "n_groups": 1},
+        "tie_word_embeddings": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    traffic = ["--rate", "9999", "--num-requests", "40", "--input-len", "16", "--output-len", "32"]
+    roomy = planned(capsys, str(tmp_path), *H100, "--memory-gib", "8", *traffic)["one_replica"]
+    tight = planned(capsys, str(tmp_path), *H100, "--memory-gib", "0.42", *traffic)["one_replica"]
+    assert roomy["refused"] == tight["refused"] == 0
+    assert tight["ttft_ms"]["p99"] > 2 * roomy["ttft_ms"]["p99"]  # they wait for each other's

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
-from engine.kv_cache.storage import MAX_SNAPSHOTS, SNAPSHOT_SHARE, STATE_SHARE
+from engine.kv_cache.storage import MAX_EMPTY_BLOCKS, MAX_SNAPSHOTS, SNAPSHOT_SHARE, STATE_SHARE
 from engine.limits import num_row_lines
 from engine.models.checkpoint import read_config
 from engine.models.loader import num_parameters
@@ -139,7 +139,10 @@ def _capacity(rank: _Rank, config: EngineConfig, device: Device) -> _Capacity:
         num_states = max(0, min(config.scheduler.max_num_seqs, fitting))
         num_snapshots = max(0, min(MAX_SNAPSHOTS, int(room * SNAPSHOT_SHARE) // each))
         room -= (lines_a_state * num_states + 1 + num_snapshots) * each
-    num_blocks = int(room // (rank.kv_bytes_per_token * _BLOCK))
+    if rank.kv_bytes_per_token:
+        num_blocks = int(room // (rank.kv_bytes_per_token * _BLOCK))
+    else:  # without keys and values, blocks take no memory
+        num_blocks = MAX_EMPTY_BLOCKS
     if num_blocks < 1 or (rank.state_bytes and not num_states):
         needs = rank.weights_bytes / _GIB
         whose = "the weights" if config.num_ranks == 1 else "a rank's weights"

@@ -29,6 +29,7 @@ from engine.models.families import (
     llama,
     llama4,
     mamba,
+    mamba2,
     moe,
     multimodal,
     nemotron_h,
@@ -244,6 +245,11 @@ FAMILIES: dict[str, Family] = {
         multimodal.llava,
         "LLaVA 1.5, LLaVA-Interleave, Pixtral 12B",
         "as `llama`, `mistral` or `qwen2`; accepts images",
+    ),
+    "mamba2": Family(
+        mamba2.mamba2,
+        "Mamba-2 130M to 2.7B, Codestral Mamba 7B",
+        "selective state spaces (Mamba-2) alone: no attention, no MLPs, no positions",
     ),
     "mellum": Family(
         moe.mellum, "Mellum 2 12B-A2.5B", "as `qwen3_moe`; windows with their own rope"

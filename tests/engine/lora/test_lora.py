@@ -41,6 +41,7 @@ MORE_FAMILIES = [
     *("gpt2", "falcon_groups", "llama4", "qwen2_moe", "gemma4", "gemma4_shared"),
     *("deepseek_v2_lite", "deepseek_v3", "deepseek_v3_halves"),
     *("qwen3_next", "olmo_hybrid", "lfm2", "granitemoehybrid_dense", "nemotron_h", "falcon_h1"),
+    "mamba2",
     *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt_oss", "falcon", "deepseek_v2")),
 ]
 _LATENT = ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
@@ -60,6 +61,7 @@ _OTHER_NAMES = {
     "olmo_hybrid": [*ALL, "g_proj"],
     "granitemoehybrid_dense": [*ALL[:4], "in_proj", "out_proj", "input_linear", "output_linear"],
     "falcon_h1": [*ALL, "in_proj"],  # PEFT rejects ``out_proj``
+    "mamba2": ["in_proj"],  # here too
     "nemotron_h": [*ALL[:4], "in_proj", "up_proj", "down_proj"],  # here too
     "lfm2": [*ALL[:3], "in_proj", "out_proj", "w1", "w2", "w3"],
     "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],

@@ -70,6 +70,16 @@ EXPORTED: dict[str, dict[str, Any]] = {
         **{"time_step_min": 0.001, "time_step_rank": 256, "use_conv_bias": True},
         "use_mamba_kernels": True,
     },
+    "mamba2": {
+        **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "rope_theta")),
+        **{"max_position_embeddings": None, "auto_map": None, "chunk_size": 256, "expand": 2},
+        **{"conv_kernel": 4, "layer_norm_epsilon": 1e-5, "n_groups": 2, "norm_before_gate": True},
+        **{"num_heads": 8, "rescale_prenorm_residual": False, "residual_in_fp32": True},
+        **{"rms_norm": True, "state_size": 16, "time_step_floor": 0.0001, "time_step_max": 0.1},
+        **{"time_step_init_scheme": "random", "time_step_limit": [0.0, math.inf]},
+        **{"time_step_min": 0.001, "time_step_rank": 256, "time_step_scale": 1.0},
+        **{"use_bias": False, "use_conv_bias": True},
+    },
     "lfm2": {
         **{"block_auto_adjust_ff_dim": True, "block_dim": 32, "block_ff_dim": 96},
         **{"block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0, "block_multiple_of": 8},
@@ -162,6 +172,13 @@ def test_granite_4_has_states_of_heads_where_it_says():
     assert spec.state_bytes(2) == 3 * (3 * 80 * 2 + 4 * 8 * 16 * 4)
 
 
+def test_mamba_2_has_states_and_no_keys():
+    spec = read_spec({"model_type": "mamba2", **_SIZES, **EXPORTED["mamba2"]})
+    assert spec.state_bytes(2) == 4 * (3 * (64 + 2 * 2 * 16) * 2 + 8 * 16 * 8 * 4)
+    assert spec.kv_bytes_per_token(2) == 0
+    assert not any(layer.mlp or layer.rope for layer in spec.layers)
+
+
 def test_nemotron_h_has_mlps_where_it_says():
     keys = {**_SIZES, **EXPORTED["nemotron_h"], "num_hidden_layers": 8}
     spec = read_spec({"model_type": "nemotron_h", **keys, "hybrid_override_pattern": "M-MM-M*-"})
@@ -240,6 +257,11 @@ def test_rope_on_a_part_of_the_head_by_its_width():
         ("nemotron_h", {"hybrid_override_pattern": "M-*"}, "'num_hidden_layers' differs from"),
         ("nemotron_h", {"n_groups": 3}, "'n_groups' must divide the 4 heads"),
         ("nemotron_h", {"sliding_window": 8}, "'sliding_window' is set"),
+        ("mamba2", {"num_heads": 4}, "'num_heads' of 8 make no width of 64"),
+        ("mamba2", {"n_groups": 3}, "'n_groups' must divide the 8 heads"),
+        ("mamba2", {"conv_kernel": 1}, "'conv_kernel' must be at least 2"),
+        ("mamba2", {"hidden_act": "relu"}, "'hidden_act' is 'relu'"),
+        ("mamba2", {"rms_norm": False}, "'rms_norm' is False"),
         ("falcon_h1", {"ssm_multipliers": [1.0]}, "'ssm_multipliers' must have 5 entries"),
         ("falcon_h1", {"projectors_bias": True}, "'projectors_bias' differs from"),
         ("granite_swa", {"layer_rope_theta": [1, 2, 3, 4]}, "'layer_rope_theta' has more than two"),

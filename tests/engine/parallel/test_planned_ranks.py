@@ -25,6 +25,7 @@ KINDS = {
     "cohere": {},  # attention and MLP in parallel
     "granitemoehybrid": {},  # ranks share one group
     "nemotron_h": {},  # layers without an MLP
+    "mamba2": {},  # and none with attention
     "gemma4_moe": GEMMA,  # experts beside an MLP
     "gemma4_shared": GEMMA,  # embeddings of each layer
 }

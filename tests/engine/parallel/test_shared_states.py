@@ -217,6 +217,10 @@ REFUSED = {
         "nemotron_h",
         {"mamba_num_heads": 3, "n_groups": 1},
     ),
+    "num_heads (3) cannot be divided by it": (
+        "mamba2",
+        {"num_heads": 3, "head_dim": 32, "n_groups": 1},
+    ),
     "mamba_n_heads (3) cannot be divided by it": (
         "bamba",
         {"mamba_n_heads": 3, "mamba_d_head": 48, "mamba_n_groups": 1},

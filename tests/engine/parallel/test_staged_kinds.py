@@ -36,7 +36,7 @@ _TWO_HEADS = {"num_key_value_heads": 2}
 CHANGES = {
     **dict.fromkeys(tiny_hybrids.HYBRIDS, _LAYERS),
     **dict.fromkeys(("lfm2", "lfm2_adjusted", "lfm2_moe", "lfm3_ungated"), _CONVS),
-    **dict.fromkeys(("falcon_h1", "falcon_h1_norm"), _FOUR),
+    **dict.fromkeys(("falcon_h1", "falcon_h1_norm", "mamba2", "mamba2_tied"), _FOUR),
     "lfm3": {"layer_types": ["conv", "full_attention", "conv", "sliding_attention"]},
     **dict.fromkeys(("olmo_hybrid", "olmo_hybrid_nope"), _DELTA),
     **dict.fromkeys(("bamba", "bamba_limited"), _GROUPS),
@@ -49,7 +49,7 @@ CHANGES = {
 # They differ from others only in what stages do not divide.
 LIKE_OTHERS = {
     *("olmo_hybrid_nope", "lfm2_adjusted", "granitemoehybrid_attention", "bamba_limited"),
-    *("nemotron_h_biased", "falcon_h1_norm", "lfm3_ungated"),
+    *("nemotron_h_biased", "falcon_h1_norm", "lfm3_ungated", "mamba2_tied"),
     *("qwen3_5_moe_text", "granitemoehybrid_dense", "lfm2", "gemma4_unified"),
 }
 NUM_OUTPUT = 12

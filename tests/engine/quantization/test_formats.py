@@ -16,6 +16,7 @@ from tests import tiny_models
 from tests.engine.handmade import load
 from tests.engine.models.test_parity import paged_logits, prompt
 from tests.engine.quantization import mxfp4_model, stored
+from tests.tiny_shape import ABSENT
 
 native = pytest.mark.skipif(not is_available(), reason="no native kernels here")
 
@@ -141,6 +142,10 @@ _WIDTHS = {
     "qwen3_5_text": _DELTA,
     "olmo_hybrid": {**_DELTA, "linear_num_key_heads": 8},
     "lfm2": {"num_hidden_layers": 3},
+    "mamba2": {
+        **{"num_heads": 8, "state_size": 14, "num_attention_heads": ABSENT},
+        "intermediate_size": ABSENT,
+    },
     "nemotron_h_moe": {
         **{"mamba_num_heads": 4, "mamba_head_dim": 32, "moe_intermediate_size": 32},
         **{"ssm_state_size": 14, "moe_shared_expert_intermediate_size": 64},
@@ -235,6 +240,7 @@ def test_the_memory_told_is_that_of_the_codes(written, most, tmp_path):
         ("qwen3_5_text", "fp8_block"),
         ("olmo_hybrid", "w8a8"),
         ("lfm2", "w4a16"),
+        ("mamba2", "w8a8"),
         ("nemotron_h_moe", "w8a8"),
         ("nemotron_h_moe", "fp8_block"),
     ],

@@ -16,6 +16,7 @@ from engine.runner import load_runner
 from engine.types import Request, SamplingParams
 from kernels.cpu import linear
 from tests import tiny_models
+from tests.tiny_shape import ABSENT
 
 pytestmark = pytest.mark.skipif(not linear.is_available(), reason="no native linear layers here")
 # Multiples of the panel size, as in widely used models.
@@ -30,6 +31,10 @@ _EXPERTS = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
 SHARED = {
     "qwen3_5_text": _DELTA,
     "qwen3_next": {**_DELTA, **_EXPERTS},
+    "mamba2": {
+        **dict.fromkeys(("num_attention_heads", "intermediate_size"), ABSENT),
+        "num_heads": 8,
+    },
     "lfm2_moe": {"moe_intermediate_size": 32},
     "qwen2_moe": {"shared_expert_intermediate_size": 64},
     "deepseek_v3": {"q_lora_rank": 64},
@@ -145,6 +150,7 @@ def texts(told: dict[str, list]) -> dict[str, list]:
         ("qwen3_5_text", "int8"),
         ("qwen3_next", None),  # and experts
         ("lfm2", None),  # a gated convolution
+        ("mamba2", None),  # states alone
         ("lfm2_moe", "int8"),
         ("gemma3", "int8"),  # tied and scaled embeddings
         ("gemma2", None),  # and a cap on logits
@@ -153,7 +159,8 @@ def texts(told: dict[str, list]) -> dict[str, list]:
     ],
 )
 def test_the_same_bits_as_steps_from_python(model, kind: str, quantization) -> None:
-    directory = model(kind, **(LATENT if "deepseek" in kind else SHAPE), **SHARED.get(kind, {}))
+    shape = {**(LATENT if "deepseek" in kind else SHAPE), **SHARED.get(kind, {})}
+    directory = model(kind, **shape)
     # The number of passes in a step depends on the clock, and with it the composition of batches:
     # int4 products round differently for few rows than for many.
     steady = {"max_step_passes": 1} if quantization == "int4" else {}

@@ -21,7 +21,7 @@ from engine.types import Request, SamplingParams
 from tests import tiny_models
 from tests.engine.running import Guesser, prompts_that_share, texts
 
-KINDS = ("qwen3_5_text", "olmo_hybrid", "lfm2_moe", "granitemoehybrid", "falcon_h1")
+KINDS = ("qwen3_5_text", "olmo_hybrid", "lfm2_moe", "granitemoehybrid", "falcon_h1", "mamba2")
 NUM_OUTPUT = 24
 PROMPTS = prompts_that_share(seed=5)
 
@@ -49,7 +49,7 @@ class Oracle:
 def make(directory: str, proposer: Oracle | None = None, **changes: Any) -> EngineCore:
     cache = {"block_size": 4, "num_blocks": 128}
     cache |= {key: changes.pop(key) for key in tuple(cache) if key in changes}
-    own = ("attention_backend", "speculation", "enforce_eager", "dtype")
+    own = ("attention_backend", "speculation", "enforce_eager", "dtype", "max_model_len")
     given = {key: changes.pop(key) for key in own if key in changes}
     speculation = SpeculationConfig(method="ngram", min_ngram=1, adaptive=False)
     if proposer is not None:
@@ -169,7 +169,7 @@ def test_who_guesses_changes_no_text(model, told, draft, tmp_path):
     speculation = SpeculationConfig(
         method=draft, draft_model=small and str(small), min_ngram=1, adaptive=False
     )
-    core = make(model, speculation=speculation)
+    core = make(model, speculation=speculation, max_model_len=128)
     assert texts(core, *requests_of()) == told[0]
     assert core.stats.drafts.num_draft_tokens > 0
 

@@ -149,6 +149,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "convolutions": ("lfm2", {}),
     "selective scans": ("granitemoehybrid", {}),
     "layers without an MLP, experts without a gate": ("nemotron_h_moe", {}),
+    "states alone": ("mamba2", {}),
     "cache of codes": ("qwen3", {"cache": {"dtype": "int8"}}),
     "batch-invariant": ("qwen3", {"batch_invariant": True}),
     "batch-invariant, window": ("mistral", {"batch_invariant": True}),
