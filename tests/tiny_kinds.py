@@ -133,6 +133,26 @@ _DENSE: Kinds = {
     "gpt2": ("GPT2Config", _GPT2),
     "gpt_bigcode": ("GPTBigCodeConfig", _GPT2),
     "gpt_bigcode_by_head": ("GPTBigCodeConfig", {**_GPT2, "multi_query": False}),
+    "gptj": ("GPTJConfig", {**_GPT2, "rotary_dim": 4}),
+    "codegen": ("CodeGenConfig", {**_GPT2, "n_head": 4, "rotary_dim": 8, "n_inner": None}),
+    "gpt_neo": (
+        "GPTNeoConfig",
+        {
+            **dict.fromkeys(SHAPE, ABSENT),
+            **{"hidden_size": 48, "num_heads": 6, "num_layers": 3, "intermediate_size": 80},
+            **{"vocab_size": 160, "max_position_embeddings": 128, "bos_token_id": 1},
+            **{"eos_token_id": 2, "window_size": 12},
+            "attention_types": [[["global", "local"], 1], [["global"], 1]],
+        },
+    ),
+    "phi": (
+        "PhiConfig",
+        {**_LAYER_NORM, "num_key_value_heads": 6, **rope("default", partial_rotary_factor=0.25)},
+    ),
+    "phi_groups": (
+        "PhiConfig",
+        {**_LAYER_NORM, "tie_word_embeddings": True, **rope("default", partial_rotary_factor=0.5)},
+    ),
     "opt": (
         "OPTConfig",
         {

@@ -58,8 +58,8 @@ for CPUs, and for GPUs in bfloat16 and float16. `quire quantize` does not suppor
 
 Some layers keep a fixed-size state of each sequence instead of keys and values
 ([kv-cache.md](kv-cache.md#states)): gated delta rules (Qwen3-Next, Qwen3.5, OLMo Hybrid),
-selective state spaces (Mamba-2: Granite 4.0 H, Bamba, Falcon-H1, Nemotron-H, and Mamba-2 itself) and
-short convolutions (LFM2, LFM3).
+selective state spaces (Mamba-2: Granite 4.0 H, Bamba, Falcon-H1, Nemotron-H, and Mamba-2 itself)
+and short convolutions (LFM2, LFM3).
 
 | With such models | |
 |---|---|
@@ -73,9 +73,10 @@ weights at load, so its quantised checkpoints are refused.
 
 In a model of type `mamba2` no layer attends, so there is no KV cache: memory limits the number of
 sequences, not their length, which is at most 262,144 tokens. `--kv-cache-dtype` and
-`--kv-cache-memory-bytes` are refused. Between layers its values have the model's dtype, although its
-configs ask for float32 (`residual_in_fp32`); that changes rounding only, and `--dtype float32`
-avoids it. Checkpoints in the format of the `mamba_ssm` package are refused; Jamba and Mamba-1 are, too.
+`--kv-cache-memory-bytes` are refused. Between layers its values have the model's dtype, although
+its configs ask for float32 (`residual_in_fp32`); that changes rounding only, and `--dtype float32`
+avoids it. Checkpoints in the format of the `mamba_ssm` package are refused, and so are Mamba-1
+and Jamba.
 
 The GPU kernels of states take prompts 64 tokens at a time. On an H200 they equal their references.
 

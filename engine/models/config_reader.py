@@ -147,6 +147,13 @@ class ConfigReader:
             raise self.error(key, "must be a list of strings")
         return value
 
+    def entries(self, key: str) -> list[Any]:
+        """Return a list as it is; empty if absent."""
+        value = self._take(key, [])
+        if not isinstance(value, list):
+            raise self.error(key, "must be a list")
+        return value
+
     def mapping(self, key: str) -> dict[str, Any]:
         """Return an object as it is; empty if absent."""
         value = self._take(key, {})

@@ -52,6 +52,19 @@ class QkvByKvHead:
         return torch.cat([part.flatten(0, 2) for part in parts])
 
 
+class QkvByQuarter:
+    """CodeGen's: a quarter of the heads' queries, their values and their keys, then the next."""
+
+    def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """See ``Layout``."""
+        return shape
+
+    def arrange(self, spec: DecoderSpec, stored: torch.Tensor) -> torch.Tensor:
+        """See ``Layout``."""
+        queries, values, keys = stored.unflatten(0, (4, 3, -1)).transpose(0, 1)
+        return torch.cat([part.flatten(0, 1) for part in (queries, keys, values)])
+
+
 class StackedExperts:
     """All experts of a layer in one tensor.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from engine.models.gpt_names import CODEGEN, GPT_NEO, GPTJ, PHI
 from engine.models.hybrid_names import LFM2, LFM3, LFM3_UNGATED, OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
 from engine.models.layouts import (
     Layout,
@@ -355,6 +356,7 @@ _TABLES = {
     "afmoe": _AFMOE,
     "arcee": _UNGATED,
     "bamba": BAMBA,
+    "codegen": CODEGEN,
     "deepseek": _DEEPSEEK_PLAIN,
     "deepseek_ranked": _DEEPSEEK_RANKED,
     "dots1": _GLM4_MOE,
@@ -377,8 +379,10 @@ _TABLES = {
     "gpt2": _GPT2,
     "gpt_bigcode": _gpt_bigcode(None),
     "gpt_bigcode_by_head": _gpt_bigcode(QkvByKvHead()),
+    "gpt_neo": GPT_NEO,
     "gpt_neox": _GPT_NEOX,
     "gpt_oss": _GPT_OSS,
+    "gptj": GPTJ,
     "granite_swa": (*LLAMA, _SINKS),
     "granitemoe": GRANITE_MOE,
     "granitemoe_swa": _GRANITE_MOE_SWA,
@@ -413,6 +417,7 @@ _TABLES = {
     "olmo_hybrid": OLMO_HYBRID,
     "olmoe": QWEN_MOE,
     "opt": _OPT,
+    "phi": PHI,
     "phi3": _PHI3,
     "phimoe": _MIXTRAL,
     "qwen2_moe": QWEN_MOE,

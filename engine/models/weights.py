@@ -21,7 +21,7 @@ from engine.models.spec import DecoderSpec, LatentSpec, LayerSpec, MoeSpec
 _COMPUTED = re.compile(
     r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
     r"|gpt_neox\.layers\.\d+\.attention\.(rotary_emb\.inv_freq|bias|masked_bias)"
-    r"|(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"
+    r"|(transformer\.)?h\.\d+\.attn\.(attention\.)?(bias|masked_bias|causal_mask)"
 )
 # Calibrated scales of a quantised KV cache. Ours are per row
 # (``kernels/reference/cache_quantisation.py``): they never clip, which makes the calibrated ones

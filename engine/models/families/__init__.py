@@ -65,6 +65,7 @@ FAMILIES: dict[str, Family] = {
         "Bamba 9B",
         "selective state spaces (Mamba-2) in most layers, partial rope",
     ),
+    "codegen": Family(gpt.codegen, "CodeGen 350M to 16B; not CodeGen2", "as `gptj`"),
     "cohere": Family(
         llama.cohere, "Command R", "layer norms, parallel attention and MLP, interleaved rope"
     ),
@@ -163,11 +164,21 @@ FAMILIES: dict[str, Family] = {
     "gpt_bigcode": Family(
         gpt.gpt_bigcode, "StarCoder, SantaCoder", "as `gpt2`; multi-query attention"
     ),
+    "gpt_neo": Family(
+        gpt.gpt_neo,
+        "GPT-Neo 125M to 2.7B",
+        "learned positions, layer norms, ungated MLP, windows in every other layer",
+    ),
     "gpt_neox": Family(gpt.gpt_neox, "GPT-NeoX, Pythia", "layer norms, partial rope, ungated MLP"),
     "gpt_oss": Family(
         gpt_oss.gpt_oss,
         "GPT-OSS 20B and 120B",
         "sinks, windows, biases, experts with a clamped SwiGLU",
+    ),
+    "gptj": Family(
+        gpt.gptj,
+        "GPT-J 6B",
+        "layer norms, parallel attention and ungated MLP, interleaved partial rope",
     ),
     "granite": Family(granite.granite, "Granite 3 and 4, dense", "four multipliers"),
     "granite_swa": Family(
@@ -300,6 +311,12 @@ FAMILIES: dict[str, Family] = {
         gpt.opt,
         "OPT, except 350M",
         "learned positions, layer norms, biases, ungated MLP with ReLU",
+    ),
+    "phi": Family(
+        phi.phi,
+        "Phi-1, Phi-1.5, Phi-2",
+        "layer norms, parallel attention and ungated MLP, biases, partial rope",
+        has_remote_code=True,
     ),
     "phi3": Family(
         llama.phi3,

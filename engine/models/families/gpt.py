@@ -1,4 +1,4 @@
-"""GPT-2, GPT-NeoX, GPT-BigCode and OPT: layer norms, MLPs without a gate."""
+"""GPT-2, GPT-Neo, GPT-J, GPT-NeoX, GPT-BigCode, CodeGen, OPT: layer norms, MLPs without a gate."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from engine.models.families.shared import (
     read_decoder,
     read_dtype,
 )
+from engine.models.rope_spec import RopeSpec
 from engine.models.spec import DecoderSpec, LayerSpec, NormSpec
 
 # Keys of the code that StarCoder was published with.
@@ -73,6 +74,85 @@ def opt(reader: ConfigReader) -> DecoderSpec:
     )
 
 
+def gptj(reader: ConfigReader) -> DecoderSpec:
+    """GPT-J: interleaved rope on a part of the head, attention and MLP on one norm."""
+    reader.require("rotary", True)
+    reader.ignore("gradient_checkpointing")
+    spec = _gpt2(reader, "gelu_new")
+    turned = reader.count("rotary_dim", 64)
+    if turned > spec.head_dim or turned % 2:
+        raise reader.error("rotary_dim", f"must be an even part of {spec.head_dim} dimensions")
+    num_dims = None if turned == spec.head_dim else turned
+    return dataclasses.replace(
+        spec,
+        rope=RopeSpec(10_000.0, None, num_dims, interleaved=True),
+        placement="parallel",
+        shared_norm=True,
+        qkv_bias=False,
+        output_bias=False,
+        head_bias=True,
+        tie_word_embeddings=reader.flag("tie_word_embeddings"),
+    )
+
+
+def codegen(reader: ConfigReader) -> DecoderSpec:
+    """CodeGen: GPT-J with one projection for queries, keys and values."""
+    spec = gptj(reader)
+    if spec.num_heads % 4:
+        raise reader.error("n_head", "must be divisible by 4, as the projection is stored")
+    return spec
+
+
+def gpt_neo(reader: ConfigReader) -> DecoderSpec:
+    """GPT-Neo: learned positions, windows in every other layer, scores that are not scaled."""
+    for key in ("attention_layers", "gradient_checkpointing"):  # the former: types, written out
+        reader.ignore(key)
+    for key in ("classifier_dropout", "embed_dropout", "resid_dropout"):
+        reader.ignore(key)
+    _ignore_summary(reader)
+    hidden_size, num_heads = reader.count("hidden_size", 2048), reader.count("num_heads", 16)
+    if hidden_size % num_heads:
+        raise reader.error("num_heads", f"must divide the {hidden_size} dimensions")
+    return DecoderSpec(
+        architecture=reader.text("model_type"),
+        vocab_size=reader.count("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=reader.optional_count("intermediate_size") or 4 * hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=hidden_size // num_heads,
+        max_position_embeddings=reader.count("max_position_embeddings", 2048),
+        norm=NormSpec(reader.number("layer_norm_epsilon", 1e-5), "layer", bias=True),
+        rope=None,
+        layers=_neo_layers(reader),
+        activation=read_activation(reader, "activation_function", "gelu_new"),
+        gated=False,
+        tie_word_embeddings=reader.flag("tie_word_embeddings", True),
+        attention_scale=1.0,
+        output_bias=True,
+        mlp_bias=True,
+        eos_token_ids=reader.token_ids("eos_token_id"),
+        checkpoint_dtype=read_dtype(reader),
+    )
+
+
+def _neo_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
+    """Return the layers of ``attention_types``, such as [[["global", "local"], 12]]."""
+    count, window = num_layers(reader, "num_layers"), reader.count("window_size", 256)
+    runs = reader.entries("attention_types") or [[["global", "local"], 12]]
+    windows = {"global": None, "local": window}
+    kinds: list[str] = []
+    for run in runs:
+        match run:
+            case [list(names), int(times)] if 0 <= times <= count and set(names) <= {*windows}:
+                kinds += names * times
+            case _:
+                raise reader.error("attention_types", f"has {run!r:.80}, which is not supported")
+    if len(kinds) != count:
+        raise reader.error("attention_types", f"has {len(kinds)} layers, not {count}")
+    return tuple(LayerSpec(windows[kind]) for kind in kinds)
+
+
 def gpt_neox(reader: ConfigReader) -> DecoderSpec:
     """GPT-NeoX and Pythia: rope on a quarter of the head, parallel attention and MLP."""
     reader.flag("is_decoder")
@@ -95,9 +175,8 @@ def gpt_neox(reader: ConfigReader) -> DecoderSpec:
 def _gpt2(reader: ConfigReader, activation: str) -> DecoderSpec:
     reader.require("add_cross_attention", False)
     reader.require("scale_attn_weights", True)
-    for key in ("summary_use_proj", "summary_proj_to_labels"):
-        reader.flag(key)
-    for key in ("attn_pdrop", "summary_first_dropout", "summary_type", "n_ctx"):
+    _ignore_summary(reader)
+    for key in ("attn_pdrop", "n_ctx"):
         reader.ignore(key)
     hidden_size, num_heads = reader.count("n_embd", 768), reader.count("n_head", 12)
     if hidden_size % num_heads:
@@ -123,3 +202,11 @@ def _gpt2(reader: ConfigReader, activation: str) -> DecoderSpec:
         eos_token_ids=reader.token_ids("eos_token_id"),
         checkpoint_dtype=read_dtype(reader),
     )
+
+
+def _ignore_summary(reader: ConfigReader) -> None:
+    """Ignore the keys of heads for other tasks."""
+    for key in ("summary_use_proj", "summary_proj_to_labels"):
+        reader.flag(key)
+    for key in ("summary_first_dropout", "summary_type", "summary_activation"):
+        reader.ignore(key)

@@ -1,4 +1,4 @@
-"""Phi-3.5-MoE: layer norms, biases, and experts chosen by SparseMixer."""
+"""Phi-1 and 2: attention and MLP on one norm. Phi-3.5-MoE: experts chosen by SparseMixer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from engine.models.families.rope import read_rope
 from engine.models.families.shared import (
     ignore_router_training,
     num_layers,
+    read_activation,
     read_decoder,
     with_checked_experts,
 )
@@ -16,6 +17,24 @@ from engine.models.rope_spec import LongRopeScaling, RopeSpec
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
 
 _MSCALES = ("short_mscale", "long_mscale")
+
+
+def phi(reader: ConfigReader) -> DecoderSpec:
+    """Phi-1, Phi-1.5 and Phi-2: layer norms, biases, partial rope, ungated MLP."""
+    reader.refuse("qk_layernorm", "is true, which is not supported")
+    return read_decoder(
+        reader,
+        norm=NormSpec(reader.number("layer_norm_eps", 1e-5), "layer", bias=True),
+        placement="parallel",
+        shared_norm=True,
+        partial=0.5,
+        activation=read_activation(reader, "hidden_act", "gelu_new", gated=False),
+        gated=False,
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        head_bias=True,
+    )
 
 
 def phimoe(reader: ConfigReader) -> DecoderSpec:

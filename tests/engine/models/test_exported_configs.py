@@ -136,12 +136,65 @@ EXPORTED: dict[str, dict[str, Any]] = {
             **{"short_mscale": 1.243, "long_mscale": 1.5},
         },
     },
+    "phi": {
+        **{"attention_dropout": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.1, "rope_scaling": None},
+        **{"partial_rotary_factor": 0.5, "qk_layernorm": False, "layer_norm_eps": 1e-5},
+        **{"hidden_act": "gelu_new", "bos_token_id": None, "eos_token_id": None, "head_dim": None},
+    },
     "internlm3": {
         "bias": False,
         "qkv_bias": False,
         "rope_scaling": {"type": "dynamic", "factor": 6},
     },
 }
+
+
+_GPT: dict[str, Any] = {
+    **{"vocab_size": 100, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.02},
+    **{"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "use_cache": True},
+    **{"summary_activation": None, "summary_first_dropout": 0.1, "summary_proj_to_labels": True},
+    **{"summary_type": "cls_index", "summary_use_proj": True, "gradient_checkpointing": False},
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+}
+_GPTJ = {
+    **{**_GPT, "n_embd": 32, "n_head": 4, "n_layer": 4, "n_positions": 64, "n_inner": None},
+    **{"rotary": True, "rotary_dim": 4, "scale_attn_weights": True, "n_ctx": 64},
+    **{"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "tie_word_embeddings": False},
+    "tokenizer_class": "GPT2Tokenizer",
+}
+_GPT_NEO = {
+    **{**_GPT, "hidden_size": 32, "num_heads": 4, "num_layers": 4, "window_size": 8},
+    **{"attention_layers": ["global", "local"] * 2, "attention_types": [[["global", "local"], 2]]},
+    **{"attention_dropout": 0, "embed_dropout": 0, "resid_dropout": 0, "intermediate_size": None},
+    "max_position_embeddings": 64,
+}
+
+
+def test_gpt_j_and_neo_as_they_were_exported():
+    for kind in ("gptj", "codegen"):
+        spec = read_spec({"model_type": kind, **_GPTJ})
+        assert (spec.num_layers, spec.rope.num_dims, spec.tie_word_embeddings) == (4, 4, False)
+    neo = read_spec({"model_type": "gpt_neo", **_GPT_NEO})
+    assert [layer.window for layer in neo.layers] == [None, 8, None, 8]
+    assert neo.tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({**_GPTJ, "rotary_dim": 10}, "'rotary_dim' must be an even part of 8"),
+        ({**_GPTJ, "rotary": False}, "'rotary' is False"),
+        ({**_GPTJ, "n_head": 2, "model_type": "codegen"}, "'n_head' must be divisible by 4"),
+        ({**_GPTJ, "model_type": "codegen", "auto_map": {"AutoModel": "x.Y"}}, "'auto_map'"),
+        ({**_GPT_NEO, "attention_types": [[["global"], 3]]}, "has 3 layers, not 4"),
+        ({**_GPT_NEO, "attention_types": [[["alibi"], 4]]}, "has .*'alibi'.* not supported"),
+        ({**_GPT_NEO, "attention_types": [["global"]]}, "has .* not supported"),
+    ],
+)
+def test_what_gpts_do_not_do_is_named(changes, named):
+    kind = "gpt_neo" if "num_heads" in changes else "gptj"
+    with pytest.raises(ModelLoadError, match=named):
+        read_spec({"model_type": kind, **changes})
 
 
 @pytest.mark.parametrize("kind", EXPORTED)

@@ -287,6 +287,9 @@ MUTANTS = {
     "layer norms stored whole": ("nemotron", _spec_with(norm=NormSpec(1e-4, "layer", bias=True))),
     "experts as far as any": ("phimoe", _moe_with(margin=1e9)),
     "experts of the first alone": ("phimoe_window", _moe_with(scoring="softmax")),
+    "rope by halves of a part of gpt-j": ("gptj", _spec_with(rope=RopeSpec(10_000.0, None, 4))),
+    "scores scaled": ("gpt_neo", _spec_with(attention_scale=None)),
+    "window in no layer of gpt-neo": ("gpt_neo", _each_layer(window=None)),
     "in turn instead of parallel": ("gpt_neox", _spec_with(placement="pre")),
     "parallel instead of in turn": ("gpt_neox_serial", _spec_with(placement="parallel")),
 }
@@ -348,6 +351,8 @@ def test_parity_catches_a_wrong_spec(checkpoints, monkeypatch, name):
         ("granitemoeshared", "shared_mlp.output_linear.weight"),
         ("nemotron", "input_layernorm.bias"),
         ("phimoe", "lm_head.bias"),
+        ("phi", "self_attn.dense.bias"),
+        ("gpt_neo", "attn.attention.out_proj.bias"),
     ],
 )
 def test_parity_catches_a_weight_that_is_not_used(checkpoints, monkeypatch, kind, pattern):

@@ -39,7 +39,7 @@ FAMILIES = [
     *("glm4", "glm4_moe", "minimax_m2", "ernie4_5_moe", "granitemoeshared", "exaone4", "olmo3"),
     *("ministral3", "nemotron", "starcoder2", "hunyuan_dense"),
     *("qwen3_next", "olmo_hybrid", "lfm2", "granitemoehybrid", "bamba", "nemotron_h", "falcon_h1"),
-    *("nemotron_h_moe", "phimoe", "mamba2"),
+    *("nemotron_h_moe", "phimoe", "mamba2", "gpt_neo"),
 ]
 
 
