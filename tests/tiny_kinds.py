@@ -120,6 +120,11 @@ _DENSE: Kinds = {
             "pad_token_id": 0,
         },
     ),
+    "olmo": ("OlmoConfig", {"rms_norm_eps": ABSENT, "pad_token_id": 0, "clip_qkv": 0.5}),
+    "olmo_unclipped": (
+        "OlmoConfig",
+        {"rms_norm_eps": ABSENT, "pad_token_id": 0, "attention_bias": True},
+    ),
     "olmo2": ("Olmo2Config", {"pad_token_id": 0}),
     "stablelm": ("StableLmConfig", {"use_qkv_bias": True, **_LAYER_NORM}),
     "stablelm_parallel": (
@@ -287,6 +292,20 @@ _DENSE: Kinds = {
         {
             **{"head_dim": 16, "query_pre_attn_scalar": 9, "sliding_window": 12},
             **{"attn_logit_softcapping": 5.0, "final_logit_softcapping": 4.0, "pad_token_id": 0},
+        },
+    ),
+    "minicpm3": (
+        "MiniCPM3Config",
+        {
+            **{"num_key_value_heads": 6, "q_lora_rank": 20, "kv_lora_rank": 16},
+            **{"qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "dim_model_base": 16},
+            **rope(
+                "longrope",
+                original_max_position_embeddings=128,
+                factor=1.0,
+                short_factor=[1.0, 1.1, 1.2, 1.3],
+                long_factor=[1.0, 2.0, 3.0, 4.0],
+            ),
         },
     ),
     "youtu": (

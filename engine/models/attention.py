@@ -82,6 +82,8 @@ class Attention:
         gate: torch.Tensor | None = None
         if spec.gate_size:
             gate, fused = _split_gate(fused, spec.gate_size)
+        if spec.qkv_clip is not None:
+            fused.clamp_(-spec.qkv_clip, spec.qkv_clip)
         if spec.uses_shared_kv:
             return self._attend_shared_kv(fused, state, cache)
         if self._query_norm is not None:

@@ -142,6 +142,9 @@ class _CheckpointWeights(Weights):
         if name in self._cuts and self._cuts[name].is_zero:
             tensor.zero_()
             return ""
+        if parameter.is_one:
+            tensor.fill_(1.0)
+            return ""
         label = self._fill_dense(name, parameter, tensor)
         for place in self._packed.get(name, ()):
             part = tensor[parameter.rows(place.target.part)]
@@ -315,7 +318,8 @@ def dummy_weights(
 
 def num_parameters(spec: Spec) -> int:
     """Return the model's number of trained parameters."""
-    return _num_elements(tables_of(spec).parameters)
+    wanted = tables_of(spec).parameters
+    return _num_elements({name: wanted[name] for name in wanted if not wanted[name].is_one})
 
 
 def weights_bytes(spec: Spec, dtype: torch.dtype) -> int:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from engine.models.recurrence import RecurrenceSpec, layer_state_bytes
 from engine.models.rope_spec import DynamicScaling, LinearScaling, RopeSpec, YarnScaling
+from engine.models.stage_spec import StageSpec
 from kernels.activations import ActivationKind
 
 # Where a layer's norms are, x being the residual stream:
@@ -85,6 +86,7 @@ class NormSpec:
     eps: float
     kind: NormKind = "rms"
     bias: bool = False
+    has_weight: bool = True  # False: all ones, which checkpoints leave out
     offset: float = 0.0  # added to the stored weights (Gemma: 1)
 
 
@@ -170,19 +172,6 @@ class TemperatureSpec:
 
 
 @dataclass(frozen=True)
-class StageSpec:
-    """The contiguous layers of one pipeline stage.
-
-    The first stage has the embeddings and the head, the last one the final norm.
-    """
-
-    begin: int  # number of its first layer
-    num_layers: int  # of the whole model
-    is_first: bool
-    is_last: bool
-
-
-@dataclass(frozen=True)
 class DecoderSpec:
     """A decoder. The defaults are Llama's: pre-norm, rotary positions, gated MLP with SiLU."""
 
@@ -205,6 +194,7 @@ class DecoderSpec:
     tie_word_embeddings: bool = False
     head_bias: bool = False
     qkv_bias: bool = False
+    qkv_clip: float | None = None  # queries, keys and values lie between it and its negative
     output_bias: bool = False  # of the attention's output projection
     mlp_bias: bool = False
     moe: MoeSpec | None = None  # of layers with experts

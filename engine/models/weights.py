@@ -49,6 +49,7 @@ class Parameter:
     parts: tuple[int, ...]
     trailing: tuple[int, ...] = ()  # the other dimensions
     is_norm: bool = False  # initialised near one, not zero
+    is_one: bool = False  # all ones, and in no checkpoint
     is_float32: bool = False  # float32 whatever the model's dtype
     runs: tuple[tuple[int, ...], ...] = ()  # run lengths of each part; empty: one run each
 
@@ -120,7 +121,7 @@ def targets(
     for rule in rules_of(spec.naming or spec.architecture) if rules is None else rules:
         for i in range(spec.num_layers if "{i}" in rule.parameter else 1):
             parameter = rule.parameter.replace("{i}", str(i))
-            if parameter not in wanted:
+            if parameter not in wanted or wanted[parameter].is_one:
                 continue
             mixer, mlp = spec.layers[i].checkpoint_layers or (i, i)
             name = rule.pattern.replace("{i}", str(mixer)).replace("{m}", str(mlp))
@@ -414,7 +415,7 @@ def _norms(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Parameter]:
 
 
 def _norm(spec: DecoderSpec, name: str, size: int) -> dict[str, Parameter]:
-    found = {name: Parameter((size,), is_norm=True)}
+    found = {name: Parameter((size,), is_norm=True, is_one=not spec.norm.has_weight)}
     if spec.norm.bias:
         found[f"{name}.bias"] = Parameter((size,))
     return found

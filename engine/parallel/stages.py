@@ -18,7 +18,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.models.spec import DecoderSpec, StageSpec
+from engine.models.spec import DecoderSpec
+from engine.models.stage_spec import StageSpec
 from engine.models.weights import parameters
 
 

@@ -1,4 +1,4 @@
-"""Torch's own operations that a recorded program supports: copies, and sums and products.
+"""Torch's own operations that a recorded program supports: copies, sums, products and bounds.
 
 Their results have the same bits in any implementation: each value is computed in float32, or is
 exact, and rounded once. Other operations are not supported.
@@ -15,7 +15,7 @@ import torch
 from kernels.cpu.bindings import COUNT, DTYPE_CODES, RecordCall, pointer
 
 _aten = torch.ops.aten
-_ADD, _MULTIPLY = range(2)  # as in native/arithmetic.cpp
+_ADD, _MULTIPLY, _MINIMUM, _MAXIMUM = range(4)  # as in native/arithmetic.cpp
 _MAX_DIMS = 3
 
 
@@ -125,6 +125,16 @@ def _clamp_min(
     return bounded
 
 
+def _clamp_inplace(
+    scribe: OpRecorder, x: torch.Tensor, least: float | None = None, most: float | None = None
+) -> torch.Tensor | None:
+    if not x.is_floating_point():
+        return None
+    if least is not None and _record_binary(_MAXIMUM, scribe, x, least, x) is None:
+        return None
+    return x if most is None else _record_binary(_MINIMUM, scribe, x, most, x)
+
+
 def _add(
     scribe: OpRecorder, x: torch.Tensor, y: torch.Tensor | float, alpha: float = 1
 ) -> torch.Tensor | None:
@@ -202,6 +212,7 @@ _RECORDABLE_OPS: dict[Any, Callable[..., torch.Tensor | None]] = {
     _aten.constant_pad_nd.default: _pad,
     _aten.cat.default: _cat,
     _aten.clamp.default: _clamp_min,
+    _aten.clamp_.default: _clamp_inplace,
     _aten.add.Tensor: _add,
     _aten.add_.Tensor: _add_inplace,
     _aten.mul.Tensor: _multiply,

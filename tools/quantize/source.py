@@ -67,6 +67,11 @@ class Source:
                 "layers', which are not rounded here; quire serve --quantization rounds them as "
                 "they load"
             )
+        if not self.spec.norm.has_weight:
+            raise QuantizeError(
+                f"{path}: norms of {self.spec.architecture} models have no weights, which rounding "
+                "needs; quire serve --quantization rounds them as they load"
+            )
         self.headers = read_headers(directory)
         tables = tables_of(self.spec)
         self.parameters: dict[str, Parameter] = tables.parameters

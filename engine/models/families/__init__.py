@@ -265,6 +265,12 @@ FAMILIES: dict[str, Family] = {
     "mellum": Family(
         moe.mellum, "Mellum 2 12B-A2.5B", "as `qwen3_moe`; windows with their own rope"
     ),
+    "minicpm3": Family(
+        deepseek.minicpm3,
+        "MiniCPM3 4B",
+        "latent attention, three multipliers, LongRoPE",
+        has_remote_code=True,
+    ),
     "minimax_m2": Family(
         moe.minimax_m2,
         "MiniMax-M2 to M2.5",
@@ -298,6 +304,11 @@ FAMILIES: dict[str, Family] = {
         "selective state spaces (Mamba-2), attention without rope and MLPs as layers of their own, "
         "ungated MLP with squared ReLU; experts as in DeepSeek-V3 in some, of latents in Super",
         has_remote_code=True,
+    ),
+    "olmo": Family(
+        olmo.olmo,
+        "OLMo 1B and 7B, OLMo 1.7",
+        "layer norms without weights, clipped queries, keys and values in some",
     ),
     "olmo2": Family(olmo.olmo2, "OLMo 2", "norms after attention and MLP, QK norms over all heads"),
     "olmo3": Family(olmo.olmo3, "OLMo 3", "the same; windows with their own rope"),

@@ -75,6 +75,25 @@ def mistral4(reader: ConfigReader) -> DecoderSpec:
     return dataclasses.replace(spec, temperature=read_temperature(reader))
 
 
+def minicpm3(reader: ConfigReader) -> DecoderSpec:
+    """MiniCPM3 4B: DeepSeek-V2's attention, an MLP in all layers, three multipliers."""
+    reader.require("mlp_bias", False)
+    reader.ignore("head_dim")  # the rotary dimensions
+    hidden_size, num_heads = reader.count("hidden_size", 2560), reader.count("num_attention_heads")
+    reader.set_defaults({"scale_depth": 1.4, "dim_model_base": 256})  # null is none of them
+    reader.set_defaults({"v_head_dim": hidden_size // num_heads, "kv_lora_rank": 256})
+    reader.set_defaults({"q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32})
+    spec = _deepseek(reader, None, interleaved=False, tied=True, max_positions=32_768)
+    depth = reader.optional_number("scale_depth")
+    base = reader.optional_count("dim_model_base")
+    return dataclasses.replace(
+        spec,
+        embedding_scale=reader.number("scale_emb", 12.0),
+        residual_scale=1.0 if depth is None else depth / math.sqrt(spec.num_layers),
+        logit_scale=1.0 if base is None else base / hidden_size,
+    )
+
+
 def youtu(reader: ConfigReader) -> DecoderSpec:
     """Youtu-LLM 2B: DeepSeek-V3's attention, an MLP in all layers."""
     reader.ignore("embedding_initializer_range")

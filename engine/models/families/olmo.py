@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: post-norm, and norms over all heads of a query or key."""
+"""OLMo 1, and OLMo 2 and 3: post-norm, and norms over all heads of a query or key."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ from engine.models.families.shared import (
     with_checked_experts,
 )
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
+
+
+def olmo(reader: ConfigReader) -> DecoderSpec:
+    """OLMo 1: layer norms without weights; queries, keys and values are clipped in some."""
+    return read_decoder(
+        reader,
+        norm=NormSpec(1e-5, "layer", has_weight=False),
+        qkv_bias=(bias := reader.flag("attention_bias")),
+        output_bias=bias,
+        qkv_clip=reader.optional_number("clip_qkv"),
+    )
 
 
 def olmo2(reader: ConfigReader) -> DecoderSpec:

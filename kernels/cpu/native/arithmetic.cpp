@@ -6,7 +6,7 @@
 namespace quire {
 
 // As kernels/cpu/recordable_ops.py numbers them.
-enum class Arithmetic : int32_t { ADD, MULTIPLY };
+enum class Arithmetic : int32_t { ADD, MULTIPLY, MINIMUM, MAXIMUM };
 
 // x and out [outer][inner][dim], and y of as many values, some of them the same ones: strides of
 // outer and inner in values, of y of dim too, which is 1 or 0.
@@ -21,7 +21,10 @@ constexpr int64_t GRAIN = 4096;  // values below which a second thread costs mor
 
 template <Arithmetic KIND>
 inline Floats combine(Floats x, Floats y) {
-  return KIND == Arithmetic::ADD ? x + y : x * y;
+  if constexpr (KIND == Arithmetic::ADD) return x + y;
+  if constexpr (KIND == Arithmetic::MULTIPLY) return x * y;
+  if constexpr (KIND == Arithmetic::MINIMUM) return x > y ? y : x;  // x where it is no number
+  if constexpr (KIND == Arithmetic::MAXIMUM) return x < y ? y : x;
 }
 
 // Rounded once, as there: whatever the types, values are combined in float32.
@@ -48,7 +51,7 @@ void compute(const Operands& of, const X* x, const Y* y, float scalar, X* out) {
 
 extern "C" {
 
-// out = x + y or x * y, where y is null with `scalar` in its place. out has the type of x, and may
+// out = x + y, x * y, or the smaller or larger of both, where y is null with `scalar` in its place. out has the type of x, and may
 // be x.
 void quire_arithmetic(quire::Arithmetic kind, const quire::Operands* of, int32_t x_dtype,
                       const void* x, int32_t y_dtype, const void* y, float scalar, void* out) {
@@ -59,10 +62,12 @@ void quire_arithmetic(quire::Arithmetic kind, const quire::Operands* of, int32_t
         compute<KIND>(*of, static_cast<const X*>(x), static_cast<const Y*>(y), scalar,
                       static_cast<X*>(out));
       };
-      if (kind == Arithmetic::ADD)
-        run.template operator()<Arithmetic::ADD>();
-      else
-        run.template operator()<Arithmetic::MULTIPLY>();
+      switch (kind) {
+        case Arithmetic::ADD: return run.template operator()<Arithmetic::ADD>();
+        case Arithmetic::MULTIPLY: return run.template operator()<Arithmetic::MULTIPLY>();
+        case Arithmetic::MINIMUM: return run.template operator()<Arithmetic::MINIMUM>();
+        case Arithmetic::MAXIMUM: return run.template operator()<Arithmetic::MAXIMUM>();
+      }
     });
   });
 }

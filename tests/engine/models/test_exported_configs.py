@@ -136,6 +136,20 @@ EXPORTED: dict[str, dict[str, Any]] = {
             **{"short_mscale": 1.243, "long_mscale": 1.5},
         },
     },
+    "minicpm3": {
+        **{"attention_bias": False, "dim_model_base": 16, "kv_lora_rank": 8, "q_lora_rank": 8},
+        **{"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "scale_depth": 1.4, "scale_emb": 12},
+        **{"eos_token_id": [2, 99], "num_key_value_heads": 4, "head_dim": None},
+        "rope_scaling": {
+            **{"type": "longrope", "original_max_position_embeddings": 64},
+            **{"short_factor": [1.0, 1.1], "long_factor": [1.0, 1.1]},
+        },
+    },
+    "olmo": {
+        **{"attention_bias": False, "attention_dropout": 0.0, "clip_qkv": 8.0, "auto_map": None},
+        **{"initializer_range": 0.02, "pretraining_tp": 1, "rope_scaling": None, "head_dim": None},
+        **{"eos_token_id": 50279, "pad_token_id": 1, "tie_word_embeddings": False},
+    },
     "phi": {
         **{"attention_dropout": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.1, "rope_scaling": None},
         **{"partial_rotary_factor": 0.5, "qk_layernorm": False, "layer_norm_eps": 1e-5},
@@ -223,6 +237,15 @@ def test_granite_4_has_states_of_heads_where_it_says():
     assert [layer.recurrent for layer in spec.layers] == [True, True, False, True]
     assert not any(layer.rope for layer in spec.layers)
     assert spec.state_bytes(2) == 3 * (3 * 80 * 2 + 4 * 8 * 16 * 4)
+
+
+def test_minicpm3_has_multipliers_unless_they_are_null():
+    config = {"model_type": "minicpm3", **_SIZES, **EXPORTED["minicpm3"]}
+    spec = read_spec(config)
+    assert (spec.embedding_scale, spec.residual_scale, spec.logit_scale) == (12, 0.7, 0.5)
+    assert (spec.latent.value_dim, spec.tie_word_embeddings) == (8, True)
+    plain = read_spec({**config, "scale_depth": None, "dim_model_base": None})
+    assert (plain.residual_scale, plain.logit_scale) == (1, 1)
 
 
 def test_mamba_2_has_states_and_no_keys():
@@ -322,6 +345,7 @@ def test_rope_on_a_part_of_the_head_by_its_width():
         ("lfm3", {"layer_types": ["conv"] * 4}, "'layer_types' has no attention"),
         ("lfm2", {"full_attn_idxs": []}, "'layer_types' has no attention"),
         ("lfm2", {"conv_L_cache": 1}, "'conv_L_cache' must be at least 2"),
+        ("olmo", {"clip_qkv": -1.0}, "'clip_qkv' must be a number above 0"),
         ("phimoe", {"num_experts_per_tok": 4}, "'num_experts_per_tok' is 4; only 2"),
         ("phimoe", {"router_jitter_noise": -0.1}, "'router_jitter_noise' must be a number"),
         ("phimoe", {"num_local_experts": 1}, "'num_experts_per_tok' exceeds the 1 experts"),

@@ -290,6 +290,7 @@ MUTANTS = {
     "rope by halves of a part of gpt-j": ("gptj", _spec_with(rope=RopeSpec(10_000.0, None, 4))),
     "scores scaled": ("gpt_neo", _spec_with(attention_scale=None)),
     "window in no layer of gpt-neo": ("gpt_neo", _each_layer(window=None)),
+    "values not clipped": ("olmo", _spec_with(qkv_clip=None)),
     "in turn instead of parallel": ("gpt_neox", _spec_with(placement="pre")),
     "parallel instead of in turn": ("gpt_neox_serial", _spec_with(placement="parallel")),
 }
