@@ -41,6 +41,7 @@ FAMILIES = [
     "deepseek_v3",
     "qwen2_moe",
     "phimoe",
+    "phi",
 ]
 
 
@@ -294,3 +295,6 @@ def test_models_that_are_no_source_are_refused(tmp_path: Path) -> None:
     gpt2 = tiny_models.save("gpt2", tmp_path / "gpt2")
     with pytest.raises(QuantizeError, match=r"c_attn\.weight: gpt2 stores it in an order"):
         quantise(Job(gpt2, tmp_path / "other", recipe()), windows())
+    olmo = tiny_models.save("olmo", tmp_path / "olmo")
+    with pytest.raises(QuantizeError, match="norms of olmo models have no weights"):
+        quantise(Job(olmo, tmp_path / "other", recipe()), windows())
