@@ -26,6 +26,9 @@ unknown `model_type` is refused with this list. So is any config key that the fa
 not understand, because a key that is ignored silently gives wrong answers. Code from a model's
 directory is never run.
 
+A tokenizer is a `tokenizer.json`, or an older file that transformers converts without the model's
+code. Kimi's `tiktoken.model` is read, too; other tiktoken files are refused.
+
 ## Families
 
 | `model_type` | Models | What differs from Llama |

@@ -57,6 +57,11 @@ class PieceRules(msgspec.Struct, frozen=True, kw_only=True):
         return (self.word_prefix + token).encode()
 
 
+def spell_bytes(token: bytes) -> str:
+    """Spell bytes as byte-level BPE does, a printable character for each."""
+    return "".join(_CHAR_OF[byte] for byte in token)
+
+
 def read_rules(decoder: dict[str, Any] | None) -> PieceRules:
     """The rules of a ``tokenizer.json`` decoder.
 
@@ -120,3 +125,4 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
+_CHAR_OF = {byte: char for char, byte in _BYTE_OF.items()}

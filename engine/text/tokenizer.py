@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import InvalidParameter, ModelLoadError
 from engine.gguf.file import find_gguf, read_gguf
+from engine.text import tiktoken_file
 from engine.text.pieces import PieceRules, read_rules
 from engine.text.tokenizer_files import (
     read_eos_token_ids,
@@ -306,12 +307,8 @@ def _convert(root: Path) -> Backend:
     """Convert the tokenizer of a directory without ``tokenizer.json``, using transformers."""
     if not root.is_dir():
         raise ModelLoadError(f"there is no model directory {root}")
-    if any(root.glob("*.tiktoken")) or (root / "tiktoken.model").is_file():
-        # Converted without its rule for cutting text into words, it would give other tokens.
-        raise ModelLoadError(
-            f"{root}: a tiktoken file is not supported, because the rule that cuts text into words "
-            "is in the model's code, which is never run; it needs a tokenizer.json"
-        )
+    if (root / tiktoken_file.NAME).is_file():
+        return tiktoken_file.read_tiktoken(root)
     if not any(root.glob("*.model")) and not (root / "vocab.json").is_file():
         raise ModelLoadError(f"{root} holds no tokenizer (tokenizer.json)")
     from transformers import AutoTokenizer  # slow to import and rarely needed

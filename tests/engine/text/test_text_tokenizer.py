@@ -166,15 +166,6 @@ def test_what_cannot_be_loaded_is_told_in_one_line(
         Tokenizer.from_dir(tmp_path / "absent")
 
 
-@pytest.mark.parametrize("name", ["tiktoken.model", "qwen.tiktoken"])
-def test_a_tiktoken_file_is_refused_because_its_rule_is_elsewhere(
-    tmp_path: Path, name: str
-) -> None:
-    (tmp_path / name).write_text("aGU= 0\n")
-    with pytest.raises(ModelLoadError, match=r"tiktoken file is not supported.*needs a"):
-        Tokenizer.from_dir(tmp_path)
-
-
 def test_code_beside_a_tokenizer_is_not_run_even_if_somebody_types_yes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
