@@ -139,7 +139,10 @@ _DENSE: Kinds = {
     "gpt_bigcode": ("GPTBigCodeConfig", _GPT2),
     "gpt_bigcode_by_head": ("GPTBigCodeConfig", {**_GPT2, "multi_query": False}),
     "gptj": ("GPTJConfig", {**_GPT2, "rotary_dim": 4}),
-    "codegen": ("CodeGenConfig", {**_GPT2, "n_head": 4, "rotary_dim": 8, "n_inner": None}),
+    "codegen": (
+        "CodeGenConfig",
+        {**_GPT2, "n_embd": 64, "n_head": 4, "rotary_dim": 8, "n_inner": None},
+    ),
     "gpt_neo": (
         "GPTNeoConfig",
         {

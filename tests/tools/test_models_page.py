@@ -20,4 +20,5 @@ def test_every_family_has_a_twin() -> None:
     beside_images = {
         getattr(transformers, f"{name}Config").model_type for name, *_ in PUBLISHED.values()
     }
-    assert twins | beside_images == set(FAMILIES)
+    nameless = {"kimi_k2"}  # there; tests/engine/models/test_kimi.py has its twin
+    assert twins | beside_images | nameless == set(FAMILIES)
