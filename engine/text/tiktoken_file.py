@@ -99,7 +99,7 @@ def _special(root: Path, first: int) -> list[str]:
     """Return the spellings of the ids from ``first`` on."""
     path = root / "tokenizer_config.json"
     declared: Any = read_json(path).get("added_tokens_decoder") or {}
-    names = {
+    names: dict[str, Any] = {
         f"{number}": f"<|reserved_token_{number}|>" for number in range(first, first + _NUM_SPECIAL)
     }
     for number, entry in declared.items() if isinstance(declared, dict) else ():
