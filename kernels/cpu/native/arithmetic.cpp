@@ -51,8 +51,8 @@ void compute(const Operands& of, const X* x, const Y* y, float scalar, X* out) {
 
 extern "C" {
 
-// out = x + y, x * y, or the smaller or larger of both, where y is null with `scalar` in its place. out has the type of x, and may
-// be x.
+// out = x + y, x * y, or the smaller or larger of both, where y is null with `scalar` in its place.
+// out has the type of x, and may be x.
 void quire_arithmetic(quire::Arithmetic kind, const quire::Operands* of, int32_t x_dtype,
                       const void* x, int32_t y_dtype, const void* y, float scalar, void* out) {
   using namespace quire;
