@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.tools.tiny_teacher import save_chats, save_teacher
-from tools.distill import cli
+from tools.distill import cli, models
 
 ROOT = Path(__file__).parents[2]
 
@@ -183,3 +183,22 @@ def test_a_teacher_that_is_nowhere_is_not_looked_for_on_the_hub(name, tmp_path, 
     assert cli.main([name, "--generate", "1", "-o", str(tmp_path / "out")]) == 1
     told = capsys.readouterr().err
     assert told == f"quire distill: there is no model directory {name}\n"
+
+
+def test_code_beside_a_model_is_not_run_even_if_somebody_types_yes(tmp_path, monkeypatch):
+    ran = tmp_path / "ran"
+    (tmp_path / "evil.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    named = {"AutoConfig": "evil.Config", "AutoTokenizer": ["evil.Tokenizer", None]}
+    told = {"model_type": "evil", "auto_map": {**named, "AutoModelForCausalLM": "evil.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": named}))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    cpu = torch.device("cpu")
+    for load in (
+        models.load_config,
+        models.load_tokenizer,
+        lambda folder: models.load_model(folder, torch.float32, cpu, eager_attention=False),
+    ):
+        with pytest.raises(models.DistillError):
+            load(str(tmp_path))
+    assert not ran.exists()

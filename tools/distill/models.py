@@ -59,7 +59,7 @@ def load_tokenizer(folder: str) -> Any:
 
     _check_name(folder)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise DistillError(f"{folder}: no tokenizer: {_first_line(error)}") from None
     if not tokenizer.is_fast:
@@ -73,7 +73,7 @@ def load_config(folder: str | Path) -> Any:
 
     _check_name(folder)
     try:
-        return AutoConfig.from_pretrained(folder)
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise DistillError(f"{folder}: {_first_line(error)}") from None
 
@@ -89,7 +89,10 @@ def load_model(
     logging.disable_progress_bar()
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="eager" if eager_attention else None
+            folder,
+            dtype=dtype,
+            attn_implementation="eager" if eager_attention else None,
+            trust_remote_code=False,
         )
     except (OSError, ValueError) as error:
         raise DistillError(f"{folder}: {_first_line(error)}") from None
