@@ -265,8 +265,11 @@ class StoringAttention(AttentionBackend, Protocol):
     ) -> torch.Tensor | None:
         """Norm, rotate and store new tokens, and attend: ``norm_rope_store``, then ``forward``.
 
-        None, and nothing is done, if both by themselves are as fast in this step, or faster. The
-        kernel is another than that of ``forward``: it is for steps that are captured, not for one
-        during which a request would wait for its compilation.
+        None, and nothing is done, if both by themselves are as fast in this step, or faster.
+
+        No two tokens may be of one sequence: nothing orders the programs of a kernel, so that one
+        token might be attended to before it is stored. And the kernel is another than that of
+        ``forward``: it is for steps that are captured, not for one during which a request would
+        wait for its compilation.
         """
         ...

@@ -105,7 +105,7 @@ class Attention:
     ) -> torch.Tensor:
         """Return [num_tokens, num_heads, head_dim]."""
         weights = self._weights
-        if self._storing is not None and state.is_captured:
+        if self._storing is not None and state.may_store_late:
             where = state.attention, weights.attention
             if (attended := self._storing.store_and_attend(*where, tokens, cache)) is not None:
                 return attended

@@ -19,6 +19,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -117,6 +118,8 @@ class DecodeGraphs:
         capture: records what a step launches.
         features: those of the draft head, if there is one.
         enable_feedback: sampled tokens become the rows' newest tokens.
+        has_distinct_rows: the rows of a step are tokens of different sequences, none a draft that
+            follows another row's.
     """
 
     def __init__(
@@ -131,6 +134,7 @@ class DecodeGraphs:
         features: Features | None = None,
         *,
         enable_feedback: bool = True,
+        has_distinct_rows: bool = False,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -140,6 +144,7 @@ class DecodeGraphs:
         self._capture = capture
         self._features = features
         self._enable_feedback = enable_feedback
+        self._has_distinct_rows = has_distinct_rows
         self._graphs: dict[int, DecodeGraph] = {}
         self._to_capture = capture_sizes(max_num_rows)  # ascending; captured from the end
         self._sizes = tuple(self._to_capture)
@@ -153,7 +158,8 @@ class DecodeGraphs:
         None if running without a graph costs less, or if rows have adapters, whose kernels are not
         captured.
         """
-        if adapted or not batch.is_decode or (has_drafts and self._model.spec.is_recurrent):
+        cannot_draft = self._model.spec.is_recurrent or self._has_distinct_rows
+        if adapted or not batch.is_decode or (has_drafts and cannot_draft):
             return None
         num_rows = batch.slots.size
         for size in self._sizes:
@@ -215,7 +221,7 @@ class DecodeGraphs:
         sampled = SamplerOutput.empty(size, device)
 
         def forward(
-            *, is_captured: bool = True
+            *, may_store_late: bool = False
         ) -> tuple[BatchGeometry, torch.Tensor, torch.Tensor, HeadFeatures | None]:
             inputs = build_inputs(
                 batch, rows, table, self._spec.block_size, self._kernels.operations
@@ -227,7 +233,7 @@ class DecodeGraphs:
                 positions=inputs.positions,
                 rotations=self._model.rotations(inputs.positions if turns is None else turns),
                 rows=rows,
-                is_captured=is_captured,
+                may_store_late=may_store_late,
             )
             given = inputs.input_ids, state, self._cache.layers
             kept = None
@@ -239,10 +245,12 @@ class DecodeGraphs:
             logits = self._persist_logits(self._model.raw_logits(hidden))
             return bounds, logits, inputs.next_positions, kept
 
-        if size == self._sizes[0]:
-            # Steps beside prompts are not captured and may take other kernels: compile these, too.
-            forward(is_captured=False)
-        replay_forward, (bounds, logits, positions, kept) = self._capture(forward)
+        if self._has_distinct_rows and size == self._sizes[0]:
+            # Steps beside prompts are not captured, and take another kernel: compile it, too.
+            forward()
+        replay_forward, (bounds, logits, positions, kept) = self._capture(
+            partial(forward, may_store_late=self._has_distinct_rows)
+        )
 
         def sample() -> None:
             do, parameters = self._kernels.operations, table.sampling.table

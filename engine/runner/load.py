@@ -297,7 +297,8 @@ def _graphs(
             decoder, cache, kernels, attention, rows, adapters=adapters, features=features
         )
     most = rows.padding_slot  # the slots before the spare one
-    return DecodeGraphs(decoder, cache, kernels, attention, rows, most, CudaCapture(), features)
+    parts = decoder, cache, kernels, attention, rows, most, CudaCapture(), features
+    return DecodeGraphs(*parts, has_distinct_rows=config.speculation is None)
 
 
 def _draft_model(

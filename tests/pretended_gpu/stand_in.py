@@ -15,6 +15,7 @@ from kernels.triton import launch as launcher
 from tests.pretended_gpu.launches import Launches
 from tests.pretended_gpu.queues import Event, Stream, Violation, Work
 from tests.pretended_gpu.tensor import DeviceStorage, PretendedGpu, poison
+from tests.program_order import run_last_programs_first
 
 TOTAL_BYTES = 2**30
 
@@ -70,7 +71,7 @@ def pretended_gpu(
     total_bytes: int = TOTAL_BYTES,
     make_launches: Callable[[PretendedGpu], Launches] = Launches,
 ) -> Iterator[tuple[PretendedGpu, Launches]]:
-    """A GPU that torch detects, whose kernels the interpreter runs.
+    """A GPU that torch detects, whose kernels the interpreter runs, their last programs first.
 
     Args:
         eager: the streams that do their work as it arrives; see ``Queues``.
@@ -95,6 +96,7 @@ def pretended_gpu(
         patch.setattr(launcher, "INTERPRETED", False)
         for module in launches.modules():
             patch.setattr(module, "launch", launches)
+        run_last_programs_first(patch)
         with gpu.plugged_in():
             yield gpu, launches
 

@@ -87,6 +87,8 @@ def test_nothing_is_compiled_while_requests_wait(qwen3: str) -> None:
     with on_pretended_gpu(config_of(qwen3)) as rig:
         texts(rig.core, requests_of(PLAIN))
         assert not rig.launches.new(lambda: texts(rig.core, requests_of(ANY_WAY[::-1], 9)))
+        attends = [given for kernel, given in rig.launches.compiled if kernel == "_share_kernel"]
+        assert any(("IS_PROJECTED", True) in given for given in attends), "captured steps store"
 
 
 @pytest.mark.slow
@@ -222,11 +224,12 @@ def test_drafts_are_made_and_judged_without_waiting(
     guessing = SpeculationConfig(
         adaptive=False, num_draft_tokens=3, draft_model=draft_model, **given
     )
-    config, plain = config_of(qwen3, speculation=guessing), config_of(qwen3)
+    limits: dict[str, Any] = {"max_num_seqs": 16}  # so that steps with drafts are captured
     if guessing.draft_sampling == "rejection":
         # Sampled texts depend on the positions of drafts, and so on when steps are planned.
-        config = config_of(qwen3, speculation=guessing, scheduler={"overlap": False})
-        plain = config
+        limits["overlap"] = False
+    config = config_of(qwen3, speculation=guessing, scheduler=limits)
+    plain = config if guessing.draft_sampling == "rejection" else config_of(qwen3)
     requests = requests_with_drafts(guesses_are_known=kind is None)
     expected = on_cpu(plain, requests)
     with on_pretended_gpu(config, eager) as rig:
