@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -36,16 +38,30 @@ def run_interpreted(folder: str, which: str) -> None:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
-def patch_device_functions_once() -> None:
-    """Save the interpreter a third of its time.
+def quicken_interpreter() -> None:
+    """Save the interpreter most of its time, which goes into types, and leave what it computes.
 
-    It patches its own functions into ``triton.language`` when a kernel starts, and at each call of
-    a device function looks for more to patch. It finds something only at the first call of a
-    function, in the module through which that function sees the language, and the patch stays.
+    A program is a few thousand operations on small arrays, each of which makes its type anew.
     """
     if not IS_INTERPRETED:
         return
     interpreter = pytest.importorskip("triton.runtime.interpreter")
+    _patch_device_functions_once(interpreter)
+    builder = interpreter.interpreter_builder
+    # A check whose result is told only with ``debug``, which the interpreter's options leave out.
+    assert not builder.options.debug
+    builder.options = replace(builder.options, sanitize_overflow=False)
+    _make_types_once(interpreter)
+
+
+def _patch_device_functions_once(interpreter: Any) -> None:
+    """Skip the search for functions to patch where it has been made.
+
+    The interpreter patches its own functions into ``triton.language`` when a kernel starts, and at
+    each call of a device function looks for more to patch. It finds something only at the first
+    call of a function, in the module through which that function sees the language, and the patch
+    stays.
+    """
     run = interpreter.InterpretedFunction.__call__
     ready: set[Any] = set()
 
@@ -56,3 +72,38 @@ def patch_device_functions_once() -> None:
         return run(function, *args, **kwargs)
 
     interpreter.InterpretedFunction.__call__ = call
+
+
+def _make_types_once(interpreter: Any) -> None:
+    """Let types and tensors of one shape share what follows from it, which nobody changes."""
+    core, find_stored = interpreter.tl.core, interpreter._get_np_dtype
+    stored: dict[str, np.dtype] = {}
+    make_type, make_tensor = core.block_type.__init__, core.tensor.__init__
+    types: dict[tuple[str, tuple[Any, ...]], dict[str, Any]] = {}
+    shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
+
+    def stored_as(dtype: Any) -> np.dtype:
+        if (known := stored.get(dtype.scalar.name)) is None:
+            known = stored[dtype.scalar.name] = find_stored(dtype)
+        return known
+
+    def block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        key = element_ty.name, tuple(shape)
+        if (known := types.get(key)) is None:
+            make_type(self, element_ty, shape)
+            types[key] = {n: value for n, value in vars(self).items() if n != "element_ty"}
+        else:
+            self.__dict__.update(known, element_ty=element_ty)
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        shape = type.shape if type.is_block() else ()
+        if (known := shapes.get(shape)) is None:
+            make_tensor(self, handle, type)
+            shapes[shape] = self.shape, self.numel
+        else:
+            self.handle, self.type, self.dtype = handle, type, type.scalar
+            self.shape, self.numel = known
+
+    interpreter._get_np_dtype = stored_as
+    core.block_type.__init__ = block_type
+    core.tensor.__init__ = tensor

@@ -4,7 +4,7 @@ The choice holds for a whole process, so ``test_pretended_gpu.py`` starts one fo
 ``dry``.
 """
 
-from tests.interpreter import IS_INTERPRETED, patch_device_functions_once
+from tests.interpreter import IS_INTERPRETED, quicken_interpreter
 
 collect_ignore_glob = [] if IS_INTERPRETED else ["dry/*"]
-patch_device_functions_once()
+quicken_interpreter()

@@ -6,7 +6,7 @@ not called ``triton``: its parent is on the import path of the tests, and withou
 the folder would be imported in its place.)
 """
 
-from tests.interpreter import IS_INTERPRETED, patch_device_functions_once
+from tests.interpreter import IS_INTERPRETED, quicken_interpreter
 
 collect_ignore_glob = [] if IS_INTERPRETED else ["interpreted/*"]
-patch_device_functions_once()
+quicken_interpreter()
