@@ -190,6 +190,7 @@ async def test_a_search_outlives_the_engine(
         await client.close()
 
 
+@pytest.mark.usefixtures("only_new_objects_collected")
 async def test_a_search_in_whose_midst_weights_are_exchanged_is_made_by_the_new(
     twin: tuple[Path, Any], tmp_path: Path
 ) -> None:

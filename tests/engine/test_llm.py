@@ -80,6 +80,7 @@ def test_a_profile_holds_the_steps_of_what_was_generated(llm: LLM, tmp_path: Pat
         LLM(profile=tmp_path / "file")
 
 
+@pytest.mark.usefixtures("only_new_objects_collected")
 def test_it_sleeps_between_batches(llm: LLM, tmp_path: Path) -> None:
     before = llm.generate(PROMPTS, GREEDY)
     with llm.stream("Once upon a time", GREEDY) as stream:

@@ -23,6 +23,8 @@ from engine.types import Request, SamplingParams
 from tests import tiny_encoders, tiny_models
 from tests.engine import handmade
 
+pytestmark = pytest.mark.usefixtures("only_new_objects_collected")
+
 MIB = 2**20
 PROMPT = tuple(range(3, 40))
 

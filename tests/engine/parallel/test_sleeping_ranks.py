@@ -23,6 +23,8 @@ from engine.types import Adapter, Request, SamplingParams
 from tests import tiny_models
 from tests.engine.lora.test_lora import ADAPTERS, make_served
 
+pytestmark = pytest.mark.usefixtures("only_new_objects_collected")
+
 MIB = 2**20
 PROMPT = tuple(range(3, 40))
 RANKS = pytest.mark.parametrize(("size", "stages"), [(2, 1), (1, 2)])

@@ -27,6 +27,8 @@ from tests.engine.process.test_clients import (  # noqa: F401 (a fixture)
 )
 from tests.engine.process.test_shared_engine import own_requests, shared_engine
 
+pytestmark = pytest.mark.usefixtures("only_new_objects_collected")
+
 NEW = json.dumps({"new": "weights"})
 
 
