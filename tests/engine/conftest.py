@@ -13,7 +13,7 @@ def only_new_objects_collected() -> Iterator[None]:
     """Exempt all that is older than a file's tests from the garbage that sleeping engines collect.
 
     They look at every object of their process (``engine/gc_tuning.py``). A process of tests has
-    imported all files, and each look at its two million objects would take about a second.
+    imported all files, and each look at its million objects would take about a second.
     """
     from engine import core
     from engine.parallel import follower_worker
@@ -24,4 +24,3 @@ def only_new_objects_collected() -> Iterator[None]:
         for module in (core, follower_worker):
             patched.setattr(module, "collect_all", gc.collect)
         yield
-    gc.unfreeze()

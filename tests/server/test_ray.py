@@ -34,9 +34,9 @@ def cluster() -> Iterator[str]:
     from ray.cluster_utils import Cluster
 
     os.environ |= _ENV  # for the nodes, and all actors on them
-    head = {"num_cpus": 2, "include_dashboard": False}
+    head = {"num_cpus": 1, "include_dashboard": False}
     made = Cluster(initialize_head=True, head_node_args=head)
-    made.add_node(num_cpus=2)
+    made.add_node(num_cpus=1)
     yield made.address
     made.shutdown()
 
