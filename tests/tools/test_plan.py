@@ -268,7 +268,7 @@ def test_a_device_by_its_ceilings(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["{}/less.json", "--rate", "1"], "less.json: 8 costs are wanted"),
         (["{}/none.json", "--efficiency", "0"], "--efficiency: must be more than 0"),
         (["--calibrate", "-o", "{}/no/where.json"], "where.json cannot be written"),
-        (["--calibrate", "--seconds", "1e-9"], "no step was measured"),
+        (["--calibrate", "--seconds", "1e-9", "--max-num-seqs", "1"], "no step was measured"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(
