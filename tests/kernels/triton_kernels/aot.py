@@ -1,13 +1,14 @@
 """Compiles the launches of the kernels' wrappers for sm_90, without a GPU.
 
-    python -m tests.kernels.triton_kernels.aot OUT_FOLDER
+    python -m tests.kernels.triton_kernels.aot OUT_FOLDER [CASE ...]
 
 Each case calls a wrapper with ``meta`` tensors in the shapes of a real model. The launch is
 replaced by Triton's ahead-of-time compilation of the same arguments, so that the result is what a
 GPU would run: the same specialisation, tile sizes, warps and stages. Prints a JSON line for each
 kernel: its registers, stack bytes (where spilled registers go), shared memory, the matrix
 instructions in its PTX, and the instructions in loops of its machine code. The PTX itself goes to
-the folder.
+the folder. Without arguments it reads lines of JSON, ``["OUT_FOLDER", ["CASE", ...]]``, and prints
+an empty line after the reports of each.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -198,10 +199,23 @@ def main() -> None:
     triton.runtime.driver.set_active(Hopper())
     from tests.kernels.triton_kernels.aot_cases import CASES
 
-    for name in sys.argv[2:] or CASES:
-        for report in record(CASES[name], name):
+    if sys.argv[1:]:
+        compile_into(Path(sys.argv[1]), sys.argv[2:] or CASES, CASES)
+        return
+    for line in sys.stdin:
+        folder, names = json.loads(line)
+        compile_into(Path(folder), names or CASES, CASES)
+        print(flush=True)
+
+
+def compile_into(
+    folder: Path, names: Iterable[str], cases: Mapping[str, Callable[[], object]]
+) -> None:
+    """Print the reports of these cases, and write what was compiled to the folder."""
+    for name in names:
+        for report in record(cases[name], name):
             for stage in ("ttgir", "ptx"):
-                file = Path(sys.argv[1], f"{name}.{report['kernel']}.{stage}")
+                file = folder / f"{name}.{report['kernel']}.{stage}"
                 file.write_text(report.pop(stage))
             print(json.dumps(report), flush=True)
 

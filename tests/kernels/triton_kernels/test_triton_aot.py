@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 pytest.importorskip("triton")
 
 ROOT = Path(__file__).parents[3]
+
+CompileCases = Callable[..., list[dict[str, Any]]]
 
 _PIPELINED = (
     *("_prefill_kernel", "_share_kernel", "_grouped_matmul_kernel", "_matmul_kernel"),
@@ -26,19 +29,40 @@ _PIPELINED = (
 )
 
 
-def compile_cases(folder: Path, *names: str) -> list[dict[str, Any]]:
-    """The reports of the launches of these cases, or of all; see ``aot.py``."""
+@pytest.fixture(scope="module")
+def compile_cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompileCases]:
+    """Returns the reports of the launches of the named cases, or of all; see ``aot.py``.
+
+    One process compiles for all tests: it takes seconds to start.
+    """
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.triton_kernels.aot", str(folder), *names],
-        cwd=ROOT,
-        env={**env, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(folder / "cache")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    home = tmp_path_factory.mktemp("compiler")
+    with (
+        (home / "log").open("w+") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.kernels.triton_kernels.aot"],
+            cwd=ROOT,
+            env={**env, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(home / "cache")},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as process,
+    ):
+        asked, told = process.stdin, process.stdout
+        assert asked is not None
+        assert told is not None
+
+        def compiled(folder: Path, *names: str) -> list[dict[str, Any]]:
+            print(json.dumps([str(folder), names]), file=asked, flush=True)
+            reports = []
+            while (line := told.readline()) != "\n":
+                assert line, (home / "log").read_text()[-4000:]
+                reports.append(json.loads(line))
+            return reports
+
+        yield compiled
+        asked.close()
 
 
 _OF_PROMPTS = (
@@ -132,7 +156,7 @@ def check(reports: list[dict[str, Any]]) -> None:
             assert report["cp_async"] > 0, report
 
 
-def test_attention_compiles_for_hopper(tmp_path: Path) -> None:
+def test_attention_compiles_for_hopper(tmp_path: Path, compile_cases: CompileCases) -> None:
     names = ("decode-llama-8b", "prefill-llama-8b", "prefill-low-llama-8b")
     reports = compile_cases(tmp_path, *names)
     assert {"_share_kernel", "_prefill_kernel"} <= {report["kernel"] for report in reports}
@@ -140,7 +164,7 @@ def test_attention_compiles_for_hopper(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_prompts_products_stay_in_flight(tmp_path: Path) -> None:
+def test_prompts_products_stay_in_flight(tmp_path: Path, compile_cases: CompileCases) -> None:
     """With small blocks, small heads and windows, in tiles of both heights."""
     models = ("qwen3-0.6b", "qwen2-0.5b", "mistral-7b-window")
     names = [f"prefill-{height}{name}" for height in ("", "low-") for name in models]
@@ -149,12 +173,12 @@ def test_prompts_products_stay_in_flight(tmp_path: Path) -> None:
     check(reports)
 
 
-def test_the_widest_heads_compile_for_hopper(tmp_path: Path) -> None:
+def test_the_widest_heads_compile_for_hopper(tmp_path: Path, compile_cases: CompileCases) -> None:
     """512, where a tile of queries and one of keys just fit into shared memory."""
     check(compile_cases(tmp_path, "decode-gemma4-31b-full", "prefill-gemma4-31b-full"))
 
 
-def test_sampling_compiles_for_hopper(tmp_path: Path) -> None:
+def test_sampling_compiles_for_hopper(tmp_path: Path, compile_cases: CompileCases) -> None:
     reports = {r["kernel"]: r for r in compile_cases(tmp_path, "plain-sampling-128k")}
     assert reports.keys() == {"_adjust_kernel", "_choose_kernel"}
     check(list(reports.values()))
@@ -164,7 +188,9 @@ def test_sampling_compiles_for_hopper(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_batch_invariant_attention_is_of_the_same_products(tmp_path: Path) -> None:
+def test_batch_invariant_attention_is_of_the_same_products(
+    tmp_path: Path, compile_cases: CompileCases
+) -> None:
     """A query's products have one shape alone and in a chunk, hence the same bits
     (invariant_attention.py)."""
     for name in ("llama-8b", "gemma2-9b"):
@@ -177,13 +203,17 @@ def test_batch_invariant_attention_is_of_the_same_products(tmp_path: Path) -> No
         assert shapes["_run_kernel"] == shapes["_runs_of_tile_kernel"]
 
 
-def test_products_of_few_rows_and_of_many_are_of_one_depth(tmp_path: Path) -> None:
+def test_products_of_few_rows_and_of_many_are_of_one_depth(
+    tmp_path: Path, compile_cases: CompileCases
+) -> None:
     reports = compile_cases(tmp_path, *(f"matmul-{rows}-llama-8b" for rows in (1, 40, 8192)))
     assert [report["num_warps"] for report in reports] == [4, 4, 8]
     check(reports)
 
 
-def test_products_of_few_rows_read_weights_before_their_turn(tmp_path: Path) -> None:
+def test_products_of_few_rows_read_weights_before_their_turn(
+    tmp_path: Path, compile_cases: CompileCases
+) -> None:
     names = [f"skinny-{rows}-gate-up-qwen3-0.6b" for rows in (1, 4)]
     names += [f"skinny-{form}-1-gate-up-llama-8b" for form in ("awq", "fp8")]
     reports = compile_cases(tmp_path, *names)
@@ -191,7 +221,9 @@ def test_products_of_few_rows_read_weights_before_their_turn(tmp_path: Path) -> 
     check(reports)
 
 
-def test_codes_are_widened_in_the_registers_that_are_multiplied(tmp_path: Path) -> None:
+def test_codes_are_widened_in_the_registers_that_are_multiplied(
+    tmp_path: Path, compile_cases: CompileCases
+) -> None:
     """Nothing passes through shared memory."""
     names = [f"{form}-{rows}-llama-8b" for form in ("awq", "fp8") for rows in (8, 64)]
     reports = compile_cases(tmp_path, *names, "gptq-split-llama-8b", "awq-8192-llama-8b")
@@ -204,7 +236,7 @@ def test_codes_are_widened_in_the_registers_that_are_multiplied(tmp_path: Path) 
             assert report["product_waits"] == 2, report
 
 
-def test_heads_smaller_than_a_product_compile(tmp_path: Path) -> None:
+def test_heads_smaller_than_a_product_compile(tmp_path: Path, compile_cases: CompileCases) -> None:
     """The interpreter runs what a GPU rejects."""
     names = ("decode-tiny-heads", "prefill-tiny-heads")
     reports = compile_cases(tmp_path, *names)
@@ -212,7 +244,9 @@ def test_heads_smaller_than_a_product_compile(tmp_path: Path) -> None:
     check(reports)
 
 
-def test_codes_of_a_cache_are_rounded_as_the_references(tmp_path: Path) -> None:
+def test_codes_of_a_cache_are_rounded_as_the_references(
+    tmp_path: Path, compile_cases: CompileCases
+) -> None:
     """No product is fused with the sum that rounds it, and quotients are exact."""
     report, *_ = compile_cases(tmp_path, "cache-writes-llama-8b-int8")
     ptx = (tmp_path / f"{report['case']}.{report['kernel']}.ptx").read_text()
@@ -222,7 +256,9 @@ def test_codes_of_a_cache_are_rounded_as_the_references(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_layers_with_a_state_compile_for_hopper(tmp_path: Path) -> None:
+def test_layers_with_a_state_compile_for_hopper(
+    tmp_path: Path, compile_cases: CompileCases
+) -> None:
     reports = compile_cases(tmp_path, "recurrent-qwen3-next-granite-4")
     assert {report["kernel"] for report in reports} >= {
         *("_gated_delta_kernel", "_selective_scan_kernel", "_conv_kernel", "_keep_kernel"),
@@ -232,7 +268,9 @@ def test_layers_with_a_state_compile_for_hopper(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_codes_are_copied_ahead_and_widened_in_registers(tmp_path: Path) -> None:
+def test_codes_are_copied_ahead_and_widened_in_registers(
+    tmp_path: Path, compile_cases: CompileCases
+) -> None:
     """Sixteen bytes per thread of codes, and pairs of activations; experts in MXFP4."""
     reports = compile_cases(tmp_path, "moe-mxfp4-1-gpt-oss-20b")
     check(reports)
@@ -244,7 +282,7 @@ def test_codes_are_copied_ahead_and_widened_in_registers(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
+def test_every_kernel_compiles_for_hopper(tmp_path: Path, compile_cases: CompileCases) -> None:
     reports = compile_cases(tmp_path)
     modules = (ROOT / "kernels" / "triton").glob("*.py")
     launched = {line for file in modules for line in file.read_text().split() if "_kernel(" in line}
