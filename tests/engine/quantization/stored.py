@@ -1,4 +1,4 @@
-"""Writes matrices by the definition of each format, element by element, with their values.
+"""Writes matrices by the definition of each format, with their values.
 
 Nothing here is shared with the readers: words are built from Python integers, values from float64.
 A writer takes a weight [outputs, inputs] and returns the tensors that replace ``X.weight``, by the
@@ -158,38 +158,24 @@ def float8_flat(weight, name):
 
 def mxfp4(weight):
     """For a single matrix: codes [outputs, groups, 16] and exponents [outputs, groups]."""
-    outputs, inputs = weight.shape
-    codes = torch.zeros(outputs, inputs // 32, 16, dtype=torch.uint8)
-    exponents = torch.zeros(outputs, inputs // 32, dtype=torch.uint8)
-    meant = torch.zeros(outputs, inputs, dtype=torch.float64)
-    for n in range(outputs):
-        for g in range(inputs // 32):
-            own = weight[n, 32 * g : 32 * g + 32].double()
-            exponent = int(torch.floor(torch.log2(own.abs().max()))) - 2
-            exponents[n, g] = exponent + 127
-            distances = (own[:, None] / 2.0**exponent - torch.tensor(E2M1).double()).abs()
-            chosen = distances.argmin(1).tolist()
-            for i, code in enumerate(chosen):
-                codes[n, g, i // 2] |= code << 4 * (i % 2)
-                meant[n, 32 * g + i] = E2M1[code] * 2.0**exponent
+    groups = weight.double().unflatten(1, (-1, 32))
+    powers = torch.floor(torch.log2(groups.abs().amax(2))) - 2
+    scale, levels = torch.exp2(powers)[:, :, None], torch.tensor(E2M1).double()
+    chosen = ((groups / scale)[..., None] - levels).abs().argmin(3)
+    codes = (chosen[..., ::2] | chosen[..., 1::2] << 4).to(torch.uint8)
+    exponents, meant = (powers + 127).to(torch.uint8), (levels[chosen] * scale).flatten(1)
     return codes, exponents, meant
 
 
 def nvfp4(weight):
-    outputs, inputs = weight.shape
     divisor = torch.tensor([448 * 6 / float(weight.abs().max())])
-    scales = torch.zeros(outputs, inputs // 16).to(torch.float8_e4m3fn)
-    packed = torch.zeros(outputs, inputs // 2, dtype=torch.uint8)
-    meant = torch.zeros(outputs, inputs, dtype=torch.float64)
-    for n in range(outputs):
-        for g in range(inputs // 16):
-            own = weight[n, 16 * g : 16 * g + 16].double()
-            scales[n, g] = own.abs().max() / 6 * divisor[0]
-            scale = float(scales[n, g]) / float(divisor[0])
-            distances = (own[:, None] / scale - torch.tensor(E2M1).double()).abs()
-            for i, code in enumerate(distances.argmin(1).tolist()):
-                packed[n, 8 * g + i // 2] |= code << 4 * (i % 2)
-                meant[n, 16 * g + i] = E2M1[code] * scale
+    groups = weight.double().unflatten(1, (-1, 16))
+    scales = (groups.abs().amax(2) / 6 * divisor[0]).to(torch.float8_e4m3fn)
+    scale = (scales.double() / divisor.double())[:, :, None]
+    levels = torch.tensor(E2M1).double()
+    codes = ((groups / scale)[..., None] - levels).abs().argmin(3).to(torch.uint8)
+    packed = (codes[..., ::2] | codes[..., 1::2] << 4).flatten(1)
+    meant = (levels[codes.int()] * scale).flatten(1)
     stored = {
         ".weight_packed": packed,
         ".weight_scale": scales,
