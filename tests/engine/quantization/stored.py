@@ -27,29 +27,22 @@ def words_of(rows: list[list[int]], bits: int) -> torch.Tensor:
 
 def round_to_codes(weight, bits, group_of, scale_dtype, *, symmetric):
     """Unsigned codes and their values, with a scale and a zero for each (output, group)."""
-    outputs, inputs = weight.shape
-    groups = max(group_of) + 1
-    members = [[k for k in range(inputs) if group_of[k] == g] for g in range(groups)]
-    top = 2**bits - 1
-    scales = torch.zeros(outputs, groups, dtype=scale_dtype)
-    zeros = [[0] * groups for _ in range(outputs)]
-    codes = [[0] * inputs for _ in range(outputs)]
-    meant = torch.zeros(outputs, inputs, dtype=torch.float64)
-    for n in range(outputs):
-        row = weight[n].double().tolist()
-        for g, own in enumerate(members):
-            least, most = min(0.0, *(row[k] for k in own)), max(0.0, *(row[k] for k in own))
-            if symmetric:
-                scales[n, g] = 2 * max(-least, most) / top
-                zeros[n][g] = 2 ** (bits - 1)
-            else:
-                scales[n, g] = (most - least) / top
-                zeros[n][g] = max(1, min(top, round(-least / float(scales[n, g]))))
-            scale = float(scales[n, g])
-            for k in own:
-                code = max(0, min(top, round(row[k] / scale) + zeros[n][g]))
-                codes[n][k] = code
-                meant[n, k] = (code - zeros[n][g]) * scale
+    groups, top, weight = max(group_of) + 1, 2**bits - 1, weight.double()
+    scales = torch.zeros(len(weight), groups, dtype=scale_dtype)
+    zeros = torch.full((len(weight), groups), 2.0 ** (bits - 1), dtype=torch.float64)
+    codes, meant = torch.zeros_like(weight), torch.zeros_like(weight)
+    for g in range(groups):
+        members = [k for k, of in enumerate(group_of) if of == g]
+        own = weight[:, members]
+        least, most = own.amin(1).clamp(max=0), own.amax(1).clamp(min=0)
+        scales[:, g] = (2 * torch.maximum(-least, most) if symmetric else most - least) / top
+        scale = scales[:, g].double()
+        if not symmetric:
+            zeros[:, g] = torch.round(-least / scale).clamp(1, top)
+        zero, scale = zeros[:, g, None], scale[:, None]
+        codes[:, members] = (torch.round(own / scale) + zero).clamp(0, top)
+        meant[:, members] = (codes[:, members] - zero) * scale
+    codes, zeros = codes.int().tolist(), zeros.int().tolist()
     return codes, scales, zeros, meant
 
 
