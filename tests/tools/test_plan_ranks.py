@@ -132,7 +132,7 @@ def test_ranks_share_the_bytes_and_stages_do_not_hurry_a_token(model, capsys) ->
 
 def test_what_one_device_cannot_hold_is_given_the_fewest_that_can(model, capsys) -> None:
     """15 GiB of weights on devices of 10: two hold them, four are faster but not needed."""
-    asks = ["--memory-gib", "10", "--rate", "2", "--num-requests", "60", "--output-len", "32"]
+    asks = ["--memory-gib", "10", "--rate", "2", "--num-requests", "20", "--output-len", "32"]
     given = [model, *H100, *asks, "--max-ranks", "4"]
     told = planned(capsys, *given, "--tpot-p99-ms", "100")
     problems = [each["problem"] for each in told["tried"]]

@@ -77,7 +77,7 @@ def make(
     return EngineCore(config, load_runner(config))
 
 
-def live(core: EngineCore, seed: int) -> tuple[dict[str, list], int]:
+def live(core: EngineCore, seed: int, num_requests: int = 14) -> tuple[dict[str, list], int]:
     """The output of randomly arriving requests, and how many steps were programs.
 
     Most requests are plain; some need the ordinary sampler.
@@ -95,8 +95,8 @@ def live(core: EngineCore, seed: int) -> tuple[dict[str, list], int]:
             load(*arguments)
 
         programs.load = count
-    while core.has_work or len(told) < 14:
-        if len(told) < 14 and rng.random() < 0.4:
+    while core.has_work or len(told) < num_requests:
+        if len(told) < num_requests and rng.random() < 0.4:
             extra = rng.choice(
                 [{}, {}, {}, {"logprobs": 2}, {"frequency_penalty": 0.5}, {"logit_bias": {7: 3.0}}]
             )
@@ -238,7 +238,7 @@ def test_what_cannot_be_recorded_runs_as_ever_and_the_log_says_why(
 def test_the_steps_of_each_family_are_recorded(kind: str, tmp_path: Path) -> None:
     """In widths that panels have to pad; the same bits as computed call by call."""
     directory = str(tiny_models.save(kind, tmp_path))
-    told, replayed = live(make(directory, eager=False), 1)
-    expected, _ = live(make(directory, eager=True), 1)
+    told, replayed = live(make(directory, eager=False), 1, num_requests=8)
+    expected, _ = live(make(directory, eager=True), 1, num_requests=8)
     assert texts(told) == texts(expected)
     assert replayed > 15

@@ -21,13 +21,21 @@ SHAPES = [(1, 64, 130), (3, 100, 70), (4, 1500, 12), (2, 3, 5), (1, 2100, 40)]
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3}
 
 
+@pytest.mark.parametrize("is_widened", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
 @pytest.mark.parametrize("gate", [None, "silu", "gelu_tanh"])
 @pytest.mark.parametrize("is_normed", [False, True])
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), SHAPES)
 def test_products_equal_the_twins(
-    rows: int, inputs: int, outputs: int, is_normed: bool, gate: GateKind | None, dtype: torch.dtype
+    rows: int,
+    inputs: int,
+    outputs: int,
+    is_normed: bool,
+    gate: GateKind | None,
+    dtype: torch.dtype,
+    is_widened: bool,
 ) -> None:
+    """Of one bias and none, one gives results in float32, the other as the inputs are."""
     random = torch.Generator().manual_seed(rows * inputs)
 
     def noise(*shape: int) -> torch.Tensor:
@@ -39,13 +47,13 @@ def test_products_equal_the_twins(
     weight, norm = noise(made, inputs) / inputs**0.5, RowNorm(noise(inputs), 1e-5)
     given = {"norm": norm if is_normed else None, "gate": gate}
     for bias in (None, noise(made)):
-        for wanted in (None, torch.float32):
-            torch.testing.assert_close(
-                skinny_linear(x[:, :inputs], weight, bias, dtype=wanted, **given),
-                reference_linear(x[:, :inputs], weight, bias, dtype=wanted, **given),
-                rtol=TOLERANCES[dtype],
-                atol=TOLERANCES[dtype],
-            )
+        wanted = torch.float32 if is_widened == (bias is None) else None
+        torch.testing.assert_close(
+            skinny_linear(x[:, :inputs], weight, bias, dtype=wanted, **given),
+            reference_linear(x[:, :inputs], weight, bias, dtype=wanted, **given),
+            rtol=TOLERANCES[dtype],
+            atol=TOLERANCES[dtype],
+        )
 
 
 @pytest.mark.parametrize("is_normed", [False, True])
