@@ -16,7 +16,6 @@ _LONG = (
     "test_triton_interpreter.py",
     "test_pretended_gpu.py",
     "test_cpu_linear.py",
-    "test_sleeping_ranks.py",
     "test_ray.py",
     "test_triton_aot.py",
     "test_states_server.py",
