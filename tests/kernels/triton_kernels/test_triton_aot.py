@@ -157,7 +157,10 @@ def check(reports: list[dict[str, Any]]) -> None:
 
 
 def test_attention_compiles_for_hopper(tmp_path: Path, compile_cases: CompileCases) -> None:
-    names = ("decode-llama-8b", "prefill-llama-8b", "prefill-low-llama-8b")
+    names = (
+        *("decode-llama-8b", "decode-new-qwen3-0.6b"),
+        *("prefill-llama-8b", "prefill-low-llama-8b"),
+    )
     reports = compile_cases(tmp_path, *names)
     assert {"_share_kernel", "_prefill_kernel"} <= {report["kernel"] for report in reports}
     check(reports)
