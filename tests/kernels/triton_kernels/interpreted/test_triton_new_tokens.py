@@ -11,36 +11,18 @@ from kernels.attention import LayerCache, NewTokens
 from kernels.mixed_heads import MixedHeadsAttention
 from kernels.reference import fused as reference
 from kernels.reference.attention import ReferenceAttention
-from kernels.reference.layers import rope_tables
 from kernels.triton import decode
 from kernels.triton.backend import TritonAttention
 from kernels.triton.kv_store import norm_rope_store
-from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
+from tests.kernels.triton_kernels.interpreted.oracle import (
+    Problem,
+    attend,
+    make_problem,
+    project,
+)
 
 # A row's last slots begin a unit, fill it, or are the only ones; some rows are cut.
 PAST = [0, 63, 64, 200, 321]
-
-
-def project(problem: Problem, *, has_norm: bool = True, has_rope: bool = True) -> NewTokens:
-    """Random projections of a step whose rows have one token each."""
-    spec, geometry = problem.spec, problem.geometry
-    random = torch.Generator().manual_seed(1)
-    num_rows, heads = geometry.num_rows, spec.num_heads + 2 * spec.num_kv_heads
-    positions = torch.from_numpy(geometry.seq_lens).long() - 1
-    # Rows of a wider matrix, as beside the gates of a fused projection.
-    projected = torch.randn(num_rows, heads + 1, spec.head_dim, generator=random)[:, :heads]
-    weight = torch.rand(heads - spec.num_kv_heads, spec.head_dim, generator=random) + 0.5
-    blocks = torch.from_numpy(geometry.tables)[torch.arange(num_rows), positions // spec.block_size]
-    slots = blocks.long() * spec.block_size + positions % spec.block_size
-    return NewTokens(
-        projected.to(spec.dtype),
-        weight.to(spec.dtype) if has_norm else None,
-        1e-6,
-        rope_tables(positions, torch.logspace(0, -4, spec.head_dim // 2), 1.0)
-        if has_rope
-        else None,
-        torch.where(positions >= 0, slots, -1),
-    )
 
 
 def poison_new_slots(problem: Problem, tokens: NewTokens) -> None:
