@@ -43,7 +43,7 @@ CHANGES = {
     "nemotron_h": {"layers_block_type": [*_NEMOTRON, "linear_attention", "full_attention"]},
     "nemotron_h_latent": {"layers_block_type": [*_NEMOTRON, "moe", *_NEMOTRON, "moe"]},
     "nemotron_h_moe": {"layers_block_type": [*_NEMOTRON, "moe", *_NEMOTRON, "moe"]},
-    "nemotron_h_biased": {"layers_block_type": [*_NEMOTRON[1:], *_NEMOTRON]},
+    "nemotron_h_biased": {"layers_block_type": [_NEMOTRON[-1], *_NEMOTRON]},
     **dict.fromkeys(tiny_gemmas.GEMMAS, _TWO_HEADS),
 }
 # They differ from others only in what stages do not divide.
