@@ -144,7 +144,10 @@ def _neo_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
     kinds: list[str] = []
     for run in runs:
         match run:
-            case [list(names), int(times)] if 0 <= times <= count and set(names) <= {*windows}:
+            # Names are compared, not hashed: a config may hold anything.
+            case [list(names), int(times)] if 0 <= times <= count and all(
+                name in tuple(windows) for name in names
+            ):
                 kinds += names * times
             case _:
                 raise reader.error("attention_types", f"has {run!r:.80}, which is not supported")

@@ -6,14 +6,16 @@ Their vision parts are read by ``engine/models/vision``, for families whose imag
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from engine.models.config_reader import ConfigReader
 from engine.models.families import deepseek, gemma, hybrid, llama, llama4, moe
 from engine.models.families import gemma4 as gemma_4
 from engine.models.rope_spec import MropeSpec
 from engine.models.spec import DecoderSpec
+
+_T = TypeVar("_T")
 
 _VISION = ("vision_config", "image_token_id", "image_token_index")
 _GEMMA = ("mm_tokens_per_image", "boi_token_index", "eoi_token_index")
@@ -128,14 +130,11 @@ def internvl(reader: ConfigReader) -> DecoderSpec:
     """InternVL3 and 3.5, in Hugging Face's own format."""
 
     def read(text: ConfigReader) -> DecoderSpec:
-        kind = text.text("model_type", "qwen2")
-        if kind not in _INTERNVL_TEXT:
-            known = ", ".join(_INTERNVL_TEXT)
-            raise text.error("model_type", f"is {kind[:80]!r}; known: {known}")
+        read_text = _of_kind(text, _INTERNVL_TEXT, "qwen2")
         text.set_defaults({"model_type": "qwen2"})
         for key in _INTERNVL_TRAINING:
             text.ignore(key)
-        spec = _INTERNVL_TEXT[kind](text)
+        spec = read_text(text)
         return dataclasses.replace(spec, naming="internvl_moe" if spec.moe else "")
 
     spec = _text_part(reader, read, _INTERNVL)
@@ -155,11 +154,7 @@ def mistral3(reader: ConfigReader) -> DecoderSpec:
     """Mistral Small 3.1, 3.2 and 4, and Ministral 3."""
 
     def read(text: ConfigReader) -> DecoderSpec:
-        kind = text.text("model_type", "mistral")
-        if kind not in _MISTRAL_TEXT:
-            known = ", ".join(_MISTRAL_TEXT)
-            raise text.error("model_type", f"is {kind[:80]!r}; known: {known}")
-        return _MISTRAL_TEXT[kind](text)
+        return _of_kind(text, _MISTRAL_TEXT, "mistral")(text)
 
     spec = _text_part(reader, read, _MISTRAL)
     return dataclasses.replace(spec, naming=spec.naming and f"mistral3_{spec.naming}")
@@ -169,11 +164,7 @@ def llava(reader: ConfigReader) -> DecoderSpec:
     """LLaVA 1.5, LLaVA-Interleave and Pixtral 12B."""
 
     def read(text: ConfigReader) -> DecoderSpec:
-        kind = text.text("model_type", "llama")
-        if kind not in _LLAVA_TEXT:
-            known = ", ".join(_LLAVA_TEXT)
-            raise text.error("model_type", f"is {kind[:80]!r}; known: {known}")
-        read_text, defaults = _LLAVA_TEXT[kind]
+        read_text, defaults = _of_kind(text, _LLAVA_TEXT, "llama")
         text.set_defaults({"model_type": "llama", **defaults})
         text.ignore("is_composition")
         return read_text(text)
@@ -210,6 +201,14 @@ def qwen3_5(reader: ConfigReader) -> DecoderSpec:
 def qwen3_5_moe(reader: ConfigReader) -> DecoderSpec:
     """Qwen3.5 with experts."""
     return _text_part(reader, lambda text: hybrid.qwen3_5_moe(text, mrope=QWEN3_5_MROPE), _QWEN)
+
+
+def _of_kind(text: ConfigReader, table: Mapping[str, _T], default: str) -> _T:
+    """Return the entry for a text section's ``model_type``. Raises ModelLoadError if none is."""
+    kind = text.text("model_type", default)
+    if kind not in table:
+        raise text.error("model_type", f"is {kind[:80]!r}; known: {', '.join(table)}")
+    return table[kind]
 
 
 def _text_part(

@@ -203,6 +203,7 @@ def test_gpt_j_and_neo_as_they_were_exported():
         ({**_GPT_NEO, "attention_types": [[["global"], 3]]}, "has 3 layers, not 4"),
         ({**_GPT_NEO, "attention_types": [[["alibi"], 4]]}, "has .*'alibi'.* not supported"),
         ({**_GPT_NEO, "attention_types": [["global"]]}, "has .* not supported"),
+        ({**_GPT_NEO, "attention_types": [[[{}], 4]]}, "has .* not supported"),
     ],
 )
 def test_what_gpts_do_not_do_is_named(changes, named):

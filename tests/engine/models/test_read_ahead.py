@@ -33,9 +33,10 @@ def layers(sizes: dict[str, int], count: int = 2) -> list[SmallBatchLayer]:
     none: Any = None
     found = []
     for i in range(count):
-        qkv, output, gate_up, down = (Product(f"{i}.{name}", size) for name, size in sizes.items())
-        mlp: Any = SmallBatchMlp(none, gate_up, none, down)  # type: ignore[arg-type]
-        found.append(SmallBatchLayer(none, none, qkv, output, mlp))  # type: ignore[arg-type]
+        made: list[Any] = [Product(f"{i}.{name}", size) for name, size in sizes.items()]
+        qkv, output, gate_up, down = made
+        mlp = SmallBatchMlp(none, gate_up, none, down)
+        found.append(SmallBatchLayer(none, none, qkv, output, mlp))
     return found
 
 
@@ -75,6 +76,7 @@ def test_large_layers_request_what_there_is_room_for() -> None:
 
 
 def test_experts_are_not_requested_nor_what_follows_them() -> None:
-    experts: Any = SmallBatchExperts(*(SimpleNamespace() for _ in range(7)))  # type: ignore[arg-type]
+    parts: list[Any] = [SimpleNamespace() for _ in range(7)]
+    experts = SmallBatchExperts(*parts)
     given = [layer._replace(mlp=experts) for layer in layers(QWEN_06B)]
     assert set(requests(given).values()) == {None}
