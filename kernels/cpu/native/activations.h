@@ -19,7 +19,7 @@ inline Floats activated(Floats x) {
   } else if constexpr (KIND == Activation::GELU_TANH) {
     return 0.5f * x * (1.0f + tanh(0.79788456f * (x + 0.044715f * x * x * x)));
   } else {
-    const Floats kept = x < 0.0f ? Floats{} : x;
+    const Floats kept = select(x < 0.0f, Floats{}, x);
     return KIND == Activation::RELU ? kept : kept * kept;
   }
 }

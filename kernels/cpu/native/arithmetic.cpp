@@ -23,8 +23,8 @@ template <Arithmetic KIND>
 inline Floats combine(Floats x, Floats y) {
   if constexpr (KIND == Arithmetic::ADD) return x + y;
   if constexpr (KIND == Arithmetic::MULTIPLY) return x * y;
-  if constexpr (KIND == Arithmetic::MINIMUM) return x > y ? y : x;  // x where it is no number
-  if constexpr (KIND == Arithmetic::MAXIMUM) return x < y ? y : x;
+  if constexpr (KIND == Arithmetic::MINIMUM) return select(x > y, y, x);  // x where it is no number
+  if constexpr (KIND == Arithmetic::MAXIMUM) return select(x < y, y, x);
 }
 
 // Rounded once, as there: whatever the types, values are combined in float32.

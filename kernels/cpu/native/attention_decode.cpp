@@ -12,7 +12,7 @@ float weigh(float* scores, int64_t count, float softcap, float& top, float& weig
   const int64_t vectors = (count + LANES - 1) / LANES;
   for (int64_t v = 0; v < vectors; ++v) {
     const Ints is_behind = LANE >= static_cast<int32_t>(count - v * LANES);
-    values[v] = is_behind ? fill(-INFINITE) : capped(load(scores + v * LANES), softcap);
+    values[v] = select(is_behind, fill(-INFINITE), capped(load(scores + v * LANES), softcap));
     tops = larger(values[v], tops);
   }
   const float now = largest(tops), kept = exp_of(top - now);
@@ -29,11 +29,11 @@ float weigh(float* scores, int64_t count, float softcap, float& top, float& weig
 
 namespace {
 
-// Heads at a time: their sums stay in registers.
+// Heads at a time, and vectors of their sums: both stay in registers.
 #ifdef __AVX512F__
-constexpr int MAX_GROUP = 8;
+constexpr int MAX_GROUP = 8, MAX_SUMS = 16;
 #else
-constexpr int MAX_GROUP = 4;
+constexpr int MAX_GROUP = 4, MAX_SUMS = 6;
 #endif
 
 // One of the vectors that add up to query . key.
@@ -89,7 +89,7 @@ template <int GROUP, class T>
 void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tensors,
                   const Span& span, int64_t head, const Span& next, float* results) {
   // With few heads several vectors at a time, so that no sum waits for itself.
-  constexpr int VECTORS = GROUP <= 4 ? 4 : 2;
+  constexpr int VECTORS = 4 * GROUP <= MAX_SUMS ? 4 : 2 * GROUP <= MAX_SUMS ? 2 : 1;
   const int64_t dim = batch.head_dim, value_dim = batch.value_dim, stride = padded(value_dim);
   float* sums = scratch<Batch>(GROUP * stride + TileRows<T>::memory_size(batch, tensors));
   T* widened = reinterpret_cast<T*>(sums + GROUP * stride);
@@ -108,8 +108,9 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tens
     int64_t d = 0;
     for (; d + VECTORS * LANES <= value_dim; d += VECTORS * LANES)
       add_values<GROUP, VECTORS>(scores, kept, rows, ahead, value_dim, d, sums);
-    for (; d + 2 * LANES <= value_dim; d += 2 * LANES)
-      add_values<GROUP, 2>(scores, kept, rows, ahead, value_dim, d, sums);
+    if constexpr (VECTORS > 2)
+      for (; d + 2 * LANES <= value_dim; d += 2 * LANES)
+        add_values<GROUP, 2>(scores, kept, rows, ahead, value_dim, d, sums);
     for (; d < value_dim; d += LANES)
       add_values<GROUP, 1>(scores, kept, rows, ahead, value_dim, d, sums);
     ahead.fetch_values_from(rows.count);

@@ -135,13 +135,12 @@ template <class T, class Operand>
 inline float weigh(const Layer& layer, const float* scores, int64_t low, int64_t high, float& top,
                    float& weight, const TileRows<T>& tokens, Operand* weights) {
   constexpr int64_t COUNT = TILE / LANES;
-  const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   Floats values[COUNT], tops = fill(top);
   for (int64_t v = 0; v < COUNT; ++v) {
-    const Ints at = lane + int32_t(v * LANES);
+    const Ints at = LANE + int32_t(v * LANES);
     const Ints seen = (at >= int32_t(low)) & (at < int32_t(high));
     const Floats scaled = load(scores + v * LANES) * layer.scale;
-    values[v] = seen ? capped(scaled, layer.softcap) : fill(-INFINITE);
+    values[v] = select(seen, capped(scaled, layer.softcap), fill(-INFINITE));
     tops = larger(values[v], tops);
   }
   const float now = largest(tops), kept = exp_of(top - now);

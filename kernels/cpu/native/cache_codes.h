@@ -2,18 +2,11 @@
 // (kernels/reference/cache_quantisation.py), which they are widened from and rounded to.
 #pragma once
 
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
-
 #include <algorithm>
 
 #include "simd.h"
 
 namespace quire {
-
-using Bytes = uint8_t __attribute__((vector_size(16)));
-using SignedBytes = int8_t __attribute__((vector_size(16)));
 
 // Types of this namespace, where the templates of simd.h look for their loads and stores.
 struct int8 {
@@ -51,38 +44,13 @@ struct CodedCache {
   }
 };
 
-inline Floats load(const int8* p) {
-  SignedBytes x;
-  std::memcpy(&x, p, sizeof x);
-  return __builtin_convertvector(__builtin_convertvector(x, Ints), Floats);
-}
+inline Floats load(const int8* p) { return to_floats(widen(&p->value)); }
 
-inline Floats load(const float8* p) {
-  Bytes x;
-  std::memcpy(&x, p, sizeof x);
-#ifdef __AVX512F__
-  // The bits of a half whose exponent counts from 15 and not from 7, subnormal ones included.
-  const Halves wide = __builtin_convertvector(x, Halves);
-  const Halves half = ((wide << 7) & 0x3F80) | ((wide << 8) & 0x8000);
-  return (Floats)_mm512_cvtph_ps((__m256i)half) * 256.0f;
-#else
-  const Words bits = __builtin_convertvector(x, Words), size = (bits & 0x7F) << 20;
-  const Floats normal = (Floats)(size + (120u << 23));
-  // What has no exponent stands for eighths of 2^-6, and here for those above 2^-6.
-  const Floats small = (Floats)(size + (121u << 23)) - 0.015625f;
-  const Floats value = size < (1u << 23) ? small : normal;
-  return (Floats)((Words)value | (bits & 0x80) << 24);
-#endif
-}
+inline Floats load(const float8* p) { return load_float8(&p->bits); }
 
 // To the nearest, ties to even; |x| is at most 127. What is nan becomes anything.
 inline void store(int8* p, Floats x) {
-  // A product that is added to in one operation would not be rounded itself, as the reference's is.
-  asm("" : "+m"(x));
-  // Adding 1.5 * 2^23 leaves the nearest integer in the last bits of the sum.
-  const Ints whole = (Ints)(x + 12582912.0f) - 0x4B400000;
-  const SignedBytes bytes = __builtin_convertvector(whole, SignedBytes);
-  std::memcpy(p, &bytes, sizeof bytes);
+  narrow((Words)nearest(x), reinterpret_cast<uint8_t*>(p));
 }
 
 // To the nearest, ties to even; |x| is at most 448. What is nan becomes anything.
@@ -91,9 +59,8 @@ inline void store(float8* p, Floats x) {
   const Words normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120u << 3);
   // Below 2^-6 codes are 2^-9 apart: adding 1.5 * 2^14 leaves how many in the last bits.
   const Words small = (Words)((Floats)size + 24576.0f) - 0x46C00000;
-  const Words code = (size < (121u << 23) ? small : normal) | ((bits >> 24) & 0x80);
-  const Bytes bytes = __builtin_convertvector(code, Bytes);
-  std::memcpy(p, &bytes, sizeof bytes);
+  const Words code = select(size < (121u << 23), small, normal) | ((bits >> 24) & 0x80);
+  narrow(code, &p->bits);
 }
 
 template <class Code, class T>
@@ -105,9 +72,9 @@ inline void widen(const Code* codes, int64_t dim, T* row) {
 template <class Code>
 inline void widen_some(const Code* codes, int64_t dim, bfloat16* row) {
   for (int64_t d = 0; d < dim; d += LANES) {
-    const Words bits = (Words)load(codes + d, dim - d);
-    const Halves halves = __builtin_convertvector(bits >> 16, Halves);
-    std::memcpy(row + d, &halves, std::min(LANES, dim - d) * sizeof(bfloat16));
+    uint16_t halves[LANES];
+    narrow((Words)load(codes + d, dim - d) >> 16, halves);
+    std::memcpy(row + d, halves, std::min(LANES, dim - d) * sizeof(bfloat16));
   }
 }
 
@@ -155,7 +122,7 @@ inline float encode(const float* row, int64_t dim, Code* codes) {
   Floats tops = {}, broken = {};
   for (int64_t d = 0; d < dim; d += LANES) {
     const Floats x = load(row + d, dim - d);
-    tops = larger(tops, x < 0.0f ? -x : x);
+    tops = larger(tops, magnitude(x));
     broken += x - x;  // 0, or nan where x is infinite or nan
   }
   const float top = largest(tops), peak = peak_of(Code{});

@@ -25,8 +25,9 @@ inline Floats gated(Floats gate, Floats up, const Gating& gating) {
     const Floats inner = 0.79788456f * (gate + 0.044715f * gate * gate * gate);
     return 0.5f * gate * (1.0f + tanh(inner)) * up;
   } else {
-    gate = gate > gating.limit ? fill(gating.limit) : gate;
-    up = up > gating.limit ? fill(gating.limit) : up < -gating.limit ? fill(-gating.limit) : up;
+    const Floats most = fill(gating.limit), least = -most;
+    gate = select(gate > most, most, gate);
+    up = select(up > most, most, select(up < least, least, up));
     return (up + 1.0f) * (gate / (1.0f + exp(-gating.alpha * gate)));
   }
 }

@@ -62,7 +62,7 @@ void layer_norm_row(const T* x, const T* weight, const T* bias, int64_t dim, flo
   const float mean = sum(total) / dim;
   for (int64_t d = 0; d < dim; d += LANES) {
     const Ints is_behind = LANE >= static_cast<int32_t>(std::min(LANES, dim - d));
-    const Floats apart = is_behind ? Floats{} : load(x + d, dim - d) - mean;
+    const Floats apart = select(is_behind, Floats{}, load(x + d, dim - d) - mean);
     squares += apart * apart;
   }
   const float factor = 1.0f / std::sqrt(sum(squares) / dim + eps);

@@ -119,8 +119,7 @@ inline void load_tile(const float* p, Floats (&parts)[TILE]) {
 
 inline void load_tile(const bfloat16* p, Floats (&parts)[TILE]) {
   for (int v = 0; v < TILE; v += 2) {
-    Words both;
-    std::memcpy(&both, p + v * LANES, sizeof both);
+    const auto both = load_lanes<Words>(p + v * LANES);
     parts[v] = (Floats)(both << 16);
     parts[v + 1] = (Floats)(both & 0xFFFF0000);
   }
@@ -132,11 +131,8 @@ inline void store_tile(float* p, const Floats (&parts)[TILE]) {
 
 inline void store_tile(bfloat16* p, const Floats (&parts)[TILE]) {
   for (int v = 0; v < TILE; v += 2) {
-    const Floats a = parts[v], b = parts[v + 1];
-    store(p + v * LANES,
-          QUIRE_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
-    store(p + (v + 1) * LANES,
-          QUIRE_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
+    store(p + v * LANES, first_of_pairs(parts[v], parts[v + 1]));
+    store(p + (v + 1) * LANES, last_of_pairs(parts[v], parts[v + 1]));
   }
 }
 

@@ -10,17 +10,13 @@
 
 namespace quire {
 
-// A register of the processor, and how many of them a strip has: so many that what a pass sums up
-// stays in them. (Wider vectors, cut in pieces, would lie in memory.)
-#if defined(__AVX512F__)
-constexpr int64_t PART_BYTES = 64, PARTS = 4;
-#elif defined(__AVX2__)
-constexpr int64_t PART_BYTES = 32, PARTS = 4;
+// So many columns that what a pass sums up stays in registers.
+#ifdef __AVX512F__
+constexpr int64_t STRIP_VECTORS = 4;
 #else
-constexpr int64_t PART_BYTES = 16, PARTS = 8;
+constexpr int64_t STRIP_VECTORS = 2;
 #endif
-using Part = float __attribute__((vector_size(PART_BYTES)));
-constexpr int64_t PART = PART_BYTES / 4, STRIP = PARTS * PART, STRIP_VECTORS = STRIP / LANES;
+constexpr int64_t STRIP = STRIP_VECTORS * LANES;
 
 // A strip's line.
 struct Strip {
@@ -78,23 +74,22 @@ template <bool RECALLS>
 [[gnu::noinline]] void pass_over(Lines<const float> from, Lines<float> to, int64_t keys,
                                  const Update& update, const float* read, const float* recall,
                                  Strip* sum, Strip* recalled) {
-  Part sums[PARTS] = {}, others[PARTS] = {}, add[PARTS];
-  std::memcpy(add, &update.add, sizeof add);
+  Strip sums = {}, others = {};
+  const Strip add = update.add;
   const float decay = update.decay;
   const float *in = from.first, *write = update.write;
   float* out = to.first;
   for (int64_t i = 0; i < keys; ++i, in += from.stride, out += to.stride) {
-    for (int64_t v = 0; v < PARTS; ++v) {
-      Part s;
-      std::memcpy(&s, in + v * PART, sizeof s);
-      s = s * decay + write[i] * add[v];
-      std::memcpy(out + v * PART, &s, sizeof s);
-      sums[v] += s * read[i];
-      if constexpr (RECALLS) others[v] += s * recall[i];
+#pragma GCC unroll 4
+    for (int64_t v = 0; v < STRIP_VECTORS; ++v) {
+      const Floats s = load(in + v * LANES) * decay + write[i] * add.part[v];
+      store(out + v * LANES, s);
+      sums.part[v] += s * read[i];
+      if constexpr (RECALLS) others.part[v] += s * recall[i];
     }
   }
-  std::memcpy(sum, sums, sizeof sums);
-  if constexpr (RECALLS) std::memcpy(recalled, others, sizeof others);
+  *sum = sums;
+  if constexpr (RECALLS) *recalled = others;
 }
 
 // Whether a row with this start begins with the state that lies there, or with zeros; and whether it
@@ -151,9 +146,9 @@ class StateStrip {
 
 // log(1 + e^x), exact where e^x is far below 1, too.
 inline Floats softplus(Floats x) {
-  const Floats u = exp(x > 0.0f ? -x : x), sum = 1.0f + u;
-  const Floats rest = sum == 1.0f ? u : log(sum) * (u / (sum - 1.0f));
-  return (x > 0.0f ? x : Floats{}) + rest;
+  const Floats u = exp(-magnitude(x)), sum = 1.0f + u;
+  const Floats rest = select(sum == 1.0f, u, log(sum) * (u / (sum - 1.0f)));
+  return select(x > 0.0f, x, Floats{}) + rest;
 }
 
 inline Floats sigmoid(Floats x) { return 1.0f / (1.0f + exp(-x)); }

@@ -153,7 +153,7 @@ void scan_factors(const T* steps, int64_t stride, const float* log_a, const floa
         const int64_t rest = heads - h;
         const Floats raw = load(steps + t * stride + h, rest) + load(dt_bias + h, rest);
         Floats dt = softplus(raw);
-        dt = dt < least ? least : dt > most ? most : dt;
+        dt = select(dt < least, least, select(dt > most, most, dt));
         store(factors + h, exp(-exp(load(log_a + h, rest)) * dt), rest);
         store(factors + heads + h, dt, rest);
       }

@@ -83,9 +83,8 @@ int64_t only_one(const Sampling& s, int64_t slot) {
 }
 
 inline Floats load_scores(const float* x, int64_t count) {
-  Floats scores = load(x, count);
-  for (int64_t i = count; i < LANES; ++i) scores[i] = -INFINITE;
-  return scores;
+  if (count >= LANES) return load(x);
+  return select(LANE < int32_t(count), load(x, count), fill(-INFINITE));
 }
 
 // The first of the largest; of a row that holds nan, the first nan.
@@ -96,8 +95,8 @@ Best arg_max(const float* x, int64_t count) {
     tops = load_scores(x + i, count - i);
     broken |= tops != tops;
     const Ints is_better = tops > best;
-    places = is_better ? LANE + int32_t(i) : places;
-    best = is_better ? tops : best;
+    places = select(is_better, LANE + int32_t(i), places);
+    best = select(is_better, tops, best);
   }
   for (int lane = 0; lane < LANES; ++lane)
     if (broken[lane]) {
@@ -221,12 +220,12 @@ struct Noise {
 
 inline Floats Noise::log_of(Ints tokens) const {
   const Words hashed = mix(mix((Words)tokens * 0x9E3779B9 ^ low) + high) & 0x7FFFFFFF;
-  Floats u = (__builtin_convertvector((Ints)hashed, Floats) + 0.5f) * 0x1p-31f;
+  Floats u = (to_floats((Ints)hashed) + 0.5f) * 0x1p-31f;
   const float most = 1.0f - 0x1p-24f;
-  u = u > most ? fill(most) : u;
+  u = select(u > most, fill(most), u);
   // -log(1 - u) for small u too: what 1 - u loses in rounding, the quotient puts back (Kahan).
   const Floats rest = 1.0f - u;
-  const Floats noise = rest == 1.0f ? u : -log(rest) * (u / (1.0f - rest));
+  const Floats noise = select(rest == 1.0f, u, -log(rest) * (u / (1.0f - rest)));
   return log(noise);
 }
 
@@ -241,10 +240,10 @@ int64_t draw(const float* x, int64_t vocab, float threshold, int64_t seed, int64
     if (largest(logits) < least) continue;
     const Ints tokens = LANE + int32_t(i);
     const Floats noisy = logits - noise.log_of(tokens);
-    const Floats scores = logits >= least ? noisy : fill(-INFINITE);
+    const Floats scores = select(logits >= least, noisy, fill(-INFINITE));
     const Ints is_better = scores > best;
-    places = is_better ? tokens : places;
-    best = is_better ? scores : best;
+    places = select(is_better, tokens, places);
+    best = select(is_better, scores, best);
   }
   Best found{places[0], best[0]};
   for (int lane = 1; lane < LANES; ++lane)
@@ -296,7 +295,8 @@ void candidates_of_row(const Sampling& s, int64_t slot, int64_t position, const 
   const Noise noise(s.seed[slot], position);
   rank(s.vocab, count, tokens, [&](int64_t i) {
     const Floats heated = load_scores(x + i, s.vocab - i);
-    return heated >= LOWEST ? heated - noise.log_of(LANE + int32_t(i)) : fill(-INFINITE);
+    const Floats noisy = heated - noise.log_of(LANE + int32_t(i));
+    return select(heated >= LOWEST, noisy, fill(-INFINITE));
   });
 }
 

@@ -1,21 +1,24 @@
-// Sixteen float32 lanes by the vector extensions of GCC and clang: one source for AVX2, AVX-512 and
-// NEON. Values in memory are float32 or bfloat16; everything is computed in float32.
+// Sixteen float32 lanes: one source for AVX-512, AVX2 and NEON. Values in memory are float32 or
+// bfloat16; everything is computed in float32.
+//
+// lanes.h, of the folder that a target is compiled with (build.py), gives Floats, Ints and Words with
+// the operators of GCC's vectors, where a comparison's lanes are 0 or -1 and `select` chooses by them;
+// and what moves lanes, where a four is four neighbours:
+//
+//     widen, narrow         between lanes and 16 or 8 bits in memory
+//     zip_low, zip_high     of each four a0 b0 a1 b1, a2 b2 a3 b3
+//     join_low, join_high   of each four a0 a1 b0 b1, a2 a3 b2 b3
+//     even_fours            the first and third four of a, then of b; odd_fours: second and fourth
+//     first_of_pairs        a[i], b[i] of the first eight; last_of_pairs: of the last
 #pragma once
-
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
 
 #include <cstdint>
 #include <cstring>
 #include <limits>
 
-namespace quire {
+#include "lanes.h"
 
-using Floats = float __attribute__((vector_size(64)));
-using Ints = int32_t __attribute__((vector_size(64)));
-using Words = uint32_t __attribute__((vector_size(64)));
-using Halves = uint16_t __attribute__((vector_size(32)));
+namespace quire {
 
 struct bfloat16 {
   uint16_t bits;
@@ -24,36 +27,17 @@ struct bfloat16 {
 constexpr int64_t LANES = 16;
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
 
-constexpr Ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+inline Floats load(const float* p) { return load_lanes<Floats>(p); }
 
-inline Floats fill(float x) { return x - Floats{}; }
+inline Floats load(const bfloat16* p) { return (Floats)(widen(&p->bits) << 16); }
 
-inline Floats load(const float* p) {
-  Floats x;
-  std::memcpy(&x, p, sizeof x);
-  return x;
-}
-
-inline Floats load(const bfloat16* p) {
-#ifdef __AVX512F__
-  // GCC widens a half vector at a time, and joins the two: four shuffles for one.
-  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
-#else
-  Halves x;
-  std::memcpy(&x, p, sizeof x);
-  return (Floats)(__builtin_convertvector(x, Words) << 16);
-#endif
-}
-
-inline void store(float* p, Floats x) { std::memcpy(p, &x, sizeof x); }
+inline void store(float* p, Floats x) { store_lanes(p, x); }
 
 // To the nearest, ties to even, as torch rounds; nan stays nan.
 inline void store(bfloat16* p, Floats x) {
   const Words bits = (Words)x;
   const Words rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-  const Halves halves = __builtin_convertvector(x == x ? rounded : Words{} + 0x7FC0, Halves);
-  std::memcpy(p, &halves, sizeof halves);
+  narrow(select(x == x, rounded, Words{} + 0x7FC0), &p->bits);
 }
 
 // The first `count` lanes where fewer than sixteen values are left; the others are zero.
@@ -73,115 +57,56 @@ inline void store(T* p, Floats x, int64_t count) {
   std::memcpy(p, some, count * sizeof(T));
 }
 
-inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
-
-#define QUIRE_SHUFFLE __builtin_shufflevector
-
-// Of sixteen pairs (a[i], b[i]) the first eight, and the last.
-inline Floats first_of_pairs(Floats a, Floats b) {
-  return QUIRE_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-}
-inline Floats last_of_pairs(Floats a, Floats b) {
-  return QUIRE_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-}
-
-inline float sum(Floats x) {
-  x += QUIRE_SHUFFLE(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-  x += QUIRE_SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3);
-  return (x[0] + x[1]) + (x[2] + x[3]);
-}
-
-inline float largest(Floats x) {
-  x = larger(x, QUIRE_SHUFFLE(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-  x = larger(x, QUIRE_SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3));
-  x = larger(x, QUIRE_SHUFFLE(x, x, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1));
-  return x[0] > x[1] ? x[0] : x[1];
-}
-
-// Whether any lane of a is not less than b's: is as large, or either is nan.
-inline bool any_not_less(Floats a, Floats b) {
-#ifdef __AVX512F__
-  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_NLT_UQ) != 0;
-#else
-  Ints less = a < b;
-  less &= QUIRE_SHUFFLE(less, less, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-  less &= QUIRE_SHUFFLE(less, less, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3);
-  return !(less[0] & less[1] & less[2] & less[3]);
-#endif
-}
-
-// The nearest integers of values below 2^22 in magnitude, of two that are as near the even one.
-inline Ints nearest(Floats x) {
-#ifdef __AVX512F__
-  return (Ints)_mm512_cvtps_epi32((__m512)x);
-#else
-  // Adding 1.5 * 2^23 leaves the integer in the last bits of the sum.
-  return (Ints)(x + 12582912.0f) - (Ints)fill(12582912.0f);
-#endif
-}
-
-// The lowest eight bits of each lane.
 using Bytes16 = uint8_t __attribute__((vector_size(16)));
 
+// The lowest eight bits of each lane.
 inline Bytes16 to_bytes(Ints x) {
-#ifdef __AVX512F__
-  return (Bytes16)_mm512_cvtepi32_epi8((__m512i)x);
-#else
-  return __builtin_convertvector((Words)x, Bytes16);
-#endif
+  Bytes16 bytes;
+  narrow((Words)x, reinterpret_cast<uint8_t*>(&bytes));
+  return bytes;
 }
 
 // Lane i of the result is the sum of x[i]: four rounds in each of which two vectors become one.
 inline Floats sum_each(const Floats (&x)[LANES]) {
   Floats pairs[8], quads[4];
-  for (int i = 0; i < 8; ++i) {
-    const Floats a = x[2 * i], b = x[2 * i + 1];
-    pairs[i] = QUIRE_SHUFFLE(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29) +
-               QUIRE_SHUFFLE(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
-  }
-  for (int i = 0; i < 4; ++i) {
-    const Floats a = pairs[2 * i], b = pairs[2 * i + 1];
-    quads[i] = QUIRE_SHUFFLE(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-               QUIRE_SHUFFLE(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-  }
-  const auto fold = [](Floats a, Floats b) {
-    return QUIRE_SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-           QUIRE_SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-  };
+  for (int i = 0; i < 8; ++i)
+    pairs[i] = zip_low(x[2 * i], x[2 * i + 1]) + zip_high(x[2 * i], x[2 * i + 1]);
+  for (int i = 0; i < 4; ++i)
+    quads[i] = join_low(pairs[2 * i], pairs[2 * i + 1]) + join_high(pairs[2 * i], pairs[2 * i + 1]);
+  const auto fold = [](Floats a, Floats b) { return even_fours(a, b) + odd_fours(a, b); };
   return fold(fold(quads[0], quads[1]), fold(quads[2], quads[3]));
 }
 
 // Rows become columns: out[j][i] = x[i][j].
 inline void transpose(Floats (&x)[LANES]) {
+  // Squares of four: y[4 r + j] has columns j, 4 + j, 8 + j and 12 + j of rows 4 r to 4 r + 3.
   Floats y[LANES];
-  for (int i = 0; i < 16; i += 2) {
-    y[i] = QUIRE_SHUFFLE(x[i], x[i + 1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30);
-    y[i + 1] =
-        QUIRE_SHUFFLE(x[i], x[i + 1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+  for (int r = 0; r < LANES; r += 4) {
+    const Floats low = zip_low(x[r], x[r + 2]), high = zip_high(x[r], x[r + 2]);
+    const Floats next_low = zip_low(x[r + 1], x[r + 3]), next_high = zip_high(x[r + 1], x[r + 3]);
+    y[r] = zip_low(low, next_low);
+    y[r + 1] = zip_high(low, next_low);
+    y[r + 2] = zip_low(high, next_high);
+    y[r + 3] = zip_high(high, next_high);
   }
-  for (int i = 0; i < 16; ++i)
-    if (!(i & 2)) {
-      const Floats a = y[i], b = y[i + 2];
-      x[i] = QUIRE_SHUFFLE(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
-      x[i + 2] = QUIRE_SHUFFLE(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-    }
-  for (int i = 0; i < 16; ++i)
-    if (!(i & 4)) {
-      const Floats a = x[i], b = x[i + 4];
-      y[i] = QUIRE_SHUFFLE(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27);
-      y[i + 4] = QUIRE_SHUFFLE(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
-    }
-  for (int i = 0; i < 8; ++i) {
-    const Floats a = y[i], b = y[i + 8];
-    x[i] = QUIRE_SHUFFLE(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
-    x[i + 8] = QUIRE_SHUFFLE(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  for (int j = 0; j < 4; ++j) {
+    const Floats even = even_fours(y[j], y[4 + j]), odd = odd_fours(y[j], y[4 + j]);
+    const Floats next_even = even_fours(y[8 + j], y[12 + j]);
+    const Floats next_odd = odd_fours(y[8 + j], y[12 + j]);
+    x[j] = even_fours(even, next_even);
+    x[4 + j] = even_fours(odd, next_odd);
+    x[8 + j] = odd_fours(even, next_even);
+    x[12 + j] = odd_fours(odd, next_odd);
   }
 }
+
+inline Floats magnitude(Floats x) { return (Floats)((Words)x & 0x7FFFFFFF); }
 
 // e^x within 2 units in the last place; 0 below the smallest normal number's logarithm.
 // x = n log 2 + r with |r| <= log(2) / 2, and e^r by Taylor's series to the seventh power.
 inline Floats exp(Floats x) {
-  const Floats bounded = x < -87.3f ? fill(-87.3f) : x > 88.7f ? fill(88.7f) : x;
+  const Floats least = fill(-87.3f), most = fill(88.7f);
+  const Floats bounded = select(x < least, least, select(x > most, most, x));
   // Adding 1.5 * 2^23 leaves the nearest integer in the last bits of the sum.
   const Floats shifted = bounded * 1.44269504f + 12582912.0f;
   const Floats n = shifted - 12582912.0f;
@@ -198,7 +123,7 @@ inline Floats exp(Floats x) {
   const Ints power = (Ints)shifted - 0x4B400000;
   const Ints half = power >> 1;
   const Floats result = y * (Floats)((half + 127) << 23) * (Floats)((power - half + 127) << 23);
-  return x < -87.3f ? Floats{} : result;
+  return select(x < least, Floats{}, result);
 }
 
 // log x of positive normal numbers, within 2 units in the last place.
@@ -213,7 +138,7 @@ inline Floats log(Floats x) {
   y = y * square + 2.0f / 7;
   y = y * square + 2.0f / 5;
   y = y * square + 2.0f / 3;
-  const Floats exponent = __builtin_convertvector(n, Floats);
+  const Floats exponent = to_floats(n);
   // m - 1 is exact; what s lacks against it is added as s (m - 1), to keep log x of x near 1.
   const Floats f = m - 1.0f;
   const Floats rest = s * (y * square - f);
@@ -224,14 +149,14 @@ inline Floats tanh(Floats x) { return 1.0f - 2.0f / (exp(x + x) + 1.0f); }
 
 // The error function to 2e-7 (Abramowitz & Stegun 1964, 7.1.26).
 inline Floats erf(Floats x) {
-  const Floats size = x < 0.0f ? -x : x, t = 1.0f / (1.0f + 0.3275911f * size);
+  const Floats size = magnitude(x), t = 1.0f / (1.0f + 0.3275911f * size);
   Floats y = fill(1.061405429f);
   y = y * t - 1.453152027f;
   y = y * t + 1.421413741f;
   y = y * t - 0.284496736f;
   y = y * t + 0.254829592f;
   y = 1.0f - y * t * exp(-size * size);
-  return x < 0.0f ? -y : y;
+  return select(x < 0.0f, -y, y);
 }
 
 // Calls body<T>() for the element type of a tensor; the code is `Library.dtype_code`'s in Python.

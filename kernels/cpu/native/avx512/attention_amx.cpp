@@ -240,7 +240,7 @@ class TiledSplit {
       if (layer_.softcap != 0.0f) score = capped(score, layer_.softcap) * LOG2_E;
       if (!is_all_seen) {
         const Ints at = part + int32_t(i);
-        score = (at >= low) & (at < high) ? score : fill(UNSEEN);
+        score = select((at >= low) & (at < high), score, fill(UNSEEN));
       }
       store(scores + i * SIDE, score);
       tops_ = larger(score, tops_);

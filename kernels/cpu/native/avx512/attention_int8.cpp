@@ -47,7 +47,7 @@ struct Query {
     Floats tops = {};
     for (int64_t d = 0; d < dim; d += LANES) {
       const Floats part = load(x + d, dim - d);
-      tops = larger(tops, part < 0.0f ? -part : part);
+      tops = larger(tops, magnitude(part));
     }
     const float top = largest(tops);
     step = top / QUERY_PEAK;

@@ -32,7 +32,7 @@ inline RoundedRow quantise(const bf16* x, int64_t inputs, uint8_t* codes, int64_
   Floats taint = {};  // the sum of 0 * value, not a number where a value is not finite
   for (int64_t k = 0; k < inputs; k += LANES) {
     const Floats values = values_at(k);
-    least = values < least ? values : least;
+    least = select(values < least, values, least);
     most = larger(values, most);
     taint += values * 0.0f;
   }
@@ -46,8 +46,8 @@ inline RoundedRow quantise(const bf16* x, int64_t inputs, uint8_t* codes, int64_
   const float inverse = 1.0f / step;
   for (int64_t k = 0; k < inputs; k += LANES) {
     Ints whole = nearest(values_at(k) * inverse) + zero;
-    whole = whole < 0 ? Ints{} : whole;
-    whole = whole > 255 ? Ints{} + 255 : whole;
+    whole = select(whole < 0, Ints{}, whole);
+    whole = select(whole > 255, Ints{} + 255, whole);
     const Bytes16 bytes = to_bytes(whole + FIRST_CODE);
     std::memcpy(codes + k / 64 * stride + k % 64, &bytes, sizeof bytes);
   }
@@ -63,9 +63,9 @@ class Int8Outputs {
     for (int64_t half = 0; half < PANEL; half += LANES) {
       const int64_t count = std::clamp<int64_t>(to.outputs - first_ - half, 0, LANES);
       scales_[half / LANES] = load(weights.scales + half, count);
-      Ints totals = {};
-      std::memcpy(&totals, weights.totals + half, count * sizeof(int32_t));
-      totals_[half / LANES] = totals;
+      int32_t totals[LANES] = {};
+      std::copy_n(weights.totals + half, count, totals);
+      totals_[half / LANES] = load_lanes<Ints>(totals);
     }
   }
 
@@ -73,12 +73,9 @@ class Int8Outputs {
   void store(const int32_t* sums, const RoundedRow* rows, int64_t row, int64_t count) const {
     for (int64_t r = row; r < row + count; ++r) {
       for (int64_t half = 0; half < PANEL; half += LANES, sums += LANES) {
-        Ints exact;
-        std::memcpy(&exact, sums, sizeof exact);
-        exact -= totals_[half / LANES] * rows[r].zero;
+        const auto exact = load_lanes<Ints>(sums) - totals_[half / LANES] * rows[r].zero;
         const Floats by = scales_[half / LANES] * rows[r].step;
-        quire::store(__builtin_convertvector(exact, Floats) * by, bias_, to_.row(r), to_.outputs,
-                     first_ + half);
+        quire::store(to_floats(exact) * by, bias_, to_.row(r), to_.outputs, first_ + half);
       }
     }
   }

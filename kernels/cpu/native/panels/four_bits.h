@@ -26,8 +26,7 @@ struct RoundedGroup {
 inline RoundedGroup round_group(const bf16* x, int8_t* codes) {
   const auto* values = reinterpret_cast<const bfloat16*>(x);
   const Floats halves[2] = {load(values), load(values + LANES)};
-  const auto size = [](Floats of) { return (Floats)((Ints)of & 0x7FFFFFFF); };
-  const float most = largest(larger(size(halves[0]), size(halves[1])));
+  const float most = largest(larger(magnitude(halves[0]), magnitude(halves[1])));
   const float taint = sum((halves[0] + halves[1]) * 0.0f);
   const float inverse = most > 0 ? 127.0f / most : 0.0f;
   Ints total = {};
@@ -39,7 +38,7 @@ inline RoundedGroup round_group(const bf16* x, int8_t* codes) {
     std::memcpy(codes, &bytes, sizeof bytes);
     total += rounded;
   }
-  const auto excess = 8 * static_cast<int32_t>(sum(__builtin_convertvector(total, Floats)));
+  const auto excess = 8 * static_cast<int32_t>(sum(to_floats(total)));
   return {most / 127.0f + taint, excess};
 }
 

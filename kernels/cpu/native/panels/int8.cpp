@@ -70,10 +70,10 @@ void quire_int8_rows(int32_t dtype, const int8_t* packed, const float* scales, c
       const int8_t* fours = packed + ids[i] / PANEL * PANEL * inputs + ids[i] % PANEL * 4;
       const float scale = scales[ids[i]];
       for (int64_t begin = 0; begin < columns; begin += LANES) {
-        Floats codes = {};
+        float codes[LANES] = {};
         const int64_t end = std::min(columns, begin + LANES);
         for (int64_t k = begin; k < end; ++k) codes[k - begin] = fours[k / 4 * 4 * PANEL + k % 4];
-        store(row + begin, codes * scale, end - begin);
+        store(row + begin, load(codes) * scale, end - begin);
       }
     }
   });

@@ -25,8 +25,8 @@ struct BestLanes {
   void look(Floats others, Ints whose) {
     broken |= others != others;
     const Ints is_better = (others > scores) | ((others == scores) & (whose < tokens));
-    scores = is_better ? others : scores;
-    tokens = is_better ? whose : tokens;
+    scores = select(is_better, others, scores);
+    tokens = select(is_better, whose, tokens);
   }
   void join(const BestLanes& other) {
     look(other.scores, other.tokens);
@@ -57,7 +57,8 @@ class Likeliest {
         Floats some = load(scores + i, count - i);
         if (bias) some += load(bias + first + i, count - i);
         some = finish(some);
-        if (count - i < LANES) some = LANE < static_cast<int32_t>(count - i) ? some : fill(-INFINITE);
+        if (count - i < LANES)
+          some = select(LANE < static_cast<int32_t>(count - i), some, fill(-INFINITE));
         if (best.yields_to(some)) best.look(some, LANE + static_cast<int32_t>(first + i));
       }
     }

@@ -109,7 +109,7 @@ class Digits {
     Floats most = {}, squares = {};
     for (int64_t k = 0; k < inputs; k += LANES) {
       const Floats values = load(reinterpret_cast<const bfloat16*>(x + k));
-      most = larger(most, (Floats)((Ints)values & 0x7FFFFFFF));
+      most = larger(most, magnitude(values));
       squares += values * values;
     }
     const float peak = largest(most);
@@ -138,7 +138,7 @@ class Digits {
       const Floats values =
           k < inputs ? load(reinterpret_cast<const bfloat16*>(x + k)) : Floats{};
       const Ints steps = nearest(values * inverse);
-      const Floats rest = values - __builtin_convertvector(steps, Floats) * step;
+      const Floats rest = values - to_floats(steps) * step;
       lost += rest * rest;
       const Bytes16 bytes = to_bytes(steps + (ZERO + FIRST_CODE));
       std::memcpy(codes + k / 64 * rows_.layout.step + k % 64, &bytes, sizeof bytes);
@@ -253,7 +253,7 @@ class PanelBests {
     for (int64_t n = 0; n < count; n += LANES) {
       Floats scores = load(digits + n, count - n);
       if (a_row > 1) scores += load(digits + PANEL + n, count - n);
-      most = larger(LANE < static_cast<int32_t>(count - n) ? scores : most, most);
+      most = larger(select(LANE < static_cast<int32_t>(count - n), scores, most), most);
     }
     return quire::largest(most);
   }

@@ -17,6 +17,58 @@ using Bits = uint32_t __attribute__((vector_size(REGISTER_BYTES)));
 
 constexpr int64_t WIDTH = REGISTER_BYTES / 4;  // lanes of 32 bits
 
+inline __m128i load_half_register(const void* p) {
+  return _mm_loadu_si128(static_cast<const __m128i*>(p));
+}
+inline __m128i load_quarter_register(const void* p) {
+  return _mm_loadl_epi64(static_cast<const __m128i*>(p));
+}
+
+// WIDTH values of 16 or 8 bits.
+inline Bits widen_piece(const uint16_t* p) {
+  return (Bits)_mm256_cvtepu16_epi32(load_half_register(p));
+}
+inline Bits widen_piece(const uint8_t* p) {
+  return (Bits)_mm256_cvtepu8_epi32(load_quarter_register(p));
+}
+inline Whole widen_piece(const int8_t* p) {
+  return (Whole)_mm256_cvtepi8_epi32(load_quarter_register(p));
+}
+
+// The lowest 16 or 8 bits of each lane.
+inline void narrow_piece(Bits x, uint16_t* p) {
+  const __m256i low = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1, 0, 1,
+                                       4, 5, 8, 9, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m256i fours = _mm256_shuffle_epi8((__m256i)x, low);
+  const __m256i eight = _mm256_permute4x64_epi64(fours, 0x08);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(eight));
+}
+inline void narrow_piece(Bits x, uint8_t* p) {
+  const __m256i low = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0,
+                                       4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m256i fours = _mm256_shuffle_epi8((__m256i)x, low);
+  const __m128i eight =
+      _mm_unpacklo_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), eight);
+}
+
+// Of float8 (sign, 4 bits of exponent, 3 of mantissa), read as if they were float16.
+inline Vector load_float8_bits(const uint8_t* p) {
+  const __m128i wide = _mm_cvtepu8_epi16(load_quarter_register(p));
+  const __m128i size = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(0x3F80));
+  const __m128i sign = _mm_and_si128(_mm_slli_epi16(wide, 8), _mm_set1_epi16(-0x8000));
+  return (Vector)_mm256_cvtph_ps(_mm_or_si128(size, sign));
+}
+
+inline Whole nearest_piece(Vector x) { return (Whole)_mm256_cvtps_epi32((__m256)x); }
+
+// a > b ? a : b
+inline Vector larger_piece(Vector a, Vector b) {
+  return (Vector)_mm256_max_ps((__m256)a, (__m256)b);
+}
+
+inline bool all(Whole mask) { return _mm256_movemask_ps((__m256)mask) == 0xFF; }
+
 inline __m256i broadcast_four(const void* codes) {
   int32_t four;
   std::memcpy(&four, codes, sizeof four);

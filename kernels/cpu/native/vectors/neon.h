@@ -17,6 +17,43 @@ using Bits = uint32_t __attribute__((vector_size(REGISTER_BYTES)));
 
 constexpr int64_t WIDTH = REGISTER_BYTES / 4;  // lanes of 32 bits
 
+inline uint8x8_t load_four_bytes(const void* p) {
+  uint32_t four;
+  std::memcpy(&four, p, sizeof four);
+  return vreinterpret_u8_u32(vdup_n_u32(four));
+}
+
+// WIDTH values of 16 or 8 bits.
+inline Bits widen_piece(const uint16_t* p) { return (Bits)vmovl_u16(vld1_u16(p)); }
+inline Bits widen_piece(const uint8_t* p) {
+  return (Bits)vmovl_u16(vget_low_u16(vmovl_u8(load_four_bytes(p))));
+}
+inline Whole widen_piece(const int8_t* p) {
+  return (Whole)vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(load_four_bytes(p)))));
+}
+
+// The lowest 16 or 8 bits of each lane.
+inline void narrow_piece(Bits x, uint16_t* p) { vst1_u16(p, vmovn_u32((uint32x4_t)x)); }
+inline void narrow_piece(Bits x, uint8_t* p) {
+  const uint16x4_t halves = vmovn_u32((uint32x4_t)x);
+  const uint32x2_t four = vreinterpret_u32_u8(vmovn_u16(vcombine_u16(halves, halves)));
+  std::memcpy(p, &four, sizeof(uint32_t));
+}
+
+// Of float8 (sign, 4 bits of exponent, 3 of mantissa), read as if they were float16.
+inline Vector load_float8_bits(const uint8_t* p) {
+  const uint16x4_t wide = vget_low_u16(vmovl_u8(load_four_bytes(p)));
+  const uint16x4_t size = vand_u16(vshl_n_u16(wide, 7), vdup_n_u16(0x3F80));
+  const uint16x4_t sign = vand_u16(vshl_n_u16(wide, 8), vdup_n_u16(0x8000));
+  return (Vector)vcvt_f32_f16(vreinterpret_f16_u16(vorr_u16(size, sign)));
+}
+
+inline Whole nearest_piece(Vector x) { return (Whole)vcvtnq_s32_f32((float32x4_t)x); }
+
+inline Vector larger_piece(Vector a, Vector b) { return a > b ? a : b; }
+
+inline bool all(Whole mask) { return vminvq_u32((uint32x4_t)mask) != 0; }
+
 inline int8x16_t broadcast_four(const void* codes) {
   int32_t four;
   std::memcpy(&four, codes, sizeof four);

@@ -11,12 +11,6 @@
 #include "panels/tiles.h"
 #include "simd.h"
 
-#ifdef __AVX2__
-#include "avx2.h"
-#else
-#include "neon.h"
-#endif
-
 namespace quire {
 
 constexpr int64_t HALF_PANEL = PANEL / 2;
