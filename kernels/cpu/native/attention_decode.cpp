@@ -36,18 +36,19 @@ constexpr int MAX_GROUP = 8, MAX_SUMS = 16;
 constexpr int MAX_GROUP = 4, MAX_SUMS = 6;
 #endif
 
-// One of the vectors that add up to query . key.
+// Vectors of which the lanes of each add up to query . key; queries[GROUP][padded(dim)].
 template <int GROUP, class T>
-inline void multiply_each(const T* query, const T* key, int64_t dim, Floats (&sums)[GROUP]) {
+inline void multiply_each(const float* queries, const T* key, int64_t dim, Floats (&sums)[GROUP]) {
+  const int64_t stride = padded(dim);
   for (int64_t d = 0; d < dim; d += LANES) {
     const Floats part = load(key + d, dim - d);
-    for (int g = 0; g < GROUP; ++g) sums[g] += load(query + g * dim + d, dim - d) * part;
+    for (int g = 0; g < GROUP; ++g) sums[g] += load(queries + g * stride + d) * part;
   }
 }
 
 // scores[g][i] = query g . key i * scale; what lies behind the last key is 0.
 template <int GROUP, class T>
-void score(const T* query, const TileRows<T>& rows, const Ahead<T>& ahead, int64_t dim,
+void score(const float* queries, const TileRows<T>& rows, const Ahead<T>& ahead, int64_t dim,
            float scale, float (*scores)[TILE]) {
   int64_t base = 0;
   for (; base < rows.count; base += LANES) {
@@ -55,7 +56,7 @@ void score(const T* query, const TileRows<T>& rows, const Ahead<T>& ahead, int64
     for (int64_t i = 0; i < LANES; ++i) {
       Floats sums[GROUP] = {};
       for (int64_t d = 0; d < dim; d += LANES) ahead.fetch_key(base + i, d);
-      if (base + i < rows.count) multiply_each(query, rows.keys[base + i], dim, sums);
+      if (base + i < rows.count) multiply_each(queries, rows.keys[base + i], dim, sums);
       for (int g = 0; g < GROUP; ++g) partial[g][i] = sums[g];
     }
 #pragma GCC unroll 1
@@ -91,15 +92,20 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tens
   // With few heads several vectors at a time, so that no sum waits for itself.
   constexpr int VECTORS = 4 * GROUP <= MAX_SUMS ? 4 : 2 * GROUP <= MAX_SUMS ? 2 : 1;
   const int64_t dim = batch.head_dim, value_dim = batch.value_dim, stride = padded(value_dim);
-  float* sums = scratch<Batch>(GROUP * stride + TileRows<T>::memory_size(batch, tensors));
-  T* widened = reinterpret_cast<T*>(sums + GROUP * stride);
+  Cutter cutter(scratch<Batch>(GROUP * (stride + padded(dim)) +
+                               TileRows<T>::memory_size(batch, tensors)));
+  auto* sums = cutter.zeros<float>(GROUP * stride);
+  auto* queries = cutter.take<float>(GROUP * padded(dim));
+  auto* widened = cutter.take<T>(TileRows<T>::memory_size(batch, tensors));
   const T* query = tensors.query + (batch.query_start[span.row] * batch.heads + head) * dim;
-  for (int64_t d = 0; d < GROUP * stride; d += LANES) store(sums + d, Floats{});
+  for (int g = 0; g < GROUP; ++g)
+    for (int64_t d = 0; d < dim; d += LANES)
+      store(queries + g * padded(dim) + d, load(query + g * dim + d, dim - d));
   float tops[GROUP], totals[GROUP] = {}, kept[GROUP], scores[GROUP][TILE];
   std::fill(tops, tops + GROUP, -INFINITE);
   for_tiles(batch, tensors, span, next, [&](const TilePlaces& places, const Ahead<T>& ahead) {
     const TileRows<T> rows(batch, tensors, places, widened);
-    score<GROUP>(query, rows, ahead, dim, layer.scale, scores);
+    score<GROUP>(queries, rows, ahead, dim, layer.scale, scores);
     for (int g = 0; g < GROUP; ++g) {
       if (rows.is_coded) scale_tile(rows.key_scales, scores[g]);
       kept[g] = weigh(scores[g], rows.count, layer.softcap, tops[g], totals[g]);
