@@ -5,7 +5,12 @@
 
 namespace quire {
 
-constexpr int64_t DOT_ROWS = 4, DOT_OUTPUTS = 4;  // sums that fit into registers
+// Sums that fit into registers.
+#ifdef __AVX512F__
+constexpr int64_t DOT_ROWS = 4, DOT_OUTPUTS = 4;
+#else
+constexpr int64_t DOT_ROWS = 2, DOT_OUTPUTS = 2;
+#endif
 
 // y[r][n] = x[r] . w[n], for ROWS rows and as many outputs as there are, at most DOT_OUTPUTS.
 template <int ROWS, class X, class W>
