@@ -23,6 +23,14 @@ class KVHeadSpec(NamedTuple):
     windows: tuple[int | None, ...]  # the distinct windows of these layers
 
 
+class SelectionSpec(NamedTuple):
+    """How queries select the positions that they attend to (``kernels/sparse.py``)."""
+
+    top_k: int  # positions
+    num_heads: int  # of the indexer
+    head_dim: int
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """What a model needs of its attention; a backend refuses what it does not support."""
@@ -48,6 +56,7 @@ class AttentionSpec:
     has_experts: bool = False  # some layers are mixtures of experts
     is_bidirectional: bool = False  # queries of a chunk may see positions of it behind their own
     other_heads: tuple[KVHeadSpec, ...] = ()  # of layers with heads of another kind
+    selection: SelectionSpec | None = None  # None: queries attend to all of their positions
 
     @property
     def stored_dtype(self) -> torch.dtype:
@@ -109,12 +118,13 @@ class LayerCache(NamedTuple):
     values: torch.Tensor
     key_scales: torch.Tensor | None = None  # [num_blocks, num_kv_heads, block_size] float32
     value_scales: torch.Tensor | None = None
+    # [num_blocks, 1, block_size, index_dim], of an indexer (``kernels/sparse.py``)
+    index_keys: torch.Tensor | None = None
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The tensors with memory of their own; each begins with the blocks."""
-        if self.has_shared_values:
-            return (self.keys,)
-        return tuple(tensor for tensor in self if tensor is not None)
+        held = (self.keys, self.index_keys) if self.has_shared_values else self
+        return tuple(tensor for tensor in held if tensor is not None)
 
     @property
     def block_stride_heads(self) -> int:

@@ -13,13 +13,14 @@ from typing import NamedTuple, Protocol
 import torch
 
 from kernels.activations import ActivationKind
-from kernels.attention import AttentionBackend, LayerCache
+from kernels.attention import AttentionBackend, DeviceGeometry, LayerCache
 from kernels.inputs import StepInputs, StepRows
 from kernels.lora import AdapterRows, AdapterWeights
 from kernels.moe import ExpertTensors, GatedActivation, RouterWeights, RoutingRule
 from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.sampling import LogitBias, SamplerOutput, SamplingTable, TokenCounts
 from kernels.skinny import RowNorm
+from kernels.sparse import IndexQuery
 
 
 class Operations(Protocol):
@@ -97,6 +98,40 @@ class Operations(Protocol):
         /,
     ) -> None:
         """See ``kernels.reference.fused``."""
+        ...
+
+    def index_rope_store(
+        self,
+        query: torch.Tensor | None,
+        key: torch.Tensor,
+        norm: tuple[torch.Tensor, torch.Tensor],
+        eps: float,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        index_keys: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        /,
+    ) -> None:
+        """See ``kernels.reference.sparse``."""
+        ...
+
+    def index_weights(self, x: torch.Tensor, weight: torch.Tensor, /) -> torch.Tensor:
+        """See ``kernels.reference.sparse``."""
+        ...
+
+    def selected_lengths(self, seq_lens: torch.Tensor, top_k: int, /) -> torch.Tensor:
+        """See ``kernels.reference.sparse``."""
+        ...
+
+    def select_slots(
+        self,
+        index: IndexQuery,
+        index_keys: torch.Tensor,
+        tokens: DeviceGeometry,
+        longest: int,
+        slots: torch.Tensor,
+        /,
+    ) -> None:
+        """See ``kernels.reference.sparse``."""
         ...
 
     def silu_mul(self, gate_up: torch.Tensor, /) -> torch.Tensor:

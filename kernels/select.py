@@ -110,6 +110,17 @@ def _chunked(kernels: Kernels) -> Kernels:
     return kernels._replace(attention=ChunkedAttention(kernels.attention))
 
 
+def _selecting(kernels: Kernels) -> Kernels:
+    """Return these kernels for models whose queries attend to a selection of positions."""
+    from kernels.reference.sparse import SlotAttention
+    from kernels.sparse import SparseAttention
+
+    # The reference plans on the host, which does not know what will be selected.
+    over_slots = SlotAttention() if kernels.name == "reference" else None
+    attention = SparseAttention(kernels.attention, kernels.operations, over_slots)
+    return kernels._replace(attention=attention)
+
+
 def _with_mixed_heads(kernels: Kernels) -> Kernels:
     """Return these kernels for models with several kinds of heads."""
     from kernels.mixed_heads import MixedHeadsAttention
@@ -158,6 +169,8 @@ def select_kernels(
             kernels = _chunked(kernels)
         if spec.other_heads and not isinstance(kernels, str):
             kernels = _with_mixed_heads(kernels)
+        if spec.selection is not None and not isinstance(kernels, str):
+            kernels = _selecting(kernels)
         if not spec.has_attention_layers and not isinstance(kernels, str):
             kernels = _without_attention(kernels)
         reason = kernels if isinstance(kernels, str) else kernels.attention.refuse(spec)

@@ -10,6 +10,12 @@ _DEEPSEEK = {
     **{"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
     "n_shared_experts": 2,
 }
+# Queries attend to fewer positions than the tests' texts have. Where all index heads of a position
+# say 0, equal scores would leave the choice to Hugging Face's sort: with ten heads that is rare.
+_SPARSE = {
+    **{**_DEEPSEEK, "first_k_dense_replace": 1},
+    **{"index_topk": 12, "index_n_heads": 10, "index_head_dim": 16},
+}
 _ROUTED = {
     **{"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
     **{"n_shared_experts": 2, "n_group": 1, "topk_group": 1},
@@ -69,6 +75,17 @@ MIXTURES: Kinds = {
             **{**_DEEPSEEK, "rope_interleave": False, "norm_topk_prob": False},
             **{"q_lora_rank": None, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0},
         },
+    ),
+    "deepseek_v32": (
+        "DeepseekV32Config",
+        {
+            **{**_SPARSE, "n_group": 3, "topk_group": 2},
+            **rope("yarn", factor=4.0, original_max_position_embeddings=32, mscale_all_dim=1.2),
+        },
+    ),
+    "glm_moe_dsa": (
+        "GlmMoeDsaConfig",
+        {**_SPARSE, "indexer_types": ["full", "shared", "full"], "n_group": 1, "topk_group": 1},
     ),
     "llama4": (
         "Llama4TextConfig",

@@ -5,8 +5,8 @@ one head in one block are contiguous, so a decode kernel reads each (block, head
 and a gather of whole tiles yields [heads, slots, head_dim], ready for batched products.
 
 A quantised cache (``kernels/reference/cache_quantisation.py``) also has a scale for each slot and
-head, [num_blocks, num_kv_heads, block_size]. Whatever is done with a block is done with its scales
-too.
+head, [num_blocks, num_kv_heads, block_size]. Layers with an indexer also have their index keys,
+[num_blocks, 1, block_size, index_dim]. Whatever is done with a block is done with these too.
 """
 
 from __future__ import annotations
@@ -308,7 +308,15 @@ def _paged(
         )
         for heads, head_dim in dict.fromkeys(spec.cached_heads)
     }
-    return tuple(next(made[heads]) for heads in spec.cached_heads)
+    paged = (next(made[heads]) for heads in spec.cached_heads)
+    return tuple(
+        cache._replace(
+            index_keys=zeros((num_blocks, 1, block_size, index_dim), codes or dtype, device)
+        )
+        if index_dim
+        else cache
+        for cache, index_dim in zip(paged, spec.index_dims, strict=True)
+    )
 
 
 def _allocate_alike(

@@ -14,7 +14,13 @@ from engine.models.peers import Peers
 from engine.models.recurrent import LayerMemory
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import StepState
-from kernels.attention import KVHeadSpec, LayerCache, NewTokens, StoringAttention
+from kernels.attention import (
+    KVHeadSpec,
+    LayerCache,
+    NewTokens,
+    SelectionSpec,
+    StoringAttention,
+)
 from kernels.operations import Kernels
 
 
@@ -69,16 +75,22 @@ class Attention:
     def __call__(self, read: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
         """See ``Mixer``."""
         fused = project(self._weights.qkv, read, state.adapters, self._qkv_name)
-        return self.attend(fused, state, cache)
+        return self.attend(fused, state, cache, read)
 
-    def attend(self, fused: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
+    def attend(
+        self,
+        fused: torch.Tensor,
+        state: StepState,
+        cache: LayerMemory,
+        read: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Do the same from the output of ``qkv`` on, [num_tokens, outputs], which may be
-        overwritten."""
+        overwritten. Only an indexer needs what was ``read``."""
         assert isinstance(cache, LayerCache)
         spec, weights = self._spec, self._weights
         if self._latent is not None:
             assert weights.rope is not None
-            return self._latent(fused, state, state.rotations[weights.rope], cache)
+            return self._latent(fused, state, state.rotations[weights.rope], cache, read)
         gate: torch.Tensor | None = None
         if spec.gate_size:
             gate, fused = _split_gate(fused, spec.gate_size)
@@ -158,6 +170,14 @@ def other_heads(spec: DecoderSpec) -> tuple[KVHeadSpec, ...]:
     return tuple(
         KVHeadSpec(heads.num_kv_heads, heads.head_dim, spec.windows_of(heads)) for heads in kinds
     )
+
+
+def selection(spec: DecoderSpec) -> SelectionSpec | None:
+    """Return how queries select positions, for an ``AttentionSpec``; None: they do not."""
+    indexer = None if spec.latent is None else spec.latent.indexer
+    if indexer is None:
+        return None
+    return SelectionSpec(indexer.top_k, indexer.num_heads, indexer.head_dim)
 
 
 def _split_gate(fused: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,10 +20,12 @@ from typing import NamedTuple, Protocol
 import torch
 
 from engine.models.adapters import Adapters, project
+from engine.models.indexer import Indexer, IndexerWeights, make_indexer
+from engine.models.latent_spec import LatentSpec
 from engine.models.linear import Linear, LinearMethod, PerHeadLinear, permute_outputs
 from engine.models.loader import load_matrix
 from engine.models.rope import rotary_order
-from engine.models.spec import DecoderSpec, LatentSpec, TemperatureSpec
+from engine.models.spec import DecoderSpec, TemperatureSpec
 from kernels.attention import LayerAttention, LayerCache
 from kernels.operations import Kernels, Operations
 
@@ -36,12 +38,13 @@ class LatentWeights(NamedTuple):
     query_up: Linear | None
     key_up: PerHeadLinear  # K_h^T, from nope_dim to rank
     value_up: PerHeadLinear  # V_h, from rank to value_dim
+    indexer: IndexerWeights | None = None  # None: all positions, or another layer's selection
 
     @property
     def num_bytes(self) -> int:
         """Their size in memory."""
         tensors = (self.norm, self.query_norm)
-        products = (self.query_up, self.key_up, self.value_up)
+        products = (self.query_up, self.key_up, self.value_up, self.indexer)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None) + sum(
             product.num_bytes for product in products if product is not None
         )
@@ -103,6 +106,7 @@ def make_latent(
         query_up=query_up,
         key_up=method.make_per_head(key_up.transpose(1, 2)),
         value_up=method.make_per_head(value_up),
+        indexer=make_indexer(spec, weights, method, i),
     )
 
 
@@ -150,6 +154,9 @@ class LatentAttention:
         self._weights = weights
         self._layer = attention
         self._attention, self._operations = kernels
+        self._indexer: Indexer | None = None
+        if weights.indexer is not None and latent.indexer is not None:
+            self._indexer = Indexer(latent.indexer, weights.indexer, kernels)
 
     def __call__(
         self,
@@ -157,6 +164,7 @@ class LatentAttention:
         step: Step,
         rotation: tuple[torch.Tensor, torch.Tensor],
         cache: LayerCache,
+        read: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Store the tokens' latents, and attend.
 
@@ -165,6 +173,7 @@ class LatentAttention:
             step: its plan, slots and positions.
             rotation: of the step's positions.
             cache: the layer's blocks, updated in place.
+            read: [n, hidden_size], what ``projected`` is made from; for an indexer.
 
         Returns:
             [n, num_heads * value_dim].
@@ -175,6 +184,10 @@ class LatentAttention:
             assert weights.query_norm is not None
             normed = do.rms_norm(made_from, weights.query_norm, spec.eps)
             made_from = project(weights.query_up, normed, step.adapters, self._query_name)
+            if self._indexer is not None:
+                assert read is not None
+                where = (step.attention, rotation, cache, step.slot_mapping)
+                self._indexer(read, normed, *where)
         heads = made_from.unflatten(-1, (self._num_heads, spec.query_dim))
         query = weights.key_up(heads, keep=spec.rope_dim)  # [n, heads, rank + rope_dim]
         changes = () if step.adapters is None else tuple(self._absorbed_deltas(step.adapters))

@@ -304,6 +304,15 @@ _DEEPSEEK_RANKED = (
     Rule(LAYER + "self_attn.q_a_layernorm.weight", "{i}.query_norm"),
     Rule(LAYER + "self_attn.q_b_proj.weight", "{i}.query_up.weight"),
 )
+_INDEXER = LAYER + "self_attn.indexer."
+_DEEPSEEK_SPARSE = (
+    *_DEEPSEEK_RANKED,
+    Rule(_INDEXER + "wq_b.weight", "{i}.index.query.weight"),
+    Rule(_INDEXER + "wk.weight", "{i}.index.key.weight"),
+    Rule(_INDEXER + "k_norm.weight", "{i}.index.key_norm"),
+    Rule(_INDEXER + "k_norm.bias", "{i}.index.key_norm.bias"),
+    Rule(_INDEXER + "weights_proj.weight", "{i}.index.weights"),
+)
 _LLAMA4_MLP = LAYER + "feed_forward."
 _LLAMA4 = (
     *(*MODEL, *ATTENTION, *PRE_NORMS),
@@ -359,6 +368,7 @@ _TABLES = {
     "codegen": CODEGEN,
     "deepseek": _DEEPSEEK_PLAIN,
     "deepseek_ranked": _DEEPSEEK_RANKED,
+    "deepseek_sparse": _DEEPSEEK_SPARSE,
     "dots1": _GLM4_MOE,
     "ernie4_5_moe": _ERNIE_MOE,
     "exaone4": OLMO2,

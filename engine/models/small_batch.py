@@ -72,6 +72,7 @@ class SmallBatchLayer(NamedTuple):
             or attention_norm is None
             or mlp_norm is None
             or layer.mlp is None
+            or (weights.latent is not None and weights.latent.indexer is not None)
             or any(other is not None for other in others)
             or spec.placement != "pre"
             or spec.residual_scale * layer.scale != 1.0

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from engine.models.latent_spec import LatentSpec
 from engine.models.recurrence import RecurrenceSpec, layer_state_bytes
 from engine.models.rope_spec import DynamicScaling, LinearScaling, RopeSpec, YarnScaling
 from engine.models.stage_spec import StageSpec
@@ -48,6 +49,8 @@ class LayerSpec:
     heads: HeadSpec | None = None  # of its own; None: the model's
     # The number of the layer whose keys and values it reads, instead of having its own.
     kv_sharing_layer: int | None = None
+    # Its queries attend to the positions selected in the last layer before that has an indexer.
+    shares_selection: bool = False
     intermediate_size: int | None = None  # of its MLP; None: the model's
     mlp: bool = True  # False: it ends with its mixer
     # The checkpoint's numbers of its mixer and its MLP, if they are separate layers there
@@ -132,29 +135,6 @@ class MoeSpec:
             if self.local_expert_range is None
             else self.local_expert_range[1] - self.local_expert_range[0]
         )
-
-
-@dataclass(frozen=True)
-class LatentSpec:
-    """The widths of multi-head latent attention (``engine/models/latent.py``)."""
-
-    rank: int  # of the latent for keys and values
-    query_rank: int | None  # of the queries' latent; None: made from the hidden state
-    nope_dim: int  # of a head's query and key, without rotary dimensions
-    rope_dim: int  # of the rotated part; all heads share a key's
-    value_dim: int  # of a head's value
-    eps: float = 1e-6  # of the norms of latents
-
-    @property
-    def query_dim(self) -> int:
-        """Width of a head's query."""
-        return self.nope_dim + self.rope_dim
-
-    def qkv_sizes(self, num_heads: int) -> tuple[int, int]:
-        """Widths of a token's first projection: the queries' input, and the latent with the
-        key's rotated part."""
-        queries = self.query_rank or num_heads * self.query_dim
-        return queries, self.rank + self.rope_dim
 
 
 @dataclass(frozen=True)
@@ -416,11 +396,19 @@ class DecoderSpec:
             return max(trained, int(scaling.original_max_position_embeddings * scaling.factor))
         return trained
 
+    @property
+    def index_dims(self) -> tuple[int, ...]:
+        """The width of an index key in each layer that keeps keys; 0: it keeps no index keys."""
+        indexer = None if self.latent is None else self.latent.indexer
+        if indexer is None:
+            return (0,) * self.num_paged_layers
+        return tuple(0 if layer.shares_selection else indexer.head_dim for layer in self.layers)
+
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Sum over layers of ``2 * kv_heads * head_dim * itemsize``; once where values are parts
-        of keys."""
+        of keys. Index keys are added."""
         numbers = sum(heads * head_dim for heads, head_dim in self.cached_heads)
-        return (1 if self.latent else 2) * numbers * itemsize
+        return ((1 if self.latent else 2) * numbers + sum(self.index_dims)) * itemsize
 
     def state_bytes(self, itemsize: int) -> int:
         """Return a sequence's state size over all recurrent layers, in bytes."""

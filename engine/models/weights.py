@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from engine.models.latent_spec import LatentSpec
 from engine.models.layouts import Layout
 from engine.models.names import rules_of
 from engine.models.recurrence import GatedDeltaSpec, MambaSpec, RecurrenceSpec, ShortConvSpec
 from engine.models.rules import Rule
-from engine.models.spec import DecoderSpec, LatentSpec, LayerSpec, MoeSpec
+from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
 # Buffers in older checkpoints, which are computed here.
 _COMPUTED = re.compile(
@@ -98,6 +99,8 @@ def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
         if layer_spec.experts and spec.moe:
             mlp |= _experts(spec, spec.moe)
         mixer = {} if layer_spec.recurrent else _attention(own)
+        if spec.latent is not None and not layer_spec.shares_selection:
+            mixer |= _indexer(spec.hidden_size, spec.latent)
         if layer_spec.has_recurrence and spec.recurrence:
             mixer |= _recurrent(spec.recurrence, spec.hidden_size)
         layer = mixer | mlp | _norms(own, layer_spec)
@@ -267,6 +270,21 @@ def _latent(spec: DecoderSpec, latent: LatentSpec) -> dict[str, Parameter]:
         found["query_norm"] = Parameter((latent.query_rank,), is_norm=True)
         found["query_up.weight"] = Parameter((queries,), (latent.query_rank,))
     return found
+
+
+def _indexer(hidden: int, latent: LatentSpec) -> dict[str, Parameter]:
+    """The parameters of an indexer; see ``engine/models/indexer.py``."""
+    if latent.indexer is None or latent.query_rank is None:
+        return {}
+    indexer, query_rank = latent.indexer, latent.query_rank
+    width = indexer.head_dim
+    return {
+        "index.query.weight": Parameter((indexer.num_heads * width,), (query_rank,)),
+        "index.key.weight": Parameter((width,), (hidden,)),
+        "index.key_norm": Parameter((width,), is_norm=True),
+        "index.key_norm.bias": Parameter((width,)),
+        "index.weights": Parameter((indexer.num_heads,), (hidden,), is_float32=True),
+    }
 
 
 def _mlp(spec: DecoderSpec) -> dict[str, Parameter]:

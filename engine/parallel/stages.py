@@ -8,8 +8,8 @@ The first stage alone has the embeddings and the head: tied tables are then in m
 0 does everything that reads logits. In return that stage has fewer layers.
 
 Each stage has a part of every block of the KV cache, so it needs a layer with keys and values if
-the model has any, and a layer that reads another layer's keys and values is in the same stage as
-that layer.
+the model has any, and a layer that reads another layer's keys and values, or uses its selection of
+positions, is in the same stage as that layer.
 """
 
 from __future__ import annotations
@@ -67,10 +67,12 @@ class _StageBoundaries:
             self._num_paged.append(self._num_paged[-1] + is_paged)
         self.can_begin = [True] * spec.num_layers
         lowest = spec.num_layers  # the lowest layer read by this one or later ones
+        layers = spec.layers
         for number in reversed(range(spec.num_layers)):
-            reads = spec.layers[number].kv_sharing_layer
+            reads = layers[number].kv_sharing_layer
             lowest = lowest if reads is None else min(lowest, reads)
-            self.can_begin[number] = lowest >= number
+            # A selection is not sent from stage to stage.
+            self.can_begin[number] = lowest >= number and not layers[number].shares_selection
 
     def can_be_stage(self, begin: int, end: int) -> bool:
         """Return whether layers [begin, end) may be a stage, given that ``end`` is allowed."""

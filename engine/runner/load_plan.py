@@ -8,7 +8,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
-from engine.models.attention import other_heads
+from engine.models.attention import other_heads, selection
 from engine.models.checkpoint import ModelConfig
 from engine.models.loader import weights_bytes
 from engine.models.spec import DecoderSpec
@@ -162,4 +162,5 @@ def attention_spec(
         cache_dtype=codes,
         has_recurrent_layers=spec.is_recurrent,
         has_experts=spec.moe is not None,
+        selection=selection(spec),
     )

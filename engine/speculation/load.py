@@ -9,7 +9,7 @@ from pathlib import Path
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.kv_cache.storage import KVCache, bytes_per_token
-from engine.models.attention import other_heads
+from engine.models.attention import other_heads, selection
 from engine.models.checkpoint import read_config
 from engine.models.decoder import Decoder
 from engine.models.linear import LinearMethod
@@ -160,6 +160,7 @@ def draft_attention(own: DecoderSpec, attention: AttentionSpec) -> AttentionSpec
         value_dim=own.value_dim,
         chunk_size=own.chunk,
         has_attention_layers=True,
+        selection=selection(own),
     )
 
 

@@ -32,6 +32,12 @@ from kernels.cpu.sampling import candidates, sample
 from kernels.reference.drafts import sample_from_probs, verify_drafts
 from kernels.reference.moe import add_experts, add_gated, moe_token_thresholds
 from kernels.reference.sampling_step import distribution
+from kernels.reference.sparse import (
+    index_rope_store,
+    index_weights,
+    select_slots,
+    selected_lengths,
+)
 
 __all__ = [
     "accept_drafts",
@@ -54,6 +60,8 @@ __all__ = [
     "gated_delta",
     "gated_rms_norm",
     "gelu_mul",
+    "index_rope_store",
+    "index_weights",
     "latent_rope_store",
     "layer_norm",
     "moe_token_thresholds",
@@ -64,6 +72,8 @@ __all__ = [
     "route",
     "sample",
     "sample_from_probs",
+    "select_slots",
+    "selected_lengths",
     "selective_scan",
     "short_conv",
     "silu_mul",

@@ -39,6 +39,12 @@ from kernels.reference.recurrent import (
     short_conv,
 )
 from kernels.reference.sampling_step import candidates, distribution, sample
+from kernels.reference.sparse import (
+    index_rope_store,
+    index_weights,
+    select_slots,
+    selected_lengths,
+)
 
 __all__ = [
     "accept_drafts",
@@ -61,6 +67,8 @@ __all__ = [
     "gated_delta",
     "gated_rms_norm",
     "gelu_mul",
+    "index_rope_store",
+    "index_weights",
     "latent_rope_store",
     "layer_norm",
     "moe_token_thresholds",
@@ -71,6 +79,8 @@ __all__ = [
     "route",
     "sample",
     "sample_from_probs",
+    "select_slots",
+    "selected_lengths",
     "selective_scan",
     "short_conv",
     "silu_mul",

@@ -3,6 +3,12 @@
 from kernels.reference.fused import erf_gelu_mul
 from kernels.reference.layers import activate, attention_temperatures, layer_norm, softcap
 from kernels.reference.sampling_step import candidates
+from kernels.reference.sparse import (
+    index_rope_store,
+    index_weights,
+    select_slots,
+    selected_lengths,
+)
 from kernels.triton.delta_chunks import gated_delta
 from kernels.triton.distribution import distribution
 from kernels.triton.drafts import accept_drafts, sample_from_probs, verify_drafts
@@ -48,6 +54,8 @@ __all__ = [
     "gated_delta",
     "gated_rms_norm",
     "gelu_mul",
+    "index_rope_store",
+    "index_weights",
     "latent_rope_store",
     "layer_norm",
     "moe_token_thresholds",
@@ -58,6 +66,8 @@ __all__ = [
     "route",
     "sample",
     "sample_from_probs",
+    "select_slots",
+    "selected_lengths",
     "selective_scan",
     "short_conv",
     "silu_mul",

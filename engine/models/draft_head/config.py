@@ -37,7 +37,7 @@ def mtp_spec(spec: DecoderSpec, present: Collection[str], where: Path) -> DraftH
             f"{where / 'config.json'}: 'num_nextn_predict_layers' is not set: the model has no "
             "head for --speculation mtp"
         )
-    last = replace(spec.layers[-1], experts=spec.moe is not None)
+    last = replace(spec.layers[-1], experts=spec.moe is not None, shares_selection=False)
     head = DraftHeadSpec(
         kind="mtp",
         layer=replace(spec, layers=(last,), num_draft_layers=0, tie_word_embeddings=False),

@@ -87,6 +87,11 @@ FAMILIES: dict[str, Family] = {
         "the same; experts in groups, by corrected sigmoids",
         has_remote_code=True,
     ),
+    "deepseek_v32": Family(
+        deepseek.deepseek_v32,
+        "DeepSeek-V3.2",
+        "as `deepseek_v3`; attention to positions that an indexer selects",
+    ),
     "dots1": Family(
         moe.dots1, "dots.llm1", "QK norms, experts as in DeepSeek-V3", has_remote_code=True
     ),
@@ -159,6 +164,11 @@ FAMILIES: dict[str, Family] = {
     ),
     "glm4_moe_lite": Family(
         deepseek.glm4_moe_lite, "GLM-4.7-Flash", "as `deepseek_v3`, without groups"
+    ),
+    "glm_moe_dsa": Family(
+        deepseek.glm_moe_dsa,
+        "GLM-5, 5.1",
+        "as `deepseek_v32`, without groups; layers may share a selection",
     ),
     "gpt2": Family(gpt.gpt2, "GPT-2", "learned positions, layer norms, ungated MLP"),
     "gpt_bigcode": Family(

@@ -15,7 +15,8 @@ from engine.models.families.shared import (
     read_temperature,
     with_checked_experts,
 )
-from engine.models.spec import DecoderSpec, LatentSpec, LayerSpec, MoeSpec
+from engine.models.latent_spec import IndexerSpec, LatentSpec
+from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
 _SHARED = ("n_shared_experts", "num_shared_experts")  # DeepSeek's name and EXAONE's
 _TRAINING = ("aux_loss_alpha", "seq_aux", "ep_size", "router_aux_loss_coef")
@@ -51,6 +52,24 @@ def glm4_moe_lite(reader: ConfigReader) -> DecoderSpec:
     """GLM-4.7-Flash: DeepSeek-V3's layers in GLM's sizes."""
     moe = read_deepseek_v3_experts(reader, scale=1.8)
     return _deepseek(reader, moe, first_dense=1, interleaved=reader.flag("rope_interleave", True))
+
+
+def deepseek_v32(reader: ConfigReader) -> DecoderSpec:
+    """DeepSeek-V3.2: V3 with an indexer in each layer, whose rotated dimensions lie in halves."""
+    return _sparse(reader, groups=(8, 4), interleaved=False, max_positions=163_840)
+
+
+def glm_moe_dsa(reader: ConfigReader) -> DecoderSpec:
+    """GLM-5: DeepSeek-V3.2's layers without groups of experts; some share a selection."""
+    reader.require("indexer_rope_interleave", True)
+    reader.require("moe_router_dtype", "float32")
+    shares = _shares_selection(reader)
+    spec = _sparse(reader, groups=(1, 1), interleaved=True, max_positions=202_752)
+    layers = zip(spec.layers, shares, strict=True)
+    return dataclasses.replace(
+        spec,
+        layers=tuple(dataclasses.replace(each, shares_selection=shared) for each, shared in layers),
+    )
 
 
 def mistral4(reader: ConfigReader) -> DecoderSpec:
@@ -148,6 +167,60 @@ def draft_layers(reader: ConfigReader) -> int:
     """Return the number of multi-token prediction layers, which serve as draft heads on request."""
     newer = reader.non_negative("num_mtp_layers", 0)
     return reader.non_negative("num_nextn_predict_layers", newer)
+
+
+def _sparse(
+    reader: ConfigReader, *, groups: tuple[int, int], interleaved: bool, max_positions: int
+) -> DecoderSpec:
+    """``interleaved``: the indexer's rotated dimensions are; attention's always are."""
+    reader.require("rope_interleave", True)
+    reader.require("mlp_bias", False)
+    reader.ignore("head_dim")  # the rotary dimensions
+    for kind in reader.list_of_length("layer_types", num_layers(reader)) or []:
+        if kind != "indexed_attention":
+            raise reader.error("layer_types", f"has {kind!r:.80}, which is not supported")
+    indexer = IndexerSpec(
+        num_heads=reader.count("index_n_heads", 64),
+        head_dim=reader.count("index_head_dim", 128),
+        top_k=reader.count("index_topk", 2048),
+        interleaved=interleaved,
+    )
+    moe = read_deepseek_v3_experts(reader, groups=groups, scale=2.5)
+    spec = _deepseek(reader, moe, first_dense=3, interleaved=True, max_positions=max_positions)
+    assert spec.latent is not None
+    if spec.latent.query_rank is None:
+        raise reader.error("q_lora_rank", "is absent: the indexer reads the queries' latent")
+    if indexer.head_dim < spec.latent.rope_dim:
+        raise reader.error("index_head_dim", f"is below the {spec.latent.rope_dim} rotated ones")
+    return dataclasses.replace(
+        spec,
+        latent=dataclasses.replace(spec.latent, indexer=indexer),
+        naming="deepseek_sparse",
+    )
+
+
+def _shares_selection(reader: ConfigReader) -> list[bool]:
+    """Return which layers use the selection of an earlier one (arXiv 2603.12201)."""
+    count, names = num_layers(reader), {"full": False, "shared": True, "F": False, "S": True}
+    every = reader.count("index_topk_freq", 1)
+    first = reader.non_negative("index_skip_topk_offset", 2)
+    shares = [max(i - first + 1, 0) % every != 0 for i in range(count)]
+    key = "index_topk_freq"
+    for newer in ("index_topk_pattern", "indexer_types"):  # the last one present decides
+        if newer not in reader:
+            continue
+        key = newer
+        is_list = reader.is_list(key)
+        kinds = reader.list_of_length(key, count) if is_list else list(reader.text(key))[:count]
+        if kinds is None or len(kinds) < count:
+            raise reader.error(key, f"must name a kind for each of the {count} layers")
+        for kind in kinds:
+            if not isinstance(kind, str) or kind not in names:
+                raise reader.error(key, f"has {kind!r:.80}, which is not supported")
+        shares = [names[kind] for kind in kinds]
+    if shares[0]:
+        raise reader.error(key, "lets the first layer share a selection that nothing has made")
+    return shares
 
 
 def _deepseek(
