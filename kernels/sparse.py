@@ -260,7 +260,7 @@ def _top_k(spec: AttentionSpec) -> int:
 
 def _of_slots(spec: AttentionSpec) -> AttentionSpec:
     """Return the attention to a selection: to all of a sequence of blocks of one token."""
-    return replace(spec, block_size=1, selection=None)
+    return replace(spec, block_size=1)
 
 
 def _in_single_slots(cache: LayerCache) -> LayerCache:

@@ -78,6 +78,13 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
         *[COUNT] * 4,
         POINTER,
     ),
+    "quire_index_rope_store": (CODE, *[POINTER] * 5, *[COUNT] * 4, POINTER),
+    "quire_index_weights": (CODE, POINTER, COUNT, COUNT, POINTER, COUNT, POINTER),
+    "quire_selected_lengths": (POINTER, COUNT, COUNT, POINTER),
+    "quire_select_slots": (
+        *(CODE, POINTER, POINTER, COUNT, COUNT),
+        *(*[POINTER] * 4, *[COUNT] * 4, POINTER),
+    ),
     "quire_add_adapters": (
         *(CODE, POINTER, POINTER, POINTER),
         *[COUNT] * 3,

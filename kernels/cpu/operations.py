@@ -29,15 +29,15 @@ from kernels.cpu.recurrent import (
     short_conv,
 )
 from kernels.cpu.sampling import candidates, sample
-from kernels.reference.drafts import sample_from_probs, verify_drafts
-from kernels.reference.moe import add_experts, add_gated, moe_token_thresholds
-from kernels.reference.sampling_step import distribution
-from kernels.reference.sparse import (
+from kernels.cpu.sparse import (
     index_rope_store,
     index_weights,
     select_slots,
     selected_lengths,
 )
+from kernels.reference.drafts import sample_from_probs, verify_drafts
+from kernels.reference.moe import add_experts, add_gated, moe_token_thresholds
+from kernels.reference.sampling_step import distribution
 
 __all__ = [
     "accept_drafts",

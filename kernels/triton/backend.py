@@ -24,11 +24,15 @@ from kernels.triton.plan import (
     plan_attention,
 )
 from kernels.triton.prefill import prefill_attention, prefill_tile_rows
+from kernels.triton.sparse import unsupported_reason
 
 _MAX_HEAD_DIM = 512
 # Up to how many rows attention also norms, rotates and stores the new tokens. With more, programs
 # have several parts to attend to, and would do it for each.
 _MAX_STORED_ROWS = 16
+# So many queries with a selection each keep the GPU busy without splits, whose sums would take
+# more memory than what is selected.
+_MANY_SELECTIONS = 128
 _MAX_HEAD_DIM_FLOAT32 = 256  # a tile of wider queries would not fit in shared memory
 
 
@@ -57,6 +61,10 @@ class TritonAttention:
         if spec.is_bidirectional and (self._invariant or spec.value_dim is not None):
             kind = "batch-invariant" if self._invariant else "latent"
             return f"{kind} attention has no kernel for queries that see what is behind them"
+        if spec.selection is not None:
+            reason = unsupported_reason(spec.selection.num_heads, spec.selection.head_dim)
+            if reason is not None:
+                return reason
         if spec.value_dim is not None:
             return _latent_unsupported_reason(spec, spec.value_dim)
         if spec.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -87,7 +95,8 @@ class TritonAttention:
         """
         if self._has_units(spec) and captured.is_decode and actual.is_decode:
             return actual.num_rows <= captured.num_rows  # in time for every step
-        return self._bounds(captured, spec).covers(self._bounds(actual, spec))
+        bounds = self._bounds(captured, spec)
+        return bounds.covers(self._bounds(actual, spec, tiles_only=bounds.tiles_only))
 
     def forward(
         self,
@@ -134,10 +143,16 @@ class TritonAttention:
         decode_attention(state, layer, tokens, cache, output)
         return output
 
-    def _bounds(self, geometry: BatchGeometry, spec: AttentionSpec) -> WorkBounds:
+    def _bounds(
+        self, geometry: BatchGeometry, spec: AttentionSpec, *, tiles_only: bool | None = None
+    ) -> WorkBounds:
+        """``tiles_only``: as in the bounds to compare with."""
         group, is_latent = _group(spec), spec.value_dim is not None
         if not self._has_units(spec):
-            tiles_only = self._invariant and is_latent
+            if tiles_only is None:
+                is_selected = spec.selection is not None and spec.block_size == 1
+                are_many = is_selected and geometry.num_rows >= _MANY_SELECTIONS
+                tiles_only = is_latent and (self._invariant or are_many)
             return WorkBounds.of(geometry, group, tiles_only=tiles_only)
         rows = prefill_tile_rows(spec)
         return WorkBounds.of(geometry, group, tiles_only=False, split_size=UNIT, tile_rows=rows)

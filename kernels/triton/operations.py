@@ -3,12 +3,7 @@
 from kernels.reference.fused import erf_gelu_mul
 from kernels.reference.layers import activate, attention_temperatures, layer_norm, softcap
 from kernels.reference.sampling_step import candidates
-from kernels.reference.sparse import (
-    index_rope_store,
-    index_weights,
-    select_slots,
-    selected_lengths,
-)
+from kernels.reference.sparse import selected_lengths
 from kernels.triton.delta_chunks import gated_delta
 from kernels.triton.distribution import distribution
 from kernels.triton.drafts import accept_drafts, sample_from_probs, verify_drafts
@@ -32,6 +27,7 @@ from kernels.triton.routing import moe_token_thresholds, route
 from kernels.triton.sampling import sample
 from kernels.triton.scan_chunks import selective_scan
 from kernels.triton.short_conv import gated_conv, short_conv
+from kernels.triton.sparse import index_rope_store, index_weights, select_slots
 
 __all__ = [
     "accept_drafts",

@@ -4,24 +4,12 @@
 
 #include "parallel.h"
 #include "program.h"
-#include "simd.h"
+#include "rotate.h"
 
 namespace quire {
 namespace {
 
 constexpr int64_t GRAIN = 8192;  // values below which a second thread costs more than it computes
-
-// x[2 * half], rotated, to y, which may be x.
-template <class T>
-inline void rope(const T* x, const float* cos, const float* sin, int64_t half, T* y) {
-  for (int64_t d = 0; d < half; d += LANES) {
-    const int64_t left = half - d;
-    const Floats c = load(cos + d, left), s = load(sin + d, left);
-    const Floats first = load(x + d, left), second = load(x + half + d, left);
-    store(y + d, first * c - second * s, left);
-    store(y + half + d, second * c + first * s, left);
-  }
-}
 
 template <class T>
 inline void rms_norm(const T* x, const T* weight, int64_t dim, float eps, T* y) {

@@ -210,6 +210,17 @@ def _moe_with(**changes):
     return mutate
 
 
+def _indexer_with(**changes):
+    def mutate(spec: DecoderSpec) -> DecoderSpec:
+        assert spec.latent is not None
+        assert spec.latent.indexer is not None
+        indexer = dataclasses.replace(spec.latent.indexer, **changes)
+        latent = dataclasses.replace(spec.latent, indexer=indexer)
+        return dataclasses.replace(spec, latent=latent)
+
+    return mutate
+
+
 def _each_layer(**changes):
     def mutate(spec: DecoderSpec) -> DecoderSpec:
         layers = tuple(dataclasses.replace(layer, **changes) for layer in spec.layers)
@@ -263,6 +274,10 @@ MUTANTS = {
     "experts' shares not scaled": ("deepseek_v3", _moe_with(scale=1.0)),
     "experts by softmax": ("deepseek_v3", _moe_with(scoring="softmax")),
     "sums of experts normalised": ("deepseek_v3_halves", _moe_with(normalised=True)),
+    "all positions": ("deepseek_v32", _indexer_with(top_k=NUM_TOKENS)),
+    "a position fewer": ("deepseek_v32", _indexer_with(top_k=11)),
+    "index rope by pairs": ("deepseek_v32", _indexer_with(interleaved=True)),
+    "index rope by halves": ("glm_moe_dsa", _indexer_with(interleaved=False)),
     "no chunks": ("llama4", _each_layer(chunk=None)),
     "other chunks": ("llama4", _each_layer(chunk=20)),
     "chunks in all layers": ("llama4_plain", _each_layer(chunk=32)),
@@ -337,6 +352,9 @@ def test_parity_catches_a_wrong_spec(checkpoints, monkeypatch, name):
         ("deepseek_v3", "self_attn.kv_b_proj.weight"),
         ("deepseek_v3", "mlp.gate.e_score_correction_bias"),
         ("deepseek_v3", "mlp.shared_experts.down_proj.weight"),
+        ("deepseek_v32", "indexer.k_norm.weight"),
+        ("deepseek_v32", "indexer.k_norm.bias"),
+        ("deepseek_v32", "indexer.weights_proj.weight"),
         ("falcon", "self_attention.query_key_value.bias"),
         ("falcon", "ln_f.bias"),
         ("falcon_groups", "ln_mlp.weight"),

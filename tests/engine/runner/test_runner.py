@@ -36,7 +36,7 @@ FAMILIES = [
     ),
     *("granite", "phi3", "olmo2", "stablelm", "cohere", "cohere2", "gpt2", "gpt_neox"),
     *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"),
-    *("deepseek_v2", "deepseek_v3", "llama4", "falcon_groups"),
+    *("deepseek_v2", "deepseek_v3", "llama4", "falcon_groups", "deepseek_v32", "glm_moe_dsa"),
     *("glm4", "glm4_moe", "minimax_m2", "ernie4_5_moe", "granitemoeshared", "exaone4", "olmo3"),
     *("ministral3", "nemotron", "starcoder2", "hunyuan_dense"),
     *("qwen3_next", "olmo_hybrid", "lfm2", "granitemoehybrid", "bamba", "nemotron_h", "falcon_h1"),
