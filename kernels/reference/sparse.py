@@ -1,7 +1,7 @@
 """The lightning indexer of DeepSeek Sparse Attention (DeepSeek-AI 2025), in plain torch.
 
 The score of position s for the query at t is ``sum_h w_th relu(q_th . k_s)`` over index heads. Of
-positions with equal scores the earlier ones come first.
+positions with equal scores the earlier ones come first; a score that is no number is the lowest.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ def select_slots(
             query, weights = index.query[token].float(), index.weights[token]
             products = torch.relu(query @ flat[places].float().T)  # [index_heads, length]
             scores = (weights.unsqueeze(1) * products).sum(0)
+            scores.masked_fill_(scores.isnan(), float("-inf"))
             # A stable order leaves equal scores in the order of their positions.
             best = torch.argsort(scores, descending=True, stable=True)[:top_k]
             places = places[best.sort().values]

@@ -300,7 +300,7 @@ def _index_scores_kernel(
         )
         base = keys + first_row * DIM + rows[:, None] * DIM
         k = tl.load(base + dims[None, :], mask=is_used[:, None] & in_key, other=0.0)
-        products = tl.maximum(dot(q, tl.trans(k)), 0.0)
+        products = tl.maximum(dot(q, tl.trans(k)), 0.0, propagate_nan=tl.PropagateNan.ALL)
         total = tl.sum(products * w[:, None], axis=0)
         tl.store(scores + token * longest + positions, total, mask=is_used)
 
