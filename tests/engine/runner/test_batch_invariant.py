@@ -86,7 +86,7 @@ def test_recorded_steps_have_these_bits_too(kind: str, tmp_path) -> None:
 
 
 @pytest.mark.skipif(not linear.is_available(), reason="no panels here")
-@pytest.mark.parametrize("kind", ["qwen2_moe", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("kind", ["qwen2_moe", "gpt_oss", "deepseek_v3", "deepseek_v32"])
 def test_experts_in_panels(kind: str, tmp_path) -> None:
     rng = random.Random(2)
     prompts = [tuple(rng.randrange(3, 160) for _ in range(n)) for n in (1, 3, 9, 21, 45)]

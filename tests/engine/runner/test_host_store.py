@@ -105,6 +105,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "mistral": {"num_blocks": 22},  # a window in every layer
     "gemma2": {},  # and in some layers
     "deepseek_v3": {},  # latents
+    "deepseek_v32": {},  # and index keys
     "qwen3": {"dtype": "int8"},
     "smollm": {"dtype": "fp8"},
 }

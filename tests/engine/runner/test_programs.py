@@ -38,6 +38,8 @@ SHARED = {
     "lfm2_moe": {"moe_intermediate_size": 32},
     "qwen2_moe": {"shared_expert_intermediate_size": 64},
     "deepseek_v3": {"q_lora_rank": 64},
+    "deepseek_v32": {"q_lora_rank": 64, "index_head_dim": 32},
+    "glm_moe_dsa": {"q_lora_rank": 64, "index_head_dim": 32},
     "phimoe": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
 }
 
@@ -146,6 +148,8 @@ def texts(told: dict[str, list]) -> dict[str, list]:
         ("deepseek_v2_lite", None),  # latent attention
         ("deepseek_v3", None),  # and experts in groups
         ("deepseek_v3", "int8"),
+        ("deepseek_v32", None),  # positions that are selected, in each layer
+        ("glm_moe_dsa", "int8"),  # and in an earlier one
         ("qwen3_5_text", None),  # a state beside the cache, and gated attention outputs
         ("qwen3_5_text", "int8"),
         ("qwen3_next", None),  # and experts
@@ -159,7 +163,8 @@ def texts(told: dict[str, list]) -> dict[str, list]:
     ],
 )
 def test_the_same_bits_as_steps_from_python(model, kind: str, quantization) -> None:
-    shape = {**(LATENT if "deepseek" in kind else SHAPE), **SHARED.get(kind, {})}
+    is_latent = "deepseek" in kind or kind == "glm_moe_dsa"
+    shape = {**(LATENT if is_latent else SHAPE), **SHARED.get(kind, {})}
     directory = model(kind, **shape)
     # The number of passes in a step depends on the clock, and with it the composition of batches:
     # int4 products round differently for few rows than for many.

@@ -25,9 +25,9 @@ KINDS = ("mtp", "eagle", "eagle3")
 QWENS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 
-@pytest.fixture(scope="module", params=(*KINDS, "glm4_moe", *QWENS))
+@pytest.fixture(scope="module", params=(*KINDS, "glm4_moe", "deepseek_v32", *QWENS))
 def twin(request):
-    if request.param in ("mtp", "glm4_moe"):
+    if request.param in ("mtp", "glm4_moe", "deepseek_v32"):
         model = "deepseek_v3" if request.param == "mtp" else request.param
         return tiny_draft_heads.build("mtp", tiny_draft_heads.build_mtp(model))
     if request.param in QWENS:
