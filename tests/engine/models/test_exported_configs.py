@@ -26,10 +26,25 @@ _NANO_3 = {
     **{"topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
     **{"mamba_ssm_cache_dtype": "float32", "partial_rotary_factor": 1.0},
 }
+_INDEXED = {
+    **{**_ROUTED, "n_shared_experts": 1, "q_lora_rank": 8, "kv_lora_rank": 8, "ep_size": 1},
+    **{"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "index_head_dim": 8},
+    **{"index_n_heads": 4, "index_topk": 16, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    **{"moe_layer_freq": 1, "first_k_dense_replace": 1, "norm_topk_prob": True},
+    **{"num_nextn_predict_layers": 1, "attention_bias": False, "attention_dropout": 0.0},
+    **{"n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5, "pretraining_tp": 1},
+}
 _LONGROPE = {"type": "longrope", "original_max_position_embeddings": 32}
 EXPORTED: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": 16},
     "deepseek_v3": {**_ROUTED, "n_group": 1, "topk_group": 1, "q_lora_rank": 8, "ep_size": 1},
+    "deepseek_v32": {**_INDEXED, "head_dim": None, "auto_map": None},
+    "glm_moe_dsa": {
+        **{**_INDEXED, "head_dim": 4, "qk_head_dim": 12, "rope_theta": None, "auto_map": None},
+        **{"indexer_rope_interleave": True, "rope_interleave": True, "moe_router_dtype": "float32"},
+        **{"index_topk_freq": 4, "index_skip_topk_offset": 3, "index_topk_pattern": None},
+        "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"},
+    },
     "minimax_m2": {
         **{"attn_type_list": [1] * 4, "use_qk_norm": True, "qk_norm_type": "per_layer"},
         **{"scoring_func": "sigmoid", "use_routing_bias": True, "shared_intermediate_size": 0},

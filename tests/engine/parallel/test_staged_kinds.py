@@ -214,7 +214,8 @@ def test_layers_that_share_keys_lie_together(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "most"), [("gemma4_shared", "2 stages"), ("granitemoehybrid", "1 stage")]
+    ("kind", "most"),
+    [("gemma4_shared", "2 stages"), ("granitemoehybrid", "1 stage"), ("glm_moe_dsa", "2 stages")],
 )
 def test_more_stages_than_that_are_refused(tmp_path, kind, most):
     directory = tiny_models.save(kind, tmp_path)

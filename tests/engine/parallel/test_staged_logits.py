@@ -19,6 +19,10 @@ from tests.engine.parallel.test_shared_logits import (
 from tests.engine.quantization.test_formats import _write
 
 
+# A layer that shares a selection would be in its indexer's stage.
+IN_THREE_STAGES = {"glm_moe_dsa": {"indexer_types": ["full"] * 3}}
+
+
 def staged_logits(directory, stages, size=1, **changes) -> torch.Tensor:
     """[tokens, vocab] of a model in ``stages`` of ``size`` ranks each, in chunks."""
     runner = load(directory, pipeline_parallel_size=stages, tensor_parallel_size=size, **changes)
@@ -44,7 +48,7 @@ def staged_logits(directory, stages, size=1, **changes) -> torch.Tensor:
 )
 def test_three_stages_say_what_hugging_face_says(tmp_path, kind):
     """Each has one layer, so everything between two layers is sent between processes."""
-    model = tiny_models.build(kind)
+    model = tiny_models.build(kind, **IN_THREE_STAGES.get(kind, {}))
     with torch.no_grad():
         expected = model(torch.tensor([prompt()])).logits[0]
     model.save_pretrained(tmp_path)
@@ -52,9 +56,13 @@ def test_three_stages_say_what_hugging_face_says(tmp_path, kind):
 
 
 # Tied embeddings, learned positions, sharded norms, windows and soft caps, experts in some layers,
-# latents, both norms of a layer at once.
+# latents, both norms of a layer at once, a selection that two layers share.
 @pytest.mark.parametrize(
-    "kind", ["qwen2", "gpt2", "olmo2", "gemma2", "qwen2_moe", "deepseek_v3", "gpt_neox"]
+    "kind",
+    [
+        *("qwen2", "gpt2", "olmo2", "gemma2", "qwen2_moe", "deepseek_v3", "gpt_neox"),
+        "glm_moe_dsa",
+    ],
 )
 def test_two_stages_of_two_ranks(tmp_path, kind):
     model = tiny_models.build(kind, **CHANGES.get(kind, {}))
