@@ -44,6 +44,7 @@ from kernels.triton.check_helpers import (
     new_generator,
     normal,
 )
+from kernels.triton.check_selection import selections
 from kernels.triton.plan import queries_per_tile
 
 # Differences in the last bits may lead to an adjacent code.
@@ -91,7 +92,7 @@ def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -
         is_used[tables[row, slots // spec.block_size], slots % spec.block_size] = True
     cache = _cache(spec, len(places), random)
     # Poison goes where every kind of cache can hold it: integer codes cannot, their scales can.
-    poisoned = cache[:2] if spec.cache_dtype is None else cache[2:]
+    poisoned = cache[:2] if spec.cache_dtype is None else cache[2:4]
     for stored in poisoned:
         assert stored is not None
         stored.transpose(1, 2)[torch.from_numpy(~is_used)] = float("nan")
@@ -368,6 +369,7 @@ _CHECKS: dict[str, Callable[[Kernels, AttentionSpec, torch.Generator], Pairs]] =
     "norms and activations": _layers,
     "grouped products": _grouped_products,
     "cache writes": _cache_writes,
+    "selections": selections,
     "states": _states,
     "input building": _inputs,
     "sampling": _sampling,

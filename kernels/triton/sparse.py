@@ -4,9 +4,9 @@
     select    a program for a token: the least score that is selected, four bits of it at a time,
               then the slots of what is not below it
 
-A token with no more than ``top_k`` positions is not scored. Scores are products of one shape for each
-tile of keys, and sums over heads in one order: which positions a token selects does not depend on
-what else is computed.
+A token with no more than ``top_k`` positions is not scored. Scores are products of one shape for
+each tile of keys, and sums over heads in one order: which positions a token selects does not depend
+on what else is computed.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def test_a_cpu_selects_the_same_in_any_company(invariant: bool) -> None:
     whole = run(together, "cpu", invariant=invariant)
     begin = 0
     for row, count in enumerate((7, 1, 1)):
-        for length in (range(1, count + 1) if invariant else (count,)):
+        for length in range(1, count + 1) if invariant else (count,):
             part = slice(begin, begin + length)
             alone = together._replace(
                 geometry=_rows(together, row, length, count),
@@ -112,7 +112,8 @@ def test_index_keys_and_weights_equal_the_definition(name: str, dtype: torch.dty
     keys, turned = torch.zeros(4, 1, 8, 24, dtype=dtype), query.clone()
     operations.index_rope_store(turned, key, (by[0], by[1]), 1e-6, rotation, keys, slots)
     wide = key.double()
-    normed = (wide - wide.mean(1, keepdim=True)) / (wide.var(1, correction=0, keepdim=True) + 1e-6).sqrt()
+    variance = wide.var(1, correction=0, keepdim=True)
+    normed = (wide - wide.mean(1, keepdim=True)) / (variance + 1e-6).sqrt()
     normed = (normed * by[0].double() + by[1].double()).to(dtype)
     near = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.04, "rtol": 0.02}
     for old, new in ((query, turned), (normed.unsqueeze(1), keys.view(-1, 1, 24)[slots])):

@@ -19,7 +19,6 @@ from tests.engine.models.test_parity import paged_logits
 from tests.engine.quantization import stored
 from tests.engine.runner.test_speculation import GREEDY, config_of, generate, requests_of
 
-
 CONFIG = {**_SIZES, **_INDEXED, "num_hidden_layers": 7, "auto_map": None}
 
 

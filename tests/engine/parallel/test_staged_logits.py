@@ -18,7 +18,6 @@ from tests.engine.parallel.test_shared_logits import (
 )
 from tests.engine.quantization.test_formats import _write
 
-
 # A layer that shares a selection would be in its indexer's stage.
 IN_THREE_STAGES = {"glm_moe_dsa": {"indexer_types": ["full"] * 3}}
 

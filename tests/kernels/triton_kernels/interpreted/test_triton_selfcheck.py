@@ -14,7 +14,7 @@ from engine.errors import ModelLoadError
 from engine.paths import default_model_dir
 from engine.runner import load
 from kernels import select
-from kernels.attention import AttentionSpec
+from kernels.attention import AttentionSpec, SelectionSpec
 from kernels.operations import Kernels
 from kernels.scaled import scaled_linear
 from kernels.select import NoKernelsError, select_kernels
@@ -48,6 +48,11 @@ from kernels.triton.skinny_packed import skinny_packed_linear
 SPEC = AttentionSpec(4, 2, 32, 16, torch.float32, torch.device("cpu"))
 STATES = replace(SPEC, has_recurrent_layers=True)
 EXPERTS = replace(SPEC, has_experts=True)
+SPARSE = AttentionSpec(
+    *(4, 1, 24, 16, torch.float16, SPEC.device),
+    value_dim=16,
+    selection=SelectionSpec(top_k=40, num_heads=6, head_dim=16),
+)
 LATENT = replace(SPEC, num_kv_heads=1, head_dim=24, value_dim=16)
 
 
@@ -64,6 +69,7 @@ def with_operations(**changed: Any) -> Kernels:
         (AttentionSpec(2, 2, 16, 8, torch.bfloat16, SPEC.device, (50,)), False),
         (replace(SPEC, windows=(None, 20), is_bidirectional=True), False),
         (LATENT, False),
+        (SPARSE, False),
         pytest.param(STATES, False, marks=pytest.mark.slow),
         pytest.param(EXPERTS, False, marks=pytest.mark.slow),
         pytest.param(replace(STATES, dtype=torch.bfloat16), False, marks=pytest.mark.slow),
@@ -141,7 +147,10 @@ def test_bits_of_experts_and_of_codes_are_checked(monkeypatch: pytest.MonkeyPatc
         assert "is wrong on this device" in (check(torch.float16, SPEC.device) or "")
 
 
-_RETURN_NOTHING = ("add_experts", "copy_blocks", "feed_back", "latent_rope_store")
+_RETURN_NOTHING = (
+    *("add_experts", "copy_blocks", "feed_back", "latent_rope_store"),
+    *("index_rope_store", "select_slots"),
+)
 # Kernels that verify drafts are not checked at start, and sizes are not results.
 _UNCHECKED = {
     *("accept_drafts", "distribution", "sample_from_probs", "moe_token_thresholds"),
@@ -165,6 +174,8 @@ def test_a_wrong_operation_is_refused(name: str) -> None:
         return type(result)(*parts) if hasattr(result, "_fields") else parts
 
     spec = LATENT if name == "latent_rope_store" else replace(STATES, has_experts=True)
+    if name in ("index_rope_store", "index_weights", "select_slots"):
+        spec = SPARSE
     assert "wrong on this device" in (self_check(with_operations(**{name: wrong}), spec) or "")
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.reference import sparse as reference
-from kernels.sparse import IndexQuery, SparseAttention
+from kernels.sparse import SparseAttention
 from kernels.triton import backend as backend_module
 from kernels.triton import operations, sparse
 from kernels.triton.backend import TritonAttention
