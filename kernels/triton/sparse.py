@@ -300,8 +300,8 @@ def _index_scores_kernel(
         )
         base = keys + first_row * DIM + rows[:, None] * DIM
         k = tl.load(base + dims[None, :], mask=is_used[:, None] & in_key, other=0.0)
-        products = tl.maximum(dot(q, tl.trans(k)), 0.0, propagate_nan=tl.PropagateNan.ALL)
-        total = tl.sum(products * w[:, None], axis=0)
+        products = tl.maximum(dot(k, tl.trans(q)), 0.0, propagate_nan=tl.PropagateNan.ALL)
+        total = tl.sum(products * w[None, :], axis=1)
         tl.store(scores + token * longest + positions, total, mask=is_used)
 
 
@@ -359,12 +359,12 @@ def _least_selected(own, length, TOP_K: tl.constexpr, TILE: tl.constexpr):
     least = tl.zeros([], tl.uint32)
     needed = tl.full([], TOP_K, tl.int32)
     for turn in tl.static_range(8):
-        shift: tl.constexpr = 28 - 4 * turn
         counts = tl.zeros([16], tl.int32)
         for begin in range(0, length, TILE):
             positions = begin + places
             is_used = positions < length
-            leading = _ordered(tl.load(own + positions, mask=is_used, other=0.0)) >> shift
+            number = _ordered(tl.load(own + positions, mask=is_used, other=0.0))
+            leading = number >> (28 - 4 * turn)
             is_in = is_used & ((leading >> 4) == least)
             is_digit = is_in[:, None] & ((leading & 15)[:, None] == digits[None, :])
             counts += tl.sum(is_digit.to(tl.int32), axis=0)

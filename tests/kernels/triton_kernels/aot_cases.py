@@ -12,6 +12,7 @@ from kernels.moe import ExpertMatrices, ExpertTensors, GatedActivation, RouterWe
 from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 from kernels.skinny import ReadAhead, RowNorm
+from kernels.sparse import IndexQuery
 from kernels.tiled import TiledWeight
 from kernels.triton.decode import decode_attention
 from kernels.triton.delta_chunks import gated_delta
@@ -52,9 +53,11 @@ from kernels.triton.scan_chunks import selective_scan
 from kernels.triton.short_conv import gated_conv, short_conv
 from kernels.triton.skinny import skinny_linear
 from kernels.triton.skinny_packed import skinny_packed_linear
+from kernels.triton.sparse import index_rope_store, index_weights, select_slots
 
 META = torch.device("meta")
 BF16 = torch.bfloat16
+FLOAT = torch.float32
 
 
 def empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
@@ -270,6 +273,27 @@ def latents(heads: int, rank: int, rope_dim: int) -> None:
     latent_rope_store(query, empty(256, rank + rope_dim), empty(rank), 1e-6, rotation, cache, slots)
 
 
+def selections(heads: int, index_heads: int) -> None:
+    """An indexer of heads of 128, and attention to 2,048 selected slots of latents."""
+    rows, top_k, width = 256, 2048, 128
+    index_keys = empty(20000, 1, 64, width)
+    index = IndexQuery(empty(rows, index_heads, width), empty(rows, index_heads, dtype=FLOAT))
+    rotation = tuple(empty(rows, 1, 32, dtype=FLOAT) for _ in range(2))
+    norm, slots = (empty(width), empty(width)), longs(rows)
+    for query in (index.query, None):
+        index_rope_store(query, empty(rows, width), norm, 1e-6, rotation, index_keys, slots)
+    index_weights(empty(rows, 7168), empty(index_heads, 7168, dtype=FLOAT))
+    tokens = DeviceGeometry(ints(rows + 1), ints(rows), ints(rows), ints(1024, 1024))
+    select_slots(index, index_keys, tokens, 65536, ints(rows, top_k))
+    keys = empty(20000 * 64, 1, 1, 576)
+    cache, layer = LayerCache(keys, keys[..., :512]), LayerAttention(0.1)
+    query, output = empty(rows, heads, 576), empty(rows, heads, 512)
+    few = attention_plan(WorkBounds(rows, 8 * rows, 0, tiles_only=False), None, heads)
+    latent_decode(few, layer, query, cache, output)
+    many = attention_plan(WorkBounds(rows, 0, rows, tiles_only=True), None, heads)
+    latent_prefill(many, layer, query, cache, output)
+
+
 def matmul(rows: int, inputs: int, outputs: int) -> None:
     invariant_linear(empty(rows, inputs), empty(outputs, inputs), empty(outputs))
 
@@ -446,6 +470,8 @@ CASES: dict[str, Callable[[], object]] = {
     "judging-128k": partial(judging, 128256),
     "latents-deepseek-v3": partial(latents, 128, 512, 64),
     "latents-deepseek-v2-lite": partial(latents, 16, 512, 64),
+    "selections-deepseek-v3.2": partial(selections, 128, 64),
+    "selections-glm-5": partial(selections, 64, 32),
     "inputs": inputs,
     "recurrent-qwen3-next-granite-4": partial(
         recurrent, GatedDeltaShape(16, 32, 128, 128), ScanShape(128, 1, 64, 128)

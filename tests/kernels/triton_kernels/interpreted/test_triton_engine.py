@@ -58,9 +58,21 @@ def test_layers_with_heads_of_their_own(tmp_path, kind) -> None:
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize(
+    "kind", ["glm_moe_dsa", pytest.param("deepseek_v32", marks=pytest.mark.slow)]
+)
+def test_positions_that_are_selected(tmp_path, kind) -> None:
+    """In each layer, or in an earlier one; in a chunk, for a single token and beside few tokens."""
+    tiny_models.save(kind, tmp_path)
+    given = {"tokens": list(range(20, 40)), "chunks": (9, 1, 10)}
+    expected = paged_logits(tmp_path, attention_backend="reference", **given)
+    logits = paged_logits(tmp_path, attention_backend="triton", **given)
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("matrix_units")
-@pytest.mark.parametrize("kind", ["deepseek_v3", "qwen2_moe", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["deepseek_v3", "qwen2_moe", "gpt_oss", "deepseek_v32"])
 def test_experts_are_batch_invariant(tmp_path, kind) -> None:
     """Latent attention, a shared expert with a gate, biases and sinks.
 
