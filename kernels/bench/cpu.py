@@ -25,6 +25,7 @@ import torch
 from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
 from kernels.bench.case import ReferenceCase
 from kernels.bench.linear import matmul_gflop_s, read_gb_s
+from kernels.bench.selection_cases import selection_on_cpu
 from kernels.bench.states import state_cases
 from kernels.cpu import operations as ours
 from kernels.cpu.backend import CpuAttention
@@ -36,6 +37,11 @@ from kernels.sampling import SamplingTable
 
 _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 14, 2, 64, 16
 _HIDDEN, _INNER = 896, 4864
+# DeepSeek-V3.2's indexer, with an eighth of its heads.
+_SELECTION = {
+    **{"top_k": 2048, "heads": 16, "rank": 512, "rope_dim": 64, "block_size": _BLOCK_SIZE},
+    **{"index_heads": 64, "index_dim": 128},
+}
 _CPU = torch.device("cpu")
 _SECONDS = 1.0  # of calls for each case, ours and the reference's together
 _MIN_ROUNDS = 5
@@ -97,6 +103,11 @@ def _cases(dtype: torch.dtype, only: str) -> Iterator[ReferenceCase]:
     for name, *given in _attention_shapes():
         if only in name:
             yield _attention(name, dtype, *given)
+    for rows, queries, past in ((1, 1, 8191), (8, 1, 4095), (1, 64, 4096)):
+        name = f"selection {rows} x {queries} after {past}"
+        if only in name:
+            step = {"rows": rows, "queries": queries, "past": past}
+            yield selection_on_cpu(name, dtype, **step, **_SELECTION)
     yield from (case for case in _other_cases(dtype) if only in case.name)
 
 

@@ -20,6 +20,7 @@ from kernels.bench.layer_cases import (
     store_case,
 )
 from kernels.bench.packed_cases import packed_case, scaled_case
+from kernels.bench.selection_cases import selection_case
 from kernels.bench.state_cases import conv_case, delta_case, scan_case
 from kernels.recurrent import GatedDeltaShape, ScanShape
 
@@ -31,6 +32,14 @@ _QWEN_0_6B = {"heads": 16, "kv_heads": 8, "head_dim": 128, "block_size": 64}
 _GEMMA4_31B = {"heads": 32, "kv_heads": 4, "head_dim": 512, "block_size": 64}
 _QWEN3_NEXT = GatedDeltaShape(16, 32, 128, 128)
 _GRANITE_4 = ScanShape(128, 1, 64, 128)
+_DEEPSEEK_V3_2 = {
+    **{"top_k": 2048, "heads": 128, "rank": 512, "rope_dim": 64, "block_size": 64},
+    **{"index_heads": 64, "index_dim": 128},
+}
+_TINY_SPARSE = {
+    **{"top_k": 8, "heads": 4, "rank": 16, "rope_dim": 8, "block_size": 16},
+    **{"index_heads": 3, "index_dim": 16},
+}
 _TINY = {"heads": 4, "kv_heads": 2, "head_dim": 32, "block_size": 16}
 
 
@@ -53,6 +62,11 @@ def _invariant(name: str, model: dict[str, int], rows: int, queries: int, past: 
     name = f"invariant {name} {rows} x {queries} after {past}"
     shape = {"rows": rows, "queries": queries, "past": past}
     return partial(attention_case, name, invariant=True, **shape, **model)
+
+
+def _selection(name: str, model: dict[str, int], rows: int, queries: int, past: int) -> MakeCase:
+    name = f"selection {name} {rows} x {queries} after {past}"
+    return partial(selection_case, name, rows=rows, queries=queries, past=past, **model)
 
 
 def _matmul(rows: int, inputs: int, outputs: int) -> MakeCase:
@@ -144,6 +158,9 @@ def full_suite() -> list[MakeCase]:
         _invariant("8b", _LLAMA_8B, 1, 1, 4095),
         _invariant("8b", _LLAMA_8B, 64, 1, 1023),
         _invariant("8b", _LLAMA_8B, 1, 8192, 0),
+        _selection("deepseek-v3.2", _DEEPSEEK_V3_2, 1, 1, 65535),
+        _selection("deepseek-v3.2", _DEEPSEEK_V3_2, 32, 1, 8191),
+        _selection("deepseek-v3.2", _DEEPSEEK_V3_2, 1, 512, 7680),
         *(_matmul(rows, 4096, 28672) for rows in (1, 8, 64, 256, 8192)),
         *(_matmul(rows, 14336, 4096) for rows in (1, 8, 256)),
         *_skinny("0.6b", _QWEN_0_6B, 1, 1024, 3072),
@@ -230,6 +247,7 @@ def tiny_suite() -> list[MakeCase]:
         _prefill("tiny", _TINY, 2, 20, 0),
         _prefill("tiny", _TINY, 1, 9, 30),
         _invariant("tiny", _TINY, 2, 1, 39),
+        _selection("tiny", _TINY_SPARSE, 2, 2, 30),
         _matmul(3, 64, 130),
         *_skinny("tiny", _TINY, 3, 64, 72),
         *(_packed("int4", rows, 64, 130) for rows in (1, 5)),

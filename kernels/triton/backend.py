@@ -32,7 +32,7 @@ _MAX_HEAD_DIM = 512
 _MAX_STORED_ROWS = 16
 # So many queries with a selection each keep the GPU busy without splits, whose sums would take
 # more memory than what is selected.
-_MANY_SELECTIONS = 128
+MANY_SELECTIONS = 128
 _MAX_HEAD_DIM_FLOAT32 = 256  # a tile of wider queries would not fit in shared memory
 
 
@@ -151,7 +151,7 @@ class TritonAttention:
         if not self._has_units(spec):
             if tiles_only is None:
                 is_selected = spec.selection is not None and spec.block_size == 1
-                are_many = is_selected and geometry.num_rows >= _MANY_SELECTIONS
+                are_many = is_selected and geometry.num_rows >= MANY_SELECTIONS
                 tiles_only = is_latent and (self._invariant or are_many)
             return WorkBounds.of(geometry, group, tiles_only=tiles_only)
         rows = prefill_tile_rows(spec)

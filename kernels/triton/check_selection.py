@@ -13,7 +13,9 @@ from kernels.reference import operations as reference
 from kernels.reference.attention import ReferenceAttention
 from kernels.reference.sparse import SlotAttention
 from kernels.sparse import IndexQuery, SparseAttention
+from kernels.triton.backend import MANY_SELECTIONS
 from kernels.triton.check_helpers import CPU, Pairs, copy_to, normal
+from kernels.triton.launch import INTERPRETED
 
 _HIDDEN = 1300
 
@@ -52,13 +54,15 @@ def _stores(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> P
 
 
 def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
-    """Yield a step of single queries, with many positions, few and none, and one with a chunk.
+    """Yield a step of single queries, with many positions and few, and one with chunks.
 
     Index keys and queries are whole numbers. So scores are exact, and many of them equal.
     """
     assert spec.selection is not None
     top_k, heads, width = spec.selection
-    for counts, past in (([1, 1, 1], [top_k + 300, 5, 40]), ([3, 1, 2], [top_k + 20, 0, top_k])):
+    # So many that they are attended to in tiles.
+    many = 3 if INTERPRETED else MANY_SELECTIONS
+    for counts, past in (([1, 1, 1], [top_k + 300, 5, 40]), ([many, 1, 2], [top_k + 20, 0, top_k])):
         queries = np.array(counts)
         seq_lens = queries + np.array(past)
         blocks = -(-seq_lens // spec.block_size)

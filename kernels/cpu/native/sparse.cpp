@@ -37,35 +37,89 @@ inline uint32_t ordered(float x) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// scores[ROWS] of index keys that lie one after the other. Each sum has an order of its own, whatever
-// else is computed beside it.
-template <int ROWS, class T>
-inline void score(const T* keys, const T* query, const float* weights, int64_t heads, int64_t dim,
-                  float* scores) {
-  float total[ROWS] = {};
-  for (int64_t head = 0; head < heads; head += DOT_OUTPUTS) {
-    const int64_t count = std::min(DOT_OUTPUTS, heads - head);
-    float products[ROWS][DOT_OUTPUTS];
-    dots<ROWS>(keys, dim, query + head * dim, count, products);
-    for (int r = 0; r < ROWS; ++r)
-      for (int64_t h = 0; h < count; ++h)
-        total[r] += weights[head + h] * std::max(products[r][h], 0.0f);
+// A register of the processor, and heads whose products with a tile of keys fit into registers.
+// Wider vectors, which the compiler takes apart, would lie in memory between two additions.
+#if defined(__AVX512F__)
+constexpr int WIDTH = 16, HEADS = 8;
+#elif defined(__AVX__)
+constexpr int WIDTH = 8, HEADS = 4;
+#else
+constexpr int WIDTH = 4, HEADS = 4;
+#endif
+constexpr int PIECES = LANES / WIDTH;  // of a tile
+using Piece = float __attribute__((vector_size(4 * WIDTH)));
+using PieceBits = int32_t __attribute__((vector_size(4 * WIDTH)));
+
+inline Piece load_piece(const float* p) {
+  Piece x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+
+// Index keys of a tile, a position in each lane: columns[dim][LANES].
+template <class T>
+void load_tile(const Tokens& tokens, int64_t token, int64_t begin, int64_t count, const T* keys,
+               int64_t dim, float* columns) {
+  const T* rows[LANES];  // those that are missing repeat the last one
+  for (int64_t i = 0; i < LANES; ++i)
+    rows[i] = keys + tokens.slot(token, begin + std::min(i, count - 1)) * dim;
+  for (int64_t d = 0; d < dim; d += LANES) {
+    Floats block[LANES];
+    for (int64_t i = 0; i < LANES; ++i) block[i] = load(rows[i] + d, dim - d);
+    transpose(block);
+    for (int64_t i = 0; i < std::min(LANES, dim - d); ++i) store(columns + (d + i) * LANES, block[i]);
   }
-  for (int r = 0; r < ROWS; ++r) scores[r] = total[r];
+}
+
+// Adds what some heads say of a tile's positions to total[LANES]. A product is summed dimension by
+// dimension, and heads one after the other, whatever else is computed.
+template <int COUNT>
+inline void add_heads(const float* columns, const float* query, const float* weights, int64_t dim,
+                      float* total) {
+  Piece products[COUNT][PIECES] = {};
+  for (int64_t d = 0; d < dim; ++d) {
+    Piece keys[PIECES];
+#pragma GCC unroll 4
+    for (int i = 0; i < PIECES; ++i) keys[i] = load_piece(columns + d * LANES + i * WIDTH);
+#pragma GCC unroll 8
+    for (int h = 0; h < COUNT; ++h) {
+      const Piece value = query[h * dim + d] - Piece{};
+#pragma GCC unroll 4
+      for (int i = 0; i < PIECES; ++i) products[h][i] += keys[i] * value;
+    }
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < PIECES; ++i) {
+    Piece sum = load_piece(total + i * WIDTH);
+#pragma GCC unroll 8
+    for (int h = 0; h < COUNT; ++h) {
+      // What is no number stays none.
+      const PieceBits is_kept = ~(products[h][i] < 0.0f);
+      sum += (Piece)((PieceBits)products[h][i] & is_kept) * weights[h];
+    }
+    std::memcpy(total + i * WIDTH, &sum, sizeof sum);
+  }
 }
 
 // scores[end - begin] of a token's positions.
 template <class T>
 void score_run(const Tokens& tokens, int64_t token, int64_t begin, int64_t end, const T* query,
                const float* weights, int64_t heads, int64_t dim, const T* keys, float* scores) {
-  for (int64_t at = begin; at < end;) {
-    const int64_t left = std::min(end - at, tokens.block_size - at % tokens.block_size);
-    const T* from = keys + tokens.slot(token, at) * dim;
-    int64_t r = 0;
-    for (; r + DOT_ROWS <= left; r += DOT_ROWS)
-      score<DOT_ROWS>(from + r * dim, query, weights, heads, dim, scores + at - begin + r);
-    for (; r < left; ++r) score<1>(from + r * dim, query, weights, heads, dim, scores + at - begin + r);
-    at += left;
+  thread_local std::vector<float> wide, columns;
+  wide.resize(heads * dim);
+  columns.resize(dim * LANES);
+  for (int64_t i = 0; i < heads * dim; i += LANES)
+    store(wide.data() + i, load(query + i, heads * dim - i), heads * dim - i);
+  for (int64_t at = begin; at < end; at += LANES) {
+    const int64_t count = std::min(LANES, end - at);
+    load_tile(tokens, token, at, count, keys, dim, columns.data());
+    float total[LANES] = {};
+    int64_t h = 0;
+    for (; h + HEADS <= heads; h += HEADS)
+      add_heads<HEADS>(columns.data(), wide.data() + h * dim, weights + h, dim, total);
+    for (; h < heads; ++h)
+      add_heads<1>(columns.data(), wide.data() + h * dim, weights + h, dim, total);
+    std::copy(total, total + count, scores + at - begin);
   }
 }
 

@@ -37,6 +37,7 @@ ANY_WAY = (
 PLAIN = ANY_WAY[:2]
 _KEEPS_LAYERS = (
     *("llama4", "gpt_oss", "deepseek_v3", "lfm2", "qwen3_5_text", "granitemoehybrid"),
+    *("deepseek_v32", "glm_moe_dsa"),
     *("gemma4", "gemma4_moe", "gemma4_shared", "nemotron_h_moe", "falcon_h1"),
 )
 # The first one repeats a single token.
@@ -141,6 +142,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "window": ("mistral", {}),
     "caps": ("gemma2", {}),
     "latents and experts": ("deepseek_v3", {}),
+    "selections": ("deepseek_v32", {}),
+    "selections of another layer": ("glm_moe_dsa", {}),
     "sinks and experts": ("gpt_oss", {}),
     "chunks": ("llama4", {}),
     "learned positions": ("gpt2", {}),
@@ -156,6 +159,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "batch-invariant": ("qwen3", {"batch_invariant": True}),
     "batch-invariant, window": ("mistral", {"batch_invariant": True}),
     "batch-invariant experts": ("deepseek_v3", {"batch_invariant": True, "dtype": "float16"}),
+    "batch-invariant selections": ("deepseek_v32", {"batch_invariant": True, "dtype": "float16"}),
     "batch-invariant codes": (
         "qwen3_moe",
         {"batch_invariant": True, "dtype": "float16", "quantization": "int8"},

@@ -51,7 +51,7 @@ def test_groups_of_tokens_select_as_one(monkeypatch: pytest.MonkeyPatch) -> None
 def test_attention_equals_the_definition(
     monkeypatch: pytest.MonkeyPatch, queries: list, past: list, many: int, invariant: bool
 ) -> None:
-    monkeypatch.setattr(backend_module, "_MANY_SELECTIONS", many)
+    monkeypatch.setattr(backend_module, "MANY_SELECTIONS", many)
     problem = sparse_cases.make_problem(queries, past, top_k=12, dtype=torch.float16, block_size=8)
     backend = SparseAttention(TritonAttention(invariant=invariant), operations)
     assert backend.refuse(problem.spec) is None
