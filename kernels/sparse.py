@@ -283,9 +283,9 @@ def _as_tokens(
     positions = (np.repeat(lens - ends, counts) + places + 1).astype(np.int32)
     starts = np.arange(places.size + 1, dtype=np.int32)
     lines = np.repeat(geometry.slots[is_among], counts).astype(np.int32)
-    host = (starts, positions, lines)
-    on_device = (to_device(torch.from_numpy(each), device) for each in host)
-    return DeviceGeometry(*on_device, geometry.device.tables), positions
+    on_device = (to_device(torch.from_numpy(each), device) for each in (starts, positions, lines))
+    query_start, seq_lens, slots = on_device
+    return DeviceGeometry(query_start, seq_lens, slots, geometry.device.tables), positions
 
 
 def _rows_of(geometry: BatchGeometry, is_among: np.ndarray, device: torch.device) -> BatchGeometry:
@@ -293,9 +293,9 @@ def _rows_of(geometry: BatchGeometry, is_among: np.ndarray, device: torch.device
     counts = np.diff(geometry.query_start)[is_among]
     query_start = np.append(0, np.cumsum(counts)).astype(np.int32)
     host = (query_start, geometry.seq_lens[is_among], geometry.slots[is_among])
-    on_device = (to_device(torch.from_numpy(each), device) for each in host)
-    tables = geometry.device.tables
-    return BatchGeometry(*host, geometry.tables, DeviceGeometry(*on_device, tables))
+    starts, lens, slots = (to_device(torch.from_numpy(each), device) for each in host)
+    on_device = DeviceGeometry(starts, lens, slots, geometry.device.tables)
+    return BatchGeometry(*host, geometry.tables, on_device)
 
 
 def _tokens_of(geometry: BatchGeometry, is_among: np.ndarray, device: torch.device) -> torch.Tensor:

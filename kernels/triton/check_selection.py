@@ -48,8 +48,9 @@ def _stores(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> P
         sides = []
         for operations, device in ((kernels.operations, spec.device), (reference, CPU)):
             given = copy_to((each, key, norm, rotation, stored, slots), device)
-            operations.index_rope_store(*given[:3], 1e-6, *given[3:])
-            sides.append(given[4] if each is None else (given[0], given[4]))
+            turned, own, by, angles, kept, where = given
+            operations.index_rope_store(turned, own, by, 1e-6, angles, kept, where)
+            sides.append(kept if each is None else (turned, kept))
         yield sides[0], sides[1]
 
 

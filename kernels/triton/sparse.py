@@ -80,7 +80,7 @@ def index_weights(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     out = torch.empty((num_tokens, num_heads), dtype=torch.float32, device=x.device)
     launch(
         _index_weights_kernel,
-        (num_tokens, triton.cdiv(num_heads, _WEIGHT_HEADS)),
+        (num_tokens, -(-num_heads // _WEIGHT_HEADS)),
         out,
         x,
         weight,
@@ -128,7 +128,7 @@ def _select_group(
     longest, top_k, block_size = scores.shape[1], slots.shape[1], index_keys.shape[2]
     launch(
         _index_scores_kernel,
-        (count, triton.cdiv(longest, _SPAN)),
+        (count, -(-longest // _SPAN)),
         scores,
         query,
         weights,

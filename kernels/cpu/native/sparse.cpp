@@ -58,16 +58,17 @@ inline Piece load_piece(const float* p) {
 
 // Index keys of a tile, a position in each lane: columns[dim][LANES].
 template <class T>
-void load_tile(const Tokens& tokens, int64_t token, int64_t begin, int64_t count, const T* keys,
+void load_tile(const Tokens& tokens, int64_t token, int64_t begin, int64_t held, const T* keys,
                int64_t dim, float* columns) {
   const T* rows[LANES];  // those that are missing repeat the last one
   for (int64_t i = 0; i < LANES; ++i)
-    rows[i] = keys + tokens.slot(token, begin + std::min(i, count - 1)) * dim;
+    rows[i] = keys + tokens.slot(token, begin + std::min(i, held - 1)) * dim;
   for (int64_t d = 0; d < dim; d += LANES) {
     Floats block[LANES];
     for (int64_t i = 0; i < LANES; ++i) block[i] = load(rows[i] + d, dim - d);
     transpose(block);
-    for (int64_t i = 0; i < std::min(LANES, dim - d); ++i) store(columns + (d + i) * LANES, block[i]);
+    const int64_t count = std::min(LANES, dim - d);
+    for (int64_t i = 0; i < count; ++i) store(columns + (d + i) * LANES, block[i]);
   }
 }
 
