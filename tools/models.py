@@ -101,6 +101,12 @@ compared with Hugging Face's in the same way.
   These matrices keep the model's dtype under `--quantization`; a checkpoint that has them
   quantised (`kv_b_proj`) is expanded at load, because an absorbed matrix is multiplied along its
   outputs.
+- **Sparse attention** (DeepSeek-V3.2, GLM-5): a query attends to the 2,048 positions that an
+  indexer selects ([architecture.md](architecture.md#attention-to-selected-positions)). The
+  indexer computes in the model's dtype, as Hugging Face's does. DeepSeek's own code rounds its
+  queries and keys to fp8, after a rotation that changes no product; near ties may be decided
+  differently there. DeepSeek-V3.2's checkpoint has no chat template, so chats need
+  `--chat-template`.
 - **Draft heads:** the multi-token-prediction layer of DeepSeek-V3, GLM-4.5 and later, Qwen3-Next
   and Qwen3.5 (`--speculation mtp`), EAGLE and EAGLE-3 heads for any decoder (`--speculation
   eagle`); see [speculation.md](speculation.md).

@@ -37,24 +37,12 @@ inline uint32_t ordered(float x) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// A register of the processor, and heads whose products with a tile of keys fit into registers.
-// Wider vectors, which the compiler takes apart, would lie in memory between two additions.
-#if defined(__AVX512F__)
-constexpr int WIDTH = 16, HEADS = 8;
-#elif defined(__AVX__)
-constexpr int WIDTH = 8, HEADS = 4;
+// Heads whose products with a tile of keys are summed at a time, in registers.
+#ifdef __AVX512F__
+constexpr int HEADS = 8;
 #else
-constexpr int WIDTH = 4, HEADS = 4;
+constexpr int HEADS = 4;
 #endif
-constexpr int PIECES = LANES / WIDTH;  // of a tile
-using Piece = float __attribute__((vector_size(4 * WIDTH)));
-using PieceBits = int32_t __attribute__((vector_size(4 * WIDTH)));
-
-inline Piece load_piece(const float* p) {
-  Piece x;
-  std::memcpy(&x, p, sizeof x);
-  return x;
-}
 
 // Index keys of a tile, a position in each lane: columns[dim][LANES].
 template <class T>
@@ -72,34 +60,21 @@ void load_tile(const Tokens& tokens, int64_t token, int64_t begin, int64_t held,
   }
 }
 
-// Adds what some heads say of a tile's positions to total[LANES]. A product is summed dimension by
+// What some heads say of a tile's positions, added to `total`. A product is summed dimension by
 // dimension, and heads one after the other, whatever else is computed.
 template <int COUNT>
-inline void add_heads(const float* columns, const float* query, const float* weights, int64_t dim,
-                      float* total) {
-  Piece products[COUNT][PIECES] = {};
+inline Floats add_heads(const float* columns, const float* query, const float* weights, int64_t dim,
+                        Floats total) {
+  Floats products[COUNT] = {};
   for (int64_t d = 0; d < dim; ++d) {
-    Piece keys[PIECES];
-#pragma GCC unroll 4
-    for (int i = 0; i < PIECES; ++i) keys[i] = load_piece(columns + d * LANES + i * WIDTH);
+    const Floats keys = load(columns + d * LANES);
 #pragma GCC unroll 8
-    for (int h = 0; h < COUNT; ++h) {
-      const Piece value = query[h * dim + d] - Piece{};
-#pragma GCC unroll 4
-      for (int i = 0; i < PIECES; ++i) products[h][i] += keys[i] * value;
-    }
+    for (int h = 0; h < COUNT; ++h) products[h] += keys * query[h * dim + d];
   }
-#pragma GCC unroll 4
-  for (int i = 0; i < PIECES; ++i) {
-    Piece sum = load_piece(total + i * WIDTH);
 #pragma GCC unroll 8
-    for (int h = 0; h < COUNT; ++h) {
-      // What is no number stays none.
-      const PieceBits is_kept = ~(products[h][i] < 0.0f);
-      sum += (Piece)((PieceBits)products[h][i] & is_kept) * weights[h];
-    }
-    std::memcpy(total + i * WIDTH, &sum, sizeof sum);
-  }
+  for (int h = 0; h < COUNT; ++h)  // what is no number stays none
+    total += select(products[h] < 0.0f, Floats{}, products[h]) * weights[h];
+  return total;
 }
 
 // scores[end - begin] of a token's positions.
@@ -114,13 +89,13 @@ void score_run(const Tokens& tokens, int64_t token, int64_t begin, int64_t end, 
   for (int64_t at = begin; at < end; at += LANES) {
     const int64_t count = std::min(LANES, end - at);
     load_tile(tokens, token, at, count, keys, dim, columns.data());
-    float total[LANES] = {};
+    Floats total = {};
     int64_t h = 0;
     for (; h + HEADS <= heads; h += HEADS)
-      add_heads<HEADS>(columns.data(), wide.data() + h * dim, weights + h, dim, total);
+      total = add_heads<HEADS>(columns.data(), wide.data() + h * dim, weights + h, dim, total);
     for (; h < heads; ++h)
-      add_heads<1>(columns.data(), wide.data() + h * dim, weights + h, dim, total);
-    std::copy(total, total + count, scores + at - begin);
+      total = add_heads<1>(columns.data(), wide.data() + h * dim, weights + h, dim, total);
+    store(scores + at - begin, total, count);
   }
 }
 
