@@ -21,6 +21,7 @@ ToolCallParser = Literal[
     "mistral",
     "deepseek_v3",
     "deepseek_v31",
+    "deepseek_v32",
     "kimi_k2",
     "glm45",
     "minimax_m2",

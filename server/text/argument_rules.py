@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.text.argument_kinds import argument_kind
+from server.text import dsml_calls
+from server.text.argument_kinds import argument_kind, argument_types
 from server.text.brace_rules import BraceRules
 from server.text.dialects import Dialect
 from server.text.enforceable import (
@@ -40,13 +41,16 @@ def constrained_arguments(lark: LarkBuilder, schema: Mapping[str, Any], dialect:
     if kind == "braces":
         return BraceRules(lark, dialect.quote, schema).members(schema)
     required, optional = split_properties(schema)
+
+    def argument(name: str, inner: Mapping[str, Any]) -> str:
+        if kind == "python":
+            return _keyword_argument(lark, name, inner, schema)
+        if kind == "dsml":
+            return _dsml_argument(lark, name, inner, schema)
+        return _tagged_argument(lark, *_TAGS[kind], name, inner, schema)
+
     rules = {
-        name: lark.rule(
-            _keyword_argument(lark, name, inner, schema)
-            if kind == "python"
-            else _tagged_argument(lark, *_TAGS[kind], name, inner, schema)
-        )
-        for name, inner in (required | optional).items()
+        name: lark.rule(argument(name, inner)) for name, inner in (required | optional).items()
     }
     comma = lark.literal(", ") if kind == "python" else ""
     return comma_separated(
@@ -66,6 +70,12 @@ def unconstrained_arguments(lark: LarkBuilder, dialect: Dialect) -> str:
         value = f"({lark.schema({})} | {lark.rule(_PYTHON_VALUE, terminal=True)})"
         each = lark.rule(f"{name} {lark.literal('=')} {value}")
         return f"({each} ({lark.literal(', ')} {each})*)?"
+    if kind == "dsml":
+        end = dsml_calls.ARGUMENT_END
+        text = f"{lark.literal(dsml_calls.TEXT_BEGIN)} {lark.until(end)}"
+        value = f"{lark.literal(dsml_calls.JSON_BEGIN)} {lark.schema({})} {lark.literal(end)}"
+        whole = f"{lark.literal(dsml_calls.ARGUMENT_BEGIN)} {name} ({text} | {value})"
+        return f"({lark.rule(f'{whole} {lark.literal(_NEWLINE)}')})*"
     begin, end = _TAGS[kind]
     before, _, named = begin.partition("{}")
     whole = f"{lark.literal(before)} {name} {lark.literal(named)} {lark.until(end)}"
@@ -76,6 +86,19 @@ def _keyword_argument(
     lark: LarkBuilder, name: str, schema: Mapping[str, Any], root: Mapping[str, Any]
 ) -> str:
     return f"{lark.literal(name + '=')} {lark.schema({**_definitions(root), **schema})}"
+
+
+def _dsml_argument(
+    lark: LarkBuilder, name: str, schema: Mapping[str, Any], root: Mapping[str, Any]
+) -> str:
+    """A string as it is; anything that might be something else as JSON."""
+    begin, end = dsml_calls.ARGUMENT_BEGIN + "{}", dsml_calls.ARGUMENT_END
+    if argument_types(schema, root) == {"string"}:
+        begin += dsml_calls.TEXT_BEGIN
+        return _tagged_argument(lark, begin, end, name, schema, root)
+    value = lark.schema({**_definitions(root), **schema})
+    literal = lark.literal((begin + dsml_calls.JSON_BEGIN).replace("{}", name))
+    return f"{literal} {value} {lark.literal(end + _NEWLINE)}"
 
 
 def _tagged_argument(

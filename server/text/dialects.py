@@ -8,6 +8,7 @@ mistral_args  [TOOL_CALLS]f[ARGS]{...}
 pythonic      [f(a=1), g()]
 deepseek_v3   section( call("function" sep f "\\n```json\\n" {...} "\\n```") )
 deepseek_v31  section( call(f sep {...}) )
+deepseek_v32  section( <｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="false">1... )
 granite       <|tool_call|>[{"name": "f", "arguments": {...}}]
 glm45         <tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>
 kimi_k2       section( call(functions.f:0 argument {...}) )
@@ -30,7 +31,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from server.text import harmony, json_calls, named_calls, python_calls, xml_calls
+from server.text import dsml_calls, harmony, json_calls, named_calls, python_calls, xml_calls
 from server.text.brace_calls import BracedCalls
 from server.text.calls import ToolCallEmitter
 from server.text.named_calls import NamedCalls
@@ -70,7 +71,7 @@ class Dialect:
     separator: str = ""
     suffix: str = ""
     # The format of arguments.
-    arguments: Literal["json", "python", "xml", "invoke", "pairs", "braces"] = "json"
+    arguments: Literal["json", "python", "xml", "invoke", "dsml", "pairs", "braces"] = "json"
     quote: str = ""  # before and after strings in braces
     is_numbered: bool = False  # the ":0" in the head is the call's number
     is_single: bool = False  # at most one call per answer
@@ -165,6 +166,18 @@ DIALECTS = (
         call_suffix="</tool_call>",
         separator="\n",
         arguments="pairs",
+    ),
+    Dialect(
+        name="deepseek_v32",
+        template_markers=("｜DSML｜", "function_calls"),
+        opener=dsml_calls.OPENER,
+        closers=(dsml_calls.CLOSER,),
+        read=dsml_calls.read_calls,
+        prefix=f"{dsml_calls.OPENER}\n",
+        call_prefix=f"{dsml_calls.CALL_BEGIN}{{}}{dsml_calls.NAME_END}\n",
+        call_suffix=f"{dsml_calls.CALL_END}\n",
+        suffix=dsml_calls.CLOSER,
+        arguments="dsml",
     ),
     Dialect(
         name="minimax_m2",

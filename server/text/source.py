@@ -59,13 +59,15 @@ class Source:
         """Skip all text that has arrived."""
         self.position = self._start + len(self._text)
 
-    def read_to_marker(self, markers: Markers) -> tuple[str, str]:
+    def read_to_marker(self, markers: Markers, *, ends_with_one: bool = False) -> tuple[str, str]:
         """Read the text up to and including the first of ``markers``; return both.
 
-        Without a marker, read the text that is certainly not part of one, and return it and "".
+        Without a marker, read the text that is certainly not part of one, and return it and "". At
+        the end no text is, unless it always ``ends_with_one``: then it was cut off.
         """
         offset = self.position - self._start
-        end, marker = markers.find(self._text, offset, ended=self.ended)
+        ended = self.ended and not ends_with_one
+        end, marker = markers.find(self._text, offset, ended=ended)
         self.position = self._start + end + len(marker)
         return self._text[offset:end], marker
 

@@ -103,22 +103,35 @@ def _read_value(
     schema: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
     kind = argument_kind(schema, root)
     if kind == "text" and "null" not in argument_types(schema, root):
-        calls.add_arguments('"')
-        marker = ""
-        while not marker:
-            text, marker = source.read_to_marker(ends)
-            calls.add_arguments(json.dumps(text, ensure_ascii=False)[1:-1])
-            if not marker:
-                yield from _wait(source)
-        calls.add_arguments('"')
-        return
+        yield from read_text(source, calls, ends)
+    else:
+        yield from read_json(source, calls, ends, is_text=kind == "text")
+
+
+def read_text(source: Source, calls: ToolCallEmitter, ends: Markers) -> Read[None]:
+    """Read a string and emit it as JSON, as it arrives."""
+    calls.add_arguments('"')
+    marker = ""
+    while not marker:
+        text, marker = source.read_to_marker(ends, ends_with_one=True)
+        calls.add_arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+        if not marker:
+            yield from _wait(source)
+    calls.add_arguments('"')
+
+
+def read_json(
+    source: Source, calls: ToolCallEmitter, ends: Markers, *, is_text: bool = False
+) -> Read[None]:
+    """Read a value and emit it once complete. What is not JSON is a string, and where
+    ``is_text`` everything but ``null``."""
     pieces, marker = [], ""
     while not marker:
         text, marker = source.read_to_marker(ends)
         pieces.append(text)
         if not marker:
             yield from _wait(source)
-    calls.add_arguments(_as_json("".join(pieces), kind == "text"))
+    calls.add_arguments(_as_json("".join(pieces), is_text))
 
 
 def _wait(source: Source) -> Read[None]:

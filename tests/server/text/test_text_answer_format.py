@@ -36,6 +36,7 @@ TEMPLATES = {
     "pythonic": "{% if tools %}in the format of [func_name1(params_name1=params_value1)]",
     "deepseek_v3": "{% if tools %}<｜tool▁calls▁begin｜>{{ '```json' }}",
     "deepseek_v31": "{% if tools %}<｜tool▁calls▁begin｜><｜tool▁sep｜>",
+    "deepseek_v32": "{% if tools %}<｜DSML｜function_calls>\n<｜DSML｜invoke name={{ n }}>",
     "glm45": "{% if tools %}<tool_call>{{ n }}\n<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}",
     "kimi_k2": "{% if tools %}<|tool_calls_section_begin|>{{ i }}<|tool_call_argument_begin|>",
     "granite": "{% if tools %}{{ '<|tool_call|>' + calls | tojson }}",

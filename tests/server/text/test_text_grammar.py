@@ -179,6 +179,8 @@ UNHELD = {
     "python": 'dish="soup", extra=[1, null]',
     "xml": "<parameter=dish>\nsoup\n</parameter>\n<parameter=extra>\n[1, null]\n</parameter>\n",
     "invoke": '<parameter name="dish">soup</parameter>\n<parameter name="extra">1</parameter>\n',
+    "dsml": '<｜DSML｜parameter name="dish" string="true">soup</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="extra" string="false">[1, null]</｜DSML｜parameter>\n',
     "pairs": "<arg_key>dish</arg_key>\n<arg_value>soup</arg_value>\n",
     "braces": 'dish:<|"|>soup<|"|>,extra:[1,{a:null}]',
 }

@@ -217,6 +217,11 @@ MALFORMED = [
     ("olmo3", "<function_calls></function_calls>"),
     ("olmo3", "<function_calls>Nothing to call</function_calls>"),
     ("deepseek_v3", "<｜tool▁calls▁begin｜>function"),
+    ("deepseek_v32", "<｜DSML｜function_calls>Nothing to call</｜DSML｜function_calls>"),
+    (
+        "deepseek_v32",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="add">\n<｜DSML｜parameter name="a">1',
+    ),
     ("granite", "<|tool_call|>[]"),
     ("nemotron", "<TOOLCALL>[add(a=1)]</TOOLCALL>"),
     ("glm45", "<tool_call>subtract\n</tool_call>"),
@@ -234,6 +239,22 @@ def test_what_is_no_call_is_text(dialect: str, text: str) -> None:
     for whole in (False, True):
         check_all_splits(dialect, text, buffer_calls=whole)
         check_all_splits(dialect, text, buffer_calls=whole, cut=True)
+
+
+def test_deepseeks_tags_state_whether_a_value_is_a_string() -> None:
+    """Whatever the function's schema is, and whatever the string looks like."""
+    begin, end = '<｜DSML｜parameter name="', "</｜DSML｜parameter>\n"
+    text = (
+        'Let me see.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="add">\n'
+        f'{begin}zip" string="true">007{end}{begin}limit" string="false">20{end}'
+        f'{begin}raw" string="false">{{"a": [null]}}{end}{begin}quoted" string="true">"x"{end}'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+    )
+    expected = {"zip": "007", "limit": 20, "raw": {"a": [None]}, "quoted": '"x"'}
+    parts = read(parser("deepseek_v32", buffer_calls=True), [text])
+    assert calls_in(parts) == [("add", expected)]
+    assert content_of(parts) == "Let me see."
+    check_all_splits("deepseek_v32", text)
 
 
 def test_a_malformed_call_leaves_the_good_ones_whole() -> None:

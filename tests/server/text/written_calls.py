@@ -33,6 +33,18 @@ def written(
             + dialect.call_suffix
             for name, arguments in calls
         ]
+    elif dialect.arguments == "dsml":
+        each = [
+            dialect.call_prefix.replace("{}", name)
+            + "".join(
+                f'<｜DSML｜parameter name="{key}" string="{str(isinstance(value, str)).lower()}">'
+                f"{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+                "</｜DSML｜parameter>\n"
+                for key, value in arguments.items()
+            )
+            + dialect.call_suffix
+            for name, arguments in calls
+        ]
     elif dialect.arguments == "xml":
         each = [
             dialect.call_prefix.replace("{}", name)
