@@ -39,6 +39,7 @@ FAMILIES = [
     "gpt_neox",
     "mixtral",
     "deepseek_v3",
+    "deepseek_v32",
     "qwen2_moe",
     "phimoe",
     "phi",
@@ -295,6 +296,9 @@ def test_models_that_are_no_source_are_refused(tmp_path: Path) -> None:
     gpt2 = tiny_models.save("gpt2", tmp_path / "gpt2")
     with pytest.raises(QuantizeError, match=r"c_attn\.weight: gpt2 stores it in an order"):
         quantise(Job(gpt2, tmp_path / "other", recipe()), windows())
+    glm = tiny_models.save("glm_moe_dsa", tmp_path / "glm")
+    with pytest.raises(QuantizeError, match="longer than the 12 that are selected"):
+        quantise(Job(glm, tmp_path / "other", recipe()), windows())
     olmo = tiny_models.save("olmo", tmp_path / "olmo")
     with pytest.raises(QuantizeError, match="norms of olmo models have no weights"):
         quantise(Job(olmo, tmp_path / "other", recipe()), windows())

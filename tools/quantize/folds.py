@@ -62,6 +62,9 @@ def folds_of(
     by_label = {site.label: site for site in sites}
     first = [site for site in sites if site.label.endswith("gate_up")]
     beside = tuple(name for name in (f"{i}.router", f"{i}.shared.gate") if name in wanted)
+    # An indexer reads what the first projection reads.
+    indexer = (f"{i}.index.key.weight", f"{i}.index.weights")
+    beside_attention = tuple(name for name in indexer if name in wanted)
     attention = [by_label["qkv"]] if "qkv" in by_label else []
     complete = len(first) == _num_norm_consumers(spec, i)
     if spec.has_input_norms(spec.layers[i]):
@@ -70,7 +73,7 @@ def folds_of(
                 yield Fold(f"{i}.attention_norm", None, (*attention, *first), beside)
         else:
             if attention:
-                yield Fold(f"{i}.attention_norm", None, tuple(attention))
+                yield Fold(f"{i}.attention_norm", None, tuple(attention), beside_attention)
             if complete:
                 yield Fold(f"{i}.mlp_norm", None, tuple(first), beside)
     if "output" in by_label and spec.latent is None:

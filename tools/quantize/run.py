@@ -231,6 +231,14 @@ class _Run:
                 f"a window of {windows.calibration.shape[1]} tokens is longer than the model's "
                 f"context of {spec.max_context_len}"
             )
+        indexer = None if spec.latent is None else spec.latent.indexer
+        is_shared = any(layer.shares_selection for layer in spec.layers)
+        if indexer is not None and is_shared and windows.calibration.shape[1] > indexer.top_k:
+            raise QuantizeError(
+                f"a window of {windows.calibration.shape[1]} tokens is longer than the "
+                f"{indexer.top_k} that are selected, and layers, which are rounded one at a time, "
+                "share selections"
+            )
         for tokens in windows:
             if tokens.numel() and int(tokens.max()) >= spec.vocab_size:
                 raise QuantizeError(
