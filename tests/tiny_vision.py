@@ -50,6 +50,16 @@ _GEMMA4_VISION = {
 _BOUNDS = {"input_min": -1.0, "input_max": 1.5, "output_min": -0.9, "output_max": 1.2}
 _GEMMA4_TOKENS = {"image_token_id": IMAGE, "boi_token_id": START, "eoi_token_id": END}
 
+_GLM_VISION = {
+    **{"depth": 3, "num_heads": 2, "hidden_size": 32, "intermediate_size": 40},
+    **{"out_hidden_size": 48, "image_size": 70},
+}
+_GLM_TOKENS = {
+    **{"image_token_id": IMAGE, "video_token_id": VIDEO},
+    **{"image_start_token_id": START, "image_end_token_id": END},
+}
+_GLM_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+
 # kind -> (Hugging Face class, text model's kind, changes to it, vision config, whole config)
 KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl": ("Qwen2VL", "qwen2", {"rope_parameters": _MROPE}, _QWEN2_VISION, _QWEN_TOKENS),
@@ -117,6 +127,41 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
         *("InternVL", "qwen2", {}),
         *({**_TILE, "norm_type": "rms_norm", "use_qk_norm": True}, _INTERNVL),
     ),
+    "glm4v": (
+        *("Glm4v", "glm4"),
+        {
+            **{"head_dim": 8, "rope_parameters": {**_GLM_ROPE, "mrope_section": [1, 1, 0]}},
+            "attention_bias": True,
+        },
+        *(_GLM_VISION, _GLM_TOKENS),
+    ),
+    "glm4v_moe": (
+        *("Glm4vMoe", "glm4_moe"),
+        {
+            **{"use_qk_norm": False, "head_dim": 16},
+            "rope_parameters": {**_GLM_ROPE, "mrope_section": [1, 2, 1]},
+        },
+        *(_GLM_VISION, _GLM_TOKENS),
+    ),
+    "glm46v": (
+        *("Glm46V", "glm4"),
+        {
+            **{"head_dim": 8, "rope_parameters": {**_GLM_ROPE, "mrope_section": [0, 1, 1]}},
+            "attention_bias": True,
+        },
+        *(_GLM_VISION, _GLM_TOKENS),
+    ),
+    "glm_ocr": (
+        *("GlmOcr", "glm4"),
+        {
+            "rope_parameters": {
+                **_GLM_ROPE,
+                "partial_rotary_factor": 1.0,
+                "mrope_section": [2, 3, 3],
+            }
+        },
+        *(_GLM_VISION, _GLM_TOKENS),
+    ),
     "mistral3_biased": (
         *("Mistral3", "ministral3", {}, {**_PIXTRAL, "hidden_act": "silu"}),
         {
@@ -137,7 +182,7 @@ def build(kind: str, *, seed: int = 0, text: dict[str, Any] | None = None, **vis
 
     name, text_kind, changes, shape, whole = KINDS[kind]
     part = tiny_models.build(text_kind, **{**changes, **(text or {})}).config.to_dict()
-    if kind.startswith("qwen"):
+    if kind.startswith(("qwen", "glm")):
         part.pop("model_type")
     config = getattr(transformers, f"{name}Config")(
         text_config=part,
@@ -209,6 +254,10 @@ def processor(kind: str) -> Any:
         )
     if kind.startswith("mistral3"):
         return transformers.PixtralImageProcessorPil(patch_size={"height": 14, "width": 14})
+    if kind.startswith("glm"):
+        return transformers.Glm4vImageProcessorPil(
+            size={"shortest_edge": 2 * 28**2, "longest_edge": 2 * 28**2 * 40}
+        )
     if kind.startswith("qwen3"):
         half = [0.5, 0.5, 0.5]
         return transformers.Qwen2VLImageProcessorPil(patch_size=16, image_mean=half, image_std=half)

@@ -113,7 +113,7 @@ class Twin:
             ids += self._tokens(*shapes.pop(0)) if id_ == IMAGE else [id_]
         inputs = {"input_ids": torch.tensor([ids]), **seen}
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-        if images and self._family.startswith("qwen"):
+        if images and self._family.startswith(("qwen", "glm")):
             inputs["mm_token_type_ids"] = (inputs["input_ids"] == IMAGE).long()
         return inputs
 

@@ -129,16 +129,19 @@ def _processed(image: Image, height: int, width: int) -> ProcessedImage:
 
 def _within_area(height: int, width: int, scaling: AreaScaling, cell: int) -> tuple[int, int]:
     """Compute ``smart_resize`` of Qwen2-VL."""
+    if scaling.grows_first and min(height, width) < cell:
+        factor = max(cell / height, cell / width)
+        height, width = int(height * factor), int(width * factor)
     if max(height, width) > _MAX_ASPECT * min(height, width):
         raise _too_narrow(height, width)
-    rows, columns = round(height / cell), round(width / cell)
-    area = rows * columns * cell * cell
+    rows, columns, frames = round(height / cell), round(width / cell), scaling.num_frames
+    area = frames * rows * columns * cell * cell
     if area > scaling.max_pixels:
-        shrink = math.sqrt(height * width / scaling.max_pixels)
+        shrink = math.sqrt(frames * height * width / scaling.max_pixels)
         rows = max(1, math.floor(height / shrink / cell))
         columns = max(1, math.floor(width / shrink / cell))
     elif area < scaling.min_pixels:
-        grow = math.sqrt(scaling.min_pixels / (height * width))
+        grow = math.sqrt(scaling.min_pixels / (frames * height * width))
         rows, columns = math.ceil(height * grow / cell), math.ceil(width * grow / cell)
     return rows * cell, columns * cell
 

@@ -12,10 +12,15 @@ MAX_TILED_SIDE = 4096  # pixels; Idefics3's limit before an image is cut
 
 class AreaScaling(msgspec.Struct, frozen=True, tag="area"):
     """Sides are rounded to whole cells, and the image is scaled if its area is outside these
-    bounds (Qwen2-VL, Wang et al. 2024)."""
+    bounds (Qwen2-VL, Wang et al. 2024).
+
+    With ``grows_first``, an image thinner than a cell is scaled to one before anything else.
+    """
 
     min_pixels: int
     max_pixels: int
+    num_frames: int = 1  # by which an image's pixels are multiplied before they are compared
+    grows_first: bool = False
 
 
 class EdgeScaling(msgspec.Struct, frozen=True, tag="edge"):

@@ -33,7 +33,13 @@ from engine.models.rules import (
 
 
 def rules_of(architecture: str) -> tuple[Rule, ...]:
-    """Return the rules of a Hugging Face model_type or ``DecoderSpec.naming``; default: Llama's."""
+    """Return the rules of a Hugging Face model_type or ``DecoderSpec.naming``; default: Llama's.
+
+    ``outer/x`` and ``whole/x`` are x's, nested in a model that reads images.
+    """
+    outer, _, inner = architecture.rpartition("/")
+    if outer:
+        return _NESTED[outer](rules_of(inner))
     return _TABLES.get(architecture, LLAMA)
 
 
@@ -361,6 +367,7 @@ def _in_multimodal_model(rules: tuple[Rule, ...], part: str = "language_model") 
     )
 
 
+_NESTED = {"outer": _in_multimodal_model, "whole": _in_language_model}
 _TABLES = {
     "afmoe": _AFMOE,
     "arcee": _UNGATED,

@@ -209,7 +209,7 @@ class DecoderSpec:
     score_sigmoid: bool = True  # a score is the sigmoid of the head's output
     eos_token_ids: tuple[int, ...] = ()
     checkpoint_dtype: str | None = None  # from config.json
-    naming: str = ""  # name table, if the architecture has several
+    naming: str = ""  # name table, if the architecture has none of its own or several
     num_draft_layers: int = 0  # after the last layer; their tensors are not read
     stage: StageSpec | None = None  # if set, ``layers`` are its own; None: the whole model
 

@@ -157,6 +157,8 @@ _UNREAD = {
     "gemma3": ("vision_tower.", "multi_modal_projector."),
     "gemma4": _GEMMA4_TOWERS,
     "gemma4_unified": _GEMMA4_TOWERS,
+    **dict.fromkeys(("glm46v", "glm4v", "glm4v_moe"), _VISUAL),
+    "glm_ocr": (*_VISUAL, "model.language_model.layers.16."),  # the last: a draft layer
     "idefics3": _IDEFICS3,
     "internvl": _PROJECTED,
     "llama4": ("vision_model.", "multi_modal_projector."),

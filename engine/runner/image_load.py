@@ -113,7 +113,7 @@ def _max_image_cells(rules: ImageRules) -> int:
     if isinstance(scaling, (TileScaling, GridScaling)):
         return scaling.max_tiles * _tile_cells(rules)
     if isinstance(scaling, AreaScaling):
-        return scaling.max_pixels // rules.cell**2
+        return scaling.max_pixels // (scaling.num_frames * rules.cell**2)
     if isinstance(scaling, BudgetScaling):
         return scaling.max_cells
     longest = scaling.longest if isinstance(scaling, EdgeScaling) else scaling.side
@@ -139,8 +139,9 @@ def _within(rules: ImageRules, most: int) -> Scaling:
         longest = scaling.side * math.isqrt(max(num_cut, 1))
         return TileScaling(scaling.side, longest - longest % 2, scaling.cuts)
     if isinstance(scaling, AreaScaling):
-        most_pixels = most * rules.cell**2
-        return AreaScaling(min(scaling.min_pixels, most_pixels), most_pixels)
+        limit = most * scaling.num_frames * rules.cell**2
+        least = min(scaling.min_pixels, limit)
+        return msgspec.structs.replace(scaling, min_pixels=least, max_pixels=limit)
     if isinstance(scaling, BudgetScaling):
         return BudgetScaling(most)
     return EdgeScaling(math.isqrt(most) * rules.cell)

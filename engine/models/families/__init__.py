@@ -6,9 +6,8 @@ error: a key that is ignored today is a wrong answer tomorrow.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from engine.errors import ModelLoadError
 from engine.models.config_reader import ConfigReader
@@ -37,19 +36,11 @@ from engine.models.families import (
     phi,
     ungated,
 )
+from engine.models.families.family import Family
+from engine.models.families.image_text import IMAGE_TEXT
 from engine.models.families.multimodal import QWEN3_5_MROPE
 from engine.models.output_head import with_head
 from engine.models.spec import DecoderSpec
-
-
-class Family(NamedTuple):
-    """How a Hugging Face model_type is read."""
-
-    read: Callable[[ConfigReader], DecoderSpec]
-    models: str
-    differences: str  # from Llama
-    has_remote_code: bool = False  # published configs name remote code, now in Hugging Face
-
 
 FAMILIES: dict[str, Family] = {
     "afmoe": Family(
@@ -398,6 +389,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "vaultgemma": Family(gemma.vaultgemma, "VaultGemma 1B", "as `gemma2`; norms before only"),
     "youtu": Family(deepseek.youtu, "Youtu-LLM 2B", "latent attention"),
+    **IMAGE_TEXT,
 }
 
 

@@ -16,6 +16,7 @@ from engine.models.families.shared import (
     read_decoder,
     with_checked_experts,
 )
+from engine.models.rope_spec import MropeSpec
 from engine.models.spec import DecoderSpec, MoeSpec, NormSpec, Placement
 
 _MAX_POSITIONS = 131_072
@@ -31,20 +32,35 @@ def glm4(reader: ConfigReader) -> DecoderSpec:
     return _glm(reader, "sandwich")
 
 
-def glm4_moe(reader: ConfigReader) -> DecoderSpec:
-    """GLM-4.5 to 4.7, and the Air variants."""
+def glm4_moe(reader: ConfigReader, mrope: MropeSpec | None = None) -> DecoderSpec:
+    """GLM-4.5 to 4.7, and the Air variants; with ``mrope`` the text model of GLM-4.5V and 4.6V."""
     spec = read_decoder(
         reader,
         norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
         partial=0.5,
         max_positions=_MAX_POSITIONS,
-        qkv_bias=reader.flag("attention_bias"),
+        mrope=mrope,
+        qkv_bias=reader.flag("attention_bias", mrope is not None),
         qk_norm=reader.flag("use_qk_norm"),
         moe=_experts(reader),
         layers=layers_with_experts(reader, 1),
         num_draft_layers=draft_layers(reader),
     )
     return with_checked_experts(reader, spec)
+
+
+def glm4v_text(reader: ConfigReader, mrope: MropeSpec) -> DecoderSpec:
+    """The text model of GLM-4.1V: GLM-4-0414, with the part of the head that rotates in the rope's
+    section."""
+    reader.require("attention_bias", True)
+    return _with_image_positions(reader, mrope, has_bias=True)
+
+
+def glm_ocr_text(reader: ConfigReader, mrope: MropeSpec) -> DecoderSpec:
+    """The text model of GLM-OCR: the same without biases."""
+    reader.require("attention_bias", False)
+    reader.ignore("num_nextn_predict_layers")  # a draft layer, which is not read
+    return _with_image_positions(reader, mrope, has_bias=False)
 
 
 def solar_open(reader: ConfigReader) -> DecoderSpec:
@@ -77,6 +93,18 @@ def _glm(reader: ConfigReader, placement: Placement) -> DecoderSpec:
         interleaved=True,
         max_positions=_MAX_POSITIONS,
         qkv_bias=reader.flag("attention_bias", True),
+    )
+
+
+def _with_image_positions(reader: ConfigReader, mrope: MropeSpec, *, has_bias: bool) -> DecoderSpec:
+    return read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
+        placement="sandwich",
+        interleaved=True,
+        max_positions=_MAX_POSITIONS,
+        mrope=mrope,
+        qkv_bias=has_bias,
     )
 
 

@@ -95,19 +95,19 @@ def gemma3(reader: ConfigReader) -> DecoderSpec:
         text.set_defaults(_GEMMA3_DEFAULTS)
         return gemma.gemma3(text)
 
-    spec = _text_part(reader, read, _GEMMA)
+    spec = text_part(reader, read, _GEMMA)
     layers = (dataclasses.replace(layer, bidirectional_images=True) for layer in spec.layers)
     return dataclasses.replace(spec, layers=tuple(layers))
 
 
 def gemma4(reader: ConfigReader) -> DecoderSpec:
     """Gemma 4 with image and sound encoders."""
-    return _text_part(reader, gemma_4.gemma4, _GEMMA4)
+    return text_part(reader, gemma_4.gemma4, _GEMMA4)
 
 
 def gemma4_unified(reader: ConfigReader) -> DecoderSpec:
     """Gemma 4 without encoders, which reads images and sound directly."""
-    return _text_part(reader, gemma_4.gemma4_unified, _GEMMA4)
+    return text_part(reader, gemma_4.gemma4_unified, _GEMMA4)
 
 
 def idefics3(reader: ConfigReader) -> DecoderSpec:
@@ -123,21 +123,21 @@ def idefics3(reader: ConfigReader) -> DecoderSpec:
         return llama.llama(text)
 
     reader.set_defaults({"tie_word_embeddings": False})
-    return _text_part(reader, read, _IDEFICS3)
+    return text_part(reader, read, _IDEFICS3)
 
 
 def internvl(reader: ConfigReader) -> DecoderSpec:
     """InternVL3 and 3.5, in Hugging Face's own format."""
 
     def read(text: ConfigReader) -> DecoderSpec:
-        read_text = _of_kind(text, _INTERNVL_TEXT, "qwen2")
+        read_text = of_kind(text, _INTERNVL_TEXT, "qwen2")
         text.set_defaults({"model_type": "qwen2"})
         for key in _INTERNVL_TRAINING:
             text.ignore(key)
         spec = read_text(text)
         return dataclasses.replace(spec, naming="internvl_moe" if spec.moe else "")
 
-    spec = _text_part(reader, read, _INTERNVL)
+    spec = text_part(reader, read, _INTERNVL)
     text = reader.section("text_config")
     if text is None or "tie_word_embeddings" not in text:
         return spec
@@ -147,16 +147,16 @@ def internvl(reader: ConfigReader) -> DecoderSpec:
 
 def llama_4(reader: ConfigReader) -> DecoderSpec:
     """Llama 4 Scout and Maverick."""
-    return _text_part(reader, llama4.llama4_text, ("boi_token_index", "eoi_token_index"))
+    return text_part(reader, llama4.llama4_text, ("boi_token_index", "eoi_token_index"))
 
 
 def mistral3(reader: ConfigReader) -> DecoderSpec:
     """Mistral Small 3.1, 3.2 and 4, and Ministral 3."""
 
     def read(text: ConfigReader) -> DecoderSpec:
-        return _of_kind(text, _MISTRAL_TEXT, "mistral")(text)
+        return of_kind(text, _MISTRAL_TEXT, "mistral")(text)
 
-    spec = _text_part(reader, read, _MISTRAL)
+    spec = text_part(reader, read, _MISTRAL)
     return dataclasses.replace(spec, naming=spec.naming and f"mistral3_{spec.naming}")
 
 
@@ -164,22 +164,22 @@ def llava(reader: ConfigReader) -> DecoderSpec:
     """LLaVA 1.5, LLaVA-Interleave and Pixtral 12B."""
 
     def read(text: ConfigReader) -> DecoderSpec:
-        read_text, defaults = _of_kind(text, _LLAVA_TEXT, "llama")
+        read_text, defaults = of_kind(text, _LLAVA_TEXT, "llama")
         text.set_defaults({"model_type": "llama", **defaults})
         text.ignore("is_composition")
         return read_text(text)
 
-    return _text_part(reader, read, _LLAVA)
+    return text_part(reader, read, _LLAVA)
 
 
 def qwen_vl(reader: ConfigReader) -> DecoderSpec:
     """Qwen2-VL and Qwen2.5-VL; in older exports the text model's keys are at the top level."""
-    return _text_part(reader, lambda text: llama.qwen2(text, mrope=_QWEN2_MROPE), _QWEN)
+    return text_part(reader, lambda text: llama.qwen2(text, mrope=_QWEN2_MROPE), _QWEN)
 
 
 def qwen3_vl(reader: ConfigReader) -> DecoderSpec:
     """Qwen3-VL, dense."""
-    return _text_part(reader, lambda text: llama.qwen3(text, mrope=_QWEN3_MROPE), _QWEN)
+    return text_part(reader, lambda text: llama.qwen3(text, mrope=_QWEN3_MROPE), _QWEN)
 
 
 def qwen3_vl_moe(reader: ConfigReader) -> DecoderSpec:
@@ -190,20 +190,20 @@ def qwen3_vl_moe(reader: ConfigReader) -> DecoderSpec:
         assert spec.moe is not None
         return dataclasses.replace(spec, moe=dataclasses.replace(spec.moe, normalised=True))
 
-    return _text_part(reader, read, _QWEN)
+    return text_part(reader, read, _QWEN)
 
 
 def qwen3_5(reader: ConfigReader) -> DecoderSpec:
     """Qwen3.5, dense."""
-    return _text_part(reader, lambda text: hybrid.qwen3_5(text, mrope=QWEN3_5_MROPE), _QWEN)
+    return text_part(reader, lambda text: hybrid.qwen3_5(text, mrope=QWEN3_5_MROPE), _QWEN)
 
 
 def qwen3_5_moe(reader: ConfigReader) -> DecoderSpec:
     """Qwen3.5 with experts."""
-    return _text_part(reader, lambda text: hybrid.qwen3_5_moe(text, mrope=QWEN3_5_MROPE), _QWEN)
+    return text_part(reader, lambda text: hybrid.qwen3_5_moe(text, mrope=QWEN3_5_MROPE), _QWEN)
 
 
-def _of_kind(text: ConfigReader, table: Mapping[str, _T], default: str) -> _T:
+def of_kind(text: ConfigReader, table: Mapping[str, _T], default: str) -> _T:
     """Return the entry for a text section's ``model_type``. Raises ModelLoadError if none is."""
     kind = text.text("model_type", default)
     if kind not in table:
@@ -211,7 +211,7 @@ def _of_kind(text: ConfigReader, table: Mapping[str, _T], default: str) -> _T:
     return table[kind]
 
 
-def _text_part(
+def text_part(
     reader: ConfigReader, read: Callable[[ConfigReader], DecoderSpec], ignored: tuple[str, ...]
 ) -> DecoderSpec:
     """Read the text section with ``read``, or the whole config if it has none.

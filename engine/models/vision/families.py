@@ -19,6 +19,7 @@ from engine.images.types import (
 )
 from engine.models.config_reader import ConfigReader
 from engine.models.spec import DecoderSpec
+from engine.models.vision.glm import glm4v, glm_ocr
 from engine.models.vision.shared import (
     CLIP,
     HALF,
@@ -318,12 +319,19 @@ def _projector(whole: ConfigReader, text: DecoderSpec) -> MergerSpec:
 
 _LLAVA_ENCODERS = {"clip_vision_model": _clip, "pixtral": _pixtral, "siglip_vision_model": _siglip}
 _QWEN3_SCALING = AreaScaling(65_536, 16_777_216)
+# Two frames are counted, though an image is one.
+_GLM_SCALING = AreaScaling(12_544, 11_760_000, num_frames=2, grows_first=True)
+_GLM4V = VisionFamily(glm4v, qwen_tokens(151_343), _GLM_SCALING)
 _IDEFICS3 = VisionFamily(
     idefics3, idefics3_tokens, None, "lanczos", lambda side: TileScaling(side, 4 * side)
 )
 FAMILIES: dict[str, VisionFamily] = {
     "gemma3": VisionFamily(gemma3, gemma3_tokens, None, "bilinear"),
     "gemma4": VisionFamily(gemma4, gemma4_tokens, BudgetScaling(280)),
+    "glm46v": _GLM4V,
+    "glm4v": _GLM4V,
+    "glm4v_moe": VisionFamily(glm4v, qwen_tokens(151_363), _GLM_SCALING),
+    "glm_ocr": VisionFamily(glm_ocr, qwen_tokens(59_280), _GLM_SCALING),
     "idefics3": _IDEFICS3,
     "internvl": VisionFamily(
         internvl, internvl_tokens, None, tiling=lambda side: GridScaling(side, 1, 12)

@@ -104,6 +104,7 @@ class Block(Layer):
     def __init__(self, spec: VisionSpec, weights: Tensors, name: str) -> None:
         self._num_heads = spec.num_heads
         self._gated = spec.gated
+        self._norm_by_head = spec.qk_norm_by_head
         self._query_norm = self._key_norm = None
         if spec.qk_norm is not None:
             self._query_norm = read_norm(spec.qk_norm, weights, f"{name}.query_norm")
@@ -123,7 +124,9 @@ class Block(Layer):
         fused = self._qkv(self._attention_norm(x))
         query, key, value = fused.view(fused.shape[0], 3, self._num_heads, -1).unbind(1)
         if self._query_norm is not None and self._key_norm is not None:
-            query, key = self._query_norm(query.flatten(1)), self._key_norm(key.flatten(1))
+            if not self._norm_by_head:
+                query, key = query.flatten(1), key.flatten(1)
+            query, key = self._query_norm(query), self._key_norm(key)
             query, key = query.view(value.shape), key.view(value.shape)
         if rotation is not None:
             query, key = rotation.rotate(query), rotation.rotate(key)

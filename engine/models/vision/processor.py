@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from engine.images.types import (
     AreaScaling,
     BudgetScaling,
@@ -183,7 +185,7 @@ def _area(reader: ConfigReader, scaling: AreaScaling) -> AreaScaling:
     most = reader.count("max_pixels", most, limit=_MAX_PIXELS)
     if least > most:
         raise reader.error("max_pixels", f"of {most} is less than the {least} of min_pixels")
-    return AreaScaling(least, most)
+    return replace(scaling, min_pixels=least, max_pixels=most)
 
 
 def _edge(reader: ConfigReader, scaling: EdgeScaling) -> EdgeScaling:

@@ -49,6 +49,19 @@ class MergerSpec:
 
 
 @dataclass(frozen=True)
+class GatedMergerSpec:
+    """How the patches of a cell become one embedding in GLM-4.1V and its successors.
+
+    concatenate patches ─► joined: as wide as the text model ─► projection ─► layer norm ─► GELU
+    ─► gated MLP
+    """
+
+    inner_size: int  # of the MLP
+    activation: VisionActivation = "silu"
+    norm: VisionNorm = VisionNorm("layer", 1e-5)
+
+
+@dataclass(frozen=True)
 class PoolSpec:
     """How the patches of a cell become one of Gemma's embeddings.
 
@@ -84,13 +97,14 @@ class VisionSpec:
     out_size: int  # of the text model's embeddings
     norm: VisionNorm
     activation: VisionActivation
-    merger: MergerSpec | PoolSpec
+    merger: MergerSpec | GatedMergerSpec | PoolSpec
     pixels: PixelSpec
     architecture: str = ""  # Hugging Face model_type of the whole model
     gated: bool = False  # the MLP
     bias: bool = True  # of attention's projections
     output_bias: bool = False  # of attention's last projection, even without ``bias``
     qk_norm: VisionNorm | None = None  # of queries and keys, over all heads (InternViT 6B)
+    qk_norm_by_head: bool = False  # over each head instead (GLM-OCR)
     # What attention and MLP add is multiplied by learned factors (Touvron et al. 2021).
     layer_scale: bool = False
     mlp_bias: bool = True
@@ -100,6 +114,7 @@ class VisionSpec:
     # dimension.
     num_frames: int | None = None
     patch_norm: bool = False  # of patches before the first layer
+    norm_before_positions: bool = False  # that norm is of patches without their positions
     final_norm: bool = False  # after the last layer
     # Norms on both sides of attention and MLP, and of queries, keys and values; scores are not
     # scaled (Gemma 4).
@@ -109,6 +124,8 @@ class VisionSpec:
     # The side of a square table of learned positions, bilinearly interpolated over the image
     # between its corners (Qwen3-VL); 0: there is none.
     position_grid_size: int = 0
+    # That table is interpolated bicubically between the middles of its cells (GLM-4.1V).
+    bicubic_positions: bool = False
     # The side in pixels of all images, whose patches have a learned position each (CLIP, SigLIP);
     # None: images have any size.
     image_size: int | None = None

@@ -13,9 +13,15 @@ from engine.models.safetensors import Header
 from engine.models.vision.config import VisionConfig
 from engine.models.vision.gemma import PatchPooler, SandwichBlock
 from engine.models.vision.layers import Block, Merger, Normalisation, read_norm, read_projection
+from engine.models.vision.mergers import GatedMerger
 from engine.models.vision.patches import PatchLayout, Windows, chunk_slices, make_layout, patchify
-from engine.models.vision.positions import bucket_positions, learned_positions, make_rotation
-from engine.models.vision.spec import MergerSpec, PoolSpec, VisionSpec
+from engine.models.vision.positions import (
+    bicubic_positions,
+    bucket_positions,
+    learned_positions,
+    make_rotation,
+)
+from engine.models.vision.spec import GatedMergerSpec, MergerSpec, PoolSpec, VisionSpec
 from engine.models.vision.weights import is_text_tensor
 from kernels.transfer import to_device
 
@@ -60,6 +66,8 @@ class VisionTower:
                 name = f"deep.{i}"
                 deep = replace(spec.merger, norm_of_cells=True)
                 self._deepstack_mergers[layer] = Merger(spec, deep, tensors, name)
+        elif isinstance(spec.merger, GatedMergerSpec):
+            self._merger = GatedMerger(spec, spec.merger, tensors)
         else:
             self._merger = PatchPooler(spec, spec.merger, tensors)
         self._dtype = tensors["0.up.weight"].dtype
@@ -98,11 +106,14 @@ class VisionTower:
         x = _joined(parts)  # [num_patches, hidden_size]
         if self._class_token is not None:
             x = torch.cat((self._class_token[None], x))
-        if self._positions is not None:
-            x += self._positions_of(layout)
+        positions = None if self._positions is None else self._positions_of(layout)
+        if positions is not None and not spec.norm_before_positions:
+            x += positions
         x = x.to(self._dtype)
         if self._patch_norm is not None:
             x = self._patch_norm(x)
+        if positions is not None and spec.norm_before_positions:
+            x += positions
         turns = None
         if spec.rope is not None:
             turns = make_rotation(spec.rope, spec.head_dim, layout.rows, layout.columns)
@@ -127,6 +138,8 @@ class VisionTower:
         """Return the learned position embeddings of patches: [num_patches, hidden_size] float32."""
         assert self._positions is not None
         spec, table = self.spec, self._positions
+        if spec.bicubic_positions:
+            return bicubic_positions(table, layout.rows, layout.columns)
         if spec.image_size is None:
             return learned_positions(table, layout.rows, layout.columns)
         side, rows, columns = spec.image_size // spec.patch_size, layout.rows, layout.columns
@@ -149,6 +162,8 @@ class VisionTower:
         merged = hidden
         if isinstance(spec.merger, MergerSpec):
             merged = spec.merger.inner_size or spec.out_size
+        elif isinstance(spec.merger, GatedMergerSpec):
+            merged = spec.merger.inner_size + 2 * spec.out_size
         of_a_patch = max(
             6 * pixels + 4 * hidden,  # cut as bytes and again in order, normalised, embedded
             16 * hidden if spec.position_grid_size or spec.num_axis_positions else 0,
@@ -228,9 +243,9 @@ def _to_compute_layout(
         if spec.merger.inputs_first:
             projection = tensors["merger.projection.weight"].T
             arranged["merger.projection.weight"] = projection.contiguous()
-    elif spec.merger.joined:
+    elif isinstance(spec.merger, GatedMergerSpec) or spec.merger.joined:
         # Checkpoints have a cell's patches within each dimension; here it is the reverse.
-        stored = tensors["merger.join.weight"].unflatten(1, (spec.hidden_size, -1))
+        stored = tensors["merger.join.weight"].flatten(1).unflatten(1, (spec.hidden_size, -1))
         arranged["merger.join.weight"] = stored.transpose(1, 2).flatten(1).contiguous()
     if is_random:  # random weights have no calibrated bounds
         arranged = {name: held for name, held in arranged.items() if not name.endswith(".bounds")}
@@ -238,7 +253,7 @@ def _to_compute_layout(
 
 
 def _merge(
-    merger: Merger | PatchPooler, x: torch.Tensor, most: int
+    merger: Merger | GatedMerger | PatchPooler, x: torch.Tensor, most: int
 ) -> Generator[None, None, torch.Tensor]:
     """Apply ``merger(x)``, about ``most`` patches at a time."""
     parts = []

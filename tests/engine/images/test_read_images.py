@@ -208,6 +208,23 @@ def test_sizes_within_an_area_are_smart_resizes(height: int, width: int, cell: i
 
 
 @settings(deadline=None)
+@given(SIDES, SIDES)
+def test_sizes_of_two_frames_are_glms(height: int, width: int) -> None:
+    """Limits are for two frames, and images thinner than a cell are scaled to one first."""
+    from transformers.models.glm4v.image_processing_pil_glm4v import smart_resize
+
+    bounds = {"min_pixels": 12_544, "max_pixels": 2**21 + 1}
+    scaling = AreaScaling(**bounds, num_frames=2, grows_first=True)
+    try:
+        wanted = smart_resize(2, height, width, **bounds)
+    except ValueError:
+        with pytest.raises(InvalidParameter, match="too narrow"):
+            scaled_size(height, width, rules(scaling, 28))
+    else:
+        assert scaled_size(height, width, rules(scaling, 28)) == wanted
+
+
+@settings(deadline=None)
 @given(SIDES, SIDES, st.sampled_from([(14, 1540), (28, 1540), (32, 1024)]))
 def test_sizes_within_an_edge_are_pixtrals(height: int, width: int, kind: tuple[int, int]) -> None:
     from transformers.models.pixtral.image_processing_pil_pixtral import (

@@ -12,6 +12,7 @@ from engine.images.types import AreaScaling, ImageRules
 from engine.models.vision.config import VisionConfig
 from engine.models.vision.spec import (
     AxialRope,
+    GatedMergerSpec,
     MergerSpec,
     PixelSpec,
     PoolSpec,
@@ -60,6 +61,18 @@ SPECS = {
         _PLAIN, layer_scale=True, qk_norm=_RMS, merger=MergerSpec(_RMS, 512, norm_of_cells=True)
     ),
     "projected": replace(_PLAIN, merger=MergerSpec(None, None, bias=False)),
+    "glm": replace(
+        _PLAIN,
+        architecture="glm4v",
+        gated=True,
+        position_grid_size=12,
+        bicubic_positions=True,
+        patch_norm=True,
+        norm_before_positions=True,
+        qk_norm=_RMS,
+        qk_norm_by_head=True,
+        merger=GatedMergerSpec(1600),
+    ),
     "joined": replace(_PLAIN, gated=True, merger=MergerSpec(_RMS, 512, bias=False, joined=True)),
 }
 

@@ -76,7 +76,11 @@ def test_embeddings_equal_hugging_faces(tmp_path, monkeypatch, kind, most):
 
 
 @pytest.mark.parametrize(
-    "kind", ["qwen2_5_vl", "qwen3_vl", "mistral3", "gemma3", "gemma4", "idefics3", "internvl"]
+    "kind",
+    [
+        *("qwen2_5_vl", "qwen3_vl", "mistral3", "gemma3", "gemma4", "idefics3", "internvl"),
+        *("glm4v", "glm_ocr"),
+    ],
 )
 def test_embeddings_in_bfloat16(tmp_path, kind):
     """Nearly as close to Hugging Face's float32 result as Hugging Face's own bfloat16 result."""

@@ -1,0 +1,199 @@
+"""Checkpoints' names for a vision encoder's parameters: one table per family."""
+
+from __future__ import annotations
+
+from engine.models.rules import Rule
+
+
+def linear(pattern: str, parameter: str, part: int = 0) -> tuple[Rule, ...]:
+    """Return the rules of a projection and its bias."""
+    return tuple(
+        Rule(f"{pattern}.{kind}", f"{parameter}.{kind}", part) for kind in ("weight", "bias")
+    )
+
+
+def norm(pattern: str, parameter: str) -> tuple[Rule, ...]:
+    """Return the rules of a layer norm."""
+    return Rule(f"{pattern}.weight", parameter), Rule(f"{pattern}.bias", f"{parameter}.bias")
+
+
+def _clipped(pattern: str, parameter: str, part: int = 0) -> tuple[Rule, ...]:
+    """A projection and, if it has them, the bounds of its inputs and outputs."""
+    bounds = ("input_min", "input_max", "output_min", "output_max")
+    return (
+        Rule(f"{pattern}.linear.weight", f"{parameter}.weight", part),
+        *(
+            Rule(f"{pattern}.{bound}", f"{parameter}.bounds", len(bounds) * part + i)
+            for i, bound in enumerate(bounds)
+        ),
+    )
+
+
+_QWEN_BLOCK = "visual.blocks.{i}."
+_QWEN = (
+    *linear("visual.patch_embed.proj", "patch"),
+    *norm(_QWEN_BLOCK + "norm1", "{i}.attention_norm"),
+    Rule(_QWEN_BLOCK + "attn.qkv.weight", "{i}.qkv.weight", None),
+    Rule(_QWEN_BLOCK + "attn.qkv.bias", "{i}.qkv.bias", None),
+    *linear(_QWEN_BLOCK + "attn.proj", "{i}.output"),
+    *norm(_QWEN_BLOCK + "norm2", "{i}.mlp_norm"),
+)
+_QWEN2_MERGER = (
+    *norm("visual.merger.ln_q", "merger.norm"),
+    *linear("visual.merger.mlp.0", "merger.up"),
+    *linear("visual.merger.mlp.2", "merger.down"),
+)
+_QWEN2 = (
+    *(*_QWEN, *_QWEN2_MERGER),
+    *linear(_QWEN_BLOCK + "mlp.fc1", "{i}.up"),
+    *linear(_QWEN_BLOCK + "mlp.fc2", "{i}.down"),
+)
+_QWEN2_5 = (
+    *(*_QWEN, *_QWEN2_MERGER),
+    *linear(_QWEN_BLOCK + "mlp.gate_proj", "{i}.up", 0),
+    *linear(_QWEN_BLOCK + "mlp.up_proj", "{i}.up", 1),
+    *linear(_QWEN_BLOCK + "mlp.down_proj", "{i}.down"),
+)
+_DEEP = "visual.deepstack_merger_list.{i}."
+_QWEN3 = (
+    *_QWEN,
+    Rule("visual.pos_embed.weight", "positions"),
+    *linear(_QWEN_BLOCK + "mlp.linear_fc1", "{i}.up"),
+    *linear(_QWEN_BLOCK + "mlp.linear_fc2", "{i}.down"),
+    *norm("visual.merger.norm", "merger.norm"),
+    *linear("visual.merger.linear_fc1", "merger.up"),
+    *linear("visual.merger.linear_fc2", "merger.down"),
+    *norm(_DEEP + "norm", "deep.{i}.norm"),
+    *linear(_DEEP + "linear_fc1", "deep.{i}.up"),
+    *linear(_DEEP + "linear_fc2", "deep.{i}.down"),
+)
+_GLM_OCR = (
+    *linear("visual.patch_embed.proj", "patch"),
+    Rule(_QWEN_BLOCK + "norm1.weight", "{i}.attention_norm"),
+    Rule(_QWEN_BLOCK + "attn.qkv.weight", "{i}.qkv.weight", None),
+    Rule(_QWEN_BLOCK + "attn.qkv.bias", "{i}.qkv.bias", None),
+    Rule(_QWEN_BLOCK + "attn.q_norm.weight", "{i}.query_norm"),
+    Rule(_QWEN_BLOCK + "attn.k_norm.weight", "{i}.key_norm"),
+    *linear(_QWEN_BLOCK + "attn.proj", "{i}.output"),
+    Rule(_QWEN_BLOCK + "norm2.weight", "{i}.mlp_norm"),
+    *linear(_QWEN_BLOCK + "mlp.gate_proj", "{i}.up", 0),
+    *linear(_QWEN_BLOCK + "mlp.up_proj", "{i}.up", 1),
+    *linear(_QWEN_BLOCK + "mlp.down_proj", "{i}.down"),
+    Rule("visual.post_layernorm.weight", "final_norm"),
+    *linear("visual.downsample", "merger.join"),
+    Rule("visual.merger.proj.weight", "merger.projection.weight"),
+    *norm("visual.merger.post_projection_norm", "merger.norm"),
+    Rule("visual.merger.gate_proj.weight", "merger.up.weight", 0),
+    Rule("visual.merger.up_proj.weight", "merger.up.weight", 1),
+    Rule("visual.merger.down_proj.weight", "merger.down.weight"),
+)
+_GLM4V = (
+    *_GLM_OCR,
+    Rule("visual.embeddings.position_embedding.weight", "positions"),
+    Rule("visual.post_conv_layernorm.weight", "patch_norm"),
+)
+_PIXTRAL_LAYER = "vision_tower.transformer.layers.{i}."
+_MISTRAL3 = (
+    Rule("vision_tower.patch_conv.weight", "patch.weight"),
+    Rule("vision_tower.ln_pre.weight", "patch_norm"),
+    Rule(_PIXTRAL_LAYER + "attention_norm.weight", "{i}.attention_norm"),
+    Rule(_PIXTRAL_LAYER + "attention.q_proj.weight", "{i}.qkv.weight", 0),
+    Rule(_PIXTRAL_LAYER + "attention.k_proj.weight", "{i}.qkv.weight", 1),
+    Rule(_PIXTRAL_LAYER + "attention.v_proj.weight", "{i}.qkv.weight", 2),
+    Rule(_PIXTRAL_LAYER + "attention.o_proj.weight", "{i}.output.weight"),
+    Rule(_PIXTRAL_LAYER + "ffn_norm.weight", "{i}.mlp_norm"),
+    Rule(_PIXTRAL_LAYER + "feed_forward.gate_proj.weight", "{i}.up.weight", 0),
+    Rule(_PIXTRAL_LAYER + "feed_forward.up_proj.weight", "{i}.up.weight", 1),
+    Rule(_PIXTRAL_LAYER + "feed_forward.down_proj.weight", "{i}.down.weight"),
+    Rule("multi_modal_projector.norm.weight", "merger.norm"),
+    Rule("multi_modal_projector.patch_merger.merging_layer.weight", "merger.join.weight"),
+    *linear("multi_modal_projector.linear_1", "merger.up"),
+    *linear("multi_modal_projector.linear_2", "merger.down"),
+)
+_TOWER_LAYER = "vision_tower.encoder.layers.{i}."
+_CLIP = (  # and SigLIP
+    Rule("vision_tower.embeddings.class_embedding", "class_token"),
+    *linear("vision_tower.embeddings.patch_embedding", "patch"),
+    Rule("vision_tower.embeddings.position_embedding.weight", "positions"),
+    *norm("vision_tower.pre_layrnorm", "patch_norm"),
+    *norm(_TOWER_LAYER + "layer_norm1", "{i}.attention_norm"),
+    *linear(_TOWER_LAYER + "self_attn.q_proj", "{i}.qkv", 0),
+    *linear(_TOWER_LAYER + "self_attn.k_proj", "{i}.qkv", 1),
+    *linear(_TOWER_LAYER + "self_attn.v_proj", "{i}.qkv", 2),
+    *linear(_TOWER_LAYER + "self_attn.out_proj", "{i}.output"),
+    *norm(_TOWER_LAYER + "layer_norm2", "{i}.mlp_norm"),
+    *linear(_TOWER_LAYER + "mlp.fc1", "{i}.up"),
+    *linear(_TOWER_LAYER + "mlp.fc2", "{i}.down"),
+    *norm("vision_tower.post_layernorm", "final_norm"),
+)
+_LLAVA = (*_MISTRAL3, *_CLIP)
+_GEMMA3 = (
+    *_CLIP,
+    Rule("multi_modal_projector.mm_soft_emb_norm.weight", "merger.norm"),
+    Rule("multi_modal_projector.mm_input_projection_weight", "merger.projection.weight"),
+)
+_GEMMA4 = (
+    Rule("vision_tower.patch_embedder.input_proj.weight", "patch.weight"),
+    Rule("vision_tower.patch_embedder.position_embedding_table", "positions", None),
+    Rule(_TOWER_LAYER + "input_layernorm.weight", "{i}.attention_norm"),
+    *_clipped(_TOWER_LAYER + "self_attn.q_proj", "{i}.qkv", 0),
+    *_clipped(_TOWER_LAYER + "self_attn.k_proj", "{i}.qkv", 1),
+    *_clipped(_TOWER_LAYER + "self_attn.v_proj", "{i}.qkv", 2),
+    Rule(_TOWER_LAYER + "self_attn.q_norm.weight", "{i}.query_norm"),
+    Rule(_TOWER_LAYER + "self_attn.k_norm.weight", "{i}.key_norm"),
+    *_clipped(_TOWER_LAYER + "self_attn.o_proj", "{i}.output"),
+    Rule(_TOWER_LAYER + "post_attention_layernorm.weight", "{i}.attention_after"),
+    Rule(_TOWER_LAYER + "pre_feedforward_layernorm.weight", "{i}.mlp_norm"),
+    *_clipped(_TOWER_LAYER + "mlp.gate_proj", "{i}.up", 0),
+    *_clipped(_TOWER_LAYER + "mlp.up_proj", "{i}.up", 1),
+    *_clipped(_TOWER_LAYER + "mlp.down_proj", "{i}.down"),
+    Rule(_TOWER_LAYER + "post_feedforward_layernorm.weight", "{i}.mlp_after"),
+    Rule("vision_tower.std_bias", "merger.mean"),
+    Rule("vision_tower.std_scale", "merger.scale"),
+    Rule("embed_vision.embedding_projection.weight", "merger.projection.weight"),
+)
+_IDEFICS3 = (
+    *(
+        rule._replace(pattern=rule.pattern.replace("vision_tower.", "vision_model.", 1))
+        for rule in _CLIP
+    ),
+    Rule("connector.modality_projection.proj.weight", "merger.up.weight"),
+)
+_INTERN_LAYER = "vision_tower.encoder.layer.{i}."
+_INTERNVL = (
+    Rule("vision_tower.embeddings.cls_token", "class_token", None),
+    *linear("vision_tower.embeddings.patch_embeddings.projection", "patch"),
+    Rule("vision_tower.embeddings.position_embeddings", "positions", None),
+    *norm(_INTERN_LAYER + "layernorm_before", "{i}.attention_norm"),
+    *linear(_INTERN_LAYER + "attention.q_proj", "{i}.qkv", 0),
+    *linear(_INTERN_LAYER + "attention.k_proj", "{i}.qkv", 1),
+    *linear(_INTERN_LAYER + "attention.v_proj", "{i}.qkv", 2),
+    Rule(_INTERN_LAYER + "attention.q_norm.weight", "{i}.query_norm"),
+    Rule(_INTERN_LAYER + "attention.k_norm.weight", "{i}.key_norm"),
+    *linear(_INTERN_LAYER + "attention.projection_layer", "{i}.output"),
+    Rule(_INTERN_LAYER + "lambda_1", "{i}.attention_scale"),
+    *norm(_INTERN_LAYER + "layernorm_after", "{i}.mlp_norm"),
+    *linear(_INTERN_LAYER + "mlp.fc1", "{i}.up"),
+    *linear(_INTERN_LAYER + "mlp.fc2", "{i}.down"),
+    Rule(_INTERN_LAYER + "lambda_2", "{i}.mlp_scale"),
+    *norm("multi_modal_projector.layer_norm", "merger.norm"),
+    *linear("multi_modal_projector.linear_1", "merger.up"),
+    *linear("multi_modal_projector.linear_2", "merger.down"),
+)
+TABLES = {
+    "gemma3": _GEMMA3,
+    "gemma4": _GEMMA4,
+    **dict.fromkeys(("glm46v", "glm4v", "glm4v_moe"), _GLM4V),
+    "glm_ocr": _GLM_OCR,
+    "idefics3": _IDEFICS3,
+    "internvl": _INTERNVL,
+    "llava": _LLAVA,
+    "mistral3": _MISTRAL3,
+    "qwen2_5_vl": _QWEN2_5,
+    "qwen2_vl": _QWEN2,
+    "qwen3_5": _QWEN3,
+    "qwen3_5_moe": _QWEN3,
+    "qwen3_vl": _QWEN3,
+    "qwen3_vl_moe": _QWEN3,
+    "smolvlm": _IDEFICS3,
+}
