@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tests import tiny_models
+from tests.tiny_processors import KimiProcessor
 
 IMAGE, ROW_END, IMAGE_END, START, END, VIDEO = range(150, 156)
 _QWEN_TOKENS = {
@@ -162,6 +163,14 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
         },
         *(_GLM_VISION, _GLM_TOKENS),
     ),
+    "kimi_k25": (
+        *("Kimi_K25", "deepseek_v3", {}),
+        {
+            **{"num_hidden_layers": 3, "num_attention_heads": 2, "hidden_size": 32},
+            **{"intermediate_size": 40, "pos_emb_height": 5, "pos_emb_width": 5},
+        },
+        {"image_token_id": IMAGE, "video_token_id": VIDEO, "projection_hidden_size": 32},
+    ),
     "mistral3_biased": (
         *("Mistral3", "ministral3", {}, {**_PIXTRAL, "hidden_act": "silu"}),
         {
@@ -218,16 +227,42 @@ def save(kind: str, directory: Path, **options: Any) -> Any:
     model = build(kind, **options)
     model.generation_config.pad_token_id = 0
     model.save_pretrained(directory)
+    if kind == "kimi_k25":
+        _publish_kimi(model, directory)
     if kind.startswith("gemma4"):  # its images must fit into windows
         preparing = {"max_soft_tokens": 9, "do_normalize": False}
         (directory / "preprocessor_config.json").write_text(json.dumps(preparing))
     return model
 
 
+def _publish_kimi(model: Any, directory: Path) -> None:
+    """Give the tensors their published names and layouts; saving gives neither."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    path = directory / "model.safetensors"
+    tensors = {}
+    for name, tensor in load_file(path).items():
+        name = name.replace("language_model.model.blocks", "language_model.model.layers")
+        name = name.replace("vision_tower.encoder.patch_embed", "vision_tower.patch_embed")
+        tensors[name.replace("model.mm_projector", "mm_projector")] = tensor
+    for i, layer in enumerate(model.model.vision_tower.layers):
+        attention = layer.attn
+        for part in ("weight", "bias"):
+            rows = [getattr(attention, f"{kind}_proj").get_parameter(part).data for kind in "qkv"]
+            for at in (0, 1):  # from halves to pairs
+                halves = rows[at].unflatten(0, (attention.num_heads, 2, -1))
+                rows[at] = halves.transpose(1, 2).flatten(0, 2)
+            tensors[f"vision_tower.encoder.blocks.{i}.wqkv.{part}"] = torch.cat(rows)
+    save_file(tensors, path, {"format": "pt"})
+
+
 def processor(kind: str) -> Any:
     """Hugging Face's image processor for it, in the variant without torchvision."""
     import transformers
 
+    if kind == "kimi_k25":
+        return KimiProcessor()
     if kind == "llava_clip":
         square = {"height": 28, "width": 28}
         return transformers.CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=square)

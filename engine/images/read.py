@@ -23,6 +23,7 @@ from engine.images.types import (
     FixedScaling,
     GridScaling,
     ImageRules,
+    PaddedScaling,
     TileScaling,
 )
 
@@ -92,7 +93,10 @@ def process_image(image: Image, rules: ImageRules) -> ProcessedImage:
         tiles, columns, whole = cut_into_tiles(image, rules.scaling, resampling)
         cut = tuple(_processed(tile, height, width) for tile in tiles)
         return replace(_processed(whole, height, width), tiles=cut, columns=columns)
-    if isinstance(rules.scaling, FixedScaling):
+    if isinstance(rules.scaling, PaddedScaling):
+        inner = padded_size(image.height, image.width, rules.scaling, rules.cell)
+        image = _padded(image, inner, (height, width), resampling)
+    elif isinstance(rules.scaling, FixedScaling):
         image = _square(image, rules.scaling, resampling)
     elif image.size != (width, height):
         image = image.resize((width, height), resampling)
@@ -111,6 +115,9 @@ def scaled_size(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
         return side, side
     if isinstance(scaling, EdgeScaling):
         return _within_edge(height, width, scaling, rules.cell)
+    if isinstance(scaling, PaddedScaling):
+        height, width = padded_size(height, width, scaling, rules.cell)
+        return _whole_cells(height, rules.cell), _whole_cells(width, rules.cell)
     if isinstance(scaling, BudgetScaling):
         return _within_budget(height, width, scaling, rules.cell)
     return _within_area(height, width, scaling, rules.cell)
@@ -154,7 +161,43 @@ def _within_edge(height: int, width: int, scaling: EdgeScaling, cell: int) -> tu
         sides = math.floor(height / ratio), math.floor(width / ratio)
     if min(sides) < 1:
         raise _too_narrow(height, width)
-    return -(-sides[0] // cell) * cell, -(-sides[1] // cell) * cell
+    return _whole_cells(sides[0], cell), _whole_cells(sides[1], cell)
+
+
+def padded_size(height: int, width: int, scaling: PaddedScaling, cell: int) -> tuple[int, int]:
+    """Return the height and width of an image before its cells are completed.
+
+    This is ``navit_resize`` of Kimi K2.5; beyond ``max_cells`` it is repeated with fewer patches.
+    """
+    patch, longest = scaling.patch, scaling.max_side * scaling.patch
+    count = max(1, height // patch) * max(1, width // patch)
+    most = scaling.max_patches
+    while True:
+        scale = min(1.0, math.sqrt(most / count), longest / height, longest / width)
+        sides = [min(max(1, int(side * scale)), longest) for side in (height, width)]
+        num_cells = math.prod(-(-side // cell) for side in sides)
+        if num_cells <= scaling.max_cells:
+            return sides[0], sides[1]
+        most = most * scaling.max_cells / num_cells
+
+
+def _whole_cells(side: int, cell: int) -> int:
+    return -(-side // cell) * cell
+
+
+def _padded(
+    image: Image, inner: tuple[int, int], outer: tuple[int, int], resampling: Resampling
+) -> Image:
+    """Scale the image to ``inner`` and put it into the upper left corner of a black one."""
+    from PIL.Image import new
+
+    (height, width), (whole_height, whole_width) = inner, outer
+    scaled = image if image.size == (width, height) else image.resize((width, height), resampling)
+    if inner == outer:
+        return scaled
+    whole = new("RGB", (whole_width, whole_height))
+    whole.paste(scaled)
+    return whole
 
 
 def _square(image: Image, scaling: FixedScaling, resampling: Resampling) -> Image:

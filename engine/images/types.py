@@ -30,6 +30,16 @@ class EdgeScaling(msgspec.Struct, frozen=True, tag="edge"):
     longest: int  # pixels
 
 
+class PaddedScaling(msgspec.Struct, frozen=True, tag="padded"):
+    """The image is scaled down to the most patches and the longest side, and black pixels below and
+    to the right complete its cells (MoonViT, Kimi Team 2025)."""
+
+    patch: int  # pixels, a side
+    max_patches: int  # as they are counted before cells are completed
+    max_side: int  # patches
+    max_cells: int  # the most of any image
+
+
 class FixedScaling(msgspec.Struct, frozen=True, tag="fixed"):
     """Every image becomes a square of the same size.
 
@@ -82,7 +92,15 @@ class GridScaling(msgspec.Struct, frozen=True, tag="grid"):
         return self.max_cut + 1 if self.max_cut > 1 else 1
 
 
-Scaling = AreaScaling | EdgeScaling | FixedScaling | BudgetScaling | TileScaling | GridScaling
+Scaling = (
+    AreaScaling
+    | EdgeScaling
+    | PaddedScaling
+    | FixedScaling
+    | BudgetScaling
+    | TileScaling
+    | GridScaling
+)
 Resampling = Literal["bicubic", "bilinear", "lanczos"]
 
 

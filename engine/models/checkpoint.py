@@ -75,7 +75,7 @@ def read_config(model: str) -> ModelConfig:
         spec,
         sentence,
         raw,
-        quantization_config=config.get("quantization_config"),
+        quantization_config=_quantization(config),
         vision=vision,
         vision_unsupported_reason=images_refused,
     )
@@ -144,6 +144,13 @@ def _check_index(index: Path, headers: list[Header]) -> None:
     for tensor, name in mapping.items():
         if tensor not in held[name]:
             raise ModelLoadError(f"{index}: tensor {tensor[:80]!r} is not in {name}")
+
+
+def _quantization(config: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the section that tells how weights are stored; some are in the text section."""
+    text = config.get("text_config")
+    inner = text.get("quantization_config") if isinstance(text, dict) else None
+    return config.get("quantization_config") or inner
 
 
 def _read_images(

@@ -161,6 +161,7 @@ _UNREAD = {
     "glm_ocr": (*_VISUAL, "model.language_model.layers.16."),  # the last: a draft layer
     "idefics3": _IDEFICS3,
     "internvl": _PROJECTED,
+    "kimi_k25": ("vision_tower.", "mm_projector."),
     "llama4": ("vision_model.", "multi_modal_projector."),
     "llava": _PROJECTED,
     "mellum": ("mtp.",),

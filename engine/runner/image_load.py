@@ -17,6 +17,7 @@ from engine.images.types import (
     FixedScaling,
     GridScaling,
     ImageRules,
+    PaddedScaling,
     Scaling,
     TileScaling,
 )
@@ -114,7 +115,7 @@ def _max_image_cells(rules: ImageRules) -> int:
         return scaling.max_tiles * _tile_cells(rules)
     if isinstance(scaling, AreaScaling):
         return scaling.max_pixels // (scaling.num_frames * rules.cell**2)
-    if isinstance(scaling, BudgetScaling):
+    if isinstance(scaling, (BudgetScaling, PaddedScaling)):
         return scaling.max_cells
     longest = scaling.longest if isinstance(scaling, EdgeScaling) else scaling.side
     return (-(-longest // rules.cell)) ** 2
@@ -144,6 +145,8 @@ def _within(rules: ImageRules, most: int) -> Scaling:
         return msgspec.structs.replace(scaling, min_pixels=least, max_pixels=limit)
     if isinstance(scaling, BudgetScaling):
         return BudgetScaling(most)
+    if isinstance(scaling, PaddedScaling):
+        return msgspec.structs.replace(scaling, max_cells=most)
     return EdgeScaling(math.isqrt(most) * rules.cell)
 
 

@@ -34,7 +34,7 @@ _KIMI = "|".join(
         *(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"),
     )
 )
-PATTERNS = {"kimi_k2": _KIMI}  # by model_type
+PATTERNS = {"kimi_k2": _KIMI, "kimi_k25": _KIMI}  # by model_type
 
 
 def read_tiktoken(root: Path) -> Backend:

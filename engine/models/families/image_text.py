@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable
 
 from engine.models.config_reader import ConfigReader
-from engine.models.families import glm
+from engine.models.families import deepseek, glm
 from engine.models.families.family import Family
 from engine.models.families.multimodal import of_kind, text_part
 from engine.models.rope_spec import MropeSpec
@@ -19,6 +19,12 @@ _GLM = (
     *("video_token_id", "image_start_token_id", "image_end_token_id", "video_start_token_id"),
     "video_end_token_id",
 )
+_KIMI = (
+    *("ignore_index", "media_placeholder_token_id", "use_unified_vision_chunk", "encoder_only"),
+    *("video_placeholder", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
+    *("language_only", "projection_hidden_size", "projection_layer_norm_eps"),
+)
+_KIMI_TEXT = {"deepseek_v3": deepseek.deepseek_v3, "kimi_k2": deepseek.deepseek_v3}
 _GLM_MROPE = MropeSpec((8, 12, 12))
 
 
@@ -47,6 +53,18 @@ def glm_ocr(reader: ConfigReader) -> DecoderSpec:
     return dataclasses.replace(spec, naming="outer/glm4")
 
 
+def kimi_k25(reader: ConfigReader) -> DecoderSpec:
+    """Kimi K2.5 and later: Kimi K2, whose quantisation is told in the text section."""
+
+    def read(text: ConfigReader) -> DecoderSpec:
+        text.ignore("auto_map")  # transformers has the code
+        return of_kind(text, _KIMI_TEXT, "kimi_k2")(text)
+
+    reader.set_defaults({"tie_word_embeddings": False})
+    spec = text_part(reader, read, _KIMI)
+    return dataclasses.replace(spec, naming=f"whole/{spec.naming}", num_draft_layers=0)
+
+
 def _glm4v_moe_text(text: ConfigReader) -> DecoderSpec:
     text.refuse("use_qk_norm", "is true, which is not supported in this family")
     # A draft layer is in no published checkpoint, whatever the config says.
@@ -61,5 +79,8 @@ IMAGE_TEXT: dict[str, Family] = {
     "glm46v": Family(glm46v, "GLM-4.6V", "as `glm4v` or `glm4v_moe`; accepts images"),
     "glm4v": Family(glm4v, "GLM-4.1V Thinking, GLM-4.6V Flash", "as `glm4`; accepts images"),
     "glm4v_moe": Family(glm4v_moe, "GLM-4.5V, GLM-4.6V", "as `glm4_moe`; accepts images"),
+    "kimi_k25": Family(
+        kimi_k25, "Kimi K2.5 to K2.7", "as `kimi_k2`; accepts images", has_remote_code=True
+    ),
     "glm_ocr": Family(glm_ocr, "GLM-OCR", "as `glm4`, without biases; accepts images"),
 }

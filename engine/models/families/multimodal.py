@@ -223,6 +223,7 @@ def text_part(
     text = reader.section("text_config")
     if text is None:
         return read(reader)
+    text.section("quantization_config")  # see engine/models/checkpoint.py
     spec = read(text)
     text.finish()
     dtype = reader.text("torch_dtype", "") or reader.text("dtype", "")

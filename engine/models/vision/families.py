@@ -20,6 +20,7 @@ from engine.images.types import (
 from engine.models.config_reader import ConfigReader
 from engine.models.spec import DecoderSpec
 from engine.models.vision.glm import glm4v, glm_ocr
+from engine.models.vision.kimi import kimi_k25, kimi_tokens, padded_scaling
 from engine.models.vision.shared import (
     CLIP,
     HALF,
@@ -336,6 +337,7 @@ FAMILIES: dict[str, VisionFamily] = {
     "internvl": VisionFamily(
         internvl, internvl_tokens, None, tiling=lambda side: GridScaling(side, 1, 12)
     ),
+    "kimi_k25": VisionFamily(kimi_k25, kimi_tokens, padded_scaling(14, 2, 16_384, 512)),
     "llava": VisionFamily(llava, _llava_tokens, EdgeScaling(1024)),
     "mistral3": VisionFamily(mistral3, mistral_tokens, EdgeScaling(1540)),
     "qwen2_5_vl": VisionFamily(qwen2_5_vl, qwen_tokens(151_655), AreaScaling(3136, 12_845_056)),

@@ -180,6 +180,22 @@ _INTERNVL = (
     *linear("multi_modal_projector.linear_1", "merger.up"),
     *linear("multi_modal_projector.linear_2", "merger.down"),
 )
+_MOON_LAYER = "vision_tower.encoder.blocks.{i}."
+_KIMI_K25 = (
+    *linear("vision_tower.patch_embed.proj", "patch"),
+    Rule("vision_tower.patch_embed.pos_emb.weight", "positions", None),
+    *norm(_MOON_LAYER + "norm0", "{i}.attention_norm"),
+    Rule(_MOON_LAYER + "wqkv.weight", "{i}.qkv.weight", None),
+    Rule(_MOON_LAYER + "wqkv.bias", "{i}.qkv.bias", None),
+    *linear(_MOON_LAYER + "wo", "{i}.output"),
+    *norm(_MOON_LAYER + "norm1", "{i}.mlp_norm"),
+    *linear(_MOON_LAYER + "mlp.fc0", "{i}.up"),
+    *linear(_MOON_LAYER + "mlp.fc1", "{i}.down"),
+    *norm("vision_tower.encoder.final_layernorm", "final_norm"),
+    *norm("mm_projector.pre_norm", "merger.norm"),
+    *linear("mm_projector.proj.0", "merger.up"),
+    *linear("mm_projector.proj.2", "merger.down"),
+)
 TABLES = {
     "gemma3": _GEMMA3,
     "gemma4": _GEMMA4,
@@ -187,6 +203,7 @@ TABLES = {
     "glm_ocr": _GLM_OCR,
     "idefics3": _IDEFICS3,
     "internvl": _INTERNVL,
+    "kimi_k25": _KIMI_K25,
     "llava": _LLAVA,
     "mistral3": _MISTRAL3,
     "qwen2_5_vl": _QWEN2_5,

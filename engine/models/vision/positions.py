@@ -53,6 +53,18 @@ def make_rotation(
     return PatchRotation(angles.cos()[:, None], angles.sin()[:, None])
 
 
+def stored_pairs(head_dim: int) -> torch.Tensor:
+    """Return where the dimensions of a head are stored if pairs are adjacent (``interleaved``).
+
+    Returns:
+        [head_dim] int64, the stored place of each dimension as ``PatchRotation`` rotates them: the
+            first ones of all pairs, those of rows before those of columns, and then the second ones
+    """
+    pairs = torch.arange(head_dim // 2).view(-1, 2)  # of column and row, by frequency
+    first = 2 * torch.cat((pairs[:, 1], pairs[:, 0]))
+    return torch.cat((first, first + 1))
+
+
 def learned_positions(
     table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor
 ) -> torch.Tensor:

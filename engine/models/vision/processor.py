@@ -16,12 +16,14 @@ from engine.images.types import (
     EdgeScaling,
     FixedScaling,
     GridScaling,
+    PaddedScaling,
     Resampling,
     Scaling,
     TileScaling,
 )
 from engine.models.config_reader import ConfigReader
 from engine.models.json_file import parse_object, read_bytes
+from engine.models.vision.kimi import as_hugging_face, read_padding
 from engine.models.vision.spec import PixelSpec, VisionSpec
 
 _RESAMPLING: dict[int, Resampling] = {  # Pillow's numbers
@@ -67,6 +69,7 @@ def read_processing(
     reader = _find(directory)
     if reader is None:
         return Processing(spec.pixels, scaling, resampling)
+    reader = as_hugging_face(reader)
     for key in _WITHOUT_EFFECT:
         reader.ignore(key)
     for key in ("do_resize", "do_rescale"):
@@ -102,6 +105,8 @@ def _scaling(reader: ConfigReader, spec: VisionSpec, scaling: Scaling) -> Scalin
     reader.require("do_center_crop", False)
     reader.ignore("crop_size")
     reader.ignore("do_pad")  # of several images to one size
+    if isinstance(scaling, PaddedScaling):
+        return read_padding(reader, spec, scaling)
     if isinstance(scaling, TileScaling):
         return _tiles(reader, scaling)
     if isinstance(scaling, GridScaling):

@@ -25,12 +25,14 @@ class AxialRope:
     the head are rotated against each other. With ``staggered`` the columns have frequencies between
     those of the rows (Pixtral), else the same ones. With ``split_halves`` the first half of a head
     rotates by the column and the second by the row, and the halves of each half are rotated against
-    each other (Gemma 4).
+    each other (Gemma 4). ``interleaved`` is how queries and keys are stored: adjacent dimensions of
+    a head are a pair, and every other pair, the first included, rotates by the column (MoonViT).
     """
 
     theta: float
     staggered: bool = False
     split_halves: bool = False
+    interleaved: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ class VisionSpec:
     class_token: bool = False  # a learned token before the patches, whose result is not read
     # Patches take their positions as Idefics3 computes them; see ``bucket_positions``.
     bucketed_positions: bool = False
+    squared_positions: bool = False  # stored with a dimension for each side
     batched_positions: bool = False  # stored with leading dimensions of one, as is the class token
     num_skipped_layers: int = 0  # stored, but after the layer whose features are used
     # The length of two tables of learned positions, of columns and of rows (Gemma 4); 0: none.

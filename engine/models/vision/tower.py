@@ -20,6 +20,7 @@ from engine.models.vision.positions import (
     bucket_positions,
     learned_positions,
     make_rotation,
+    stored_pairs,
 )
 from engine.models.vision.spec import GatedMergerSpec, MergerSpec, PoolSpec, VisionSpec
 from engine.models.vision.weights import is_text_tensor
@@ -236,6 +237,13 @@ def _to_compute_layout(
         # [hidden_size, 3, frames, side, side]: all frames are the same image.
         patch = patch.sum(2)
     arranged = {**tensors, "patch.weight": patch.flatten(1).contiguous()}
+    if spec.squared_positions:
+        arranged["positions"] = tensors["positions"].flatten(0, 1)
+    if spec.rope is not None and spec.rope.interleaved:
+        order = stored_pairs(spec.head_dim)
+        for name in tensors:
+            if name.rpartition(".")[0].endswith(".qkv"):
+                arranged[name] = _rotated_in_halves(tensors[name], order, spec.num_heads)
     if spec.batched_positions:
         arranged["positions"] = tensors["positions"].flatten(0, 1)
         arranged["class_token"] = tensors["class_token"].flatten()
@@ -250,6 +258,13 @@ def _to_compute_layout(
     if is_random:  # random weights have no calibrated bounds
         arranged = {name: held for name, held in arranged.items() if not name.endswith(".bounds")}
     return arranged
+
+
+def _rotated_in_halves(stored: torch.Tensor, order: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Reorder the rows [3 * hidden_size, ...] that make queries and keys; see ``stored_pairs``."""
+    heads = stored.unflatten(0, (3, num_heads, -1)).clone()
+    heads[:2] = heads[:2, :, to_device(order, stored.device)]
+    return heads.flatten(0, 2)
 
 
 def _merge(

@@ -22,7 +22,7 @@ from engine.models.weights import Parameter, Target
 # ones nest another inside.
 _OWN = re.compile(
     r"(?:model\.)?"
-    r"(visual|vision_tower|vision_model|multi_modal_projector|connector|embed_vision)\."
+    r"(visual|vision_tower|vision_model|multi_modal_projector|mm_projector|connector|embed_vision)\."
     r"(?:vision_model\.)?(.*)",
     re.DOTALL,
 )
@@ -78,6 +78,9 @@ def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
         found["patch.bias"] = Parameter((hidden,), is_float32=True)
     if spec.num_positions:
         found["positions"] = Parameter((spec.num_positions,), (hidden,), is_float32=True)
+    if spec.squared_positions:
+        side = spec.position_grid_size
+        found["positions"] = Parameter((side,), (side, hidden), is_float32=True)
     if spec.batched_positions:
         found["positions"] = Parameter((1,), (spec.num_positions, hidden), is_float32=True)
     if spec.num_axis_positions:
