@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tests import tiny_models
-from tests.tiny_processors import KimiProcessor
+from tests.tiny_processors import CohereProcessor, KimiProcessor
 
 IMAGE, ROW_END, IMAGE_END, START, END, VIDEO = range(150, 156)
 _QWEN_TOKENS = {
@@ -171,6 +171,38 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
         },
         {"image_token_id": IMAGE, "video_token_id": VIDEO, "projection_hidden_size": 32},
     ),
+    "aya_vision": (
+        *(
+            "AyaVision",
+            "cohere2",
+            {"logit_scale": 1.0},
+            {**_TILE, "model_type": "siglip_vision_model"},
+        ),
+        {"image_token_index": IMAGE, "alignment_intermediate_size": 40},
+    ),
+    # As many tokens along a side of a tile as a patch has pixels. Hugging Face's classes for
+    # Cohere's models with images do not scale logits, so there is nothing to scale here.
+    "cohere2_vision": (
+        *("Cohere2Vision", "cohere2", {"logit_scale": 1.0}),
+        {**_CLIP, "model_type": "siglip_vision_model", "patch_size": 3, "image_size": 18},
+        {"image_token_id": IMAGE, "alignment_intermediate_size": 40},
+    ),
+    "lighton_ocr": (
+        *("LightOnOcr", "qwen3", {"tie_word_embeddings": True}),
+        *({**_PIXTRAL, "model_type": "pixtral"}, {"image_token_id": IMAGE}),
+    ),
+    "paddleocr_vl": (
+        *("PaddleOCRVL", "ernie4_5"),
+        {
+            "rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]},
+            **{"use_bias": False, "tie_word_embeddings": False},
+        },
+        {**_CLIP, "image_size": 70},
+        {
+            **{"image_token_id": IMAGE, "video_token_id": VIDEO},
+            **{"vision_start_token_id": START, "vision_end_token_id": END},
+        },
+    ),
     "mistral3_biased": (
         *("Mistral3", "ministral3", {}, {**_PIXTRAL, "hidden_act": "silu"}),
         {
@@ -191,7 +223,7 @@ def build(kind: str, *, seed: int = 0, text: dict[str, Any] | None = None, **vis
 
     name, text_kind, changes, shape, whole = KINDS[kind]
     part = tiny_models.build(text_kind, **{**changes, **(text or {})}).config.to_dict()
-    if kind.startswith(("qwen", "glm")):
+    if kind.startswith(("qwen", "glm", "paddle")):
         part.pop("model_type")
     config = getattr(transformers, f"{name}Config")(
         text_config=part,
@@ -263,6 +295,14 @@ def processor(kind: str) -> Any:
 
     if kind == "kimi_k25":
         return KimiProcessor()
+    if kind == "cohere2_vision":
+        return CohereProcessor(18, patch_size=3)
+    if kind == "aya_vision":
+        return transformers.GotOcr2ImageProcessorPil(
+            size={"height": 28, "width": 28}, image_mean=[0.5] * 3, image_std=[0.5] * 3
+        )
+    if kind == "paddleocr_vl":
+        return transformers.PaddleOCRVLImageProcessorPil()
     if kind == "llava_clip":
         square = {"height": 28, "width": 28}
         return transformers.CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=square)
@@ -287,7 +327,7 @@ def processor(kind: str) -> Any:
         return transformers.Gemma4ImageProcessorPil(
             patch_size=8, pooling_kernel_size=2, max_soft_tokens=70
         )
-    if kind.startswith("mistral3"):
+    if kind.startswith("mistral3") or kind == "lighton_ocr":
         return transformers.PixtralImageProcessorPil(patch_size={"height": 14, "width": 14})
     if kind.startswith("glm"):
         return transformers.Glm4vImageProcessorPil(

@@ -42,6 +42,10 @@ SMOLVLM_SPECIAL = {
     **{156: "<row_1_col_1>", 157: "<row_1_col_2>", 158: "<row_2_col_1>"},
 }
 INTERNVL_SPECIAL = {**SPECIAL, IMAGE: "<IMG_CONTEXT>", START: "<img>", END: "</img>"}
+COHERE_SPECIAL = {
+    **{**SPECIAL, IMAGE: "<|IMG_PATCH|>", START: "<|START_OF_IMG|>", END: "<|END_OF_IMG|>"},
+    VIDEO: "<|IMG_LINE_BREAK|>",
+}
 _NEWLINE = "\u010a"
 
 QWEN = (
@@ -54,6 +58,8 @@ QWEN = (
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 IDEFICS3 = QWEN.replace("<|vision_start|><|image_pad|><|vision_end|>", "<image>")
+AYA = IDEFICS3  # its placeholder is no token
+COHERE = QWEN.replace("<|vision_start|><|image_pad|><|vision_end|>", "<|IMG_PATCH|>")
 INTERNVL = QWEN.replace("<|vision_start|><|image_pad|><|vision_end|>", "<IMG_CONTEXT>\n")
 MISTRAL = (
     "{% for message in messages %}"

@@ -9,6 +9,9 @@ from typing import Any
 from tests import tiny_vision
 from tests.tiny_vision import END, IMAGE, IMAGE_END, ROW_END, START, VIDEO
 from tests.tiny_vision_text import (
+    AYA,
+    COHERE,
+    COHERE_SPECIAL,
     GEMMA3,
     GEMMA4,
     GEMMA_SPECIAL,
@@ -28,10 +31,12 @@ from tests.tiny_vision_text import (
 _TEMPLATES = {
     **{"mistral3": MISTRAL, "llava": LLAVA, "gemma3": GEMMA3, "gemma4": GEMMA4},
     **{"idefics3": IDEFICS3, "smolvlm": IDEFICS3, "internvl": INTERNVL},
+    **{"aya": AYA, "cohere2": COHERE},
 }
 _SPECIAL = {
     **{"gemma3": GEMMA_SPECIAL, "gemma4": GEMMA_SPECIAL, "idefics3": IDEFICS3_SPECIAL},
     **{"smolvlm": SMOLVLM_SPECIAL, "internvl": INTERNVL_SPECIAL},
+    **{"aya": COHERE_SPECIAL, "cohere2": COHERE_SPECIAL},
 }
 
 
@@ -45,10 +50,12 @@ class Twin:
         longer = {"max_position_embeddings": 512}
         if kind == "gemma4":
             longer["sliding_window"] = 70  # the minimum that its processor accepts
+        if kind == "cohere2_vision":
+            longer["sliding_window"] = 400  # or the images would hardly matter
         self._model = tiny_vision.save(kind, directory, seed=seed, text=longer)
-        self._family = kind.split("_")[0]
-        template = _TEMPLATES.get(self._family, QWEN)
-        special = _SPECIAL.get(self._family, SPECIAL)
+        self.family = kind.split("_")[0]
+        template = _TEMPLATES.get(self.family, QWEN)
+        special = _SPECIAL.get(self.family, SPECIAL)
         save_text(directory, template, special)
         self._tokenizer: Any = PreTrainedTokenizerFast(
             tokenizer_file=str(directory / "tokenizer.json"),
@@ -64,12 +71,13 @@ class Twin:
                 "context_image_token": special[IMAGE],
                 "end_image_token": special[END],
                 "video_token": special[VIDEO],
+                "img_line_break_token": special[VIDEO],
             },
             model_input_names=["input_ids", "attention_mask"],
         )
         self._processor = tiny_vision.processor(kind)
         self._processor.save_pretrained(directory)
-        self._whole = _whole_processor(self._family, self._processor, self._tokenizer)
+        self._whole = _whole_processor(self.family, self._processor, self._tokenizer)
 
     def prompt(self, messages: Sequence[Any], images: Sequence[Any]) -> list[int]:
         """The prompt's tokens; image parts in the messages stand for ``images``."""
@@ -98,11 +106,11 @@ class Twin:
         written = self._tokenizer.encode(text, add_special_tokens=False)
         seen: dict[str, Any] = {}
         shapes: list[list[int]] = []
-        if images and self._family == "llava":
+        if images and self.family == "llava":
             seen = self._processor(list(images), return_tensors="pt")
             side = seen["pixel_values"].shape[-1] // self._model.config.vision_config.patch_size
             shapes = [[side, side] for _ in images]
-        elif images and self._family == "mistral3":
+        elif images and self.family == "mistral3":
             seen = self._processor(list(images), patch_size=28, return_tensors="pt")
             shapes = [[int(side) // 28 for side in size] for size in seen["image_sizes"]]
         elif images:
@@ -113,12 +121,12 @@ class Twin:
             ids += self._tokens(*shapes.pop(0)) if id_ == IMAGE else [id_]
         inputs = {"input_ids": torch.tensor([ids]), **seen}
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-        if images and self._family.startswith(("qwen", "glm")):
+        if images and self.family.startswith(("qwen", "glm")):
             inputs["mm_token_type_ids"] = (inputs["input_ids"] == IMAGE).long()
         return inputs
 
     def _tokens(self, rows: int, columns: int) -> list[int]:
-        if self._family != "mistral3":
+        if self.family != "mistral3":
             return [IMAGE] * (rows * columns)
         return [*([*[IMAGE] * columns, ROW_END] * rows)[:-1], IMAGE_END]
 
@@ -148,6 +156,13 @@ def _whole_processor(family: str, images: Any, tokenizer: Any) -> Any:
     class SmolVLM(WithoutVideo, transformers.SmolVLMProcessor):
         pass
 
+    class Cohere(WithoutVideo, transformers.Cohere2VisionProcessor):
+        pass
+
+    if family == "aya":
+        return transformers.AyaVisionProcessor(images, tokenizer, 7, 28, downsample_factor=2)
+    if family == "cohere2":
+        return Cohere(images, tokenizer)
     if family == "gemma4":
         return Gemma4(None, images, tokenizer, None)
     if family == "internvl":

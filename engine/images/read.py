@@ -136,9 +136,7 @@ def _processed(image: Image, height: int, width: int) -> ProcessedImage:
 
 def _within_area(height: int, width: int, scaling: AreaScaling, cell: int) -> tuple[int, int]:
     """Compute ``smart_resize`` of Qwen2-VL."""
-    if scaling.grows_first and min(height, width) < cell:
-        factor = max(cell / height, cell / width)
-        height, width = int(height * factor), int(width * factor)
+    height, width = _grown(height, width, scaling, cell)
     if max(height, width) > _MAX_ASPECT * min(height, width):
         raise _too_narrow(height, width)
     rows, columns, frames = round(height / cell), round(width / cell), scaling.num_frames
@@ -151,6 +149,19 @@ def _within_area(height: int, width: int, scaling: AreaScaling, cell: int) -> tu
         grow = math.sqrt(scaling.min_pixels / (frames * height * width))
         rows, columns = math.ceil(height * grow / cell), math.ceil(width * grow / cell)
     return rows * cell, columns * cell
+
+
+def _grown(height: int, width: int, scaling: AreaScaling, cell: int) -> tuple[int, int]:
+    """Scale an image thinner than a cell as ``growing`` says."""
+    if scaling.growing == "cut" and min(height, width) < cell:
+        factor = max(cell / height, cell / width)
+        return int(height * factor), int(width * factor)
+    if scaling.growing == "rounded":
+        if height < cell:
+            height, width = cell, round(width * cell / height)
+        if width < cell:
+            height, width = round(height * cell / width), cell
+    return height, width
 
 
 def _within_edge(height: int, width: int, scaling: EdgeScaling, cell: int) -> tuple[int, int]:

@@ -25,7 +25,8 @@ def cut_into_tiles(
     """Scale an RGB image and cut it into tiles; there are none if one tile shows all of it."""
     side = scaling.side
     if isinstance(scaling, GridScaling):
-        rows, columns = closest_grid(image.height, image.width, scaling)
+        choose = fitting_grid if scaling.fits else closest_grid
+        rows, columns = choose(image.height, image.width, scaling)
         whole = image.resize((side, side), resampling)
         if rows * columns == 1:
             return Tiles([], 0, whole)
@@ -81,6 +82,16 @@ def closest_grid(height: int, width: int, scaling: GridScaling) -> tuple[int, in
         if distance < least or (distance == least and fills):
             least, best = distance, (rows, columns)
     return best
+
+
+def fitting_grid(height: int, width: int, scaling: GridScaling) -> tuple[int, int]:
+    """Return the rows and columns of the tiles in which an image is scaled least; see ``fits``."""
+    grids = _grids(scaling)
+    scales = [
+        min(columns * scaling.side / width, rows * scaling.side / height) for rows, columns in grids
+    ]
+    least = min((scale for scale in scales if scale >= 1), default=max(scales))
+    return grids[scales.index(least)]
 
 
 def _grids(scaling: GridScaling) -> list[tuple[int, int]]:

@@ -14,13 +14,15 @@ class AreaScaling(msgspec.Struct, frozen=True, tag="area"):
     """Sides are rounded to whole cells, and the image is scaled if its area is outside these
     bounds (Qwen2-VL, Wang et al. 2024).
 
-    With ``grows_first``, an image thinner than a cell is scaled to one before anything else.
+    With ``growing``, an image thinner than a cell is first scaled to one: by one factor for both
+    sides, which are cut to whole pixels (GLM-4.1V), or the thin side exactly and the other rounded
+    (PaddleOCR-VL).
     """
 
     min_pixels: int
     max_pixels: int
     num_frames: int = 1  # by which an image's pixels are multiplied before they are compared
-    grows_first: bool = False
+    growing: Literal["cut", "rounded"] | None = None
 
 
 class EdgeScaling(msgspec.Struct, frozen=True, tag="edge"):
@@ -85,6 +87,9 @@ class GridScaling(msgspec.Struct, frozen=True, tag="grid"):
     side: int  # of a tile, in pixels
     min_cut: int  # tiles, without the whole image
     max_cut: int
+    # Instead of the closest shape: the grid in which the image is scaled up least, keeping its
+    # shape, or if it fits into none, scaled down least (Command A Vision).
+    fits: bool = False
 
     @property
     def max_tiles(self) -> int:
@@ -122,7 +127,8 @@ class TileRewrite(msgspec.Struct, frozen=True, tag="tiles"):
     """Replaces what a chat template writes for an image by the text of its tiles.
 
     ``tile``, ``whole`` and ``alone`` contain ``ImageRules.token_id`` once, as text. In ``tile``,
-    ``{row}`` and ``{column}`` stand for its place, counted from 1.
+    ``{row}`` and ``{column}`` stand for its place and ``{number}`` for its place among all tiles,
+    counted from 1.
     """
 
     template_text: str
@@ -148,11 +154,12 @@ class TileRewrite(msgspec.Struct, frozen=True, tag="tiles"):
         if rows == 0:
             return self.alone
         places = [[(row, column) for column in range(columns)] for row in range(rows)]
-        text = "".join("".join(self._tile(*at) for at in row) + self.row_end for row in places)
-        return text + self.whole
+        shown = ("".join(self._tile(*at, columns) for at in row) + self.row_end for row in places)
+        return "".join(shown) + self.whole
 
-    def _tile(self, row: int, column: int) -> str:
-        return self.tile.replace("{row}", str(row + 1)).replace("{column}", str(column + 1))
+    def _tile(self, row: int, column: int, columns: int) -> str:
+        text = self.tile.replace("{number}", str(row * columns + column + 1))
+        return text.replace("{row}", str(row + 1)).replace("{column}", str(column + 1))
 
 
 class ImageRules(msgspec.Struct, frozen=True, kw_only=True):

@@ -152,6 +152,8 @@ _IDEFICS3 = ("model.vision_model.", "model.connector.")
 # Checkpoint parts that are not served: vision parts, and multi-token prediction layers that are not
 # named as ``num_draft_layers`` additional layers of the model.
 _UNREAD = {
+    "aya_vision": _PROJECTED,
+    "cohere2_vision": _PROJECTED,
     "ernie4_5_moe": ("model.mtp_",),
     "exaone_moe": ("mtp.",),
     "gemma3": ("vision_tower.", "multi_modal_projector."),
@@ -162,10 +164,12 @@ _UNREAD = {
     "idefics3": _IDEFICS3,
     "internvl": _PROJECTED,
     "kimi_k25": ("vision_tower.", "mm_projector."),
+    "lighton_ocr": ("model.vision_encoder.", "model.vision_projection."),
     "llama4": ("vision_model.", "multi_modal_projector."),
     "llava": _PROJECTED,
     "mellum": ("mtp.",),
     "mistral3": _PROJECTED,
+    "paddleocr_vl": ("visual.", "mlp_AR."),
     "nemotron_h": ("mtp.",),
     "qwen3_5": (*_VISUAL, "mtp."),
     "qwen3_5_moe": (*_VISUAL, "mtp."),

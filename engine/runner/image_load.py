@@ -136,7 +136,8 @@ def _within(rules: ImageRules, most: int) -> Scaling:
         num_cut = most // _tile_cells(rules) - 1  # beside the whole image
         if isinstance(scaling, GridScaling):
             num_cut = num_cut if num_cut > 1 else 1
-            return GridScaling(scaling.side, min(scaling.min_cut, num_cut), num_cut)
+            least = min(scaling.min_cut, num_cut)
+            return msgspec.structs.replace(scaling, min_cut=least, max_cut=num_cut)
         longest = scaling.side * math.isqrt(max(num_cut, 1))
         return TileScaling(scaling.side, longest - longest % 2, scaling.cuts)
     if isinstance(scaling, AreaScaling):

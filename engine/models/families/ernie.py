@@ -8,22 +8,24 @@ from engine.models.families.shared import (
     num_layers,
     read_decoder,
 )
+from engine.models.rope_spec import MropeSpec
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
 
 _MAX_POSITIONS = 131_072
 
 
-def ernie4_5(reader: ConfigReader) -> DecoderSpec:
-    """ERNIE 4.5, dense."""
+def ernie4_5(reader: ConfigReader, mrope: MropeSpec | None = None) -> DecoderSpec:
+    """ERNIE 4.5, dense; with ``mrope`` the text model of PaddleOCR-VL."""
     bias = reader.flag("use_bias")
     return read_decoder(
         reader,
         norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
         head_dim=128,
         theta=500_000.0,
-        interleaved=True,
+        interleaved=mrope is None,
         tied=True,
         max_positions=_MAX_POSITIONS,
+        mrope=mrope,
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=bias,

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable
 
 from engine.models.config_reader import ConfigReader
-from engine.models.families import deepseek, glm
+from engine.models.families import deepseek, ernie, glm, llama
 from engine.models.families.family import Family
 from engine.models.families.multimodal import of_kind, text_part
 from engine.models.rope_spec import MropeSpec
@@ -25,7 +25,56 @@ _KIMI = (
     *("language_only", "projection_hidden_size", "projection_layer_norm_eps"),
 )
 _KIMI_TEXT = {"deepseek_v3": deepseek.deepseek_v3, "kimi_k2": deepseek.deepseek_v3}
+_COHERE = (
+    *("adapter_layer_norm_eps", "alignment_intermediate_size", "downsample_factor"),
+    *("vision_feature_layer", "vision_feature_select_strategy"),
+)
+_COHERE_TEXT = {"cohere": llama.cohere, "cohere2": llama.cohere2}
+_LIGHTON = ("multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size")
+_PADDLE = ("video_token_id", "vision_start_token_id", "vision_end_token_id")
+# Switches of the training code, and of its kernels.
+_PADDLE_TRAINING = (
+    *("attention_probs_dropout_prob", "hidden_dropout_prob", "ignored_index", "use_3d_rope"),
+    *("use_flash_attention", "weight_share_add_bias"),
+)
+_PADDLE_MROPE = MropeSpec((16, 24, 24))
 _GLM_MROPE = MropeSpec((8, 12, 12))
+
+
+def aya_vision(reader: ConfigReader) -> DecoderSpec:
+    """Aya Vision 8B and 32B."""
+    return _cohere(reader, "whole/llama")
+
+
+def cohere2_vision(reader: ConfigReader) -> DecoderSpec:
+    """Command A Vision."""
+    return _cohere(reader, "outer/llama")
+
+
+def lighton_ocr(reader: ConfigReader) -> DecoderSpec:
+    """LightOnOCR: Qwen3 behind Pixtral's encoder."""
+
+    def read(text: ConfigReader) -> DecoderSpec:
+        text.require("model_type", "qwen3")
+        text.set_defaults({"model_type": "qwen3"})
+        return llama.qwen3(text)
+
+    reader.set_defaults({"tie_word_embeddings": True})
+    return dataclasses.replace(text_part(reader, read, _LIGHTON), naming="outer/llama")
+
+
+def paddleocr_vl(reader: ConfigReader) -> DecoderSpec:
+    """PaddleOCR-VL; in its own config the text model's keys are at the top level."""
+
+    def read(text: ConfigReader) -> DecoderSpec:
+        text.require("compression_ratio", 1.0)
+        text.require("rope_is_neox_style", True)
+        text.refuse("sliding_window", "is set, which is not supported in this family")
+        for key in _PADDLE_TRAINING:
+            text.ignore(key)
+        return ernie.ernie4_5(text, _PADDLE_MROPE)
+
+    return text_part(reader, read, _PADDLE)
 
 
 def glm4v(reader: ConfigReader) -> DecoderSpec:
@@ -65,6 +114,16 @@ def kimi_k25(reader: ConfigReader) -> DecoderSpec:
     return dataclasses.replace(spec, naming=f"whole/{spec.naming}", num_draft_layers=0)
 
 
+def _cohere(reader: ConfigReader, naming: str) -> DecoderSpec:
+    def read(text: ConfigReader) -> DecoderSpec:
+        read_text = of_kind(text, _COHERE_TEXT, "cohere2")
+        text.set_defaults({"model_type": "cohere2"})
+        return read_text(text)
+
+    reader.set_defaults({"tie_word_embeddings": True})
+    return dataclasses.replace(text_part(reader, read, _COHERE), naming=naming)
+
+
 def _glm4v_moe_text(text: ConfigReader) -> DecoderSpec:
     text.refuse("use_qk_norm", "is true, which is not supported in this family")
     # A draft layer is in no published checkpoint, whatever the config says.
@@ -76,9 +135,18 @@ _GLM46V_TEXT: dict[str, Callable[[ConfigReader], DecoderSpec]] = {
     "glm4v_text": glm4v,
 }
 IMAGE_TEXT: dict[str, Family] = {
+    "aya_vision": Family(aya_vision, "Aya Vision 8B and 32B", "as `cohere2`; accepts images"),
+    "cohere2_vision": Family(cohere2_vision, "Command A Vision", "as `cohere2`; accepts images"),
     "glm46v": Family(glm46v, "GLM-4.6V", "as `glm4v` or `glm4v_moe`; accepts images"),
     "glm4v": Family(glm4v, "GLM-4.1V Thinking, GLM-4.6V Flash", "as `glm4`; accepts images"),
     "glm4v_moe": Family(glm4v_moe, "GLM-4.5V, GLM-4.6V", "as `glm4_moe`; accepts images"),
+    "lighton_ocr": Family(lighton_ocr, "LightOnOCR 1B", "as `qwen3`; accepts images"),
+    "paddleocr_vl": Family(
+        paddleocr_vl,
+        "PaddleOCR-VL 0.9B",
+        "as `ernie4_5`, with halves of the head rotated; accepts images",
+        has_remote_code=True,
+    ),
     "kimi_k25": Family(
         kimi_k25, "Kimi K2.5 to K2.7", "as `kimi_k2`; accepts images", has_remote_code=True
     ),

@@ -19,8 +19,10 @@ from engine.images.types import (
 )
 from engine.models.config_reader import ConfigReader
 from engine.models.spec import DecoderSpec
+from engine.models.vision.cohere import aya_vision, cohere2_vision
 from engine.models.vision.glm import glm4v, glm_ocr
 from engine.models.vision.kimi import kimi_k25, kimi_tokens, padded_scaling
+from engine.models.vision.paddle import paddleocr_vl
 from engine.models.vision.shared import (
     CLIP,
     HALF,
@@ -38,6 +40,8 @@ from engine.models.vision.tiled import idefics3, internvl
 from engine.models.vision.tokens import (
     ImageTokenIds,
     TokenReader,
+    aya_tokens,
+    cohere_tokens,
     gemma3_tokens,
     gemma4_tokens,
     idefics3_tokens,
@@ -321,12 +325,18 @@ def _projector(whole: ConfigReader, text: DecoderSpec) -> MergerSpec:
 _LLAVA_ENCODERS = {"clip_vision_model": _clip, "pixtral": _pixtral, "siglip_vision_model": _siglip}
 _QWEN3_SCALING = AreaScaling(65_536, 16_777_216)
 # Two frames are counted, though an image is one.
-_GLM_SCALING = AreaScaling(12_544, 11_760_000, num_frames=2, grows_first=True)
+_GLM_SCALING = AreaScaling(12_544, 11_760_000, num_frames=2, growing="cut")
 _GLM4V = VisionFamily(glm4v, qwen_tokens(151_343), _GLM_SCALING)
 _IDEFICS3 = VisionFamily(
     idefics3, idefics3_tokens, None, "lanczos", lambda side: TileScaling(side, 4 * side)
 )
 FAMILIES: dict[str, VisionFamily] = {
+    "aya_vision": VisionFamily(
+        aya_vision, aya_tokens, None, tiling=lambda side: GridScaling(side, 1, 12)
+    ),
+    "cohere2_vision": VisionFamily(
+        cohere2_vision, cohere_tokens, None, tiling=lambda side: GridScaling(side, 1, 12, fits=True)
+    ),
     "gemma3": VisionFamily(gemma3, gemma3_tokens, None, "bilinear"),
     "gemma4": VisionFamily(gemma4, gemma4_tokens, BudgetScaling(280)),
     "glm46v": _GLM4V,
@@ -338,8 +348,12 @@ FAMILIES: dict[str, VisionFamily] = {
         internvl, internvl_tokens, None, tiling=lambda side: GridScaling(side, 1, 12)
     ),
     "kimi_k25": VisionFamily(kimi_k25, kimi_tokens, padded_scaling(14, 2, 16_384, 512)),
+    "lighton_ocr": VisionFamily(mistral3, qwen_tokens(151_655), EdgeScaling(1540)),
     "llava": VisionFamily(llava, _llava_tokens, EdgeScaling(1024)),
     "mistral3": VisionFamily(mistral3, mistral_tokens, EdgeScaling(1540)),
+    "paddleocr_vl": VisionFamily(
+        paddleocr_vl, qwen_tokens(100_295), AreaScaling(147_456, 2_359_296, growing="rounded")
+    ),
     "qwen2_5_vl": VisionFamily(qwen2_5_vl, qwen_tokens(151_655), AreaScaling(3136, 12_845_056)),
     "qwen2_vl": VisionFamily(qwen2_vl, qwen_tokens(151_655), AreaScaling(3136, 12_845_056)),
     "qwen3_5": VisionFamily(qwen3_5, qwen_tokens(248_056), _QWEN3_SCALING),

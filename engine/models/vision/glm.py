@@ -72,6 +72,6 @@ def _glm(
         patch_norm=not is_ocr,
         norm_before_positions=not is_ocr,
         position_grid_size=0 if is_ocr else image_size // side,
-        bicubic_positions=not is_ocr,
+        sampled_positions=None if is_ocr else "bicubic",
         final_norm=True,
     )

@@ -86,7 +86,7 @@ def kimi_k25(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Vi
         patch_bias=True,
         rope=replace(read_rope(reader, "num_attention_heads", hidden // heads), interleaved=True),
         position_grid_size=rows,
-        bicubic_positions=True,
+        sampled_positions="bicubic",
         squared_positions=True,
         final_norm=True,
     )

@@ -163,6 +163,7 @@ class Merger:
         if merger.norm is not None:
             self._norm = read_norm(merger.norm, weights, f"{name}.norm")
         self._norm_of_cells = merger.norm_of_cells
+        self._gated = merger.gated
         self._join: torch.Tensor | None = None
         if merger.joined:
             self._join = weights[f"{name}.join.weight"]
@@ -182,7 +183,12 @@ class Merger:
         if self._join is not None:
             x = functional.linear(x, self._join)
         made = self._up(x)
-        return made if self._down is None else self._down(self._activate(made))
+        if self._down is None:
+            return made
+        if self._gated:
+            made, gate = made.chunk(2, dim=-1)
+            return self._down(self._activate(gate).mul_(made))
+        return self._down(self._activate(made))
 
 
 def read_norm(spec: VisionNorm, weights: Tensors, name: str) -> Normalisation:

@@ -196,7 +196,24 @@ _KIMI_K25 = (
     *linear("mm_projector.proj.0", "merger.up"),
     *linear("mm_projector.proj.2", "merger.down"),
 )
+_COHERE = (*_CLIP, *norm("multi_modal_projector.layernorm", "merger.norm"), *_INTERNVL[-4:])
+_LIGHTON = tuple(
+    rule._replace(
+        pattern=rule.pattern.replace("vision_tower.", "vision_encoder.", 1).replace(
+            "multi_modal_projector.", "vision_projection.", 1
+        )
+    )
+    for rule in _MISTRAL3
+)
+_PADDLE = (
+    *(rule._replace(pattern=rule.pattern.replace("vision_tower.", "visual.", 1)) for rule in _CLIP),
+    *norm("mlp_AR.pre_norm", "merger.norm"),
+    *linear("mlp_AR.linear_1", "merger.up"),
+    *linear("mlp_AR.linear_2", "merger.down"),
+)
 TABLES = {
+    "aya_vision": _COHERE,
+    "cohere2_vision": _COHERE,
     "gemma3": _GEMMA3,
     "gemma4": _GEMMA4,
     **dict.fromkeys(("glm46v", "glm4v", "glm4v_moe"), _GLM4V),
@@ -204,8 +221,10 @@ TABLES = {
     "idefics3": _IDEFICS3,
     "internvl": _INTERNVL,
     "kimi_k25": _KIMI_K25,
+    "lighton_ocr": _LIGHTON,
     "llava": _LLAVA,
     "mistral3": _MISTRAL3,
+    "paddleocr_vl": _PADDLE,
     "qwen2_5_vl": _QWEN2_5,
     "qwen2_vl": _QWEN2,
     "qwen3_5": _QWEN3,

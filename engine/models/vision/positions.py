@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -126,19 +126,22 @@ def interpolate_positions(
     return found
 
 
-def bicubic_positions(
-    table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor
+def sample_positions(
+    table: torch.Tensor,
+    rows: torch.Tensor,
+    columns: torch.Tensor,
+    mode: Literal["bicubic", "bilinear"],
 ) -> torch.Tensor:
     """Interpolate learned positions of a square grid over an image, aligning its edges.
 
     Each position stands for the middle of its share of the image. Arguments and result are those of
-    ``interpolate_positions``; the interpolation is cubic convolution (Keys 1981) with a = -0.75.
+    ``interpolate_positions``; bicubic is cubic convolution (Keys 1981) with a = -0.75.
     """
     side = round(table.shape[0] ** 0.5)
     grid = table.view(1, side, side, -1).permute(0, 3, 1, 2)
     places = [(at + 0.5) / (at.max() + 1) * 2 - 1 for at in (columns, rows)]
     found = functional.grid_sample(
-        grid, torch.stack(places, dim=-1)[None, :, None], "bicubic", "border", align_corners=False
+        grid, torch.stack(places, dim=-1)[None, :, None], mode, "border", align_corners=False
     )
     return found[0, :, :, 0].T
 

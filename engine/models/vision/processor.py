@@ -80,7 +80,7 @@ def read_processing(
         known = ", ".join(f"{number} ({name})" for number, name in _RESAMPLING.items())
         problem = f"is {filter_number}; known: {known}"
         raise reader.error("resample", problem)
-    reader.require("temporal_patch_size", spec.num_frames)
+    reader.require("temporal_patch_size", spec.num_frames or 1)
     reader.require("merge_size", spec.merge_size)
     side = spec.patch_size
     if not reader.has_value("patch_size", {"height": side, "width": side}):
@@ -150,7 +150,7 @@ def _grid(reader: ConfigReader, scaling: GridScaling) -> GridScaling:
     most = reader.count("max_patches", scaling.max_cut, limit=_MAX_TILES)
     if least > most:
         raise reader.error("max_patches", f"of {most} is less than the {least} of min_patches")
-    return GridScaling(scaling.side, least, most)
+    return replace(scaling, min_cut=least, max_cut=most)
 
 
 def _check_token_count(directory: Path, spec: VisionSpec) -> None:

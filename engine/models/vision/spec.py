@@ -48,6 +48,8 @@ class MergerSpec:
     bias: bool = True
     joined: bool = False  # by a bare projection (Mistral Small 3.1)
     norm_of_cells: bool = False  # the norm is over a cell's concatenated patches, not each patch
+    # ``up`` makes twice as much; the second half's activation multiplies the first (Aya Vision).
+    gated: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,8 +128,8 @@ class VisionSpec:
     # The side of a square table of learned positions, bilinearly interpolated over the image
     # between its corners (Qwen3-VL); 0: there is none.
     position_grid_size: int = 0
-    # That table is interpolated bicubically between the middles of its cells (GLM-4.1V).
-    bicubic_positions: bool = False
+    # How that table is interpolated between the middles of its cells instead (GLM-4.1V).
+    sampled_positions: Literal["bicubic", "bilinear"] | None = None
     # The side in pixels of all images, whose patches have a learned position each (CLIP, SigLIP);
     # None: images have any size.
     image_size: int | None = None

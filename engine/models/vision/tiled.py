@@ -33,7 +33,7 @@ def idefics3(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Vi
     merger = MergerSpec(None, None, bias=False)
     base = siglip_encoder(whole, reader, text, merger, -1)
     base = replace(base, final_norm=True, bucketed_positions=True)
-    return _with_cells(whole, "scale_factor", base, whole.count("scale_factor", 2, limit=MAX_MERGE))
+    return with_cells(whole, "scale_factor", base, whole.count("scale_factor", 2, limit=MAX_MERGE))
 
 
 def internvl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
@@ -87,12 +87,12 @@ def internvl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Vi
     merge = round(1 / ratio) if ratio >= 1 / MAX_MERGE else 0
     if merge == 0 or abs(merge * ratio - 1) > 1e-6:
         raise whole.error("downsample_ratio", f"is {ratio:g}, which makes no whole patches")
-    spec = _with_cells(whole, "downsample_ratio", spec, merge)
+    spec = with_cells(whole, "downsample_ratio", spec, merge)
     whole.require("image_seq_length", (image_size // spec.cell_size) ** 2)
     return spec
 
 
-def _with_cells(whole: ConfigReader, key: str, spec: VisionSpec, merge: int) -> VisionSpec:
+def with_cells(whole: ConfigReader, key: str, spec: VisionSpec, merge: int) -> VisionSpec:
     """Return the spec with cells of ``merge`` by ``merge`` patches, which fill the image."""
     assert spec.image_size is not None
     side = spec.image_size // spec.patch_size

@@ -109,6 +109,37 @@ def internvl_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
     return ImageTokenIds(token_id, rewriting=rewriting)
 
 
+def cohere_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
+    """Command A Vision: a token ends each tile, and two more surround the image."""
+    token_id = config.non_negative("image_token_id", 255_036)
+    names = _names(directory, (token_id,))
+    if names is None:
+        return ImageTokenIds(token_id)
+    begin, end, row_end = "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>"
+    _require_names(directory, (begin, end, row_end))
+    image = names[0]
+    tile = image + row_end
+    rewriting = TileRewrite(image, tile=tile, whole=tile, alone=tile, begin=begin, end=end)
+    return ImageTokenIds(token_id, rewriting=rewriting)
+
+
+def aya_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
+    """Aya Vision: numbered tiles; templates write a placeholder that is plain text."""
+    token_id = config.non_negative(
+        "image_token_index", config.non_negative("image_token_id", 255_036)
+    )
+    names = _names(directory, (token_id,))
+    if names is None:
+        return ImageTokenIds(token_id)
+    image, begin, end = names[0], "<|START_OF_IMG|>", "<|END_OF_IMG|>"
+    _require_names(directory, (begin, end))
+    whole = f"TILE_GLOBAL{image}"
+    rewriting = TileRewrite(
+        *("<image>", f"TILE_{{number}}{image}"), whole=whole, alone=whole, begin=begin, end=end
+    )
+    return ImageTokenIds(token_id, rewriting=rewriting)
+
+
 def _require_names(directory: Path, names: tuple[str, ...]) -> None:
     """Raise ModelLoadError if the tokenizer lacks a token; it would be read as plain text."""
     path = directory / "tokenizer.json"

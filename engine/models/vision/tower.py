@@ -16,10 +16,10 @@ from engine.models.vision.layers import Block, Merger, Normalisation, read_norm,
 from engine.models.vision.mergers import GatedMerger
 from engine.models.vision.patches import PatchLayout, Windows, chunk_slices, make_layout, patchify
 from engine.models.vision.positions import (
-    bicubic_positions,
     bucket_positions,
     learned_positions,
     make_rotation,
+    sample_positions,
     stored_pairs,
 )
 from engine.models.vision.spec import GatedMergerSpec, MergerSpec, PoolSpec, VisionSpec
@@ -139,8 +139,8 @@ class VisionTower:
         """Return the learned position embeddings of patches: [num_patches, hidden_size] float32."""
         assert self._positions is not None
         spec, table = self.spec, self._positions
-        if spec.bicubic_positions:
-            return bicubic_positions(table, layout.rows, layout.columns)
+        if spec.sampled_positions is not None:
+            return sample_positions(table, layout.rows, layout.columns, spec.sampled_positions)
         if spec.image_size is None:
             return learned_positions(table, layout.rows, layout.columns)
         side, rows, columns = spec.image_size // spec.patch_size, layout.rows, layout.columns
@@ -162,7 +162,7 @@ class VisionTower:
         of_inner = 4 if spec.clipped else 3 if spec.gated else 2
         merged = hidden
         if isinstance(spec.merger, MergerSpec):
-            merged = spec.merger.inner_size or spec.out_size
+            merged = (spec.merger.inner_size or spec.out_size) * (1 + spec.merger.gated)
         elif isinstance(spec.merger, GatedMergerSpec):
             merged = spec.merger.inner_size + 2 * spec.out_size
         of_a_patch = max(

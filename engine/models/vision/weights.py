@@ -22,14 +22,16 @@ from engine.models.weights import Parameter, Target
 # ones nest another inside.
 _OWN = re.compile(
     r"(?:model\.)?"
-    r"(visual|vision_tower|vision_model|multi_modal_projector|mm_projector|connector|embed_vision)\."
+    r"(visual|vision_tower|vision_model|vision_encoder|vision_projection|multi_modal_projector"
+    r"|mm_projector|mlp_AR|connector|embed_vision)\."
     r"(?:vision_model\.)?(.*)",
     re.DOTALL,
 )
 # Modules after the features that are used, and a table that is computed instead.
 _UNREAD = re.compile(
-    r"vision_tower\.(?:post_layernorm\..*|head\..*)"
-    r"|vision_(?:tower|model)\.embeddings\.position_ids"
+    r"(?:vision_tower|visual)\.(?:post_layernorm\..*|head\..*)"
+    r"|visual\.embeddings\.packing_position_embedding\.weight"
+    r"|(?:vision_tower|vision_model|visual)\.embeddings\.position_ids"
 )
 _LAYER = re.compile(r"vision_tower\.encoder\.layers\.(\d{1,5})\..*")
 
@@ -173,7 +175,8 @@ def _merger_parameters(
     inner = merger.inner_size
     if inner is None:
         return found | _linear_parameters(f"{name}.up", (spec.out_size,), inputs, bias=merger.bias)
-    found |= _linear_parameters(f"{name}.up", (inner,), inputs, bias=merger.bias)
+    width = 2 * inner if merger.gated else inner
+    found |= _linear_parameters(f"{name}.up", (width,), inputs, bias=merger.bias)
     found |= _linear_parameters(f"{name}.down", (spec.out_size,), inner, bias=merger.bias)
     return found
 

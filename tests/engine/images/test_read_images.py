@@ -214,7 +214,7 @@ def test_sizes_of_two_frames_are_glms(height: int, width: int) -> None:
     from transformers.models.glm4v.image_processing_pil_glm4v import smart_resize
 
     bounds = {"min_pixels": 12_544, "max_pixels": 2**21 + 1}
-    scaling = AreaScaling(**bounds, num_frames=2, grows_first=True)
+    scaling = AreaScaling(**bounds, num_frames=2, growing="cut")
     try:
         wanted = smart_resize(2, height, width, **bounds)
     except ValueError:

@@ -49,7 +49,7 @@ def test_the_published_config(tmp_path):
     assert config.spec.rope.mrope == MropeSpec((8, 12, 12))
     assert config.spec.qkv_bias
     assert config.vision is not None, config.vision_unsupported_reason
-    scaling = AreaScaling(12_544, 47_040_000, num_frames=2, grows_first=True)
+    scaling = AreaScaling(12_544, 47_040_000, num_frames=2, growing="cut")
     assert config.vision.rules.scaling == scaling
     spec = config.vision.spec
     assert (spec.intermediate_size, spec.merger) == (4096, GatedMergerSpec(13_696))

@@ -38,9 +38,12 @@ def expected(model: Any, processor: Any, pixels: np.ndarray) -> ImageEmbeddings:
     """Hugging Face's features of an image that already has its final size."""
     read = tiny_vision.seen(processor, [pixels])
     with torch.no_grad():
-        if model.config.model_type == "mistral3":
+        if model.config.model_type in ("lighton_ocr", "mistral3"):
             # Not ``get_image_features``, which splits up an image of one cell.
             parts = model.model
+            if model.config.model_type == "lighton_ocr":
+                patches = parts.vision_encoder(**read).last_hidden_state[0]
+                return ImageEmbeddings(parts.vision_projection(patches, read["image_sizes"]), ())
             patches = parts.vision_tower(**read).last_hidden_state[0]
             return ImageEmbeddings(parts.multi_modal_projector(patches, read["image_sizes"]), ())
         out = model.get_image_features(**read, return_dict=True)
