@@ -10,12 +10,15 @@ import numpy as np
 
 from engine.images.placeholders import expand_image_tokens
 from engine.images.read import ProcessedImage
-from engine.images.types import FixedScaling, GridScaling, ImageRules, TileScaling
+from engine.images.types import FixedScaling, GridScaling, ImageRules, SplitScaling, TileScaling
 from engine.models.checkpoint import read_config
 from engine.types import Request, SamplingParams
 
 # Rows and columns of images, in cells.
 SHAPES = ((2, 3), (1, 1), (3, 2))
+
+
+_TILED = GridScaling, SplitScaling, TileScaling
 
 
 def rules_of(directory: Path) -> ImageRules:
@@ -50,7 +53,7 @@ def ask(
     pictures, template = [], [3, 7]
     for number, (rows, columns) in enumerate(allowed(rules, shapes)):
         height, width = rows * rules.cell, columns * rules.cell
-        num_tiles = 2 * (number == 0 and isinstance(rules.scaling, (GridScaling, TileScaling)))
+        num_tiles = 2 * (number == 0 and isinstance(rules.scaling, _TILED))
         *tiles, whole = (
             ProcessedImage(height, width, pixels.tobytes(), rng.bytes(16))
             for pixels in rng.integers(0, 256, (num_tiles + 1, height, width, 3), np.uint8)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-_BICUBIC = Image.Resampling.BICUBIC
+_BICUBIC, _BILINEAR = Image.Resampling.BICUBIC, Image.Resampling.BILINEAR
 _CLIP_MEAN = np.array([0.48145466, 0.4578275, 0.40821073])[:, None, None]
 _CLIP_STD = np.array([0.26862954, 0.26130258, 0.27577711])[:, None, None]
 
@@ -116,3 +116,95 @@ class CohereProcessor:
             **{"image_processor_type": "Cohere2VisionImageProcessorFast", "resample": 3},
         }
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+
+
+class Lfm2Processor:
+    """LFM2-VL's: scaled to an area, and if it is much larger, cut into tiles before that."""
+
+    def __init__(self, patch: int = 16, tile: int = 512, least: int = 64, most: int = 256) -> None:
+        self.size = None
+        self.patch, self.tile, self.least, self.most = patch, tile, least, most
+        self.max_tiles, self.use_thumbnail = 10, True
+        self.tile_size, self.encoder_patch_size, self.downsample_factor = tile, patch, 2
+
+    def __call__(self, images: Sequence[Any], do_resize: bool = True, **_: Any) -> dict[str, Any]:
+        import torch
+
+        found: dict[str, list[Any]] = {"image_rows": [], "image_cols": [], "image_sizes": []}
+        shown = []
+        for image in _flat(images):
+            array = _as_array(image)
+            tiles, rows, columns = self.tiles(array) if do_resize else ([array], 1, 1)
+            found["image_rows"].append(rows)
+            found["image_cols"].append(columns)
+            found["image_sizes"].append(tiles[-1].shape[:2])
+            shown += tiles
+        shapes = [[side // self.patch for side in tile.shape[:2]] for tile in shown]
+        longest = max(rows * columns for rows, columns in shapes)
+        values = np.zeros((len(shown), longest, 3 * self.patch**2), np.float32)
+        mask = np.zeros((len(shown), longest), np.int64)
+        for i, (tile, (rows, columns)) in enumerate(zip(shown, shapes, strict=True)):
+            cut = tile.reshape(rows, self.patch, columns, self.patch, 3).swapaxes(1, 2)
+            values[i, : rows * columns] = cut.reshape(rows * columns, -1) / 127.5 - 1
+            mask[i, : rows * columns] = 1
+        extra = found if do_resize else {}
+        return {
+            **{"pixel_values": torch.from_numpy(values), "spatial_shapes": torch.tensor(shapes)},
+            **{"pixel_attention_mask": torch.from_numpy(mask), **extra},
+        }
+
+    def fetch_images(self, images: Any) -> Any:
+        """The images, none of which is at an address."""
+        return images
+
+    def tiles(self, array: np.ndarray) -> tuple[list[np.ndarray], int, int]:
+        """Each [height, width, 3] uint8, the whole image last; rows and columns of tiles."""
+        height, width, _ = array.shape
+        cell = 2 * self.patch
+        image, area = Image.fromarray(array), cell**2
+        whole = np.asarray(image.resize(self._whole(height, width)[::-1], _BILINEAR))
+        rounded = round(height / cell) * round(width / cell)
+        if rounded * area <= self.most * area * 2.0:
+            return [whole], 1, 1
+        sides = range(1, self.max_tiles + 1)
+        grids = [(w, h) for w in sides for h in sides if 2 <= w * h <= self.max_tiles]
+        best, least = (1, 1), math.inf
+        for columns, rows in sorted(grids, key=math.prod):
+            distance = abs(width / height - columns / rows)
+            fills = height * width > 0.5 * self.tile**2 * columns * rows
+            if distance < least or (distance == least and fills):
+                best, least = (columns, rows), distance
+        columns, rows = best
+        scaled = image.resize((columns * self.tile, rows * self.tile), _BILINEAR)
+        cut = np.asarray(scaled).reshape(rows, self.tile, columns, self.tile, 3).swapaxes(1, 2)
+        return [*cut.reshape(-1, self.tile, self.tile, 3), whole], rows, columns
+
+    def _whole(self, height: int, width: int) -> tuple[int, int]:
+        cell = 2 * self.patch
+        sides = [max(cell, round(side / cell) * cell) for side in (height, width)]
+        least, most = self.least * cell**2, self.most * cell**2
+        if math.prod(sides) > most:
+            beta = math.sqrt(height * width / most)
+            sides = [max(cell, int(side / beta / cell) * cell) for side in (height, width)]
+        elif math.prod(sides) < least:
+            beta = math.sqrt(least / (height * width))
+            sides = [math.ceil(side * beta / cell) * cell for side in (height, width)]
+        return sides[0], sides[1]
+
+    def save_pretrained(self, directory: Path) -> None:
+        """Write the file that Hugging Face's own would be."""
+        settings = {
+            **{"encoder_patch_size": self.patch, "downsample_factor": 2, "tile_size": self.tile},
+            **{"min_image_tokens": self.least, "max_image_tokens": self.most, "min_tiles": 2},
+            **{"max_tiles": self.max_tiles, "max_pixels_tolerance": 2.0, "use_thumbnail": True},
+            **{"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2, "do_pad": True},
+            **{"do_image_splitting": True, "size": {"height": self.tile, "width": self.tile}},
+            **{"max_num_patches": 1024, "return_row_col_info": True},
+            "image_processor_type": "Lfm2VlImageProcessorFast",
+        }
+        (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+
+
+def _flat(images: Any) -> list[Any]:
+    nested = isinstance(images, list) and images and isinstance(images[0], list)
+    return [image for inner in images for image in inner] if nested else list(images)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tests import tiny_models
-from tests.tiny_processors import CohereProcessor, KimiProcessor
+from tests.tiny_processors import CohereProcessor, KimiProcessor, Lfm2Processor
 
 IMAGE, ROW_END, IMAGE_END, START, END, VIDEO = range(150, 156)
 _QWEN_TOKENS = {
@@ -187,6 +187,15 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
         {**_CLIP, "model_type": "siglip_vision_model", "patch_size": 3, "image_size": 18},
         {"image_token_id": IMAGE, "alignment_intermediate_size": 40},
     ),
+    "lfm2_vl": (
+        *("Lfm2Vl", "lfm2", {}),
+        {
+            **{"num_hidden_layers": 3, "num_attention_heads": 2, "hidden_size": 32},
+            **{"intermediate_size": 40, "patch_size": 4, "num_patches": 25},
+            **{"model_type": "siglip2_vision_model", "vision_use_head": False},
+        },
+        {"image_token_id": IMAGE, "projector_hidden_size": 40},
+    ),
     "lighton_ocr": (
         *("LightOnOcr", "qwen3", {"tie_word_embeddings": True}),
         *({**_PIXTRAL, "model_type": "pixtral"}, {"image_token_id": IMAGE}),
@@ -295,6 +304,8 @@ def processor(kind: str) -> Any:
 
     if kind == "kimi_k25":
         return KimiProcessor()
+    if kind == "lfm2_vl":
+        return Lfm2Processor(4, 16, 2, 6)
     if kind == "cohere2_vision":
         return CohereProcessor(18, patch_size=3)
     if kind == "aya_vision":

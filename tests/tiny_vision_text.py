@@ -46,6 +46,10 @@ COHERE_SPECIAL = {
     **{**SPECIAL, IMAGE: "<|IMG_PATCH|>", START: "<|START_OF_IMG|>", END: "<|END_OF_IMG|>"},
     VIDEO: "<|IMG_LINE_BREAK|>",
 }
+LFM2_SPECIAL = {
+    **{**SPECIAL, IMAGE: "<image>", START: "<|image_start|>", END: "<|image_end|>"},
+    **{VIDEO: "<|img_thumbnail|>", 156: "<|img_row_1_col_1|>", 157: "<|img_row_2_col_1|>"},
+}
 _NEWLINE = "\u010a"
 
 QWEN = (

@@ -19,6 +19,7 @@ from tests.tiny_vision_text import (
     IDEFICS3_SPECIAL,
     INTERNVL,
     INTERNVL_SPECIAL,
+    LFM2_SPECIAL,
     LLAVA,
     MISTRAL,
     QWEN,
@@ -31,12 +32,12 @@ from tests.tiny_vision_text import (
 _TEMPLATES = {
     **{"mistral3": MISTRAL, "llava": LLAVA, "gemma3": GEMMA3, "gemma4": GEMMA4},
     **{"idefics3": IDEFICS3, "smolvlm": IDEFICS3, "internvl": INTERNVL},
-    **{"aya": AYA, "cohere2": COHERE},
+    **{"aya": AYA, "cohere2": COHERE, "lfm2": IDEFICS3},
 }
 _SPECIAL = {
     **{"gemma3": GEMMA_SPECIAL, "gemma4": GEMMA_SPECIAL, "idefics3": IDEFICS3_SPECIAL},
     **{"smolvlm": SMOLVLM_SPECIAL, "internvl": INTERNVL_SPECIAL},
-    **{"aya": COHERE_SPECIAL, "cohere2": COHERE_SPECIAL},
+    **{"aya": COHERE_SPECIAL, "cohere2": COHERE_SPECIAL, "lfm2": LFM2_SPECIAL},
 }
 
 
@@ -159,6 +160,11 @@ def _whole_processor(family: str, images: Any, tokenizer: Any) -> Any:
     class Cohere(WithoutVideo, transformers.Cohere2VisionProcessor):
         pass
 
+    class Lfm2(WithoutVideo, transformers.Lfm2VlProcessor):
+        pass
+
+    if family == "lfm2":
+        return Lfm2(images, tokenizer)
     if family == "aya":
         return transformers.AyaVisionProcessor(images, tokenizer, 7, 28, downsample_factor=2)
     if family == "cohere2":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import InvalidParameter
 from engine.images.headers import has_many_scans, webp_size
-from engine.images.tiles import cut_into_tiles
+from engine.images.tiles import cut_into_tiles, whole_size
 from engine.images.types import (
     AreaScaling,
     BudgetScaling,
@@ -24,6 +24,7 @@ from engine.images.types import (
     GridScaling,
     ImageRules,
     PaddedScaling,
+    SplitScaling,
     TileScaling,
 )
 
@@ -89,9 +90,10 @@ def process_image(image: Image, rules: ImageRules) -> ProcessedImage:
     image = _over_white(_upright(image))
     height, width = scaled_size(image.height, image.width, rules)
     resampling = Resampling[rules.resampling.upper()]
-    if isinstance(rules.scaling, (TileScaling, GridScaling)):
-        tiles, columns, whole = cut_into_tiles(image, rules.scaling, resampling)
-        cut = tuple(_processed(tile, height, width) for tile in tiles)
+    if isinstance(rules.scaling, (TileScaling, GridScaling, SplitScaling)):
+        tiles, columns, whole = cut_into_tiles(image, rules.scaling, resampling, rules.cell)
+        side = rules.scaling.side // rules.cell * rules.cell
+        cut = tuple(_processed(tile, side, side) for tile in tiles)
         return replace(_processed(whole, height, width), tiles=cut, columns=columns)
     if isinstance(rules.scaling, PaddedScaling):
         inner = padded_size(image.height, image.width, rules.scaling, rules.cell)
@@ -104,7 +106,8 @@ def process_image(image: Image, rules: ImageRules) -> ProcessedImage:
 
 
 def scaled_size(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
-    """Return the height and width, in whole cells, to which a model scales an image or a tile.
+    """Return the height and width, in whole cells, to which a model scales an image or a tile;
+    by ``SplitScaling``, the image.
 
     Raises:
         InvalidParameter: the image is too narrow.
@@ -113,6 +116,8 @@ def scaled_size(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
     if isinstance(scaling, (FixedScaling, TileScaling, GridScaling)):
         side = scaling.side // rules.cell * rules.cell
         return side, side
+    if isinstance(scaling, SplitScaling):
+        return whole_size(height, width, scaling, rules.cell)
     if isinstance(scaling, EdgeScaling):
         return _within_edge(height, width, scaling, rules.cell)
     if isinstance(scaling, PaddedScaling):

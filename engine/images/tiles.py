@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.images.types import MAX_TILED_SIDE, GridScaling, TileScaling
+from engine.errors import InvalidParameter
+from engine.images.types import MAX_TILED_SIDE, GridScaling, SplitScaling, TileScaling
 
 if TYPE_CHECKING:
     from PIL.Image import Image, Resampling
@@ -16,14 +17,27 @@ class Tiles(NamedTuple):
 
     tiles: list[Image]  # row by row
     columns: int
-    whole: Image  # the same picture in the size of one tile
+    whole: Image  # the same picture, in the size of one tile except by ``SplitScaling``
 
 
 def cut_into_tiles(
-    image: Image, scaling: TileScaling | GridScaling, resampling: Resampling
+    image: Image,
+    scaling: TileScaling | GridScaling | SplitScaling,
+    resampling: Resampling,
+    cell: int,
 ) -> Tiles:
     """Scale an RGB image and cut it into tiles; there are none if one tile shows all of it."""
     side = scaling.side
+    if isinstance(scaling, SplitScaling):
+        height, width = whole_size(image.height, image.width, scaling, cell)
+        whole = image.resize((width, height), resampling)
+        rounded = math.prod(round(length / cell) * cell for length in image.size)
+        if scaling.max_cut == 1 or rounded <= scaling.max_pixels * scaling.tolerance:
+            return Tiles([], 0, whole)
+        rows, columns = closest_grid(image.height, image.width, scaling)
+        return Tiles(
+            _cut(image.resize((columns * side, rows * side), resampling), side), columns, whole
+        )
     if isinstance(scaling, GridScaling):
         choose = fitting_grid if scaling.fits else closest_grid
         rows, columns = choose(image.height, image.width, scaling)
@@ -41,6 +55,27 @@ def cut_into_tiles(
     if rows * columns == 1:
         return Tiles([], 0, image)
     return Tiles(_cut(image, side), columns, image.resize((side, side), resampling))
+
+
+def whole_size(height: int, width: int, scaling: SplitScaling, cell: int) -> tuple[int, int]:
+    """Return the height and width to which LFM2-VL scales a whole image.
+
+    Raises:
+        InvalidParameter: it is so narrow that it would have too many cells.
+    """
+    rows, columns = max(1, round(height / cell)), max(1, round(width / cell))
+    area = rows * columns * cell**2
+    if area > scaling.max_pixels:
+        shrink = math.sqrt(height * width / scaling.max_pixels)
+        rows = max(1, math.floor(height / shrink / cell))
+        columns = max(1, math.floor(width / shrink / cell))
+    elif area < scaling.min_pixels:
+        grow = math.sqrt(scaling.min_pixels / (height * width))
+        rows, columns = math.ceil(height * grow / cell), math.ceil(width * grow / cell)
+    if rows * columns * cell**2 > scaling.max_pixels:
+        problem = f"an image of {width} x {height} pixels is too narrow for this model"
+        raise InvalidParameter(problem)
+    return rows * cell, columns * cell
 
 
 def size_within_longest(height: int, width: int, longest: int) -> tuple[int, int]:
@@ -69,7 +104,7 @@ def grid_around(height: int, width: int, side: int) -> tuple[int, int]:
     return rows, max(1, math.ceil(int(rows * side * ratio) / side))
 
 
-def closest_grid(height: int, width: int, scaling: GridScaling) -> tuple[int, int]:
+def closest_grid(height: int, width: int, scaling: GridScaling | SplitScaling) -> tuple[int, int]:
     """Return the rows and columns of tiles whose aspect ratio is closest to an image's.
 
     Of equally close grids, the largest that the image fills by more than half is chosen.
@@ -94,7 +129,7 @@ def fitting_grid(height: int, width: int, scaling: GridScaling) -> tuple[int, in
     return grids[scales.index(least)]
 
 
-def _grids(scaling: GridScaling) -> list[tuple[int, int]]:
+def _grids(scaling: GridScaling | SplitScaling) -> list[tuple[int, int]]:
     """All grids with an allowed number of tiles, from few to many, those with few columns first."""
     sides = range(1, scaling.max_cut + 1)
     found = [(rows, columns) for columns in sides for rows in sides]

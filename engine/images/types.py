@@ -97,6 +97,25 @@ class GridScaling(msgspec.Struct, frozen=True, tag="grid"):
         return self.max_cut + 1 if self.max_cut > 1 else 1
 
 
+class SplitScaling(msgspec.Struct, frozen=True, tag="split"):
+    """Sides are rounded to whole cells and scaled to an area within bounds, as by ``AreaScaling``.
+    A much larger image is also scaled to the grid of tiles whose shape is closest to its own, and
+    cut into these, which precede it (LFM2-VL, Liquid AI 2025).
+    """
+
+    side: int  # of a tile, in pixels
+    min_cut: int  # tiles, without the whole image
+    max_cut: int  # 1: images are not cut
+    min_pixels: int  # of the whole image
+    max_pixels: int
+    tolerance: float = 2.0  # images of up to so many times ``max_pixels`` are not cut
+
+    @property
+    def max_tiles(self) -> int:
+        """The most tiles of an image, without the whole one."""
+        return self.max_cut if self.max_cut > 1 else 0
+
+
 Scaling = (
     AreaScaling
     | EdgeScaling
@@ -105,6 +124,7 @@ Scaling = (
     | BudgetScaling
     | TileScaling
     | GridScaling
+    | SplitScaling
 )
 Resampling = Literal["bicubic", "bilinear", "lanczos"]
 

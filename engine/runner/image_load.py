@@ -19,6 +19,7 @@ from engine.images.types import (
     ImageRules,
     PaddedScaling,
     Scaling,
+    SplitScaling,
     TileScaling,
 )
 from engine.models.checkpoint import ModelConfig
@@ -70,7 +71,7 @@ class ImagePlan:
         """The memory that reading images takes besides the vision tower's weights."""
         states = 1 + len(self.vision.spec.deepstack_layers)
         kept = self.num_cached_cells * states * spec.hidden_size * dtype.itemsize
-        encoded = _tile_cells(self.rules) or self.max_image_cells
+        encoded = _encoded_cells(self.rules)
         return kept + tower.activation_bytes(encoded)
 
     def make_embedder(
@@ -113,6 +114,8 @@ def _max_image_cells(rules: ImageRules) -> int:
     scaling = rules.scaling
     if isinstance(scaling, (TileScaling, GridScaling)):
         return scaling.max_tiles * _tile_cells(rules)
+    if isinstance(scaling, SplitScaling):
+        return scaling.max_tiles * _tile_cells(rules) + scaling.max_pixels // rules.cell**2
     if isinstance(scaling, AreaScaling):
         return scaling.max_pixels // (scaling.num_frames * rules.cell**2)
     if isinstance(scaling, (BudgetScaling, PaddedScaling)):
@@ -121,10 +124,19 @@ def _max_image_cells(rules: ImageRules) -> int:
     return (-(-longest // rules.cell)) ** 2
 
 
+def _encoded_cells(rules: ImageRules) -> int:
+    """Return the most cells that are embedded at once: of an image, or of a tile."""
+    scaling = rules.scaling
+    if isinstance(scaling, SplitScaling):
+        whole = scaling.max_pixels // rules.cell**2
+        return max(whole, _tile_cells(rules) if scaling.max_tiles else 0)
+    return _tile_cells(rules) or _max_image_cells(rules)
+
+
 def _tile_cells(rules: ImageRules) -> int:
     """Return the cells of a tile; 0: images are not cut."""
     scaling = rules.scaling
-    if isinstance(scaling, (TileScaling, GridScaling)):
+    if isinstance(scaling, (TileScaling, GridScaling, SplitScaling)):
         return (scaling.side // rules.cell) ** 2
     return 0
 
@@ -140,6 +152,18 @@ def _within(rules: ImageRules, most: int) -> Scaling:
             return msgspec.structs.replace(scaling, min_cut=least, max_cut=num_cut)
         longest = scaling.side * math.isqrt(max(num_cut, 1))
         return TileScaling(scaling.side, longest - longest % 2, scaling.cuts)
+    if isinstance(scaling, SplitScaling):
+        limit = min(scaling.max_pixels, most * rules.cell**2)
+        num_cut = (most - limit // rules.cell**2) // _tile_cells(rules)
+        if num_cut < max(scaling.min_cut, 2):
+            num_cut = 1
+        return msgspec.structs.replace(
+            scaling,
+            min_cut=min(scaling.min_cut, num_cut),
+            max_cut=min(scaling.max_cut, num_cut),
+            min_pixels=min(scaling.min_pixels, limit),
+            max_pixels=limit,
+        )
     if isinstance(scaling, AreaScaling):
         limit = most * scaling.num_frames * rules.cell**2
         least = min(scaling.min_pixels, limit)
@@ -164,7 +188,7 @@ def _refusal(
     each, most = _max_image_cells(vision.rules), config.max_image_tokens
     if isinstance(vision.rules.scaling, FixedScaling) and most is not None and most < each:
         return f"they have {each} tokens each, more than --max-image-tokens"
-    tile = _tile_cells(vision.rules)
+    tile = 0 if isinstance(vision.rules.scaling, SplitScaling) else _tile_cells(vision.rules)
     if most is not None and most < tile:
         return f"a tile of them has {tile} tokens, more than --max-image-tokens"
     if spec.bidirectional_images:

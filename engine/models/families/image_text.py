@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable
 
 from engine.models.config_reader import ConfigReader
-from engine.models.families import deepseek, ernie, glm, llama
+from engine.models.families import deepseek, ernie, glm, hybrid, llama
 from engine.models.families.family import Family
 from engine.models.families.multimodal import of_kind, text_part
 from engine.models.rope_spec import MropeSpec
@@ -30,6 +30,15 @@ _COHERE = (
     *("vision_feature_layer", "vision_feature_select_strategy"),
 )
 _COHERE_TEXT = {"cohere": llama.cohere, "cohere2": llama.cohere2}
+_LFM2 = (
+    *("downsample_factor", "projector_bias", "projector_hidden_act", "projector_hidden_size"),
+    *("projector_use_layernorm", "vision_feature_layer"),
+    # Repeated from the processor's file.
+    *("do_image_splitting", "encoder_patch_size", "max_image_tokens", "max_num_patches"),
+    *("max_pixels_tolerance", "max_tiles", "min_image_tokens", "min_tiles", "tile_size"),
+    *("use_image_special_tokens", "use_thumbnail"),
+)
+_LFM2_TEXT = {"lfm2": hybrid.lfm2, "lfm2_moe": hybrid.lfm2_moe}
 _LIGHTON = ("multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size")
 _PADDLE = ("video_token_id", "vision_start_token_id", "vision_end_token_id")
 # Switches of the training code, and of its kernels.
@@ -49,6 +58,18 @@ def aya_vision(reader: ConfigReader) -> DecoderSpec:
 def cohere2_vision(reader: ConfigReader) -> DecoderSpec:
     """Command A Vision."""
     return _cohere(reader, "outer/llama")
+
+
+def lfm2_vl(reader: ConfigReader) -> DecoderSpec:
+    """LFM2-VL."""
+
+    def read(text: ConfigReader) -> DecoderSpec:
+        read_text = of_kind(text, _LFM2_TEXT, "lfm2")
+        text.set_defaults({"model_type": "lfm2"})
+        return read_text(text)
+
+    reader.set_defaults({"tie_word_embeddings": reader.flag("tie_embedding", True)})
+    return dataclasses.replace(text_part(reader, read, _LFM2), naming="outer/lfm2")
 
 
 def lighton_ocr(reader: ConfigReader) -> DecoderSpec:
@@ -140,6 +161,7 @@ IMAGE_TEXT: dict[str, Family] = {
     "glm46v": Family(glm46v, "GLM-4.6V", "as `glm4v` or `glm4v_moe`; accepts images"),
     "glm4v": Family(glm4v, "GLM-4.1V Thinking, GLM-4.6V Flash", "as `glm4`; accepts images"),
     "glm4v_moe": Family(glm4v_moe, "GLM-4.5V, GLM-4.6V", "as `glm4_moe`; accepts images"),
+    "lfm2_vl": Family(lfm2_vl, "LFM2-VL 450M to 3B", "as `lfm2`; accepts images"),
     "lighton_ocr": Family(lighton_ocr, "LightOnOCR 1B", "as `qwen3`; accepts images"),
     "paddleocr_vl": Family(
         paddleocr_vl,

@@ -15,6 +15,7 @@ from engine.images.types import (
     GridScaling,
     Resampling,
     Scaling,
+    SplitScaling,
     TileScaling,
 )
 from engine.models.config_reader import ConfigReader
@@ -22,6 +23,7 @@ from engine.models.spec import DecoderSpec
 from engine.models.vision.cohere import aya_vision, cohere2_vision
 from engine.models.vision.glm import glm4v, glm_ocr
 from engine.models.vision.kimi import kimi_k25, kimi_tokens, padded_scaling
+from engine.models.vision.lfm import lfm2_vl
 from engine.models.vision.paddle import paddleocr_vl
 from engine.models.vision.shared import (
     CLIP,
@@ -46,6 +48,7 @@ from engine.models.vision.tokens import (
     gemma4_tokens,
     idefics3_tokens,
     internvl_tokens,
+    lfm2_tokens,
     mistral_tokens,
     qwen_tokens,
 )
@@ -348,6 +351,9 @@ FAMILIES: dict[str, VisionFamily] = {
         internvl, internvl_tokens, None, tiling=lambda side: GridScaling(side, 1, 12)
     ),
     "kimi_k25": VisionFamily(kimi_k25, kimi_tokens, padded_scaling(14, 2, 16_384, 512)),
+    "lfm2_vl": VisionFamily(
+        lfm2_vl, lfm2_tokens, SplitScaling(512, 2, 10, 65_536, 262_144), "bilinear"
+    ),
     "lighton_ocr": VisionFamily(mistral3, qwen_tokens(151_655), EdgeScaling(1540)),
     "llava": VisionFamily(llava, _llava_tokens, EdgeScaling(1024)),
     "mistral3": VisionFamily(mistral3, mistral_tokens, EdgeScaling(1540)),

@@ -197,6 +197,7 @@ _KIMI_K25 = (
     *linear("mm_projector.proj.2", "merger.down"),
 )
 _COHERE = (*_CLIP, *norm("multi_modal_projector.layernorm", "merger.norm"), *_INTERNVL[-4:])
+_LFM2 = (*_CLIP, *_INTERNVL[-6:])
 _LIGHTON = tuple(
     rule._replace(
         pattern=rule.pattern.replace("vision_tower.", "vision_encoder.", 1).replace(
@@ -221,6 +222,7 @@ TABLES = {
     "idefics3": _IDEFICS3,
     "internvl": _INTERNVL,
     "kimi_k25": _KIMI_K25,
+    "lfm2_vl": _LFM2,
     "lighton_ocr": _LIGHTON,
     "llava": _LLAVA,
     "mistral3": _MISTRAL3,

@@ -130,16 +130,29 @@ def sample_positions(
     table: torch.Tensor,
     rows: torch.Tensor,
     columns: torch.Tensor,
-    mode: Literal["bicubic", "bilinear"],
+    size: tuple[int, int],
+    mode: Literal["bicubic", "bilinear", "averaged"],
 ) -> torch.Tensor:
     """Interpolate learned positions of a square grid over an image, aligning its edges.
 
-    Each position stands for the middle of its share of the image. Arguments and result are those of
-    ``interpolate_positions``; bicubic is cubic convolution (Keys 1981) with a = -0.75.
+    Each position stands for the middle of its share of the image.
+
+    Args:
+        table: [side * side, hidden_size] float32, row by row.
+        rows, columns: [num_patches] int64, of each patch.
+        size: rows and columns of the image.
+        mode: see ``VisionSpec.sampled_positions``; bicubic is cubic convolution (Keys 1981) with
+            a = -0.75.
+
+    Returns:
+        [num_patches, hidden_size] float32.
     """
     side = round(table.shape[0] ** 0.5)
     grid = table.view(1, side, side, -1).permute(0, 3, 1, 2)
-    places = [(at + 0.5) / (at.max() + 1) * 2 - 1 for at in (columns, rows)]
+    if mode == "averaged":
+        shrunk = functional.interpolate(grid, size, mode="bilinear", antialias=True)
+        return shrunk[0, :, rows, columns].T
+    places = [(columns + 0.5) / size[1] * 2 - 1, (rows + 0.5) / size[0] * 2 - 1]
     found = functional.grid_sample(
         grid, torch.stack(places, dim=-1)[None, :, None], mode, "border", align_corners=False
     )

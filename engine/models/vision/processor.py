@@ -19,11 +19,13 @@ from engine.images.types import (
     PaddedScaling,
     Resampling,
     Scaling,
+    SplitScaling,
     TileScaling,
 )
 from engine.models.config_reader import ConfigReader
 from engine.models.json_file import parse_object, read_bytes
 from engine.models.vision.kimi import as_hugging_face, read_padding
+from engine.models.vision.lfm import read_split
 from engine.models.vision.spec import PixelSpec, VisionSpec
 
 _RESAMPLING: dict[int, Resampling] = {  # Pillow's numbers
@@ -105,6 +107,8 @@ def _scaling(reader: ConfigReader, spec: VisionSpec, scaling: Scaling) -> Scalin
     reader.require("do_center_crop", False)
     reader.ignore("crop_size")
     reader.ignore("do_pad")  # of several images to one size
+    if isinstance(scaling, SplitScaling):
+        return read_split(reader, spec, scaling)
     if isinstance(scaling, PaddedScaling):
         return read_padding(reader, spec, scaling)
     if isinstance(scaling, TileScaling):

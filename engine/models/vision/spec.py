@@ -128,8 +128,9 @@ class VisionSpec:
     # The side of a square table of learned positions, bilinearly interpolated over the image
     # between its corners (Qwen3-VL); 0: there is none.
     position_grid_size: int = 0
-    # How that table is interpolated between the middles of its cells instead (GLM-4.1V).
-    sampled_positions: Literal["bicubic", "bilinear"] | None = None
+    # How that table is interpolated between the middles of its cells instead (GLM-4.1V); averaged:
+    # bilinearly, where the image has fewer patches over all that a patch covers (SigLIP 2).
+    sampled_positions: Literal["bicubic", "bilinear", "averaged"] | None = None
     # The side in pixels of all images, whose patches have a learned position each (CLIP, SigLIP);
     # None: images have any size.
     image_size: int | None = None

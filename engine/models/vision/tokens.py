@@ -140,6 +140,21 @@ def aya_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
     return ImageTokenIds(token_id, rewriting=rewriting)
 
 
+def lfm2_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
+    """LFM2-VL: a token names each tile, and another the whole image behind them."""
+    token_id = config.non_negative("image_token_id", 396)
+    names = _names(directory, (token_id,))
+    if names is None:
+        return ImageTokenIds(token_id)
+    image, begin, end, thumbnail = names[0], "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
+    _require_names(directory, (begin, end, thumbnail, "<|img_row_1_col_1|>"))
+    tile = "<|img_row_{row}_col_{column}|>" + image
+    rewriting = TileRewrite(
+        *(image, tile), whole=thumbnail + image, alone=image, begin=begin, end=end
+    )
+    return ImageTokenIds(token_id, rewriting=rewriting)
+
+
 def _require_names(directory: Path, names: tuple[str, ...]) -> None:
     """Raise ModelLoadError if the tokenizer lacks a token; it would be read as plain text."""
     path = directory / "tokenizer.json"

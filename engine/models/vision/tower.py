@@ -96,7 +96,8 @@ class VisionTower:
         spec = self.spec
         side = spec.patch_size
         height, width, _ = pixels.shape
-        layout = make_layout(height // side, width // side, spec, pixels.device)
+        size = height // side, width // side
+        layout = make_layout(*size, spec, pixels.device)
         most = layout.full_window.end
         if pixels.device.type == "cpu":
             most = min(most, max(1, _MAX_PATCHES_ON_CPU // spec.merge_size**2) * spec.merge_size**2)
@@ -107,7 +108,7 @@ class VisionTower:
         x = _joined(parts)  # [num_patches, hidden_size]
         if self._class_token is not None:
             x = torch.cat((self._class_token[None], x))
-        positions = None if self._positions is None else self._positions_of(layout)
+        positions = None if self._positions is None else self._positions_of(layout, size)
         if positions is not None and not spec.norm_before_positions:
             x += positions
         x = x.to(self._dtype)
@@ -135,12 +136,16 @@ class VisionTower:
         merged = yield from _merge(self._merger, x, most)
         return ImageEmbeddings(layout.to_row_major(merged), tuple(deep))
 
-    def _positions_of(self, layout: PatchLayout) -> torch.Tensor:
-        """Return the learned position embeddings of patches: [num_patches, hidden_size] float32."""
+    def _positions_of(self, layout: PatchLayout, size: tuple[int, int]) -> torch.Tensor:
+        """Return the learned position embeddings of patches: [num_patches, hidden_size] float32.
+
+        ``size`` is the image's rows and columns of patches.
+        """
         assert self._positions is not None
         spec, table = self.spec, self._positions
         if spec.sampled_positions is not None:
-            return sample_positions(table, layout.rows, layout.columns, spec.sampled_positions)
+            at = layout.rows, layout.columns
+            return sample_positions(table, *at, size, spec.sampled_positions)
         if spec.image_size is None:
             return learned_positions(table, layout.rows, layout.columns)
         side, rows, columns = spec.image_size // spec.patch_size, layout.rows, layout.columns
