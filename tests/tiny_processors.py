@@ -162,7 +162,8 @@ class Lfm2Processor:
         height, width, _ = array.shape
         cell = 2 * self.patch
         image, area = Image.fromarray(array), cell**2
-        whole = np.asarray(image.resize(self._whole(height, width)[::-1], _BILINEAR))
+        rows, columns = self._whole(height, width)
+        whole = np.asarray(image.resize((columns, rows), _BILINEAR))
         rounded = round(height / cell) * round(width / cell)
         if rounded * area <= self.most * area * 2.0:
             return [whole], 1, 1
