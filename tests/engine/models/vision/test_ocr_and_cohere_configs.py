@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -141,6 +141,8 @@ def test_sizes_are_those_of_paddles_smart_resize(height, width):
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 12))
+@example(64, 32, 12)  # exactly a grid
+@example(96, 64, 12)
 def test_grids_are_command_a_visions(height, width, most):
     """Hugging Face's processor needs torchvision; ``tests/tiny_processors.py`` has its steps."""
     reference = CohereProcessor(32, 4, most)
