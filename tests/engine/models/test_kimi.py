@@ -89,8 +89,10 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.parametrize("outer", [False, True], ids=["K2", "K2.5"])
 @pytest.mark.parametrize("form", PUBLISHED)
-def test_logits_are_those_of_deepseek_v3_with_the_same_numbers(form, tmp_path, monkeypatch):
+def test_logits_are_those_of_deepseek_v3_with_the_same_numbers(form, outer, tmp_path, monkeypatch):
+    """Also as the text model of Kimi K2.5, whose section tells how it is quantised."""
     monkeypatch.setattr("kernels.cpu.linear.is_available", lambda: False)  # compute in float32
     write, is_quantised, section = PUBLISHED[form]
     directory = tiny_models.save("deepseek_v3", tmp_path, **_TWIN)
@@ -107,6 +109,10 @@ def test_logits_are_those_of_deepseek_v3_with_the_same_numbers(form, tmp_path, m
     expected = _hugging_face(directory)
     save_file(published, weights, {"format": "pt"})
     config = _CONFIG if section is None else {**_CONFIG, "quantization_config": section}
+    if outer:
+        renamed = {f"language_model.{name}": tensor for name, tensor in published.items()}
+        save_file(renamed, weights, {"format": "pt"})
+        config = {"model_type": "kimi_k25", "text_config": config, "tie_word_embeddings": False}
     (directory / "config.json").write_text(json.dumps(config))
     torch.testing.assert_close(paged_logits(directory), expected, atol=1e-4, rtol=0)
 
