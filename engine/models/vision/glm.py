@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.models.config_reader import ConfigReader
 from engine.models.spec import DecoderSpec
 from engine.models.vision.shared import (
@@ -67,8 +69,7 @@ def _glm(
         patch_bias=True,
         num_frames=reader.count("temporal_patch_size", 2, limit=MAX_MERGE),
         rope=read_rope(reader, "num_heads", hidden // heads),
-        qk_norm=norm if is_ocr else None,
-        qk_norm_by_head=is_ocr,
+        qk_norm=replace(norm, by_head=True) if is_ocr else None,
         patch_norm=not is_ocr,
         norm_before_positions=not is_ocr,
         position_grid_size=0 if is_ocr else image_size // side,

@@ -104,7 +104,7 @@ class Block(Layer):
     def __init__(self, spec: VisionSpec, weights: Tensors, name: str) -> None:
         self._num_heads = spec.num_heads
         self._gated = spec.gated
-        self._norm_by_head = spec.qk_norm_by_head
+        self._norm_by_head = spec.qk_norm is not None and spec.qk_norm.by_head
         self._query_norm = self._key_norm = None
         if spec.qk_norm is not None:
             self._query_norm = read_norm(spec.qk_norm, weights, f"{name}.query_norm")

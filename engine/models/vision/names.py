@@ -5,14 +5,14 @@ from __future__ import annotations
 from engine.models.rules import Rule
 
 
-def linear(pattern: str, parameter: str, part: int = 0) -> tuple[Rule, ...]:
+def linear_rules(pattern: str, parameter: str, part: int = 0) -> tuple[Rule, ...]:
     """Return the rules of a projection and its bias."""
     return tuple(
         Rule(f"{pattern}.{kind}", f"{parameter}.{kind}", part) for kind in ("weight", "bias")
     )
 
 
-def norm(pattern: str, parameter: str) -> tuple[Rule, ...]:
+def norm_rules(pattern: str, parameter: str) -> tuple[Rule, ...]:
     """Return the rules of a layer norm."""
     return Rule(f"{pattern}.weight", parameter), Rule(f"{pattern}.bias", f"{parameter}.bias")
 
@@ -31,58 +31,58 @@ def _clipped(pattern: str, parameter: str, part: int = 0) -> tuple[Rule, ...]:
 
 _QWEN_BLOCK = "visual.blocks.{i}."
 _QWEN = (
-    *linear("visual.patch_embed.proj", "patch"),
-    *norm(_QWEN_BLOCK + "norm1", "{i}.attention_norm"),
+    *linear_rules("visual.patch_embed.proj", "patch"),
+    *norm_rules(_QWEN_BLOCK + "norm1", "{i}.attention_norm"),
     Rule(_QWEN_BLOCK + "attn.qkv.weight", "{i}.qkv.weight", None),
     Rule(_QWEN_BLOCK + "attn.qkv.bias", "{i}.qkv.bias", None),
-    *linear(_QWEN_BLOCK + "attn.proj", "{i}.output"),
-    *norm(_QWEN_BLOCK + "norm2", "{i}.mlp_norm"),
+    *linear_rules(_QWEN_BLOCK + "attn.proj", "{i}.output"),
+    *norm_rules(_QWEN_BLOCK + "norm2", "{i}.mlp_norm"),
 )
 _QWEN2_MERGER = (
-    *norm("visual.merger.ln_q", "merger.norm"),
-    *linear("visual.merger.mlp.0", "merger.up"),
-    *linear("visual.merger.mlp.2", "merger.down"),
+    *norm_rules("visual.merger.ln_q", "merger.norm"),
+    *linear_rules("visual.merger.mlp.0", "merger.up"),
+    *linear_rules("visual.merger.mlp.2", "merger.down"),
 )
 _QWEN2 = (
     *(*_QWEN, *_QWEN2_MERGER),
-    *linear(_QWEN_BLOCK + "mlp.fc1", "{i}.up"),
-    *linear(_QWEN_BLOCK + "mlp.fc2", "{i}.down"),
+    *linear_rules(_QWEN_BLOCK + "mlp.fc1", "{i}.up"),
+    *linear_rules(_QWEN_BLOCK + "mlp.fc2", "{i}.down"),
 )
 _QWEN2_5 = (
     *(*_QWEN, *_QWEN2_MERGER),
-    *linear(_QWEN_BLOCK + "mlp.gate_proj", "{i}.up", 0),
-    *linear(_QWEN_BLOCK + "mlp.up_proj", "{i}.up", 1),
-    *linear(_QWEN_BLOCK + "mlp.down_proj", "{i}.down"),
+    *linear_rules(_QWEN_BLOCK + "mlp.gate_proj", "{i}.up", 0),
+    *linear_rules(_QWEN_BLOCK + "mlp.up_proj", "{i}.up", 1),
+    *linear_rules(_QWEN_BLOCK + "mlp.down_proj", "{i}.down"),
 )
 _DEEP = "visual.deepstack_merger_list.{i}."
 _QWEN3 = (
     *_QWEN,
     Rule("visual.pos_embed.weight", "positions"),
-    *linear(_QWEN_BLOCK + "mlp.linear_fc1", "{i}.up"),
-    *linear(_QWEN_BLOCK + "mlp.linear_fc2", "{i}.down"),
-    *norm("visual.merger.norm", "merger.norm"),
-    *linear("visual.merger.linear_fc1", "merger.up"),
-    *linear("visual.merger.linear_fc2", "merger.down"),
-    *norm(_DEEP + "norm", "deep.{i}.norm"),
-    *linear(_DEEP + "linear_fc1", "deep.{i}.up"),
-    *linear(_DEEP + "linear_fc2", "deep.{i}.down"),
+    *linear_rules(_QWEN_BLOCK + "mlp.linear_fc1", "{i}.up"),
+    *linear_rules(_QWEN_BLOCK + "mlp.linear_fc2", "{i}.down"),
+    *norm_rules("visual.merger.norm", "merger.norm"),
+    *linear_rules("visual.merger.linear_fc1", "merger.up"),
+    *linear_rules("visual.merger.linear_fc2", "merger.down"),
+    *norm_rules(_DEEP + "norm", "deep.{i}.norm"),
+    *linear_rules(_DEEP + "linear_fc1", "deep.{i}.up"),
+    *linear_rules(_DEEP + "linear_fc2", "deep.{i}.down"),
 )
 _GLM_OCR = (
-    *linear("visual.patch_embed.proj", "patch"),
+    *linear_rules("visual.patch_embed.proj", "patch"),
     Rule(_QWEN_BLOCK + "norm1.weight", "{i}.attention_norm"),
     Rule(_QWEN_BLOCK + "attn.qkv.weight", "{i}.qkv.weight", None),
     Rule(_QWEN_BLOCK + "attn.qkv.bias", "{i}.qkv.bias", None),
     Rule(_QWEN_BLOCK + "attn.q_norm.weight", "{i}.query_norm"),
     Rule(_QWEN_BLOCK + "attn.k_norm.weight", "{i}.key_norm"),
-    *linear(_QWEN_BLOCK + "attn.proj", "{i}.output"),
+    *linear_rules(_QWEN_BLOCK + "attn.proj", "{i}.output"),
     Rule(_QWEN_BLOCK + "norm2.weight", "{i}.mlp_norm"),
-    *linear(_QWEN_BLOCK + "mlp.gate_proj", "{i}.up", 0),
-    *linear(_QWEN_BLOCK + "mlp.up_proj", "{i}.up", 1),
-    *linear(_QWEN_BLOCK + "mlp.down_proj", "{i}.down"),
+    *linear_rules(_QWEN_BLOCK + "mlp.gate_proj", "{i}.up", 0),
+    *linear_rules(_QWEN_BLOCK + "mlp.up_proj", "{i}.up", 1),
+    *linear_rules(_QWEN_BLOCK + "mlp.down_proj", "{i}.down"),
     Rule("visual.post_layernorm.weight", "final_norm"),
-    *linear("visual.downsample", "merger.join"),
+    *linear_rules("visual.downsample", "merger.join"),
     Rule("visual.merger.proj.weight", "merger.projection.weight"),
-    *norm("visual.merger.post_projection_norm", "merger.norm"),
+    *norm_rules("visual.merger.post_projection_norm", "merger.norm"),
     Rule("visual.merger.gate_proj.weight", "merger.up.weight", 0),
     Rule("visual.merger.up_proj.weight", "merger.up.weight", 1),
     Rule("visual.merger.down_proj.weight", "merger.down.weight"),
@@ -107,24 +107,24 @@ _MISTRAL3 = (
     Rule(_PIXTRAL_LAYER + "feed_forward.down_proj.weight", "{i}.down.weight"),
     Rule("multi_modal_projector.norm.weight", "merger.norm"),
     Rule("multi_modal_projector.patch_merger.merging_layer.weight", "merger.join.weight"),
-    *linear("multi_modal_projector.linear_1", "merger.up"),
-    *linear("multi_modal_projector.linear_2", "merger.down"),
+    *linear_rules("multi_modal_projector.linear_1", "merger.up"),
+    *linear_rules("multi_modal_projector.linear_2", "merger.down"),
 )
 _TOWER_LAYER = "vision_tower.encoder.layers.{i}."
 _CLIP = (  # and SigLIP
     Rule("vision_tower.embeddings.class_embedding", "class_token"),
-    *linear("vision_tower.embeddings.patch_embedding", "patch"),
+    *linear_rules("vision_tower.embeddings.patch_embedding", "patch"),
     Rule("vision_tower.embeddings.position_embedding.weight", "positions"),
-    *norm("vision_tower.pre_layrnorm", "patch_norm"),
-    *norm(_TOWER_LAYER + "layer_norm1", "{i}.attention_norm"),
-    *linear(_TOWER_LAYER + "self_attn.q_proj", "{i}.qkv", 0),
-    *linear(_TOWER_LAYER + "self_attn.k_proj", "{i}.qkv", 1),
-    *linear(_TOWER_LAYER + "self_attn.v_proj", "{i}.qkv", 2),
-    *linear(_TOWER_LAYER + "self_attn.out_proj", "{i}.output"),
-    *norm(_TOWER_LAYER + "layer_norm2", "{i}.mlp_norm"),
-    *linear(_TOWER_LAYER + "mlp.fc1", "{i}.up"),
-    *linear(_TOWER_LAYER + "mlp.fc2", "{i}.down"),
-    *norm("vision_tower.post_layernorm", "final_norm"),
+    *norm_rules("vision_tower.pre_layrnorm", "patch_norm"),
+    *norm_rules(_TOWER_LAYER + "layer_norm1", "{i}.attention_norm"),
+    *linear_rules(_TOWER_LAYER + "self_attn.q_proj", "{i}.qkv", 0),
+    *linear_rules(_TOWER_LAYER + "self_attn.k_proj", "{i}.qkv", 1),
+    *linear_rules(_TOWER_LAYER + "self_attn.v_proj", "{i}.qkv", 2),
+    *linear_rules(_TOWER_LAYER + "self_attn.out_proj", "{i}.output"),
+    *norm_rules(_TOWER_LAYER + "layer_norm2", "{i}.mlp_norm"),
+    *linear_rules(_TOWER_LAYER + "mlp.fc1", "{i}.up"),
+    *linear_rules(_TOWER_LAYER + "mlp.fc2", "{i}.down"),
+    *norm_rules("vision_tower.post_layernorm", "final_norm"),
 )
 _LLAVA = (*_MISTRAL3, *_CLIP)
 _GEMMA3 = (
@@ -162,41 +162,41 @@ _IDEFICS3 = (
 _INTERN_LAYER = "vision_tower.encoder.layer.{i}."
 _INTERNVL = (
     Rule("vision_tower.embeddings.cls_token", "class_token", None),
-    *linear("vision_tower.embeddings.patch_embeddings.projection", "patch"),
+    *linear_rules("vision_tower.embeddings.patch_embeddings.projection", "patch"),
     Rule("vision_tower.embeddings.position_embeddings", "positions", None),
-    *norm(_INTERN_LAYER + "layernorm_before", "{i}.attention_norm"),
-    *linear(_INTERN_LAYER + "attention.q_proj", "{i}.qkv", 0),
-    *linear(_INTERN_LAYER + "attention.k_proj", "{i}.qkv", 1),
-    *linear(_INTERN_LAYER + "attention.v_proj", "{i}.qkv", 2),
+    *norm_rules(_INTERN_LAYER + "layernorm_before", "{i}.attention_norm"),
+    *linear_rules(_INTERN_LAYER + "attention.q_proj", "{i}.qkv", 0),
+    *linear_rules(_INTERN_LAYER + "attention.k_proj", "{i}.qkv", 1),
+    *linear_rules(_INTERN_LAYER + "attention.v_proj", "{i}.qkv", 2),
     Rule(_INTERN_LAYER + "attention.q_norm.weight", "{i}.query_norm"),
     Rule(_INTERN_LAYER + "attention.k_norm.weight", "{i}.key_norm"),
-    *linear(_INTERN_LAYER + "attention.projection_layer", "{i}.output"),
+    *linear_rules(_INTERN_LAYER + "attention.projection_layer", "{i}.output"),
     Rule(_INTERN_LAYER + "lambda_1", "{i}.attention_scale"),
-    *norm(_INTERN_LAYER + "layernorm_after", "{i}.mlp_norm"),
-    *linear(_INTERN_LAYER + "mlp.fc1", "{i}.up"),
-    *linear(_INTERN_LAYER + "mlp.fc2", "{i}.down"),
+    *norm_rules(_INTERN_LAYER + "layernorm_after", "{i}.mlp_norm"),
+    *linear_rules(_INTERN_LAYER + "mlp.fc1", "{i}.up"),
+    *linear_rules(_INTERN_LAYER + "mlp.fc2", "{i}.down"),
     Rule(_INTERN_LAYER + "lambda_2", "{i}.mlp_scale"),
-    *norm("multi_modal_projector.layer_norm", "merger.norm"),
-    *linear("multi_modal_projector.linear_1", "merger.up"),
-    *linear("multi_modal_projector.linear_2", "merger.down"),
+    *norm_rules("multi_modal_projector.layer_norm", "merger.norm"),
+    *linear_rules("multi_modal_projector.linear_1", "merger.up"),
+    *linear_rules("multi_modal_projector.linear_2", "merger.down"),
 )
 _MOON_LAYER = "vision_tower.encoder.blocks.{i}."
 _KIMI_K25 = (
-    *linear("vision_tower.patch_embed.proj", "patch"),
+    *linear_rules("vision_tower.patch_embed.proj", "patch"),
     Rule("vision_tower.patch_embed.pos_emb.weight", "positions", None),
-    *norm(_MOON_LAYER + "norm0", "{i}.attention_norm"),
+    *norm_rules(_MOON_LAYER + "norm0", "{i}.attention_norm"),
     Rule(_MOON_LAYER + "wqkv.weight", "{i}.qkv.weight", None),
     Rule(_MOON_LAYER + "wqkv.bias", "{i}.qkv.bias", None),
-    *linear(_MOON_LAYER + "wo", "{i}.output"),
-    *norm(_MOON_LAYER + "norm1", "{i}.mlp_norm"),
-    *linear(_MOON_LAYER + "mlp.fc0", "{i}.up"),
-    *linear(_MOON_LAYER + "mlp.fc1", "{i}.down"),
-    *norm("vision_tower.encoder.final_layernorm", "final_norm"),
-    *norm("mm_projector.pre_norm", "merger.norm"),
-    *linear("mm_projector.proj.0", "merger.up"),
-    *linear("mm_projector.proj.2", "merger.down"),
+    *linear_rules(_MOON_LAYER + "wo", "{i}.output"),
+    *norm_rules(_MOON_LAYER + "norm1", "{i}.mlp_norm"),
+    *linear_rules(_MOON_LAYER + "mlp.fc0", "{i}.up"),
+    *linear_rules(_MOON_LAYER + "mlp.fc1", "{i}.down"),
+    *norm_rules("vision_tower.encoder.final_layernorm", "final_norm"),
+    *norm_rules("mm_projector.pre_norm", "merger.norm"),
+    *linear_rules("mm_projector.proj.0", "merger.up"),
+    *linear_rules("mm_projector.proj.2", "merger.down"),
 )
-_COHERE = (*_CLIP, *norm("multi_modal_projector.layernorm", "merger.norm"), *_INTERNVL[-4:])
+_COHERE = (*_CLIP, *norm_rules("multi_modal_projector.layernorm", "merger.norm"), *_INTERNVL[-4:])
 _LFM2 = (*_CLIP, *_INTERNVL[-6:])
 _LIGHTON = tuple(
     rule._replace(
@@ -208,9 +208,9 @@ _LIGHTON = tuple(
 )
 _PADDLE = (
     *(rule._replace(pattern=rule.pattern.replace("vision_tower.", "visual.", 1)) for rule in _CLIP),
-    *norm("mlp_AR.pre_norm", "merger.norm"),
-    *linear("mlp_AR.linear_1", "merger.up"),
-    *linear("mlp_AR.linear_2", "merger.down"),
+    *norm_rules("mlp_AR.pre_norm", "merger.norm"),
+    *linear_rules("mlp_AR.linear_1", "merger.up"),
+    *linear_rules("mlp_AR.linear_2", "merger.down"),
 )
 TABLES = {
     "aya_vision": _COHERE,

@@ -15,6 +15,7 @@ class VisionNorm:
 
     kind: Literal["layer", "rms"]
     eps: float
+    by_head: bool = False  # of queries and keys: over each head, not over all
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,7 @@ class VisionSpec:
     gated: bool = False  # the MLP
     bias: bool = True  # of attention's projections
     output_bias: bool = False  # of attention's last projection, even without ``bias``
-    qk_norm: VisionNorm | None = None  # of queries and keys, over all heads (InternViT 6B)
-    qk_norm_by_head: bool = False  # over each head instead (GLM-OCR)
+    qk_norm: VisionNorm | None = None  # of queries and keys (InternViT 6B, GLM-OCR)
     # What attention and MLP add is multiplied by learned factors (Touvron et al. 2021).
     layer_scale: bool = False
     mlp_bias: bool = True

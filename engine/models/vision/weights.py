@@ -121,7 +121,7 @@ def _layer_parameters(spec: VisionSpec) -> dict[str, Parameter]:
     }
     if spec.qk_norm is not None:
         for name in ("query_norm", "key_norm"):
-            width = spec.head_dim if spec.qk_norm_by_head else hidden
+            width = spec.head_dim if spec.qk_norm.by_head else hidden
             found |= _norm_parameters(name, spec.qk_norm, width)
     if spec.layer_scale:
         for name in ("attention_scale", "mlp_scale"):
