@@ -60,7 +60,7 @@ def read_vision(config: dict[str, Any], directory: Path, text: DecoderSpec) -> V
     ids = (tokens.token_id, tokens.row_end_id or 0, tokens.end_id or 0)
     if max(ids) >= text.vocab_size:
         raise whole.error("vision_config", "needs tokens for images that lie beyond the vocabulary")
-    scaling = family.scaling
+    scaling = family.scaling(spec) if callable(family.scaling) else family.scaling
     if spec.image_size is not None:
         scaling = FixedScaling(spec.image_size, crop=spec.class_token)
         if family.tiling is not None:

@@ -15,15 +15,14 @@ from engine.images.types import (
     GridScaling,
     Resampling,
     Scaling,
-    SplitScaling,
     TileScaling,
 )
 from engine.models.config_reader import ConfigReader
 from engine.models.spec import DecoderSpec
 from engine.models.vision.cohere import aya_vision, cohere2_vision
 from engine.models.vision.glm import glm4v, glm_ocr
-from engine.models.vision.kimi import kimi_k25, kimi_tokens, padded_scaling
-from engine.models.vision.lfm import lfm2_vl
+from engine.models.vision.kimi import kimi_k25, kimi_scaling, kimi_tokens
+from engine.models.vision.lfm import lfm2_scaling, lfm2_vl
 from engine.models.vision.paddle import paddleocr_vl
 from engine.models.vision.shared import (
     CLIP,
@@ -62,8 +61,9 @@ class VisionFamily(NamedTuple):
     # Reads the whole config, its vision section (to the end), and the text model's spec.
     read: Callable[[ConfigReader, ConfigReader, DecoderSpec], VisionSpec]
     tokens: TokenReader
-    # The published limits, if no file beside config.json has them. None: the encoder's only size.
-    scaling: Scaling | None
+    # The published limits, if no file beside config.json has them, or how they follow from the
+    # encoder's cells. None: the encoder's only size.
+    scaling: Scaling | Callable[[VisionSpec], Scaling] | None
     resampling: Resampling = "bicubic"
     # The published limits of models that cut images into tiles, by the side of a tile.
     tiling: Callable[[int], TileScaling | GridScaling] | None = None
@@ -350,10 +350,8 @@ FAMILIES: dict[str, VisionFamily] = {
     "internvl": VisionFamily(
         internvl, internvl_tokens, None, tiling=lambda side: GridScaling(side, 1, 12)
     ),
-    "kimi_k25": VisionFamily(kimi_k25, kimi_tokens, padded_scaling(14, 2, 16_384, 512)),
-    "lfm2_vl": VisionFamily(
-        lfm2_vl, lfm2_tokens, SplitScaling(512, 2, 10, 65_536, 262_144), "bilinear"
-    ),
+    "kimi_k25": VisionFamily(kimi_k25, kimi_tokens, kimi_scaling),
+    "lfm2_vl": VisionFamily(lfm2_vl, lfm2_tokens, lfm2_scaling, "bilinear"),
     "lighton_ocr": VisionFamily(mistral3, qwen_tokens(151_655), EdgeScaling(1540)),
     "llava": VisionFamily(llava, _llava_tokens, EdgeScaling(1024)),
     "mistral3": VisionFamily(mistral3, mistral_tokens, EdgeScaling(1540)),

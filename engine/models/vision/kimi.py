@@ -98,6 +98,11 @@ def kimi_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
     return ImageTokenIds(config.non_negative("media_placeholder_token_id", newer))
 
 
+def kimi_scaling(spec: VisionSpec) -> PaddedScaling:
+    """Return the published limits."""
+    return padded_scaling(spec.patch_size, spec.merge_size, 16_384, 512)
+
+
 def padded_scaling(patch: int, merge: int, max_patches: int, max_side: int) -> PaddedScaling:
     """Return a scaling whose ``max_cells`` bounds what these limits allow.
 

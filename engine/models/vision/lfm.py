@@ -59,6 +59,12 @@ def lfm2_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Vis
     )
 
 
+def lfm2_scaling(spec: VisionSpec) -> SplitScaling:
+    """Return the published limits."""
+    area = spec.cell_size**2
+    return SplitScaling(512, 2, 10, 64 * area, 256 * area)
+
+
 def read_split(reader: ConfigReader, spec: VisionSpec, scaling: SplitScaling) -> SplitScaling:
     """Read the limits of a processor's file."""
     for key in ("size", "return_row_col_info", "max_num_patches"):
