@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.tiny_shape import Kinds, rope
+from tests.tiny_shape import ABSENT, Kinds, rope
 
 _DEEPSEEK = {
     **{"num_key_value_heads": 6, "q_lora_rank": 20, "kv_lora_rank": 16, "pad_token_id": 0},
@@ -122,6 +122,14 @@ MIXTURES: Kinds = {
         {
             **{**_ROUTED, "first_k_dense_replace": 1, "norm_topk_prob": True, "head_dim": 16},
             **{"sliding_window": 12, "max_window_layers": 2},
+        },
+    ),
+    "mimo_v2_flash": (
+        "MiMoV2FlashConfig",
+        {
+            **{**_ROUTED, "n_shared_experts": ABSENT, "head_dim": 24, "v_head_dim": 10},
+            **{"num_attention_heads": 4, "sliding_window": 12, "attention_bias": True},
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         },
     ),
     "minimax_m2": (

@@ -51,11 +51,14 @@ images of one cell, of uneven windows and in tiles included: every embedding mus
 Other multimodal models are served as text models. So is a model whose image encoder is quantised
 or has a config key that is not understood; the reason is logged at start.
 
-## Gemma 4
+## Models with two kinds of heads
 
 Gemma 4 has two kinds of heads, each with its own KV-cache shape. Layers that share keys and
 values with an earlier layer (E2B, E4B) take no cache of their own. Its heads of 512 have kernels
 for CPUs, and for GPUs in bfloat16 and float16. `quire quantize` does not support Gemma 4.
+
+MiMo-V2 has two kinds of heads, too, and is not supported by `quire quantize`. Its cache holds
+values as wide as keys, of which it uses 128 of 192 numbers.
 
 ## Models with a state
 

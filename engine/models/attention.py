@@ -109,7 +109,10 @@ class Attention:
             None if weights.rope is None else state.rotations[weights.rope],
             state.slot_mapping,
         )
-        attended = self._store_and_attend(tokens, state, cache).view(-1, spec.query_size)
+        attended = self._store_and_attend(tokens, state, cache)
+        if spec.value_head_dim is not None:
+            attended = attended[..., : spec.value_head_dim] * spec.value_scale
+        attended = attended.view(-1, spec.attention_output_size)
         return attended if gate is None else self._operations.apply_gate(attended, gate, True)
 
     def _store_and_attend(

@@ -288,7 +288,7 @@ def _query_key_value(
 ) -> tuple[Weight, torch.Tensor | None]:
     """Return the fused projection, with queries and keys in the order the kernels rotate.
 
-    If values are keys, their rows occur twice.
+    If values are keys, their rows occur twice; so do some of values narrower than keys.
     """
     weight, bias = load_matrix(weights, f"{i}.qkv.weight"), weights.get(f"{i}.qkv.bias")
     order = qkv_row_order(spec)
@@ -302,13 +302,17 @@ def qkv_row_order(spec: DecoderSpec) -> torch.Tensor | None:
     if spec.latent is not None:
         return latent_qkv_row_order(spec, spec.latent)
     order = rotary_order(spec)
-    if order is None and not spec.keys_are_values:
+    if order is None and not spec.keys_are_values and spec.value_head_dim is None:
         return None
     rows = torch.arange(sum(spec.qkv_sizes))
     turned = spec.gate_size + spec.query_size + spec.kv_size
     gates, heads, values = rows[: spec.gate_size], rows[spec.gate_size : turned], rows[turned:]
     if spec.keys_are_values:
         values = heads[spec.query_size :]
+    elif spec.value_head_dim is not None:
+        # As wide as keys; what follows a value is cut off after attention, so any rows will do.
+        repeated = torch.arange(spec.head_dim) % spec.value_head_dim
+        values = values.view(-1, spec.value_head_dim)[:, repeated].flatten()
     if order is not None:
         heads = heads.view(-1, spec.head_dim)[:, order].flatten()
     return torch.cat((gates, heads, values))

@@ -338,6 +338,10 @@ _GPT_OSS = (
     *stacked_rules(LAYER + "mlp.experts.", StackedExperts(interleaved=True)),
 )
 
+_MIMO_V2 = (
+    *(*_GLM4_MOE, _SINKS),
+    Rule(LAYER + "self_attn.attention_sink_bias", "{i}.sinks"),  # as published
+)
 _GRANITE_MOE_SWA = (
     *(*GRANITE_MOE, _SINKS),
     Rule(LAYER + "block_sparse_moe.router.weight", "{i}.router"),
@@ -422,6 +426,7 @@ _TABLES = {
     "llava": _in_language_model(LLAMA),
     "mamba2": NEMOTRON_H,
     "mellum": QWEN_MOE,
+    "mimo_v2_flash": _MIMO_V2,
     "minimax_m2": _MINIMAX_M2,
     "mistral3": _in_language_model(LLAMA),
     "mistral3_deepseek": _in_language_model(_DEEPSEEK_PLAIN),

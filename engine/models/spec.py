@@ -47,6 +47,7 @@ class LayerSpec:
     hybrid: bool = False  # attention and the model's recurrence on the same norm, summed
     placement: Placement | None = None  # of its norms; None: the model's
     heads: HeadSpec | None = None  # of its own; None: the model's
+    sinks: bool = True  # False: none, even if the model has them
     # The number of the layer whose keys and values it reads, instead of having its own.
     kv_sharing_layer: int | None = None
     # Its queries attend to the positions selected in the last layer before that has an indexer.
@@ -183,6 +184,8 @@ class DecoderSpec:
     attention_gate: bool = False  # sigmoids of the token scale attention's output
     separate_gates: bool = False  # the gates' weights are a separate tensor
     keys_are_values: bool = False  # see HeadSpec
+    value_head_dim: int | None = None  # of values narrower than keys; the cache holds more
+    value_scale: float = 1.0  # factor of values
     qk_norm: bool = False  # RMS norm of each head's query and key before rope
     unit_value_norm: bool = False  # RMS norm of each head's value, without weights
     uses_shared_kv: bool = False  # keys and values are another layer's
@@ -227,6 +230,7 @@ class DecoderSpec:
             head_dim=own.head_dim,
             keys_are_values=own.keys_are_values and layer.kv_sharing_layer is None,
             uses_shared_kv=layer.kv_sharing_layer is not None,
+            has_sinks=self.has_sinks and layer.sinks,
             intermediate_size=layer.intermediate_size or self.intermediate_size,
         )
 
@@ -336,7 +340,8 @@ class DecoderSpec:
             return self.latent.qkv_sizes(self.num_heads)
         if self.uses_shared_kv:
             return (self.query_size + self.gate_size,)
-        keys_and_values = (self.kv_size,) if self.keys_are_values else (self.kv_size, self.kv_size)
+        values = self.num_kv_heads * (self.value_head_dim or self.head_dim)
+        keys_and_values = (self.kv_size,) if self.keys_are_values else (self.kv_size, values)
         if self.separate_gates:
             return self.gate_size, self.query_size, *keys_and_values
         return self.query_size + self.gate_size, *keys_and_values
@@ -349,7 +354,8 @@ class DecoderSpec:
     @property
     def attention_output_size(self) -> int:
         """Width of the input of attention's output projection."""
-        return self.num_heads * self.latent.value_dim if self.latent else self.query_size
+        own = self.latent.value_dim if self.latent else self.value_head_dim
+        return self.num_heads * (own or self.head_dim)
 
     @property
     def kv_size(self) -> int:

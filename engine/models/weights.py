@@ -169,6 +169,7 @@ _UNREAD = {
     "llama4": ("vision_model.", "multi_modal_projector."),
     "llava": _PROJECTED,
     "mellum": ("mtp.",),
+    "mimo_v2_flash": ("model.mtp.",),
     "mistral3": _PROJECTED,
     "paddleocr_vl": ("visual.", "mlp_AR."),
     "nemotron_h": ("mtp.",),

@@ -29,6 +29,7 @@ from engine.models.families import (
     llama4,
     mamba,
     mamba2,
+    mimo,
     moe,
     multimodal,
     nemotron_h,
@@ -265,6 +266,13 @@ FAMILIES: dict[str, Family] = {
     ),
     "mellum": Family(
         moe.mellum, "Mellum 2 12B-A2.5B", "as `qwen3_moe`; windows with their own rope"
+    ),
+    "mimo_v2_flash": Family(
+        mimo.mimo_v2_flash,
+        "MiMo-V2-Flash",
+        "values narrower than keys, partial rope, windows with sinks and more KV heads, experts as "
+        "in DeepSeek-V3",
+        has_remote_code=True,
     ),
     "minicpm3": Family(
         deepseek.minicpm3,

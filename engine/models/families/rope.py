@@ -93,30 +93,30 @@ def read_ropes_by_layer(
     local_theta: float,
     trained: int,
     head_dim: int,
+    partial: float = 1.0,
     default: RopeSpec | None = None,
 ) -> tuple[RopeSpec, RopeSpec]:
     """Read the ropes of full attention and of windowed layers.
 
     They are in ``rope_parameters`` by layer type (transformers 5), or in ``rope_local_base_freq``
     and the older keys (Gemma 3), which scale only the full layers' rope. ``default`` is the full
-    layers' rope if the config has no such section, in families that never had the older keys.
+    layers' rope if the config has no such section, in families that never had the older keys;
+    ``partial`` is the family's default fraction of a head that is rotated.
     """
     local_theta = reader.number("rope_local_base_freq", local_theta, above=1.0)
     both = reader.section("rope_parameters")
     if both is None and default is not None:
         return default, RopeSpec(local_theta)
     if both is None or "rope_type" in both:  # older exports: the full layers' only
-        return (
-            read_rope(reader, theta=theta, trained=trained, head_dim=head_dim),
-            RopeSpec(local_theta),
-        )
+        full = read_rope(reader, theta=theta, trained=trained, head_dim=head_dim, partial=partial)
+        return full, RopeSpec(local_theta, None, full.num_dims)
     found = []
     for name, base in (("full_attention", theta), ("sliding_attention", local_theta)):
         section = both.section(name)
         if section is None:
-            found.append(RopeSpec(base))
+            found.append(RopeSpec(base, None, _num_dims(reader, partial, head_dim)))
         else:
-            found.append(_read_section(section, base, trained, trained, head_dim))
+            found.append(_read_section(section, base, trained, trained, head_dim, partial=partial))
     both.finish()
     return found[0], found[1]
 

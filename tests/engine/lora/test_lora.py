@@ -37,12 +37,13 @@ ADAPTERS = {
 }
 FAMILIES = ["llama", "qwen3", "cohere", "gpt_neox", "phi3", "gemma2"]
 # Tested under one schedule: only their layers differ.
+_SLOW = ("gpt_oss", "falcon", "deepseek_v2", "mimo_v2_flash")
 MORE_FAMILIES = [
     *("gpt2", "falcon_groups", "llama4", "qwen2_moe", "gemma4", "gemma4_shared"),
     *("deepseek_v2_lite", "deepseek_v3", "deepseek_v3_halves"),
     *("qwen3_next", "olmo_hybrid", "lfm2", "granitemoehybrid_dense", "nemotron_h", "falcon_h1"),
     "mamba2",
-    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt_oss", "falcon", "deepseek_v2")),
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in _SLOW),
 ]
 _LATENT = ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 _LATENT_RANKED = ["q_a_proj", "q_b_proj", *_LATENT[1:]]
@@ -50,6 +51,7 @@ _FALCON = ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]
 _OTHER_NAMES = {
     "gpt2": ["c_attn", "c_proj", "c_fc"],
     "gpt_oss": ALL[:4],
+    "mimo_v2_flash": ALL[:4],
     "gpt_neox": _FALCON,
     "falcon": _FALCON,
     "falcon_groups": _FALCON,

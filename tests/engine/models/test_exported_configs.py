@@ -54,6 +54,16 @@ EXPORTED: dict[str, dict[str, Any]] = {
         **{"mtp_transformer_layers": 1, "num_mtp_modules": 3, "use_mtp": True},
         **{"router_jitter_noise": 0.0, "sliding_window": None},
     },
+    "mimo_v2_flash": {
+        **{**_ROUTED, "n_shared_experts": None, "n_group": 1, "topk_group": 1, "v_head_dim": 6},
+        **{"scoring_func": "sigmoid", "topk_method": "noaux_tc", "routed_scaling_factor": None},
+        **{"head_dim": 24, "swa_head_dim": 24, "swa_v_head_dim": 6, "swa_num_attention_heads": 4},
+        **{"swa_num_key_value_heads": 4, "swa_rope_theta": 100.0, "partial_rotary_factor": 0.334},
+        **{"sliding_window": 16, "sliding_window_size": 16, "attention_chunk_size": 16},
+        **{"hybrid_layer_pattern": [0, 1, 1, 0], "moe_layer_freq": [0, 1, 1, 1]},
+        **{"add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False},
+        **{"attention_value_scale": 0.707, "layernorm_epsilon": 1e-5, "hybrid_block_size": None},
+    },
     "dots1": {
         **{**_ROUTED, "n_shared_experts": 2, "n_group": 1, "topk_group": 1},
         **{"scoring_func": "noaux_tc", "moe_layer_freq": 1, "first_k_dense_replace": 1},
@@ -318,6 +328,18 @@ def test_qwen3_5_attends_in_every_fourth_layer_and_turns_a_part_of_the_head():
     assert spec.state_bytes(2) == 3 * (3 * 64 * 2 + 4 * 8 * 8 * 4)
 
 
+def test_mimo_has_windows_and_experts_where_its_published_config_says():
+    config = {"model_type": "mimo_v2_flash", **_SIZES, **EXPORTED["mimo_v2_flash"]}
+    spec = read_spec(config)
+    layers = [(layer.window, layer.experts) for layer in spec.layers]
+    assert layers == [(None, False), (17, True), (17, True), (None, True)]
+    assert (spec.local_rope.theta, spec.rope.num_dims, spec.local_rope.num_dims) == (100, 8, 8)
+    # The cache holds values as wide as keys, of 2 and 4 heads.
+    assert spec.kv_bytes_per_token(2) == 2 * (2 + 4 + 4 + 2) * 24 * 2
+    assert spec.value_scale == 0.707
+    assert read_spec({**config, "attention_value_scale": None}).value_scale == 1
+
+
 def test_rope_on_a_part_of_the_head_by_its_width():
     spec = read_spec({"model_type": "minimax_m2", **_SIZES, **EXPORTED["minimax_m2"]})
     assert spec.rope.num_dims == 4
@@ -328,6 +350,11 @@ def test_rope_on_a_part_of_the_head_by_its_width():
     [
         ("minimax_m2", {"attn_type_list": [1, 0, 1, 1]}, "'attn_type_list' has linear attention"),
         ("minimax_m2", {"shared_intermediate_size": 8}, "'shared_intermediate_size' is set"),
+        ("mimo_v2_flash", {"v_head_dim": 32}, "'v_head_dim' exceeds the 24 dimensions"),
+        ("mimo_v2_flash", {"swa_head_dim": 8}, "'swa_head_dim' is 8; only 24"),
+        ("mimo_v2_flash", {"hybrid_layer_pattern": [0, 1, 2, 0]}, "must have 0 or 1 for each"),
+        ("mimo_v2_flash", {"swa_num_key_value_heads": 3}, "layers 3 KV heads for 4 heads"),
+        ("mimo_v2_flash", {"n_shared_experts": 1}, "'n_shared_experts' is set"),
         ("afmoe", {"score_func": "softmax"}, "'score_func' is 'softmax'"),
         ("afmoe", {"n_group": 2}, "'n_group' is 2; only 1"),
         ("dots1", {"scoring_func": "softmax"}, "'scoring_func' is 'softmax'"),

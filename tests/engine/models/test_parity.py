@@ -83,6 +83,7 @@ FEW_TOKENS = {
     *("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2_lite", "deepseek_v2", "deepseek_v3"),
     *("deepseek_v3_halves", "glm4_moe", "glm4_moe_lite", "solar_open", "dots1", "minimax_m2"),
     *("ernie4_5_moe", "olmoe", "granitemoe", "hunyuan_moe", "cwm", "exaone_moe", "hy_v3"),
+    "mimo_v2_flash",
     *("mellum", "mistral4", "vaultgemma", "youtu", "granite_swa", "granitemoe_swa"),
 }
 
@@ -305,6 +306,8 @@ MUTANTS = {
     "rope by halves of a part of gpt-j": ("gptj", _spec_with(rope=RopeSpec(10_000.0, None, 4))),
     "scores scaled": ("gpt_neo", _spec_with(attention_scale=None)),
     "window in no layer of gpt-neo": ("gpt_neo", _each_layer(window=None)),
+    "one rope for all of mimo's layers": ("mimo_v2_flash", _each_layer(local_rope=False)),
+    "values not scaled": ("mimo_v2_flash", _spec_with(value_scale=1.0)),
     "values not clipped": ("olmo", _spec_with(qkv_clip=None)),
     "in turn instead of parallel": ("gpt_neox", _spec_with(placement="pre")),
     "parallel instead of in turn": ("gpt_neox_serial", _spec_with(placement="parallel")),
@@ -341,6 +344,7 @@ def test_parity_catches_a_wrong_spec(checkpoints, monkeypatch, name):
         ("qwen2_moe", "shared_expert.down_proj.weight"),
         ("mixtral", "block_sparse_moe.gate.weight"),
         ("gpt_oss", "self_attn.sinks"),
+        ("mimo_v2_flash", "self_attn.sinks"),
         ("gpt_oss", "self_attn.o_proj.bias"),
         ("gpt_oss", "mlp.router.bias"),
         ("gpt_oss", "mlp.experts.gate_up_proj_bias"),

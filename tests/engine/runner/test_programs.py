@@ -36,6 +36,7 @@ SHARED = {
         "num_heads": 8,
     },
     "lfm2_moe": {"moe_intermediate_size": 32},
+    "mimo_v2_flash": {"head_dim": 24, "v_head_dim": 16, "moe_intermediate_size": 32},
     "qwen2_moe": {"shared_expert_intermediate_size": 64},
     "deepseek_v3": {"q_lora_rank": 64},
     "deepseek_v32": {"q_lora_rank": 64, "index_head_dim": 32},
@@ -145,6 +146,7 @@ def texts(told: dict[str, list]) -> dict[str, list]:
         ("qwen2_moe", "int8"),  # and a shared one
         ("gpt_oss", None),  # with biases
         ("phimoe", None),  # chosen by another rule, and a bias of the head
+        ("mimo_v2_flash", None),  # values narrower than keys
         ("deepseek_v2_lite", None),  # latent attention
         ("deepseek_v3", None),  # and experts in groups
         ("deepseek_v3", "int8"),

@@ -72,7 +72,9 @@ def test_positions_that_are_selected(tmp_path, kind) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("matrix_units")
-@pytest.mark.parametrize("kind", ["deepseek_v3", "qwen2_moe", "gpt_oss", "deepseek_v32"])
+@pytest.mark.parametrize(
+    "kind", ["deepseek_v3", "qwen2_moe", "gpt_oss", "deepseek_v32", "mimo_v2_flash"]
+)
 def test_experts_are_batch_invariant(tmp_path, kind) -> None:
     """Latent attention, a shared expert with a gate, biases and sinks.
 
