@@ -46,6 +46,10 @@ class Operations(Protocol):
         """See ``kernels.reference.layers``."""
         ...
 
+    def xielu(self, x: torch.Tensor, coefficients: torch.Tensor, /) -> torch.Tensor:
+        """See ``kernels.reference.layers``."""
+        ...
+
     def softcap(self, x: torch.Tensor, cap: float, /) -> torch.Tensor:
         """See ``kernels.reference.layers``."""
         ...

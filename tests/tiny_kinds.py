@@ -266,6 +266,19 @@ _DENSE: Kinds = {
             ),
         },
     ),
+    "apertus": (
+        "ApertusConfig",
+        {
+            **{"head_dim": 16, "attention_bias": True, "pad_token_id": 0},
+            **rope(
+                "llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=32,
+            ),
+        },
+    ),
     "arcee": ("ArceeConfig", {"attention_bias": True, "mlp_bias": True}),
     "nemotron": ("NemotronConfig", {"rms_norm_eps": ABSENT, "norm_eps": 1e-4}),
     "jais2": ("Jais2Config", _LAYER_NORM),

@@ -19,6 +19,7 @@ class MlpWeights(NamedTuple):
 
     gate_up: Linear  # without a gate if the MLP has none
     down: Linear
+    xielu: torch.Tensor | None = None  # [4] float32, the activation's coefficients
 
     @property
     def num_bytes(self) -> int:
@@ -100,7 +101,8 @@ def make_experts(
     shared = None
     if moe.shared_intermediate_size:
         parts = (load_matrix(weights, f"{i}.shared.{name}.weight") for name in ("gate_up", "down"))
-        shared = MlpWeights(*(method.make(part, None) for part in parts))
+        gate_up, down = (method.make(part, None) for part in parts)
+        shared = MlpWeights(gate_up, down)
     latent = None
     if moe.latent_size:
         ways = (load_matrix(weights, f"{i}.latent.{name}.weight") for name in ("enter", "leave"))

@@ -33,12 +33,12 @@ def bind_mlp(
     spec: DecoderSpec, weights: MlpWeights | ExpertWeights, operations: Operations, index: int
 ) -> FeedForward:
     """Make the MLP of layer ``index``: [n, hidden_size] -> [n, hidden_size], in a new tensor."""
-    activate = bind_activation(spec, operations)
     if isinstance(weights, MlpWeights):
+        activate = bind_activation(spec, operations, weights.xielu)
         names = f"{index}.gate_up.weight", f"{index}.down.weight"
         return partial(_apply_mlp, Mlp(weights, activate), names)
     assert spec.moe is not None
-    return Experts(spec.moe, weights, activate, operations, index)
+    return Experts(spec.moe, weights, bind_activation(spec, operations), operations, index)
 
 
 def routing_rule(spec: MoeSpec) -> RoutingRule:

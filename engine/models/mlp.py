@@ -42,9 +42,17 @@ class Mlp:
         return project(self._weights.down, inner, adapters, names[1])
 
 
-def bind_activation(spec: DecoderSpec, operations: Operations) -> Activate:
-    """Return the function from the (gate and) up projection to the input of the down projection."""
+def bind_activation(
+    spec: DecoderSpec, operations: Operations, xielu: torch.Tensor | None = None
+) -> Activate:
+    """Return the function from the (gate and) up projection to the input of the down projection.
+
+    ``xielu`` has the layer's coefficients, if that is the model's activation.
+    """
     kind = spec.activation
+    if kind == "xielu":
+        assert xielu is not None
+        return lambda x: operations.xielu(x, xielu)
     if isinstance(kind, ClampedSwiglu):
         return GatedActivation(
             lambda gate_up: operations.clamped_swiglu(gate_up, kind.alpha, kind.limit),

@@ -220,7 +220,7 @@ def make_layer(
     if layer.experts and spec.moe and not is_beside:
         mlp = make_experts(spec.moe, weights, method, i, stacked=stacked)
     elif layer.mlp:
-        mlp = MlpWeights(linear("gate_up"), linear("down"))
+        mlp = MlpWeights(linear("gate_up"), linear("down"), _xielu(weights, i))
     return Layer(
         attention_norm=attention_norm,
         mixer=mixer,
@@ -263,6 +263,16 @@ def _make_attention(
         query_scale=_query_scale(spec, weights, i),
         value_norm=_value_norm(spec, like),
     )
+
+
+def _xielu(weights: Mapping[str, torch.Tensor], i: int) -> torch.Tensor | None:
+    """Return the coefficients of layer ``i``; a checkpoint's first two are made positive."""
+    stored = weights.get(f"{i}.xielu")
+    if stored is None:
+        return None
+    rising, falling, slope, edge = stored.unbind()
+    falling = slope + functional.softplus(falling)
+    return torch.stack((functional.softplus(rising), falling, slope, edge))
 
 
 def _make_experts_alongside(

@@ -98,6 +98,17 @@ def _ungated(up: str, down: str) -> tuple[Rule, ...]:
 
 _UNGATED = _ungated("up_proj", "down_proj")
 _STARCODER2 = _ungated("c_fc", "c_proj")
+_APERTUS = (
+    *(*MODEL, *ATTENTION),
+    Rule(LAYER + "attention_layernorm.weight", "{i}.attention_norm"),
+    Rule(LAYER + "feedforward_layernorm.weight", "{i}.mlp_norm"),
+    Rule(LAYER + "mlp.up_proj.weight", "{i}.gate_up.weight"),
+    Rule(LAYER + "mlp.down_proj.weight", "{i}.down.weight"),
+    Rule(LAYER + "mlp.act_fn.alpha_p", "{i}.xielu", 0),
+    Rule(LAYER + "mlp.act_fn.alpha_n", "{i}.xielu", 1),
+    Rule(LAYER + "mlp.act_fn.beta", "{i}.xielu", 2),
+    Rule(LAYER + "mlp.act_fn.eps", "{i}.xielu", 3),
+)
 _PHI3 = (
     *(*MODEL, *PRE_NORMS),
     Rule(LAYER + "self_attn.qkv_proj.weight", "{i}.qkv.weight", None),
@@ -374,6 +385,7 @@ def _in_multimodal_model(rules: tuple[Rule, ...], part: str = "language_model") 
 _NESTED = {"outer": _in_multimodal_model, "whole": _in_language_model}
 _TABLES = {
     "afmoe": _AFMOE,
+    "apertus": _APERTUS,
     "arcee": _UNGATED,
     "bamba": BAMBA,
     "codegen": CODEGEN,

@@ -80,7 +80,8 @@ class ClampedSwiglu:
 
 
 # relu2 is the square of relu; both are only for MLPs without a gate.
-Activation = ActivationKind | ClampedSwiglu
+# xielu has coefficients of each layer's own (``kernels.reference.layers``).
+Activation = ActivationKind | ClampedSwiglu | Literal["xielu"]
 
 
 @dataclass(frozen=True)

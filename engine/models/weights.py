@@ -303,6 +303,8 @@ def _mlp(spec: DecoderSpec) -> dict[str, Parameter]:
         "gate_up.weight": Parameter(up, (hidden,)),
         "down.weight": Parameter((hidden,), (inner,)),
     }
+    if spec.activation == "xielu":
+        found["xielu"] = Parameter((1, 1, 1, 1), is_float32=True)
     if spec.mlp_bias:
         found |= {"gate_up.bias": Parameter(up), "down.bias": Parameter((hidden,))}
     return found

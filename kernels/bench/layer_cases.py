@@ -59,6 +59,20 @@ def silu_case(
     )
 
 
+def xielu_case(
+    name: str, device: torch.device, dtype: torch.dtype, *, rows: int, inner: int
+) -> Case:
+    """xIELU."""
+    x = torch.randn(rows, inner, dtype=dtype, device=device)
+    bend = torch.tensor([0.8, 0.7, 0.5, -1e-6], device=device)
+    return Case(
+        name,
+        run=lambda: triton_layers.xielu(x, bend),
+        peers={"torch": lambda: layers.xielu(x, bend)},
+        bytes_moved=2 * x.numel() * dtype.itemsize,
+    )
+
+
 def matmul_case(
     name: str, device: torch.device, dtype: torch.dtype, *, rows: int, inputs: int, outputs: int
 ) -> Case:

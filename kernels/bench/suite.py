@@ -18,6 +18,7 @@ from kernels.bench.layer_cases import (
     silu_case,
     skinny_case,
     store_case,
+    xielu_case,
 )
 from kernels.bench.packed_cases import packed_case, scaled_case
 from kernels.bench.selection_cases import selection_case
@@ -172,6 +173,7 @@ def full_suite() -> list[MakeCase]:
         *(_packed("int4", rows, 14336, 4096) for rows in (1, 8)),
         partial(norm_case, "add + norm 8192 x 4096", rows=8192, hidden=4096),
         partial(silu_case, "silu * 8192 x 14336", rows=8192, inner=14336),
+        partial(xielu_case, "xielu 8192 x 21504", rows=8192, inner=21504),
         partial(store_case, "qk-norm + rope + store 8192", rows=8192, **_LLAMA_8B),
         partial(store_case, "qk-norm + rope + store 1", rows=1, **_LLAMA_8B),
         partial(copy_case, "block copy 4096", copies=4096, kv_heads=8, head_dim=128, block_size=64),
@@ -255,6 +257,7 @@ def tiny_suite() -> list[MakeCase]:
         _scaled(5, 64, 128),
         partial(norm_case, "norm", rows=3, hidden=64),
         partial(silu_case, "silu", rows=3, inner=64),
+        partial(xielu_case, "xielu", rows=3, inner=64),
         partial(store_case, "store", rows=5, **_TINY),
         partial(copy_case, "copy", copies=2, kv_heads=2, head_dim=32, block_size=16),
         _sampling(2, 300, 0.0),

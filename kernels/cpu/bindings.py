@@ -56,6 +56,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "quire_add_rms_norm": (CODE, POINTER, POINTER, POINTER, COUNT, COUNT, REAL, POINTER),
     "quire_layer_norm": (CODE, POINTER, POINTER, POINTER, COUNT, COUNT, REAL, POINTER),
     "quire_activate": (CODE, CODE, POINTER, COUNT, COUNT, COUNT, POINTER),
+    "quire_xielu": (CODE, POINTER, POINTER, COUNT, COUNT, COUNT, POINTER),
     "quire_softcap": (POINTER, COUNT, REAL),
     "quire_gate_mul": (CODE, CODE, REAL, REAL, POINTER, COUNT, COUNT, POINTER),
     "quire_rope_tables": (POINTER, POINTER, REAL, COUNT, COUNT, POINTER, POINTER),

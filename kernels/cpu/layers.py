@@ -76,6 +76,18 @@ def activate(x: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
     return active
 
 
+def xielu(x: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+    """See ``kernels.reference.layers``."""
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    active = x.new_empty(x.shape)
+    function("quire_xielu")(
+        *(DTYPE_CODES[x.dtype], coefficients.data_ptr(), x.data_ptr(), x.stride(0), *x.shape),
+        active.data_ptr(),
+    )
+    return active
+
+
 def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
     """See ``kernels.reference.layers``."""
     function("quire_softcap")(x.data_ptr(), x.numel(), cap)

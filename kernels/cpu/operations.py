@@ -18,6 +18,7 @@ from kernels.cpu.layers import (
     rope_tables,
     silu_mul,
     softcap,
+    xielu,
 )
 from kernels.cpu.lora import add_adapters
 from kernels.cpu.recurrent import (
@@ -79,4 +80,5 @@ __all__ = [
     "silu_mul",
     "softcap",
     "verify_drafts",
+    "xielu",
 ]

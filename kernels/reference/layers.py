@@ -49,6 +49,21 @@ def activate(x: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
     return _ACTIVATIONS[kind](x)
 
 
+def xielu(x: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+    """xIELU (Huang & Schlag 2024) of each value: [n, d] -> [n, d], whose rows may be strided.
+
+    ``a x^2 + b x`` where x > 0, and ``c (expm1(min(x, e)) - x) + b x`` elsewhere.
+
+    Args:
+        x: any dtype.
+        coefficients: [4] float32: a, c, b and e, which is just below 0.
+    """
+    rising, falling, slope, edge = coefficients.to(torch.promote_types(x.dtype, torch.float32))
+    wide = x.to(rising.dtype)
+    below = (torch.expm1(torch.minimum(wide, edge)) - wide) * falling
+    return torch.where(wide > 0, rising * wide * wide, below).add_(wide * slope).to(x.dtype)
+
+
 def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
     """``cap * tanh(x / cap)`` in place (Gemma 2): [n, d] float32, contiguous."""
     return x.div_(cap).tanh_().mul_(cap)

@@ -20,6 +20,7 @@ from kernels.reference.layers import (
     rope_tables,
     silu_mul,
     softcap,
+    xielu,
 )
 from kernels.reference.lora import add_adapters
 from kernels.reference.moe import (
@@ -86,4 +87,5 @@ __all__ = [
     "silu_mul",
     "softcap",
     "verify_drafts",
+    "xielu",
 ]

@@ -128,6 +128,24 @@ def clamped_swiglu(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.T
     return output
 
 
+def xielu(x: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+    """See ``kernels.reference.layers.xielu``."""
+    num_rows, dim = x.shape
+    output = torch.empty((num_rows, dim), dtype=x.dtype, device=x.device)
+    launch(
+        _xielu_kernel,
+        (num_rows, -(-dim // _TILE)),
+        output,
+        x,
+        coefficients,
+        dim,
+        x.stride(0),
+        TILE=_TILE,
+        num_warps=4,
+    )
+    return output
+
+
 def _activate_mul(gate_up: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
     num_rows, dim = gate_up.shape[0], gate_up.shape[1] // 2
     output = torch.empty((num_rows, dim), dtype=gate_up.dtype, device=gate_up.device)
@@ -223,4 +241,29 @@ def _clamped_swiglu_kernel(output, gate_up, dim, alpha, limit, TILE: tl.constexp
     up = tl.load(place + dim, mask=is_used, other=0.0).to(tl.float32)
     up = tl.maximum(tl.minimum(up, limit), -limit)
     result = ((up + 1.0) * gate * sigmoid(alpha * gate)).to(output.dtype.element_ty)
+    tl.store(output + row * dim + columns, result, mask=is_used)
+
+
+@triton.jit
+def _xielu_kernel(output, x, coefficients, dim, stride, TILE: tl.constexpr):
+    """Near 0, ``expm1(x) - x`` is summed as a series: both are almost equal there."""
+    wait_for_prior_kernels()
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    is_used = columns < dim
+    value = tl.load(x + row * stride + columns, mask=is_used, other=0.0).to(tl.float32)
+    least = tl.minimum(value, tl.load(coefficients + 3))
+    near = tl.maximum(least, -0.5)
+    series = near * (1.0 / 3628800.0) + 1.0 / 362880.0
+    series = series * near + 1.0 / 40320.0
+    series = series * near + 1.0 / 5040.0
+    series = series * near + 1.0 / 720.0
+    series = series * near + 1.0 / 120.0
+    series = series * near + 1.0 / 24.0
+    series = series * near + 1.0 / 6.0
+    series = (series * near + 0.5) * near * near
+    bent = tl.where(least > -0.5, series, tl.exp(least) - 1.0 - least) + (least - value)
+    curve = tl.load(coefficients) * value * value
+    curve = tl.where(value > 0.0, curve, tl.load(coefficients + 1) * bent)
+    result = (curve + tl.load(coefficients + 2) * value).to(output.dtype.element_ty)
     tl.store(output + row * dim + columns, result, mask=is_used)

@@ -20,6 +20,7 @@ from kernels.triton.layers import (
     rms_norm,
     rope_tables,
     silu_mul,
+    xielu,
 )
 from kernels.triton.lora import add_adapters
 from kernels.triton.moe import add_experts, fused_moe
@@ -69,4 +70,5 @@ __all__ = [
     "silu_mul",
     "softcap",
     "verify_drafts",
+    "xielu",
 ]

@@ -183,6 +183,8 @@ def _layers(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> P
     yield _both(
         kernels, spec, "clamped_swiglu", normal(random, spec.dtype, 5, 2 * hidden), 1.702, 1.5
     )
+    bend = torch.tensor([0.8, 0.7, 0.5, -1e-6])
+    yield _both(kernels, spec, "xielu", normal(random, spec.dtype, 5, hidden), bend)
     frequencies, far = torch.logspace(0, -5, spec.head_dim // 2), torch.tensor([0, 1, 999, 131_071])
     yield _both(kernels, spec, "rope_tables", far, frequencies, 0.5)
     for activation in ("silu_mul", "gelu_mul"):

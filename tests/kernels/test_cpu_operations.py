@@ -72,6 +72,24 @@ def test_activations(rows: int, dim: int, kind: ActivationKind, dtype: torch.dty
         assert torch.equal(operations.activate(x, kind), reference.activate(x, kind))
 
 
+@given(rows=st.integers(1, 40), dim=st.integers(1, 1000), dtype=dtypes)
+@settings(max_examples=30, deadline=None)
+def test_xielu(rows: int, dim: int, dtype: torch.dtype) -> None:
+    wide = (torch.randn(rows, 2 * dim) * 4).to(dtype)
+    wide[0, :2] = torch.tensor((-300.0, 300.0))
+    x = wide[:, :dim]  # rows are not contiguous
+    coefficients = torch.tensor([0.9, 1.3, 0.5, -1e-6])
+    expected = reference.xielu(x.double(), coefficients)
+    assert error(operations.xielu(x, coefficients), expected) < TOLERANCE[dtype]
+
+
+def test_xielu_of_small_values_is_as_precise_as_of_large_ones() -> None:
+    """Without its slope, what remains near 0 is a small difference of large numbers."""
+    x, curve = -torch.logspace(-5, 2, 100).view(1, -1), torch.tensor([1.0, 1.0, 0.0, -1e-6])
+    expected = reference.xielu(x.double(), curve)
+    torch.testing.assert_close(operations.xielu(x, curve).double(), expected, rtol=2e-6, atol=0)
+
+
 @given(rows=st.integers(1, 5), dim=st.integers(1, 9000), cap=st.sampled_from([4.0, 30.0]))
 @settings(max_examples=40, deadline=None)
 def test_softcap(rows: int, dim: int, cap: float) -> None:

@@ -68,4 +68,5 @@ def wrap_linears(layer: Layer, wrap: Wrap) -> Layer:
 
 
 def _wrap_mlp(mlp: MlpWeights, prefix: str, wrap: Wrap) -> MlpWeights:
-    return MlpWeights(wrap(f"{prefix}gate_up", mlp.gate_up), wrap(f"{prefix}down", mlp.down))
+    gate_up, down = wrap(f"{prefix}gate_up", mlp.gate_up), wrap(f"{prefix}down", mlp.down)
+    return mlp._replace(gate_up=gate_up, down=down)

@@ -51,6 +51,7 @@ FAMILIES: dict[str, Family] = {
         "layers, experts by corrected sigmoids",
         has_remote_code=True,
     ),
+    "apertus": Family(ungated.apertus, "Apertus 8B and 70B", "ungated MLP with xIELU, QK norms"),
     "arcee": Family(ungated.arcee, "AFM-4.5B", "ungated MLP with squared ReLU"),
     "bamba": Family(
         mamba.bamba,

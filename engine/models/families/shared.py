@@ -23,7 +23,10 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 # Additional activations of MLPs without a gate.
-_UNGATED: dict[str, Activation] = {**_ACTIVATIONS, "relu": "relu", "relu2": "relu2"}
+_UNGATED: dict[str, Activation] = {
+    **_ACTIVATIONS,
+    **{"relu": "relu", "relu2": "relu2", "xielu": "xielu"},
+}
 
 
 def read_decoder(

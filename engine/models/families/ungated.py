@@ -1,10 +1,31 @@
-"""Models like Llama except for an MLP without a gate: Arcee, Nemotron, Jais 2, StarCoder2."""
+"""Models like Llama except for an MLP without a gate."""
 
 from __future__ import annotations
 
 from engine.models.config_reader import ConfigReader
 from engine.models.families.shared import num_layers, read_activation, read_decoder
 from engine.models.spec import DecoderSpec, LayerSpec, NormSpec
+
+
+def apertus(reader: ConfigReader) -> DecoderSpec:
+    """Apertus: xIELU, whose coefficients are learned, and QK norms."""
+    reader.require("hidden_act", "xielu")
+    reader.require("mlp_bias", False)
+    reader.require("post_norm", False)
+    reader.require("qk_norm", True)
+    if "rope_parameters" not in reader and "rope_scaling" not in reader:
+        raise reader.error("rope_parameters", "is missing")
+    return read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
+        activation="xielu",
+        gated=False,
+        theta=12_000_000.0,
+        max_positions=65_536,
+        qk_norm=True,
+        qkv_bias=(bias := reader.flag("attention_bias")),
+        output_bias=bias,
+    )
 
 
 def arcee(reader: ConfigReader) -> DecoderSpec:

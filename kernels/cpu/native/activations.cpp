@@ -13,6 +13,26 @@ constexpr int64_t GRAIN = 4096;  // values below which a second thread costs mor
 
 }  // namespace
 
+namespace {
+
+// expm1(x) - x for x <= 0. Near 0 both are almost equal, so that the series is summed instead.
+inline Floats expm1_less_linear(Floats x) {
+  Floats sum = Floats{} + 1.0f / 3628800.0f;
+  for (const float factor : {1.0f / 362880.0f, 1.0f / 40320.0f, 1.0f / 5040.0f, 1.0f / 720.0f,
+                             1.0f / 120.0f, 1.0f / 24.0f, 1.0f / 6.0f, 0.5f})
+    sum = sum * x + factor;
+  return x > -0.5f ? sum * x * x : exp(x) - 1.0f - x;
+}
+
+// c[4] are the factors of x^2 above 0 and of the exponential below, the slope, and the edge.
+inline Floats xielu(Floats x, const float* c) {
+  const Floats edge = Floats{} + c[3], least = x < edge ? x : edge;
+  const Floats below = c[1] * (expm1_less_linear(least) + (least - x));
+  return (x > 0.0f ? c[0] * x * x : below) + c[2] * x;
+}
+
+}  // namespace
+
 [[gnu::noinline]] Floats softcapped(Floats x, float cap) { return cap * tanh(x / cap); }
 
 }  // namespace quire
@@ -35,6 +55,22 @@ void quire_activate(quire::Activation kind, int32_t dtype, const void* x, int64_
   });
 }
 
+// x, y[rows][dim] as above, c[4].
+void quire_xielu(int32_t dtype, const float* c, const void* x, int64_t stride, int64_t rows,
+                 int64_t dim, void* y) {
+  using namespace quire;
+  with_type(dtype, [&]<class T>() {
+    parallel_rows(rows, std::max<int64_t>(1, GRAIN / dim), [=](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const T* from = static_cast<const T*>(x) + r * stride;
+        T* to = static_cast<T*>(y) + r * dim;
+        for (int64_t d = 0; d < dim; d += LANES)
+          store(to + d, xielu(load(from + d, dim - d), c), dim - d);
+      }
+    });
+  });
+}
+
 // x[count] = cap * tanh(x / cap).
 void quire_softcap(float* x, int64_t count, float cap) {
   using namespace quire;
@@ -49,3 +85,4 @@ void quire_softcap(float* x, int64_t count, float cap) {
 
 QUIRE_RECORDED(quire_activate)
 QUIRE_RECORDED(quire_softcap)
+QUIRE_RECORDED(quire_xielu)

@@ -64,6 +64,14 @@ EXPORTED: dict[str, dict[str, Any]] = {
         **{"add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False},
         **{"attention_value_scale": 0.707, "layernorm_epsilon": 1e-5, "hybrid_block_size": None},
     },
+    "apertus": {
+        **{"hidden_act": "xielu", "hidden_dropout": 0.0, "mlp_bias": False, "post_norm": False},
+        **{"qk_norm": True, "attention_bias": False, "eos_token_id": [68, 72], "auto_map": None},
+        "rope_scaling": {
+            **{"rope_type": "llama3", "type": "llama3", "factor": 8.0, "low_freq_factor": 1.0},
+            **{"high_freq_factor": 4.0, "original_max_position_embeddings": 32},
+        },
+    },
     "dots1": {
         **{**_ROUTED, "n_shared_experts": 2, "n_group": 1, "topk_group": 1},
         **{"scoring_func": "noaux_tc", "moe_layer_freq": 1, "first_k_dense_replace": 1},
@@ -350,6 +358,8 @@ def test_rope_on_a_part_of_the_head_by_its_width():
     [
         ("minimax_m2", {"attn_type_list": [1, 0, 1, 1]}, "'attn_type_list' has linear attention"),
         ("minimax_m2", {"shared_intermediate_size": 8}, "'shared_intermediate_size' is set"),
+        ("apertus", {"hidden_act": "silu"}, "'hidden_act' is 'silu'; only 'xielu'"),
+        ("apertus", {"rope_scaling": None}, "'rope_parameters' is missing"),
         ("mimo_v2_flash", {"v_head_dim": 32}, "'v_head_dim' exceeds the 24 dimensions"),
         ("mimo_v2_flash", {"swa_head_dim": 8}, "'swa_head_dim' is 8; only 24"),
         ("mimo_v2_flash", {"hybrid_layer_pattern": [0, 1, 2, 0]}, "must have 0 or 1 for each"),

@@ -160,6 +160,7 @@ def texts(told: dict[str, list]) -> dict[str, list]:
         ("lfm2_moe", "int8"),
         ("gemma3", "int8"),  # tied and scaled embeddings
         ("gemma2", None),  # and a cap on logits
+        ("apertus", None),  # a learned activation
         ("stablelm", "int8"),  # layer norms
         ("starcoder2", "int4"),  # and no gate
     ],

@@ -40,7 +40,7 @@ FAMILIES = [
     *("glm4", "glm4_moe", "minimax_m2", "ernie4_5_moe", "granitemoeshared", "exaone4", "olmo3"),
     *("ministral3", "nemotron", "starcoder2", "hunyuan_dense"),
     *("qwen3_next", "olmo_hybrid", "lfm2", "granitemoehybrid", "bamba", "nemotron_h", "falcon_h1"),
-    *("nemotron_h_moe", "phimoe", "mamba2", "gpt_neo", "mimo_v2_flash"),
+    *("nemotron_h_moe", "phimoe", "mamba2", "gpt_neo", "mimo_v2_flash", "apertus"),
 ]
 # Dense, with windows, with latent attention and with a state.
 IN_FULL = {"llama", "gemma3", "deepseek_v3", "qwen3_next"}

@@ -32,6 +32,7 @@ from kernels.triton.layers import (
     rms_norm,
     rope_tables,
     silu_mul,
+    xielu,
 )
 from kernels.triton.matmul import invariant_heads, invariant_linear
 from kernels.triton.moe import add_experts, fused_moe, invariant_moe
@@ -165,6 +166,7 @@ def layer_parts(hidden: int, inner: int, heads: int, kv_heads: int, dim: int) ->
     rms_norm(empty(rows, hidden), empty(hidden), 1e-5)
     silu_mul(empty(rows, 2 * inner))
     gelu_mul(empty(rows, 2 * inner))
+    xielu(empty(rows, inner), empty(4, dtype=torch.float32))
     rope_tables(longs(rows), empty(dim // 2, dtype=torch.float32), 1.0)
     cache_writes(heads, kv_heads, dim)
 

@@ -12,6 +12,7 @@ from kernels.reference.kv_store import copy_blocks as reference_copy
 from kernels.reference.layers import rms_norm as reference_norm
 from kernels.reference.layers import rope_tables
 from kernels.reference.layers import silu_mul as reference_silu_mul
+from kernels.reference.layers import xielu as reference_xielu
 from kernels.triton import kv_store, layers
 
 DTYPES = [(torch.float32, 1e-6), (torch.float16, 1e-3), (torch.bfloat16, 1e-2)]
@@ -46,6 +47,22 @@ def test_activations(dtype: torch.dtype, tolerance: float, dim: int) -> None:
     wide = gate_up.double()
     assert error(layers.silu_mul(gate_up), reference_silu_mul(wide.clone())) < tolerance
     assert error(layers.gelu_mul(gate_up), reference.gelu_mul(wide.clone())) < tolerance
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize("dim", [1, 100, 2100])
+def test_xielu(dtype: torch.dtype, tolerance: float, dim: int) -> None:
+    x = (torch.randn(3, 2 * dim) * 4).to(dtype)[:, :dim]  # rows are not contiguous
+    coefficients = torch.tensor([0.9, 1.3, 0.5, -1e-6])
+    expected = reference_xielu(x.double(), coefficients)
+    assert error(layers.xielu(x, coefficients), expected) < tolerance
+
+
+def test_xielu_of_small_values_is_as_precise_as_of_large_ones() -> None:
+    """Without its slope, what remains near 0 is a small difference of large numbers."""
+    x, curve = -torch.logspace(-5, 2, 100).view(1, -1), torch.tensor([1.0, 1.0, 0.0, -1e-6])
+    expected = reference_xielu(x.double(), curve)
+    torch.testing.assert_close(layers.xielu(x, curve).double(), expected, rtol=2e-6, atol=0)
 
 
 @pytest.mark.parametrize("half", [1, 40, 64])
