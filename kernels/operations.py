@@ -372,6 +372,21 @@ class Operations(Protocol):
         """See ``kernels.reference.recurrent``."""
         ...
 
+    def channel_scan(
+        self,
+        x: torch.Tensor,
+        time_steps: torch.Tensor,
+        write: torch.Tensor,
+        read: torch.Tensor,
+        rates: torch.Tensor,
+        skip: torch.Tensor,
+        state: torch.Tensor,
+        rows: StepRows,
+        /,
+    ) -> torch.Tensor:
+        """See ``kernels.reference.recurrent``."""
+        ...
+
     def gated_rms_norm(
         self,
         x: torch.Tensor,

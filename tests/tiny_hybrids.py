@@ -49,6 +49,12 @@ _MAMBA2 = {
     **{"layer_norm_epsilon": 1e-4, "pad_token_id": 0},
 }
 
+_MAMBA1 = {
+    **dict.fromkeys(("intermediate_size", "num_attention_heads", "num_key_value_heads"), ABSENT),
+    **dict.fromkeys(("rms_norm_eps", "max_position_embeddings"), ABSENT),
+    **{"state_size": 12, "layer_norm_epsilon": 1e-4, "pad_token_id": 0},
+}
+
 # name -> (Hugging Face config class, differences from the shape of the others)
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1": (
@@ -142,6 +148,29 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bamba": (
         "BambaConfig",
         {**_MAMBA, "attn_layer_indices": [1], "mamba_n_groups": 3, "mlp_bias": True},
+    ),
+    "mamba": ("MambaConfig", _MAMBA1),
+    "mamba_biased": (
+        "MambaConfig",
+        {
+            **{**_MAMBA1, "use_bias": True, "use_conv_bias": False, "conv_kernel": 3},
+            "tie_word_embeddings": False,
+        },
+    ),
+    "falcon_mamba": ("FalconMambaConfig", {**_MAMBA1, "mixer_rms_eps": 1e-3}),
+    "jamba": (
+        "JambaConfig",
+        {
+            **{"mamba_d_state": 12, "mamba_expand": 3, "num_hidden_layers": 4, "pad_token_id": 0},
+            **{"attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 5},
+        },
+    ),
+    "jamba_dense": (
+        "JambaConfig",
+        {
+            **{"mamba_d_state": 12, "mamba_dt_rank": 5, "num_experts": 1, "pad_token_id": 0},
+            **{"attn_layer_period": 3, "attn_layer_offset": 1, "mamba_proj_bias": True},
+        },
     ),
     "mamba2": ("Mamba2Config", _MAMBA2),
     "mamba2_tied": (

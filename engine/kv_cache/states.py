@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.kv_cache.storage import zeros
 from engine.limits import num_row_lines
-from engine.models.recurrent import LayerState
+from engine.models.layer_state import LayerState
 from engine.models.spec import DecoderSpec
 
 

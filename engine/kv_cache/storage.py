@@ -20,8 +20,8 @@ import torch
 from engine.config import CacheConfig, SchedulerConfig
 from engine.errors import ModelLoadError
 from engine.memory import free_host_bytes
+from engine.models.layer_state import HybridMemory, LayerMemory, LayerState
 from engine.models.recurrence import GatedDeltaSpec
-from engine.models.recurrent import HybridMemory, LayerMemory, LayerState
 from engine.models.spec import DecoderSpec
 from engine.types import MemoryPlan
 from kernels.attention import LayerCache

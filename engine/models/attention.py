@@ -8,10 +8,10 @@ import torch
 
 from engine.models.adapters import project
 from engine.models.latent import LatentAttention, query_factors
+from engine.models.layer_state import LayerMemory
 from engine.models.modules import AttentionWeights
 from engine.models.norms import NormWeights, ShardedRmsNorm, bind_norm
 from engine.models.peers import Peers
-from engine.models.recurrent import LayerMemory
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import StepState
 from kernels.attention import (

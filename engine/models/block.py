@@ -14,12 +14,13 @@ import torch
 from engine.models.adapters import Adapters, project
 from engine.models.attention import Attention
 from engine.models.experts import Experts, ExpertsAlongside, bind_mlp
+from engine.models.layer_state import HybridMemory, LayerMemory
 from engine.models.linear import Linear
 from engine.models.modules import AttentionWeights, Layer
 from engine.models.norms import IdentityNorm, Norm, NormWeights, bind_norm
 from engine.models.peers import Peers
 from engine.models.per_layer import PerLayerInput
-from engine.models.recurrent import HybridMemory, LayerMemory, bind_recurrent
+from engine.models.recurrent import bind_recurrent
 from engine.models.small_batch import SmallBatchLayer, read_ahead
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import StepState

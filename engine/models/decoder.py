@@ -15,12 +15,12 @@ import torch
 
 from engine.models.block import AuxHiddenStates, Block, LayerStack
 from engine.models.embeddings import Embeddings, Rotations, finish_logits
+from engine.models.layer_state import LayerMemory
 from engine.models.linear import GreedyHead
 from engine.models.modules import Modules
 from engine.models.norms import IdentityNorm, Norm, bind_norm
 from engine.models.peers import Peers
 from engine.models.per_layer import PerLayerEmbeddings
-from engine.models.recurrent import LayerMemory
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import Rotation, StepState
 from kernels.operations import Kernels

@@ -1,9 +1,9 @@
-"""Checkpoints' parameter names for models with selective state spaces (Mamba-2)."""
+"""Checkpoints' parameter names for models with selective state spaces (Mamba-1 and 2)."""
 
 from __future__ import annotations
 
 from engine.models.layouts import DepthwiseConv, ScaledOutputs
-from engine.models.rules import ATTENTION, GRANITE_MOE, LAYER, MODEL, Rule
+from engine.models.rules import ATTENTION, GRANITE_MOE, LAYER, MODEL, Rule, expert_rules
 
 
 def _state_space(prefix: str) -> tuple[Rule, ...]:
@@ -100,6 +100,40 @@ def _nemotron_h(base: str) -> tuple[Rule, ...]:
         Rule(mlp + "shared_experts.up_proj.weight", "{i}.shared.gate_up.weight"),
         Rule(mlp + "shared_experts.down_proj.weight", "{i}.shared.down.weight"),
     )
+
+
+def _channel_scan(prefix: str) -> tuple[Rule, ...]:
+    """The parts of a layer of Mamba-1, whose names all begin with ``prefix``."""
+    return (
+        *(
+            rule
+            for rule in _state_space(prefix)
+            if not rule.parameter.endswith(("dt_bias", "recurrent.norm"))
+        ),
+        Rule(prefix + "x_proj.weight", "{i}.recurrent.shared.weight"),
+        Rule(prefix + "dt_proj.weight", "{i}.recurrent.steps.weight"),
+        Rule(prefix + "dt_proj.bias", "{i}.recurrent.steps.bias"),
+        Rule(prefix + "dt_layernorm.weight", "{i}.recurrent.step_norm"),
+        Rule(prefix + "b_layernorm.weight", "{i}.recurrent.write_norm"),
+        Rule(prefix + "c_layernorm.weight", "{i}.recurrent.read_norm"),
+    )
+
+
+MAMBA = (
+    Rule("backbone.embeddings.weight", "embedding"),
+    Rule("backbone.embedding.weight", "embedding"),  # in older exports
+    Rule("backbone.norm_f.weight", "norm"),
+    Rule("backbone.layers.{i}.norm.weight", "{i}.attention_norm"),
+    *_channel_scan("backbone.layers.{i}.mixer."),
+    Rule("lm_head.weight", "head"),
+    Rule("score.weight", "score"),
+)
+JAMBA = (
+    *(rule for rule in BAMBA if rule not in _MAMBA_PARTS),
+    *_channel_scan(LAYER + "mamba."),
+    Rule(LAYER + "feed_forward.router.weight", "{i}.router"),
+    *expert_rules(LAYER + "feed_forward.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
+)
 
 
 # As NVIDIA publishes them, and as Hugging Face's own code names them.

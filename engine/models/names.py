@@ -15,7 +15,7 @@ from engine.models.layouts import (
     StackedExpertsByShape,
     Transposed,
 )
-from engine.models.mamba_names import BAMBA, FALCON_H1, GRANITE_HYBRID, NEMOTRON_H
+from engine.models.mamba_names import BAMBA, FALCON_H1, GRANITE_HYBRID, JAMBA, MAMBA, NEMOTRON_H
 from engine.models.rules import (
     ATTENTION,
     GRANITE_MOE,
@@ -398,6 +398,7 @@ _TABLES = {
     "exaone_moe": _EXAONE_MOE,
     "falcon": _FALCON,
     "falcon_h1": FALCON_H1,
+    "falcon_mamba": MAMBA,
     "falcon_two_norms": _FALCON_TWO_NORMS,
     "gemma2": _GEMMA2,
     "gemma3": _in_language_model(_GEMMA2),
@@ -429,6 +430,7 @@ _TABLES = {
     "internvl": _in_language_model(LLAMA),
     "internvl_moe": _in_language_model(QWEN_MOE),
     "jais2": _UNGATED,
+    "jamba": JAMBA,
     "lfm2": LFM2,
     "lfm2_moe": LFM2,
     "lfm3": LFM3,
@@ -436,6 +438,7 @@ _TABLES = {
     "llama4": _in_language_model(_LLAMA4),
     "llama4_text": _LLAMA4,
     "llava": _in_language_model(LLAMA),
+    "mamba": MAMBA,
     "mamba2": NEMOTRON_H,
     "mellum": QWEN_MOE,
     "mimo_v2_flash": _MIMO_V2,

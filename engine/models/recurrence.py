@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,41 @@ class MambaSpec:
         return self.projected_size
 
 
-RecurrenceSpec = GatedDeltaSpec | ShortConvSpec | MambaSpec
+@dataclass(frozen=True)
+class ChannelScanSpec:
+    """The selective state space of Mamba-1 after a short convolution (Gu & Dao 2023).
+
+    Each channel has decay rates of its own; time steps are made from a low rank.
+    """
+
+    channels: int
+    state_size: int  # per channel
+    step_rank: int
+    conv_width: int  # of the convolution's window, the current token included
+    conv_bias: bool = True
+    bias: bool = False  # of the first and the last projection
+    # RMS norms of time steps before their projection, and of what writes and reads the state.
+    norms: Literal["none", "weightless", "learned"] = "none"
+    norm_eps: float = 1e-6
+    width_key: str = "expand * hidden_size"  # of the channels, in config.json
+
+    @property
+    def shared_size(self) -> int:
+        """Width of what all channels make together: time steps, and what writes and reads."""
+        return self.step_rank + 2 * self.state_size
+
+    @property
+    def ssm_state_shape(self) -> tuple[int, ...] | None:
+        """Shape of a sequence's sums over all its tokens, in float32."""
+        return self.state_size, self.channels
+
+    @property
+    def trial_size(self) -> int:
+        """Numbers that a layer holds per token on trial: the convolution's input."""
+        return self.channels
+
+
+RecurrenceSpec = GatedDeltaSpec | ShortConvSpec | MambaSpec | ChannelScanSpec
 
 _SUM_BYTES = 4
 

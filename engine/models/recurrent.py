@@ -4,7 +4,8 @@
                      └──────────────────── gate ────────────────────────┘
 
 is Qwen3-Next's layer (gated delta networks, Yang et al. 2024). Granite 4 has a selective state
-space instead of the rule (Mamba-2, Dao & Gu 2024); LFM2 has only a convolution between two gates.
+space instead of the rule (Mamba-2, Dao & Gu 2024); LFM2 has only a convolution between two gates;
+``channel_scan.py`` has Mamba-1's layer.
 
 The state is on the device, one line for each slot of the runner's ``RowTable``. A step reads and
 overwrites it in place (``kernels/recurrent.py``), so a token cannot be undone: drafts are fed to
@@ -13,7 +14,7 @@ the state only after their verification (``trial.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -21,38 +22,24 @@ import torch
 from torch.nn import functional
 
 from engine.models.adapters import project
+from engine.models.channel_scan import ChannelScan, ChannelScanWeights, make_channel_scan
+from engine.models.layer_state import LayerMemory, LayerState, run_recurrence, weight_bytes
 from engine.models.linear import Linear, LinearMethod
 from engine.models.loader import load_matrix
 from engine.models.norms import ShardedRmsNorm
 from engine.models.peers import Peers
-from engine.models.recurrence import GatedDeltaSpec, MambaSpec, RecurrenceSpec, ShortConvSpec
+from engine.models.recurrence import (
+    ChannelScanSpec,
+    GatedDeltaSpec,
+    MambaSpec,
+    RecurrenceSpec,
+    ShortConvSpec,
+)
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import StepState
-from kernels.attention import LayerCache
 from kernels.inputs import StepRows
 from kernels.operations import Operations
 from kernels.recurrent import GatedDeltaShape, ScanShape
-
-
-class LayerState(NamedTuple):
-    """The state of one layer, one line per slot."""
-
-    conv_state: torch.Tensor  # [lines, width - 1, channels], of the convolution, oldest first
-    ssm_state: torch.Tensor | None  # [lines, *RecurrenceSpec.ssm_state_shape] float32
-
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that exist; their first dimension is the lines."""
-        return (self.conv_state,) if self.ssm_state is None else (self.conv_state, self.ssm_state)
-
-
-class HybridMemory(NamedTuple):
-    """What a layer with both attention and a recurrence keeps."""
-
-    blocks: LayerCache
-    state: LayerState
-
-
-LayerMemory = LayerCache | LayerState | HybridMemory  # what a layer keeps between steps
 
 
 class GatedDeltaWeights(NamedTuple):
@@ -69,7 +56,7 @@ class GatedDeltaWeights(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Their size in memory."""
-        return _num_bytes(self)
+        return weight_bytes(self)
 
 
 class ShortConvWeights(NamedTuple):
@@ -83,7 +70,7 @@ class ShortConvWeights(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Their size in memory."""
-        return _num_bytes(self)
+        return weight_bytes(self)
 
 
 class MambaWeights(NamedTuple):
@@ -101,10 +88,10 @@ class MambaWeights(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Their size in memory."""
-        return _num_bytes(self)
+        return weight_bytes(self)
 
 
-RecurrentWeights = GatedDeltaWeights | ShortConvWeights | MambaWeights
+RecurrentWeights = GatedDeltaWeights | ShortConvWeights | MambaWeights | ChannelScanWeights
 
 
 def make_recurrent(
@@ -112,6 +99,8 @@ def make_recurrent(
 ) -> RecurrentWeights:
     """Make the weights of layer ``i``, which take ownership of the parameters."""
     prefix = f"{i}.recurrent."
+    if isinstance(spec, ChannelScanSpec):
+        return make_channel_scan(weights, method, prefix)
 
     def linear(name: str) -> Linear:
         weight, bias = f"{prefix}{name}.weight", f"{prefix}{name}.bias"
@@ -168,7 +157,7 @@ class GatedDelta:
         weights = self._weights
         fused = project(weights.input, read, state.adapters, self._input_name)
         mixed, gate = fused[:, : self._channels], fused[:, self._channels :]
-        y = _run_recurrence(state, partial(self._update_state, cache), mixed, weights.gates(read))
+        y = run_recurrence(state, partial(self._update_state, cache), mixed, weights.gates(read))
         return self._operations.gated_rms_norm(y, gate, weights.norm, self._eps, False)
 
     def _update_state(
@@ -217,7 +206,7 @@ class Mamba:
         w = self._weights
         fused = project(w.input, read, state.adapters, self._input_name)
         gate, mixed, steps = fused.split(self._sizes, dim=1)
-        y = _run_recurrence(state, partial(self._update_state, cache), mixed, steps)
+        y = run_recurrence(state, partial(self._update_state, cache), mixed, steps)
         if w.norm is None:
             return self._operations.silu_mul(torch.cat((gate, y.view(gate.shape)), dim=1))
         if self._sharded_norm is not None:
@@ -250,7 +239,7 @@ class ShortConv:
     def __call__(self, read: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
         """See ``Mixer``."""
         fused = project(self._weights.input, read, state.adapters, self._input_name)
-        return _run_recurrence(state, partial(self._update_state, cache), fused)
+        return run_recurrence(state, partial(self._update_state, cache), fused)
 
     def _update_state(
         self, cache: LayerMemory, fused: torch.Tensor, rows: StepRows
@@ -267,11 +256,14 @@ def bind_recurrent(
     operations: Operations,
     index: int,
     peers: Peers | None,
-) -> GatedDelta | Mamba | ShortConv:
+) -> GatedDelta | Mamba | ShortConv | ChannelScan:
     """Make the recurrence of layer ``index`` of the model, or of this rank's shard."""
     if isinstance(weights, MambaWeights):
         assert isinstance(spec.recurrence, MambaSpec)
         return Mamba(spec.recurrence, weights, operations, index, peers)
+    if isinstance(weights, ChannelScanWeights):
+        assert isinstance(spec.recurrence, ChannelScanSpec)
+        return ChannelScan(spec.recurrence, weights, operations, index, peers)
     if isinstance(weights, ShortConvWeights):
         return ShortConv(weights, operations, index)
     assert isinstance(spec.recurrence, GatedDeltaSpec)
@@ -281,21 +273,3 @@ def bind_recurrent(
 def _group_norm(spec: MambaSpec, weight: torch.Tensor | None) -> torch.Tensor | None:
     """[inner size] -> [groups, inner size / groups]."""
     return None if weight is None else weight.unflatten(0, (spec.num_groups, -1))
-
-
-def _run_recurrence(
-    state: StepState, take: Callable[..., torch.Tensor], *fed: torch.Tensor
-) -> torch.Tensor:
-    """Feed a step's tokens with ``take``; record them for replay if some are on trial."""
-    assert state.rows is not None
-    if state.trial is not None:
-        state.trial.record(take, *fed)
-    return take(*fed, state.rows)
-
-
-def _num_bytes(weights: RecurrentWeights) -> int:
-    return sum(
-        part.nbytes if isinstance(part, torch.Tensor) else part.num_bytes
-        for part in weights
-        if part is not None
-    )

@@ -20,11 +20,11 @@ import torch
 from engine.models.attention import Attention
 from engine.models.expert_weights import ExpertWeights, MlpWeights
 from engine.models.experts import routing_rule
+from engine.models.layer_state import LayerMemory
 from engine.models.linear import FusedLinear
 from engine.models.mlp import bind_activation
 from engine.models.modules import AttentionWeights, Layer
 from engine.models.norms import NormWeights
-from engine.models.recurrent import LayerMemory
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import StepState
 from kernels.moe import ExpertTensors, GatedActivation, RouterWeights, RoutingRule

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.models.latent_spec import LatentSpec
 from engine.models.layouts import Layout
 from engine.models.names import rules_of
-from engine.models.recurrence import GatedDeltaSpec, MambaSpec, RecurrenceSpec, ShortConvSpec
+from engine.models.parameter import Parameter
+from engine.models.recurrent_parameters import recurrent_parameters
 from engine.models.rules import Rule
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
@@ -37,43 +37,6 @@ _LAYER = re.compile(r"model\.layers\.(\d{1,5})\.")
 _KEYS_AND_VALUES = re.compile(
     r"model\.(?:language_model\.)?layers\.(\d{1,5})\.self_attn\.(?:[kv]_proj|[kv]_norm)\."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A tensor of the decoder: ``parts`` are the lengths along its first dimension.
-
-    A part in which a checkpoint fuses several things (such as queries, keys and values) has several
-    *runs*, each of which is sharded over ranks by itself.
-    """
-
-    parts: tuple[int, ...]
-    trailing: tuple[int, ...] = ()  # the other dimensions
-    is_norm: bool = False  # initialised near one, not zero
-    is_one: bool = False  # all ones, and in no checkpoint
-    is_float32: bool = False  # float32 whatever the model's dtype
-    runs: tuple[tuple[int, ...], ...] = ()  # run lengths of each part; empty: one run each
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The whole parameter's shape."""
-        return (sum(self.parts), *self.trailing)
-
-    def rows(self, part: int | None) -> slice:
-        """Return the rows of a part in the first dimension; None: the whole parameter."""
-        if part is None:
-            return slice(0, sum(self.parts))
-        begin = sum(self.parts[:part])
-        return slice(begin, begin + self.parts[part])
-
-    def runs_of(self, part: int) -> tuple[int, ...]:
-        """Return the lengths of a part's runs."""
-        return self.runs[part] if self.runs else (self.parts[part],)
-
-    def part_shape(self, part: int | None) -> tuple[int, ...]:
-        """Return the shape of what fills a part."""
-        rows = self.rows(part)
-        return (rows.stop - rows.start, *self.trailing)
 
 
 class Target(NamedTuple):
@@ -102,7 +65,7 @@ def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
         if spec.latent is not None and not layer_spec.shares_selection:
             mixer |= _indexer(spec.hidden_size, spec.latent)
         if layer_spec.has_recurrence and spec.recurrence:
-            mixer |= _recurrent(spec.recurrence, spec.hidden_size)
+            mixer |= recurrent_parameters(spec.recurrence, spec.hidden_size)
         layer = mixer | mlp | _norms(own, layer_spec)
         if spec.per_layer_size:
             layer |= _per_layer(spec)
@@ -358,70 +321,6 @@ def _per_layer(spec: DecoderSpec) -> dict[str, Parameter]:
 def _has_mlp_and_experts(spec: DecoderSpec) -> bool:
     """Return whether layers with experts have an MLP too."""
     return spec.moe is not None and spec.moe.with_mlp
-
-
-def _recurrent(spec: RecurrenceSpec, hidden: int) -> dict[str, Parameter]:
-    """The parameters of a recurrence; see ``engine/models/recurrent.py``."""
-    if isinstance(spec, ShortConvSpec):
-        own = _short_conv(spec, hidden)
-    elif isinstance(spec, MambaSpec):
-        own = _mamba(spec, hidden)
-    else:
-        own = _gated_delta(spec, hidden)
-    return {f"recurrent.{name}": parameter for name, parameter in own.items()}
-
-
-def _short_conv(spec: ShortConvSpec, hidden: int) -> dict[str, Parameter]:
-    channels = spec.channels
-    fused = (channels,) * 3
-    found = {
-        "input.weight": Parameter((3 * channels,), (hidden,), runs=(fused,)),
-        "conv.weight": Parameter((channels,), (spec.conv_width,)),
-        "output.weight": Parameter((hidden,), (channels,)),
-    }
-    if spec.bias:
-        found["input.bias"] = Parameter((3 * channels,), runs=(fused,))
-        found["conv.bias"] = Parameter((channels,))
-        found["output.bias"] = Parameter((hidden,))
-    return found
-
-
-def _gated_delta(spec: GatedDeltaSpec, hidden: int) -> dict[str, Parameter]:
-    heads, values = spec.num_value_heads, spec.value_size
-    mixed = spec.conv_sizes if spec.separate_projections else (spec.channels,)
-    runs = () if spec.separate_projections else (spec.conv_sizes,)
-    fused_runs = (*runs, (values,)) if runs else ()
-    return {
-        "input.weight": Parameter((*mixed, values), (hidden,), runs=fused_runs),
-        "gates.weight": Parameter((heads, heads), (hidden,)),
-        "conv.weight": Parameter(mixed, (spec.conv_width,), runs=runs),
-        "log_a": Parameter((heads,), is_float32=True),
-        "dt_bias": Parameter((heads,), is_float32=True),
-        "norm": Parameter((spec.value_dim,), is_norm=True),
-        "output.weight": Parameter((hidden,), (values,)),
-    }
-
-
-def _mamba(spec: MambaSpec, hidden: int) -> dict[str, Parameter]:
-    heads, inner, projected = spec.num_heads, spec.inner_size, spec.projected_size
-    mixed = spec.conv_sizes
-    fused = ((inner, *mixed, heads),)
-    found = {
-        "input.weight": Parameter((projected,), (hidden,), runs=fused),
-        "conv.weight": Parameter((spec.channels,), (spec.conv_width,), runs=(mixed,)),
-        "log_a": Parameter((heads,), is_float32=True),
-        "dt_bias": Parameter((heads,), is_float32=True),
-        "skip": Parameter((heads,), is_float32=True),
-        "output.weight": Parameter((hidden,), (inner,)),
-    }
-    if spec.has_norm:
-        found["norm"] = Parameter((inner,), is_norm=True)
-    if spec.conv_bias:
-        found["conv.bias"] = Parameter((spec.channels,), runs=(mixed,))
-    if spec.bias:
-        found["input.bias"] = Parameter((projected,), runs=fused)
-        found["output.bias"] = Parameter((hidden,))
-    return found
 
 
 def _norms(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Parameter]:

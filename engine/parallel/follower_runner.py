@@ -14,7 +14,7 @@ from engine.kv_cache.states import copy_states
 from engine.kv_cache.storage import KVCache
 from engine.lora.batch import step_adapters
 from engine.models.decoder import Decoder
-from engine.models.recurrent import LayerState
+from engine.models.layer_state import LayerState
 from engine.models.step_state import StepImageEmbeddings, StepState
 from engine.parallel.frames import (
     ComputeLogits,

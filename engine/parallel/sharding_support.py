@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
-from engine.models.recurrence import GatedDeltaSpec, MambaSpec
+from engine.models.recurrence import ChannelScanSpec, GatedDeltaSpec, MambaSpec
 from engine.models.spec import DecoderSpec
 from engine.parallel.stages import max_stages
 
@@ -108,5 +108,7 @@ def _divided_sizes(spec: DecoderSpec, *, expert_parallel: bool) -> Iterator[tupl
         yield "linear_num_value_heads", spec.recurrence.num_value_heads
     elif isinstance(spec.recurrence, MambaSpec):
         yield spec.recurrence.heads_key, spec.recurrence.num_heads
+    elif isinstance(spec.recurrence, ChannelScanSpec):
+        yield spec.recurrence.width_key, spec.recurrence.channels
     elif spec.recurrence is not None:
         yield "hidden_size", spec.recurrence.channels

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from engine.kv_cache.states import copy_states
-from engine.models.recurrent import LayerState
+from engine.models.layer_state import LayerState
 from engine.runner.rows import RowTable
 from engine.types import StateCopy
 

@@ -21,7 +21,7 @@ from engine.kv_cache.storage import zeros
 from engine.models.block import AuxHiddenStates
 from engine.models.decoder import Decoder
 from engine.models.draft_head.network import DraftHead
-from engine.models.recurrent import LayerMemory
+from engine.models.layer_state import LayerMemory
 from engine.models.step_state import StepState
 from engine.types import BlockCopy
 from kernels.transfer import to_device

@@ -62,6 +62,23 @@ def scan_case(
     return _case(name, run, state, mixed.nbytes, 5.0 * tokens * heads * size)
 
 
+def channel_case(
+    name: str, device: torch.device, dtype: torch.dtype, *, rows: int, queries: int, channels: int
+) -> Case:
+    """Mamba-1's scan, of 16 states per channel, read and written once."""
+    tokens, size = rows * queries, 16
+    x, steps = torch.randn(2, tokens, channels, dtype=dtype, device=device)
+    write, read = torch.randn(2, tokens, size, dtype=dtype, device=device)
+    rates = -torch.rand(size, channels, device=device)
+    skip, step = torch.randn(channels, device=device), _step(rows, queries, device)
+
+    def run(kind: Operations, state: torch.Tensor) -> torch.Tensor:
+        return kind.channel_scan(x, steps, write, read, rates, skip, state, step)
+
+    state = torch.randn(rows, size, channels, device=device)
+    return _case(name, run, state, 3.0 * x.nbytes, 6.0 * tokens * size * channels)
+
+
 def conv_case(
     name: str,
     device: torch.device,

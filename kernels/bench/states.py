@@ -20,6 +20,7 @@ from kernels.reference import operations as theirs
 
 _DELTA = GatedDeltaShape(16, 32, 128, 128)
 _SCAN = ScanShape(128, 1, 64, 128)
+_CHANNELS = (16, 8192)  # of Falcon-Mamba: states, and channels
 _WIDTH = 4
 _STATES_BYTES = 256 * 2**20
 
@@ -34,6 +35,7 @@ def state_cases(dtype: torch.dtype) -> Iterator[ReferenceCase]:
         name = f"decode {rows}" if queries == 1 else f"prefill {queries}"
         yield _delta(f"delta rule {name}", dtype, step)
         yield _scan(f"selective scan {name}", dtype, step)
+        yield _channels(f"channel scan {name}", dtype, step)
         yield _conv(f"short convolution {name}", dtype, step)
         yield _norm(f"gated norm {name}", dtype, rows * queries)
 
@@ -69,6 +71,20 @@ def _scan(name: str, dtype: torch.dtype, step: StepRows) -> ReferenceCase:
 
     flops = 5.0 * tokens * heads * shape[0] * shape[1]
     return _alternating_case(name, run, torch.randn(rows, heads, *shape), mixed.nbytes, flops)
+
+
+def _channels(name: str, dtype: torch.dtype, step: StepRows) -> ReferenceCase:
+    rows, tokens = step.slots.numel(), step.token_ids.numel()
+    size, channels = _CHANNELS
+    x, steps = torch.randn(2, tokens, channels).to(dtype)
+    write, read = torch.randn(2, tokens, size).to(dtype)
+    rates, skip = -torch.rand(size, channels), torch.randn(channels)
+
+    def run(kind: Operations, state: torch.Tensor) -> torch.Tensor:
+        return kind.channel_scan(x, steps, write, read, rates, skip, state, step)
+
+    flops = 6.0 * tokens * size * channels
+    return _alternating_case(name, run, torch.randn(rows, size, channels), 3.0 * x.nbytes, flops)
 
 
 def _conv(name: str, dtype: torch.dtype, step: StepRows) -> ReferenceCase:

@@ -22,7 +22,7 @@ from kernels.bench.layer_cases import (
 )
 from kernels.bench.packed_cases import packed_case, scaled_case
 from kernels.bench.selection_cases import selection_case
-from kernels.bench.state_cases import conv_case, delta_case, scan_case
+from kernels.bench.state_cases import channel_case, conv_case, delta_case, scan_case
 from kernels.recurrent import GatedDeltaShape, ScanShape
 
 MakeCase = partial[Case]  # takes the device and the dtype; all else is bound
@@ -137,6 +137,7 @@ def _states(
     return [
         partial(delta_case, f"delta rule {name}", shape=delta, **step),
         partial(scan_case, f"selective scan {name}", shape=scan, **step),
+        partial(channel_case, f"channel scan {name}", channels=scan.heads * scan.head_dim, **step),
         partial(conv_case, f"short convolution {name}", channels=delta.channels, **step),
     ]
 

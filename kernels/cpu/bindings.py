@@ -99,6 +99,10 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
         *(CODE, POINTER, POINTER, COUNT, POINTER, POINTER, POINTER),
         *(*_ROWS, *[COUNT] * 4, FLAG, POINTER),
     ),
+    "quire_channel_scan": (
+        *(CODE, POINTER, *[POINTER, COUNT] * 3, *[POINTER] * 3),
+        *(*_ROWS, COUNT, COUNT, POINTER),
+    ),
     "quire_selective_scan": (
         *(CODE, POINTER, POINTER, COUNT, *[POINTER] * 4),
         *(*_ROWS, *[COUNT] * 4, REAL, REAL, POINTER),

@@ -23,6 +23,7 @@ from kernels.cpu.layers import (
 from kernels.cpu.lora import add_adapters
 from kernels.cpu.recurrent import (
     apply_gate,
+    channel_scan,
     gated_conv,
     gated_delta,
     gated_rms_norm,
@@ -51,6 +52,7 @@ __all__ = [
     "attention_temperatures",
     "build_inputs",
     "candidates",
+    "channel_scan",
     "clamped_swiglu",
     "copy_blocks",
     "distribution",

@@ -95,6 +95,39 @@ def selective_scan(
     return y
 
 
+def channel_scan(
+    x: torch.Tensor,
+    time_steps: torch.Tensor,
+    write: torch.Tensor,
+    read: torch.Tensor,
+    rates: torch.Tensor,
+    skip: torch.Tensor,
+    state: torch.Tensor,
+    rows: StepRows,
+) -> torch.Tensor:
+    """See ``kernels.reference.recurrent``."""
+    x, time_steps = x.contiguous(), _with_contiguous_rows(time_steps)
+    write, read = _with_contiguous_rows(write), _with_contiguous_rows(read)
+    y = torch.empty_like(x)
+    function("quire_channel_scan")(
+        DTYPE_CODES[x.dtype],
+        x.data_ptr(),
+        time_steps.data_ptr(),
+        time_steps.stride(0),
+        write.data_ptr(),
+        write.stride(0),
+        read.data_ptr(),
+        read.stride(0),
+        rates.data_ptr(),
+        skip.data_ptr(),
+        state.data_ptr(),
+        *_pointers(rows),
+        *rates.shape,
+        y.data_ptr(),
+    )
+    return y
+
+
 def gated_rms_norm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, gates_first: bool
 ) -> torch.Tensor:

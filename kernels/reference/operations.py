@@ -33,6 +33,7 @@ from kernels.reference.moe import (
 )
 from kernels.reference.recurrent import (
     apply_gate,
+    channel_scan,
     gated_conv,
     gated_delta,
     gated_rms_norm,
@@ -58,6 +59,7 @@ __all__ = [
     "attention_temperatures",
     "build_inputs",
     "candidates",
+    "channel_scan",
     "clamped_swiglu",
     "copy_blocks",
     "distribution",

@@ -180,6 +180,47 @@ def selective_scan(
     return y.to(mixed.dtype)
 
 
+def channel_scan(
+    x: torch.Tensor,
+    time_steps: torch.Tensor,
+    write: torch.Tensor,
+    read: torch.Tensor,
+    rates: torch.Tensor,
+    skip: torch.Tensor,
+    state: torch.Tensor,
+    rows: StepRows,
+) -> torch.Tensor:
+    """The selective state space of Mamba-1 (Gu & Dao 2023), token by token.
+
+    With ``dt = softplus(time_step)``, each channel with its states S computes::
+
+        S <- exp(rates dt) S + write dt x;  y = S^T read + skip x
+
+    Args:
+        x: [n, channels] contiguous.
+        time_steps: [n, channels]; rows may be strided.
+        write, read: [n, state_size], shared by all channels; rows may be strided.
+        rates: [state_size, channels] float32, below 0.
+        skip: [channels] float32.
+        state: [lines, state_size, channels] float32, updated in place.
+        rows: the step's; ``token_ids`` is not read.
+
+    Returns:
+        [n, channels] of x's dtype.
+    """
+    wide, into, out_of = x.float(), write.float(), read.float()
+    dt = functional.softplus(time_steps.float())
+    y = torch.empty_like(wide)
+    for line, begin, end, start in _spans(rows):
+        s = _initial_state(state, line, start)
+        for t in range(begin, end):
+            s = s * torch.exp(rates * dt[t]) + into[t, :, None] * (dt[t] * wide[t])
+            y[t] = (s * out_of[t, :, None]).sum(0) + skip * wide[t]
+        if start >= 0:
+            state[line] = s
+    return y.to(x.dtype)
+
+
 def gated_rms_norm(
     x: torch.Tensor,
     gate: torch.Tensor,

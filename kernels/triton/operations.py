@@ -24,6 +24,7 @@ from kernels.triton.layers import (
 )
 from kernels.triton.lora import add_adapters
 from kernels.triton.moe import add_experts, fused_moe
+from kernels.triton.recurrent import channel_scan
 from kernels.triton.routing import moe_token_thresholds, route
 from kernels.triton.sampling import sample
 from kernels.triton.scan_chunks import selective_scan
@@ -41,6 +42,7 @@ __all__ = [
     "attention_temperatures",
     "build_inputs",
     "candidates",
+    "channel_scan",
     "clamped_swiglu",
     "copy_blocks",
     "distribution",

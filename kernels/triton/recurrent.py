@@ -19,6 +19,7 @@ from kernels.triton.tiles import sigmoid
 # Columns of a state per program, in the registers of one warp, whose sums need no other. Adjacent
 # programs have adjacent strips: together they read whole lines of memory at the same time.
 _STRIP = 16
+_CHANNEL_STRIP = 32  # of channels with a few states each
 
 
 def gated_delta(
@@ -105,6 +106,45 @@ def selective_scan(
         WIDE=power_of_2(shape.state_size),
         STRIP=_STRIP,
         MOST=most or 0,
+        num_warps=1,
+    )
+    return y
+
+
+def channel_scan(
+    x: torch.Tensor,
+    time_steps: torch.Tensor,
+    write: torch.Tensor,
+    read: torch.Tensor,
+    rates: torch.Tensor,
+    skip: torch.Tensor,
+    state: torch.Tensor,
+    rows: StepRows,
+) -> torch.Tensor:
+    """See ``kernels.reference.recurrent.channel_scan``; x is contiguous."""
+    size, channels = rates.shape
+    y = torch.empty_like(x)
+    launch(
+        _channel_scan_kernel,
+        (-(-channels // _CHANNEL_STRIP), rows.slots.shape[0]),
+        y,
+        x,
+        time_steps,
+        write,
+        read,
+        rates,
+        skip,
+        state,
+        rows.slots,
+        rows.query_start,
+        rows.starts,
+        time_steps.stride(0),
+        write.stride(0),
+        read.stride(0),
+        CHANNELS=channels,
+        SIZE=size,
+        WIDE=power_of_2(size),
+        STRIP=_CHANNEL_STRIP,
         num_warps=1,
     )
     return y
@@ -249,5 +289,58 @@ def _selective_scan_kernel(
         result = tl.sum(s * read[:, None], axis=0) + through * x
         place = y + token * HEADS * HEAD_DIM + at
         tl.store(place, result.to(y.dtype.element_ty), mask=is_column)
+        token += 1
+    tl.store(places, s, mask=is_used & (start >= 0))
+
+
+@triton.jit(
+    do_not_specialize=["steps_stride", "write_stride", "read_stride"],
+    do_not_specialize_on_alignment=["slots", "query_start", "starts", "write", "read"],
+)
+def _channel_scan_kernel(
+    y,
+    x,
+    time_steps,
+    write,
+    read,
+    rates,
+    skip,
+    state,
+    slots,
+    query_start,
+    starts,
+    steps_stride,
+    write_stride,
+    read_stride,
+    CHANNELS: tl.constexpr,
+    SIZE: tl.constexpr,
+    WIDE: tl.constexpr,
+    STRIP: tl.constexpr,
+):
+    """Process a strip of channels, with all their states, through one row's tokens."""
+    wait_for_prior_kernels()
+    row = tl.program_id(1)
+    begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
+    columns = tl.program_id(0) * STRIP + tl.arange(0, STRIP)
+    lines = tl.arange(0, WIDE)
+    is_line, is_column = lines < SIZE, columns < CHANNELS
+    is_used = is_line[:, None] & is_column[None, :]
+    start = tl.load(starts + row)
+    within = lines[:, None] * CHANNELS + columns[None, :]
+    places = state + tl.load(slots + row).to(tl.int64) * SIZE * CHANNELS + within
+    s = tl.load(places, mask=is_used & begins_with_state(start), other=0.0)
+    rate = tl.load(rates + within, mask=is_used, other=0.0)
+    through = tl.load(skip + columns, mask=is_column, other=0.0)
+    token = begin.to(tl.int64)
+    for _ in range(begin, end):
+        at = token * CHANNELS + columns
+        own = tl.load(x + at, mask=is_column, other=0.0).to(tl.float32)
+        raw = tl.load(time_steps + token * steps_stride + columns, mask=is_column, other=0.0)
+        dt = softplus(raw.to(tl.float32))
+        into = tl.load(write + token * write_stride + lines, mask=is_line, other=0.0)
+        out_of = tl.load(read + token * read_stride + lines, mask=is_line, other=0.0)
+        s = s * tl.exp(rate * dt[None, :]) + into.to(tl.float32)[:, None] * (dt * own)[None, :]
+        result = tl.sum(s * out_of.to(tl.float32)[:, None], axis=0) + through * own
+        tl.store(y + at, result.to(y.dtype.element_ty), mask=is_column)
         token += 1
     tl.store(places, s, mask=is_used & (start >= 0))

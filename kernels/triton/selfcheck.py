@@ -359,6 +359,9 @@ def _states(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> P
         yield _both(kernels, spec, "gated_delta", noise(tokens, delta.channels), *gates)
         steps = noise(tokens, 4), *heads, state, rows, scan
         yield _both(kernels, spec, "selective_scan", noise(tokens, scan.channels), *steps)
+        shared, states = noise(tokens, 40), wide(5, 16, 128)
+        shares = shared[:, 8:24], shared[:, 24:], -wide(16, 128).exp(), wide(128), states, rows
+        yield _both(kernels, spec, "channel_scan", noise(tokens, 128), noise(tokens, 128), *shares)
         x, gate = noise(tokens, 4, 32), noise(tokens, 128)
         for first in (True, False):
             yield _both(kernels, spec, "gated_rms_norm", x, gate, noise(32), 1e-5, first)

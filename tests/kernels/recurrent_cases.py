@@ -60,6 +60,21 @@ def scan_case(shape: ScanShape, dtype: torch.dtype) -> Case:
     return Case(layer, torch.randn(LINES, shape.heads, shape.state_size, shape.head_dim))
 
 
+def channel_case(channels: int, state_size: int, dtype: torch.dtype) -> Case:
+    x, steps = torch.randn(2, _TOKENS, channels).to(dtype)
+    shared = torch.randn(_TOKENS, 2 * state_size + 3).to(dtype)[:, 3:]  # not contiguous
+    rates, skip = -torch.randn(state_size, channels).exp(), torch.randn(channels)
+
+    def layer(
+        twin: Operations, tokens: torch.Tensor, state: torch.Tensor, rows: StepRows
+    ) -> torch.Tensor:
+        write, read = _apart(shared[tokens]).chunk(2, dim=1)
+        some = x[tokens], _apart(steps[tokens]), write, read
+        return twin.channel_scan(*some, rates, skip, state, rows)
+
+    return Case(layer, torch.randn(LINES, state_size, channels))
+
+
 def conv_case(channels: int, width: int, dtype: torch.dtype, kind: str, has_bias: bool) -> Case:
     """``kind``: plain, silu or gated."""
     x = torch.randn(_TOKENS, channels * (3 if kind == "gated" else 1)).to(dtype)

@@ -21,6 +21,7 @@ from kernels.reference import operations as reference
 from tests.kernels import cpu_targets
 from tests.kernels.recurrent_cases import (
     Case,
+    channel_case,
     conv_case,
     delta_case,
     run_on_trial,
@@ -60,6 +61,13 @@ scan_cases = st.builds(
     ),
     dtypes,
 )
+channel_cases = st.builds(
+    partial,
+    st.just(channel_case),
+    st.sampled_from([1, 15, 16, 100, 256, 700]),
+    st.sampled_from([1, 8, 16, 24]),
+    dtypes,
+)
 conv_cases = st.builds(
     partial,
     st.just(conv_case),
@@ -86,7 +94,7 @@ def steps(draw: st.DrawFn) -> list[list[tuple[int, int, int]]]:
 
 
 @pytest.mark.parametrize("way", ["vectors", *cpu_targets.STAND_INS])
-@given(make=st.one_of(delta_cases, scan_cases, conv_cases), steps=steps())
+@given(make=st.one_of(delta_cases, scan_cases, channel_cases, conv_cases), steps=steps())
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -115,7 +123,7 @@ def test_layers_with_a_state(
 
 @pytest.mark.parametrize("way", ["vectors", *cpu_targets.STAND_INS])
 @given(
-    make=st.one_of(delta_cases, scan_cases, conv_cases),
+    make=st.one_of(delta_cases, scan_cases, channel_cases, conv_cases),
     tried=st.lists(
         st.integers(1, 5).flatmap(
             lambda count: st.tuples(st.integers(1, 4), st.just(count), st.integers(1, count))

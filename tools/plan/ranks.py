@@ -18,7 +18,7 @@ from engine.kv_cache.storage import MAX_EMPTY_BLOCKS, MAX_SNAPSHOTS, SNAPSHOT_SH
 from engine.limits import num_row_lines
 from engine.models.checkpoint import read_config
 from engine.models.loader import num_parameters
-from engine.models.recurrence import MambaSpec
+from engine.models.recurrence import ChannelScanSpec, MambaSpec
 from engine.models.spec import DecoderSpec
 from engine.parallel.shard import Shard, num_elements, parameter_slices, shard_spec
 from engine.parallel.sharding_support import check_sharding_support
@@ -224,6 +224,8 @@ def _all_reduces_of_layer(share: DecoderSpec, place: int) -> Iterator[int]:
     layer, stream = share.layers[place], share.hidden_size * _ITEMSIZE
     if layer.has_recurrence:
         recurrence = share.recurrence
+        if isinstance(recurrence, ChannelScanSpec):
+            yield recurrence.shared_size * _ITEMSIZE
         if (
             isinstance(recurrence, MambaSpec)
             and recurrence.is_group_sharded

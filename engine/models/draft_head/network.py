@@ -20,10 +20,10 @@ import torch
 from engine.models.block import Block
 from engine.models.draft_head.spec import DraftHeadSpec
 from engine.models.embeddings import Rotations, finish_logits
+from engine.models.layer_state import LayerMemory
 from engine.models.linear import Head, Linear
 from engine.models.modules import Layer
 from engine.models.norms import IdentityNorm, NormWeights, RmsNorm
-from engine.models.recurrent import LayerMemory
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import Rotation, StepState
 from kernels.operations import Kernels

@@ -28,6 +28,7 @@ from engine.models.families import (
     llama,
     llama4,
     mamba,
+    mamba1,
     mamba2,
     mimo,
     moe,
@@ -117,6 +118,11 @@ FAMILIES: dict[str, Family] = {
         mamba.falcon_h1,
         "Falcon-H1 0.5B to 34B",
         "attention beside a selective state space (Mamba-2) in each layer, many multipliers",
+    ),
+    "falcon_mamba": Family(
+        mamba1.falcon_mamba,
+        "Falcon-Mamba 7B",
+        "as `mamba`; norms within each layer",
     ),
     "gemma": Family(gemma.gemma, "Gemma 1", "scaled embeddings, GELU"),
     "gemma2": Family(
@@ -234,6 +240,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "iquestcoder": Family(llama.iquestcoder, "IQuest-Coder V1", "", has_remote_code=True),
     "jais2": Family(ungated.jais2, "Jais 2", "layer norms, biases, ungated MLP with squared ReLU"),
+    "jamba": Family(
+        mamba1.jamba,
+        "Jamba 1.5 to 1.7 Mini and Large, Jamba Reasoning 3B",
+        "selective state spaces (Mamba-1) in most layers, no rope, experts in some",
+        has_remote_code=True,
+    ),
     "kimi_k2": Family(
         deepseek.deepseek_v3, "Kimi K2, K2 Thinking", "as `deepseek_v3`", has_remote_code=True
     ),
@@ -259,6 +271,11 @@ FAMILIES: dict[str, Family] = {
         multimodal.llava,
         "LLaVA 1.5, LLaVA-Interleave, Pixtral 12B",
         "as `llama`, `mistral` or `qwen2`; accepts images",
+    ),
+    "mamba": Family(
+        mamba1.mamba,
+        "Mamba 130M to 2.8B",
+        "selective state spaces (Mamba-1) alone: no attention, no MLPs, no positions",
     ),
     "mamba2": Family(
         mamba2.mamba2,

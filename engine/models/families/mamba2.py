@@ -10,7 +10,7 @@ from engine.models.rope_spec import RopeSpec
 from engine.models.spec import DecoderSpec, LayerSpec, NormSpec
 
 # A state has no length; this is the longest text that Codestral Mamba was tried with.
-_MAX_POSITIONS = 262_144
+MAX_POSITIONS = 262_144
 # Keys of initialisation and chunk sizes, and keys that Hugging Face's code does not read: the gate
 # always comes before the norm. ``residual_in_fp32`` affects rounding only.
 _UNUSED = (
@@ -37,7 +37,7 @@ def mamba2(reader: ConfigReader) -> DecoderSpec:
         num_heads=state_space.num_heads,
         num_kv_heads=state_space.num_heads,
         head_dim=state_space.head_dim,
-        max_position_embeddings=_MAX_POSITIONS,
+        max_position_embeddings=MAX_POSITIONS,
         norm=NormSpec(eps),
         rope=RopeSpec(10_000.0),  # None would be learned positions
         layers=(LayerSpec(recurrent=True, rope=False, mlp=False),) * num_layers(reader),

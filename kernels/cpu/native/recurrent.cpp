@@ -199,6 +199,69 @@ void selective_scan(const T* mixed, const T* steps, int64_t steps_stride, const 
   each_strip(rows, heads, size, shape.head_dim, 2 * padded(size) + size * STRIP, body);
 }
 
+// Mamba-1's: a channel has a rate for each of its states.
+struct Channels {
+  int64_t state_size, channels;
+  const float *rates, *skip;  // [state_size][channels] and [channels]
+};
+
+// What a step's tokens bring, and how far the rows of each lie apart.
+template <class T>
+struct Brought {
+  const T *x, *steps, *write, *read;
+  int64_t steps_stride, write_stride, read_stride;
+};
+
+// One strip of a row's channels: S[state_size][STRIP] from the first token to the last.
+template <class T>
+void channel_strip(const Brought<T>& brought, float* state, int64_t begin, int64_t end,
+                   int32_t start, const Channels& shape, int64_t first, float* memory, T* y) {
+  const int64_t size = shape.state_size, room = padded(size), channels = shape.channels;
+  const int64_t count = std::min(STRIP, channels - first);
+  float *write = memory, *read = write + room, *tile = read + room;
+  const bool has_state = start > 0 || start < -1;
+  for (int64_t s = 0; s < size; ++s)
+    for (int64_t c = 0; c < count; c += LANES)
+      store(tile + s * STRIP + c,
+            has_state ? load(state + s * channels + first + c, count - c) : Floats{});
+  for (int64_t t = begin; t < end; ++t) {
+    for (int64_t i = 0; i < size; i += LANES) {
+      store(write + i, load(brought.write + t * brought.write_stride + i, size - i));
+      store(read + i, load(brought.read + t * brought.read_stride + i, size - i));
+    }
+    for (int64_t c = 0; c < count; c += LANES) {
+      const int64_t at = first + c, rest = count - c;
+      const Floats x = load(brought.x + t * channels + at, rest);
+      const Floats dt = softplus(load(brought.steps + t * brought.steps_stride + at, rest));
+      const Floats added = dt * x;
+      Floats result = x * load(shape.skip + at, rest);
+      for (int64_t s = 0; s < size; ++s) {
+        float* place = tile + s * STRIP + c;
+        const Floats decay = exp(load(shape.rates + s * channels + at, rest) * dt);
+        const Floats next = load(place) * decay + added * write[s];
+        store(place, next);
+        result += next * read[s];
+      }
+      store(y + t * channels + at, result, rest);
+    }
+  }
+  if (start < 0) return;
+  for (int64_t s = 0; s < size; ++s)
+    for (int64_t c = 0; c < count; c += LANES)
+      store(state + s * channels + first + c, load(tile + s * STRIP + c), count - c);
+}
+
+template <class T>
+void channel_scan(const Brought<T>& brought, float* state, const Rows& rows, const Channels& shape,
+                  T* y) {
+  const int64_t size = shape.state_size;
+  const auto body = [&](int64_t row, int64_t, int64_t first, float* memory) {
+    channel_strip(brought, state + rows.slots[row] * size * shape.channels, rows.query_start[row],
+                  rows.query_start[row + 1], rows.starts[row], shape, first, memory, y);
+  };
+  each_strip(rows, 1, size, shape.channels, 2 * padded(size) + size * STRIP, body);
+}
+
 }  // namespace
 }  // namespace quire
 
@@ -232,7 +295,23 @@ void quire_selective_scan(int32_t dtype, const void* mixed, const void* steps, i
   });
 }
 
+// Arrays as in the twin; rows of steps, write and read lie as many values apart.
+void quire_channel_scan(int32_t dtype, const void* x, const void* steps, int64_t steps_stride,
+                        const void* write, int64_t write_stride, const void* read,
+                        int64_t read_stride, const float* rates, const float* skip, float* state,
+                        int64_t rows, const int32_t* slots, const int32_t* query_start,
+                        const int32_t* starts, int64_t state_size, int64_t channels, void* y) {
+  quire::with_type(dtype, [&]<class T>() {
+    const quire::Brought<T> brought{
+        static_cast<const T*>(x), static_cast<const T*>(steps), static_cast<const T*>(write),
+        static_cast<const T*>(read), steps_stride, write_stride, read_stride};
+    quire::channel_scan(brought, state, {rows, slots, query_start, starts},
+                        {state_size, channels, rates, skip}, static_cast<T*>(y));
+  });
+}
+
 }  // extern "C"
 
 QUIRE_RECORDED(quire_gated_delta)
 QUIRE_RECORDED(quire_selective_scan)
+QUIRE_RECORDED(quire_channel_scan)

@@ -13,7 +13,7 @@ from engine.core import EngineCore
 from engine.errors import ModelLoadError
 from engine.kv_cache import storage
 from engine.models.checkpoint import read_config
-from engine.models.recurrent import HybridMemory, LayerState
+from engine.models.layer_state import HybridMemory, LayerState
 from engine.pass_budget import PassBudget
 from engine.runner import load_runner
 from engine.types import Request, SamplingParams

@@ -47,6 +47,7 @@ from kernels.triton.plan import (
 )
 from kernels.triton.prefill import prefill_attention
 from kernels.triton.quantised import packed_linear
+from kernels.triton.recurrent import channel_scan
 from kernels.triton.routing import invariant_route, route
 from kernels.triton.sampling import sample
 from kernels.triton.scaled import quantise_rows
@@ -241,6 +242,20 @@ def state_space(tokens: int, shape: ScanShape, dtype: torch.dtype = BF16) -> tor
     mixed = empty(tokens, shape.channels, dtype=dtype)
     steps = empty(tokens, shape.heads, dtype=dtype)
     return selective_scan(mixed, steps, *floats, state, rows, shape)
+
+
+def channels(count: int, rank: int) -> None:
+    """Mamba-1's states, in a decode step of 64 sequences and with prompts."""
+    rows = StepRows(ints(64), ints(65), ints(64), ints(64))
+    rates, skip, state = (
+        empty(*shape, dtype=torch.float32) for shape in ((16, count), (count,), (65, 16, count))
+    )
+    for tokens in (64, 512):
+        x, steps = (empty(tokens, count, dtype=BF16) for _ in range(2))
+        shared = empty(tokens, rank + 32, dtype=BF16)
+        channel_scan(
+            x, steps, shared[:, rank : rank + 16], shared[:, rank + 16 :], rates, skip, state, rows
+        )
 
 
 def recurrent(delta: GatedDeltaShape, scan: ScanShape) -> None:
@@ -474,6 +489,7 @@ CASES: dict[str, Callable[[], object]] = {
     "latents-deepseek-v2-lite": partial(latents, 16, 512, 64),
     "selections-deepseek-v3.2": partial(selections, 128, 64),
     "selections-glm-5": partial(selections, 64, 32),
+    "channels-falcon-mamba-7b": partial(channels, 8192, 256),
     "inputs": inputs,
     "recurrent-qwen3-next-granite-4": partial(
         recurrent, GatedDeltaShape(16, 32, 128, 128), ScanShape(128, 1, 64, 128)

@@ -11,6 +11,7 @@ from kernels.triton import invariant_operations, operations
 from kernels.triton.chunks import MIN_CHUNKED_TOKENS
 from tests.kernels.recurrent_cases import (
     Case,
+    channel_case,
     conv_case,
     delta_case,
     run_on_trial,
@@ -51,6 +52,7 @@ UNLIMITED = (0.0, float("inf"))
         (delta_case, (GatedDeltaShape(2, 2, 16, 16),)),
         (scan_case, (ScanShape(4, 2, 20, 24, (0.1, 0.9)),)),
         (scan_case, (ScanShape(2, 1, 16, 16, UNLIMITED),)),
+        (channel_case, (40, 12)),
     ],
 )
 @pytest.mark.parametrize("steps", [STEPS, PROMPTS], ids=["short", "prompts"])
@@ -80,10 +82,11 @@ def test_a_key_that_comes_again_and_again(alpha: float) -> None:
     [
         delta_case(GatedDeltaShape(1, 3, 24, 20), torch.float32),
         scan_case(ScanShape(4, 2, 20, 24, UNLIMITED), torch.float32),
+        channel_case(40, 16, torch.float32),
         conv_case(20, 4, torch.float32, "silu", True),
         conv_case(20, 3, torch.float32, "gated", False),
     ],
-    ids=["delta", "scan", "conv", "gated"],
+    ids=["delta", "scan", "channels", "conv", "gated"],
 )
 @pytest.mark.parametrize(
     "tried",
@@ -130,8 +133,9 @@ def test_chunks_are_found_among_many_rows() -> None:
     [
         delta_case(GatedDeltaShape(1, 2, 16, 16), torch.float32),
         scan_case(ScanShape(2, 1, 16, 16), torch.float32),
+        channel_case(40, 16, torch.float32),
     ],
-    ids=["delta", "scan"],
+    ids=["delta", "scan", "channels"],
 )
 def test_invariant_tokens_have_the_same_bits_in_any_cut(case: Case) -> None:
     whole, state = run_steps(case, invariant_operations, [[(0, 0, 90)]])
