@@ -132,6 +132,10 @@ MIXTURES: Kinds = {
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         },
     ),
+    "flex_olmo": (
+        "FlexOlmoConfig",
+        {"num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 24, "pad_token_id": 0},
+    ),
     "minimax_m2": (
         "MiniMaxM2Config",
         {

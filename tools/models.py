@@ -64,27 +64,28 @@ values as wide as keys, of which it uses 128 of 192 numbers.
 
 Some layers keep a fixed-size state of each sequence instead of keys and values
 ([kv-cache.md](kv-cache.md#states)): gated delta rules (Qwen3-Next, Qwen3.5, OLMo Hybrid),
-selective state spaces (Mamba-2: Granite 4.0 H, Bamba, Falcon-H1, Nemotron-H, and Mamba-2 itself)
-and short convolutions (LFM2, LFM3).
+selective state spaces of heads (Mamba-2: Granite 4.0 H, Bamba, Falcon-H1, Nemotron-H, and Mamba-2
+itself) or of channels (Mamba-1: Jamba, Falcon-Mamba, and Mamba itself), and short convolutions
+(LFM2, LFM3).
 
 | With such models | |
 |---|---|
 | [speculation](speculation.md) | yes; no draft models with a state, no drafts on several ranks |
-| `--quantization` | yes, but for the small projections of a delta rule's decay |
+| `--quantization` | yes, but for the small projections of a delta rule's decay or Mamba-1's |
 | [tensor and pipeline parallelism](parallel.md) | yes |
 | `--kv-offload-bytes`, `quire quantize` | refused |
 
 Falcon-H1 has attention and a state space in each layer; its config's multipliers become part of the
 weights at load, so its quantised checkpoints are refused.
 
-In a model of type `mamba2` no layer attends, so there is no KV cache: memory limits the number of
-sequences, not their length, which is at most 262,144 tokens. `--kv-cache-dtype` and
-`--kv-cache-memory-bytes` are refused. Between layers its values have the model's dtype, although
+In models of types `mamba`, `mamba2` and `falcon_mamba` no layer attends, so there is no KV cache:
+memory limits the number of sequences, not their length, which is at most 262,144 tokens.
+`--kv-cache-dtype` and `--kv-cache-memory-bytes` are refused. Between layers its values have the model's dtype, although
 its configs ask for float32 (`residual_in_fp32`); that changes rounding only, and `--dtype float32`
-avoids it. Checkpoints in the format of the `mamba_ssm` package are refused, and so are Mamba-1
-and Jamba.
+avoids it. Checkpoints in the format of the `mamba_ssm` package are refused.
 
-The GPU kernels of states take prompts 64 tokens at a time. On an H200 they equal their references.
+The GPU kernels of states take prompts 64 tokens at a time, that of Mamba-1 token by token. On an
+H200 they equal their references; that of Mamba-1 has run on no GPU.
 
 ## Encoders
 

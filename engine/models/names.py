@@ -18,6 +18,7 @@ from engine.models.layouts import (
 from engine.models.mamba_names import BAMBA, FALCON_H1, GRANITE_HYBRID, JAMBA, MAMBA, NEMOTRON_H
 from engine.models.rules import (
     ATTENTION,
+    FLEX_OLMO,
     GRANITE_MOE,
     LAYER,
     LLAMA,
@@ -400,6 +401,7 @@ _TABLES = {
     "falcon_h1": FALCON_H1,
     "falcon_mamba": MAMBA,
     "falcon_two_norms": _FALCON_TWO_NORMS,
+    "flex_olmo": FLEX_OLMO,
     "gemma2": _GEMMA2,
     "gemma3": _in_language_model(_GEMMA2),
     "gemma3_text": _GEMMA2,

@@ -94,6 +94,11 @@ QWEN_MOE = (
     Rule(LAYER + "mlp.shared_expert.down_proj.weight", "{i}.shared.down.weight"),
     Rule(LAYER + "mlp.shared_expert_gate.weight", "{i}.shared.gate"),
 )
+FLEX_OLMO = (
+    *OLMO2,
+    Rule(LAYER + "mlp.gate.weight", "{i}.router"),
+    *expert_rules(LAYER + "mlp.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
+)
 _GRANITE_EXPERTS = LAYER + "block_sparse_moe."
 GRANITE_MOE = (
     *(*MODEL, *ATTENTION, *PRE_NORMS),

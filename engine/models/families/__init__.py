@@ -124,6 +124,7 @@ FAMILIES: dict[str, Family] = {
         "Falcon-Mamba 7B",
         "as `mamba`; norms within each layer",
     ),
+    "flex_olmo": Family(olmo.flex_olmo, "FlexOlmo 7x7B", "as `olmo2`; experts"),
     "gemma": Family(gemma.gemma, "Gemma 1", "scaled embeddings, GELU"),
     "gemma2": Family(
         gemma.gemma2, "Gemma 2", "norms before and after, windows, capped scores and logits"

@@ -58,8 +58,18 @@ def olmo3(reader: ConfigReader) -> DecoderSpec:
     )
 
 
+def flex_olmo(reader: ConfigReader) -> DecoderSpec:
+    """FlexOlmo: OLMo 2 with experts in all layers."""
+    reader.set_defaults({"num_experts": 7, "num_experts_per_tok": 5, "rms_norm_eps": 1e-6})
+    return _with_experts(reader, placement="post", theta=500_000.0)
+
+
 def olmoe(reader: ConfigReader) -> DecoderSpec:
     """OLMoE: pre-norm, experts in all layers."""
+    return _with_experts(reader, placement="pre")
+
+
+def _with_experts(reader: ConfigReader, **fields: Any) -> DecoderSpec:
     ignore_router_training(reader)
     reader.refuse("clip_qkv", "is set, which is not supported")
     moe = MoeSpec(
@@ -70,7 +80,7 @@ def olmoe(reader: ConfigReader) -> DecoderSpec:
         normalised=reader.flag("norm_topk_prob"),
     )
     layers = (LayerSpec(experts=True),) * num_layers(reader)
-    spec = _olmo(reader, placement="pre", moe=moe, layers=layers)
+    spec = _olmo(reader, moe=moe, layers=layers, **fields)
     return with_checked_experts(reader, spec)
 
 

@@ -113,6 +113,23 @@ EXPORTED: dict[str, dict[str, Any]] = {
         **{"time_step_min": 0.001, "time_step_rank": 256, "time_step_scale": 1.0},
         **{"use_bias": False, "use_conv_bias": True},
     },
+    "falcon_mamba": {
+        **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "rope_theta", "head_dim")),
+        **{"max_position_embeddings": None, "auto_map": None, "expand": 2, "intermediate_size": 64},
+        **{"conv_kernel": 4, "layer_norm_epsilon": 1e-5, "mixer_rms_eps": 1e-6, "state_size": 16},
+        **{"rescale_prenorm_residual": False, "residual_in_fp32": True, "time_step_floor": 0.0001},
+        **{"time_step_init_scheme": "random", "time_step_max": 0.1, "time_step_min": 0.001},
+        **{"time_step_rank": "auto", "time_step_scale": 1.0, "use_bias": False},
+        **{"use_conv_bias": True, "use_falcon_mambapy": False, "use_mambapy": False},
+    },
+    "jamba": {
+        **{"attn_layer_offset": 1, "attn_layer_period": 4, "expert_layer_offset": 1},
+        **{"expert_layer_period": 2, "mamba_conv_bias": True, "mamba_d_conv": 4, "head_dim": None},
+        **{"mamba_d_state": 16, "mamba_dt_rank": 2, "mamba_expand": 2, "mamba_proj_bias": False},
+        **{"num_experts": 4, "num_experts_per_tok": 2, "num_logits_to_keep": 1, "rope_theta": None},
+        **{"output_router_logits": False, "router_aux_loss_coef": 0.001, "sliding_window": None},
+        **{"use_mamba_kernels": True, "rms_norm_eps": 1e-6},
+    },
     "lfm2": {
         **{"block_auto_adjust_ff_dim": True, "block_dim": 32, "block_ff_dim": 96},
         **{"block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0, "block_multiple_of": 8},
@@ -328,6 +345,20 @@ def test_a_config_may_have_an_infinite_limit_as_python_writes_it(tmp_path):
     assert read_config(str(tmp_path)).spec.recurrence.time_step_limit == (0, math.inf)
 
 
+def test_jamba_has_states_of_channels_and_experts_where_it_says():
+    spec = read_spec({"model_type": "jamba", **_SIZES, **EXPORTED["jamba"]})
+    assert [layer.recurrent for layer in spec.layers] == [True, False, True, True]
+    assert [layer.experts for layer in spec.layers] == [False, True, False, True]
+    assert spec.state_bytes(2) == 3 * (3 * 64 * 2 + 16 * 64 * 4)
+    assert spec.recurrence.step_rank == 2
+
+
+def test_falcon_mamba_makes_time_steps_from_a_sixteenth_of_its_width():
+    spec = read_spec({"model_type": "falcon_mamba", **_SIZES, **EXPORTED["falcon_mamba"]})
+    assert (spec.recurrence.step_rank, spec.recurrence.norms) == (2, "weightless")
+    assert spec.windows == ()
+
+
 def test_qwen3_5_attends_in_every_fourth_layer_and_turns_a_part_of_the_head():
     spec = read_spec({"model_type": "qwen3_5_text", **_SIZES, **EXPORTED["qwen3_5_text"]})
     assert [layer.recurrent for layer in spec.layers] == [True, True, True, False]
@@ -388,6 +419,11 @@ def test_rope_on_a_part_of_the_head_by_its_width():
         ("nemotron_h", {"sliding_window": 8}, "'sliding_window' is set"),
         ("mamba2", {"num_heads": 4}, "'num_heads' of 8 make no width of 64"),
         ("mamba2", {"n_groups": 3}, "'n_groups' must divide the 8 heads"),
+        ("falcon_mamba", {"time_step_rank": "all"}, "'time_step_rank' must be a positive integer"),
+        ("falcon_mamba", {"hidden_act": "relu"}, "'hidden_act' is 'relu'"),
+        ("jamba", {"attn_layer_offset": 4}, "must be below 'attn_layer_period', 4"),
+        ("jamba", {"attn_layer_period": 9, "attn_layer_offset": 8}, "leaves no layer with att"),
+        ("jamba", {"num_experts_per_tok": 5}, "'num_experts_per_tok' exceeds the 4 experts"),
         ("mamba2", {"conv_kernel": 1}, "'conv_kernel' must be at least 2"),
         ("mamba2", {"hidden_act": "relu"}, "'hidden_act' is 'relu'"),
         ("mamba2", {"rms_norm": False}, "'rms_norm' is False"),

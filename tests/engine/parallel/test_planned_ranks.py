@@ -26,6 +26,7 @@ KINDS = {
     "granitemoehybrid": {},  # ranks share one group
     "nemotron_h": {},  # layers without an MLP
     "mamba2": {},  # and none with attention
+    "mamba": {},  # channels make time steps together
     "gemma4_moe": GEMMA,  # experts beside an MLP
     "gemma4_shared": GEMMA,  # embeddings of each layer
 }

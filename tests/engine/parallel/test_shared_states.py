@@ -221,6 +221,7 @@ REFUSED = {
         "mamba2",
         {"num_heads": 3, "head_dim": 32, "n_groups": 1},
     ),
+    "expand * hidden_size (45) cannot be divided by it": ("mamba", {"intermediate_size": 45}),
     "mamba_n_heads (3) cannot be divided by it": (
         "bamba",
         {"mamba_n_heads": 3, "mamba_d_head": 48, "mamba_n_groups": 1},

@@ -26,6 +26,7 @@ from tests.engine.parallel.test_staged_logits import staged_logits
 
 _LAYERS = {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2}
 _FOUR = {"num_hidden_layers": 4}
+_JAMBA = {**_FOUR, "attn_layer_period": 2}
 _CONVS = {**_LAYERS, "layer_types": ["conv", "full_attention"] * 2}
 _MAMBAS = {"num_hidden_layers": 4, "attn_layer_indices": [1, 3]}
 _GROUPS = {**_MAMBAS, "mamba_n_groups": 2}
@@ -37,6 +38,8 @@ CHANGES = {
     **dict.fromkeys(tiny_hybrids.HYBRIDS, _LAYERS),
     **dict.fromkeys(("lfm2", "lfm2_adjusted", "lfm2_moe", "lfm3_ungated"), _CONVS),
     **dict.fromkeys(("falcon_h1", "falcon_h1_norm", "mamba2", "mamba2_tied"), _FOUR),
+    **dict.fromkeys(("mamba", "mamba_biased", "falcon_mamba"), _FOUR),
+    **dict.fromkeys(("jamba", "jamba_dense"), _JAMBA),
     "lfm3": {"layer_types": ["conv", "full_attention", "conv", "sliding_attention"]},
     **dict.fromkeys(("olmo_hybrid", "olmo_hybrid_nope"), _DELTA),
     **dict.fromkeys(("bamba", "bamba_limited"), _GROUPS),
@@ -50,6 +53,7 @@ CHANGES = {
 LIKE_OTHERS = {
     *("olmo_hybrid_nope", "lfm2_adjusted", "granitemoehybrid_attention", "bamba_limited"),
     *("nemotron_h_biased", "falcon_h1_norm", "lfm3_ungated", "mamba2_tied"),
+    *("mamba_biased", "falcon_mamba", "jamba_dense"),
     *("qwen3_5_moe_text", "granitemoehybrid_dense", "lfm2", "gemma4_unified"),
 }
 NUM_OUTPUT = 12

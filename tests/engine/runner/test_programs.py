@@ -157,6 +157,7 @@ def texts(told: dict[str, list]) -> dict[str, list]:
         ("qwen3_next", None),  # and experts
         ("lfm2", None),  # a gated convolution
         ("mamba2", None),  # states alone
+        ("jamba", None),  # of channels
         ("lfm2_moe", "int8"),
         ("gemma3", "int8"),  # tied and scaled embeddings
         ("gemma2", None),  # and a cap on logits
