@@ -80,9 +80,10 @@ weights at load, so its quantised checkpoints are refused.
 
 In models of types `mamba`, `mamba2` and `falcon_mamba` no layer attends, so there is no KV cache:
 memory limits the number of sequences, not their length, which is at most 262,144 tokens.
-`--kv-cache-dtype` and `--kv-cache-memory-bytes` are refused. Between layers its values have the model's dtype, although
-its configs ask for float32 (`residual_in_fp32`); that changes rounding only, and `--dtype float32`
-avoids it. Checkpoints in the format of the `mamba_ssm` package are refused.
+`--kv-cache-dtype` and `--kv-cache-memory-bytes` are refused. Between layers their values have the
+model's dtype, although their configs ask for float32 (`residual_in_fp32`); that changes rounding
+only, and `--dtype float32` avoids it. Checkpoints in the format of the `mamba_ssm` package are
+refused.
 
 The GPU kernels of states take prompts 64 tokens at a time, that of Mamba-1 token by token. On an
 H200 they equal their references; that of Mamba-1 has run on no GPU.
