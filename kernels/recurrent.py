@@ -26,6 +26,12 @@ class GatedDeltaShape(NamedTuple):
     key_dim: int  # of a head
     value_dim: int  # of a head
     allows_negative: bool = False  # beta up to 2, for eigenvalues down to -1
+    decays_channels: bool = False  # each line of a state has a decay of its own
+
+    @property
+    def num_decays(self) -> int:
+        """Number of decays of a value head."""
+        return self.key_dim if self.decays_channels else 1
 
     @property
     def channels(self) -> int:

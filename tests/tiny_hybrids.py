@@ -149,6 +149,15 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         "BambaConfig",
         {**_MAMBA, "attn_layer_indices": [1], "mamba_n_groups": 3, "mlp_bias": True},
     ),
+    "kimi_linear": (
+        "KimiLinearConfig",
+        {
+            **{"num_key_value_heads": 6, "kv_lora_rank": 16, "qk_nope_head_dim": 10},
+            **{"qk_rope_head_dim": 8, "v_head_dim": 12, "num_experts": 6, "pad_token_id": 0},
+            **{"num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 1},
+            **{"linear_num_heads": 4, "linear_head_dim": 8, "layer_types": _LINEAR},
+        },
+    ),
     "mamba": ("MambaConfig", _MAMBA1),
     "mamba_biased": (
         "MambaConfig",

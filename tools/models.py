@@ -63,7 +63,8 @@ values as wide as keys, of which it uses 128 of 192 numbers.
 ## Models with a state
 
 Some layers keep a fixed-size state of each sequence instead of keys and values
-([kv-cache.md](kv-cache.md#states)): gated delta rules (Qwen3-Next, Qwen3.5, OLMo Hybrid),
+([kv-cache.md](kv-cache.md#states)): gated delta rules (Qwen3-Next, Qwen3.5, OLMo Hybrid, and with
+a decay per channel Kimi Linear),
 selective state spaces of heads (Mamba-2: Granite 4.0 H, Bamba, Falcon-H1, Nemotron-H, and Mamba-2
 itself) or of channels (Mamba-1: Jamba, Falcon-Mamba, and Mamba itself), and short convolutions
 (LFM2, LFM3).
@@ -85,8 +86,9 @@ model's dtype, although their configs ask for float32 (`residual_in_fp32`); that
 only, and `--dtype float32` avoids it. Checkpoints in the format of the `mamba_ssm` package are
 refused.
 
-The GPU kernels of states take prompts 64 tokens at a time, that of Mamba-1 token by token. On an
-H200 they equal their references; that of Mamba-1 has run on no GPU.
+The GPU kernels of states take prompts 64 tokens at a time, but those of Mamba-1 and of decays per
+channel token by token. On an H200 they equal their references, except that these two have run on no
+GPU.
 
 ## Encoders
 

@@ -90,6 +90,10 @@ class ConfigReader:
         """Return a positive integer, or None if the key is absent."""
         return self.count(key) if key in self else None
 
+    def value(self, key: str) -> Any:
+        """Return what a present key has, for another one that it is an alias of."""
+        return self._take(key, None)
+
     def has_value(self, key: str, value: Any) -> bool:
         """Return whether the key is present with this value."""
         return self._take(key, None) == value

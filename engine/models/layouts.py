@@ -235,6 +235,18 @@ class DepthwiseConv:
         return stored[:, 0]
 
 
+class PerHead:
+    """[1, 1, heads, 1], as Kimi Linear stores the rates of decay."""
+
+    def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """See ``Layout``."""
+        return (1, 1, *shape, 1)
+
+    def arrange(self, spec: DecoderSpec, stored: torch.Tensor) -> torch.Tensor:
+        """See ``Layout``."""
+        return stored.flatten()
+
+
 class SingleRow:
     """[1, n], as ERNIE stores the routing correction bias."""
 

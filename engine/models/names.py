@@ -6,6 +6,7 @@ import re
 
 from engine.models.gpt_names import CODEGEN, GPT_NEO, GPTJ, PHI
 from engine.models.hybrid_names import LFM2, LFM3, LFM3_UNGATED, OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
+from engine.models.kimi_names import KIMI_LINEAR
 from engine.models.layouts import (
     Layout,
     QkvByKvHead,
@@ -433,6 +434,7 @@ _TABLES = {
     "internvl_moe": _in_language_model(QWEN_MOE),
     "jais2": _UNGATED,
     "jamba": JAMBA,
+    "kimi_linear": KIMI_LINEAR,
     "lfm2": LFM2,
     "lfm2_moe": LFM2,
     "lfm3": LFM3,

@@ -26,6 +26,9 @@ class GatedDeltaSpec:
     norm_eps: float  # of the norm after it
     allow_neg_eigval: bool = False  # eigenvalues of the state transition
     separate_projections: bool = False  # queries, keys, values, gates are separate tensors
+    # Each key channel has a decay of its own, made from this rank like the output gates, which are
+    # sigmoids (Kimi Delta Attention); 0: a head has one decay.
+    channel_rank: int = 0
 
     @property
     def conv_sizes(self) -> tuple[int, int, int]:
@@ -51,6 +54,8 @@ class GatedDeltaSpec:
     @property
     def trial_size(self) -> int:
         """Numbers that a layer holds per token on trial: its projection."""
+        if self.channel_rank:
+            return self.channels + self.num_value_heads * (1 + self.key_dim)
         return self.channels + self.value_size + 2 * self.num_value_heads
 
 

@@ -14,7 +14,7 @@ the state only after their verification (``trial.py``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -52,6 +52,11 @@ class GatedDeltaWeights(NamedTuple):
     dt_bias: torch.Tensor  # [value heads] float32
     norm: torch.Tensor  # [value_dim]
     output: Linear
+    # To a low rank, and from it to the alphas of key channels and to output gates; ``input`` and
+    # ``gates`` have none of these then.
+    ranked: Linear | None = None
+    decays: Linear | None = None
+    output_gates: Linear | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -106,6 +111,10 @@ def make_recurrent(
         weight, bias = f"{prefix}{name}.weight", f"{prefix}{name}.bias"
         return method.make(load_matrix(weights, weight), weights.get(bias))
 
+    def small(name: str) -> Linear | None:
+        weight = weights.get(f"{prefix}{name}.weight")
+        return None if weight is None else method.make_unquantized(weight)
+
     conv = weights[f"{prefix}conv.weight"].t().contiguous()
     if isinstance(spec, ShortConvSpec):
         bias = weights.get(f"{prefix}conv.bias")
@@ -130,6 +139,9 @@ def make_recurrent(
         dt_bias=weights[f"{prefix}dt_bias"],
         norm=weights[f"{prefix}norm"],
         output=linear("output"),
+        ranked=small("ranked"),
+        decays=small("decays"),
+        output_gates=small("output_gates"),
     )
 
 
@@ -147,6 +159,7 @@ class GatedDelta:
             spec.key_dim,
             spec.value_dim,
             spec.allow_neg_eigval,
+            spec.channel_rank > 0,
         )
         self._operations = operations
         self._input_name = f"{index}.recurrent.input.weight"
@@ -156,9 +169,30 @@ class GatedDelta:
         """See ``Mixer``."""
         weights = self._weights
         fused = project(weights.input, read, state.adapters, self._input_name)
+        update = partial(self._update_state, cache)
+        if weights.ranked is not None:
+            return self._run_by_channel(fused, read, state, update)
         mixed, gate = fused[:, : self._channels], fused[:, self._channels :]
-        y = run_recurrence(state, partial(self._update_state, cache), mixed, weights.gates(read))
+        y = run_recurrence(state, update, mixed, weights.gates(read))
         return self._operations.gated_rms_norm(y, gate, weights.norm, self._eps, False)
+
+    def _run_by_channel(
+        self,
+        mixed: torch.Tensor,
+        read: torch.Tensor,
+        state: StepState,
+        update: Callable[..., torch.Tensor],
+    ) -> torch.Tensor:
+        """The rest of the layer where each key channel has a decay, and gates are sigmoids."""
+        w, do = self._weights, self._operations
+        assert w.ranked is not None
+        assert w.decays is not None
+        assert w.output_gates is not None
+        for_decays, for_gates = (part.contiguous() for part in w.ranked(read).chunk(2, dim=1))
+        gates = torch.cat((w.gates(read), w.decays(for_decays)), dim=1)
+        y = run_recurrence(state, update, mixed, gates)
+        normed = do.rms_norm(y.view(-1, y.shape[-1]), w.norm, self._eps)
+        return do.apply_gate(normed.view(len(y), -1), w.output_gates(for_gates), True)
 
     def _update_state(
         self, cache: LayerMemory, mixed: torch.Tensor, gates: torch.Tensor, rows: StepRows

@@ -45,6 +45,8 @@ def _gated_delta(spec: GatedDeltaSpec, hidden: int) -> dict[str, Parameter]:
     mixed = spec.conv_sizes if spec.separate_projections else (spec.channels,)
     runs = () if spec.separate_projections else (spec.conv_sizes,)
     fused_runs = (*runs, (values,)) if runs else ()
+    if spec.channel_rank:
+        return _channel_delta(spec, hidden)
     return {
         "input.weight": Parameter((*mixed, values), (hidden,), runs=fused_runs),
         "gates.weight": Parameter((heads, heads), (hidden,)),
@@ -53,6 +55,22 @@ def _gated_delta(spec: GatedDeltaSpec, hidden: int) -> dict[str, Parameter]:
         "dt_bias": Parameter((heads,), is_float32=True),
         "norm": Parameter((spec.value_dim,), is_norm=True),
         "output.weight": Parameter((hidden,), (values,)),
+    }
+
+
+def _channel_delta(spec: GatedDeltaSpec, hidden: int) -> dict[str, Parameter]:
+    heads, decays, rank = spec.num_value_heads, spec.conv_sizes[1], spec.channel_rank
+    return {
+        "input.weight": Parameter(spec.conv_sizes, (hidden,)),
+        "gates.weight": Parameter((heads,), (hidden,)),
+        "ranked.weight": Parameter((rank, rank), (hidden,)),
+        "decays.weight": Parameter((decays,), (rank,)),
+        "output_gates.weight": Parameter((spec.value_size,), (rank,)),
+        "conv.weight": Parameter(spec.conv_sizes, (spec.conv_width,)),
+        "log_a": Parameter((heads,), is_float32=True),
+        "dt_bias": Parameter((decays,), is_float32=True),
+        "norm": Parameter((spec.value_dim,), is_norm=True),
+        "output.weight": Parameter((hidden,), (spec.value_size,)),
     }
 
 

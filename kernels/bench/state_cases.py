@@ -28,8 +28,9 @@ def delta_case(
     """The gated delta rule; each row's state read and written once."""
     tokens, heads = rows * queries, shape.value_heads
     mixed = torch.randn(tokens, shape.channels, dtype=dtype, device=device)
-    gates = torch.randn(tokens, 2 * heads, dtype=dtype, device=device)
-    log_a, dt_bias = torch.randn(2, heads, device=device)
+    decays = heads * shape.num_decays
+    gates = torch.randn(tokens, heads + decays, dtype=dtype, device=device)
+    log_a, dt_bias = torch.randn(heads, device=device), torch.randn(decays, device=device)
     step, size = _step(rows, queries, device), shape.key_dim * shape.value_dim
 
     def run(kind: Operations, state: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.reference import operations as theirs
 
 _DELTA = GatedDeltaShape(16, 32, 128, 128)
+_BY_CHANNEL = GatedDeltaShape(32, 32, 128, 128, decays_channels=True)  # of Kimi Linear
 _SCAN = ScanShape(128, 1, 64, 128)
 _CHANNELS = (16, 8192)  # of Falcon-Mamba: states, and channels
 _WIDTH = 4
@@ -33,7 +34,8 @@ def state_cases(dtype: torch.dtype) -> Iterator[ReferenceCase]:
     for rows, queries in ((1, 1), (16, 1), (1, 256)):
         step = _step(rows, queries)
         name = f"decode {rows}" if queries == 1 else f"prefill {queries}"
-        yield _delta(f"delta rule {name}", dtype, step)
+        yield _delta(f"delta rule {name}", dtype, step, _DELTA)
+        yield _delta(f"delta rule by channel {name}", dtype, step, _BY_CHANNEL)
         yield _scan(f"selective scan {name}", dtype, step)
         yield _channels(f"channel scan {name}", dtype, step)
         yield _conv(f"short convolution {name}", dtype, step)
@@ -46,14 +48,15 @@ def _step(rows: int, queries: int) -> StepRows:
     return StepRows(slots, ends, slots * 0 + 5, torch.zeros(rows * queries, dtype=torch.int32))
 
 
-def _delta(name: str, dtype: torch.dtype, step: StepRows) -> ReferenceCase:
+def _delta(name: str, dtype: torch.dtype, step: StepRows, layer: GatedDeltaShape) -> ReferenceCase:
     rows, tokens = step.slots.numel(), step.token_ids.numel()
-    heads, shape = _DELTA.value_heads, (_DELTA.key_dim, _DELTA.value_dim)
-    mixed, gates = (torch.randn(tokens, n).to(dtype) for n in (_DELTA.channels, 2 * heads))
-    log_a, dt_bias = torch.randn(2, heads)
+    heads, shape = layer.value_heads, (layer.key_dim, layer.value_dim)
+    decays = heads * layer.num_decays
+    mixed, gates = (torch.randn(tokens, n).to(dtype) for n in (layer.channels, heads + decays))
+    log_a, dt_bias = torch.randn(heads), torch.randn(decays)
 
     def run(kind: Operations, state: torch.Tensor) -> torch.Tensor:
-        return kind.gated_delta(mixed, gates, log_a, dt_bias, state, step, _DELTA)
+        return kind.gated_delta(mixed, gates, log_a, dt_bias, state, step, layer)
 
     # S^T k, S^T q, product and sum of the update, and the decay.
     flops = 8.0 * tokens * heads * shape[0] * shape[1]

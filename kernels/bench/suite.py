@@ -134,8 +134,10 @@ def _states(
 ) -> list[MakeCase]:
     """Recurrent layers."""
     name, step = f"{name} {rows} x {queries}", {"rows": rows, "queries": queries}
+    by_channel = delta._replace(key_heads=delta.value_heads, decays_channels=True)
     return [
         partial(delta_case, f"delta rule {name}", shape=delta, **step),
+        partial(delta_case, f"delta rule by channel {name}", shape=by_channel, **step),
         partial(scan_case, f"selective scan {name}", shape=scan, **step),
         partial(channel_case, f"channel scan {name}", channels=scan.heads * scan.head_dim, **step),
         partial(conv_case, f"short convolution {name}", channels=delta.channels, **step),

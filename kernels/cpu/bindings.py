@@ -97,7 +97,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     ),
     "quire_gated_delta": (
         *(CODE, POINTER, POINTER, COUNT, POINTER, POINTER, POINTER),
-        *(*_ROWS, *[COUNT] * 4, FLAG, POINTER),
+        *(*_ROWS, *[COUNT] * 4, FLAG, FLAG, POINTER),
     ),
     "quire_channel_scan": (
         *(CODE, POINTER, *[POINTER, COUNT] * 3, *[POINTER] * 3),

@@ -83,7 +83,8 @@ def gated_delta(
     rows: StepRows,
     shape: GatedDeltaShape,
 ) -> torch.Tensor:
-    """The gated delta rule (Yang et al. 2024, Gated Delta Networks), token by token.
+    """The gated delta rule (Yang et al. 2024, Gated Delta Networks), token by token; with decays by
+    channel Kimi Delta Attention (Kimi Team 2025).
 
     With q and k normalised to length 1 (eps 1e-6 added to the sum of squares), q scaled by
     ``key_dim ** -0.5``, ``g = -exp(log_a) * softplus(alpha + dt_bias)`` and ``beta`` a sigmoid,
@@ -91,10 +92,14 @@ def gated_delta(
 
         S <- exp(g) S;  S <- S + k (beta (v - S^T k))^T;  y = S^T q
 
+    where g is a number, or one for each line of S if ``shape.decays_channels``.
+
     Args:
         mixed: [n, shape.channels]: queries, keys, values, each head by head.
-        gates: [n, 2 * value_heads]: beta before its sigmoid, then alpha; rows may be strided.
-        log_a, dt_bias: [value_heads] float32.
+        gates: [n, value_heads * (1 + shape.num_decays)]: beta before its sigmoid, then alpha, head
+            by head; rows may be strided.
+        log_a: [value_heads] float32.
+        dt_bias: [value_heads * shape.num_decays] float32.
         state: [lines, value_heads, key_dim, value_dim] float32, updated in place.
         rows: the step's; ``token_ids`` is not read.
         shape: of the layer.
@@ -112,14 +117,15 @@ def gated_delta(
     )
     query = query * shape.key_dim**-0.5
     value = split[2].unflatten(-1, (shape.value_heads, shape.value_dim))
-    raw_beta, alpha = gates.float().chunk(2, dim=-1)
+    raw_beta, alpha = gates.float().tensor_split((shape.value_heads,), dim=-1)
     beta = torch.sigmoid(raw_beta) * (2.0 if shape.allows_negative else 1.0)
-    decay = torch.exp(-log_a.float().exp() * functional.softplus(alpha + dt_bias.float()))
+    dt = functional.softplus(alpha + dt_bias.float()).unflatten(-1, (shape.value_heads, -1))
+    decay = torch.exp(-log_a.float().exp()[:, None] * dt)
     y = torch.empty_like(value)
     for line, begin, end, start in _spans(rows):
         s = _initial_state(state, line, start)
         for t in range(begin, end):
-            s = s * decay[t, :, None, None]
+            s = s * decay[t, :, :, None]
             recalled = (s * key[t, :, :, None]).sum(1)
             correction = beta[t, :, None] * (value[t] - recalled)
             s = s + key[t, :, :, None] * correction[:, None]

@@ -52,7 +52,12 @@ def gated_delta(
     rows: StepRows,
     shape: GatedDeltaShape,
 ) -> torch.Tensor:
-    """See ``kernels.reference.recurrent.gated_delta``; mixed is contiguous."""
+    """See ``kernels.reference.recurrent.gated_delta``; mixed is contiguous.
+
+    With decays by channel, prompts are processed token by token, too.
+    """
+    if shape.decays_channels:
+        return walk(mixed, gates, log_a, dt_bias, state, rows, shape)
     y = walk(mixed, gates, log_a, dt_bias, state, rows, shape, most=MIN_CHUNKED_TOKENS - 1)
     heads, num_rows = shape.value_heads, rows.slots.shape[0]
     num_chunks = max_chunks(mixed.shape[0], num_rows)

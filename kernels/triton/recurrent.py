@@ -58,6 +58,7 @@ def gated_delta(
         KEY_DIM=shape.key_dim,
         VALUE_DIM=value_dim,
         MOST_BETA=2.0 if shape.allows_negative else 1.0,
+        BY_CHANNEL=shape.decays_channels,
         WIDE=power_of_2(shape.key_dim),
         STRIP=_STRIP,
         MOST=most or 0,
@@ -185,6 +186,7 @@ def _gated_delta_kernel(
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     MOST_BETA: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,  # a decay for each line of a state
     WIDE: tl.constexpr,
     STRIP: tl.constexpr,
     MOST: tl.constexpr,  # tokens of a row; 0: any number
@@ -206,7 +208,10 @@ def _gated_delta_kernel(
     places = state + line * KEY_DIM * VALUE_DIM + keys[:, None] * VALUE_DIM + columns[None, :]
     s = tl.load(places, mask=is_used & begins_with_state(start), other=0.0)
     rate = -tl.exp(tl.load(log_a + head))
-    bias = tl.load(dt_bias + head)
+    if BY_CHANNEL:
+        bias = tl.load(dt_bias + head * KEY_DIM + keys, mask=is_key, other=0.0)
+    else:
+        bias = tl.load(dt_bias + head)
     key_head = head // (HEADS // KEY_HEADS)
     token = begin.to(tl.int64)
     for _ in range(begin, end):
@@ -220,8 +225,13 @@ def _gated_delta_kernel(
         value = tl.load(value_place, mask=is_column, other=0.0).to(tl.float32)
         gate = gates + token * gates_stride + head
         beta = MOST_BETA * sigmoid(tl.load(gate).to(tl.float32))
-        alpha = tl.load(gate + HEADS).to(tl.float32)
-        s *= tl.exp(rate * softplus(alpha + bias))
+        if BY_CHANNEL:
+            place = gates + token * gates_stride + HEADS + head * KEY_DIM + keys
+            alpha = tl.load(place, mask=is_key, other=0.0).to(tl.float32)
+            s *= tl.exp(rate * softplus(alpha + bias))[:, None]
+        else:
+            alpha = tl.load(gate + HEADS).to(tl.float32)
+            s *= tl.exp(rate * softplus(alpha + bias))
         correction = beta * (value - tl.sum(s * key[:, None], axis=0))
         s += key[:, None] * correction[None, :]
         result = tl.sum(s * query[:, None], axis=0).to(y.dtype.element_ty)

@@ -357,6 +357,9 @@ def _states(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> P
         state, heads = wide(5, 4, 32, 32), [wide(4) for _ in range(3)]
         gates = noise(tokens, 8), *heads[:2], state, rows, delta
         yield _both(kernels, spec, "gated_delta", noise(tokens, delta.channels), *gates)
+        channels = delta._replace(key_heads=4, decays_channels=True)
+        gates = noise(tokens, 132), heads[0], wide(128), state, rows, channels
+        yield _both(kernels, spec, "gated_delta", noise(tokens, channels.channels), *gates)
         steps = noise(tokens, 4), *heads, state, rows, scan
         yield _both(kernels, spec, "selective_scan", noise(tokens, scan.channels), *steps)
         shared, states = noise(tokens, 40), wide(5, 16, 128)

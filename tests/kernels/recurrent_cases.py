@@ -34,8 +34,9 @@ def step_rows(rows: Sequence[tuple[int, int, int]]) -> StepRows:
 
 def delta_case(shape: GatedDeltaShape, dtype: torch.dtype) -> Case:
     mixed = torch.randn(_TOKENS, shape.channels).to(dtype)
-    gates = torch.randn(_TOKENS, 2 * shape.value_heads + 3).to(dtype)[:, 3:]  # not contiguous
-    log_a, dt_bias = torch.randn(2, shape.value_heads)
+    num_decays = shape.value_heads * shape.num_decays
+    gates = torch.randn(_TOKENS, shape.value_heads + num_decays + 3).to(dtype)[:, 3:]  # strided
+    log_a, dt_bias = torch.randn(shape.value_heads), torch.randn(num_decays)
 
     def layer(
         twin: Operations, tokens: torch.Tensor, state: torch.Tensor, rows: StepRows

@@ -45,6 +45,7 @@ delta_cases = st.builds(
         st.sampled_from([1, 8, 24, 64, 128]),
         st.sampled_from([1, 8, 16, 40, 64, 128, 144]),
         st.booleans(),
+        st.booleans(),
     ),
     dtypes,
 )

@@ -25,6 +25,7 @@ from engine.models.families import (
     granite,
     hunyuan,
     hybrid,
+    kimi_linear,
     llama,
     llama4,
     mamba,
@@ -249,6 +250,13 @@ FAMILIES: dict[str, Family] = {
     ),
     "kimi_k2": Family(
         deepseek.deepseek_v3, "Kimi K2, K2 Thinking", "as `deepseek_v3`", has_remote_code=True
+    ),
+    "kimi_linear": Family(
+        kimi_linear.kimi_linear,
+        "Kimi Linear 48B-A3B",
+        "gated delta rule with a decay per channel in three of four layers, latent attention "
+        "without rope, experts as in DeepSeek-V3",
+        has_remote_code=True,
     ),
     "lfm2": Family(hybrid.lfm2, "LFM2 350M to 2.6B", "gated short convolutions, QK norms"),
     "lfm2_moe": Family(

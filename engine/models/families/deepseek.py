@@ -330,3 +330,6 @@ def _temperature(reader: ConfigReader) -> float:
     if mscale is None or factor <= 1.0:
         return 1.0
     return (0.1 * mscale * math.log(factor) + 1.0) ** 2
+
+
+read_latent_decoder = _deepseek  # for models with other layers, too

@@ -65,12 +65,13 @@ struct Update {
   float decay;
   const float* write;  // [keys]
   Strip add;
+  const float* decays = nullptr;  // [keys], where each line has its own
 };
 
 // One pass: `to` becomes what `update` makes of `from`; returns to^T read, and to^T recall where
 // that is asked for. Not inlined: a token's result has the same bits wherever in a step it stands,
 // which a compiler that fuses products with sums here and there in different ways would not keep.
-template <bool RECALLS>
+template <bool RECALLS, bool BY_LINE>
 [[gnu::noinline]] void pass_over(Lines<const float> from, Lines<float> to, int64_t keys,
                                  const Update& update, const float* read, const float* recall,
                                  Strip* sum, Strip* recalled) {
@@ -82,7 +83,8 @@ template <bool RECALLS>
   for (int64_t i = 0; i < keys; ++i, in += from.stride, out += to.stride) {
 #pragma GCC unroll 4
     for (int64_t v = 0; v < STRIP_VECTORS; ++v) {
-      const Floats s = load(in + v * LANES) * decay + write[i] * add.part[v];
+      const Floats old = load(in + v * LANES) * (BY_LINE ? update.decays[i] : decay);
+      const Floats s = old + write[i] * add.part[v];
       store(out + v * LANES, s);
       sums.part[v] += s * read[i];
       if constexpr (RECALLS) others.part[v] += s * recall[i];
@@ -122,13 +124,13 @@ class StateStrip {
   bool is_kept() const { return is_kept_; }
 
   // Each token's pass; the last one's leaves the state where it is kept.
-  template <bool RECALLS>
+  template <bool RECALLS, bool BY_LINE = false>
   Strip pass(const Update& update, const float* read, const float* recall, Strip* recalled,
              bool is_last) {
     const bool goes_home = is_last && is_kept_ && count_ == STRIP;
     const Lines<float> to = goes_home ? kept_ : tile_;
     Strip sum;
-    pass_over<RECALLS>(from_, to, keys_, update, read, recall, &sum, recalled);
+    pass_over<RECALLS, BY_LINE>(from_, to, keys_, update, read, recall, &sum, recalled);
     from_ = {to.first, to.stride};
     if (is_last && is_kept_ && !goes_home)
       for (int64_t i = 0; i < keys_; ++i)

@@ -39,8 +39,9 @@ void each_strip(const Rows& rows, int64_t heads, int64_t keys, int64_t columns, 
 
 struct Delta {
   int64_t key_heads, value_heads, key_dim, value_dim;
-  bool allows_negative;
+  bool allows_negative, decays_channels;
 
+  int64_t decays() const { return decays_channels ? key_dim : 1; }  // of a head
   int64_t keys() const { return key_heads * key_dim; }
   int64_t channels() const { return 2 * keys() + value_heads * value_dim; }
 };
@@ -64,21 +65,27 @@ inline float dot(const float* x, const float* y, int64_t dim) {
   return sum(products);
 }
 
-// Of each token and value head its decay, then its beta: out[n][2][heads].
+// Of each token its heads' decays, then their betas: out[n][heads * (decays + 1)].
 template <class T>
 void delta_factors(const T* gates, int64_t stride, const float* log_a, const float* dt_bias,
                    int64_t tokens, const Delta& shape, float* out) {
-  const int64_t heads = shape.value_heads;
+  const int64_t heads = shape.value_heads, decays = shape.decays(), all = heads * decays;
   const float most = shape.allows_negative ? 2.0f : 1.0f;
-  parallel_rows(tokens, std::max<int64_t>(1, GRAIN / heads), [=](int64_t begin, int64_t end) {
+  parallel_rows(tokens, std::max<int64_t>(1, GRAIN / all), [=](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const T* gate = gates + t * stride;
-      float* factors = out + t * 2 * heads;
+      float* factors = out + t * (all + heads);
+      const auto decay = [&](int64_t at, int64_t rest, Floats log_rate) {
+        const Floats dt = softplus(load(gate + heads + at, rest) + load(dt_bias + at, rest));
+        store(factors + at, exp(-exp(log_rate) * dt), rest);
+      };
+      for (int64_t h = 0; h < heads; ++h)
+        for (int64_t i = 0; decays > 1 && i < decays; i += LANES)
+          decay(h * decays + i, decays - i, fill(log_a[h]));
       for (int64_t h = 0; h < heads; h += LANES) {
         const int64_t rest = heads - h;
-        const Floats dt = softplus(load(gate + heads + h, rest) + load(dt_bias + h, rest));
-        store(factors + h, exp(-exp(load(log_a + h, rest)) * dt), rest);
-        store(factors + heads + h, most * sigmoid(load(gate + h, rest)), rest);
+        if (decays == 1) decay(h, rest, load(log_a + h, rest));
+        store(factors + all + h, most * sigmoid(load(gate + h, rest)), rest);
       }
     }
   });
@@ -87,49 +94,71 @@ void delta_factors(const T* gates, int64_t stride, const float* log_a, const flo
 // One strip of a row's head. The update of a token is done by the next one's pass: with S that of
 // the token before, r = S^T k and p = S^T q,
 //   add = beta (v - decay r);  y = decay p + (k q) add;  S <- decay S + k add^T.
-template <class T>
+// With a decay for each line, these are part of k and q instead.
+template <bool BY_LINE, class T>
 void delta_strip(const T* mixed, const float* factors, float* state, int64_t begin, int64_t end,
                  int32_t start, const Delta& shape, int64_t head, int64_t first, float* memory,
                  T* y) {
   const int64_t dim = shape.key_dim, room = padded(dim), heads = shape.value_heads;
-  const int64_t key_head = head / (heads / shape.key_heads);
+  const int64_t key_head = head / (heads / shape.key_heads), all = heads * shape.decays();
   float *key = memory, *last_key = key + room, *query = last_key + room, *zeros = query + room;
+  float *read_by = zeros + room, *recall_by = read_by + room, *ones = recall_by + room;
   std::fill_n(zeros, room, 0.0f);
-  StateStrip strip(state, dim, shape.value_dim, first, start, zeros + room);
+  std::fill_n(ones, room, 1.0f);
+  StateStrip strip(state, dim, shape.value_dim, first, start, ones + room);
   const float scale = 1.0f / std::sqrt(float(dim));
-  Update update{1.0f, zeros, {}};
+  Update update{1.0f, zeros, {}, ones};
   for (int64_t t = begin; t < end; ++t) {
     const T* token = mixed + t * shape.channels();
     to_unit(token + key_head * dim, dim, scale, query);
     to_unit(token + shape.keys() + key_head * dim, dim, 1.0f, key);
-    const float decay = factors[t * 2 * heads + head];
-    const float beta = factors[(t * 2 + 1) * heads + head];
+    const float* factor = factors + t * (all + heads);
+    const float* decays = factor + head * shape.decays();
+    const float beta = factor[all + head];
     const int64_t at = head * shape.value_dim + first;
     const Strip value = load_strip(token + 2 * shape.keys() + at, strip.count());
-    Strip recalled;
-    const Strip read = strip.pass<true>(update, query, key, &recalled, false);
-    update = {decay, key, (value - recalled * decay) * beta};
+    Strip recalled, read;
+    float decay = decays[0];
+    if constexpr (BY_LINE) {
+      for (int64_t i = 0; i < dim; i += LANES) {
+        const Floats by = load(decays + i, dim - i);
+        store(read_by + i, load(query + i) * by);
+        store(recall_by + i, load(key + i) * by);
+      }
+      read = strip.template pass<true, true>(update, read_by, recall_by, &recalled, false);
+      decay = 1.0f;
+    } else {
+      read = strip.template pass<true>(update, query, key, &recalled, false);
+    }
+    update = {decay, key, (value - recalled * decay) * beta, decays};
     const Strip result = read * decay + update.add * dot(key, query, dim);
     store_strip(y + t * heads * shape.value_dim + at, result, strip.count());
     std::swap(key, last_key);
   }
   if (!strip.is_kept()) return;
   Strip nothing;
-  strip.pass<true>(update, zeros, zeros, &nothing, true);
+  strip.template pass<true, BY_LINE>(update, zeros, zeros, &nothing, true);
 }
 
 template <class T>
 void gated_delta(const T* mixed, const T* gates, int64_t gates_stride, const float* log_a,
                  const float* dt_bias, float* state, const Rows& rows, const Delta& shape, T* y) {
   const int64_t heads = shape.value_heads, dim = shape.key_dim;
-  const Scratch<float> factors(rows.tokens() * 2 * heads);
+  const Scratch<float> factors(rows.tokens() * heads * (shape.decays() + 1));
   delta_factors(gates, gates_stride, log_a, dt_bias, rows.tokens(), shape, factors.get());
-  const auto body = [&](int64_t row, int64_t head, int64_t first, float* memory) {
-    float* line = state + (rows.slots[row] * heads + head) * dim * shape.value_dim;
-    delta_strip(mixed, factors.get(), line, rows.query_start[row], rows.query_start[row + 1],
-                rows.starts[row], shape, head, first, memory, y);
+  const auto run = [&]<bool BY_LINE>() {
+    const auto body = [&](int64_t row, int64_t head, int64_t first, float* memory) {
+      float* line = state + (rows.slots[row] * heads + head) * dim * shape.value_dim;
+      delta_strip<BY_LINE>(mixed, factors.get(), line, rows.query_start[row],
+                           rows.query_start[row + 1], rows.starts[row], shape, head, first, memory,
+                           y);
+    };
+    each_strip(rows, heads, dim, shape.value_dim, 7 * padded(dim) + dim * STRIP, body);
   };
-  each_strip(rows, heads, dim, shape.value_dim, 4 * padded(dim) + dim * STRIP, body);
+  if (shape.decays() > 1)
+    run.template operator()<true>();
+  else
+    run.template operator()<false>();
 }
 
 struct Scan {
@@ -272,8 +301,9 @@ void quire_gated_delta(int32_t dtype, const void* mixed, const void* gates, int6
                        const float* log_a, const float* dt_bias, float* state, int64_t rows,
                        const int32_t* slots, const int32_t* query_start, const int32_t* starts,
                        int64_t key_heads, int64_t value_heads, int64_t key_dim, int64_t value_dim,
-                       bool allows_negative, void* y) {
-  const quire::Delta shape{key_heads, value_heads, key_dim, value_dim, allows_negative};
+                       bool allows_negative, bool decays_channels, void* y) {
+  const quire::Delta shape{key_heads, value_heads,     key_dim,
+                           value_dim, allows_negative, decays_channels};
   quire::with_type(dtype, [&]<class T>() {
     quire::gated_delta(static_cast<const T*>(mixed), static_cast<const T*>(gates), gates_stride,
                        log_a, dt_bias, state, {rows, slots, query_start, starts}, shape,

@@ -44,6 +44,7 @@ MORE_FAMILIES = [
     *("qwen3_next", "olmo_hybrid", "lfm2", "granitemoehybrid_dense", "nemotron_h", "falcon_h1"),
     "mamba2",
     pytest.param("jamba", marks=pytest.mark.slow),
+    pytest.param("kimi_linear", marks=pytest.mark.slow),
     *(pytest.param(kind, marks=pytest.mark.slow) for kind in _SLOW),
 ]
 _LATENT = ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
@@ -66,6 +67,7 @@ _OTHER_NAMES = {
     "falcon_h1": [*ALL, "in_proj"],  # PEFT rejects ``out_proj``
     "mamba2": ["in_proj"],  # here too
     "jamba": [*ALL[:4], "in_proj"],
+    "kimi_linear": _LATENT,
     "nemotron_h": [*ALL[:4], "in_proj", "up_proj", "down_proj"],  # here too
     "lfm2": [*ALL[:3], "in_proj", "out_proj", "w1", "w2", "w3"],
     "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],

@@ -130,6 +130,20 @@ EXPORTED: dict[str, dict[str, Any]] = {
         **{"output_router_logits": False, "router_aux_loss_coef": 0.001, "sliding_window": None},
         **{"use_mamba_kernels": True, "rms_norm_eps": 1e-6},
     },
+    "kimi_linear": {
+        **{"first_k_dense_replace": 1, "head_dim": 72, "kv_lora_rank": 8, "mla_use_nope": True},
+        "linear_attn_config": {
+            **{"full_attn_layers": [4], "kda_layers": [1, 2, 3], "head_dim": 8, "num_heads": 4},
+            "short_conv_kernel_size": 4,
+        },
+        **{"model_max_length": 1024, "moe_intermediate_size": 16, "moe_layer_freq": 1},
+        **{"moe_renormalize": True, "moe_router_activation_func": "sigmoid", "num_experts": 8},
+        **{"num_expert_group": 1, "num_experts_per_token": 2, "num_nextn_predict_layers": 0},
+        **{"num_shared_experts": 1, "q_lora_rank": None, "qk_nope_head_dim": 8},
+        **{"qk_rope_head_dim": 4, "routed_scaling_factor": 2.446, "topk_group": 1},
+        **{"use_grouped_topk": True, "v_head_dim": 8, "rope_scaling": None},
+        **{"max_position_embeddings": None},
+    },
     "lfm2": {
         **{"block_auto_adjust_ff_dim": True, "block_dim": 32, "block_ff_dim": 96},
         **{"block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0, "block_multiple_of": 8},
@@ -359,6 +373,15 @@ def test_falcon_mamba_makes_time_steps_from_a_sixteenth_of_its_width():
     assert spec.windows == ()
 
 
+def test_kimi_linear_counts_its_published_layers_from_one():
+    spec = read_spec({"model_type": "kimi_linear", **_SIZES, **EXPORTED["kimi_linear"]})
+    assert [layer.recurrent for layer in spec.layers] == [True, True, True, False]
+    assert [layer.experts for layer in spec.layers] == [False, True, True, True]
+    assert spec.state_bytes(2) == 3 * (3 * 3 * 32 * 2 + 4 * 8 * 8 * 4)
+    assert spec.kv_bytes_per_token(2) == (8 + 4) * 2
+    assert (spec.max_position_embeddings, spec.moe.top_k, spec.moe.scale) == (1024, 2, 2.446)
+
+
 def test_qwen3_5_attends_in_every_fourth_layer_and_turns_a_part_of_the_head():
     spec = read_spec({"model_type": "qwen3_5_text", **_SIZES, **EXPORTED["qwen3_5_text"]})
     assert [layer.recurrent for layer in spec.layers] == [True, True, True, False]
@@ -419,6 +442,10 @@ def test_rope_on_a_part_of_the_head_by_its_width():
         ("nemotron_h", {"sliding_window": 8}, "'sliding_window' is set"),
         ("mamba2", {"num_heads": 4}, "'num_heads' of 8 make no width of 64"),
         ("mamba2", {"n_groups": 3}, "'n_groups' must divide the 8 heads"),
+        ("kimi_linear", {"mla_use_nope": False}, "'mla_use_nope' is False"),
+        ("kimi_linear", {"moe_router_activation_func": "softmax"}, "'scoring_func' is 'softmax'"),
+        ("kimi_linear", {"num_hidden_layers": 5}, "'full_attn_layers' must be the 5 layers"),
+        ("kimi_linear", {"q_lora_rank": 8}, "'q_lora_rank' is set"),
         ("falcon_mamba", {"time_step_rank": "all"}, "'time_step_rank' must be a positive integer"),
         ("falcon_mamba", {"hidden_act": "relu"}, "'hidden_act' is 'relu'"),
         ("jamba", {"attn_layer_offset": 4}, "must be below 'attn_layer_period', 4"),

@@ -35,6 +35,11 @@ SHARED = {
         **dict.fromkeys(("num_attention_heads", "intermediate_size"), ABSENT),
         "num_heads": 8,
     },
+    "kimi_linear": {
+        **{"head_dim": ABSENT, "kv_lora_rank": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32},
+        **{"v_head_dim": 32, "moe_intermediate_size": 32, "num_key_value_heads": 4},
+        "linear_head_dim": 16,
+    },
     "lfm2_moe": {"moe_intermediate_size": 32},
     "mimo_v2_flash": {"head_dim": 24, "v_head_dim": 16, "moe_intermediate_size": 32},
     "qwen2_moe": {"shared_expert_intermediate_size": 64},
@@ -158,6 +163,7 @@ def texts(told: dict[str, list]) -> dict[str, list]:
         ("lfm2", None),  # a gated convolution
         ("mamba2", None),  # states alone
         ("jamba", None),  # of channels
+        ("kimi_linear", None),  # decays of channels
         ("lfm2_moe", "int8"),
         ("gemma3", "int8"),  # tied and scaled embeddings
         ("gemma2", None),  # and a cap on logits

@@ -41,7 +41,7 @@ FAMILIES = [
     *("ministral3", "nemotron", "starcoder2", "hunyuan_dense"),
     *("qwen3_next", "olmo_hybrid", "lfm2", "granitemoehybrid", "bamba", "nemotron_h", "falcon_h1"),
     *("nemotron_h_moe", "phimoe", "mamba2", "gpt_neo", "mimo_v2_flash", "apertus"),
-    *("falcon_mamba", "jamba", "flex_olmo"),
+    *("falcon_mamba", "jamba", "flex_olmo", "kimi_linear"),
 ]
 # Dense, with windows, with latent attention and with a state.
 IN_FULL = {"llama", "gemma3", "deepseek_v3", "qwen3_next"}

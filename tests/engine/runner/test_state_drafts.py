@@ -21,7 +21,15 @@ from engine.types import Request, SamplingParams
 from tests import tiny_models
 from tests.engine.running import Guesser, prompts_that_share, texts
 
-KINDS = ("qwen3_5_text", "olmo_hybrid", "lfm2_moe", "granitemoehybrid", "falcon_h1", "jamba")
+KINDS = (
+    "qwen3_5_text",
+    "olmo_hybrid",
+    "lfm2_moe",
+    "granitemoehybrid",
+    "falcon_h1",
+    "jamba",
+    "kimi_linear",
+)
 NUM_OUTPUT = 24
 PROMPTS = prompts_that_share(seed=5)
 

@@ -228,10 +228,11 @@ def inputs() -> None:
 def delta_rule(tokens: int, shape: GatedDeltaShape, dtype: torch.dtype = BF16) -> torch.Tensor:
     """The delta rule in a decode step of 64 sequences, or with prompts."""
     rows = StepRows(ints(64), ints(65), ints(64), ints(64))
-    log_a, dt_bias = (empty(shape.value_heads, dtype=torch.float32) for _ in range(2))
+    log_a = empty(shape.value_heads, dtype=torch.float32)
+    dt_bias = empty(shape.value_heads * shape.num_decays, dtype=torch.float32)
     state = empty(65, shape.value_heads, shape.key_dim, shape.value_dim, dtype=torch.float32)
     mixed = empty(tokens, shape.channels, dtype=dtype)
-    gates = empty(tokens, 2 * shape.value_heads, dtype=dtype)
+    gates = empty(tokens, shape.value_heads * (1 + shape.num_decays), dtype=dtype)
     return gated_delta(mixed, gates, log_a, dt_bias, state, rows, shape)
 
 
@@ -490,6 +491,9 @@ CASES: dict[str, Callable[[], object]] = {
     "selections-deepseek-v3.2": partial(selections, 128, 64),
     "selections-glm-5": partial(selections, 64, 32),
     "channels-falcon-mamba-7b": partial(channels, 8192, 256),
+    "delta-kimi-linear": partial(
+        delta_rule, 512, GatedDeltaShape(32, 32, 128, 128, decays_channels=True)
+    ),
     "inputs": inputs,
     "recurrent-qwen3-next-granite-4": partial(
         recurrent, GatedDeltaShape(16, 32, 128, 128), ScanShape(128, 1, 64, 128)

@@ -50,6 +50,7 @@ UNLIMITED = (0.0, float("inf"))
     [
         (delta_case, (GatedDeltaShape(1, 3, 24, 20, allows_negative=True),)),
         (delta_case, (GatedDeltaShape(2, 2, 16, 16),)),
+        (delta_case, (GatedDeltaShape(2, 2, 24, 20, decays_channels=True),)),
         (scan_case, (ScanShape(4, 2, 20, 24, (0.1, 0.9)),)),
         (scan_case, (ScanShape(2, 1, 16, 16, UNLIMITED),)),
         (channel_case, (40, 12)),

@@ -1,0 +1,45 @@
+"""Checkpoints' parameter names for Kimi Linear."""
+
+from __future__ import annotations
+
+from engine.models.layouts import DepthwiseConv, PerHead
+from engine.models.rules import LAYER, LLAMA, Rule, expert_rules
+
+_OWN = LAYER + "self_attn."
+_EXPERTS = LAYER + "block_sparse_moe."
+# A layer has either latent attention or a delta rule, whose projections share some names.
+KIMI_LINEAR = (
+    *(rule for rule in LLAMA if ".self_attn." not in rule.pattern),
+    Rule(_OWN + "q_proj.weight", "{i}.qkv.weight", 0),
+    Rule(_OWN + "kv_a_proj_with_mqa.weight", "{i}.qkv.weight", 1),
+    Rule(_OWN + "kv_a_layernorm.weight", "{i}.latent_norm"),
+    Rule(_OWN + "kv_b_proj.weight", "{i}.latent_up"),
+    Rule(_OWN + "o_proj.weight", "{i}.output.weight"),
+    *(
+        Rule(f"{_OWN}{name}_proj.weight", "{i}.recurrent.input.weight", part)
+        for part, name in enumerate("qkv")
+    ),
+    *(
+        Rule(f"{_OWN}{name}_conv1d.weight", "{i}.recurrent.conv.weight", part, DepthwiseConv())
+        for part, name in enumerate("qkv")
+    ),
+    Rule(_OWN + "b_proj.weight", "{i}.recurrent.gates.weight"),
+    Rule(_OWN + "f_a_proj.weight", "{i}.recurrent.ranked.weight", 0),
+    Rule(_OWN + "g_a_proj.weight", "{i}.recurrent.ranked.weight", 1),
+    Rule(_OWN + "f_b_proj.weight", "{i}.recurrent.decays.weight"),
+    Rule(_OWN + "g_b_proj.weight", "{i}.recurrent.output_gates.weight"),
+    Rule(_OWN + "A_log", "{i}.recurrent.log_a", 0, PerHead()),
+    Rule(_OWN + "dt_bias", "{i}.recurrent.dt_bias"),
+    Rule(_OWN + "o_norm.weight", "{i}.recurrent.norm"),
+    Rule(_OWN + "o_proj.weight", "{i}.recurrent.output.weight"),
+    # The dense layer's MLP in files that Hugging Face saved.
+    Rule(_EXPERTS + "gate_proj.weight", "{i}.gate_up.weight", 0),
+    Rule(_EXPERTS + "up_proj.weight", "{i}.gate_up.weight", 1),
+    Rule(_EXPERTS + "down_proj.weight", "{i}.down.weight"),
+    Rule(_EXPERTS + "gate.weight", "{i}.router"),
+    Rule(_EXPERTS + "gate.e_score_correction_bias", "{i}.router.correction"),
+    *expert_rules(_EXPERTS + "experts.{e}.", "w1", "w3", "w2"),
+    Rule(_EXPERTS + "shared_experts.gate_proj.weight", "{i}.shared.gate_up.weight", 0),
+    Rule(_EXPERTS + "shared_experts.up_proj.weight", "{i}.shared.gate_up.weight", 1),
+    Rule(_EXPERTS + "shared_experts.down_proj.weight", "{i}.shared.down.weight"),
+)
