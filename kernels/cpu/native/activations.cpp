@@ -17,18 +17,18 @@ namespace {
 
 // expm1(x) - x for x <= 0. Near 0 both are almost equal, so that the series is summed instead.
 inline Floats expm1_less_linear(Floats x) {
-  Floats sum = Floats{} + 1.0f / 3628800.0f;
+  Floats sum = fill(1.0f / 3628800.0f);
   for (const float factor : {1.0f / 362880.0f, 1.0f / 40320.0f, 1.0f / 5040.0f, 1.0f / 720.0f,
                              1.0f / 120.0f, 1.0f / 24.0f, 1.0f / 6.0f, 0.5f})
     sum = sum * x + factor;
-  return x > -0.5f ? sum * x * x : exp(x) - 1.0f - x;
+  return select(x > -0.5f, sum * x * x, exp(x) - 1.0f - x);
 }
 
 // c[4] are the factors of x^2 above 0 and of the exponential below, the slope, and the edge.
 inline Floats xielu(Floats x, const float* c) {
-  const Floats edge = Floats{} + c[3], least = x < edge ? x : edge;
+  const Floats edge = fill(c[3]), least = select(x < edge, x, edge);
   const Floats below = c[1] * (expm1_less_linear(least) + (least - x));
-  return (x > 0.0f ? c[0] * x * x : below) + c[2] * x;
+  return select(x > 0.0f, c[0] * x * x, below) + c[2] * x;
 }
 
 }  // namespace

@@ -248,7 +248,7 @@ void channel_strip(const Brought<T>& brought, float* state, int64_t begin, int64
   const int64_t size = shape.state_size, room = padded(size), channels = shape.channels;
   const int64_t count = std::min(STRIP, channels - first);
   float *write = memory, *read = write + room, *tile = read + room;
-  const bool has_state = start > 0 || start < -1;
+  const bool has_state = begins_with_state(start);
   for (int64_t s = 0; s < size; ++s)
     for (int64_t c = 0; c < count; c += LANES)
       store(tile + s * STRIP + c,
@@ -274,7 +274,7 @@ void channel_strip(const Brought<T>& brought, float* state, int64_t begin, int64
       store(y + t * channels + at, result, rest);
     }
   }
-  if (start < 0) return;
+  if (!keeps_state(start)) return;
   for (int64_t s = 0; s < size; ++s)
     for (int64_t c = 0; c < count; c += LANES)
       store(state + s * channels + first + c, load(tile + s * STRIP + c), count - c);
