@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from engine.models.falcon_names import FALCON, FALCON_TWO_NORMS, GPT_NEOX
 from engine.models.gpt_names import CODEGEN, GPT_NEO, GPTJ, PHI
 from engine.models.hybrid_names import LFM2, LFM3, LFM3_UNGATED, OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
 from engine.models.kimi_names import KIMI_LINEAR
@@ -118,63 +119,6 @@ _PHI3 = (
     Rule(LAYER + "mlp.gate_up_proj.weight", "{i}.gate_up.weight", None),
     Rule(LAYER + "mlp.down_proj.weight", "{i}.down.weight"),
 )
-
-_NEOX_LAYER = "gpt_neox.layers.{i}."
-_GPT_NEOX = (
-    Rule("gpt_neox.embed_in.weight", "embedding"),
-    Rule("gpt_neox.final_layer_norm.weight", "norm"),
-    Rule("gpt_neox.final_layer_norm.bias", "norm.bias"),
-    Rule("embed_out.weight", "head"),
-    Rule("score.weight", "score"),
-    Rule(_NEOX_LAYER + "input_layernorm.weight", "{i}.attention_norm"),
-    Rule(_NEOX_LAYER + "input_layernorm.bias", "{i}.attention_norm.bias"),
-    Rule(_NEOX_LAYER + "post_attention_layernorm.weight", "{i}.mlp_norm"),
-    Rule(_NEOX_LAYER + "post_attention_layernorm.bias", "{i}.mlp_norm.bias"),
-    Rule(_NEOX_LAYER + "attention.query_key_value.weight", "{i}.qkv.weight", None, QkvByKvHead()),
-    Rule(_NEOX_LAYER + "attention.query_key_value.bias", "{i}.qkv.bias", None, QkvByKvHead()),
-    Rule(_NEOX_LAYER + "attention.dense.weight", "{i}.output.weight"),
-    Rule(_NEOX_LAYER + "attention.dense.bias", "{i}.output.bias"),
-    Rule(_NEOX_LAYER + "mlp.dense_h_to_4h.weight", "{i}.gate_up.weight"),
-    Rule(_NEOX_LAYER + "mlp.dense_h_to_4h.bias", "{i}.gate_up.bias"),
-    Rule(_NEOX_LAYER + "mlp.dense_4h_to_h.weight", "{i}.down.weight"),
-    Rule(_NEOX_LAYER + "mlp.dense_4h_to_h.bias", "{i}.down.bias"),
-)
-
-_FALCON_LAYER = "transformer.h.{i}."
-_FALCON_BODY = (
-    Rule("transformer.word_embeddings.weight", "embedding"),
-    Rule("transformer.ln_f.weight", "norm"),
-    Rule("transformer.ln_f.bias", "norm.bias"),
-    Rule("lm_head.weight", "head"),
-    Rule("score.weight", "score"),
-    Rule(
-        *(_FALCON_LAYER + "self_attention.query_key_value.weight", "{i}.qkv.weight", None),
-        QkvByKvHead(),
-    ),
-    Rule(
-        *(_FALCON_LAYER + "self_attention.query_key_value.bias", "{i}.qkv.bias", None),
-        QkvByKvHead(),
-    ),
-    Rule(_FALCON_LAYER + "self_attention.dense.weight", "{i}.output.weight"),
-    Rule(_FALCON_LAYER + "self_attention.dense.bias", "{i}.output.bias"),
-    Rule(_FALCON_LAYER + "mlp.dense_h_to_4h.weight", "{i}.gate_up.weight"),
-    Rule(_FALCON_LAYER + "mlp.dense_h_to_4h.bias", "{i}.gate_up.bias"),
-    Rule(_FALCON_LAYER + "mlp.dense_4h_to_h.weight", "{i}.down.weight"),
-    Rule(_FALCON_LAYER + "mlp.dense_4h_to_h.bias", "{i}.down.bias"),
-)
-
-
-def _falcon_norms(attention: str, mlp: str) -> tuple[Rule, ...]:
-    return (
-        Rule(f"{_FALCON_LAYER}{attention}.weight", "{i}.attention_norm"),
-        Rule(f"{_FALCON_LAYER}{attention}.bias", "{i}.attention_norm.bias"),
-        Rule(f"{_FALCON_LAYER}{mlp}.weight", "{i}.mlp_norm"),
-        Rule(f"{_FALCON_LAYER}{mlp}.bias", "{i}.mlp_norm.bias"),
-    )
-
-
-_FALCON = (*_FALCON_BODY, *_falcon_norms("input_layernorm", "post_attention_layernorm"))
-_FALCON_TWO_NORMS = (*_FALCON_BODY, *_falcon_norms("ln_attn", "ln_mlp"))
 
 _GPT2 = (
     Rule("transformer.wte.weight", "embedding"),
@@ -398,10 +342,10 @@ _TABLES = {
     "ernie4_5_moe": _ERNIE_MOE,
     "exaone4": OLMO2,
     "exaone_moe": _EXAONE_MOE,
-    "falcon": _FALCON,
+    "falcon": FALCON,
     "falcon_h1": FALCON_H1,
     "falcon_mamba": MAMBA,
-    "falcon_two_norms": _FALCON_TWO_NORMS,
+    "falcon_two_norms": FALCON_TWO_NORMS,
     "flex_olmo": FLEX_OLMO,
     "gemma2": _GEMMA2,
     "gemma3": _in_language_model(_GEMMA2),
@@ -417,7 +361,7 @@ _TABLES = {
     "gpt_bigcode": _gpt_bigcode(None),
     "gpt_bigcode_by_head": _gpt_bigcode(QkvByKvHead()),
     "gpt_neo": GPT_NEO,
-    "gpt_neox": _GPT_NEOX,
+    "gpt_neox": GPT_NEOX,
     "gpt_oss": _GPT_OSS,
     "gptj": GPTJ,
     "granite_swa": (*LLAMA, _SINKS),

@@ -22,12 +22,12 @@ from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
 _UNUSED = (
     *("time_step_min", "time_step_max", "time_step_floor", "time_step_scale", "d_inner", "d_model"),
     *("time_step_init_scheme", "rescale_prenorm_residual", "residual_in_fp32", "use_mambapy"),
-    *("use_associative_scan", "use_falcon_mambapy", "n_layer", "ssm_cfg", "rms_norm"),
-    *("fused_add_norm", "layer_types"),
+    *("use_associative_scan", "use_falcon_mambapy", "n_layer", "fused_add_norm"),
+    "pad_vocab_size_multiple",
 )
 _JAMBA_UNUSED = (
     *("use_mamba_kernels", "use_mambapy", "use_associative_scan", "num_logits_to_keep"),
-    *("layers_block_type", "layers_num_experts", "layer_types"),
+    "calc_logits_for_entire_prompt",
 )
 
 
@@ -46,6 +46,7 @@ def jamba(reader: ConfigReader) -> DecoderSpec:
     for key in _JAMBA_UNUSED:
         reader.ignore(key)
     ignore_router_training(reader)
+    reader.require("mamba_inner_layernorms", True)
     reader.refuse("sliding_window", "is set, which is not supported")
     reader.require("hidden_act", "silu")
     hidden_size, eps = reader.count("hidden_size", 4096), reader.number("rms_norm_eps", 1e-6)
@@ -110,6 +111,8 @@ def _mamba(
     for key in _UNUSED:
         reader.ignore(key)
     reader.require("hidden_act", "silu")
+    reader.require("rms_norm", True)
+    reader.refuse("ssm_cfg", "is set, which is not supported")
     hidden_size = reader.count("hidden_size", 768)
     channels = reader.count("expand", 2) * hidden_size
     channels = reader.count("intermediate_size", channels)
