@@ -120,11 +120,7 @@ FAMILIES: dict[str, Family] = {
         "Falcon-H1 0.5B to 34B",
         "attention beside a selective state space (Mamba-2) in each layer, many multipliers",
     ),
-    "falcon_mamba": Family(
-        mamba1.falcon_mamba,
-        "Falcon-Mamba 7B",
-        "as `mamba`; norms within each layer",
-    ),
+    "falcon_mamba": Family(mamba1.falcon_mamba, "Falcon-Mamba 7B", "as `mamba`; more norms"),
     "flex_olmo": Family(olmo.flex_olmo, "FlexOlmo 7x7B", "as `olmo2`; experts"),
     "gemma": Family(gemma.gemma, "Gemma 1", "scaled embeddings, GELU"),
     "gemma2": Family(
@@ -254,8 +250,7 @@ FAMILIES: dict[str, Family] = {
     "kimi_linear": Family(
         kimi_linear.kimi_linear,
         "Kimi Linear 48B-A3B",
-        "gated delta rule with a decay per channel in three of four layers, latent attention "
-        "without rope, experts as in DeepSeek-V3",
+        "gated delta rule with a decay per channel, latent attention without rope, experts",
         has_remote_code=True,
     ),
     "lfm2": Family(hybrid.lfm2, "LFM2 350M to 2.6B", "gated short convolutions, QK norms"),
@@ -297,8 +292,7 @@ FAMILIES: dict[str, Family] = {
     "mimo_v2_flash": Family(
         mimo.mimo_v2_flash,
         "MiMo-V2-Flash",
-        "values narrower than keys, partial rope, windows with sinks and more KV heads, experts as "
-        "in DeepSeek-V3",
+        "values narrower than keys, windows with sinks, experts as in DeepSeek-V3",
         has_remote_code=True,
     ),
     "minicpm3": Family(
