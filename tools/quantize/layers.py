@@ -123,7 +123,8 @@ class LayerQuantiser:
                     continue
                 part = layer.weights[name][source.parameters[name].rows(place.target.part)]
                 stored = as_stored(place.target.layout, spec, part)
-                found[place.entry.name] = stored.to(place.entry.dtype).contiguous()
+                stored = stored.to(place.entry.dtype).contiguous()
+                found[place.entry.name] = stored.view(place.entry.shape)  # scalars have no shape
         return found
 
     def _fold(

@@ -26,8 +26,10 @@ _DEFAULTS = {**_EXPERTS, "n_shared_experts": 1, "max_position_embeddings": 1_048
 
 def kimi_linear(reader: ConfigReader) -> DecoderSpec:
     """Kimi Linear 48B-A3B (Kimi Team 2025)."""
-    given = {own: reader.value(alias) for alias, own in _ALIASES.items() if alias in reader}
-    reader.set_defaults(given)
+    for alias, own in _ALIASES.items():
+        if alias in reader:
+            reader.set_defaults({own: reader.value(alias)})
+            reader.require(own, reader.value(alias))
     reader.set_defaults(_DEFAULTS)
     reader.require("mla_use_nope", True)
     reader.require("use_grouped_topk", True)

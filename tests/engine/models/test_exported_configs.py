@@ -151,7 +151,7 @@ EXPORTED: dict[str, dict[str, Any]] = {
         **{"num_shared_experts": 1, "q_lora_rank": None, "qk_nope_head_dim": 8},
         **{"qk_rope_head_dim": 4, "routed_scaling_factor": 2.446, "topk_group": 1},
         **{"use_grouped_topk": True, "v_head_dim": 8, "rope_scaling": None},
-        **{"max_position_embeddings": None},
+        "max_position_embeddings": 1024,
     },
     "lfm2": {
         **{"block_auto_adjust_ff_dim": True, "block_dim": 32, "block_ff_dim": 96},
@@ -454,6 +454,7 @@ def test_rope_on_a_part_of_the_head_by_its_width():
         ("kimi_linear", {"mla_use_nope": False}, "'mla_use_nope' is False"),
         ("kimi_linear", {"moe_router_activation_func": "softmax"}, "'scoring_func' is 'softmax'"),
         ("kimi_linear", {"num_hidden_layers": 5}, "'full_attn_layers' must be the 5 layers"),
+        ("kimi_linear", {"max_position_embeddings": 64}, "is 64; only 1024"),
         ("kimi_linear", {"q_lora_rank": 8}, "'q_lora_rank' is set"),
         ("falcon_mamba", {"time_step_rank": "all"}, "'time_step_rank' must be a positive integer"),
         ("falcon_mamba", {"hidden_act": "relu"}, "'hidden_act' is 'relu'"),
