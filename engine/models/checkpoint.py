@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.config import LoadFormat
 from engine.errors import ModelLoadError
 from engine.gguf.file import GgufFile, find_gguf, read_gguf
+from engine.models.audio.config import AudioConfig, read_audio
 from engine.models.config_reader import ConfigReader
 from engine.models.encoder.spec import EncoderSpec
 from engine.models.families import read_spec
@@ -20,6 +22,8 @@ from engine.models.sentence_transformers import SentenceConfig, read_sentence_co
 from engine.models.spec import DecoderSpec
 from engine.models.torch_file import read_torch_header
 from engine.models.vision.config import VisionConfig, read_vision
+
+_Part = TypeVar("_Part")
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -40,6 +44,8 @@ class ModelConfig:
     quantization_config: dict[str, Any] | None = None  # that section of config.json
     vision: VisionConfig | None = None  # None: the model takes no images
     vision_unsupported_reason: str | None = None  # why not, if it has a known vision part
+    audio: AudioConfig | None = None  # None: the model takes no audio
+    audio_unsupported_reason: str | None = None  # why not, if it has a known audio part
 
 
 def read_config(model: str) -> ModelConfig:
@@ -69,7 +75,8 @@ def read_config(model: str) -> ModelConfig:
     sentence = read_sentence_config(directory)
     if isinstance(spec, DecoderSpec):
         spec = _with_generation_eos(directory, spec)
-    vision, images_refused = _read_images(config, directory, spec)
+    vision, images_refused = _read_part(read_vision, config, directory, spec)
+    audio, audio_refused = _read_part(read_audio, config, directory, spec)
     return ModelConfig(
         directory,
         spec,
@@ -78,6 +85,8 @@ def read_config(model: str) -> ModelConfig:
         quantization_config=_quantization(config),
         vision=vision,
         vision_unsupported_reason=images_refused,
+        audio=audio,
+        audio_unsupported_reason=audio_refused,
     )
 
 
@@ -153,14 +162,17 @@ def _quantization(config: dict[str, Any]) -> dict[str, Any] | None:
     return config.get("quantization_config") or inner
 
 
-def _read_images(
-    config: dict[str, Any], directory: Path, spec: DecoderSpec | EncoderSpec
-) -> tuple[VisionConfig | None, str | None]:
-    """Return the vision part, or why it is not served; text is served in either case."""
+def _read_part(
+    read: Callable[[dict[str, Any], Path, DecoderSpec], _Part | None],
+    config: dict[str, Any],
+    directory: Path,
+    spec: DecoderSpec | EncoderSpec,
+) -> tuple[_Part | None, str | None]:
+    """Return the vision or audio part, or why it is not served; text is served in either case."""
     if not isinstance(spec, DecoderSpec):
         return None, None
     try:
-        return read_vision(config, directory, spec), None
+        return read(config, directory, spec), None
     except ModelLoadError as error:
         return None, _in_directory(directory, str(error))
 

@@ -317,7 +317,7 @@ _QWEN3_VL_MOE = (
 
 
 def _in_language_model(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """A whole text model nested in one that reads images."""
+    """A whole text model nested in one that sees or hears."""
     return tuple(rule._replace(pattern="language_model." + rule.pattern) for rule in rules)
 
 
@@ -405,7 +405,9 @@ _TABLES = {
     "phi": PHI,
     "phi3": _PHI3,
     "phimoe": _MIXTRAL,
+    "qwen2_audio": _in_language_model(LLAMA),
     "qwen2_moe": QWEN_MOE,
+    "qwen3_asr": _in_multimodal_model(LLAMA),
     "qwen3_5": _in_multimodal_model(QWEN3_5),
     "qwen3_5_moe": _in_multimodal_model(QWEN3_5),
     "qwen3_5_moe_text": QWEN3_5,
@@ -418,4 +420,5 @@ _TABLES = {
     "solar_open": _GLM4_MOE,
     "starcoder2": _STARCODER2,
     "vaultgemma": _GEMMA2,
+    "voxtral": _in_language_model(LLAMA),
 }

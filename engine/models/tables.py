@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from engine.models import weights
+from engine.models.audio import weights as audio
+from engine.models.audio.spec import AudioSpec
 from engine.models.draft_head import spec as draft_head
 from engine.models.draft_head.spec import DraftHeadSpec
 from engine.models.encoder.spec import EncoderSpec
@@ -20,7 +22,7 @@ from engine.models.vision import weights as vision
 from engine.models.vision.spec import VisionSpec
 from engine.models.weights import Parameter, Target
 
-Spec = DecoderSpec | EncoderSpec | DraftHeadSpec | VisionSpec
+Spec = DecoderSpec | EncoderSpec | DraftHeadSpec | VisionSpec | AudioSpec
 
 
 class TensorTables(NamedTuple):
@@ -52,6 +54,14 @@ def tables_of(spec: Spec) -> TensorTables:
             vision.vision_targets(spec, wanted),
             vision.canonical_name,
             lambda name: vision.is_skippable(spec, name),
+        )
+    if isinstance(spec, AudioSpec):
+        wanted = audio.audio_parameters(spec)
+        return TensorTables(
+            wanted,
+            audio.audio_targets(spec, wanted),
+            audio.canonical_name,
+            lambda name: not audio.is_own(name),
         )
     return _decoder_tables(spec)
 

@@ -111,6 +111,10 @@ _PROJECTED = (
     *("vision_tower.", "multi_modal_projector."),
     *("model.vision_tower.", "model.multi_modal_projector."),
 )
+_HEARING = (
+    *("audio_tower.", "multi_modal_projector."),
+    *("model.audio_tower.", "model.multi_modal_projector."),
+)
 _IDEFICS3 = ("model.vision_model.", "model.connector.")
 # Checkpoint parts that are not served: vision parts, and multi-token prediction layers that are not
 # named as ``num_draft_layers`` additional layers of the model.
@@ -136,6 +140,8 @@ _UNREAD = {
     "mistral3": _PROJECTED,
     "paddleocr_vl": ("visual.", "mlp_AR."),
     "nemotron_h": ("mtp.",),
+    "qwen2_audio": _HEARING,
+    "qwen3_asr": _HEARING,
     "qwen3_5": (*_VISUAL, "mtp."),
     "qwen3_5_moe": (*_VISUAL, "mtp."),
     "qwen3_5_moe_text": ("mtp.",),
@@ -146,6 +152,7 @@ _UNREAD = {
     "qwen3_vl": _VISUAL,
     "qwen3_vl_moe": _VISUAL,
     "smolvlm": _IDEFICS3,
+    "voxtral": _HEARING,
 }
 
 

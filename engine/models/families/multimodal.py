@@ -1,6 +1,7 @@
 """The text models of published multimodal models.
 
-Their vision parts are read by ``engine/models/vision``, for families whose images are supported.
+Their vision parts are read by ``engine/models/vision``, and their audio parts by
+``engine/models/audio``, for families whose images or audio are supported.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from engine.models.spec import DecoderSpec
 
 _T = TypeVar("_T")
 
+_HEARING = ("audio_config", "audio_token_id", "audio_token_index", "ignore_index")
 _VISION = ("vision_config", "image_token_id", "image_token_index")
 _GEMMA = ("mm_tokens_per_image", "boi_token_index", "eoi_token_index")
 _GEMMA4 = (
@@ -80,6 +82,17 @@ _INTERNVL_TEXT: dict[str, Callable[[ConfigReader], DecoderSpec]] = {
     "qwen2": llama.qwen2,
     "qwen3": llama.qwen3,
     "qwen3_moe": moe.qwen3_moe,
+}
+# Values that the text sections of Voxtral's and Qwen3-ASR's configs leave out.
+_VOXTRAL_DEFAULTS = {
+    **{"model_type": "llama", "hidden_size": 3072, "intermediate_size": 8192, "head_dim": 128},
+    **{"num_hidden_layers": 30, "num_attention_heads": 32, "num_key_value_heads": 8},
+    **{"vocab_size": 131_072, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5},
+}
+_QWEN3_ASR_DEFAULTS = {
+    **{"model_type": "qwen3", "hidden_size": 2048, "intermediate_size": 6144, "head_dim": 128},
+    **{"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8},
+    **{"vocab_size": 151_936, "max_position_embeddings": 65_536, "rms_norm_eps": 1e-6},
 }
 _MISTRAL_TEXT = {
     "ministral3": llama.ministral3,
@@ -170,6 +183,44 @@ def llava(reader: ConfigReader) -> DecoderSpec:
         return read_text(text)
 
     return text_part(reader, read, _LLAVA)
+
+
+def qwen2_audio(reader: ConfigReader) -> DecoderSpec:
+    """Qwen2-Audio 7B."""
+
+    def read(text: ConfigReader) -> DecoderSpec:
+        text.require("model_type", "qwen2")
+        text.require("use_mrope", False)
+        text.set_defaults({"model_type": "qwen2", **_QWEN2_DEFAULTS})
+        return llama.qwen2(text)
+
+    for key in ("vocab_size", "hidden_size"):
+        reader.ignore(key)  # the text section's
+    return text_part(reader, read, _HEARING)
+
+
+def qwen3_asr(reader: ConfigReader) -> DecoderSpec:
+    """Qwen3-ASR, in Hugging Face's own format."""
+
+    def read(text: ConfigReader) -> DecoderSpec:
+        text.require("model_type", "qwen3")
+        text.set_defaults(_QWEN3_ASR_DEFAULTS)
+        return llama.qwen3(text)
+
+    reader.set_defaults({"tie_word_embeddings": True})
+    ignored = ("timestamp_token_id", "token_classification_bias")  # of the aligner
+    return text_part(reader, read, (*_HEARING, *ignored))
+
+
+def voxtral(reader: ConfigReader) -> DecoderSpec:
+    """Voxtral Mini and Small."""
+
+    def read(text: ConfigReader) -> DecoderSpec:
+        text.require("model_type", "llama")
+        text.set_defaults(_VOXTRAL_DEFAULTS)
+        return llama.llama(text)
+
+    return text_part(reader, read, (*_HEARING, "projector_hidden_act", "hidden_size"))
 
 
 def qwen_vl(reader: ConfigReader) -> DecoderSpec:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn import functional
 
 from engine.models.vision.patches import Windows, chunk_slices
 from engine.models.vision.positions import PatchRotation
-from engine.models.vision.spec import MergerSpec, VisionActivation, VisionNorm, VisionSpec
+from engine.models.vision.spec import MergerSpec, VisionActivation, VisionNorm
 from kernels.dense import attend
 
 Tensors = Mapping[str, torch.Tensor]
@@ -48,6 +49,44 @@ class Normalisation:
         if self.spec.kind == "rms":
             return functional.rms_norm(x, self.weight.shape, self.weight, self.spec.eps)
         return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.spec.eps)
+
+
+class BlockShape(Protocol):
+    """The part of an encoder's spec that the usual layer depends on; audio encoders have it too."""
+
+    @property
+    def num_heads(self) -> int:
+        """Attention heads."""
+        ...
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP is gated."""
+        ...
+
+    @property
+    def qk_norm(self) -> VisionNorm | None:
+        """The norm of queries and keys over all heads, if they have one."""
+        ...
+
+    @property
+    def norm(self) -> VisionNorm:
+        """The norms before attention and MLP."""
+        ...
+
+    @property
+    def activation(self) -> VisionActivation:
+        """The MLP's."""
+        ...
+
+
+class MergedStates(Protocol):
+    """The part of an encoder's spec that a merger depends on."""
+
+    @property
+    def merged_size(self) -> int:
+        """Width of what becomes one embedding."""
+        ...
 
 
 class Layer(ABC):
@@ -101,7 +140,7 @@ class Layer(ABC):
 class Block(Layer):
     """The usual pre-norm layer."""
 
-    def __init__(self, spec: VisionSpec, weights: Tensors, name: str) -> None:
+    def __init__(self, spec: BlockShape, weights: Tensors, name: str) -> None:
         self._num_heads = spec.num_heads
         self._gated = spec.gated
         self._norm_by_head = spec.qk_norm is not None and spec.qk_norm.by_head
@@ -157,7 +196,7 @@ class Merger:
         name: the prefix of the merger's parameter names.
     """
 
-    def __init__(self, spec: VisionSpec, merger: MergerSpec, weights: Tensors, name: str) -> None:
+    def __init__(self, spec: MergedStates, merger: MergerSpec, weights: Tensors, name: str) -> None:
         self._width = spec.merged_size
         self._norm: Normalisation | None = None
         if merger.norm is not None:

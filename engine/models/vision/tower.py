@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from engine.models.vision.positions import (
     stored_pairs,
 )
 from engine.models.vision.spec import GatedMergerSpec, MergerSpec, PoolSpec, VisionSpec
-from engine.models.vision.weights import is_text_tensor
+from engine.models.vision.weights import is_vision_tensor
 from kernels.transfer import to_device
 
 # Patches per piece: at most a tenth of a second on two cores, with the widest encoders.
@@ -79,12 +79,7 @@ class VisionTower:
         Args:
             pixels: [height, width, 3] uint8, RGB, on the tower's device; whole cells.
         """
-        pieces = self.embed_chunks(pixels)
-        while True:
-            try:
-                next(pieces)
-            except StopIteration as done:
-                return done.value
+        return run_to_end(self.embed_chunks(pixels))
 
     def embed_chunks(self, pixels: torch.Tensor) -> Generator[None, None, ImageEmbeddings]:
         """Run ``embed`` in pieces: each iteration computes one, and the embeddings are returned at
@@ -127,13 +122,15 @@ class VisionTower:
             yield from block.forward_chunks(x, turns, windows, most)
             if i in self._deepstack_mergers:
                 deep.append(
-                    layout.to_row_major((yield from _merge(self._deepstack_mergers[i], x, most)))
+                    layout.to_row_major(
+                        (yield from merge_chunks(self._deepstack_mergers[i], x, most))
+                    )
                 )
         if self._class_token is not None:
             x = x[1:]
         if self._final_norm is not None:
             x = self._final_norm(x)
-        merged = yield from _merge(self._merger, x, most)
+        merged = yield from merge_chunks(self._merger, x, most)
         return ImageEmbeddings(layout.to_row_major(merged), tuple(deep))
 
     def _positions_of(self, layout: PatchLayout, size: tuple[int, int]) -> torch.Tensor:
@@ -183,16 +180,28 @@ class VisionTower:
         return _OWN_BYTES + num_cells * (of_a_patch * spec.merge_size**2 + of_a_cell)
 
 
-def tower_unsupported_reason(headers: list[Header]) -> str | None:
+def run_to_end(pieces: Generator[None, None, ImageEmbeddings]) -> ImageEmbeddings:
+    """Compute all pieces of an embedding."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as done:
+            return done.value
+
+
+def tower_unsupported_reason(
+    headers: list[Header], is_own: Callable[[str], bool] = is_vision_tensor
+) -> str | None:
     """Return why a checkpoint's encoder cannot be loaded while its text model can; None if it can.
 
-    The encoder may be missing or quantised.
+    The encoder may be missing or quantised. ``is_own`` is whether a tensor of this name belongs to
+    it.
     """
     entries = [
         entry
         for header in headers
         for entry in header.entries.values()
-        if not is_text_tensor(entry.name) and not entry.name.endswith(".position_ids")
+        if is_own(entry.name) and not entry.name.endswith(".position_ids")
     ]
     if not entries:
         return "the checkpoint has no tensors of its encoder"
@@ -272,10 +281,10 @@ def _rotated_in_halves(stored: torch.Tensor, order: torch.Tensor, num_heads: int
     return heads.flatten(0, 2)
 
 
-def _merge(
+def merge_chunks(
     merger: Merger | GatedMerger | PatchPooler, x: torch.Tensor, most: int
 ) -> Generator[None, None, torch.Tensor]:
-    """Apply ``merger(x)``, about ``most`` patches at a time."""
+    """Apply ``merger(x)`` to ``most`` rows at a time, whole cells."""
     parts = []
     for rows in chunk_slices(x.shape[0], most):
         parts.append(merger(x[rows]))

@@ -55,9 +55,9 @@ def canonical_name(name: str) -> str:
     return f"{found[1]}.{found[2]}" if found else name
 
 
-def is_text_tensor(name: str) -> bool:
-    """Return whether a tensor belongs to the text model, not to the encoder."""
-    return _OWN.fullmatch(name) is None
+def is_vision_tensor(name: str) -> bool:
+    """Return whether a tensor belongs to the encoder, not to the text model."""
+    return _OWN.fullmatch(name) is not None
 
 
 def is_skippable(spec: VisionSpec, name: str) -> bool:
@@ -66,7 +66,7 @@ def is_skippable(spec: VisionSpec, name: str) -> bool:
     unread = range(spec.num_layers, spec.num_layers + spec.num_skipped_layers)
     if layer is not None and int(layer[1]) in unread:
         return True
-    return is_text_tensor(name) or _UNREAD.fullmatch(name) is not None
+    return not is_vision_tensor(name) or _UNREAD.fullmatch(name) is not None
 
 
 def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
@@ -113,11 +113,11 @@ def _layer_parameters(spec: VisionSpec) -> dict[str, Parameter]:
     up = (inner, inner) if spec.gated else (inner,)
     found = {
         **_norm_parameters("attention_norm", spec.norm, hidden),
-        **_linear_parameters("qkv", (hidden, hidden, hidden), hidden, bias=spec.bias),
-        **_linear_parameters("output", (hidden,), hidden, bias=spec.bias or spec.output_bias),
+        **linear_parameters("qkv", (hidden, hidden, hidden), hidden, bias=spec.bias),
+        **linear_parameters("output", (hidden,), hidden, bias=spec.bias or spec.output_bias),
         **_norm_parameters("mlp_norm", spec.norm, hidden),
-        **_linear_parameters("up", up, hidden, bias=spec.mlp_bias),
-        **_linear_parameters("down", (hidden,), inner, bias=spec.mlp_bias),
+        **linear_parameters("up", up, hidden, bias=spec.mlp_bias),
+        **linear_parameters("down", (hidden,), inner, bias=spec.mlp_bias),
     }
     if spec.qk_norm is not None:
         for name in ("query_norm", "key_norm"):
@@ -174,16 +174,17 @@ def _merger_parameters(
         inputs = spec.hidden_size
     inner = merger.inner_size
     if inner is None:
-        return found | _linear_parameters(f"{name}.up", (spec.out_size,), inputs, bias=merger.bias)
+        return found | linear_parameters(f"{name}.up", (spec.out_size,), inputs, bias=merger.bias)
     width = 2 * inner if merger.gated else inner
-    found |= _linear_parameters(f"{name}.up", (width,), inputs, bias=merger.bias)
-    found |= _linear_parameters(f"{name}.down", (spec.out_size,), inner, bias=merger.bias)
+    found |= linear_parameters(f"{name}.up", (width,), inputs, bias=merger.bias)
+    found |= linear_parameters(f"{name}.down", (spec.out_size,), inner, bias=merger.bias)
     return found
 
 
-def _linear_parameters(
+def linear_parameters(
     name: str, parts: tuple[int, ...], inputs: int, *, bias: bool
 ) -> dict[str, Parameter]:
+    """Return the parameters of a projection."""
     found = {f"{name}.weight": Parameter(parts, (inputs,))}
     if bias:
         found[f"{name}.bias"] = Parameter(parts)
