@@ -176,6 +176,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_images: int = 16  # per prompt; 0: images are refused, and the vision tower is not loaded
     # Larger images are scaled down to this; None: the model's own limit, and less on a CPU.
     max_image_tokens: int | None = None
+    max_audio_clips: int = 16  # per prompt; 0: audio is refused, and its encoder is not loaded
+    max_audio_s: int = 1800  # of a clip
     speculation: SpeculationConfig | None = None
     profile_dir: str | None = None  # directory for step traces; None: profiling is off
     log_level: LogLevel = "info"  # of the engine process, if there is one

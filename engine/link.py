@@ -27,7 +27,7 @@ from engine.frames import (
     ToEngine,
     encode,
 )
-from engine.submission import has_images
+from engine.submission import has_media
 from engine.types import EngineInfo
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class EngineLink(asyncio.Protocol):
         merged: list[ToEngine] = []
         for message in outbox:
             last = merged[-1] if merged else None
-            is_large = isinstance(message, Submit) and has_images(message)
+            is_large = isinstance(message, Submit) and has_media(message)
             if isinstance(message, Submit) and isinstance(last, Submit) and not is_large:
                 merged[-1] = Submit(last.requests + message.requests)
             elif isinstance(message, Abort) and isinstance(last, Abort):

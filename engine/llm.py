@@ -46,7 +46,7 @@ from engine.progress import LoadingBar, run_to_completion
 from engine.requests import fan_out
 from engine.results import RequestResult, make_result
 from engine.speculation.options import speculation_config
-from engine.types import Adapter, SamplingParams
+from engine.types import Adapter, Request, SamplingParams
 
 
 class LLM(OfflineText, OfflineInspection, OfflineSleep):
@@ -72,6 +72,8 @@ class LLM(OfflineText, OfflineInspection, OfflineSleep):
         pooling_type: PoolingKind | None = None,
         max_images: int = 16,
         max_image_tokens: int | None = None,
+        max_audio_clips: int = 16,
+        max_audio_s: int = 1800,
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         enable_expert_parallel: bool = False,
@@ -115,6 +117,8 @@ class LLM(OfflineText, OfflineInspection, OfflineSleep):
             pooling_type: which hidden states make an embedding. Default: the model's own choice.
             max_images: most images in one prompt; 0 does not load the image encoder.
             max_image_tokens: most tokens per image; larger images are scaled down.
+            max_audio_clips: most audio clips in one prompt; 0 does not load the audio encoder.
+            max_audio_s: most seconds of a clip.
             tensor_parallel_size: processes that share each layer.
             pipeline_parallel_size: stages of layers, each with that many processes.
             enable_expert_parallel: give each process whole experts, not a part of each.
@@ -164,6 +168,8 @@ class LLM(OfflineText, OfflineInspection, OfflineSleep):
             pooling_type=pooling_type,
             max_images=max_images,
             max_image_tokens=max_image_tokens,
+            max_audio_clips=max_audio_clips,
+            max_audio_s=max_audio_s,
             tensor_parallel_size=tensor_parallel_size,
             pipeline_parallel_size=pipeline_parallel_size,
             enable_expert_parallel=enable_expert_parallel,
@@ -198,7 +204,7 @@ class LLM(OfflineText, OfflineInspection, OfflineSleep):
         with LoadingBar(use_tqdm) as bar:
             core = EngineCore.load(config, bar)
         self._driver = Driver(core, self._tokenizer)
-        self._image_rules = core.info.images
+        self._image_rules, self._audio_rules = core.info.images, core.info.audio
         self._adapters = OfflineAdapters()
 
     # ------------------------------------------------------------ generation
@@ -381,7 +387,7 @@ class LLM(OfflineText, OfflineInspection, OfflineSleep):
         if sampling.n != 1:
             raise InvalidParameter("a stream gives one choice; use generate for more", param="n")
         (choice,) = self._driver.submit(
-            fan_out(new_id(), prompt.token_ids, sampling, images=prompt.images, adapter=adapter),
+            _requests(prompt, sampling, adapter),
             sampling,
             continuation=continuation,
             keep_deltas=True,
@@ -404,8 +410,7 @@ class LLM(OfflineText, OfflineInspection, OfflineSleep):
         groups: list[list[Choice]] = []
         try:
             for prompt, sampling, adapter in zip(prompts, each, adapters, strict=True):
-                token_ids, images = prompt
-                requests = fan_out(new_id(), token_ids, sampling, images=images, adapter=adapter)
+                requests = _requests(prompt, sampling, adapter)
                 groups.append(driver.submit(requests, sampling, continuation=continuation))
             run_to_completion(driver, groups, use_tqdm)
         finally:  # refused, interrupted or lost: nothing of this call stays behind
@@ -414,3 +419,12 @@ class LLM(OfflineText, OfflineInspection, OfflineSleep):
             make_result(group, text, sampling, self._tokenizer)
             for group, text, sampling in zip(groups, texts, each, strict=True)
         ]
+
+
+def _requests(
+    prompt: ChatPrompt, sampling: SamplingParams, adapter: Adapter | None
+) -> list[Request]:
+    """The requests for the choices of one prompt."""
+    token_ids, images, audio = prompt
+    media = {"images": images, "audio": audio}
+    return fan_out(new_id(), token_ids, sampling, **media, adapter=adapter)

@@ -22,7 +22,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     num_states: int = 0  # recurrent models: sequences that may run at once
     num_snapshots: int = 0  # saved recurrent states, for prompts with a common beginning
     state_bytes: int = 0  # memory taken by states and snapshots
-    image_bytes: int = 0  # for image embeddings, and for computing them
+    image_bytes: int = 0  # for embeddings of images and audio, and for computing them
     trial_bytes: int = 0  # for the inputs of states from drafts that are not verified yet
 
     def describe(self) -> str:
@@ -54,7 +54,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _describe_images(self) -> str:
-        return f"images {self.image_bytes / 2**20:,.0f} MiB, " if self.image_bytes else ""
+        return f"images and audio {self.image_bytes / 2**20:,.0f} MiB, " if self.image_bytes else ""
 
     def _describe_host(self) -> str:
         if not self.num_host_blocks:

@@ -10,7 +10,7 @@ def check_kind(request: Request, info: EngineInfo) -> None:
     """Check that the model can do what the request asks for.
 
     A model that does not generate makes vectors only. One that does may also make vectors, and may
-    take images in its prompts.
+    take images or audio in its prompts.
 
     Raises:
         InvalidParameter: it cannot.
@@ -18,6 +18,8 @@ def check_kind(request: Request, info: EngineInfo) -> None:
     pooling, can = request.pooling, info.pooling
     if request.images and (pooling is not None or info.images is None):
         raise InvalidParameter("images are not taken", param="messages")
+    if request.audio and (pooling is not None or info.audio is None):
+        raise InvalidParameter("audio is not taken", param="messages")
     if pooling is None:
         if not info.is_generative:
             raise InvalidParameter("this model does not generate text", param="model")

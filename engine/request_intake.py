@@ -1,9 +1,9 @@
 """What happens to requests before they reach the scheduler's queue.
 
-    add ──► its images are read ──► its grammar is compiled ──► the scheduler's queue
-            engine/images/wait_queue.py   engine/grammar/wait_queue.py
+    add ──► its images or audio are read ──► its grammar is compiled ──► the scheduler's queue
+            engine/images/wait_queue.py       engine/grammar/wait_queue.py
 
-Requests with neither images nor a grammar are queued at once.
+Requests without any of these are queued at once.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RequestIntake:
         return len(self._grammars)
 
     def attach_runner(self, runner: Runner) -> None:
-        """Use ``runner`` to read images if it can do so between steps. Nothing may be waiting."""
+        """Let ``runner`` read images and audio if it can between steps. Nothing may be waiting."""
         self._images.attach_prefetcher(
             runner.image_prefetcher if isinstance(runner, SupportsImagePrefetch) else None
         )
@@ -80,7 +80,7 @@ class RequestIntake:
         for request in self._grammars.requests():
             yield request, "grammar"
         for request in self._images.requests():
-            yield request, "images"
+            yield request, _media_phase(request)
 
     def add(self, request: Request) -> None:
         """Queue a request as soon as it has what it needs.
@@ -97,16 +97,16 @@ class RequestIntake:
             return
         self._scheduler.report_waiting(request)
         if request.sampling.grammar is not None:
-            self._compiler.compile(request.sampling.grammar)  # in parallel with its images
+            self._compiler.compile(request.sampling.grammar)  # in parallel
 
     def admit_ready(self, monitor: EngineMonitor) -> None:
-        """Read images for a moment, and advance the requests whose waits are over.
+        """Read images and audio for a moment, and advance the requests whose waits are over.
 
         Raises:
             EngineDead: the device is lost.
         """
         for request, failure in self._images.run_slice():
-            self._finish_wait(request, "images", failure, monitor)
+            self._finish_wait(request, _media_phase(request), failure, monitor)
         for request, compiled, failure in self._grammars.take_ready():
             self._finish_wait(request, "grammar", failure, monitor, compiled)
 
@@ -128,10 +128,10 @@ class RequestIntake:
     ) -> None:
         """Advance a request whose wait ``phase`` is over, or report its failure."""
         try:
-            if failure is None and phase == "images":
-                self._advance(request)
-            elif failure is None:
+            if failure is None and phase == "grammar":
                 self._scheduler.add(request, compiled)
+            elif failure is None:
+                self._advance(request)
         except RequestError as error:
             failure = Failure.of(error)
         if monitor.is_recording:
@@ -141,7 +141,7 @@ class RequestIntake:
             self._scheduler.finish_unqueued(request.id, failure)
 
     def _advance(self, request: Request) -> None:
-        """Advance a request that has no images, or whose images have been read."""
+        """Advance a request that has nothing to read, or for which it has been read."""
         if request.sampling.grammar is None:
             self._scheduler.add(request)
             return
@@ -150,7 +150,11 @@ class RequestIntake:
             self._scheduler.add(request, compiled)
 
     def _has_images_computed(self, request: Request) -> bool:
-        last = request.images[-1]
         if request.id in self._grammars:
             return False
-        return self._scheduler.has_computed(request.id, last.start + last.num_tokens)
+        end = max(each.start + each.num_tokens for each in request.media)
+        return self._scheduler.has_computed(request.id, end)
+
+
+def _media_phase(request: Request) -> PhaseKind:
+    return "images" if request.images else "audio"

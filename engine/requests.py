@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engine.audio.types import AudioClip
 from engine.images.types import Image
 from engine.types import Adapter, Request, SamplingParams
 
@@ -20,6 +21,7 @@ def fan_out(
     sampling: SamplingParams,
     *,
     images: Sequence[Image] = (),
+    audio: Sequence[AudioClip] = (),
     priority: int = 0,
     cache_salt: str = "",
     adapter: Adapter | None = None,
@@ -42,6 +44,7 @@ def fan_out(
             id=request_id if index == 0 else f"{request_id}/{index}",
             prompt_token_ids=prompt,
             images=tuple(images),
+            audio=tuple(audio),
             sampling=msgspec.structs.replace(sampling, n=1, seed=_choice_seed(seed, index)),
             fork_of=request_id if index else None,
             priority=priority,

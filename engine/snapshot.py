@@ -17,7 +17,7 @@ FREE = 0
 CACHED = 1
 HELD = 2  # and above: held by the request at index ``value - HELD``
 
-PhaseKind = Literal["images", "grammar", "queued", "prefill", "decode", "preempted"]
+PhaseKind = Literal["images", "audio", "grammar", "queued", "prefill", "decode", "preempted"]
 
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):

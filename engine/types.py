@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
+from engine.audio.types import AudioClip, AudioRules
 from engine.errors import Failure, InvalidParameter
 from engine.images.types import Image, ImageRules
+from engine.media import Media
 from engine.memory_plan import MemoryPlan
 from engine.plan_rows import PlanRows
 from engine.pooling import PoolingInfo, PoolingParams
@@ -162,6 +164,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     prompt_token_ids: tuple[int, ...]
     images: tuple[Image, ...] = ()  # images in the prompt, in order
+    audio: tuple[AudioClip, ...] = ()  # audio in the prompt, in order
     sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
     pooling: PoolingParams | None = None  # the request is for a vector instead of tokens
     resumed_token_ids: tuple[int, ...] = ()  # output already delivered before an engine restart
@@ -175,6 +178,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     arrival_s: float = 0.0  # time.monotonic() on arrival at the server
     deadline_s: float | None = None  # time.monotonic() after which the request is abandoned
     report_progress: bool = False  # report the progress of the prompt until the first token
+
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """The images and the audio in the prompt; the images first."""
+        return (*self.images, *self.audio) if self.audio else self.images
 
 
 class Trace(msgspec.Struct, frozen=True):
@@ -418,6 +426,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     is_recurrent: bool = False
     unchunked_prefill: bool = False  # a prompt is computed in one step, and none of it is cached
     images: ImageRules | None = None  # None: it does not take images
+    audio: AudioRules | None = None  # None: it does not take audio
 
 
 def _check(condition: bool, param: str, problem: str) -> None:

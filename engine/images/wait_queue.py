@@ -5,7 +5,8 @@
 
 On a CPU, embedding an image takes seconds. Within a step it would stall every running sequence, so
 it is done before, in pieces between steps. The embeddings stay until the image's tokens are
-computed: no more is read ahead than there is room for.
+computed: no more is read ahead than there is room for. Audio waits here as well: what is called an
+image below may be a clip.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import NamedTuple
 from engine.config import Policy
 from engine.errors import DeadlineExceeded, EngineDead, Failure
 from engine.images.types import Image
+from engine.media import Media
 from engine.runner.protocol import ImagePrefetcher
 from engine.types import Request
 
@@ -39,6 +41,7 @@ class _Reading(NamedTuple):
     """An image that is being read."""
 
     digest: bytes
+    noun: str
     pieces: Iterator[None]
 
 
@@ -110,7 +113,7 @@ class ImageWaitQueue:
         Raises what ``num_cached_tokens`` raises.
         """
         reader = self._reader
-        if reader is None or not request.images:
+        if reader is None or not request.media:
             return False
         if self._missing(reader, request):
             self._held[request.id] = request
@@ -171,31 +174,31 @@ class ImageWaitQueue:
             image, self._head = missing[0], head
             self._cells_by_tenant[head.tenant] += reader.num_cells(image)
             self._pin_wanted(reader)
-            self._reading = _Reading(image.digest, reader.prefetch(image))
+            self._reading = _Reading(image.digest, _noun(image), reader.prefetch(image))
         return self._reading is not None
 
     def _read_piece(self, reader: ImagePrefetcher) -> None:
         """Read the next piece of the current image."""
         assert self._reading is not None
-        digest, pieces = self._reading
+        digest, noun, pieces = self._reading
         try:
             is_done = next(pieces, True)
         except EngineDead:
             raise
         except Exception as error:
-            logger.exception("an image could not be read")
-            message = f"an image could not be read: {str(error) or type(error).__name__}"
+            logger.exception("%s could not be read", noun)
+            message = f"{noun} could not be read: {str(error) or type(error).__name__}"
             self._fail(digest, Failure(kind=Failure.of(error).kind, message=message))
             return
         if is_done:
             self._reading = None
             for request in list(self._held.values()):
-                if all(reader.is_cached(image) for image in request.images):
+                if all(reader.is_cached(image) for image in request.media):
                     self._admit(request)
 
-    def _missing(self, reader: ImagePrefetcher, request: Request) -> list[Image]:
+    def _missing(self, reader: ImagePrefetcher, request: Request) -> list[Media]:
         """Return the images of a request that are not read yet."""
-        missing = [image for image in request.images if not reader.is_cached(image)]
+        missing = [image for image in request.media if not reader.is_cached(image)]
         if not missing:
             return []
         num_found = self._num_cached_tokens(request)
@@ -219,7 +222,7 @@ class ImageWaitQueue:
         """
         urgency = self._urgency(head)
         others = [each for each in self._prefetched.values() if self._urgency(each) <= urgency]
-        images = {image.digest: image for each in (*others, head) for image in each.images}
+        images = {image.digest: image for each in (*others, head) for image in each.media}
         num_cells = sum(reader.num_cells(image) for image in images.values())
         return not others or num_cells <= reader.capacity
 
@@ -227,7 +230,7 @@ class ImageWaitQueue:
         """Protect what is read ahead from eviction until it is used."""
         head = self._head
         wanted = [*self._prefetched.values(), *([] if head is None else [head])]
-        reader.pin({image.digest for each in wanted for image in each.images})
+        reader.pin({image.digest for each in wanted for image in each.media})
 
     def _admit(self, request: Request) -> None:
         self._prefetched[request.id] = request
@@ -236,7 +239,7 @@ class ImageWaitQueue:
     def _fail(self, digest: bytes, failure: Failure) -> None:
         """Fail all requests with an image that cannot be read."""
         for request in list(self._held.values()):
-            if any(image.digest == digest for image in request.images):
+            if any(image.digest == digest for image in request.media):
                 self._end(request, failure)
 
     def _expire(self, now_s: float) -> None:
@@ -258,8 +261,12 @@ class ImageWaitQueue:
         if reading is not None and not any(
             image.digest == reading.digest
             for request in self._held.values()
-            for image in request.images
+            for image in request.media
         ):
             self._reading = None
         if not self._held:
             self._cells_by_tenant.clear()
+
+
+def _noun(image: Media) -> str:
+    return "an image" if isinstance(image, Image) else "an audio clip"

@@ -33,10 +33,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from engine.images.types import Image
 from engine.kv_cache.host_tier import HostTier
 from engine.kv_cache.prefix import PrefixChain
 from engine.kv_cache.snapshots import SnapshotPool
+from engine.media import Media
 from engine.types import BlockCopy, BlockStats
 
 
@@ -202,9 +202,9 @@ class BlockPool:
 
     # ------------------------------------------------------------ cached prefixes
 
-    def chain(self, salt: str, adapter: str = "", images: Sequence[Image] = ()) -> PrefixChain:
-        """Make an empty chain of digests for one sequence, whose prompt has these images."""
-        return PrefixChain(self._hash_key, salt, self.block_size, adapter, images)
+    def chain(self, salt: str, adapter: str = "", media: Sequence[Media] = ()) -> PrefixChain:
+        """Make an empty chain of digests for one sequence with these images or audio."""
+        return PrefixChain(self._hash_key, salt, self.block_size, adapter, media)
 
     def match(
         self, chain: PrefixChain, token_ids: Sequence[int], window: int | None = None

@@ -8,8 +8,8 @@
 block ``i``, so a block found by its digest needs no comparison of tokens. The hash is keyed with
 random bytes drawn at start (RFC 7693, keyed BLAKE2b). Nobody outside can construct a collision,
 and so no request can be served another's prefix. The root depends on the request's salt and
-adapter, which separates their prefixes. All images have the same token, so a block that overlaps an
-image also includes the image's own digest.
+adapter, which separates their prefixes. All images have the same token, and so has all audio, so a
+block that overlaps either also includes the digest of its contents.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import struct
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from engine.images.types import Image
+from engine.media import Media
 
 _DIGEST_BYTES = 16
 
@@ -29,7 +29,7 @@ class PrefixChain:
     It survives preemption, since a sequence's tokens only ever grow.
     """
 
-    __slots__ = ("_block_size", "_digests", "_images", "_key", "_parent")
+    __slots__ = ("_block_size", "_digests", "_key", "_media", "_parent")
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class PrefixChain:
         salt: str,
         block_size: int,
         adapter: str = "",
-        images: Sequence[Image] = (),
+        media: Sequence[Media] = (),
     ) -> None:
         self._key = key
         self._block_size = block_size
-        self._images = images
+        self._media = media
         self._parent = _digest(key, b"root", salt.encode("utf-8", "surrogatepass"))
         if adapter:
             self._parent = _digest(key, self._parent, b"adapter" + adapter.encode())
@@ -56,18 +56,18 @@ class PrefixChain:
         size = self._block_size
         for start in range(len(digests) * size, num_blocks * size, size):
             block = struct.pack(f"{size}i", *token_ids[start : start + size])
-            if self._images:
-                block += self._image_digests(start, start + size)
+            if self._media:
+                block += self._media_digests(start, start + size)
             self._parent = _digest(self._key, self._parent, block)
             digests.append(self._parent)
         return digests
 
-    def _image_digests(self, begin: int, end: int) -> bytes:
-        """The digests and starts of the images that have tokens in a block."""
+    def _media_digests(self, begin: int, end: int) -> bytes:
+        """The digests and starts of the images and audio that have tokens in a block."""
         return b"".join(
-            struct.pack("q", image.start) + image.digest
-            for image in self._images
-            if image.start < end and begin < image.start + image.num_tokens
+            struct.pack("q", each.start) + each.digest
+            for each in self._media
+            if each.start < end and begin < each.start + each.num_tokens
         )
 
 

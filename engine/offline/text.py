@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from engine.audio.placeholders import expand_audio_tokens
+from engine.audio.read import AudioReader
+from engine.audio.types import AudioRules
 from engine.images.placeholders import expand_image_tokens, make_rewriter
 from engine.images.types import ImageRules
-from engine.offline.images import ChatPrompt, extract_images, process_images
+from engine.offline.images import ChatPrompt, extract_media, process_images, process_sounds
 from engine.offline.inputs import Prompt, as_prompts
 from engine.text.template import ChatTemplate, Message
 from engine.text.tokenizer import Tokenizer
@@ -37,10 +40,12 @@ class OfflineText:
     """
 
     _image_rules: ImageRules | None = None  # of the model, once it is loaded
+    _audio_rules: AudioRules | None = None
 
     def __init__(self, directory: str | Path, chat_template: str | None) -> None:
         self._tokenizer = Tokenizer.from_dir(directory)
         self._template = ChatTemplate.from_dir(directory, self._tokenizer, chat_template)
+        self._audio_reader = AudioReader()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -58,22 +63,24 @@ class OfflineText:
     def encode_chat(self, messages: Conversation, **options: Unpack[ChatOptions]) -> list[int]:
         """The token ids that the chat template makes of a conversation; see ``ChatTemplate``.
 
-        Message parts may be images (``docs/images.md``). Each is represented by as many tokens as
-        the model uses for it; only ``chat`` also passes the images to the model.
+        Message parts may be images or audio (``docs/images.md``, ``docs/audio.md``). Each is
+        represented by as many tokens as the model uses for it; only ``chat`` also passes what is
+        seen and heard to the model.
 
         Raises:
             TemplateError: the template raised an error.
-            InvalidParameter: an image is unsuitable for the model.
-            OSError: an image file cannot be read.
+            InvalidParameter: an image or a clip is unsuitable for the model.
+            OSError: a file cannot be read.
         """
         return self._encode_conversation(messages, **options).token_ids
 
     def _encode_conversation(
         self, messages: Conversation, **options: Unpack[ChatOptions]
     ) -> ChatPrompt:
-        """Same as ``encode_chat``, with the images."""
-        plain, sources = extract_images(messages)
-        pictures = process_images(sources, self._image_rules)
+        """Same as ``encode_chat``, with the images and the audio."""
+        plain, images, sounds = extract_media(messages)
+        pictures = process_images(images, self._image_rules)
+        heard = process_sounds(sounds, self._audio_rules, self._audio_reader)
         rules = self._image_rules if pictures else None
         token_ids = self._template.encode_chat_sync(
             plain,
@@ -83,6 +90,9 @@ class OfflineText:
             continue_final_message=options.get("continue_final_message", False),
             template_kwargs=options.get("chat_template_kwargs"),
         )
+        if self._audio_rules is not None and heard:
+            token_ids, clips = expand_audio_tokens(token_ids, heard, self._audio_rules)
+            return ChatPrompt(token_ids, audio=clips)
         if rules is None:
             return ChatPrompt(token_ids)
         return ChatPrompt(*expand_image_tokens(token_ids, pictures, rules))
@@ -104,3 +114,4 @@ class OfflineText:
     def _close_text(self) -> None:
         """End the template process. Idempotent."""
         self._template.close()
+        self._audio_reader.close()

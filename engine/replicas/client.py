@@ -231,7 +231,7 @@ class ReplicaClient:
         if not size:
             return []
         adapter = request.adapter.id if request.adapter is not None else ""
-        chain = PrefixChain(self._key, request.cache_salt, size, adapter, request.images)
+        chain = PrefixChain(self._key, request.cache_salt, size, adapter, request.media)
         return chain.digests(prompt, len(prompt) // size)
 
     # ------------------------------------------------------------ deaths

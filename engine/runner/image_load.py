@@ -27,8 +27,7 @@ from engine.models.spec import DecoderSpec
 from engine.models.vision.config import VisionConfig
 from engine.models.vision.tower import VisionTower, load_tower, tower_unsupported_reason
 from engine.parallel.stages import stage_layers
-from engine.runner.images import ImageEmbedder
-from engine.runner.rows import RowTable
+from engine.runner.media_encoders import ImageEncoder
 from engine.runner.weight_files import WeightFiles
 
 logger = logging.getLogger(__name__)
@@ -74,11 +73,9 @@ class ImagePlan:
         encoded = _encoded_cells(self.rules)
         return kept + tower.activation_bytes(encoded)
 
-    def make_embedder(
-        self, tower: VisionTower, rows: RowTable, device: torch.device
-    ) -> ImageEmbedder:
+    def encoder(self, tower: VisionTower, device: torch.device) -> ImageEncoder:
         """Make the runner's image reader."""
-        return ImageEmbedder(tower, self.rules, rows, device, self.num_cached_cells)
+        return ImageEncoder(tower, self.rules, device)
 
 
 def plan_images(

@@ -1,21 +1,24 @@
-"""Image embeddings for the tokens of a step; each image is embedded once."""
+"""Embeddings of images and audio for the tokens of a step; each item is embedded once.
+
+What is called an image here may be an audio clip.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Set
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Set
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from engine.errors import RequestFailed
-from engine.images.positions import cells
-from engine.images.types import Image, ImageRules
+from engine.media import Media
 from engine.models.step_state import StepImageEmbeddings
-from engine.models.vision.tower import ImageEmbeddings, VisionTower
+from engine.models.vision.tower import ImageEmbeddings, run_to_end
 from engine.runner.device_errors import translated_errors
 from engine.runner.inputs import AttentionEnds, HostBatch
+from engine.runner.media_encoders import MediaEncoder
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
 from kernels.transfer import to_device
@@ -24,7 +27,7 @@ from kernels.transfer import to_device
 class _StepImage(NamedTuple):
     """The cells of an image that a step computes."""
 
-    image: Image
+    image: Media
     places: np.ndarray  # [n], in the step
     begin: int  # first of these cells, in the image
     end: int  # the prompt position after the image's last cell
@@ -53,31 +56,28 @@ class StepImages(NamedTuple):
 NO_IMAGES = StepImages()
 
 
-class ImageEmbedder:
+class MediaEmbedder:
     """Embeds an image when its first token is computed, and caches the embeddings.
 
     The cache serves the image's later chunks and other prompts with the same image. An image is
     embedded by itself, so its embeddings do not depend on the rest of the step.
 
     Args:
-        tower: the vision tower.
-        rules: the model's image rules.
+        encoders: by the type of what they embed; at least one.
         rows: the runner's.
-        device: the tower's.
+        device: the encoders'.
         max_cells: capacity of the cache; one step may exceed it.
     """
 
     def __init__(
         self,
-        tower: VisionTower,
-        rules: ImageRules,
+        encoders: Mapping[type[Media], MediaEncoder[Any]],
         rows: RowTable,
         device: torch.device,
         max_cells: int,
     ) -> None:
-        self._tower = tower
-        self._cell = rules.cell
-        self._is_bidirectional = rules.is_bidirectional
+        self._encoders = encoders
+        self._is_bidirectional = any(each.is_bidirectional for each in encoders.values())
         self._rows = rows
         self._device = device
         self._max_cells = max_cells
@@ -93,7 +93,7 @@ class ImageEmbedder:
 
     def embed(self, batch: HostBatch, uploads: Uploads) -> StepImages:
         """Return what the step needs; embeds images that are not cached."""
-        if not self._rows.image_slots:
+        if not self._rows.media_slots:
             return NO_IMAGES
         turns, turning = None if self._rows.mrope is None else self._rows.mrope.of(batch), None
         if turns is not None:
@@ -103,7 +103,7 @@ class ImageEmbedder:
             return StepImages(rotary_positions=turning)
         places, ends = np.concatenate([where for _, where, *_ in seen]), None
         if self._is_bidirectional:
-            on_host = _ends(batch, seen)
+            on_host = self._ends(batch, seen)
             ends = AttentionEnds(on_host, *uploads.send((on_host,)))
         return StepImages(self._tokens(seen, places), places.astype(np.int32), ends, turning)
 
@@ -124,11 +124,11 @@ class ImageEmbedder:
         """See ``ImagePrefetcher.capacity``."""
         return self._max_cells
 
-    def num_cells(self, image: Image) -> int:
+    def num_cells(self, image: Media) -> int:
         """See ``ImagePrefetcher.num_cells``."""
-        return (image.height // self._cell) * (image.width // self._cell)
+        return self._encoders[type(image)].num_cells(image)
 
-    def is_cached(self, image: Image) -> bool:
+    def is_cached(self, image: Media) -> bool:
         """See ``ImagePrefetcher.is_cached``."""
         return image.digest in self._cache
 
@@ -137,9 +137,9 @@ class ImageEmbedder:
         self._pinned = digests
         self._evict()
 
-    def prefetch(self, image: Image) -> Iterator[None]:
+    def prefetch(self, image: Media) -> Iterator[None]:
         """See ``ImagePrefetcher.prefetch``."""
-        pieces = self._tower.embed_chunks(self._pixels(image))
+        pieces = self._encoders[type(image)].embed_chunks(image)
         while True:
             with translated_errors(), torch.inference_mode():
                 try:
@@ -149,7 +149,7 @@ class ImageEmbedder:
                     return
             yield
 
-    def _take(self, image: Image, states: ImageEmbeddings) -> None:
+    def _take(self, image: Media, states: ImageEmbeddings) -> None:
         if not all(each.isfinite().all() for each in (states.embeddings, *states.deepstack)):
             raise RequestFailed("its embeddings are not finite")
         self._add(image, states)
@@ -157,7 +157,7 @@ class ImageEmbedder:
         self._evict()
 
     def _step_images(self, batch: HostBatch) -> Iterator[_StepImage]:
-        pictured = self._rows.image_slots
+        pictured = self._rows.media_slots
         if not pictured:
             return
         bounds, starts = batch.query_start.tolist(), batch.starts.tolist()
@@ -166,29 +166,24 @@ class ImageEmbedder:
                 continue
             first, start = bounds[row], starts[row]
             end = start + bounds[row + 1] - first
-            for image in self._rows.requests[slot].images:
+            for image in self._rows.requests[slot].media:
                 if image.start >= end or image.start + image.num_tokens <= start:
                     continue
-                in_prompt = cells(image, self._cell)
+                in_prompt = self._encoders[type(image)].places(image)
                 begin, behind = np.searchsorted(in_prompt, (start, end)).tolist()
                 if begin < behind:
                     here = in_prompt[begin:behind] - start + first
                     yield _StepImage(image, here, begin, int(in_prompt[-1]) + 1)
 
-    def _states(self, image: Image) -> ImageEmbeddings:
+    def _states(self, image: Media) -> ImageEmbeddings:
         found = self._cache.get(image.digest)
         if found is None:
-            found = self._tower.embed(self._pixels(image))
+            found = run_to_end(self._encoders[type(image)].embed_chunks(image))
             self._add(image, found)
         self._cache.move_to_end(image.digest)
         return found
 
-    def _pixels(self, image: Image) -> torch.Tensor:
-        shape = (image.height, image.width, 3)
-        pixels = torch.frombuffer(bytearray(image.pixels), dtype=torch.uint8).view(shape)
-        return to_device(pixels, self._device)
-
-    def _add(self, image: Image, states: ImageEmbeddings) -> None:
+    def _add(self, image: Media, states: ImageEmbeddings) -> None:
         if image.digest not in self._cache:  # a step may have embedded it during the read-ahead
             self._cache[image.digest] = states
             self._num_cells += states.embeddings.shape[0]
@@ -207,10 +202,10 @@ class ImageEmbedder:
                 if self._num_cells <= self._max_cells:
                     return
 
-
-def _ends(batch: HostBatch, seen: list[_StepImage]) -> np.ndarray:
-    """[N] int32, see ``AttentionEnds``: the tokens of an image attend to all of it."""
-    found = batch.positions + np.int32(1)
-    for _, where, _, behind in seen:
-        found[where] = behind
-    return found
+    def _ends(self, batch: HostBatch, seen: list[_StepImage]) -> np.ndarray:
+        """[N] int32, see ``AttentionEnds``: the tokens of an image attend to all of it."""
+        found = batch.positions + np.int32(1)
+        for image, where, _, behind in seen:
+            if self._encoders[type(image)].is_bidirectional:
+                found[where] = behind
+        return found

@@ -6,17 +6,21 @@ import logging
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from engine.audio.types import AudioClip
 from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
+from engine.images.types import Image
 from engine.kv_cache.states import make_states, num_state_lines
 from engine.kv_cache.storage import KVCache, plan_memory
 from engine.limits import num_row_lines
 from engine.lora.store import AdapterStore
+from engine.media import Media
+from engine.models.audio.encoder import AudioEncoder
 from engine.models.checkpoint import ModelConfig, read_config
 from engine.models.decoder import Decoder
 from engine.models.encoder.spec import EncoderSpec
@@ -30,8 +34,10 @@ from engine.runner.device import (
 )
 from engine.runner.graphs import CudaCapture, DecodeGraphs
 from engine.runner.host_blocks import HostBlocks
+from engine.runner.images import MediaEmbedder
 from engine.runner.kernel_warmup import KernelWarmup
 from engine.runner.load_plan import LoadPlan, make_plan
+from engine.runner.media_encoders import MediaEncoder
 from engine.runner.model_info import describe
 from engine.runner.model_runner import ModelRunner
 from engine.runner.programs import DecodePrograms
@@ -47,6 +53,8 @@ from engine.types import EngineInfo, MemoryPlan
 from kernels.select import NoKernelsError
 
 if TYPE_CHECKING:
+    import torch
+
     from engine.parallel.leader import Team
 
 logger = logging.getLogger(__name__)
@@ -79,6 +87,7 @@ class LoadedWeights(NamedTuple):
     draft: Modules | None
     head: LoadedHead | None
     tower: VisionTower | None  # for images
+    ears: AudioEncoder | None  # for audio
 
     @property
     def num_bytes(self) -> int:
@@ -143,9 +152,6 @@ class LoadedDecoder:
         speculation = config.speculation
         rejects = speculation is not None and speculation.draft_sampling == "rejection"
         most_tokens = config.scheduler.for_device(device.type).step_tokens
-        images = None
-        if plan.images is not None and loaded.tower is not None:
-            images = plan.images.make_embedder(loaded.tower, rows, device)
         rehearsals = KernelWarmup(
             decoder, kernels.operations, rows, max_tokens=most_tokens, rejection_sampling=rejects
         )
@@ -166,7 +172,7 @@ class LoadedDecoder:
             host=HostBlocks(cache, slots, draft, team) if slots else None,
             snapshots=Snapshots(states, rows, team) if memory.num_states else None,
             make_sleeping=self._make_sleeping,
-            images=images,
+            media=_media_embedder(plan, loaded, rows, device),
         )
 
     def _make_sleeping(self, level: int) -> SleepingRunner:
@@ -243,10 +249,12 @@ def read_weights(plan: LoadPlan, on_progress: LoadProgress | None) -> LoadedWeig
     modules = make_modules(plan.spec, weights, method, stacked=plan.stack_experts)
     draft = None if plan.draft is None else plan.draft.modules(config, method)
     head = None if plan.head is None else plan.head.load(config, method, modules)
-    tower = None
+    tower = ears = None
     if plan.images is not None and (plan.shard is None or not plan.shard.number):
         tower = plan.images.load(plan.files, attention.dtype, attention.device)
-    return LoadedWeights(modules, draft, head, tower)
+    if plan.audio is not None and (plan.shard is None or not plan.shard.number):
+        ears = plan.audio.load(plan.files, attention.dtype, attention.device)
+    return LoadedWeights(modules, draft, head, tower, ears)
 
 
 def plan_cache(plan: LoadPlan, loaded: LoadedWeights) -> MemoryPlan:
@@ -259,6 +267,8 @@ def plan_cache(plan: LoadPlan, loaded: LoadedWeights) -> MemoryPlan:
     image_bytes = 0
     if plan.images is not None and loaded.tower is not None:
         image_bytes = plan.images.num_bytes(plan.spec, loaded.tower, attention.dtype)
+    if plan.audio is not None and loaded.ears is not None:
+        image_bytes += plan.audio.num_bytes(plan.spec, loaded.ears, attention.dtype)
     return plan_memory(
         plan.spec,
         config.cache,
@@ -276,6 +286,21 @@ def plan_cache(plan: LoadPlan, loaded: LoadedWeights) -> MemoryPlan:
         image_bytes=image_bytes,
         num_drafts=0 if config.speculation is None else config.speculation.num_draft_tokens,
     )
+
+
+def _media_embedder(
+    plan: LoadPlan, loaded: LoadedWeights, rows: RowTable, device: torch.device
+) -> MediaEmbedder | None:
+    """Make the reader of images and audio; None: the model takes neither."""
+    encoders: dict[type[Media], MediaEncoder[Any]] = {}
+    num_cells = 0
+    if plan.images is not None and loaded.tower is not None:
+        encoders[Image] = plan.images.encoder(loaded.tower, device)
+        num_cells += plan.images.num_cached_cells
+    if plan.audio is not None and loaded.ears is not None:
+        encoders[AudioClip] = plan.audio.encoder(loaded.ears, device)
+        num_cells += plan.audio.num_cached_cells
+    return MediaEmbedder(encoders, rows, device, num_cells) if encoders else None
 
 
 def _graphs(

@@ -16,6 +16,7 @@ from engine.parallel.shard import Shard, shard_spec
 from engine.quantization import choose_method
 from engine.quantization.cpu import PanelMethod
 from engine.quantization.method import WeightMethod
+from engine.runner.audio_load import AudioPlan, plan_audio
 from engine.runner.device import (
     cache_codes,
     choose_device,
@@ -52,6 +53,7 @@ class LoadPlan:
     draft: DraftPlan | None
     head: HeadPlan | None
     images: ImagePlan | None
+    audio: AudioPlan | None
 
     @property
     def has_panels(self) -> bool:
@@ -94,6 +96,7 @@ def make_plan(
         )
     block_size = config.cache.block_size or _BLOCK_SIZES[device.type]
     images = plan_images(config, model, files, full_spec, device)
+    audio = plan_audio(config, model, files, full_spec)
     attention = attention_spec(spec, block_size, dtype, device, codes)
     if images is not None and spec.bidirectional_images:
         attention = replace(attention, is_bidirectional=True)
@@ -110,7 +113,7 @@ def make_plan(
         invariant=config.batch_invariant,
         checkpoint_format=files.codes,
     )
-    held = kernels, num_threads, files, method, draft, head, images
+    held = kernels, num_threads, files, method, draft, head, images, audio
     plan = LoadPlan(config, model, full_spec, shard, spec, attention, *held)
     if config.batch_invariant and spec.moe is not None:
         reason = _refuse_invariant_experts(plan, dtype, device)

@@ -54,6 +54,7 @@ def describe(plan: LoadPlan, memory: MemoryPlan, started_s: float) -> EngineInfo
             sigmoid=spec.score_sigmoid,
         ),
         images=None if plan.images is None else plan.images.rules,
+        audio=None if plan.audio is None else plan.audio.rules,
     )
 
 

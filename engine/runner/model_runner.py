@@ -27,7 +27,7 @@ from engine.runner.device_errors import translated_errors
 from engine.runner.drafts import DraftTokens, StepDrafts, expand_drafts, step_drafts
 from engine.runner.graphs import DecodeGraph, DecodeGraphs
 from engine.runner.host_blocks import HostBlocks
-from engine.runner.images import NO_IMAGES, ImageEmbedder
+from engine.runner.images import NO_IMAGES, MediaEmbedder
 from engine.runner.inputs import (
     HostBatch,
     build_inputs,
@@ -77,7 +77,7 @@ class ModelRunner:
         team: the ranks with the other shards; None: the whole model is here.
         host: KV blocks in host memory; None: there are none.
         snapshots: of the rows' recurrent states; None: the model has none.
-        images: reads the images of prompts; None: the model takes none.
+        media: reads the images and audio of prompts; None: the model takes none.
         make_sleeping: makes what the runner leaves behind at a level of rest.
     """
 
@@ -99,7 +99,7 @@ class ModelRunner:
         team: Team | None = None,
         host: HostBlocks | None = None,
         snapshots: Snapshots | None = None,
-        images: ImageEmbedder | None = None,
+        media: MediaEmbedder | None = None,
         make_sleeping: Callable[[int], SleepingRunner],
     ) -> None:
         self._info = info
@@ -117,14 +117,14 @@ class ModelRunner:
         self._pipeline = None if team is None else team.pipeline
         self._host = host
         self._snapshots = snapshots
-        self._images = images
+        self._media = media
         self._make_sleeping = make_sleeping
         operations, uploads = kernels.operations, Uploads(attention_spec.device)
         self._sampler = Sampler(operations, rows, uploads, rejection_sampling=rejection_sampling)
         self._uploads = Uploads(attention_spec.device)
         self._is_cpu = attention_spec.device.type == "cpu"
         # On a GPU, steps read images: timing a read-ahead would mean waiting for the device.
-        self.image_prefetcher: ImagePrefetcher | None = images if self._is_cpu else None
+        self.image_prefetcher: ImagePrefetcher | None = media if self._is_cpu else None
         self._downloads = Downloads(attention_spec.device)
         self._spans = Spans()
 
@@ -264,7 +264,7 @@ class ModelRunner:
         """
         if self._graphs is None or copies or prompt_results.need_logprobs(batch, self._rows):
             return None
-        if self._images is not None and self._images.has_image_tokens(batch):
+        if self._media is not None and self._media.has_image_tokens(batch):
             return None
         verifies = drafts is not None
         graph = self._graphs.find(batch, has_drafts=verifies, adapted=adapted is not None)
@@ -328,7 +328,7 @@ class ModelRunner:
             for layer in self._cache.paged:
                 operations.copy_blocks(layer, sources, targets)
         inputs = build_inputs(batch, sent.rows, table, spec.block_size, operations)
-        seen = NO_IMAGES if self._images is None else self._images.embed(batch, self._uploads)
+        seen = NO_IMAGES if self._media is None else self._media.embed(batch, self._uploads)
         where = geometry(batch, sent.rows, inputs.seq_lens, table, seen.attention_ends)
         turns = seen.rotary_positions
         turning = inputs.positions if turns is None else turns.device

@@ -64,7 +64,7 @@ from typing import Protocol, runtime_checkable
 
 from engine.client import LoadProgress
 from engine.config import EngineConfig
-from engine.images.types import Image
+from engine.media import Media
 from engine.profiler import Spans
 from engine.types import Adapter, EngineInfo, StepPlan, StepResult
 
@@ -180,18 +180,18 @@ class SupportsOnLoss(Runner, Protocol):
 
 
 class ImagePrefetcher(Protocol):
-    """Reads images ahead of the steps that compute their tokens."""
+    """Reads images and audio ahead of the steps that compute their tokens."""
 
     @property
     def capacity(self) -> int:
         """How many cells are cached at once; images that must be kept may exceed it."""
         ...
 
-    def num_cells(self, image: Image) -> int:
-        """Number of cells of an image."""
+    def num_cells(self, image: Media) -> int:
+        """Number of cells of an image, or of a clip's tokens."""
         ...
 
-    def is_cached(self, image: Image) -> bool:
+    def is_cached(self, image: Media) -> bool:
         """Return whether the image's embeddings are cached."""
         ...
 
@@ -199,7 +199,7 @@ class ImagePrefetcher(Protocol):
         """Keep these images, once they are read, until the next call."""
         ...
 
-    def prefetch(self, image: Image) -> Iterator[None]:
+    def prefetch(self, image: Media) -> Iterator[None]:
         """Read an image, one piece at each iteration; after the last one it is cached.
 
         Raises:

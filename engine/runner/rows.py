@@ -61,7 +61,7 @@ class RowTable:
         self.requests: dict[int, Request] = {}  # by slot
         self.prompt_logprob_slots: set[int] = set()  # slots that return prompt log-probabilities
         self.pooling_slots: set[int] = set()  # slots that return a vector
-        self.image_slots: set[int] = set()  # slots whose prompts hold images
+        self.media_slots: set[int] = set()  # slots whose prompts hold images or audio
         self.mrope = None if image_cell is None else MRopePositions(lines, image_cell)
         self._is_mirrored = device.type != "cpu"
         self._num_blocks = [0] * max_num_rows
@@ -104,7 +104,7 @@ class RowTable:
         self.sampling.clear(slot)
         self.prompt_logprob_slots.discard(slot)
         self.pooling_slots.discard(slot)
-        self.image_slots.discard(slot)
+        self.media_slots.discard(slot)
         if self.mrope is not None:
             self.mrope.clear(slot)
         del self.requests[slot]
@@ -125,10 +125,10 @@ class RowTable:
             self.prompt_logprob_slots.add(slot)
         if request.pooling is not None:
             self.pooling_slots.add(slot)
-        if request.images:
-            self.image_slots.add(slot)
-            if self.mrope is not None:
-                self.mrope.add(slot, request)
+        if request.media:
+            self.media_slots.add(slot)
+        if request.images and self.mrope is not None:
+            self.mrope.add(slot, request)
 
     def slots(self, row_ids: Iterable[str]) -> list[int]:
         """Return the rows' slots. Raises KeyError for a row that was never added."""

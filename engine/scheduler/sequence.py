@@ -157,7 +157,7 @@ def find_leader(seq: Sequence, live: Mapping[str, Sequence]) -> Sequence | None:
         return None
     own, other = request, leader.request
     is_same = (own.cache_salt, own.adapter) == (other.cache_salt, other.adapter)
-    is_same = is_same and own.images == other.images
+    is_same = is_same and own.media == other.media
     return leader if is_same and own.prompt_token_ids == other.prompt_token_ids else None
 
 

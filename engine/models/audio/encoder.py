@@ -20,6 +20,7 @@ from engine.models.vision.tower import ImageEmbeddings, merge_chunks, run_to_end
 
 # States per piece: at most a tenth of a second on two cores, with the widest encoders.
 _MAX_STATES_ON_CPU = 256
+_GROUP_STATES = 1536  # computed together, or one window if it has more
 _CHUNKS_PER_PIECE = 4  # of a second, in convolutions over planes
 _OWN_BYTES = 16 * 2**20  # used by torch's kernels for any clip
 _MAX_PERIOD = 10_000.0  # of sinusoidal positions
@@ -69,49 +70,75 @@ class AudioEncoder:
         layer for some hundred states, on a GPU for all of them.
         """
         spec = self.spec
-        num_states = self.rules.num_states(samples.shape[0])
+        left = self.rules.num_states(samples.shape[0])
         frames = log_mel(self._filled_up(samples), self._filters, spec.mel)
         yield
-        if isinstance(spec.convolutions, FrameConvSpec):
-            x = yield from self._over_frames(frames, spec.convolutions)
+        parts = []
+        # Windows do not see each other, so some at a time are all that is in memory.
+        for group in frames.split(self._frames_per_group(), dim=1):
+            x = yield from self._convolve(group)
+            x = x[:left].contiguous()  # [num_states, hidden_size]
+            left -= x.shape[0]
+            parts.append((yield from self._transform(x)))
+        return ImageEmbeddings(torch.cat(parts), ())
+
+    def activation_bytes(self, num_tokens: int) -> int:
+        """Return an upper bound of ``embed``'s memory for a clip, beside the samples.
+
+        It does not grow with the square of the tokens; see ``VisionTower``.
+        """
+        spec, size, mel = self.spec, self._dtype.itemsize, self.spec.mel
+        hidden = spec.hidden_size
+        states = num_tokens * spec.pool * spec.joined
+        of_a_state = max(
+            5 * size * hidden + 12 * hidden, (3 * hidden + 2 * spec.intermediate_size) * size
+        )
+        of_a_state += (3 * spec.out_size + 2 * hidden) * size
+        in_group = min(states, self._states_per_group())
+        plane = 4 * size * hidden  # of the convolutions, for each frame
+        if isinstance(spec.convolutions, PlaneConvSpec):
+            plane = size * spec.convolutions.channels * mel.num_mels
+            in_piece = _CHUNKS_PER_PIECE * spec.convolutions.chunk_frames
         else:
-            x = yield from self._over_planes(frames, spec.convolutions)
-        x = x[:num_states].contiguous()  # [num_states, hidden_size]
+            in_piece = spec.convolutions.chunk_frames
+        num_frames = states * self._frames_per_group() // self._states_per_group() + in_piece
+        of_a_frame = 4 * (2 * mel.hop + 4 * mel.num_mels)
+        kept = 2 * num_tokens * spec.out_size * size
+        work = in_group * of_a_state + in_piece * plane
+        return _OWN_BYTES + num_frames * of_a_frame + work + kept
+
+    def _states_per_group(self) -> int:
+        """States that are computed together, whole windows."""
+        spec = self.spec
+        return max(1, _GROUP_STATES // spec.window) * spec.window
+
+    def _frames_per_group(self) -> int:
+        """The frames that become these."""
+        spec = self.spec
+        chunks = self._states_per_group() // spec.convolutions.num_states
+        return chunks * spec.convolutions.chunk_frames
+
+    def _transform(self, x: torch.Tensor) -> Generator[None, None, torch.Tensor]:
+        """[num_states, hidden_size], which is overwritten -> [num_tokens, out_size]."""
+        spec, num_states = self.spec, x.shape[0]
         most = num_states
         if x.device.type == "cpu":
             most = min(most, _MAX_STATES_ON_CPU // spec.joined * spec.joined)
-        windows = tuple(_windows(num_states, spec.window or num_states))
+        windows = tuple(_windows(num_states, spec.window))
         for block in self._blocks:
             yield from block.forward_chunks(x, None, windows, most)
         if spec.pool > 1:
             whole = num_states - num_states % spec.pool
             x = x[:whole].unflatten(0, (-1, spec.pool)).mean(1)
         x = self._final_norm(x)
-        merged = yield from merge_chunks(self._projector, x, most)
-        return ImageEmbeddings(merged, ())
+        return (yield from merge_chunks(self._projector, x, most))
 
-    def activation_bytes(self, num_tokens: int) -> int:
-        """Return an upper bound of ``embed``'s memory for a clip, beside the samples.
-
-        It grows with the number of tokens, not with its square; see ``VisionTower``.
-        """
-        spec, size = self.spec, self._dtype.itemsize
-        hidden, mel = spec.hidden_size, spec.mel
-        halved = 2 ** len(self._convolutions) if self._join is not None else 2
-        of_a_frame = 4 * (2 * mel.hop + 4 * mel.num_mels)
-        of_a_state = max(
-            5 * size * hidden + 12 * hidden, (3 * hidden + 2 * spec.intermediate_size) * size
-        )
-        of_a_state += halved * of_a_frame + 2 * size * hidden
-        states = num_tokens * spec.pool * spec.joined
-        chunk = 0  # of the convolutions
-        if isinstance(spec.convolutions, PlaneConvSpec):
-            plane = spec.convolutions.chunk_frames * mel.num_mels // 2
-            chunk = _CHUNKS_PER_PIECE * spec.convolutions.channels * plane * size
-        else:
-            chunk = 2 * spec.convolutions.chunk_frames * hidden * size
-        of_a_token = 3 * spec.out_size * size
-        return _OWN_BYTES + chunk + states * of_a_state + num_tokens * of_a_token
+    def _convolve(self, frames: torch.Tensor) -> Generator[None, None, torch.Tensor]:
+        """[num_mels, num_frames] -> [num_states, hidden_size]."""
+        spec = self.spec.convolutions
+        if isinstance(spec, FrameConvSpec):
+            return (yield from self._over_frames(frames, spec))
+        return (yield from self._over_planes(frames, spec))
 
     def _filled_up(self, samples: torch.Tensor) -> torch.Tensor:
         """Add the silence at the end that the model expects."""

@@ -42,7 +42,7 @@ def voxtral(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Aud
     projector = MergerSpec(None, text.hidden_size, activation, bias=False)
     base = _whisper(reader, text, projector)
     joined, rest = divmod(base.intermediate_size, base.hidden_size)
-    if rest or base.window is None or base.window % joined:
+    if rest or base.window % joined:
         raise reader.error("intermediate_size", "must be a number of whole states")
     return replace(base, joined=joined)
 
@@ -75,7 +75,7 @@ def _whisper(reader: ConfigReader, text: DecoderSpec, projector: MergerSpec) -> 
         reader.ignore(key)
     positions = reader.count("max_source_positions", 1500, limit=_MAX_FRAMES)
     base = _transformer(reader, text, projector)
-    convolutions = FrameConvSpec(2 * positions, positions)
+    convolutions = FrameConvSpec(positions)
     return replace(base, convolutions=convolutions, window=positions)
 
 
@@ -94,8 +94,9 @@ def _transformer(reader: ConfigReader, text: DecoderSpec, projector: MergerSpec)
         num_layers=_either(reader, "encoder_layers", "num_hidden_layers", 32, limit=MAX_LAYERS),
         out_size=text.hidden_size,
         mel=MelSpec(num_mels),
-        convolutions=FrameConvSpec(2, 1),  # replaced by the family
+        convolutions=FrameConvSpec(1),  # replaced by the family, as is the window
         projector=projector,
+        window=1,
         norm=VisionNorm("layer", _EPS),
         activation=read_activation(reader, "activation_function", "gelu"),
     )

@@ -21,8 +21,17 @@ class MelSpec:
 class FrameConvSpec:
     """Two convolutions over frames, the second of stride 2 (Whisper). Positions are learned."""
 
-    chunk_frames: int  # frames of a chunk, to which the last is filled up with silence
-    num_positions: int
+    num_positions: int  # of a chunk's states
+
+    @property
+    def chunk_frames(self) -> int:
+        """Frames of a chunk, to which the last is filled up with silence."""
+        return 2 * self.num_positions
+
+    @property
+    def num_states(self) -> int:
+        """States of a chunk."""
+        return self.num_positions
 
 
 @dataclass(frozen=True)
@@ -56,10 +65,9 @@ class AudioSpec:
     projector: MergerSpec
     norm: VisionNorm
     activation: VisionActivation
+    window: int  # states that attend to each other; whole chunks of the convolutions
     architecture: str = ""  # Hugging Face model_type of the whole model
     key_bias: bool = False  # otherwise queries and values have biases, keys have none
-    # States in whose company one attends, counted from the start; None: those of the whole clip.
-    window: int | None = None
     pool: int = 1  # states that are averaged before the last norm (Qwen2-Audio)
     joined: int = 1  # states that are concatenated before the projector (Voxtral)
 

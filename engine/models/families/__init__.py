@@ -372,9 +372,7 @@ FAMILIES: dict[str, Family] = {
         has_remote_code=True,
     ),
     "qwen2": Family(llama.qwen2, "Qwen2, Qwen2.5", "biases, windows in some"),
-    "qwen2_audio": Family(
-        multimodal.qwen2_audio, "Qwen2-Audio 7B", "as `qwen2`; accepts audio"
-    ),
+    "qwen2_audio": Family(multimodal.qwen2_audio, "Qwen2-Audio 7B", "as `qwen2`; accepts audio"),
     "qwen2_5_vl": Family(multimodal.qwen_vl, "Qwen2.5-VL", "as `qwen2`; accepts images"),
     "qwen2_moe": Family(
         moe.qwen2_moe, "Qwen1.5-MoE, Qwen2-57B-A14B", "biases, experts and a gated shared expert"

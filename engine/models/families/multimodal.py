@@ -196,7 +196,8 @@ def qwen2_audio(reader: ConfigReader) -> DecoderSpec:
 
     for key in ("vocab_size", "hidden_size"):
         reader.ignore(key)  # the text section's
-    return text_part(reader, read, _HEARING)
+    # Never tied, whatever the text section says.
+    return dataclasses.replace(text_part(reader, read, _HEARING), tie_word_embeddings=False)
 
 
 def qwen3_asr(reader: ConfigReader) -> DecoderSpec:
@@ -220,7 +221,8 @@ def voxtral(reader: ConfigReader) -> DecoderSpec:
         text.set_defaults(_VOXTRAL_DEFAULTS)
         return llama.llama(text)
 
-    return text_part(reader, read, (*_HEARING, "projector_hidden_act", "hidden_size"))
+    spec = text_part(reader, read, (*_HEARING, "projector_hidden_act", "hidden_size"))
+    return dataclasses.replace(spec, tie_word_embeddings=False)  # never
 
 
 def qwen_vl(reader: ConfigReader) -> DecoderSpec:

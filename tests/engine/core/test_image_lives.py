@@ -13,7 +13,7 @@ from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.errors import InvalidParameter
 from engine.images import wait_queue
-from engine.images.types import GridScaling, TileScaling
+from engine.images.types import GridScaling, Image, TileScaling
 from engine.models.vision.tower import VisionTower
 from engine.runner import image_load, load_runner
 from engine.types import Request, SamplingParams
@@ -128,7 +128,7 @@ def test_an_image_whose_embeddings_are_not_finite_fails_alone(model):
     text = Request(id="text", prompt_token_ids=(3, 4, 5), sampling=SamplingParams(max_tokens=9))
     alone = texts(core(model), [text])
     engine.add(text)
-    tower = engine._runner._images._tower
+    tower = engine._runner._media._encoders[Image]._tower
     bias = tower._merger._down.bias
     assert bias is not None
     bias[3] = float("nan")

@@ -17,7 +17,7 @@ def image(start: int, count: int, digest: bytes) -> Image:
 
 
 def digests(*images: Image) -> list[bytes]:
-    chain = PrefixChain(b"key", "salt", BLOCK, images=images)
+    chain = PrefixChain(b"key", "salt", BLOCK, media=images)
     return list(chain.digests(TOKENS, len(TOKENS) // BLOCK))
 
 
@@ -53,7 +53,7 @@ def test_of_two_images_the_second_alone_may_differ(start, count, gap, second):
 def test_text_behind_an_image_is_found_however_long_the_chain_was_before():
     """Digests are extended as a text grows."""
     images = (image(2, 9, b"a"),)
-    grown = PrefixChain(b"key", "salt", BLOCK, images=images)
+    grown = PrefixChain(b"key", "salt", BLOCK, media=images)
     for count in range(11):
         found = grown.digests(TOKENS[: count * BLOCK], count)
     assert list(found) == digests(*images)

@@ -13,7 +13,7 @@ from engine.errors import ModelLoadError
 from engine.models.checkpoint import read_config, read_headers
 from engine.models.vision.config import VisionConfig
 from engine.models.vision.tower import VisionTower, load_tower, tower_unsupported_reason
-from engine.models.vision.weights import is_text_tensor
+from engine.models.vision.weights import is_vision_tensor
 from tests import tiny_vision
 
 CPU = torch.device("cpu")
@@ -147,6 +147,6 @@ def test_an_encoder_that_is_quantised_or_not_there_is_refused(tmp_path, kind, we
         == f"its encoder is quantised ('{weight}.qweight')"
     )
     tensors = load_file(tmp_path / "model.safetensors")
-    rewrite(tmp_path, **{name: None for name in tensors if not is_text_tensor(name)})
+    rewrite(tmp_path, **{name: None for name in tensors if is_vision_tensor(name)})
     reason = "the checkpoint has no tensors of its encoder"
     assert tower_unsupported_reason(read_headers(tmp_path)) == reason
