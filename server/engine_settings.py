@@ -26,6 +26,8 @@ def engine_config(settings: Settings) -> EngineConfig:
         pooling_type=settings.pooling_type,
         max_images=settings.max_images,
         max_image_tokens=settings.max_image_tokens,
+        max_audio_clips=settings.max_audio_clips,
+        max_audio_s=settings.max_audio_s,
         tensor_parallel_size=settings.tensor_parallel_size,
         pipeline_parallel_size=settings.pipeline_parallel_size,
         enable_expert_parallel=settings.enable_expert_parallel,

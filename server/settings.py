@@ -199,6 +199,17 @@ class Settings(
         "on a CPU at most 1,024 because encoding takes seconds.",
         ge=4,
     )
+    max_audio_clips: int = setting(
+        16,
+        _MODEL,
+        "Most audio clips in one prompt, for models that hear. 0 refuses audio and does not load "
+        "the audio encoder.",
+        ge=0,
+        le=1024,
+    )
+    max_audio_s: int = setting(
+        1800, _MODEL, "Most seconds of an audio clip. A model may hear less.", ge=1, le=36_000
+    )
     seed: int = setting(0, _MODEL, "Seed of the weights that --load-format dummy makes.", ge=0)
     stub_step_ms: float = setting(
         0.0, _MODEL, "Milliseconds that a step takes with --load-format stub.", ge=0, le=10_000

@@ -25,6 +25,7 @@ from server.access.caller import Caller
 from server.access.rate_limits import RateLimitStore
 from server.adapter_table import AdapterTable
 from server.adapters import Adapters
+from server.audio import AudioDecoder
 from server.chat_template import read_chat_template
 from server.errors import ApiError, asleep, overloaded, unavailable
 from server.grammars import GrammarValidator
@@ -101,6 +102,7 @@ class ServerState:
     gather_metrics: Callable[[], Awaitable[MetricValues]] | None = None
     grammars: GrammarValidator = field(default_factory=GrammarValidator)
     images: ImageDecoder = field(default_factory=ImageDecoder)
+    audio: AudioDecoder = field(default_factory=AudioDecoder)
     tracing: Tracing | None = None  # receives finished requests
     database: Database = field(init=False)  # opened when something is first stored or looked up
     adapters: Adapters = field(init=False)
@@ -170,6 +172,7 @@ class ServerState:
         await self.engine.close()
         self.grammars.close()
         self.images.close()
+        self.audio.close()
         await self.database.close()
         if self.tracing is not None:
             await self.tracing.close()
@@ -246,20 +249,21 @@ class ServerState:
         """Running and waiting sequences, without those of background requests."""
         return self.admission.num_live
 
-    def admit(self, num_sequences: int, caller: Caller, image_bytes: int = 0) -> None:
-        """Admit sequences, and the pixels they hold, which ``images.let_go`` releases.
+    def admit(self, num_sequences: int, caller: Caller, media_bytes: int = 0) -> None:
+        """Admit sequences, and the images and audio they hold, which ``images.release`` releases.
 
         Raises ApiError (503) if the queue is full or nothing is served.
         """
         if self.failure is not None:
             raise unavailable()
         self._check_awake()
-        if not self.images.can_reserve(image_bytes):
+        if not self.images.can_reserve(media_bytes):
             self.metrics.record_rejected("images", caller.tenant)
-            raise overloaded(f"{self.images.max_in_flight_bytes >> 20} MiB of images in flight")
+            most = self.images.max_in_flight_bytes >> 20
+            raise overloaded(f"{most} MiB of images and audio in flight")
         if not self.admission.try_admit(num_sequences, caller):
             self._reject("queue_full", caller.tenant)
-        self.images.reserve(image_bytes)
+        self.images.reserve(media_bytes)
 
     def check_capacity(self, caller: Caller) -> None:
         """Raise what ``admit`` would raise for one sequence, before any work is done for it."""

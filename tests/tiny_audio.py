@@ -2,7 +2,8 @@
 
     model = tiny_audio.save("voxtral", tmp_path)
 
-They hear chunks of one or two seconds. The token ``AUDIO`` stands for a clip, in a vocabulary of 160.
+They hear chunks of one or two seconds. The token ``AUDIO`` stands for a clip, in a vocabulary of
+160.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _OLDER = {
     **{"encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "d_model": 32},
 }
 _NEWER = {
-    **{"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
+    **{"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128},
     "hidden_size": 32,
 }
 # kind -> (Hugging Face class, text model's kind, audio config, whole config)

@@ -48,12 +48,14 @@ def phase_durations(life: RequestRecord, now_s: float) -> list[tuple[PhaseKind, 
 
 
 def _causes(life: RequestRecord, now_s: float, unread_s: float) -> list[Cause]:
-    images = grammar = queued = prompt = again = decode = 0.0
+    images = audio = grammar = queued = prompt = again = decode = 0.0
     preempted = False
     for kind, seconds in phase_durations(life, now_s):
         preempted = preempted or kind == "preempted"
         if kind == "images":
             images += seconds
+        elif kind == "audio":
+            audio += seconds
         elif kind == "grammar":
             grammar += seconds
         elif kind == "queued":
@@ -67,6 +69,7 @@ def _causes(life: RequestRecord, now_s: float, unread_s: float) -> list[Cause]:
     times = "once" if life.num_preemptions == 1 else f"{life.num_preemptions} times"
     causes = [
         Cause(images, f"reading its images took {_format_seconds(images)}"),
+        Cause(audio, f"reading its audio took {_format_seconds(audio)}"),
         Cause(grammar, f"compiling its grammar took {_format_seconds(grammar)}"),
         Cause(queued, f"waited {_format_seconds(queued)} in the queue"),
         Cause(prompt, _prompt(life, prompt)),

@@ -50,7 +50,7 @@ class EngineFamilies:
             ("num_requests_running", "Sequences in the running batch.", stats.num_running),
             (
                 "num_requests_waiting",
-                "Sequences waiting to run, or for their images or grammar.",
+                "Sequences waiting to run, or for their images, audio or grammar.",
                 stats.num_waiting,
             ),
             ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", blocks.utilisation),

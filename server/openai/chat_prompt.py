@@ -1,26 +1,32 @@
-"""Conversion of a conversation's messages into the model's prompt and its images."""
+"""Conversion of a conversation's messages into the model's prompt, its images and its audio."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from engine.audio.placeholders import expand_audio_tokens
+from engine.audio.read import ProcessedAudio
+from engine.audio.types import AudioClip
 from engine.errors import InvalidParameter
 from engine.images.placeholders import expand_image_tokens, make_rewriter
 from engine.images.read import ProcessedImage
 from engine.images.types import Image
 from server.errors import bad_field
+from server.openai.content import audio_of
 from server.openai.inputs import ChatRequest, Message, TokenizeRequest
 from server.state import Model, ServerState
 
-_MAX_IMAGE_BYTES = 256 * 2**20  # of one prompt's pixels, as the model gets them
+# Of one prompt's pixels, and of its samples, as the model gets them.
+_MAX_IMAGE_BYTES = _MAX_AUDIO_BYTES = 256 * 2**20
 
 
 class ChatPrompt(NamedTuple):
-    """A prompt in which the placeholder tokens of each image are expanded."""
+    """A prompt in which the placeholder tokens of each image and clip are expanded."""
 
     token_ids: list[int]
-    images: tuple[Image, ...]
+    images: tuple[Image, ...] = ()
+    audio: tuple[AudioClip, ...] = ()
 
 
 async def encode_chat(
@@ -31,20 +37,22 @@ async def encode_chat(
     template_kwargs: Mapping[str, Any] | None = None,
     *,
     add_special_tokens: bool = False,
+    suffix: str = "",
 ) -> ChatPrompt:
     """Render a conversation with the model's template and encode it.
 
     Args:
-        state: the application's, which reads images.
+        state: the application's, which reads images and audio.
         model: the one whose template is used.
         body: the messages, and how the prompt ends.
         tools: shown to the model, in the form templates expect.
         template_kwargs: variables of the template, which those in ``body`` override.
         add_special_tokens: prepend what the tokenizer prepends to a text.
+        suffix: follows the rendered conversation; may spell special tokens.
 
     Raises:
-        ApiError: 400, an image cannot be shown to the model.
-        InvalidParameter: the template does not show the images.
+        ApiError: 400, an image or a clip cannot be shown to the model.
+        InvalidParameter: the template does not show the images or the audio.
         TemplateError: the template refused the messages, or timed out.
     """
     assert body.messages is not None
@@ -53,10 +61,11 @@ async def encode_chat(
     if continue_final and body.messages[-1].role != "assistant":
         raise bad_field("continue_final_message", "needs a last message of the assistant")
     pictures = await _read_pictures(state, model, body.messages)
+    sounds = await _read_sounds(state, model, body.messages)
     rules = model.info.images if pictures else None
     token_ids = await model.template.encode_chat(
         [message.for_template(model.answer_format) for message in body.messages],
-        None if rules is None else make_rewriter(pictures, rules),
+        _with_suffix(None if rules is None else make_rewriter(pictures, rules), suffix),
         tools=tools,
         add_generation_prompt=not continue_final if wanted is None else wanted,
         continue_final_message=continue_final,
@@ -64,8 +73,12 @@ async def encode_chat(
     )
     if add_special_tokens:
         token_ids = model.tokenizer.encode("") + token_ids
+    if sounds:  # no model takes both
+        assert model.info.audio is not None
+        token_ids, clips = expand_audio_tokens(token_ids, sounds, model.info.audio)
+        return ChatPrompt(token_ids, audio=clips)
     if rules is None:
-        return ChatPrompt(token_ids, ())
+        return ChatPrompt(token_ids)
     return ChatPrompt(*expand_image_tokens(token_ids, pictures, rules))
 
 
@@ -100,3 +113,43 @@ async def _read_pictures(
             raise bad_field("messages", problem)
         pictures.append(picture)
     return pictures
+
+
+async def _read_sounds(
+    state: ServerState, model: Model, messages: Sequence[Message]
+) -> list[ProcessedAudio]:
+    """Read all messages' audio in order, one by one."""
+    heard = [
+        (f"messages.{index}.content", part.data)
+        for index, message in enumerate(messages)
+        for part in audio_of(message.content)
+    ]
+    if not heard:
+        return []
+    rules = model.info.audio
+    if rules is None:
+        raise bad_field(heard[0][0], "holds audio, and this model takes none here; send text")
+    if len(heard) > rules.max_clips:
+        problem = f"holds {len(heard)} audio clips; at most {rules.max_clips} are taken"
+        raise bad_field("messages", problem)
+    sounds: list[ProcessedAudio] = []
+    room = _MAX_AUDIO_BYTES
+    for number, (param, data) in enumerate(heard, 1):
+        try:
+            sound = await state.audio.decode(data, rules)
+        except InvalidParameter as error:
+            problem = f"cannot be used, in audio clip {number} of {len(heard)}: {error.message}"
+            raise bad_field(param, problem) from None
+        room -= sound.num_bytes
+        if room < 0:
+            problem = f"holds audio of more than {_MAX_AUDIO_BYTES >> 20} MiB of samples"
+            raise bad_field("messages", problem)
+        sounds.append(sound)
+    return sounds
+
+
+def _with_suffix(rewrite: Callable[[str], str] | None, suffix: str) -> Callable[[str], str] | None:
+    """Return ``rewrite`` with ``suffix`` behind its result."""
+    if not suffix:
+        return rewrite
+    return lambda text: (text if rewrite is None else rewrite(text)) + suffix

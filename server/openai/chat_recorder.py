@@ -39,7 +39,7 @@ class StoredMessage(Struct, kw_only=True):
     role: str
     content: str | None
     name: str | None = None
-    # If there are images; parts that are only text are joined by newlines on arrival.
+    # If there are images or audio; parts that are only text are joined by newlines on arrival.
     content_parts: list[dict[str, Any]] | None = None
     refusal: str | None = None
     tool_calls: list[dict[str, Any]] | None = None

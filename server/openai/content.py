@@ -1,7 +1,7 @@
-"""The content of a message: text, or a list of parts that may include images.
+"""The content of a message: text, or a list of parts that may include images and audio.
 
-Images are accepted only as ``data:`` URLs: the server fetches nothing for a client. Their bytes are
-decoded once the model is known (``chat_prompt.py``).
+These are accepted only as they are, in base64: the server fetches nothing for a client. Their bytes
+are decoded once the model is known (``chat_prompt.py``).
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from typing import Annotated, Any
 from msgspec import Struct
 from pydantic import PlainValidator, WithJsonSchema
 
-from engine.images.base64 import is_data_url
+from engine.images.base64 import is_audio_url, is_data_url
 from server.errors import shorten
 from server.openai.unread_fields import always, by_type, read_fields_of
 
 _TEXT_PARTS = ("text", "input_text", "refusal")
 _IMAGE_PARTS = ("image_url", "input_image")
+_AUDIO_PARTS = ("input_audio", "audio_url")
+_AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "opus", "aiff")
 _DETAILS = ("auto", "low", "high", "original")
 
 _TEXT = read_fields_of(("type", "text"))
@@ -31,6 +33,12 @@ kind_of_part = by_type(
         "refusal": read_fields_of(("type", "refusal")),
         "image_url": _IMAGE,
         "input_image": _IMAGE,
+        "input_audio": read_fields_of(
+            ("type", "input_audio"), input_audio=always(read_fields_of(("data", "format")))
+        ),
+        "audio_url": read_fields_of(
+            ("type", "audio_url"), audio_url=always(read_fields_of(("url",)))
+        ),
     }
 )
 
@@ -47,11 +55,25 @@ class ImagePart(Struct, frozen=True):
         return self.url.partition(",")[2]
 
 
-Parts = Sequence[str | ImagePart]
+class AudioPart(Struct, frozen=True):
+    """An audio clip in a message."""
+
+    data: str  # the file in base64
+    format: str | None = None  # as the client names it; None: it is part of a URL
+    url_head: str = ""  # the URL up to the data
+
+    def to_chat(self) -> dict[str, Any]:
+        """The part in the shape in which chat clients send it."""
+        if self.format is None:
+            return {"type": "audio_url", "audio_url": {"url": self.url_head + self.data}}
+        return {"type": "input_audio", "input_audio": {"data": self.data, "format": self.format}}
+
+
+Parts = Sequence[str | ImagePart | AudioPart]
 
 
 def read_content(value: Any) -> str | Parts | None:
-    """A message's content: its text parts joined by newlines, or all parts if any is an image.
+    """A message's content: its text parts joined by newlines, or all parts if not all are text.
 
     Raises ValueError that names the invalid part.
     """
@@ -71,12 +93,38 @@ def text_of(content: str | Parts | None) -> str | None:
     return "\n".join(part for part in content if isinstance(part, str))
 
 
+def parts_of(content: str | Parts | None) -> Parts:
+    """The parts of a content; none if it is a plain text."""
+    return () if content is None or isinstance(content, str) else content
+
+
+def images_of(content: str | Parts | None) -> dict[int, ImagePart]:
+    """The images, by their index among the parts."""
+    parts = enumerate(parts_of(content))
+    return {index: part for index, part in parts if isinstance(part, ImagePart)}
+
+
+def audio_of(content: str | Parts | None) -> list[AudioPart]:
+    """The audio clips, in order."""
+    return [part for part in parts_of(content) if isinstance(part, AudioPart)]
+
+
+def media_kind(content: str | Parts | None) -> str | None:
+    """The plural of what a content holds besides text; None if it is text alone."""
+    others = [part for part in parts_of(content) if not isinstance(part, str)]
+    if not others:
+        return None
+    return "images" if isinstance(others[0], ImagePart) else "audio"
+
+
 def for_template(content: str | Parts | None) -> str | list[dict[str, str]] | None:
-    """The content as chat templates expect it, in which an image is only a placeholder."""
+    """The content as chat templates expect it, in which images and audio are placeholders."""
     if content is None or isinstance(content, str):
         return content
     return [
-        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "image" if isinstance(part, ImagePart) else "audio"}
         for part in content
     ]
 
@@ -87,6 +135,8 @@ def to_chat_parts(content: Parts) -> list[dict[str, Any]]:
     for part in content:
         if isinstance(part, str):
             converted.append({"type": "text", "text": part})
+        elif isinstance(part, AudioPart):
+            converted.append(part.to_chat())
         else:
             image = {"url": part.url, "detail": part.detail or "auto"}
             converted.append({"type": "image_url", "image_url": image})
@@ -102,19 +152,48 @@ def check_image_url(url: Any) -> str:
     return url
 
 
-def _read_part(part: Any, index: int) -> str | ImagePart:
+def _read_part(part: Any, index: int) -> str | ImagePart | AudioPart:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in _IMAGE_PARTS:
         return _read_image(part, index)
+    if kind in _AUDIO_PARTS:
+        try:
+            return read_audio(part)
+        except ValueError as problem:
+            raise ValueError(f"part {index}: {problem}") from None
     if kind is None:
         raise ValueError(f"part {index}: must be an object with a 'type'")
     if kind not in _TEXT_PARTS:
         shown = shorten(str(kind), 40)
-        raise ValueError(f"parts of type {shown!r} are not supported; send text or images")
+        raise ValueError(f"parts of type {shown!r} are not supported; send text, images or audio")
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise ValueError("a text part must hold a string")
     return text
+
+
+def read_audio(part: Mapping[str, Any]) -> AudioPart:
+    """Parse audio as chat sends it, or as vLLM's clients do.
+
+    Raises ValueError whose text begins with the field's name.
+    """
+    if part["type"] == "audio_url":
+        audio = part.get("audio_url")
+        url = audio.get("url") if isinstance(audio, dict) else audio
+        if not isinstance(url, str) or not is_audio_url(url):
+            raise ValueError(
+                "its URL must begin with data:audio/...;base64, and hold the audio itself; nothing "
+                "is fetched"
+            )
+        head, comma, data = url.partition(",")
+        return AudioPart(data, url_head=head + comma)
+    audio = part.get("input_audio")
+    if not isinstance(audio, dict) or not isinstance(audio.get("data"), str):
+        raise ValueError("its 'input_audio' must be an object with the file's 'data' in base64")
+    kind = audio.get("format")
+    if kind not in _AUDIO_FORMATS:
+        raise ValueError(f"its format must be one of {', '.join(_AUDIO_FORMATS)}")
+    return AudioPart(audio["data"], kind)
 
 
 def _read_image(part: Mapping[str, Any], index: int) -> ImagePart:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from engine.audio.types import AudioClip
 from engine.errors import ContextLengthExceeded, InvalidParameter
 from engine.images.types import Image
 from engine.text.output import TextDelta
@@ -59,6 +60,7 @@ class Conversation:
         body: ChatRequest,
         prompt: list[int],
         images: tuple[Image, ...],
+        audio: tuple[AudioClip, ...],
         sampling: SamplingParams,
         tools: ToolUse | None,
         thinking: Thinking,
@@ -70,6 +72,7 @@ class Conversation:
         self.body = body
         self.prompt = prompt  # token ids
         self._images = images  # of the prompt
+        self._audio = audio
         self.sampling = sampling
         self.id = id
         self._tools = tools
@@ -83,7 +86,13 @@ class Conversation:
 
     @classmethod
     async def prepare(
-        cls, state: ServerState, caller: Caller, body: ChatRequest, *, id: str | None = None
+        cls,
+        state: ServerState,
+        caller: Caller,
+        body: ChatRequest,
+        *,
+        id: str | None = None,
+        suffix: str = "",
     ) -> Conversation:
         """Validate a request against the model and encode its messages.
 
@@ -93,6 +102,7 @@ class Conversation:
             body: the request, or another endpoint's in its shape; ``stream`` selects whether tool
                 calls are returned incrementally or whole.
             id: the response's id, unique; by default one of the form ``chatcmpl-...``.
+            suffix: follows the rendered conversation; may spell special tokens.
 
         Raises:
             ApiError: the request cannot be served as sent, or nothing can be served.
@@ -102,13 +112,14 @@ class Conversation:
         model.check_generates()
         check_length(sum(message.num_chars for message in body.messages), model, "messages")
         tools = ToolUse.of(body, model.answer_format)
-        whole, images = await encode_chat(
+        whole, images, audio = await encode_chat(
             state,
             model,
             body,
             tools=[] if tools is None else tools.for_template(),
             template_kwargs=thinking_kwargs(body.reasoning_effort),
             add_special_tokens=bool(body.add_special_tokens),
+            suffix=suffix,
         )
         prompt = truncate_prompt(whole, body, body.output_limit or 1, model.info)
         sampling = chat_sampling(body, len(prompt), model)
@@ -127,6 +138,7 @@ class Conversation:
             body,
             prompt,
             images,
+            audio,
             sampling,
             tools,
             thinking,
@@ -144,7 +156,7 @@ class Conversation:
                 self._state,
                 self.model,
                 self.id,
-                [Job(self.prompt, self.sampling, self._images)],
+                [Job(self.prompt, self.sampling, self._images, self._audio)],
                 priority=self.body.priority or 0,
                 cache_salt=self.body.cache_salt or "",
                 caller=self._caller,

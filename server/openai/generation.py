@@ -15,6 +15,7 @@ from typing import NamedTuple, Self
 
 import msgspec
 
+from engine.audio.types import AudioClip
 from engine.beam_search import BeamParams
 from engine.beam_streams import submit_beams
 from engine.client import RequestStream
@@ -55,6 +56,13 @@ class Job(NamedTuple):
     token_ids: Sequence[int]
     sampling: SamplingParams
     images: tuple[Image, ...] = ()  # of the prompt
+    audio: tuple[AudioClip, ...] = ()
+
+    @property
+    def media_bytes(self) -> int:
+        """The size of the prompt's pixels and samples."""
+        pixels = sum(len(image.pixels) for image in self.images)
+        return pixels + sum(len(clip.samples) for clip in self.audio)
 
 
 class Choice:
@@ -144,7 +152,7 @@ class Generation:
         self._cached_tokens = 0
         self._num_drafted = self._num_accepted = 0  # draft tokens, of the choices that have ended
         self._charge: Charge | None = None
-        self._image_bytes = sum(len(image.pixels) for job in jobs for image in job.images)
+        self._media_bytes = sum(job.media_bytes for job in jobs)
         self._deadline_passed = False
         self._timer: asyncio.TimerHandle | None = None
         # Of the weights that generate: a request that waits while they are replaced gets the new
@@ -160,7 +168,7 @@ class Generation:
         account, background = self._caller.account, self._caller.background
         charge = account.charge(prompt_tokens, most, background=background)
         try:
-            state.admit(count, self._caller, self._image_bytes)
+            state.admit(count, self._caller, self._media_bytes)
         except BaseException:
             charge.settle(UsageCounts())
             raise
@@ -170,7 +178,7 @@ class Generation:
             streams = self._submit(choices)
         except BaseException:
             self._release(count)
-            state.images.release(self._image_bytes)
+            state.images.release(self._media_bytes)
             charge.settle(UsageCounts())
             raise
         self.choices = choices
@@ -187,7 +195,9 @@ class Generation:
             )
         for job in self._jobs:
             num_images = sum(not image.is_tile for image in job.images)
-            state.metrics.record_prompt(len(job.token_ids), job.sampling.n, num_images)
+            state.metrics.record_prompt(
+                len(job.token_ids), job.sampling.n, num_images, len(job.audio)
+            )
         if (deadline_s := self._caller.deadline_s) is not None:
             delay_s = deadline_s - time.monotonic() + _DEADLINE_GRACE_S
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._abort_at_deadline)
@@ -202,7 +212,7 @@ class Generation:
         metrics = self._state.metrics
         if self._timer is not None:
             self._timer.cancel()
-        self._state.images.release(self._image_bytes)
+        self._state.images.release(self._media_bytes)
         for choice in self.choices:
             if choice.finish_reason is not None or choice.stream is None:
                 continue
@@ -263,12 +273,13 @@ class Generation:
 
     def _make_choices(self) -> list[Choice]:
         choices: list[Choice] = []
-        for prompt_index, (token_ids, sampling, images) in enumerate(self._jobs):
+        for prompt_index, (token_ids, sampling, images, audio) in enumerate(self._jobs):
             sequences = fan_out(
                 self._id if len(self._jobs) == 1 else f"{self._id}-{prompt_index}",
                 token_ids,
                 sampling,
                 images=images,
+                audio=audio,
                 priority=self._priority,
                 cache_salt=self._cache_salt,
                 adapter=self._model.adapter,

@@ -22,7 +22,8 @@ from pydantic import (
 )
 
 from server.errors import ApiError, bad_field, shorten
-from server.openai.content import Content, ImagePart, for_template, kind_of_part, text_of
+from server.openai import content as contents
+from server.openai.content import Content, ImagePart, kind_of_part, media_kind
 from server.openai.extra_fields import ExtraFields
 from server.openai.metadata import Metadata
 from server.openai.structured import StructuredFields
@@ -39,8 +40,8 @@ _MAX_BAD_WORDS = 256
 _MAX_STOP_CHARS = 4096
 _MAX_SALT = 128
 _MAX_BEST_OF = 20
-_IMAGE_ROLES = ("user", "tool")  # roles whose messages may hold images
-_UNSUPPORTED_WITH_IMAGES = ("truncate_prompt_tokens", "use_beam_search")
+_MEDIA_ROLES = ("user", "tool")  # roles whose messages may hold images and audio
+_UNSUPPORTED_WITH_MEDIA = ("truncate_prompt_tokens", "use_beam_search")
 
 # The tiers that clients may name; there is only one here, "default".
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
@@ -148,21 +149,19 @@ class Message(ApiModel):
         # Only an assistant's content may be empty: it called tools, refused, or only reasoned.
         if self.content is None and self.role != "assistant":
             raise ValueError("content: must be a string or a list of parts")
-        if self.images and self.role not in _IMAGE_ROLES:
-            raise ValueError(f"content: a message of the {self.role} cannot hold images")
+        if self.role not in _MEDIA_ROLES and (kind := media_kind(self.content)):
+            raise ValueError(f"content: a message of the {self.role} cannot hold {kind}")
         return self
 
     @property
     def text(self) -> str | None:
         """The text; None if there is none."""
-        return text_of(self.content)
+        return contents.text_of(self.content)
 
     @property
-    def images(self) -> dict[int, ImagePart]:
+    def images(self) -> Mapping[int, ImagePart]:
         """The images, by their index among the parts."""
-        if self.content is None or isinstance(self.content, str):
-            return {}
-        return {i: part for i, part in enumerate(self.content) if isinstance(part, ImagePart)}
+        return contents.images_of(self.content)
 
     @property
     def num_chars(self) -> int:
@@ -174,7 +173,7 @@ class Message(ApiModel):
         """The message as the chat template of a model with this answer format expects it."""
         role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
         content = self.refusal if self.content is None else self.content
-        message: dict[str, Any] = {"role": role, "content": for_template(content)}
+        message: dict[str, Any] = {"role": role, "content": contents.for_template(content)}
         calls = list(self.tool_calls or [])
         if self.function_call is not None:
             calls.append(EarlierCall(function=self.function_call))
@@ -321,10 +320,10 @@ class ChatRequest(GenerationRequest, ToolFields):
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: is only allowed when 'logprobs' is true")
         _check_prompt_ending(self.add_generation_prompt, self.continue_final_message)
-        if any(message.images for message in self.messages):
-            for field in _UNSUPPORTED_WITH_IMAGES:
-                if getattr(self, field):
-                    raise ValueError(f"{field}: is not available with images")
+        kind = next(filter(None, (media_kind(message.content) for message in self.messages)), None)
+        for field in _UNSUPPORTED_WITH_MEDIA:
+            if kind and getattr(self, field):
+                raise ValueError(f"{field}: is not available with {kind}")
         for field in ("max_tokens", "max_completion_tokens"):
             value = getattr(self, field)
             if value is not None and value < 1:

@@ -38,7 +38,7 @@ async def tokenize(request: Request) -> Response:
         )
     else:
         tools = [tool.function.for_template() for tool in body.tools or []]
-        tokens, _ = await encode_chat(state, model, body, tools)
+        tokens = (await encode_chat(state, model, body, tools)).token_ids
     strings = [model.tokenizer.token_text(id) for id in tokens] if body.return_token_strs else None
     answer = TokenizeResponse(
         count=len(tokens),

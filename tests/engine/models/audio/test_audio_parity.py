@@ -94,7 +94,11 @@ def test_features_are_those_of_whispers_extractor(num_mels: int) -> None:
     long = tiny_audio.speech(61)  # transformed in several blocks
     for samples in (tiny_audio.speech(1), silent, click, long):
         wanted = extract(
-            samples, sampling_rate=16_000, return_tensors="pt", padding=False, truncation=False
+            samples,
+            sampling_rate=16_000,
+            return_tensors="pt",
+            padding="do_not_pad",
+            truncation=False,
         )["input_features"][0]
         found = log_mel(torch.from_numpy(samples), mel_filters(spec), spec)
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)

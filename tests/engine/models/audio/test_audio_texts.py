@@ -52,9 +52,10 @@ class Twin:
         padding = True if self.kind == "qwen3_asr" else "max_length"
         options |= {"return_attention_mask": True, "padding": padding}
         each = [extract(clip, **options) for clip in clips]
-        seen, masks = [one["input_features"][0] for one in each], [
-            one["attention_mask"][0] for one in each
-        ]
+        seen, masks = (
+            [one["input_features"][0] for one in each],
+            [one["attention_mask"][0] for one in each],
+        )
         most = max(one.shape[-1] for one in seen)
         mask = "input_features_mask" if self.kind == "qwen3_asr" else "feature_attention_mask"
         return found | {
