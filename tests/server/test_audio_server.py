@@ -170,7 +170,7 @@ def test_an_engine_that_dies_takes_no_audio_with_it(twin: AudioTwin, hearing: Se
     chunks = [json.loads(line.removeprefix(b"data: ")) for line in lines]
     text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
     assert text == wanted
-    assert wanted.startswith(expected(twin, speech(0.9, 9)))
+    assert wanted.startswith(expected(twin, speech(0.9, 9)).rstrip("\ufffd"))
 
 
 def test_a_model_that_cannot_hear_says_so(server: Server) -> None:
@@ -178,4 +178,4 @@ def test_a_model_that_cannot_hear_says_so(server: Server) -> None:
     assert refused.status_code == 400
     error = refused.json()["error"]
     assert error["param"] == "messages.0.content"
-    assert error["message"].endswith("holds audio, and this model takes none here; send text.")
+    assert error["message"].endswith("holds audio, and this model takes none here; send text")

@@ -16,12 +16,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from server.errors import bad_field, shorten
-from server.openai.content import check_image_url
+from server.openai.content import check_image_url, read_audio
 from server.openai.inputs import ApiModel
 from server.openai.responses.items import (
+    AudioFile,
     CallItem,
     CallOutputItem,
     Content,
+    InputAudio,
     InputImage,
     InputText,
     Item,
@@ -67,6 +69,13 @@ class ImagePart(ApiModel):
     detail: Literal["auto", "low", "high", "original"] | None = None
 
 
+class AudioPart(ApiModel):
+    """Audio in a user message."""
+
+    type: Literal["input_audio"]
+    input_audio: dict[str, Any]  # checked as in chat
+
+
 class RefusalPart(ApiModel):
     """A refusal in an assistant message."""
 
@@ -79,7 +88,7 @@ class NewMessage(ApiModel):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[TextPart | ImagePart | RefusalPart]
+    content: str | list[TextPart | ImagePart | AudioPart | RefusalPart]
     id: ItemId | None = None
     status: ItemStatus | None = None
 
@@ -215,9 +224,14 @@ def _check_parts(parts: Any, where: str) -> None:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "input_image":
             _check_image(part, where, index)
+        elif kind == "input_audio":
+            try:
+                read_audio(part)
+            except ValueError as problem:
+                raise bad_field(where, f"part {index}: {problem}") from None
         elif kind not in _TEXTS and kind != "refusal":
             shown = shorten(str(kind), 40)
-            problem = f"has a part {index} of type {shown!r}; send text or images"
+            problem = f"has a part {index} of type {shown!r}; send text, images or audio"
             raise bad_field(where, problem)
 
 
@@ -246,6 +260,11 @@ def _message(item: NewMessage, where: str) -> MessageItem:
             if item.role != "user":
                 raise bad_field(f"{where}.content", "may hold images of the user's alone")
             content.append(_image(part))
+        elif isinstance(part, AudioPart):
+            if item.role != "user":
+                raise bad_field(f"{where}.content", "may hold audio of the user's alone")
+            audio = part.input_audio
+            content.append(InputAudio(AudioFile(audio["data"], audio["format"])))
         else:
             content.append(text_part(part if isinstance(part, str) else part.text))
     return MessageItem(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.openai.responses.input_items import (
+    AudioPart,
     ImagePart,
     NewCall,
     NewCallOutput,
@@ -26,6 +27,9 @@ _PARTS = by_type(
         "output_text": _TEXT,
         "text": _TEXT,
         "input_image": read_fields_of(ImagePart.model_fields),
+        "input_audio": read_fields_of(
+            AudioPart.model_fields, input_audio=always(read_fields_of(("data", "format")))
+        ),
         "refusal": read_fields_of(RefusalPart.model_fields),
     }
 )

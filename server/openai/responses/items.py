@@ -32,6 +32,19 @@ class InputImage(Struct, tag_field="type", tag="input_image"):
     file_id: str | None = None  # the uploaded file, if it was one
 
 
+class AudioFile(Struct):
+    """A file in base64."""
+
+    data: str
+    format: str
+
+
+class InputAudio(Struct, tag_field="type", tag="input_audio"):
+    """Audio from a request."""
+
+    input_audio: AudioFile
+
+
 class OutputText(Struct, tag_field="type", tag="output_text"):
     """Generated text."""
 
@@ -58,7 +71,8 @@ class SummaryText(Struct, tag_field="type", tag="summary_text"):
     text: str
 
 
-Content = InputText | InputImage | OutputText | Refusal
+Content = InputText | InputImage | InputAudio | OutputText | Refusal
+_MEDIA = (InputImage, InputAudio)
 
 
 class MessageItem(Struct, tag_field="type", tag="message", kw_only=True):
@@ -71,11 +85,11 @@ class MessageItem(Struct, tag_field="type", tag="message", kw_only=True):
 
     def text(self) -> str:
         """The whole text. Received parts are joined by newlines, as in chat."""
-        texts = [_text(part) for part in self.content if not isinstance(part, InputImage)]
+        texts = [_text(part) for part in self.content if not isinstance(part, _MEDIA)]
         return ("" if self.role == "assistant" else "\n").join(texts)
 
     def for_chat(self) -> str | list[dict[str, Any]]:
-        """The content in chat's form: text, or parts if there are images."""
+        """The content in chat's form: text, or parts if there are images or audio."""
         return _for_chat(self.content) or self.text()
 
 
@@ -131,14 +145,17 @@ def read_item(data: bytes) -> Item:
 
 def _for_chat(parts: Sequence[Content]) -> list[dict[str, Any]]:
     """The parts in chat's form; empty if all of them are text."""
-    if not any(isinstance(part, InputImage) for part in parts):
+    if not any(isinstance(part, _MEDIA) for part in parts):
         return []
-    return [
-        {"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}}
-        if isinstance(part, InputImage)
-        else {"type": "text", "text": _text(part)}
-        for part in parts
-    ]
+    return [_part_for_chat(part) for part in parts]
+
+
+def _part_for_chat(part: Content) -> dict[str, Any]:
+    if isinstance(part, InputImage):
+        return {"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}}
+    if isinstance(part, InputAudio):
+        return {"type": "input_audio", "input_audio": msgspec.structs.asdict(part.input_audio)}
+    return {"type": "text", "text": _text(part)}
 
 
 def _text(part: InputText | OutputText | Refusal) -> str:
