@@ -41,6 +41,7 @@ from server.openai import (
     openapi_schema,
     stored_chats,
     tokens,
+    transcriptions,
 )
 from server.openai.responses import conversation_routes as conversations
 from server.openai.responses import routes as responses
@@ -120,7 +121,7 @@ def create_app(
     app.state.responses = BackgroundResponses(state)
     rooms = (
         *(chat, stored_chats, completions, responses, conversations, messages),
-        *(message_batches, embeddings, scoring, files, batches, models, tokens),
+        *(transcriptions, message_batches, embeddings, scoring, files, batches, models, tokens),
         *(system, dashboard, profile, sleep_mode, lora, usage_route),
     )
     # A route that a setting disables answers with an error that says so, and is not in the schema.

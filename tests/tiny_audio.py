@@ -128,6 +128,12 @@ def save(kind: str, directory: Path, **options: Any) -> Any:
     model.save_pretrained(directory)
     template, special = _TEXTS[kind]
     save_text(directory, template, special)
+    if kind == "qwen3_asr":  # what it writes before a text is no special token
+        path = directory / "tokenizer.json"
+        written = json.loads(path.read_text())
+        for token in written["added_tokens"]:
+            token["special"] = token["id"] != ASR_TEXT
+        path.write_text(json.dumps(written))
     extractor(kind).save_pretrained(directory)
     return model
 

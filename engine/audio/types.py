@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.audio.transcription import TranscriptionRules
+
 BYTES_PER_SAMPLE = 4  # float32
 
 
@@ -28,6 +30,7 @@ class AudioRules(msgspec.Struct, frozen=True, kw_only=True):
     model_max_samples: int | None = None  # the most that the model hears; None: no limit of its own
     max_samples: int = 2**31  # of a clip
     max_clips: int = 16  # per prompt
+    transcription: TranscriptionRules = TranscriptionRules()
 
     def num_tokens(self, num_samples: int) -> int:
         """Return the number of tokens of a clip; 0: it is too short to be heard."""

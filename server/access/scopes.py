@@ -19,6 +19,7 @@ _BY_PREFIX: dict[str, Scope] = {  # the first match counts
     "/v1/batches": "batches",
     "/v1/chat": "inference",
     "/v1/completions": "inference",
+    "/v1/audio": "inference",
     "/v1/responses": "inference",
     "/v1/conversations": "inference",
     "/v1/messages/batches": "batches",

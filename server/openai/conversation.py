@@ -145,6 +145,11 @@ class Conversation:
             id or new_id("chatcmpl"),
         )
 
+    @property
+    def num_audio_tokens(self) -> int:
+        """How many of the prompt's tokens are audio."""
+        return sum(clip.num_tokens for clip in self._audio)
+
     @contextlib.contextmanager
     def generation(self) -> Iterator[Generation]:
         """Submit the sequences; they have ended when the block exits.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -156,12 +157,11 @@ def test_more_that_is_refused(hearing: Server) -> None:
     assert "is not available with audio" in refused.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_takes_no_audio_with_it(twin: AudioTwin, hearing: Server) -> None:
     hearing.wait_idle()
     body = asking(speech(0.9, 9), max_tokens=300)
     wanted = said(hearing.post(CHAT, body).json())
-    from concurrent.futures import ThreadPoolExecutor
-
     with ThreadPoolExecutor(1) as pool:
         stream = pool.submit(hearing.stream, CHAT, body)
         hearing.wait_for(lambda metrics: metrics["num_requests_running"] >= 1, "a request")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
+from engine.audio.transcription import TranscriptionRules
 from engine.audio.types import AudioRules
 from engine.models.audio.spec import AudioSpec, FrameConvSpec, MelSpec, PlaneConvSpec
 from engine.models.config_reader import ConfigReader
@@ -15,6 +16,9 @@ from engine.models.vision.spec import MergerSpec, VisionNorm
 
 _EPS = 1e-5  # of all norms; not in any config
 _MAX_MELS = 1024
+# Instructions for models without a form of their own.
+_TRANSCRIBE = "Write down the speech{}, word for word. Answer with its text alone."
+_TRANSLATE = "Translate the speech into English. Answer with the translation alone."
 _MAX_FRAMES = 100_000
 
 
@@ -118,6 +122,11 @@ def _one_chunk(token_id: int, spec: AudioSpec) -> AudioRules:
         hop=spec.mel.hop,
         counts_partial_frame=True,
         pool=spec.pool,
+        transcription=TranscriptionRules(
+            instruction=_TRANSCRIBE.format(""),
+            language_instruction=_TRANSCRIBE.format(" in {name}"),
+            translation=_TRANSLATE,
+        ),
         model_max_samples=spec.convolutions.chunk_frames * spec.mel.hop,
     )
 
@@ -131,6 +140,11 @@ def _whole_chunks(token_id: int, spec: AudioSpec) -> AudioRules:
         hop=spec.mel.hop,
         pad_samples=spec.convolutions.chunk_frames * spec.mel.hop,
         pool=spec.joined,
+        transcription=TranscriptionRules(
+            suffix="[TRANSCRIBE]",
+            language_suffix="lang:{code}[TRANSCRIBE]",
+            translation=_TRANSLATE,
+        ),
     )
 
 
@@ -144,6 +158,12 @@ def _seconds(token_id: int, spec: AudioSpec) -> AudioRules:
         min_samples=spec.mel.sampling_rate // 2,
         chunk_frames=spec.convolutions.chunk_frames,
         num_halvings=3,
+        transcription=TranscriptionRules(
+            language_suffix="language {name}<asr_text>",
+            needs_name=True,
+            takes_prompt=True,
+            marker="<asr_text>",
+        ),
         model_max_samples=20 * 60 * spec.mel.sampling_rate,
     )
 
