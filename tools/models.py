@@ -6,8 +6,10 @@ Writes ``docs/models.md``; a test checks that the page is up to date.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+from engine.models.audio.families import FAMILIES as AUDIO
 from engine.models.encoder.families import ENCODERS
 from engine.models.families import FAMILIES
 from engine.models.families.rope import SCALINGS
@@ -50,6 +52,14 @@ images of one cell, of uneven windows and in tiles included: every embedding mus
 
 Other multimodal models are served as text models. So is a model whose image encoder is quantised
 or has a config key that is not understood; the reason is logged at start.
+
+## Audio
+
+{audio} accept [audio](audio.md). Their encoders and spectrograms are compared with Hugging Face's
+on tiny random models, clips of whole chunks and with rests included: every embedding must agree
+within 1e-5 of the largest, and every number of a spectrogram within 1e-4, in float32.
+
+Other models with an audio encoder are served without it.
 
 ## Models with two kinds of heads
 
@@ -147,11 +157,20 @@ def models_page() -> str:
     )
     formats = "\n".join(f"| `{name}` | {found.supported} |" for name, found in FORMATS.items())
     kinds = ", ".join(f"`{kind}`" for kind in ("default", *SCALINGS))
-    *most, last = (f"`{name}`" for name in sorted(VISION))
-    images = f"{', '.join(most)} and {last}"
     return _PAGE.format(
-        families=families, images=images, encoders=encoders, ropes=kinds, formats=formats
+        families=families,
+        images=_listed(VISION),
+        audio=_listed(AUDIO),
+        encoders=encoders,
+        ropes=kinds,
+        formats=formats,
     )
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names as part of a sentence."""
+    *most, last = (f"`{name}`" for name in sorted(names))
+    return f"{', '.join(most)} and {last}"
 
 
 def main() -> int:
