@@ -29,7 +29,9 @@ not understand, because a key that is ignored silently gives wrong answers. Code
 directory is never run.
 
 A tokenizer is a `tokenizer.json`, or an older file that transformers converts without the model's
-code. Kimi's `tiktoken.model` is read, too; other tiktoken files are refused.
+code. Kimi's `tiktoken.model` and Mistral's `tekken.json` are read, too; other tiktoken files are
+refused. A model with a `tekken.json` and no chat template, such as Voxtral, gets one for text and
+audio, without tools.
 
 ## Families
 

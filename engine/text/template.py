@@ -17,6 +17,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 from engine.errors import InvalidParameter, ModelLoadError, TemplateError
 from engine.gguf.file import find_gguf, read_gguf
+from engine.text import tekken_file
 from engine.text.template_process import RenderProcess
 from engine.text.tokenizer import Tokenizer
 from engine.text.tokenizer_files import read_named_templates
@@ -242,7 +243,8 @@ def _find_templates(root: Path) -> dict[str, str]:
     for path in sorted((root / "additional_chat_templates").glob("*.jinja")):
         found[path.stem] = _read(path)
     path = root / "chat_template.jinja"
-    return found | {"default": _read(path)} if path.is_file() else found
+    found |= {"default": _read(path)} if path.is_file() else {}
+    return found or tekken_file.find_template(root)
 
 
 def _read(path: Path) -> str:

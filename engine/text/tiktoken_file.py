@@ -54,8 +54,8 @@ def read_tiktoken(root: Path) -> Backend:
 
     ranks = _read_ranks(root / NAME)
     vocabulary = {spell_bytes(token): rank for token, rank in ranks.items()}
-    merges = [(spell_bytes(left), spell_bytes(right)) for left, right in _merges(ranks)]
-    backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
+    joined = [(spell_bytes(left), spell_bytes(right)) for left, right in merges(ranks)]
+    backend = Tokenizer(models.BPE(vocabulary, joined, ignore_merges=True))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(pattern), "isolated"),
@@ -85,7 +85,7 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
     return ranks
 
 
-def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
+def merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
     """Yield the pairs of tokens whose union is one, those of lower ranks first."""
     for token in ranks:
         pairs = ((token[:at], token[at:]) for at in range(1, len(token)))

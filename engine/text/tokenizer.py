@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import InvalidParameter, ModelLoadError
 from engine.gguf.file import find_gguf, read_gguf
-from engine.text import tiktoken_file
+from engine.text import tekken_file, tiktoken_file
 from engine.text.pieces import PieceRules, read_rules
 from engine.text.tokenizer_files import (
     read_eos_token_ids,
@@ -91,10 +91,14 @@ class Tokenizer:
         root = Path(path)
         config = read_json(root / "tokenizer_config.json")
         backend = _load_backend(root)
+        named = read_named_tokens(root)
+        if (root / tekken_file.NAME).is_file() and not (root / "tokenizer.json").is_file():
+            named = tekken_file.NAMED_TOKENS | named
+            config = {"add_bos_token": True, **config}
         try:
             return cls(
                 backend,
-                named_tokens=read_named_tokens(root),
+                named_tokens=named,
                 special_tokens=read_special_tokens(root),
                 eos_token_ids=read_eos_token_ids(root),
                 add_bos_token=config.get("add_bos_token"),
@@ -309,6 +313,8 @@ def _convert(root: Path) -> Backend:
         raise ModelLoadError(f"there is no model directory {root}")
     if (root / tiktoken_file.NAME).is_file():
         return tiktoken_file.read_tiktoken(root)
+    if (root / tekken_file.NAME).is_file():
+        return tekken_file.read_tekken(root)
     if not any(root.glob("*.model")) and not (root / "vocab.json").is_file():
         raise ModelLoadError(f"{root} holds no tokenizer (tokenizer.json)")
     from transformers import AutoTokenizer  # slow to import and rarely needed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.models.families import FAMILIES
-from tests import tiny_models, tiny_vision
+from tests import tiny_audio, tiny_models, tiny_vision
 from tests.engine.models.test_text_parts import PUBLISHED
 from tools.models import PAGE, models_page
 
@@ -21,5 +21,8 @@ def test_every_family_has_a_twin() -> None:
         getattr(transformers, f"{name}Config").model_type
         for name, *_ in (*PUBLISHED.values(), *tiny_vision.KINDS.values())
     }
+    hearing = {
+        getattr(transformers, f"{name}Config").model_type for name, *_ in tiny_audio.KINDS.values()
+    }
     nameless = {"kimi_k2"}  # there; tests/engine/models/test_kimi.py has its twin
-    assert twins | beside_images | nameless == set(FAMILIES)
+    assert twins | beside_images | hearing | nameless == set(FAMILIES)

@@ -85,16 +85,19 @@ def _whisper(reader: ConfigReader, text: DecoderSpec, projector: MergerSpec) -> 
 
 def _transformer(reader: ConfigReader, text: DecoderSpec, projector: MergerSpec) -> AudioSpec:
     """Read what all encoders have in common, under either of two names."""
-    for key in ("dropout", "activation_dropout"):
+    for key in ("dropout", "activation_dropout", "init_std"):
         reader.ignore(key)
     reader.require("scale_embedding", False)
     hidden = _either(reader, "d_model", "hidden_size", 1280)
     heads = "encoder_attention_heads" if "encoder_attention_heads" in reader else ""
+    num_heads = read_num_heads(reader, heads or "num_attention_heads", hidden, 20)
+    reader.require("num_key_value_heads", num_heads)
+    reader.require("head_dim", hidden // num_heads)
     num_mels = reader.count("num_mel_bins", 128, limit=_MAX_MELS)
     return AudioSpec(
         hidden_size=hidden,
         intermediate_size=_either(reader, "encoder_ffn_dim", "intermediate_size", 5120),
-        num_heads=read_num_heads(reader, heads or "num_attention_heads", hidden, 20),
+        num_heads=num_heads,
         num_layers=_either(reader, "encoder_layers", "num_hidden_layers", 32, limit=MAX_LAYERS),
         out_size=text.hidden_size,
         mel=MelSpec(num_mels),

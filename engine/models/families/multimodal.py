@@ -18,7 +18,10 @@ from engine.models.spec import DecoderSpec
 
 _T = TypeVar("_T")
 
-_HEARING = ("audio_config", "audio_token_id", "audio_token_index", "ignore_index")
+_HEARING = (
+    *("audio_config", "audio_token_id", "audio_token_index", "ignore_index"),
+    *("vocab_size", "hidden_size"),  # the text section's
+)
 _VISION = ("vision_config", "image_token_id", "image_token_index")
 _GEMMA = ("mm_tokens_per_image", "boi_token_index", "eoi_token_index")
 _GEMMA4 = (
@@ -194,8 +197,6 @@ def qwen2_audio(reader: ConfigReader) -> DecoderSpec:
         text.set_defaults({"model_type": "qwen2", **_QWEN2_DEFAULTS})
         return llama.qwen2(text)
 
-    for key in ("vocab_size", "hidden_size"):
-        reader.ignore(key)  # the text section's
     # Never tied, whatever the text section says.
     return dataclasses.replace(text_part(reader, read, _HEARING), tie_word_embeddings=False)
 
@@ -221,7 +222,7 @@ def voxtral(reader: ConfigReader) -> DecoderSpec:
         text.set_defaults(_VOXTRAL_DEFAULTS)
         return llama.llama(text)
 
-    spec = text_part(reader, read, (*_HEARING, "projector_hidden_act", "hidden_size"))
+    spec = text_part(reader, read, (*_HEARING, "projector_hidden_act"))
     return dataclasses.replace(spec, tie_word_embeddings=False)  # never
 
 
