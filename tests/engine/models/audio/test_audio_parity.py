@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 # Seconds: whole chunks and frames, rests of either, and less than a chunk.
 LENGTHS = {
     "voxtral": (2.0, 0.3, 5.5),
-    "qwen2_audio": (1.0, 0.3, 0.6337),
+    "qwen2_audio": (1.0, 0.3, 0.6237),
     "qwen3_asr": (1.0, 0.2, 3.0, 2.4837, 5.251),
 }
 
