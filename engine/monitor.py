@@ -4,9 +4,9 @@ While nobody looks, a step costs one comparison. Otherwise a step costs O(its ro
 O(blocks + sequences reported). The scheduler's state is only read. What it does not contain, the
 time at which a sequence entered each phase, is noted step by step:
 
-    images ──► grammar ──► queued ──► prefill ──► decode ──► ended
-                                         ▲          │
-                                         └─preempted┘
+    images or audio ──► grammar ──► queued ──► prefill ──► decode ──► ended
+                                        ▲          │
+                                        └─preempted┘
 
 Recording stops by itself some time after the last look.
 """

@@ -117,8 +117,10 @@ def process_audio(samples: np.ndarray, rate: int, rules: AudioRules) -> Processe
         rules: of the model.
 
     Raises:
-        InvalidParameter: it is empty, too long, too short or not finite.
+        InvalidParameter: it is empty, too long, too short or not finite, or its rate is unusual.
     """
+    if not _MIN_RATE <= rate <= _MAX_RATE:
+        raise InvalidParameter(f"the audio has {rate} samples per second")
     if samples.ndim == 2:
         samples = samples.mean(axis=1)
     if samples.ndim != 1 or not samples.size:

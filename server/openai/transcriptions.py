@@ -6,6 +6,7 @@ A model that hears answers as in a chat, with the prompt that it was trained to 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import tempfile
@@ -291,9 +292,13 @@ async def _read_upload(request: Request, max_bytes: int) -> tuple[Form, str]:
         path = Path(directory) / "upload"
         try:
             form = await read_form(request, "file", path, max_bytes)
-            return form, base64.b64encode(path.read_bytes()).decode()
+            return form, await asyncio.to_thread(_encode, path)
         except OSError as error:
             raise StoreError(error.strerror or str(error)) from error
+
+
+def _encode(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()
 
 
 @contextlib.contextmanager

@@ -123,5 +123,7 @@ def test_samples_of_other_shapes() -> None:
     assert process_audio(np.zeros((1600, 2), np.float64), 16_000, RULES).num_tokens == 5
     with pytest.raises(InvalidParameter, match="empty"):
         process_audio(np.zeros(0, np.float32), 16_000, RULES)
+    with pytest.raises(InvalidParameter, match="0 samples per second"):
+        process_audio(np.zeros(1600, np.float32), 0, RULES)
     with pytest.raises(InvalidParameter, match="too short"):
         process_audio(np.zeros(100, np.float32), 16_000, RULES)
