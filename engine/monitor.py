@@ -5,8 +5,8 @@ O(blocks + sequences reported). The scheduler's state is only read. What it does
 time at which a sequence entered each phase, is noted step by step:
 
     images or audio ──► grammar ──► queued ──► prefill ──► decode ──► ended
-                                        ▲          │
-                                        └─preempted┘
+                                                  ▲          │
+                                                  └─preempted┘
 
 Recording stops by itself some time after the last look.
 """
