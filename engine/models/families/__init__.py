@@ -39,6 +39,7 @@ from engine.models.families import (
     phi,
     ungated,
 )
+from engine.models.families.audio_text import AUDIO_TEXT
 from engine.models.families.family import Family
 from engine.models.families.image_text import IMAGE_TEXT
 from engine.models.families.multimodal import QWEN3_5_MROPE
@@ -372,14 +373,12 @@ FAMILIES: dict[str, Family] = {
         has_remote_code=True,
     ),
     "qwen2": Family(llama.qwen2, "Qwen2, Qwen2.5", "biases, windows in some"),
-    "qwen2_audio": Family(multimodal.qwen2_audio, "Qwen2-Audio 7B", "as `qwen2`; accepts audio"),
     "qwen2_5_vl": Family(multimodal.qwen_vl, "Qwen2.5-VL", "as `qwen2`; accepts images"),
     "qwen2_moe": Family(
         moe.qwen2_moe, "Qwen1.5-MoE, Qwen2-57B-A14B", "biases, experts and a gated shared expert"
     ),
     "qwen2_vl": Family(multimodal.qwen_vl, "Qwen2-VL", "as `qwen2`; accepts images"),
     "qwen3": Family(llama.qwen3, "Qwen3, dense", "QK norms"),
-    "qwen3_asr": Family(multimodal.qwen3_asr, "Qwen3-ASR", "as `qwen3`; accepts audio"),
     "qwen3_5": Family(multimodal.qwen3_5, "Qwen3.5, dense", "as `qwen3_5_text`; accepts images"),
     "qwen3_5_moe": Family(
         multimodal.qwen3_5_moe,
@@ -419,10 +418,8 @@ FAMILIES: dict[str, Family] = {
         ungated.starcoder2, "StarCoder2", "layer norms, biases, ungated MLP, windows in some"
     ),
     "vaultgemma": Family(gemma.vaultgemma, "VaultGemma 1B", "as `gemma2`; norms before only"),
-    "voxtral": Family(
-        multimodal.voxtral, "Voxtral Mini 3B, Voxtral Small 24B", "as `llama`; accepts audio"
-    ),
     "youtu": Family(deepseek.youtu, "Youtu-LLM 2B", "latent attention"),
+    **AUDIO_TEXT,
     **IMAGE_TEXT,
 }
 

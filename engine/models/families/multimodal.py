@@ -18,10 +18,6 @@ from engine.models.spec import DecoderSpec
 
 _T = TypeVar("_T")
 
-_HEARING = (
-    *("audio_config", "audio_token_id", "audio_token_index", "ignore_index"),
-    *("vocab_size", "hidden_size"),  # the text section's
-)
 _VISION = ("vision_config", "image_token_id", "image_token_index")
 _GEMMA = ("mm_tokens_per_image", "boi_token_index", "eoi_token_index")
 _GEMMA4 = (
@@ -51,7 +47,7 @@ _MISTRAL_DEFAULTS = {
     **{**_LLAMA_DEFAULTS, "intermediate_size": 14336, "num_key_value_heads": 8},
     **{"max_position_embeddings": 131_072, "sliding_window": 4096},
 }
-_QWEN2_DEFAULTS = {
+QWEN2_DEFAULTS = {
     **{"hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32},
     **{"num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 151_936},
     **{"max_position_embeddings": 32768, "rms_norm_eps": 1e-6},
@@ -77,7 +73,7 @@ _INTERNVL_TRAINING = ("debug", "ep_size", "micro_forward", "skip_checkpoint", "u
 _LLAVA_TEXT: dict[str, tuple[Callable[[ConfigReader], DecoderSpec], dict[str, Any]]] = {
     "llama": (llama.llama, _LLAMA_DEFAULTS),
     "mistral": (llama.mistral, _MISTRAL_DEFAULTS),
-    "qwen2": (llama.qwen2, _QWEN2_DEFAULTS),
+    "qwen2": (llama.qwen2, QWEN2_DEFAULTS),
 }
 
 _INTERNVL_TEXT: dict[str, Callable[[ConfigReader], DecoderSpec]] = {
@@ -85,17 +81,6 @@ _INTERNVL_TEXT: dict[str, Callable[[ConfigReader], DecoderSpec]] = {
     "qwen2": llama.qwen2,
     "qwen3": llama.qwen3,
     "qwen3_moe": moe.qwen3_moe,
-}
-# Values that the text sections of Voxtral's and Qwen3-ASR's configs leave out.
-_VOXTRAL_DEFAULTS = {
-    **{"model_type": "llama", "hidden_size": 3072, "intermediate_size": 8192, "head_dim": 128},
-    **{"num_hidden_layers": 30, "num_attention_heads": 32, "num_key_value_heads": 8},
-    **{"vocab_size": 131_072, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5},
-}
-_QWEN3_ASR_DEFAULTS = {
-    **{"model_type": "qwen3", "hidden_size": 2048, "intermediate_size": 6144, "head_dim": 128},
-    **{"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8},
-    **{"vocab_size": 151_936, "max_position_embeddings": 65_536, "rms_norm_eps": 1e-6},
 }
 _MISTRAL_TEXT = {
     "ministral3": llama.ministral3,
@@ -186,44 +171,6 @@ def llava(reader: ConfigReader) -> DecoderSpec:
         return read_text(text)
 
     return text_part(reader, read, _LLAVA)
-
-
-def qwen2_audio(reader: ConfigReader) -> DecoderSpec:
-    """Qwen2-Audio 7B."""
-
-    def read(text: ConfigReader) -> DecoderSpec:
-        text.require("model_type", "qwen2")
-        text.require("use_mrope", False)
-        text.set_defaults({"model_type": "qwen2", **_QWEN2_DEFAULTS})
-        return llama.qwen2(text)
-
-    # Never tied, whatever the text section says.
-    return dataclasses.replace(text_part(reader, read, _HEARING), tie_word_embeddings=False)
-
-
-def qwen3_asr(reader: ConfigReader) -> DecoderSpec:
-    """Qwen3-ASR, in Hugging Face's own format."""
-
-    def read(text: ConfigReader) -> DecoderSpec:
-        text.require("model_type", "qwen3")
-        text.set_defaults(_QWEN3_ASR_DEFAULTS)
-        return llama.qwen3(text)
-
-    reader.set_defaults({"tie_word_embeddings": True})
-    ignored = ("timestamp_token_id", "token_classification_bias")  # of the aligner
-    return text_part(reader, read, (*_HEARING, *ignored))
-
-
-def voxtral(reader: ConfigReader) -> DecoderSpec:
-    """Voxtral Mini and Small."""
-
-    def read(text: ConfigReader) -> DecoderSpec:
-        text.require("model_type", "llama")
-        text.set_defaults(_VOXTRAL_DEFAULTS)
-        return llama.llama(text)
-
-    spec = text_part(reader, read, (*_HEARING, "projector_hidden_act"))
-    return dataclasses.replace(spec, tie_word_embeddings=False)  # never
 
 
 def qwen_vl(reader: ConfigReader) -> DecoderSpec:
