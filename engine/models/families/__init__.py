@@ -277,11 +277,7 @@ FAMILIES: dict[str, Family] = {
         "LLaVA 1.5, LLaVA-Interleave, Pixtral 12B",
         "as `llama`, `mistral` or `qwen2`; accepts images",
     ),
-    "mamba": Family(
-        mamba1.mamba,
-        "Mamba 130M to 2.8B",
-        "selective state spaces (Mamba-1) alone: no attention, no MLPs, no positions",
-    ),
+    "mamba": Family(mamba1.mamba, "Mamba 130M to 2.8B", "as `mamba2`; states of channels"),
     "mamba2": Family(
         mamba2.mamba2,
         "Mamba-2 130M to 2.7B, Codestral Mamba 7B",
