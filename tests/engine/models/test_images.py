@@ -83,7 +83,8 @@ def test_logits_of_a_prompt_with_images(twin, chunks):
             start = end
     with torch.inference_mode():
         found = model.logits(torch.cat(hidden))
-    torch.testing.assert_close(found, twin.logits(asked), atol=2e-4, rtol=0)
+    # Sums are rounded in another order, which differs by processor; most by layers with a state.
+    torch.testing.assert_close(found, twin.logits(asked), atol=3e-4, rtol=0)
 
 
 def test_the_text_behind_images_goes_on(twin):
