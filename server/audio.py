@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
-from engine.audio.read import AudioReader, ProcessedAudio
-from engine.audio.types import AudioRules
+from engine.audio.types import AudioRules, ProcessedAudio
 from engine.images.base64 import decode_base64
 from server.media_cache import MediaCache
+
+if TYPE_CHECKING:
+    from engine.audio.read import AudioReader
 
 _CACHE_BYTES = 64 * 2**20
 _THREADS = 2  # one may resample while the other decodes
@@ -20,7 +24,8 @@ class AudioDecoder:
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="audio")
-        self._reader = AudioReader()
+        self._lock = threading.Lock()
+        self._started_reader: AudioReader | None = None
         self._cache: MediaCache[ProcessedAudio] = MediaCache(_CACHE_BYTES)
 
     async def decode(self, base64: str, rules: AudioRules) -> ProcessedAudio:
@@ -36,9 +41,19 @@ class AudioDecoder:
     def close(self) -> None:
         """Stop the threads and the process. Idempotent."""
         self._executor.shutdown(wait=False, cancel_futures=True)
-        self._reader.close()
+        if self._started_reader is not None:
+            self._started_reader.close()
 
     def _decode(self, base64: str, rules: AudioRules) -> ProcessedAudio:
         data = decode_base64(base64, "audio")
         key = hashlib.blake2b(data).digest(), rules
-        return self._cache.get(key, lambda: self._reader.read(data, rules))
+        return self._cache.get(key, lambda: self._reader().read(data, rules))
+
+    def _reader(self) -> AudioReader:
+        with self._lock:
+            if self._started_reader is None:
+                # Not at the top: it needs numpy, which a server without audio never loads.
+                from engine.audio.read import AudioReader
+
+                self._started_reader = AudioReader()
+            return self._started_reader

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.audio.read import ProcessedAudio
-from engine.audio.types import AudioClip, AudioRules
+from engine.audio.types import AudioClip, AudioRules, ProcessedAudio
 from engine.errors import InvalidParameter
 
 

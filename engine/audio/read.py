@@ -9,14 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from engine.audio.resample import resample
-from engine.audio.types import BYTES_PER_SAMPLE, AudioRules
+from engine.audio.types import BYTES_PER_SAMPLE, AudioRules, ProcessedAudio
 from engine.errors import InvalidParameter
 from engine.sandbox.process import SandboxedProcess
 
@@ -27,20 +26,6 @@ _SEND_BYTES = 4 * 2**20
 _READ_FRAMES = 2**19  # per channel and piece
 _MAX_CHANNELS = 16
 _MIN_RATE, _MAX_RATE = 1_000, 384_000
-
-
-@dataclass(frozen=True)
-class ProcessedAudio:
-    """A clip as a model hears it."""
-
-    samples: bytes  # float32, mono, at the model's sampling rate
-    digest: bytes  # of the samples
-    num_tokens: int
-
-    @property
-    def num_bytes(self) -> int:
-        """The size of the samples."""
-        return len(self.samples)
 
 
 class AudioReader:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
 from engine.audio.transcription import TranscriptionRules
@@ -68,3 +70,17 @@ class AudioClip(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:  # without the samples, as requests may be logged
         number = len(self.samples) // BYTES_PER_SAMPLE
         return f"AudioClip({number} samples, {self.num_tokens} tokens from {self.start})"
+
+
+@dataclass(frozen=True)
+class ProcessedAudio:
+    """A clip as a model hears it."""
+
+    samples: bytes  # float32, mono, at the model's sampling rate
+    digest: bytes  # of the samples
+    num_tokens: int
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the samples."""
+        return len(self.samples)

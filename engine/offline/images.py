@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from engine.audio.read import AudioReader, ProcessedAudio, process_audio
-from engine.audio.types import AudioClip, AudioRules
+from engine.audio.read import AudioReader, process_audio
+from engine.audio.types import AudioClip, AudioRules, ProcessedAudio
 from engine.errors import InvalidParameter
 from engine.images.base64 import decode_base64, is_audio_url, is_data_url
 from engine.images.read import ProcessedImage, process_image, read_image

@@ -46,6 +46,11 @@ def _dense_head(weight: torch.Tensor, bias: torch.Tensor | None) -> Head:
     return ScreenedHead(weight) if is_large else PanelDense(weight, bias)
 
 
+def onednn_packs_bfloat16() -> bool:
+    """Return whether this processor has what oneDNN needs for its layouts of bfloat16 weights."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 class OneDnnLinear:
     """A bfloat16 weight in oneDNN's own layout, which would otherwise be made for each product."""
 

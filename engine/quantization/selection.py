@@ -304,6 +304,6 @@ def _cpu_method(
         return OnlineQuantMethod(
             quantization, packed, UnquantizedLinearMethod()
         ), f"torch, {quantization}"
-    if torch.backends.mkldnn.is_available():
+    if cpu.onednn_packs_bfloat16():
         return cpu.OneDnnMethod(), "oneDNN, packed once"
     return UnquantizedLinearMethod(), "torch"

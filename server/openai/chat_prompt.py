@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from engine.audio.placeholders import expand_audio_tokens
-from engine.audio.read import ProcessedAudio
-from engine.audio.types import AudioClip
+from engine.audio.types import AudioClip, ProcessedAudio
 from engine.errors import InvalidParameter
 from engine.images.placeholders import expand_image_tokens, make_rewriter
 from engine.images.read import ProcessedImage

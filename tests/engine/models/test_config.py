@@ -93,7 +93,7 @@ def test_what_exports_write_besides_is_harmless():
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model_type": "mamba"}, "'mamba' is not supported.*llama.*qwen3"),
+        ({"model_type": "rwkv"}, "'rwkv' is not supported.*llama.*qwen3"),
         ({"model_type": None}, "not supported"),
         ({"auto_map": {"AutoModel": "evil.Model"}}, "'auto_map'.*never run"),
         ({"quantization_config": 4}, "'quantization_config'"),

@@ -105,9 +105,13 @@ def test_without_native_kernels_quantisation_warns_that_it_is_slow(quantization,
 
 
 @pytest.mark.usefixtures("no_native")
-def test_without_native_kernels_bfloat16_is_packed_by_onednn():
+@pytest.mark.parametrize("packs", [True, False])
+def test_without_native_kernels_bfloat16_is_packed_by_onednn_where_it_can(packs, monkeypatch):
+    if packs and not cpu.onednn_packs_bfloat16():
+        pytest.skip("this processor has no instructions for it")
+    monkeypatch.setattr(cpu, "onednn_packs_bfloat16", lambda: packs)
     method = choose_method(None, torch.bfloat16, CPU)
-    assert isinstance(method.dense, cpu.OneDnnMethod)
+    assert isinstance(method.dense, cpu.OneDnnMethod) == packs
     weight, bias = torch.randn(64, 96).bfloat16(), torch.randn(64).bfloat16()
     for rows in (1, 7, 130):
         x = torch.randn(rows, 96).bfloat16()

@@ -76,7 +76,7 @@ def test_prompts_with_other_images_share_what_comes_before_these_alone(
         life.run()
         hits += life.scheduler.stats().prefix_cache_hits
     assert hits >= 100
-    monkeypatch.setattr(prefix.PrefixChain, "_image_digests", lambda *_: b"")
+    monkeypatch.setattr(prefix.PrefixChain, "_media_digests", lambda *_: b"")
     lives = (_PicturedLife(seed) for seed in range(60))
     # The blocks of another image or, in stateful models, the snapshot under their name.
     with pytest.raises(BrokenContract, match=r"reads foreign KV|has another's state"):

@@ -58,9 +58,8 @@ def test_layers_with_heads_of_their_own(tmp_path, kind) -> None:
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "kind", ["glm_moe_dsa", pytest.param("deepseek_v32", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["glm_moe_dsa", "deepseek_v32"])
 def test_positions_that_are_selected(tmp_path, kind) -> None:
     """In each layer, or in an earlier one; in a chunk, for a single token and beside few tokens."""
     tiny_models.save(kind, tmp_path)
