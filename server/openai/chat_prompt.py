@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from engine.audio.placeholders import expand_audio_tokens
 from engine.audio.types import AudioClip, ProcessedAudio
@@ -17,7 +17,19 @@ from server.openai.inputs import ChatRequest, Message, TokenizeRequest
 from server.state import Model, ServerState
 
 # Of one prompt's pixels, and of its samples, as the model gets them.
-_MAX_IMAGE_BYTES = _MAX_AUDIO_BYTES = 256 * 2**20
+_MAX_MEDIA_BYTES = 256 * 2**20
+_Processed = TypeVar("_Processed", ProcessedImage, ProcessedAudio)
+
+
+class _Kind(NamedTuple):
+    """How errors call what a prompt holds beside its text."""
+
+    name: str
+    all: str
+    unit: str
+
+
+_IMAGES, _AUDIO = _Kind("image", "images", "pixels"), _Kind("audio clip", "audio", "samples")
 
 
 class ChatPrompt(NamedTuple):
@@ -95,23 +107,9 @@ async def _read_pictures(
     rules = model.info.images
     if rules is None:
         raise bad_field(shown[0][0], "holds an image, and this model takes none here; send text")
-    if len(shown) > rules.max_images:
-        problem = f"holds {len(shown)} images; at most {rules.max_images} are taken"
-        raise bad_field("messages", problem)
-    pictures: list[ProcessedImage] = []
-    room = _MAX_IMAGE_BYTES
-    for number, (param, data) in enumerate(shown, 1):
-        try:
-            picture = await state.images.decode(data, rules)
-        except InvalidParameter as error:
-            problem = f"cannot be used, in image {number} of {len(shown)}: {error.message}"
-            raise bad_field(param, problem) from None
-        room -= picture.num_bytes
-        if room < 0:
-            problem = f"holds images of more than {_MAX_IMAGE_BYTES >> 20} MiB of pixels"
-            raise bad_field("messages", problem)
-        pictures.append(picture)
-    return pictures
+    return await _decode_each(
+        shown, lambda data: state.images.decode(data, rules), rules.max_images, _IMAGES
+    )
 
 
 async def _read_sounds(
@@ -128,23 +126,35 @@ async def _read_sounds(
     rules = model.info.audio
     if rules is None:
         raise bad_field(heard[0][0], "holds audio, and this model takes none here; send text")
-    if len(heard) > rules.max_clips:
-        problem = f"holds {len(heard)} audio clips; at most {rules.max_clips} are taken"
+    return await _decode_each(
+        heard, lambda data: state.audio.decode(data, rules), rules.max_clips, _AUDIO
+    )
+
+
+async def _decode_each(
+    given: Sequence[tuple[str, str]],
+    decode: Callable[[str], Awaitable[_Processed]],
+    most: int,
+    kind: _Kind,
+) -> list[_Processed]:
+    """Decode (field, data) one after the other. Raises ApiError (400)."""
+    if len(given) > most:
+        problem = f"holds {len(given)} {kind.name}s; at most {most} are taken"
         raise bad_field("messages", problem)
-    sounds: list[ProcessedAudio] = []
-    room = _MAX_AUDIO_BYTES
-    for number, (param, data) in enumerate(heard, 1):
+    decoded: list[_Processed] = []
+    room = _MAX_MEDIA_BYTES
+    for number, (param, data) in enumerate(given, 1):
         try:
-            sound = await state.audio.decode(data, rules)
+            each = await decode(data)
         except InvalidParameter as error:
-            problem = f"cannot be used, in audio clip {number} of {len(heard)}: {error.message}"
+            problem = f"cannot be used, in {kind.name} {number} of {len(given)}: {error.message}"
             raise bad_field(param, problem) from None
-        room -= sound.num_bytes
+        room -= each.num_bytes
         if room < 0:
-            problem = f"holds audio of more than {_MAX_AUDIO_BYTES >> 20} MiB of samples"
+            problem = f"holds {kind.all} of more than {_MAX_MEDIA_BYTES >> 20} MiB of {kind.unit}"
             raise bad_field("messages", problem)
-        sounds.append(sound)
-    return sounds
+        decoded.append(each)
+    return decoded
 
 
 def _with_suffix(rewrite: Callable[[str], str] | None, suffix: str) -> Callable[[str], str] | None:
