@@ -8,7 +8,8 @@
 
 namespace quire {
 
-constexpr int32_t FIRST_CODE = 0;    // of eight bits of an activation: vpdpbusd's are unsigned
+constexpr int32_t FIRST_CODE = 0;      // of eight bits of an activation: vpdpbusd's are unsigned
+constexpr int64_t LAID_CODE_BYTES = 1;  // of a code as it is multiplied
 
 bool has_amx();  // the processor has AMX, and the kernel lets this process use it
 

@@ -101,7 +101,7 @@ struct Int8Rows {
   }
 
   // How many are multiplied before the next panel.
-  int64_t max_part() const { return rows_in(cached_bytes(amx), inputs); }
+  int64_t max_part() const { return rows_in(cached_bytes(amx), inputs * LAID_CODE_BYTES); }
 };
 
 // A caller's rows, rounded.

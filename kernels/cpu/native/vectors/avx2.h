@@ -79,6 +79,7 @@ inline __m256i broadcast_four(const void* codes) {
 
 constexpr int32_t FIRST_CODE = 0;  // of eight bits of an activation: vpdpbusd's are unsigned
 constexpr int LEAST_CODE = -128;   // of a weight
+constexpr int64_t LAID_CODE_BYTES = 1;  // of an activation's code as it is multiplied
 
 // Four neighbouring codes of an activation, by which those of all lanes' weights are multiplied.
 class Four {
@@ -109,24 +110,45 @@ class GroupSum {
 #else
 
 // Codes are signed: vpmaddubsw adds two products of an unsigned and a signed byte in 16 bits, in which
-// 2 * 255 * 127 has no room, but 2 * 128 * 127 has. The weight, -127 to 127, takes over the sign.
+// 2 * 255 * 127 has no room, but 2 * 128 * -128 has. The weight, -127 to 127, takes over the sign, by
+// an exclusive or: ~w = -w - 1 in place of -w, so that a negative code's products are too small by
+// its size. (vpsignb is exact, but one of two units does it that also multiply.)
 constexpr int32_t FIRST_CODE = -128;
 constexpr int LEAST_CODE = -127;
+constexpr int64_t LAID_CODE_BYTES = 2;
 
+// Of neighbouring codes: their sizes, and behind them bytes of ones where they are negative.
 class Four {
  public:
-  explicit Four(const uint8_t* codes)
-      : codes_(broadcast_four(codes)), sizes_(_mm256_abs_epi8(codes_)) {}
+  explicit Four(const uint8_t* laid) : sizes_(broadcast_four(laid)), signs_(broadcast_four(laid + 4)) {}
 
   Whole add(Whole sums, Whole weights) const {
-    const __m256i pairs =
-        _mm256_maddubs_epi16(sizes_, _mm256_sign_epi8((__m256i)weights, codes_));
+    const __m256i pairs = _mm256_maddubs_epi16(sizes_, (__m256i)weights ^ signs_);
     return sums + (Whole)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
   }
 
  private:
-  const __m256i codes_, sizes_;
+  const __m256i sizes_, signs_;
 };
+
+// Lays out codes, a multiple of 32, as fours. Returns by how much sums of products are too small.
+inline int32_t lay_fours(const uint8_t* codes, int64_t count, uint8_t* laid) {
+  __m256i missing = _mm256_setzero_si256();
+  for (int64_t k = 0; k < count; k += REGISTER_BYTES, laid += 2 * REGISTER_BYTES) {
+    const __m256i some = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + k));
+    const __m256i sizes = _mm256_abs_epi8(some);
+    const __m256i signs = _mm256_cmpgt_epi8(_mm256_setzero_si256(), some);
+    missing = _mm256_add_epi64(missing, _mm256_sad_epu8(sizes & signs, _mm256_setzero_si256()));
+    const __m256i even = _mm256_unpacklo_epi32(sizes, signs);
+    const __m256i odd = _mm256_unpackhi_epi32(sizes, signs);
+    auto* to = reinterpret_cast<__m256i*>(laid);
+    _mm256_storeu_si256(to, _mm256_permute2x128_si256(even, odd, 0x20));
+    _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(even, odd, 0x31));
+  }
+  const __m128i halves =
+      _mm_add_epi64(_mm256_castsi256_si128(missing), _mm256_extracti128_si256(missing, 1));
+  return static_cast<int32_t>(_mm_cvtsi128_si64(halves) + _mm_extract_epi64(halves, 1));
+}
 
 // Sixteen products of 15 * 127 at most have room in 16 bits.
 class GroupSum {

@@ -60,7 +60,8 @@ inline int8x16_t broadcast_four(const void* codes) {
   return vreinterpretq_s8_s32(vdupq_n_s32(four));
 }
 
-constexpr int32_t FIRST_CODE = -128;  // of eight bits of an activation: codes are signed
+constexpr int32_t FIRST_CODE = -128;    // of eight bits of an activation: codes are signed
+constexpr int64_t LAID_CODE_BYTES = 1;  // of one as it is multiplied
 
 #ifdef __ARM_FEATURE_DOTPROD
 
