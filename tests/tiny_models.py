@@ -19,6 +19,31 @@ from tests.tiny_shape import ABSENT, SHAPE
 
 KINDS = tiny_kinds.KINDS | GEMMAS | HYBRIDS
 
+# One of each family, except for those that differ from others only in names and numbers.
+FAMILIES = [
+    *(
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "smollm3",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "gemma4",
+        "gemma4_moe",
+        "gemma4_shared",
+    ),
+    *("granite", "phi3", "olmo2", "stablelm", "cohere", "cohere2", "gpt2", "gpt_neox"),
+    *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"),
+    *("deepseek_v2", "deepseek_v3", "llama4", "falcon_groups", "deepseek_v32", "glm_moe_dsa"),
+    *("glm4", "glm4_moe", "minimax_m2", "ernie4_5_moe", "granitemoeshared", "exaone4", "olmo3"),
+    *("ministral3", "nemotron", "starcoder2", "hunyuan_dense"),
+    *("qwen3_next", "olmo_hybrid", "lfm2", "granitemoehybrid", "bamba", "nemotron_h", "falcon_h1"),
+    *("nemotron_h_moe", "phimoe", "mamba2", "gpt_neo", "mimo_v2_flash", "apertus"),
+    *("falcon_mamba", "jamba", "flex_olmo", "kimi_linear"),
+]
+
 
 def build(kind: str, seed: int = 0, **changes: Any) -> Any:
     """A Hugging Face model with random weights, large enough for each of its parts to matter."""

@@ -36,7 +36,12 @@ def test_speculation_changes_no_answer(every):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"quantization": "int8"}, {"quantization": "int4"}, {"kv_cache_dtype": "fp8"}],
+    [
+        {},
+        {"quantization": "int4"},
+        pytest.param({"quantization": "int8"}, marks=pytest.mark.slow),
+        pytest.param({"kv_cache_dtype": "fp8"}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_nine_of_ten_held_out_questions_are_answered_exactly(settings):

@@ -111,13 +111,8 @@ def tokens_of_stream(server: Server, num_tokens: int, during: Callable[[], None]
     return events[-1]["usage"]["completion_tokens"]
 
 
-@pytest.mark.parametrize(
-    "cut",
-    [
-        "--tensor-parallel-size",
-        pytest.param("--pipeline-parallel-size", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", ["--tensor-parallel-size", "--pipeline-parallel-size"])
 def test_two_machines_answer_as_one_and_nothing_of_them_is_left(
     cluster: str, server: Server, cut: str, tmp_path: Path
 ) -> None:

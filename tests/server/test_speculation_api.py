@@ -40,7 +40,7 @@ def plain(tmp_path_factory) -> tuple[list[list], list[list[str]]]:
         return answers(server), [choices(server, index) for index in range(NUM_CLIENTS)]
 
 
-@pytest.mark.parametrize("method", ["draft", "ngram"])
+@pytest.mark.parametrize("method", ["draft", pytest.param("ngram", marks=pytest.mark.slow)])
 def test_answers_are_the_same_and_drafts_are_counted(tmp_path, plain, method):
     if method == "draft" and embedded_draft_dir() is None:
         pytest.skip("no draft model ships with this checkout")

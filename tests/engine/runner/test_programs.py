@@ -249,7 +249,13 @@ def test_what_cannot_be_recorded_runs_as_ever_and_the_log_says_why(
     assert texts(told) == texts(expected)
 
 
-@pytest.mark.parametrize("kind", tiny_models.KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in tiny_models.FAMILIES else pytest.mark.slow)
+        for kind in tiny_models.KINDS
+    ],
+)
 def test_the_steps_of_each_family_are_recorded(kind: str, tmp_path: Path) -> None:
     """In widths that panels have to pad; the same bits as computed call by call."""
     directory = str(tiny_models.save(kind, tmp_path))

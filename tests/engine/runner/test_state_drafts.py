@@ -23,9 +23,9 @@ from tests.engine.running import Guesser, prompts_that_share, texts
 
 KINDS = (
     "qwen3_5_text",
-    "olmo_hybrid",
+    pytest.param("olmo_hybrid", marks=pytest.mark.slow),  # the rule of qwen3_5_text
     "lfm2_moe",
-    "granitemoehybrid",
+    pytest.param("granitemoehybrid", marks=pytest.mark.slow),  # the scan of falcon_h1
     "falcon_h1",
     "jamba",
     "kimi_linear",

@@ -22,7 +22,14 @@ from tests.engine.handmade import Hand, load, request
 from tests.engine.running import texts
 
 MIB = 2**20
-KINDS = ("qwen3_5_text", "olmo_hybrid", "lfm2_moe", "granitemoehybrid", "falcon_h1", "mamba2")
+KINDS = (
+    "qwen3_5_text",
+    pytest.param("olmo_hybrid", marks=pytest.mark.slow),  # the rule of qwen3_5_text
+    "lfm2_moe",
+    pytest.param("granitemoehybrid", marks=pytest.mark.slow),  # the scan of falcon_h1
+    "falcon_h1",
+    "mamba2",
+)
 PROMPT = tuple(range(20, 57))
 NUM_OUTPUT = 14
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT, ignore_eos=True)
