@@ -176,9 +176,9 @@ def test_a_broken_row_does_not_touch_the_others(make, broken):
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("rows", [1, 6, 70])
 def test_the_largest_codes_are_multiplied_exactly(rows):
-    """Products of neighbours are added in 16 bits on some processors, where these just have room."""
+    """Some processors add products of neighbours in 16 bits, where these just have room."""
     pick = torch.Generator().manual_seed(rows)
-    # Codes -128 and 127 of activations, 127 and -127 of weights: alike over a stretch, then at random.
+    # Codes -128 and 127 of activations, 127 and -127 of weights: first alike, then at random.
     x = torch.where(torch.rand(rows, 192, generator=pick) < 0.5, -128.0, 127.0)
     weight = torch.where(torch.rand(96, 192, generator=pick) < 0.5, -127.0, 127.0)
     x[:, :64], x[:, 64:96] = -128.0, 127.0

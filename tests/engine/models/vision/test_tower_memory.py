@@ -76,8 +76,8 @@ SPECS = {
 }
 
 
-# bfloat16 is slow on processors without instructions for it. GLM's parts have the same shares in any
-# dtype.
+# bfloat16 is slow on processors without instructions for it. GLM's parts have the same shares in
+# any dtype.
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     [
