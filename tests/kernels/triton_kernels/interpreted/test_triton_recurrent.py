@@ -44,20 +44,39 @@ PROMPTS = [
 UNLIMITED = (0.0, float("inf"))
 
 
+CASES = {
+    "delta": (delta_case, GatedDeltaShape(1, 3, 24, 20, allows_negative=True)),
+    "delta, equal heads": (delta_case, GatedDeltaShape(2, 2, 16, 16)),
+    "delta, decays by channel": (
+        delta_case,
+        GatedDeltaShape(2, 2, 24, 20, decays_channels=True),
+    ),
+    "scan": (scan_case, ScanShape(4, 2, 20, 24, (0.1, 0.9))),
+    "scan, any step": (scan_case, ScanShape(2, 1, 16, 16, UNLIMITED)),
+    "channels": (channel_case, 40, 12),
+}
+# These take prompts token by token, as they take short rows.
+STEPWISE = ("delta, decays by channel", "channels")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("kind", "shape"),
+    ("name", "steps"),
     [
-        (delta_case, (GatedDeltaShape(1, 3, 24, 20, allows_negative=True),)),
-        (delta_case, (GatedDeltaShape(2, 2, 16, 16),)),
-        (delta_case, (GatedDeltaShape(2, 2, 24, 20, decays_channels=True),)),
-        (scan_case, (ScanShape(4, 2, 20, 24, (0.1, 0.9)),)),
-        (scan_case, (ScanShape(2, 1, 16, 16, UNLIMITED),)),
-        (channel_case, (40, 12)),
+        *(pytest.param(name, STEPS, id=f"{name}-short") for name in CASES),
+        *(
+            pytest.param(
+                name,
+                PROMPTS,
+                id=f"{name}-prompts",
+                marks=pytest.mark.slow if name in STEPWISE else (),
+            )
+            for name in CASES
+        ),
     ],
 )
-@pytest.mark.parametrize("steps", [STEPS, PROMPTS], ids=["short", "prompts"])
-def test_recurrences(kind, shape: tuple, dtype: torch.dtype, steps: Steps) -> None:
+def test_recurrences(name: str, dtype: torch.dtype, steps: Steps) -> None:
+    kind, *shape = CASES[name]
     check(kind(*shape, dtype), dtype, steps)
 
 
