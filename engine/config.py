@@ -178,6 +178,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_image_tokens: int | None = None
     max_audio_clips: int = 16  # per prompt; 0: audio is refused, and its encoder is not loaded
     max_audio_s: int = 1800  # of a clip
+    max_videos: int = 4  # per prompt; 0: videos are refused
+    max_video_s: int = 1800  # of a video
+    # Of a video; None: the model's own limit, and less on a CPU.
+    max_video_frames: int | None = None
+    max_video_tokens: int | None = None  # of a video; frames of larger ones are scaled down
+    video_fps: float | None = None  # shown of a video unless a request says; None: the model's own
     speculation: SpeculationConfig | None = None
     profile_dir: str | None = None  # directory for step traces; None: profiling is off
     log_level: LogLevel = "info"  # of the engine process, if there is one

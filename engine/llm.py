@@ -74,6 +74,11 @@ class LLM(OfflineText, OfflineInspection, OfflineSleep):
         max_image_tokens: int | None = None,
         max_audio_clips: int = 16,
         max_audio_s: int = 1800,
+        max_videos: int = 4,
+        max_video_s: int = 1800,
+        max_video_frames: int | None = None,
+        max_video_tokens: int | None = None,
+        video_fps: float | None = None,
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         enable_expert_parallel: bool = False,
@@ -119,6 +124,11 @@ class LLM(OfflineText, OfflineInspection, OfflineSleep):
             max_image_tokens: most tokens per image; larger images are scaled down.
             max_audio_clips: most audio clips in one prompt; 0 does not load the audio encoder.
             max_audio_s: most seconds of a clip.
+            max_videos: most videos in one prompt; 0 refuses videos.
+            max_video_s: most seconds of a video.
+            max_video_frames: most frames that are shown of a video.
+            max_video_tokens: most tokens per video; frames of larger ones are scaled down.
+            video_fps: frames per second that are shown of a video. Default: the model's own.
             tensor_parallel_size: processes that share each layer.
             pipeline_parallel_size: stages of layers, each with that many processes.
             enable_expert_parallel: give each process whole experts, not a part of each.
@@ -170,6 +180,11 @@ class LLM(OfflineText, OfflineInspection, OfflineSleep):
             max_image_tokens=max_image_tokens,
             max_audio_clips=max_audio_clips,
             max_audio_s=max_audio_s,
+            max_videos=max_videos,
+            max_video_s=max_video_s,
+            max_video_frames=max_video_frames,
+            max_video_tokens=max_video_tokens,
+            video_fps=video_fps,
             tensor_parallel_size=tensor_parallel_size,
             pipeline_parallel_size=pipeline_parallel_size,
             enable_expert_parallel=enable_expert_parallel,
@@ -205,6 +220,7 @@ class LLM(OfflineText, OfflineInspection, OfflineSleep):
             core = EngineCore.load(config, bar)
         self._driver = Driver(core, self._tokenizer)
         self._image_rules, self._audio_rules = core.info.images, core.info.audio
+        self._video_rules = core.info.video
         self._adapters = OfflineAdapters()
 
     # ------------------------------------------------------------ generation

@@ -26,6 +26,7 @@ from engine.memory_plan import MemoryPlan
 from engine.plan_rows import PlanRows
 from engine.pooling import PoolingInfo, PoolingParams
 from engine.prompt_progress import PromptProgress
+from engine.video.types import VideoRules
 
 if TYPE_CHECKING:
     from engine.grammar.backend import CompiledGrammar
@@ -427,6 +428,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     unchunked_prefill: bool = False  # a prompt is computed in one step, and none of it is cached
     images: ImageRules | None = None  # None: it does not take images
     audio: AudioRules | None = None  # None: it does not take audio
+    video: VideoRules | None = None  # None: it does not take videos; those that do take images
 
 
 def _check(condition: bool, param: str, problem: str) -> None:

@@ -39,6 +39,7 @@ from engine.pooling import PoolingKind
 from engine.profiler import DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS
 from server.cache_settings import CACHE, CacheSettings
 from server.engine_settings import engine_config
+from server.media_settings import MEDIA, MediaSettings
 from server.operation_settings import OPERATION, OperationSettings
 from server.parallel_settings import PARALLEL, ParallelSettings
 from server.scheduling_settings import SCHEDULING, SchedulingSettings
@@ -70,11 +71,19 @@ ReasoningFields = Literal["both", "reasoning", "reasoning_content"]
 
 _MODEL, _SERVER = "Model", "Server"
 _LIMITS, _LOGS = "Access and limits", "Logs and metrics"
-_GROUPS = (_MODEL, PARALLEL, SPECULATION, _SERVER, SCHEDULING, CACHE, _LIMITS, OPERATION, _LOGS)
+_GROUPS = (
+    *(_MODEL, MEDIA, PARALLEL, SPECULATION, _SERVER, SCHEDULING, CACHE, _LIMITS, OPERATION),
+    _LOGS,
+)
 
 
 class Settings(
-    SchedulingSettings, CacheSettings, SpeculationSettings, OperationSettings, ParallelSettings
+    SchedulingSettings,
+    CacheSettings,
+    SpeculationSettings,
+    OperationSettings,
+    ParallelSettings,
+    MediaSettings,
 ):
     """The settings of one server: validated on construction, and frozen.
 
@@ -183,32 +192,6 @@ class Settings(
         _MODEL,
         "Which hidden states make an embedding: the last token's, the mean, the first token's "
         "(cls) or the maximum. Default: what the model was made for.",
-    )
-    max_images: int = setting(
-        16,
-        _MODEL,
-        "Most images in one prompt, for models that read images. 0 refuses images and does not "
-        "load the image encoder.",
-        ge=0,
-        le=1024,
-    )
-    max_image_tokens: int | None = setting(
-        None,
-        _MODEL,
-        "Most tokens per image; larger images are scaled down. Default: the model's own limit, "
-        "on a CPU at most 1,024 because encoding takes seconds.",
-        ge=4,
-    )
-    max_audio_clips: int = setting(
-        16,
-        _MODEL,
-        "Most audio clips in one prompt, for models that hear. 0 refuses audio and does not load "
-        "the audio encoder.",
-        ge=0,
-        le=1024,
-    )
-    max_audio_s: int = setting(
-        1800, _MODEL, "Most seconds of an audio clip. A model may hear less.", ge=1, le=36_000
     )
     seed: int = setting(0, _MODEL, "Seed of the weights that --load-format dummy makes.", ge=0)
     stub_step_ms: float = setting(

@@ -12,6 +12,7 @@ _PARAMETERS = r"[\w.+-]+(;[\w.+-]+=[^;,]*)*;base64,"
 _IMAGE_URL = re.compile(r"data:image/" + _PARAMETERS, re.IGNORECASE)
 # Ogg and WebM files are named as either kind of stream.
 _AUDIO_URL = re.compile(r"data:(?:audio/|video/|application/(?=ogg))" + _PARAMETERS, re.IGNORECASE)
+_VIDEO_URL = re.compile(r"data:(?:video/|image/(?=gif))" + _PARAMETERS, re.IGNORECASE)
 _MAX_HEAD = 256  # characters of a URL before its data
 _WHITESPACE = re.compile(r"[\t\n\f\r ]+")
 
@@ -24,6 +25,11 @@ def is_data_url(url: str) -> bool:
 def is_audio_url(url: str) -> bool:
     """Return whether a URL contains audio, in base64."""
     return _AUDIO_URL.match(url[:_MAX_HEAD]) is not None
+
+
+def is_video_url(url: str) -> bool:
+    """Return whether a URL contains a video, in base64."""
+    return _VIDEO_URL.match(url[:_MAX_HEAD]) is not None
 
 
 def decode_base64(text: str, kind: str = "image") -> bytes:

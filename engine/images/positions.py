@@ -1,4 +1,4 @@
-"""Three-dimensional token positions of prompts with images."""
+"""Three-dimensional token positions of prompts with images and videos."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def prompt_positions(num_tokens: int, images: Sequence[Image], cell: int) -> Pro
     """Compute M-RoPE positions (Wang et al. 2024, Qwen2-VL).
 
     All cells of an image have the time of its first cell, and rows and columns counted from there;
-    the following text starts after the larger of the image's sides.
+    the following text starts after the larger of the image's sides. The parts of a video that
+    follow each other without text begin with the same row and column, each with a time of its own;
+    the following text starts after the largest of all.
 
     Args:
         num_tokens: of the prompt.
@@ -42,16 +44,20 @@ def prompt_positions(num_tokens: int, images: Sequence[Image], cell: int) -> Pro
     """
     of_prompt = np.empty((3, num_tokens), np.int32)
     place = position = 0  # of the next token
+    origin = 0  # of the newest image or video
     for image in images:
         _write_text(of_prompt, place, image.start, position)
         position += image.start - place
+        time = 0 if image.video is None else image.video.time or 0
+        if image.video is None or image.video.time is None or image.video.index == 0:
+            origin = position
         rows, columns = image.height // cell, image.width // cell
         place = image.start + image.num_tokens
         here = of_prompt[:, image.start : place].reshape(3, rows, columns)
-        here[0] = position
-        here[1] = position + np.arange(rows)[:, None]
-        here[2] = position + np.arange(columns)
-        position += max(rows, columns)
+        here[0] = origin + time
+        here[1] = origin + np.arange(rows)[:, None]
+        here[2] = origin + np.arange(columns)
+        position = max(position, origin + max(time + 1, rows, columns))
     _write_text(of_prompt, place, num_tokens, position)
     return PromptPositions(of_prompt, position - place)
 

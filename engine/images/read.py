@@ -125,7 +125,7 @@ def scaled_size(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
         return _whole_cells(height, rules.cell), _whole_cells(width, rules.cell)
     if isinstance(scaling, BudgetScaling):
         return _within_budget(height, width, scaling, rules.cell)
-    return _within_area(height, width, scaling, rules.cell)
+    return within_area(height, width, scaling, rules.cell)
 
 
 def _processed(image: Image, height: int, width: int) -> ProcessedImage:
@@ -139,13 +139,26 @@ def _processed(image: Image, height: int, width: int) -> ProcessedImage:
     return ProcessedImage(height, width, pixels, digest.digest())
 
 
-def _within_area(height: int, width: int, scaling: AreaScaling, cell: int) -> tuple[int, int]:
-    """Compute ``smart_resize`` of Qwen2-VL."""
+def within_area(
+    height: int, width: int, scaling: AreaScaling, cell: int, counted: int | None = None
+) -> tuple[int, int]:
+    """Compute ``smart_resize`` of Qwen2-VL.
+
+    Args:
+        height, width: of the image or the video.
+        scaling: its limits.
+        cell: pixels, the side of a cell.
+        counted: frames by which the scaled area is multiplied before it is compared; None:
+            ``scaling.num_frames``.
+
+    Raises:
+        InvalidParameter: the image is too narrow.
+    """
     height, width = _grown(height, width, scaling, cell)
     if max(height, width) > _MAX_ASPECT * min(height, width):
         raise _too_narrow(height, width)
     rows, columns, frames = round(height / cell), round(width / cell), scaling.num_frames
-    area = frames * rows * columns * cell * cell
+    area = (counted or frames) * rows * columns * cell * cell
     if area > scaling.max_pixels:
         shrink = math.sqrt(frames * height * width / scaling.max_pixels)
         rows = max(1, math.floor(height / shrink / cell))

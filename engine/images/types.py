@@ -202,19 +202,30 @@ class ImageRules(msgspec.Struct, frozen=True, kw_only=True):
     is_bidirectional: bool = False
 
 
-class Image(msgspec.Struct, frozen=True, kw_only=True):
-    """An image or a tile in a prompt, in the model's size. Crosses the process boundary.
+class VideoPlace(msgspec.Struct, frozen=True):
+    """Where a part of a video stands in it."""
 
-    Each tile is embedded by itself, so to the engine it is an image like any other.
+    index: int  # 0: it is the first
+    # Rotary time since the first part; None: the part's positions are those of an image.
+    time: int | None = None
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """An image, a tile or a part of a video in a prompt, in the model's size. Crosses the process
+    boundary.
+
+    Each tile and each part is embedded by itself, so to the engine it is an image like any other.
     """
 
     start: int  # index of its first token in the prompt
     num_tokens: int  # from there on, row ends included
     height: int  # pixels, whole cells
     width: int
-    pixels: bytes  # height * width * 3, RGB
-    digest: bytes  # of the size and the pixels
+    pixels: bytes  # num_frames * height * width * 3, RGB
+    digest: bytes  # of the size, the pixels and the place in a video
     is_tile: bool = False  # cut from the next image of the prompt that is no tile
+    num_frames: int = 1
+    video: VideoPlace | None = None  # None: it is no part of a video
 
     def span(self, cell: int) -> tuple[int, int]:
         """Return the range of prompt places from its first cell to one past its last; ``cell``

@@ -1,6 +1,7 @@
 """Images and audio in conversations of the offline ``LLM``.
 
-Images are files, data: URLs, or Pillow images; audio is files, data: URLs, or samples.
+Images are files, data: URLs, or Pillow images; audio is files, data: URLs, or samples. For videos
+see ``videos.py``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from engine.errors import InvalidParameter
 from engine.images.base64 import decode_base64, is_audio_url, is_data_url
 from engine.images.read import ProcessedImage, process_image, read_image
 from engine.images.types import Image, ImageRules
+from engine.offline.videos import VideoSource, is_video, source_of
 
 if TYPE_CHECKING:
     from engine.text.template import Message
@@ -26,27 +28,36 @@ _AUDIO_KINDS = ("audio", "audio_url", "input_audio")
 
 
 class ChatPrompt(NamedTuple):
-    """A prompt in which each image and each clip already has all of its tokens."""
+    """A prompt in which each image, video and clip already has all of its tokens."""
 
     token_ids: list[int]
     images: tuple[Image, ...] = ()
     audio: tuple[AudioClip, ...] = ()
 
 
-def extract_media(messages: Sequence[Message]) -> tuple[list[Message], list[Any], list[Any]]:
-    """Split messages into those that the chat template takes, their images and their audio, both
-    in order."""
+class GivenMedia(NamedTuple):
+    """What the messages of a conversation hold besides text, each kind in order."""
+
+    images: list[Any]
+    videos: list[VideoSource]
+    sounds: list[Any]
+
+
+def extract_media(messages: Sequence[Message]) -> tuple[list[Message], GivenMedia]:
+    """Split messages into those that the chat template takes, and what they hold besides text."""
     images: list[Any] = []
+    videos: list[VideoSource] = []
     sounds: list[Any] = []
     plain: list[Message] = []
     for message in messages:
         content = message.get("content")
         if isinstance(content, (list, tuple)):
             images += [_source(part) for part in content if _is_image(part)]
+            videos += [source_of(part) for part in content if is_video(part)]
             sounds += [_sound(part) for part in content if _is_audio(part)]
             message = {**message, "content": [_placeholder(part) for part in content]}
         plain.append(message)
-    return plain, images, sounds
+    return plain, GivenMedia(images, videos, sounds)
 
 
 def process_images(sources: Sequence[Any], rules: ImageRules | None) -> list[ProcessedImage]:
@@ -98,6 +109,8 @@ def _placeholder(part: Any) -> Any:
     """What the chat template is given for a part."""
     if _is_image(part):
         return {"type": "image"}
+    if is_video(part):
+        return {"type": "video"}
     return {"type": "audio"} if _is_audio(part) else part
 
 

@@ -9,12 +9,15 @@ from typing import Any, TypedDict, Unpack
 from engine.audio.placeholders import expand_audio_tokens
 from engine.audio.read import AudioReader
 from engine.audio.types import AudioRules
-from engine.images.placeholders import expand_image_tokens, make_rewriter
+from engine.images.placeholders import SeenVideos, expand_image_tokens, make_rewriter
 from engine.images.types import ImageRules
 from engine.offline.images import ChatPrompt, extract_media, process_images, process_sounds
 from engine.offline.inputs import Prompt, as_prompts
+from engine.offline.videos import process_videos
 from engine.text.template import ChatTemplate, Message
 from engine.text.tokenizer import Tokenizer
+from engine.video.read import VideoReader
+from engine.video.types import VideoRules
 
 Conversation = Sequence[Message]
 
@@ -41,11 +44,13 @@ class OfflineText:
 
     _image_rules: ImageRules | None = None  # of the model, once it is loaded
     _audio_rules: AudioRules | None = None
+    _video_rules: VideoRules | None = None
 
     def __init__(self, directory: str | Path, chat_template: str | None) -> None:
         self._tokenizer = Tokenizer.from_dir(directory)
         self._template = ChatTemplate.from_dir(directory, self._tokenizer, chat_template)
         self._audio_reader = AudioReader()
+        self._video_reader = VideoReader()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -63,13 +68,13 @@ class OfflineText:
     def encode_chat(self, messages: Conversation, **options: Unpack[ChatOptions]) -> list[int]:
         """The token ids that the chat template makes of a conversation; see ``ChatTemplate``.
 
-        Message parts may be images or audio (``docs/images.md``, ``docs/audio.md``). Each is
-        represented by as many tokens as the model uses for it; only ``chat`` also passes what is
-        seen and heard to the model.
+        Message parts may be images, videos or audio (``docs/images.md``, ``docs/video.md``,
+        ``docs/audio.md``). Each is represented by as many tokens as the model uses for it; only
+        ``chat`` also passes what is seen and heard to the model.
 
         Raises:
             TemplateError: the template raised an error.
-            InvalidParameter: an image or a clip is unsuitable for the model.
+            InvalidParameter: an image, a video or a clip is unsuitable for the model.
             OSError: a file cannot be read.
         """
         return self._encode_conversation(messages, **options).token_ids
@@ -77,14 +82,18 @@ class OfflineText:
     def _encode_conversation(
         self, messages: Conversation, **options: Unpack[ChatOptions]
     ) -> ChatPrompt:
-        """Same as ``encode_chat``, with the images and the audio."""
-        plain, images, sounds = extract_media(messages)
-        pictures = process_images(images, self._image_rules)
-        heard = process_sounds(sounds, self._audio_rules, self._audio_reader)
-        rules = self._image_rules if pictures else None
+        """Same as ``encode_chat``, with the images, the videos and the audio."""
+        plain, media = extract_media(messages)
+        pictures = process_images(media.images, self._image_rules)
+        videos = process_videos(media.videos, self._video_rules, self._video_reader)
+        heard = process_sounds(media.sounds, self._audio_rules, self._audio_reader)
+        rules = self._image_rules if pictures or videos else None
+        seen = None
+        if videos and self._video_rules is not None:
+            seen = SeenVideos(videos, self._video_rules)
         token_ids = self._template.encode_chat_sync(
             plain,
-            None if rules is None else make_rewriter(pictures, rules),
+            None if rules is None else make_rewriter(pictures, rules, seen),
             tools=options.get("tools"),
             add_generation_prompt=options.get("add_generation_prompt", True),
             continue_final_message=options.get("continue_final_message", False),
@@ -95,7 +104,7 @@ class OfflineText:
             return ChatPrompt(token_ids, audio=clips)
         if rules is None:
             return ChatPrompt(token_ids)
-        return ChatPrompt(*expand_image_tokens(token_ids, pictures, rules))
+        return ChatPrompt(*expand_image_tokens(token_ids, pictures, rules, seen))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; see ``Tokenizer.decode``."""
@@ -115,3 +124,4 @@ class OfflineText:
         """End the template process. Idempotent."""
         self._template.close()
         self._audio_reader.close()
+        self._video_reader.close()

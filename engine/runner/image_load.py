@@ -28,7 +28,9 @@ from engine.models.vision.config import VisionConfig
 from engine.models.vision.tower import VisionTower, load_tower, tower_unsupported_reason
 from engine.parallel.stages import stage_layers
 from engine.runner.media_encoders import ImageEncoder
+from engine.runner.video_load import max_part_cells, plan_video
 from engine.runner.weight_files import WeightFiles
+from engine.video.types import VideoRules
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class ImagePlan:
     vision: VisionConfig
     rules: ImageRules
     uses_mrope: bool  # image tokens have three-dimensional positions
+    video: VideoRules | None = None  # None: it takes no videos
 
     @property
     def table_cell(self) -> int | None:
@@ -60,7 +63,8 @@ class ImagePlan:
     @property
     def num_cached_cells(self) -> int:
         """Cells whose embeddings are cached at once."""
-        return max(_MIN_CACHED_CELLS, self.max_image_cells)
+        of_video = 0 if self.video is None else self.video.max_tokens or 0
+        return max(_MIN_CACHED_CELLS, self.max_image_cells, of_video)
 
     def load(self, files: WeightFiles, dtype: torch.dtype, device: torch.device) -> VisionTower:
         """Load the vision tower. Raises ModelLoadError."""
@@ -71,6 +75,8 @@ class ImagePlan:
         states = 1 + len(self.vision.spec.deepstack_layers)
         kept = self.num_cached_cells * states * spec.hidden_size * dtype.itemsize
         encoded = _encoded_cells(self.rules)
+        if self.video is not None:
+            encoded = max(encoded, max_part_cells(self.video))
         return kept + tower.activation_bytes(encoded)
 
     def encoder(self, tower: VisionTower, device: torch.device) -> ImageEncoder:
@@ -103,7 +109,8 @@ def plan_images(
     if most is not None and most < _max_image_cells(rules) and not is_fixed:
         logger.info("images are scaled to %d tokens at most: --max-image-tokens", most)
         rules = msgspec.structs.replace(rules, scaling=_within(rules, most))
-    return ImagePlan(vision, rules, any(rope.mrope is not None for rope in spec.ropes))
+    uses_mrope = any(rope.mrope is not None for rope in spec.ropes)
+    return ImagePlan(vision, rules, uses_mrope, plan_video(config, vision, device))
 
 
 def _max_image_cells(rules: ImageRules) -> int:

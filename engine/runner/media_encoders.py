@@ -65,6 +65,8 @@ class ImageEncoder:
     def embed_chunks(self, item: Image) -> Generator[None, None, ImageEmbeddings]:
         """See ``MediaEncoder``."""
         shape = (item.height, item.width, 3)
+        if item.num_frames > 1:
+            shape = (item.num_frames, *shape)
         pixels = torch.frombuffer(bytearray(item.pixels), dtype=torch.uint8).view(shape)
         return self._tower.embed_chunks(to_device(pixels, self._device))
 

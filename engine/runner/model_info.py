@@ -55,6 +55,7 @@ def describe(plan: LoadPlan, memory: MemoryPlan, started_s: float) -> EngineInfo
         ),
         images=None if plan.images is None else plan.images.rules,
         audio=None if plan.audio is None else plan.audio.rules,
+        video=None if plan.images is None else plan.images.video,
     )
 
 

@@ -25,6 +25,7 @@ _START_LIMIT_S = 60.0  # for an interpreter to start on a busy machine
 _WALL_CLOCK_FACTOR = 10.0
 _EXIT_TIMEOUT_S = 1.0  # from closing the child's pipes to its exit
 _MAX_REPLY_BYTES = 64 * 2**20
+_MEMORY_BYTES = 256 * 2**20
 
 
 class SandboxedProcess:
@@ -37,15 +38,23 @@ class SandboxedProcess:
         modules: modules that it needs besides the standard library.
         first: the frame that initialises it.
         limit_s: CPU time that an answer may take, in seconds.
+        memory_bytes: that it may use beyond what it uses when it is ready.
     """
 
     def __init__(
-        self, handler: Path, modules: Sequence[str], first: dict[str, Any], *, limit_s: float
+        self,
+        handler: Path,
+        modules: Sequence[str],
+        first: dict[str, Any],
+        *,
+        limit_s: float,
+        memory_bytes: int = _MEMORY_BYTES,
     ) -> None:
         self._handler = handler
         self._modules = modules
         self._first = first
         self._limit_s = limit_s
+        self._memory_bytes = memory_bytes
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._ready = False
@@ -99,7 +108,8 @@ class SandboxedProcess:
         self._child = child
         self._finalizer = weakref.finalize(self, _end, child)
         # This usually fits into the pipe's buffer; otherwise it waits for the child to read it.
-        first = {**self._first, "limit_s": self._limit_s}
+        limits = {"limit_s": self._limit_s, "memory_bytes": self._memory_bytes}
+        first = {**self._first, **limits}
         try:
             _send(child, _frame(first), time.monotonic() + _START_LIMIT_S)
         except OSError:

@@ -7,7 +7,8 @@ wall-clock time. The work is defined by a handler (see the package).
     python worker.py HANDLER MODULE_DIR...
 
 Frames in both directions are 4 bytes of length, big-endian, then UTF-8 JSON. The first frame is
-``{"limit_s": s, ...}``, with further keys for the handler, and is answered by ``{"ready": true}``.
+``{"limit_s": s, "memory_bytes": n, ...}``, with further keys for the handler, and is answered by
+``{"ready": true}``.
 The handler answers each further frame, with ``"last": true`` if the process exits afterwards.
 """
 
@@ -24,8 +25,6 @@ import sys
 from types import ModuleType
 from typing import Any, BinaryIO
 
-_MEMORY_BYTES = 256 * 2**20  # beyond what the process uses when it is ready
-
 
 def main(handler_file: str, module_dirs: list[str]) -> None:
     """Answer frames from standard input until end-of-file."""
@@ -36,7 +35,7 @@ def main(handler_file: str, module_dirs: list[str]) -> None:
         return
     handler = _load(handler_file)
     answer = handler.prepare(first)
-    _apply_limits()
+    _apply_limits(first["memory_bytes"])
     _write(writer, {"ready": True})
     while (request := _read(reader)) is not None:
         signal.setitimer(signal.ITIMER_PROF, first["limit_s"])
@@ -59,12 +58,15 @@ def _load(file: str) -> ModuleType:
     return module
 
 
-def _apply_limits() -> None:
-    """Limit this process to the resources that its work needs."""
+def _apply_limits(memory_bytes: int) -> None:
+    """Limit this process to the resources that its work needs.
+
+    ``memory_bytes`` is beyond what it uses now.
+    """
     try:
         with open("/proc/self/statm", "rb") as file:
             pages = int(file.read().split()[0])
-        _limit(resource.RLIMIT_AS, pages * os.sysconf("SC_PAGE_SIZE") + _MEMORY_BYTES)
+        _limit(resource.RLIMIT_AS, pages * os.sysconf("SC_PAGE_SIZE") + memory_bytes)
     except (OSError, ValueError):
         pass  # not Linux: the timer remains
     _limit(resource.RLIMIT_NOFILE, 3)  # standard input, output and error: no file can be opened

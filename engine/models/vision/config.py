@@ -6,12 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from engine.errors import ModelLoadError
 from engine.images.types import BudgetScaling, FixedScaling, ImageRules, Scaling
 from engine.models.config_reader import ConfigReader
 from engine.models.spec import DecoderSpec
 from engine.models.vision.families import FAMILIES
 from engine.models.vision.processor import read_processing
 from engine.models.vision.spec import VisionSpec
+from engine.models.vision.video import VideoInputs
+from engine.video.types import VideoRules
 
 _MAX_IMAGES = 16  # default limit per prompt
 
@@ -22,6 +25,8 @@ class VisionConfig:
 
     spec: VisionSpec
     rules: ImageRules
+    video: VideoRules | None = None  # None: the model takes no videos
+    video_unsupported_reason: str | None = None  # why not, if it is known to
 
 
 def read_vision(config: dict[str, Any], directory: Path, text: DecoderSpec) -> VisionConfig | None:
@@ -68,19 +73,26 @@ def read_vision(config: dict[str, Any], directory: Path, text: DecoderSpec) -> V
     assert scaling is not None, "a family of images of one size has an encoder of such"
     processing = read_processing(directory, spec, scaling, family.resampling)
     _check_positions(whole, spec, processing.scaling)
-    return VisionConfig(
-        replace(spec, architecture=text.architecture, pixels=processing.pixels),
-        ImageRules(
-            token_id=tokens.token_id,
-            row_end_id=tokens.row_end_id,
-            end_id=tokens.end_id,
-            cell=spec.cell_size,
-            scaling=processing.scaling,
-            resampling=processing.resampling,
-            rewriting=tokens.rewriting,
-            max_images=_MAX_IMAGES,
-        ),
+    spec = replace(spec, architecture=text.architecture, pixels=processing.pixels)
+    rules = ImageRules(
+        token_id=tokens.token_id,
+        row_end_id=tokens.row_end_id,
+        end_id=tokens.end_id,
+        cell=spec.cell_size,
+        scaling=processing.scaling,
+        resampling=processing.resampling,
+        rewriting=tokens.rewriting,
+        max_images=_MAX_IMAGES,
     )
+    if family.video is None:
+        return VisionConfig(spec, rules)
+    try:
+        video = family.video(VideoInputs(whole, directory, spec, rules))
+        if max(video.token_id, video.cell_token_id) >= text.vocab_size:
+            raise whole.error("video_token_id", "lies beyond the vocabulary")
+    except ModelLoadError as error:
+        return VisionConfig(spec, rules, video_unsupported_reason=str(error))
+    return VisionConfig(spec, rules, video)
 
 
 def _check_positions(whole: ConfigReader, spec: VisionSpec, scaling: Scaling) -> None:

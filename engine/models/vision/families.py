@@ -19,6 +19,7 @@ from engine.images.types import (
 )
 from engine.models.config_reader import ConfigReader
 from engine.models.spec import DecoderSpec
+from engine.models.vision import video as videos
 from engine.models.vision.cohere import aya_vision, cohere2_vision
 from engine.models.vision.glm import glm4v, glm_ocr
 from engine.models.vision.kimi import kimi_k25, kimi_scaling, kimi_tokens
@@ -51,6 +52,7 @@ from engine.models.vision.tokens import (
     mistral_tokens,
     qwen_tokens,
 )
+from engine.models.vision.video import RulesReader
 
 _QWEN_EPS = 1e-6  # of all norms; not in any config
 
@@ -67,6 +69,7 @@ class VisionFamily(NamedTuple):
     resampling: Resampling = "bicubic"
     # The published limits of models that cut images into tiles, by the side of a tile.
     tiling: Callable[[int], TileScaling | GridScaling] | None = None
+    video: RulesReader | None = None  # None: its videos are not read
 
 
 def qwen2_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
@@ -326,10 +329,19 @@ def _projector(whole: ConfigReader, text: DecoderSpec) -> MergerSpec:
 
 
 _LLAVA_ENCODERS = {"clip_vision_model": _clip, "pixtral": _pixtral, "siglip_vision_model": _siglip}
+_QWEN2_SCALING = AreaScaling(3136, 12_845_056)
 _QWEN3_SCALING = AreaScaling(65_536, 16_777_216)
+_QWEN3_VL = VisionFamily(
+    qwen3_vl, qwen_tokens(151_655), _QWEN3_SCALING, video=videos.qwen3_vl(151_656)
+)
+_QWEN3_5 = VisionFamily(
+    qwen3_5, qwen_tokens(248_056), _QWEN3_SCALING, video=videos.qwen3_vl(248_057)
+)
 # Two frames are counted, though an image is one.
 _GLM_SCALING = AreaScaling(12_544, 11_760_000, num_frames=2, growing="cut")
-_GLM4V = VisionFamily(glm4v, qwen_tokens(151_343), _GLM_SCALING)
+_GLM4V = VisionFamily(
+    glm4v, qwen_tokens(151_343), _GLM_SCALING, video=videos.glm4v(151_344)
+)
 _IDEFICS3 = VisionFamily(
     idefics3, idefics3_tokens, None, "lanczos", lambda side: TileScaling(side, 4 * side)
 )
@@ -342,9 +354,11 @@ FAMILIES: dict[str, VisionFamily] = {
     ),
     "gemma3": VisionFamily(gemma3, gemma3_tokens, None, "bilinear"),
     "gemma4": VisionFamily(gemma4, gemma4_tokens, BudgetScaling(280)),
-    "glm46v": _GLM4V,
+    "glm46v": _GLM4V._replace(video=videos.glm4v(151_344, is_latest=True)),
     "glm4v": _GLM4V,
-    "glm4v_moe": VisionFamily(glm4v, qwen_tokens(151_363), _GLM_SCALING),
+    "glm4v_moe": VisionFamily(
+        glm4v, qwen_tokens(151_363), _GLM_SCALING, video=videos.glm4v(151_364)
+    ),
     "glm_ocr": VisionFamily(glm_ocr, qwen_tokens(59_280), _GLM_SCALING),
     "idefics3": _IDEFICS3,
     "internvl": VisionFamily(
@@ -358,11 +372,15 @@ FAMILIES: dict[str, VisionFamily] = {
     "paddleocr_vl": VisionFamily(
         paddleocr_vl, qwen_tokens(100_295), AreaScaling(147_456, 2_359_296, growing="rounded")
     ),
-    "qwen2_5_vl": VisionFamily(qwen2_5_vl, qwen_tokens(151_655), AreaScaling(3136, 12_845_056)),
-    "qwen2_vl": VisionFamily(qwen2_vl, qwen_tokens(151_655), AreaScaling(3136, 12_845_056)),
-    "qwen3_5": VisionFamily(qwen3_5, qwen_tokens(248_056), _QWEN3_SCALING),
-    "qwen3_5_moe": VisionFamily(qwen3_5, qwen_tokens(248_056), _QWEN3_SCALING),
-    "qwen3_vl": VisionFamily(qwen3_vl, qwen_tokens(151_655), _QWEN3_SCALING),
-    "qwen3_vl_moe": VisionFamily(qwen3_vl, qwen_tokens(151_655), _QWEN3_SCALING),
+    "qwen2_5_vl": VisionFamily(
+        qwen2_5_vl, qwen_tokens(151_655), _QWEN2_SCALING, video=videos.qwen2_5_vl
+    ),
+    "qwen2_vl": VisionFamily(
+        qwen2_vl, qwen_tokens(151_655), _QWEN2_SCALING, video=videos.qwen2_vl
+    ),
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_moe": _QWEN3_5,
+    "qwen3_vl": _QWEN3_VL,
+    "qwen3_vl_moe": _QWEN3_VL,
     "smolvlm": _IDEFICS3,
 }

@@ -108,20 +108,20 @@ def make_layout(
 
 
 def patchify(pixels: torch.Tensor, layout: PatchLayout, size: int, spec: PixelSpec) -> torch.Tensor:
-    """Cut an image into patches.
+    """Cut an image, or frames that are seen together, into patches.
 
     Args:
-        pixels: [height, width, 3] uint8, whole patches.
+        pixels: [num_frames, height, width, 3] uint8, whole patches.
         layout: their order.
         size: of a patch.
         spec: how they are normalised.
 
     Returns:
-        [num_patches, 3 * size * size] float32, channel by channel.
+        [num_patches, 3 * num_frames * size * size] float32, channel by channel, frame by frame.
     """
-    height, width, channels = pixels.shape
-    grid = pixels.view(height // size, size, width // size, size, channels)
-    rows = grid.permute(0, 2, 4, 1, 3).reshape(-1, channels, size * size)
+    frames, height, width, channels = pixels.shape
+    grid = pixels.view(frames, height // size, size, width // size, size, channels)
+    rows = grid.permute(1, 3, 5, 0, 2, 4).reshape(-1, channels, frames * size * size)
     patches = rows[layout.rows * (width // size) + layout.columns].float().mul_(spec.rescale)
     for channel, (mean, std) in enumerate(zip(spec.mean, spec.std, strict=True)):
         patches[:, channel].sub_(mean).div_(std)

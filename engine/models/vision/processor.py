@@ -37,7 +37,7 @@ _MAX_PIXELS = 2**31
 _MAX_LONGEST = 2**16  # pixels; the larger ones have no effect
 _MAX_TILES = 1024
 # Names of code and of its outputs, which are determined by the model's own config here.
-_WITHOUT_EFFECT = (
+WITHOUT_EFFECT = (
     *("image_processor_type", "feature_extractor_type", "processor_class", "video_processor_type"),
     *("data_format", "input_data_format", "return_tensors", "device", "disable_grouping"),
     *("do_convert_rgb", "default_to_square", "num_channels", "_valid_processor_keys"),
@@ -68,11 +68,11 @@ def read_processing(
     """
     if isinstance(scaling, (TileScaling, GridScaling)):
         _check_token_count(directory, spec)
-    reader = _find(directory)
+    reader = find_settings(directory, "image_processor", ("preprocessor_config.json",))
     if reader is None:
         return Processing(spec.pixels, scaling, resampling)
     reader = as_hugging_face(reader)
-    for key in _WITHOUT_EFFECT:
+    for key in WITHOUT_EFFECT:
         reader.ignore(key)
     for key in ("do_resize", "do_rescale"):
         reader.require(key, True)
@@ -117,7 +117,7 @@ def _scaling(reader: ConfigReader, spec: VisionSpec, scaling: Scaling) -> Scalin
         return _grid(reader, scaling)
     if isinstance(scaling, BudgetScaling):
         return _budget(reader, spec, scaling)
-    return _area(reader, scaling) if isinstance(scaling, AreaScaling) else _edge(reader, scaling)
+    return read_area(reader, scaling) if isinstance(scaling, AreaScaling) else _edge(reader, scaling)
 
 
 def _fixed(reader: ConfigReader, scaling: FixedScaling) -> FixedScaling:
@@ -167,22 +167,42 @@ def _check_token_count(directory: Path, spec: VisionSpec) -> None:
             reader.require(key, (spec.image_size // spec.cell_size) ** 2)
 
 
-def _find(directory: Path) -> ConfigReader | None:
-    """Find the image settings; the newer file takes precedence, as in transformers."""
+def find_settings(
+    directory: Path, section: str, older: tuple[str, ...]
+) -> ConfigReader | None:
+    """Find a processor's settings; the newest file takes precedence, as in transformers.
+
+    Args:
+        directory: of the model.
+        section: of ``processor_config.json``.
+        older: files that are read if there is none, the first that exists.
+    """
     path = directory / "processor_config.json"
     if path.is_file():
-        section = ConfigReader(parse_object(path, read_bytes(path)), str(path)).section(
-            "image_processor"
-        )
-        if section is not None:
-            return section
-    path = directory / "preprocessor_config.json"
-    if path.is_file():
-        return ConfigReader(parse_object(path, read_bytes(path)), str(path))
+        found = ConfigReader(parse_object(path, read_bytes(path)), str(path)).section(section)
+        if found is not None:
+            return found
+    for name in older:
+        path = directory / name
+        if path.is_file():
+            return ConfigReader(parse_object(path, read_bytes(path)), str(path))
     return None
 
 
-def _area(reader: ConfigReader, scaling: AreaScaling) -> AreaScaling:
+def require_normalisation(reader: ConfigReader, pixels: PixelSpec) -> None:
+    """Require that pixels are normalised as those of images are."""
+    for key in ("do_rescale", "do_normalize"):
+        reader.require(key, True)
+    own = PixelSpec(
+        _channels(reader, "image_mean", pixels.mean),
+        _channels(reader, "image_std", pixels.std),
+        reader.number("rescale_factor", pixels.rescale),
+    )
+    if own != pixels:
+        raise reader.error("image_mean", "normalises videos in another way than images")
+
+
+def read_area(reader: ConfigReader, scaling: AreaScaling) -> AreaScaling:
     """Read the area limits, in any of three spellings; those outside of ``size`` come first."""
     least, most = scaling.min_pixels, scaling.max_pixels
     size = reader.section("size")

@@ -59,7 +59,7 @@ def gemma3_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
     )
     begin = config.non_negative("boi_token_index", config.non_negative("boi_token_id", 255_999))
     end = config.non_negative("eoi_token_index", config.non_negative("eoi_token_id", 256_000))
-    names = _names(directory, (begin, token_id, end))
+    names = token_names(directory, (begin, token_id, end))
     if names is None:
         return ImageTokenIds(token_id)
     whole = "".join(names)
@@ -71,7 +71,7 @@ def gemma4_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
     token_id = config.non_negative("image_token_id", 258_880)
     begin = config.non_negative("boi_token_id", 255_999)
     end = config.non_negative("eoi_token_id", 258_882)
-    names = _names(directory, (begin, token_id, end))
+    names = token_names(directory, (begin, token_id, end))
     if names is None:
         return ImageTokenIds(token_id)
     return ImageTokenIds(token_id, rewriting=PlaceholderRewrite(names[1], "".join(names)))
@@ -81,11 +81,11 @@ def idefics3_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
     """Idefics3 and SmolVLM: a tile is named by its row and column, and begins with a token of its
     own. The names of tiles are tokens in SmolVLM and plain text in Idefics3."""
     token_id = config.non_negative("image_token_id", 128_257)
-    names = _names(directory, (token_id,))
+    names = token_names(directory, (token_id,))
     if names is None:
         return ImageTokenIds(token_id)
     image, around = names[0], "<fake_token_around_image>"
-    _require_names(directory, (around,))
+    _requiretoken_names(directory, (around,))
     alone = f"{around}<global-img>{image}{around}"
     rewriting = TileRewrite(
         image,
@@ -100,11 +100,11 @@ def idefics3_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
 def internvl_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
     """InternVL: all tiles of an image, one after the other, between two tokens."""
     token_id = config.non_negative("image_token_id", 151_667)
-    names = _names(directory, (token_id,))
+    names = token_names(directory, (token_id,))
     if names is None:
         return ImageTokenIds(token_id)
     image, begin, end = names[0], "<img>", "</img>"
-    _require_names(directory, (begin, end))
+    _requiretoken_names(directory, (begin, end))
     rewriting = TileRewrite(image, tile=image, whole=image, alone=image, begin=begin, end=end)
     return ImageTokenIds(token_id, rewriting=rewriting)
 
@@ -112,11 +112,11 @@ def internvl_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
 def cohere_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
     """Command A Vision: a token ends each tile, and two more surround the image."""
     token_id = config.non_negative("image_token_id", 255_036)
-    names = _names(directory, (token_id,))
+    names = token_names(directory, (token_id,))
     if names is None:
         return ImageTokenIds(token_id)
     begin, end, row_end = "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>"
-    _require_names(directory, (begin, end, row_end))
+    _requiretoken_names(directory, (begin, end, row_end))
     image = names[0]
     tile = image + row_end
     rewriting = TileRewrite(image, tile=tile, whole=tile, alone=tile, begin=begin, end=end)
@@ -128,11 +128,11 @@ def aya_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
     token_id = config.non_negative(
         "image_token_index", config.non_negative("image_token_id", 255_036)
     )
-    names = _names(directory, (token_id,))
+    names = token_names(directory, (token_id,))
     if names is None:
         return ImageTokenIds(token_id)
     image, begin, end = names[0], "<|START_OF_IMG|>", "<|END_OF_IMG|>"
-    _require_names(directory, (begin, end))
+    _requiretoken_names(directory, (begin, end))
     whole = f"TILE_GLOBAL{image}"
     rewriting = TileRewrite(
         *("<image>", f"TILE_{{number}}{image}"), whole=whole, alone=whole, begin=begin, end=end
@@ -143,11 +143,11 @@ def aya_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
 def lfm2_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
     """LFM2-VL: a token names each tile, and another the whole image behind them."""
     token_id = config.non_negative("image_token_id", 396)
-    names = _names(directory, (token_id,))
+    names = token_names(directory, (token_id,))
     if names is None:
         return ImageTokenIds(token_id)
     image, begin, end, thumbnail = names[0], "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
-    _require_names(directory, (begin, end, thumbnail, "<|img_row_1_col_1|>"))
+    _requiretoken_names(directory, (begin, end, thumbnail, "<|img_row_1_col_1|>"))
     tile = "<|img_row_{row}_col_{column}|>" + image
     rewriting = TileRewrite(
         *(image, tile), whole=thumbnail + image, alone=image, begin=begin, end=end
@@ -155,7 +155,7 @@ def lfm2_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
     return ImageTokenIds(token_id, rewriting=rewriting)
 
 
-def _require_names(directory: Path, names: tuple[str, ...]) -> None:
+def _requiretoken_names(directory: Path, names: tuple[str, ...]) -> None:
     """Raise ModelLoadError if the tokenizer lacks a token; it would be read as plain text."""
     path = directory / "tokenizer.json"
     added = _added_tokens(path) or {}
@@ -164,7 +164,7 @@ def _require_names(directory: Path, names: tuple[str, ...]) -> None:
             raise ModelLoadError(f"{path}: has no token {name!r:.80}")
 
 
-def _names(directory: Path, ids: tuple[int, ...]) -> list[str] | None:
+def token_names(directory: Path, ids: tuple[int, ...]) -> list[str] | None:
     """Return the spelling of tokens; None if there is no ``tokenizer.json``."""
     path = directory / "tokenizer.json"
     added = _added_tokens(path)
@@ -173,7 +173,7 @@ def _names(directory: Path, ids: tuple[int, ...]) -> list[str] | None:
     names = {id_: name for name, id_ in added.items()}
     missing = [id_ for id_ in ids if id_ not in names]
     if missing:
-        raise ModelLoadError(f"{path}: has no name for token {missing[0]}, of images")
+        raise ModelLoadError(f"{path}: has no name for token {missing[0]}, of images or videos")
     return [names[id_] for id_ in ids]
 
 

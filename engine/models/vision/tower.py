@@ -49,7 +49,10 @@ class VisionTower:
     def __init__(self, spec: VisionSpec, tensors: Mapping[str, torch.Tensor]) -> None:
         self.spec = spec
         self.num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-        self._patch = read_projection(tensors, "patch")
+        self._patch = read_projection(tensors, "patch")  # of images
+        self._frame_patch = self._patch
+        if "frame_patch.weight" in tensors:
+            self._frame_patch = replace(self._patch, weight=tensors["frame_patch.weight"])
         self._class_token = tensors.get("class_token")
         self._positions = tensors.get("positions")
         self._patch_norm: Normalisation | None = None
@@ -74,10 +77,11 @@ class VisionTower:
         self._dtype = tensors["0.up.weight"].dtype
 
     def embed(self, pixels: torch.Tensor) -> ImageEmbeddings:
-        """Embed an image.
+        """Embed an image, or frames of a video that are seen together.
 
         Args:
-            pixels: [height, width, 3] uint8, RGB, on the tower's device; whole cells.
+            pixels: [height, width, 3] or [num_frames, height, width, 3] uint8, RGB, on the tower's
+                device; whole cells. Frames are as many as ``VisionSpec.num_frames`` says.
         """
         return run_to_end(self.embed_chunks(pixels))
 
@@ -90,7 +94,9 @@ class VisionTower:
         """
         spec = self.spec
         side = spec.patch_size
-        height, width, _ = pixels.shape
+        project = self._frame_patch if pixels.dim() == 4 else self._patch
+        pixels = pixels.view(-1, *pixels.shape[-3:])
+        _, height, width, _ = pixels.shape
         size = height // side, width // side
         layout = make_layout(*size, spec, pixels.device)
         most = layout.full_window.end
@@ -98,7 +104,7 @@ class VisionTower:
             most = min(most, max(1, _MAX_PATCHES_ON_CPU // spec.merge_size**2) * spec.merge_size**2)
         parts = []
         for rows in chunk_slices(layout.full_window.end, most):
-            parts.append(self._patch(patchify(pixels, layout.select(rows), side, spec.pixels)))
+            parts.append(project(patchify(pixels, layout.select(rows), side, spec.pixels)))
             yield
         x = _joined(parts)  # [num_patches, hidden_size]
         if self._class_token is not None:
@@ -154,13 +160,14 @@ class VisionTower:
         return torch.cat((table[:num_before], table[num_before:][at]))
 
     def activation_bytes(self, num_cells: int) -> int:
-        """Return an upper bound of ``embed``'s memory for an image, beside the pixels.
+        """Return an upper bound of ``embed``'s memory for an image or frames, beside the pixels.
 
         It grows with the number of cells, not with its square, where torch's attention is fused: on
         a CPU always, on a GPU in every supported dtype.
         """
         spec = self.spec
         hidden, size, pixels = spec.hidden_size, self._dtype.itemsize, 3 * spec.patch_size**2
+        pixels *= spec.num_frames or 1
         of_inner = 4 if spec.clipped else 3 if spec.gated else 2
         merged = hidden
         if isinstance(spec.merger, MergerSpec):
@@ -244,13 +251,15 @@ def _to_compute_layout(
     spec: VisionSpec, tensors: dict[str, torch.Tensor], *, is_random: bool
 ) -> dict[str, torch.Tensor]:
     """Convert the parameters from checkpoints' layouts to those of the computation."""
-    patch = tensors["patch.weight"]
+    patch, frames = tensors["patch.weight"], None
     if spec.channels_last:  # of a pixel
         patch = patch.unflatten(1, (-1, 3)).transpose(1, 2)
     elif spec.num_frames is not None:
-        # [hidden_size, 3, frames, side, side]: all frames are the same image.
-        patch = patch.sum(2)
+        # [hidden_size, 3, frames, side, side]: all frames of an image are the same.
+        frames, patch = patch.flatten(1), patch.sum(2)
     arranged = {**tensors, "patch.weight": patch.flatten(1).contiguous()}
+    if frames is not None:
+        arranged["frame_patch.weight"] = frames.contiguous()
     if spec.squared_positions:
         arranged["positions"] = tensors["positions"].flatten(0, 1)
     if spec.rope is not None and spec.rope.interleaved:
