@@ -38,6 +38,7 @@ from server.store.database import Database, default_data_dir
 from server.store.files import FileStore
 from server.text.answer_format import AnswerFormat
 from server.tracing import Tracing
+from server.videos import VideoDecoder
 
 _log = logging.getLogger(__name__)
 
@@ -103,6 +104,7 @@ class ServerState:
     grammars: GrammarValidator = field(default_factory=GrammarValidator)
     images: ImageDecoder = field(default_factory=ImageDecoder)
     audio: AudioDecoder = field(default_factory=AudioDecoder)
+    videos: VideoDecoder = field(default_factory=VideoDecoder)
     tracing: Tracing | None = None  # receives finished requests
     database: Database = field(init=False)  # opened when something is first stored or looked up
     adapters: Adapters = field(init=False)
@@ -173,6 +175,7 @@ class ServerState:
         self.grammars.close()
         self.images.close()
         self.audio.close()
+        self.videos.close()
         await self.database.close()
         if self.tracing is not None:
             await self.tracing.close()
@@ -250,7 +253,7 @@ class ServerState:
         return self.admission.num_live
 
     def admit(self, num_sequences: int, caller: Caller, media_bytes: int = 0) -> None:
-        """Admit sequences, and the images and audio they hold, which ``images.release`` releases.
+        """Admit sequences, and the media that they hold, which ``images.release`` releases.
 
         Raises ApiError (503) if the queue is full or nothing is served.
         """
@@ -260,7 +263,7 @@ class ServerState:
         if not self.images.can_reserve(media_bytes):
             self.metrics.record_rejected("images", caller.tenant)
             most = self.images.max_in_flight_bytes >> 20
-            raise overloaded(f"{most} MiB of images and audio in flight")
+            raise overloaded(f"{most} MiB of images, videos and audio in flight")
         if not self.admission.try_admit(num_sequences, caller):
             self._reject("queue_full", caller.tenant)
         self.images.reserve(media_bytes)

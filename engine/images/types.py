@@ -227,6 +227,11 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     num_frames: int = 1
     video: VideoPlace | None = None  # None: it is no part of a video
 
+    @property
+    def begins_video(self) -> bool:
+        """Whether it is the first part of a video."""
+        return self.video is not None and self.video.index == 0
+
     def span(self, cell: int) -> tuple[int, int]:
         """Return the range of prompt places from its first cell to one past its last; ``cell``
         is a cell's side in pixels."""

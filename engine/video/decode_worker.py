@@ -1,12 +1,12 @@
 """Decodes video files in a confined process (``engine/sandbox``): standard library, PyAV, Pillow.
 
 A file arrives in pieces, ``{"append": base64}``, each answered by ``{}``. Then ``{"open":
-{"max_frames": n, "max_pixels": n}}`` is answered by ``{"frames": n, "fps": n, "height": pixels, "width": pixels}``,
-where frames are counted up to one more than ``n``. ``{"select": {"indices": [...], "size": [height,
-width], "resampling": name}}`` chooses frames in ascending order, and is answered by ``{}``; each
-``{"next": true}`` by the next of these, scaled: ``{"pixels": base64}`` of RGB, or ``{}`` for the
-same one again. A file that cannot be read is answered by ``{"error": ...}``. ``{"reset": true}``
-begins another file.
+{"max_frames": n, "max_pixels": n}}`` is answered by ``{"frames": n, "fps": n, "height": n, "width":
+n}``; frames are counted up to one more than the most. ``{"select": {"indices": [...], "size":
+[height, width], "resampling": name}}`` chooses frames in ascending order, and is answered by
+``{}``; each ``{"next": true}`` by the next of these, scaled: ``{"pixels": base64}`` of RGB, or
+``{}`` for the same one again. A file that cannot be read is answered by ``{"error": ...}``.
+``{"reset": true}`` begins another file.
 """
 
 from __future__ import annotations

@@ -62,9 +62,7 @@ class VideoReader:
         """End the process. A later call starts a new one."""
         self._process.close()
 
-    def read(
-        self, data: bytes, rules: VideoRules, options: VideoOptions = VideoOptions()
-    ) -> ProcessedVideo:
+    def read(self, data: bytes, rules: VideoRules, options: VideoOptions) -> ProcessedVideo:
         """Decode a file and convert it to what a model sees.
 
         Args:

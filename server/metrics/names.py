@@ -46,6 +46,7 @@ COUNTERS: dict[str, str] = {
     "prompt_tokens_cached": "Prompt tokens found in the prefix cache.",
     "prompt_images": "Images in processed prompts.",
     "prompt_audio_clips": "Audio clips in processed prompts.",
+    "prompt_videos": "Videos in processed prompts.",
     "generation_tokens": "Tokens generated.",
 }
 LABELLED_COUNTERS: dict[str, tuple[str, str]] = {

@@ -50,11 +50,14 @@ class Metrics:
         self._values.observe("request_prompt_tokens", prompt_tokens)
         self._values.observe("request_params_max_tokens", max_tokens)
 
-    def record_prompt(self, tokens: int, n: int, images: int = 0, audio: int = 0) -> None:
+    def record_prompt(
+        self, tokens: int, n: int, *, images: int = 0, audio: int = 0, videos: int = 0
+    ) -> None:
         """Count a prompt that is continued ``n`` times."""
         self._values.counts["prompt_tokens"] += tokens
         self._values.counts["prompt_images"] += images
         self._values.counts["prompt_audio_clips"] += audio
+        self._values.counts["prompt_videos"] += videos
         self._values.observe("request_params_n", n)
 
     def record_cached_tokens(self, tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""Conversion of a conversation's messages into the model's prompt, its images and its audio."""
+"""Conversion of a conversation's messages into the model's prompt and the media in it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any, NamedTuple, TypeVar
 from engine.audio.placeholders import expand_audio_tokens
 from engine.audio.types import AudioClip, ProcessedAudio
 from engine.errors import InvalidParameter
-from engine.images.placeholders import expand_image_tokens, make_rewriter
+from engine.images.placeholders import SeenVideos, expand_image_tokens, make_rewriter
 from engine.images.read import ProcessedImage
 from engine.images.types import Image
+from engine.video.types import ProcessedVideo
 from server.errors import bad_field
-from server.openai.content import audio_of
+from server.openai.content import audio_of, videos_of
 from server.openai.inputs import ChatRequest, Message, TokenizeRequest
 from server.state import Model, ServerState
 
 # Of one prompt's pixels, and of its samples, as the model gets them.
 _MAX_MEDIA_BYTES = 256 * 2**20
-_Processed = TypeVar("_Processed", ProcessedImage, ProcessedAudio)
+_Processed = TypeVar("_Processed", ProcessedImage, ProcessedAudio, ProcessedVideo)
 
 
 class _Kind(NamedTuple):
@@ -30,13 +31,14 @@ class _Kind(NamedTuple):
 
 
 _IMAGES, _AUDIO = _Kind("image", "images", "pixels"), _Kind("audio clip", "audio", "samples")
+_VIDEOS = _Kind("video", "videos", "pixels")
 
 
 class ChatPrompt(NamedTuple):
-    """A prompt in which the placeholder tokens of each image and clip are expanded."""
+    """A prompt in which the placeholder tokens of each image, video and clip are expanded."""
 
     token_ids: list[int]
-    images: tuple[Image, ...] = ()
+    images: tuple[Image, ...] = ()  # and the parts of videos
     audio: tuple[AudioClip, ...] = ()
 
 
@@ -53,7 +55,7 @@ async def encode_chat(
     """Render a conversation with the model's template and encode it.
 
     Args:
-        state: the application's, which reads images and audio.
+        state: the application's, which reads images, videos and audio.
         model: the one whose template is used.
         body: the messages, and how the prompt ends.
         tools: shown to the model, in the form templates expect.
@@ -62,8 +64,8 @@ async def encode_chat(
         suffix: follows the rendered conversation; may spell special tokens.
 
     Raises:
-        ApiError: 400, an image or a clip cannot be shown to the model.
-        InvalidParameter: the template does not show the images or the audio.
+        ApiError: 400, an image, a video or a clip cannot be shown to the model.
+        InvalidParameter: the template does not show the images, the videos or the audio.
         TemplateError: the template refused the messages, or timed out.
     """
     assert body.messages is not None
@@ -72,11 +74,12 @@ async def encode_chat(
     if continue_final and body.messages[-1].role != "assistant":
         raise bad_field("continue_final_message", "needs a last message of the assistant")
     pictures = await _read_pictures(state, model, body.messages)
+    seen = await _read_videos(state, model, body)
     sounds = await _read_sounds(state, model, body.messages)
-    rules = model.info.images if pictures else None
+    rules = model.info.images if pictures or seen else None
     token_ids = await model.template.encode_chat(
         [message.for_template(model.answer_format) for message in body.messages],
-        _with_suffix(None if rules is None else make_rewriter(pictures, rules), suffix),
+        _with_suffix(None if rules is None else make_rewriter(pictures, rules, seen), suffix),
         tools=tools,
         add_generation_prompt=not continue_final if wanted is None else wanted,
         continue_final_message=continue_final,
@@ -90,7 +93,7 @@ async def encode_chat(
         return ChatPrompt(token_ids, audio=clips)
     if rules is None:
         return ChatPrompt(token_ids)
-    return ChatPrompt(*expand_image_tokens(token_ids, pictures, rules))
+    return ChatPrompt(*expand_image_tokens(token_ids, pictures, rules, seen))
 
 
 async def _read_pictures(
@@ -110,6 +113,27 @@ async def _read_pictures(
     return await _decode_each(
         shown, lambda data: state.images.decode(data, rules), rules.max_images, _IMAGES
     )
+
+
+async def _read_videos(
+    state: ServerState, model: Model, body: ChatRequest | TokenizeRequest
+) -> SeenVideos | None:
+    """Read all messages' videos in order, one by one; None: there are none."""
+    shown = [
+        (f"messages.{index}.content", part.data)
+        for index, message in enumerate(body.messages or ())
+        for part in videos_of(message.content)
+    ]
+    if not shown:
+        return None
+    rules = model.info.video
+    if rules is None:
+        raise bad_field(shown[0][0], "holds a video, and this model takes none here; send text")
+    options = body.media_io_kwargs
+    decoded = await _decode_each(
+        shown, lambda data: state.videos.decode(data, rules, options), rules.max_videos, _VIDEOS
+    )
+    return SeenVideos(decoded, rules)
 
 
 async def _read_sounds(

@@ -1,4 +1,4 @@
-"""The content of a message: text, or a list of parts that may include images and audio.
+"""The content of a message: text, or a list of parts that may include images, videos and audio.
 
 These are accepted only as they are, in base64: the server fetches nothing for a client. Their bytes
 are decoded once the model is known (``chat_prompt.py``).
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from msgspec import Struct
 from pydantic import PlainValidator, WithJsonSchema
 
-from engine.images.base64 import is_audio_url, is_data_url
+from engine.images.base64 import is_audio_url, is_data_url, is_video_url
 from server.errors import shorten
 from server.openai.unread_fields import always, by_type, read_fields_of
 
@@ -38,6 +38,9 @@ kind_of_part = by_type(
         ),
         "audio_url": read_fields_of(
             ("type", "audio_url"), audio_url=always(read_fields_of(("url",)))
+        ),
+        "video_url": read_fields_of(
+            ("type", "video_url"), video_url=always(read_fields_of(("url",)))
         ),
     }
 )
@@ -69,7 +72,21 @@ class AudioPart(Struct, frozen=True):
         return {"type": "input_audio", "input_audio": {"data": self.data, "format": self.format}}
 
 
-Parts = Sequence[str | ImagePart | AudioPart]
+class VideoPart(Struct, frozen=True):
+    """A video in a message."""
+
+    url: str  # data:video/...;base64,...
+
+    @property
+    def data(self) -> str:
+        """The video file in base64."""
+        return self.url.partition(",")[2]
+
+
+MediaPart = ImagePart | VideoPart | AudioPart
+Parts = Sequence[str | MediaPart]
+_KINDS = {ImagePart: "image", VideoPart: "video", AudioPart: "audio"}  # as templates call them
+_PLURALS = {ImagePart: "images", VideoPart: "videos", AudioPart: "audio"}
 
 
 def read_content(value: Any) -> str | Parts | None:
@@ -109,22 +126,23 @@ def audio_of(content: str | Parts | None) -> list[AudioPart]:
     return [part for part in parts_of(content) if isinstance(part, AudioPart)]
 
 
+def videos_of(content: str | Parts | None) -> list[VideoPart]:
+    """The videos, in order."""
+    return [part for part in parts_of(content) if isinstance(part, VideoPart)]
+
+
 def media_kind(content: str | Parts | None) -> str | None:
     """The plural of what a content holds besides text; None if it is text alone."""
     others = [part for part in parts_of(content) if not isinstance(part, str)]
-    if not others:
-        return None
-    return "images" if isinstance(others[0], ImagePart) else "audio"
+    return _PLURALS[type(others[0])] if others else None
 
 
 def for_template(content: str | Parts | None) -> str | list[dict[str, str]] | None:
-    """The content as chat templates expect it, in which images and audio are placeholders."""
+    """The content as chat templates expect it: all but text is placeholders."""
     if content is None or isinstance(content, str):
         return content
     return [
-        {"type": "text", "text": part}
-        if isinstance(part, str)
-        else {"type": "image" if isinstance(part, ImagePart) else "audio"}
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": _KINDS[type(part)]}
         for part in content
     ]
 
@@ -137,6 +155,8 @@ def to_chat_parts(content: Parts) -> list[dict[str, Any]]:
             converted.append({"type": "text", "text": part})
         elif isinstance(part, AudioPart):
             converted.append(part.to_chat())
+        elif isinstance(part, VideoPart):
+            converted.append({"type": "video_url", "video_url": {"url": part.url}})
         else:
             image = {"url": part.url, "detail": part.detail or "auto"}
             converted.append({"type": "image_url", "image_url": image})
@@ -152,7 +172,7 @@ def check_image_url(url: Any) -> str:
     return url
 
 
-def _read_part(part: Any, index: int) -> str | ImagePart | AudioPart:
+def _read_part(part: Any, index: int) -> str | MediaPart:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in _IMAGE_PARTS:
         return _read_image(part, index)
@@ -161,11 +181,15 @@ def _read_part(part: Any, index: int) -> str | ImagePart | AudioPart:
             return read_audio(part)
         except ValueError as problem:
             raise ValueError(f"part {index}: {problem}") from None
+    if kind == "video_url":
+        return _read_video(part, index)
     if kind is None:
         raise ValueError(f"part {index}: must be an object with a 'type'")
     if kind not in _TEXT_PARTS:
         shown = shorten(str(kind), 40)
-        raise ValueError(f"parts of type {shown!r} are not supported; send text, images or audio")
+        raise ValueError(
+            f"parts of type {shown!r} are not supported; send text, images, videos or audio"
+        )
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise ValueError("a text part must hold a string")
@@ -208,6 +232,18 @@ def _read_image(part: Mapping[str, Any], index: int) -> ImagePart:
         return ImagePart(check_image_url(image), detail)
     except ValueError as problem:
         raise ValueError(f"part {index}: its URL {problem}") from None
+
+
+def _read_video(part: Mapping[str, Any], index: int) -> VideoPart:
+    """Parse a video as vLLM's clients send it."""
+    video = part.get("video_url")
+    url = video.get("url") if isinstance(video, dict) else video
+    if not isinstance(url, str) or not is_video_url(url):
+        raise ValueError(
+            f"part {index}: its URL must begin with data:video/...;base64, and hold the video "
+            "itself; nothing is fetched"
+        )
+    return VideoPart(url)
 
 
 _SCHEMA = {

@@ -194,9 +194,12 @@ class Generation:
                 max_tokens=most if limit is None else limit,
             )
         for job in self._jobs:
-            num_images = sum(not image.is_tile for image in job.images)
             state.metrics.record_prompt(
-                len(job.token_ids), job.sampling.n, num_images, len(job.audio)
+                len(job.token_ids),
+                job.sampling.n,
+                images=sum(not image.is_tile and image.video is None for image in job.images),
+                audio=len(job.audio),
+                videos=sum(image.begins_video for image in job.images),
             )
         if (deadline_s := self._caller.deadline_s) is not None:
             delay_s = deadline_s - time.monotonic() + _DEADLINE_GRACE_S

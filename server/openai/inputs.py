@@ -25,6 +25,7 @@ from server.errors import ApiError, bad_field, shorten
 from server.openai import content as contents
 from server.openai.content import Content, ImagePart, kind_of_part, media_kind
 from server.openai.extra_fields import ExtraFields
+from server.openai.media_io import MediaIo
 from server.openai.metadata import Metadata
 from server.openai.structured import StructuredFields
 from server.openai.tool_fields import EarlierCall, EarlierFunction, ToolFields, Tools
@@ -40,7 +41,7 @@ _MAX_BAD_WORDS = 256
 _MAX_STOP_CHARS = 4096
 _MAX_SALT = 128
 _MAX_BEST_OF = 20
-_MEDIA_ROLES = ("user", "tool")  # roles whose messages may hold images and audio
+_MEDIA_ROLES = ("user", "tool")  # whose messages may hold images, videos and audio
 _UNSUPPORTED_WITH_MEDIA = ("truncate_prompt_tokens", "use_beam_search")
 
 # The tiers that clients may name; there is only one here, "default".
@@ -310,6 +311,7 @@ class ChatRequest(GenerationRequest, ToolFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: MediaIo = None
     service_tier: ServiceTier | None = None
     verbosity: Verbosity | None = None
     safety_identifier: Label | None = None
@@ -402,6 +404,7 @@ class TokenizeRequest(FeatureRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: MediaIo = None
 
     @model_validator(mode="after")
     def _check_exactly_one(self) -> Self:

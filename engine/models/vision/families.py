@@ -339,9 +339,7 @@ _QWEN3_5 = VisionFamily(
 )
 # Two frames are counted, though an image is one.
 _GLM_SCALING = AreaScaling(12_544, 11_760_000, num_frames=2, growing="cut")
-_GLM4V = VisionFamily(
-    glm4v, qwen_tokens(151_343), _GLM_SCALING, video=videos.glm4v(151_344)
-)
+_GLM4V = VisionFamily(glm4v, qwen_tokens(151_343), _GLM_SCALING, video=videos.glm4v(151_344))
 _IDEFICS3 = VisionFamily(
     idefics3, idefics3_tokens, None, "lanczos", lambda side: TileScaling(side, 4 * side)
 )
@@ -375,9 +373,7 @@ FAMILIES: dict[str, VisionFamily] = {
     "qwen2_5_vl": VisionFamily(
         qwen2_5_vl, qwen_tokens(151_655), _QWEN2_SCALING, video=videos.qwen2_5_vl
     ),
-    "qwen2_vl": VisionFamily(
-        qwen2_vl, qwen_tokens(151_655), _QWEN2_SCALING, video=videos.qwen2_vl
-    ),
+    "qwen2_vl": VisionFamily(qwen2_vl, qwen_tokens(151_655), _QWEN2_SCALING, video=videos.qwen2_vl),
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": _QWEN3_5,
     "qwen3_vl": _QWEN3_VL,

@@ -117,7 +117,9 @@ def _scaling(reader: ConfigReader, spec: VisionSpec, scaling: Scaling) -> Scalin
         return _grid(reader, scaling)
     if isinstance(scaling, BudgetScaling):
         return _budget(reader, spec, scaling)
-    return read_area(reader, scaling) if isinstance(scaling, AreaScaling) else _edge(reader, scaling)
+    return (
+        read_area(reader, scaling) if isinstance(scaling, AreaScaling) else _edge(reader, scaling)
+    )
 
 
 def _fixed(reader: ConfigReader, scaling: FixedScaling) -> FixedScaling:
@@ -167,9 +169,7 @@ def _check_token_count(directory: Path, spec: VisionSpec) -> None:
             reader.require(key, (spec.image_size // spec.cell_size) ** 2)
 
 
-def find_settings(
-    directory: Path, section: str, older: tuple[str, ...]
-) -> ConfigReader | None:
+def find_settings(directory: Path, section: str, older: tuple[str, ...]) -> ConfigReader | None:
     """Find a processor's settings; the newest file takes precedence, as in transformers.
 
     Args:
