@@ -1,13 +1,15 @@
 """From the bytes of an audio file to the samples that a model hears.
 
 Files are decoded by libsndfile in a confined process, as they come from clients and the library is
-written in C. The result is resampled here.
+written in C. What it does not read is decoded by FFmpeg in another such process, if PyAV is
+installed (``quire[video]``). The result is resampled here.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.util
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,9 @@ from engine.errors import InvalidParameter
 from engine.sandbox.process import SandboxedProcess
 
 FORMATS = "WAV, MP3, FLAC, Ogg (Vorbis or Opus) or AIFF"
+_MORE_FORMATS = "MP4 (AAC), WebM"
 _HANDLER = Path(__file__).with_name("decode_worker.py")
+_PYAV_HANDLER = Path(__file__).with_name("av_worker.py")
 _LIMIT_S = 10.0  # CPU time of one piece, which takes milliseconds
 _SEND_BYTES = 4 * 2**20
 _READ_FRAMES = 2**19  # per channel and piece
@@ -29,15 +33,17 @@ _MIN_RATE, _MAX_RATE = 1_000, 384_000
 
 
 class AudioReader:
-    """Decodes files in one confined process. Calls from several threads are serialised."""
+    """Decodes files in confined processes. Calls from several threads are serialised."""
 
     def __init__(self) -> None:
         self._process = SandboxedProcess(_HANDLER, ("numpy", "cffi"), {}, limit_s=_LIMIT_S)
+        self._pyav = SandboxedProcess(_PYAV_HANDLER, ("numpy", "av"), {}, limit_s=_LIMIT_S)
         self._lock = threading.Lock()  # a file is several calls
 
     def close(self) -> None:
-        """End the process. A later call starts a new one."""
+        """End the processes. A later call starts new ones."""
         self._process.close()
+        self._pyav.close()
 
     def read(self, data: bytes, rules: AudioRules) -> ProcessedAudio:
         """Decode a file and convert it to what a model hears.
@@ -51,14 +57,7 @@ class AudioReader:
 
     def _decode(self, data: bytes, rules: AudioRules) -> tuple[np.ndarray, int]:
         """Return the mono samples of a file and their rate."""
-        try:
-            self._call({"reset": True})
-            for begin in range(0, len(data), _SEND_BYTES):
-                piece = data[begin : begin + _SEND_BYTES]
-                self._call({"append": base64.b64encode(piece).decode()})
-            found = self._call({"open": True})
-        except _Unreadable as error:
-            raise InvalidParameter(f"the audio is not {FORMATS}, or is damaged ({error})") from None
+        process, found = self._open(data)
         rate, channels = found["rate"], found["channels"]
         if channels > _MAX_CHANNELS or not _MIN_RATE <= rate <= _MAX_RATE:
             problem = f"the audio has {channels} channels of {rate} samples per second"
@@ -66,12 +65,12 @@ class AudioReader:
         longest = _max_seconds(rules)
         # The header may be wrong in either direction, so what is decoded counts as well.
         room = int(longest * rate)
-        if found["frames"] > room:
+        if found["frames"] - found.get("padding", 0) > room:
             raise _too_long(found["frames"] / rate, longest)
         pieces: list[np.ndarray] = []
         try:
             while room >= 0:
-                reply = self._call({"read": _READ_FRAMES})
+                reply = _call(process, {"read": _READ_FRAMES})
                 piece = np.frombuffer(base64.b64decode(reply["samples"]), "<f4")
                 if not piece.size:
                     return np.concatenate(pieces or [piece]).astype(np.float32, copy=False), rate
@@ -81,16 +80,21 @@ class AudioReader:
             raise InvalidParameter(f"the audio is damaged ({error})") from None
         raise _too_long(longest, longest)
 
-    def _call(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _open(self, data: bytes) -> tuple[SandboxedProcess, dict[str, Any]]:
+        """Send a file to the process that can read it; return that, and what it says of it."""
         try:
-            reply = self._process.call(request)
-        except TimeoutError:
-            raise _Unreadable("decoding took too long") from None
-        except OSError:
-            raise _Unreadable("its decoder failed") from None
-        if "error" in reply:
-            raise _Unreadable(reply["error"].rstrip("."))
-        return reply
+            return self._process, _send(self._process, data)
+        except _Unreadable as error:
+            problem = f"the audio is not {FORMATS}, or is damaged ({error})"
+        if not data:
+            raise InvalidParameter(problem)
+        if importlib.util.find_spec("av") is None:
+            problem = f"{problem}; {_MORE_FORMATS} need PyAV (pip install 'quire[video]')"
+            raise InvalidParameter(problem)
+        try:
+            return self._pyav, _send(self._pyav, data)
+        except _Unreadable as error:
+            raise InvalidParameter(f"{problem}, nor {_MORE_FORMATS} ({error})") from None
 
 
 def process_audio(samples: np.ndarray, rate: int, rules: AudioRules) -> ProcessedAudio:
@@ -122,6 +126,27 @@ def process_audio(samples: np.ndarray, rate: int, rules: AudioRules) -> Processe
     data = heard.astype("<f4", copy=False).tobytes()
     assert len(data) == heard.size * BYTES_PER_SAMPLE
     return ProcessedAudio(data, hashlib.blake2b(data, digest_size=32).digest(), num_tokens)
+
+
+def _send(process: SandboxedProcess, data: bytes) -> dict[str, Any]:
+    """Send a file; return what the process says of it. Raises _Unreadable."""
+    _call(process, {"reset": True})
+    for begin in range(0, len(data), _SEND_BYTES):
+        piece = data[begin : begin + _SEND_BYTES]
+        _call(process, {"append": base64.b64encode(piece).decode()})
+    return _call(process, {"open": True})
+
+
+def _call(process: SandboxedProcess, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        reply = process.call(request)
+    except TimeoutError:
+        raise _Unreadable("decoding took too long") from None
+    except OSError:
+        raise _Unreadable("its decoder failed") from None
+    if "error" in reply:
+        raise _Unreadable(reply["error"].rstrip("."))
+    return reply
 
 
 class _Unreadable(Exception):

@@ -38,7 +38,7 @@ def choose_frames(
         part_frames: see ``VideoRules``.
 
     Returns:
-        at least one, and at most ``sampling.max_frames``.
+        at least one, and at most ``sampling.max_frames`` different ones.
     """
     most = min(sampling.max_frames, clip.num_frames)
     if options.num_frames is not None:
@@ -48,7 +48,8 @@ def choose_frames(
     if options.fps is not None:
         sampling = msgspec.structs.replace(sampling, fps=options.fps)
     found = _RULES[sampling.rule](clip, sampling, part_frames)
-    return found if len(found) <= most else _spread(clip.num_frames, most, sampling.rule)
+    # Some rules repeat the last frame to complete a part.
+    return found if len(set(found)) <= most else _spread(clip.num_frames, most, sampling.rule)
 
 
 def _spread(num_frames: int, count: int, rule: str) -> list[int]:

@@ -19,7 +19,7 @@ from server.openai.unread_fields import always, by_type, read_fields_of
 _TEXT_PARTS = ("text", "input_text", "refusal")
 _IMAGE_PARTS = ("image_url", "input_image")
 _AUDIO_PARTS = ("input_audio", "audio_url")
-_AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "opus", "aiff")
+_AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "opus", "aiff", "m4a", "mp4", "aac", "webm")
 _DETAILS = ("auto", "low", "high", "original")
 
 _TEXT = read_fields_of(("type", "text"))
