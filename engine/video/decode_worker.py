@@ -85,8 +85,8 @@ class _Decoder:
         if "open" in request:
             return self._open(**request["open"])
         if "select" in request:
-            self._chosen = request["select"]
-            self._frames = self._decode()
+            self._chosen, self._next = request["select"], 0
+            self._frames, self._number, self._newest = self._decode(), -1, None
             return {}
         return self._take()
 
@@ -123,7 +123,6 @@ class _Decoder:
         return {"frames": count, "fps": float(rate), "height": height, "width": width}
 
     def _decode(self) -> Iterator[Any]:
-        self._newest, self._number, self._next = None, -1, 0
         with self._container() as container:
             yield from container.decode(video=0)
 

@@ -369,17 +369,17 @@ FAMILIES: dict[str, Family] = {
         has_remote_code=True,
     ),
     "qwen2": Family(llama.qwen2, "Qwen2, Qwen2.5", "biases, windows in some"),
-    "qwen2_5_vl": Family(multimodal.qwen_vl, "Qwen2.5-VL", "as `qwen2`; accepts images"),
+    "qwen2_5_vl": Family(multimodal.qwen_vl, "Qwen2.5-VL", "as `qwen2`; accepts images, video"),
     "qwen2_moe": Family(
         moe.qwen2_moe, "Qwen1.5-MoE, Qwen2-57B-A14B", "biases, experts and a gated shared expert"
     ),
-    "qwen2_vl": Family(multimodal.qwen_vl, "Qwen2-VL", "as `qwen2`; accepts images"),
+    "qwen2_vl": Family(multimodal.qwen_vl, "Qwen2-VL", "as `qwen2`; accepts images, video"),
     "qwen3": Family(llama.qwen3, "Qwen3, dense", "QK norms"),
-    "qwen3_5": Family(multimodal.qwen3_5, "Qwen3.5, dense", "as `qwen3_5_text`; accepts images"),
+    "qwen3_5": Family(multimodal.qwen3_5, "Qwen3.5", "as `qwen3_5_text`; accepts images, video"),
     "qwen3_5_moe": Family(
         multimodal.qwen3_5_moe,
         "Qwen3.5 35B-A3B and larger",
-        "as `qwen3_5_moe_text`; accepts images",
+        "as `qwen3_5_moe_text`; accepts images, video",
     ),
     "qwen3_5_moe_text": Family(
         partial(hybrid.qwen3_5_moe, mrope=QWEN3_5_MROPE),
@@ -395,11 +395,11 @@ FAMILIES: dict[str, Family] = {
     "qwen3_next": Family(
         hybrid.qwen3_next, "Qwen3-Next", "as `qwen3_5_text`; experts and a gated shared expert"
     ),
-    "qwen3_vl": Family(multimodal.qwen3_vl, "Qwen3-VL, dense", "as `qwen3`; accepts images"),
+    "qwen3_vl": Family(multimodal.qwen3_vl, "Qwen3-VL, dense", "as `qwen3`; accepts images, video"),
     "qwen3_vl_moe": Family(
         multimodal.qwen3_vl_moe,
         "Qwen3-VL-30B-A3B, Qwen3-VL-235B-A22B",
-        "as `qwen3_moe`; accepts images",
+        "as `qwen3_moe`; accepts images, video",
     ),
     "seed_oss": Family(llama.seed_oss, "Seed-OSS", "biases"),
     "smollm3": Family(llama.smollm3, "SmolLM3", "no rope in every fourth layer"),

@@ -158,9 +158,9 @@ _GLM46V_TEXT: dict[str, Callable[[ConfigReader], DecoderSpec]] = {
 IMAGE_TEXT: dict[str, Family] = {
     "aya_vision": Family(aya_vision, "Aya Vision 8B and 32B", "as `cohere2`; accepts images"),
     "cohere2_vision": Family(cohere2_vision, "Command A Vision", "as `cohere2`; accepts images"),
-    "glm46v": Family(glm46v, "GLM-4.6V", "as `glm4v` or `glm4v_moe`; accepts images"),
-    "glm4v": Family(glm4v, "GLM-4.1V Thinking, GLM-4.6V Flash", "as `glm4`; accepts images"),
-    "glm4v_moe": Family(glm4v_moe, "GLM-4.5V, GLM-4.6V", "as `glm4_moe`; accepts images"),
+    "glm46v": Family(glm46v, "GLM-4.6V", "as `glm4v` or `glm4v_moe`; accepts images, video"),
+    "glm4v": Family(glm4v, "GLM-4.1V Thinking, GLM-4.6V Flash", "as `glm4`; accepts images, video"),
+    "glm4v_moe": Family(glm4v_moe, "GLM-4.5V, GLM-4.6V", "as `glm4_moe`; accepts images, video"),
     "lfm2_vl": Family(lfm2_vl, "LFM2-VL 450M to 3B", "as `lfm2`; accepts images"),
     "lighton_ocr": Family(lighton_ocr, "LightOnOCR 1B", "as `qwen3`; accepts images"),
     "paddleocr_vl": Family(
