@@ -88,13 +88,18 @@ class AudioReader:
             problem = f"the audio is not {FORMATS}, or is damaged ({error})"
         if not data:
             raise InvalidParameter(problem)
-        if importlib.util.find_spec("av") is None:
+        if not has_pyav():
             problem = f"{problem}; {_MORE_FORMATS} need PyAV (pip install 'quire[video]')"
             raise InvalidParameter(problem)
         try:
             return self._pyav, _send(self._pyav, data)
         except _Unreadable as error:
             raise InvalidParameter(f"{problem}, nor {_MORE_FORMATS} ({error})") from None
+
+
+def has_pyav() -> bool:
+    """Return whether PyAV is installed."""
+    return importlib.util.find_spec("av") is not None
 
 
 def process_audio(samples: np.ndarray, rate: int, rules: AudioRules) -> ProcessedAudio:

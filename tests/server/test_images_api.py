@@ -142,7 +142,8 @@ HTTP = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/x.png"
     ([user(shown(), role="system"), user(text("x"))], "messages.0.content", "of the system"),
     ([user(text("x")), user(shown(), role="assistant")], "messages.1.content",
      "of the assistant"),
-    ([user({"type": "video_url"})], "messages.0.content", "'video_url'"),
+    ([user({"type": "video_url"})], "messages.0.content", "data:video/"),
+    ([user({"type": "input_video"})], "messages.0.content", "'input_video'"),
 ])  # fmt: skip
 async def test_what_cannot_be_shown_is_named(
     tmp_path: Path, messages: list[Any], param: str, words: str

@@ -235,7 +235,7 @@ FAMILIES: dict[str, Family] = {
     "internvl": Family(
         multimodal.internvl,
         "InternVL3 and 3.5, those converted for transformers (`-hf`, `-HF`)",
-        "as `qwen2`, `qwen3`, `qwen3_moe` or `llama`; accepts images",
+        "as `qwen2`, `qwen3`, `qwen3_moe` or `llama`; accepts images, video",
     ),
     "iquestcoder": Family(llama.iquestcoder, "IQuest-Coder V1", "", has_remote_code=True),
     "jais2": Family(ungated.jais2, "Jais 2", "layer norms, biases, ungated MLP with squared ReLU"),

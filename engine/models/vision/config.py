@@ -88,7 +88,7 @@ def read_vision(config: dict[str, Any], directory: Path, text: DecoderSpec) -> V
         return VisionConfig(spec, rules)
     try:
         video = family.video(VideoInputs(whole, directory, spec, rules))
-        if max(video.token_id, video.cell_token_id) >= text.vocab_size:
+        if video.cell_token_id >= text.vocab_size:
             raise whole.error("video_token_id", "lies beyond the vocabulary")
     except ModelLoadError as error:
         return VisionConfig(spec, rules, video_unsupported_reason=str(error))

@@ -360,7 +360,11 @@ FAMILIES: dict[str, VisionFamily] = {
     "glm_ocr": VisionFamily(glm_ocr, qwen_tokens(59_280), _GLM_SCALING),
     "idefics3": _IDEFICS3,
     "internvl": VisionFamily(
-        internvl, internvl_tokens, None, tiling=lambda side: GridScaling(side, 1, 12)
+        internvl,
+        internvl_tokens,
+        None,
+        tiling=lambda side: GridScaling(side, 1, 12),
+        video=videos.internvl,
     ),
     "kimi_k25": VisionFamily(kimi_k25, kimi_tokens, kimi_scaling),
     "lfm2_vl": VisionFamily(lfm2_vl, lfm2_tokens, lfm2_scaling, "bilinear"),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from engine.images.types import AreaScaling, ImageRules
+from engine.images.types import AreaScaling, FixedScaling, ImageRules
 from engine.models.config_reader import ConfigReader
 from engine.models.vision.processor import (
     WITHOUT_EFFECT,
@@ -17,7 +17,7 @@ from engine.models.vision.processor import (
     require_normalisation,
 )
 from engine.models.vision.spec import VisionSpec
-from engine.models.vision.tokens import token_names
+from engine.models.vision.tokens import token_id_of, token_names
 from engine.video.types import FrameCap, FrameSampling, PartText, SamplingRule, VideoRules
 
 _QWEN2_SCALING = AreaScaling(128 * 28 * 28, 768 * 28 * 28)
@@ -117,6 +117,33 @@ def glm4v(default: int, *, is_latest: bool = False) -> RulesReader:
         )
 
     return read
+
+
+def internvl(given: VideoInputs) -> VideoRules:
+    """InternVL3 and 3.5: each frame is an image of one tile, and has a number.
+
+    The reference leaves the number of frames to the caller, so its usual range is kept here.
+    """
+    reader, side = _settings(given), given.spec.image_size
+    assert side is not None, "the side of a tile"
+    for key in ("crop_to_patches", "min_patches", "max_patches"):
+        reader.ignore(key)  # of images
+    reader.require("size", {"height": side, "width": side})
+    reader.require("initial_shift", True)
+    fps = reader.number("fps", 1)
+    most = reader.count("num_frames", 32)
+    reader.finish()
+    token_id = token_id_of(given.directory, "<video>")
+    return VideoRules(
+        token_id=token_id,
+        cell_token_id=given.images.token_id,
+        cell=given.spec.cell_size,
+        sampling=FrameSampling(rule="middles", fps=fps, min_frames=min(8, most), max_frames=most),
+        scaling=FixedScaling(side, crop=False),
+        text=PartText(
+            template_text="<video>", part="Frame{number}: <img><video></img>", separator="\n"
+        ),
+    )
 
 
 def _qwen2(given: VideoInputs, time_steps: float) -> VideoRules:

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.audio import read
 from engine.audio.read import AudioReader, process_audio
 from engine.audio.resample import resample
 from engine.audio.types import AudioRules
 from engine.errors import InvalidParameter
 from tests.tiny_audio import encoded, speech
+from tests.tiny_video import moving, recorded
 
 RULES = AudioRules(token_id=1, sampling_rate=16_000, hop=160, max_samples=16_000 * 3)
 
@@ -45,6 +47,50 @@ def test_formats(
     found = samples_of(reader, encoded(samples, format=format, **options))
     assert found.size == samples.size
     np.testing.assert_allclose(found[1000:-1000], samples[1000:-1000], atol=tolerance)
+
+
+def contained(samples: np.ndarray, rate: int, codec: str, format: str) -> bytes:
+    """A file as FFmpeg writes it."""
+    import av
+
+    out = BytesIO()
+    with av.open(out, "w", format=format) as container:
+        stream: Any = container.add_stream(codec, rate=rate, layout="stereo")
+        frame = av.AudioFrame.from_ndarray(np.stack([samples, samples]), "fltp", "stereo")
+        frame.rate = rate
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(("codec", "format", "begin"), [
+    ("aac", "mp4", 0),
+    ("aac", "matroska", 0),
+    ("aac", "adts", 1024),  # what the encoder puts before is not marked
+    ("libopus", "webm", 0),
+])  # fmt: skip
+def test_formats_that_pyav_reads(reader: AudioReader, codec: str, format: str, begin: int) -> None:
+    rate = 48_000 if codec == "libopus" else 16_000
+    samples = speech(1.0, rate=rate)
+    found = samples_of(reader, contained(samples, rate, codec, format))[begin:]
+    assert 0 <= found.size - 16_000 <= 1024
+    wanted = resample(samples, rate, 16_000)
+    assert np.abs(found[1000:15_000] - wanted[1000:15_000]).mean() < 0.02
+    assert np.corrcoef(found[1000:15_000], wanted[1000:15_000])[0, 1] > 0.99
+
+
+def test_a_videos_picture_alone_is_no_audio(reader: AudioReader) -> None:
+    with pytest.raises(InvalidParameter, match="it has no audio"):
+        reader.read(recorded(moving(2)), RULES)
+
+
+def test_without_pyav_the_extra_is_named(
+    reader: AudioReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = contained(speech(0.5), 16_000, "aac", "mp4")
+    monkeypatch.setattr(read, "has_pyav", lambda: False)
+    with pytest.raises(InvalidParameter, match=r"pip install 'quire\[video\]'"):
+        reader.read(data, RULES)
 
 
 def test_what_python_writes(reader: AudioReader) -> None:

@@ -1,4 +1,4 @@
-"""Positions of tokens in prompts with images, as in Hugging Face's models."""
+"""Positions of tokens in prompts with images and videos, as in Hugging Face's models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.images.positions import cells, prompt_positions
-from engine.images.types import Image
+from engine.images.types import Image, VideoPlace
 from engine.runner.inputs import HostBatch
 from engine.runner.mrope import MRopePositions
 from engine.types import Request
@@ -65,6 +65,43 @@ def test_positions_are_those_of_hugging_face(twin, parts, behind):
     found = prompt_positions(count, images, CELL)
     assert (found.of_prompt == expected[:, 0].numpy()).all()
     assert found.delta == int(ahead)
+
+
+def filmed(num_text: int, times: list[int], rows: int, columns: int) -> list[Image]:
+    """The parts of a video behind so many tokens."""
+    count, size = rows * columns, {"height": rows * CELL, "width": columns * CELL}
+    return [
+        Image(
+            **{"start": num_text + i * count, "num_tokens": count, **size},
+            **{"pixels": b"", "digest": b"", "num_frames": 2, "video": VideoPlace(i, time)},
+        )
+        for i, time in enumerate(times)
+    ]
+
+
+@pytest.mark.parametrize(("count", "rows", "columns"), [(1, 2, 1), (3, 2, 3), (4, 4, 2)])
+def test_positions_in_a_video_are_those_of_hugging_face(twin, count, rows, columns):
+    """Of a video that is not longer than a side; behind others its newer code begins earlier."""
+    parts = filmed(3, list(range(count)), rows, columns)
+    length = parts[-1].start + parts[-1].num_tokens + 4
+    kinds = torch.zeros(1, length, dtype=torch.int64)
+    kinds[0, 3:-4] = 2
+    grids = torch.tensor([(count, 2 * rows, 2 * columns)])
+    expected, ahead = twin.get_rope_index(torch.ones_like(kinds), kinds, None, grids)
+    found = prompt_positions(length, parts, CELL)
+    assert (found.of_prompt == expected[:, 0].numpy()).all()
+    assert found.delta == int(ahead)
+
+
+def test_text_behind_a_video_begins_after_the_largest_of_its_positions():
+    (first, second) = filmed(2, [0, 7], 1, 2)
+    (image,) = placed([(7, 2, 1)])
+    found = prompt_positions(11, [first, second, image], CELL)
+    assert found.of_prompt.tolist() == [
+        [0, 1, 2, 2, 9, 9, 10, 11, 11, 13, 14],
+        [0, 1, 2, 2, 2, 2, 10, 11, 12, 13, 14],
+        [0, 1, 2, 3, 2, 3, 10, 11, 11, 13, 14],
+    ]
 
 
 @given(PROMPTS, st.integers(0, 4), st.booleans())
