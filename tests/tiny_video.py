@@ -12,7 +12,7 @@ import numpy as np
 from engine.images.types import Image
 from tests import tiny_vision
 from tests.tiny_vision import END, IMAGE, START, VIDEO
-from tests.tiny_vision_text import QWEN, SPECIAL, TURN_END, save_text
+from tests.tiny_vision_text import INTERNVL_SPECIAL, QWEN, SPECIAL, TURN_END, save_text
 
 SHOWN = "<|vision_start|><|video_pad|><|vision_end|>"  # by the template
 TEMPLATE = QWEN.replace(
@@ -65,12 +65,16 @@ class VideoTwin:
         self.kind, self.directory = kind, directory
         longer = {"max_position_embeddings": 2048}
         self.model = tiny_vision.save(kind, directory, text=longer, **vision)
-        save_text(directory, TEMPLATE)
+        self.is_internvl = kind.startswith("internvl")
+        self.special = {**INTERNVL_SPECIAL, VIDEO: "<video>"} if self.is_internvl else SPECIAL
+        self.shown = "<video>" if self.is_internvl else SHOWN
+        template = TEMPLATE.replace(SHOWN, self.shown)
+        save_text(directory, template, self.special)
         tiny_vision.processor(kind).save_pretrained(directory)
         self.tokenizer: Any = PreTrainedTokenizerFast(
             tokenizer_file=str(directory / "tokenizer.json"),
-            chat_template=TEMPLATE,
-            pad_token=SPECIAL[TURN_END],
+            chat_template=template,
+            pad_token=self.special[TURN_END],
         )
 
     def prompt(
@@ -87,7 +91,7 @@ class VideoTwin:
         text = self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )
-        assert text.count(SHOWN) == 1
+        assert text.count(self.shown) == 1
         text = text.replace(*self._replacement(indices, fps, grid))
         return self.tokenizer.encode(text, add_special_tokens=False)
 
@@ -96,6 +100,11 @@ class VideoTwin:
         import torch
 
         ids = torch.tensor([[*asked[0], *more]])
+        if self.is_internvl:
+            frames = self._normal(asked[1], 1)[:, 0]
+            pixels = torch.from_numpy(frames).permute(0, 3, 1, 2)
+            mask = torch.ones_like(ids)
+            return {"input_ids": ids, "attention_mask": mask, "pixel_values": pixels}
         kinds = torch.zeros_like(ids)
         pixels, grids = [], []
         for parts in _videos(asked[1]):
@@ -124,16 +133,17 @@ class VideoTwin:
         """The published layout of pixels: [patches, 3 * 2 * side * side]."""
         import torch
 
-        height, width = parts[0].height, parts[0].width
-        frames = np.concatenate(
-            [np.frombuffer(part.pixels, np.uint8).reshape(2, height, width, 3) for part in parts]
-        )
-        mean, std = _NORMALISED["qwen3" if self.kind.startswith("qwen3") else ""]
-        normal = (frames / np.float32(255) - np.float32(mean)) / np.float32(std)
-        cells = torch.from_numpy(normal).permute(0, 3, 1, 2)
-        rows, columns = height // side // 2, width // side // 2
+        cells = torch.from_numpy(self._normal(parts, 2)).flatten(0, 1).permute(0, 3, 1, 2)
+        rows, columns = parts[0].height // side // 2, parts[0].width // side // 2
         split = cells.reshape(len(parts), 2, 3, rows, 2, side, columns, 2, side)
         return split.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, 6 * side**2)
+
+    def _normal(self, parts: Sequence[Image], num_frames: int) -> np.ndarray:
+        """[parts, num_frames, height, width, 3], normalised."""
+        shape = (num_frames, parts[0].height, parts[0].width, 3)
+        frames = [np.frombuffer(part.pixels, np.uint8).reshape(shape) for part in parts]
+        mean, std = _NORMALISED.get(self.kind[:5], _CLIP)
+        return (np.stack(frames) / np.float32(255) - np.float32(mean)) / np.float32(std)
 
     def _replacement(self, indices: Sequence[int], fps: float, grid: Sequence[int]) -> Any:
         """What of a text Hugging Face's processor replaces, and by what."""
@@ -144,7 +154,7 @@ class VideoTwin:
         if self.kind.startswith("qwen2"):
             cells = grid[0] * grid[1] * grid[2] // 4
             return SPECIAL[VIDEO], SPECIAL[VIDEO] * cells
-        kinds = {"qwen3": "Qwen3VL", "glm46": "Glm46V", "glm4v": "Glm4v"}
+        kinds = {"qwen3": "Qwen3VL", "glm46": "Glm46V", "glm4v": "Glm4v", "inter": "InternVL"}
         kind: Any = getattr(transformers, f"{kinds[self.kind[:5]]}Processor")
         processor = kind.__new__(kind)
         processor.video_processor = _VideoProcessor
@@ -152,6 +162,12 @@ class VideoTwin:
         processor.image_token = SPECIAL[IMAGE]
         processor.vision_start_token = SPECIAL[START]
         processor.vision_end_token = SPECIAL[END]
+        if self.is_internvl:
+            processor.image_seq_length = 4
+            processor.start_image_token, processor.end_image_token = "<img>", "</img>"
+            processor.image_token = self.special[IMAGE]
+            seen = {"pixel_values_videos": [np.empty((grid[0], 1))]}
+            return self.shown, processor.replace_video_token(seen, 0)
         metadata = VideoMetadata(0, fps=fps, frames_indices=list(indices))
         found = {"video_grid_thw": torch.tensor([list(grid)]), "video_metadata": [metadata]}
         text = processor.replace_video_token(found, 0)
@@ -168,8 +184,9 @@ class _VideoProcessor:
     merge_size = temporal_patch_size = 2
 
 
+_CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 _NORMALISED = {
-    "": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    "inter": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "qwen3": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 }
 

@@ -269,4 +269,6 @@ class ImageWaitQueue:
 
 
 def _noun(image: Media) -> str:
-    return "an image" if isinstance(image, Image) else "an audio clip"
+    if not isinstance(image, Image):
+        return "an audio clip"
+    return "an image" if image.video is None else "a video"

@@ -5,8 +5,8 @@ A file arrives in pieces, ``{"append": base64}``, each answered by ``{}``. Then 
 n}``; frames are counted up to one more than the most. ``{"select": {"indices": [...], "size":
 [height, width], "resampling": name}}`` chooses frames in ascending order, and is answered by
 ``{}``; each ``{"next": true}`` by the next of these, scaled: ``{"pixels": base64}`` of RGB, or
-``{}`` for the same one again. A file that cannot be read is answered by ``{"error": ...}``.
-``{"reset": true}`` begins another file.
+``{}`` for the same one again, or ``{"frames": n}`` if there are only so many. A file that cannot be
+read is answered by ``{"error": ...}``. ``{"reset": true}`` begins another file.
 """
 
 from __future__ import annotations
@@ -127,21 +127,16 @@ class _Decoder:
             yield from container.decode(video=0)
 
     def _take(self) -> dict[str, Any]:
-        """Decode up to the next chosen frame; at the file's end the last one stands for it."""
+        """Decode up to the next chosen frame."""
         wanted = self._chosen["indices"][self._next]
         self._next += 1
         if wanted == self._number:
             return {}
-        before = self._number
         while self._number < wanted:
-            frame = next(self._frames, None)
-            if frame is None:
-                break
-            self._newest, self._number = frame, self._number + 1
-        if self._newest is None:
-            raise ValueError("it has no frames")
-        if self._number == before:
-            return {}
+            self._newest = next(self._frames, None)
+            if self._newest is None:
+                return {"frames": self._number + 1}
+            self._number += 1
         return {"pixels": base64.b64encode(self._scaled(self._newest)).decode()}
 
     def _scaled(self, frame: Any) -> bytes:

@@ -101,18 +101,32 @@ class VideoReader:
             raise InvalidParameter(problem)
         height, width = found["height"], found["width"]
         _check_pixels(height, width)
-        wanted = choose_frames(clip, rules.sampling, options, rules.part_frames)
-        size = frame_size(height, width, len(wanted), rules)
-        chosen = {"indices": wanted, "size": size, "resampling": rules.resampling.upper()}
-        self._call({"select": chosen})
+        while True:
+            wanted = choose_frames(clip, rules.sampling, options, rules.part_frames)
+            size = frame_size(height, width, len(wanted), rules)
+            chosen = {"indices": wanted, "size": size, "resampling": rules.resampling.upper()}
+            self._call({"select": chosen})
+            frames = self._frames(len(wanted), end_s)
+            if not isinstance(frames, int):
+                shown_fps = len(wanted) / clip.seconds
+                return _assemble(frames, wanted, clip.fps, shown_fps, size, rules)
+            # Fewer than the file has packets: it is damaged, or has two fields for a frame.
+            if not 0 < frames < clip.num_frames:
+                raise _Unreadable("it has no frames")
+            clip = Clip(frames, clip.fps)
+
+    def _frames(self, count: int, end_s: float) -> list[bytes] | int:
+        """Return the chosen frames; or if there are fewer, how many the file has."""
         frames: list[bytes] = []
-        for _ in wanted:
+        for _ in range(count):
             if time.monotonic() > end_s:
                 raise InvalidParameter("decoding the video took too long")
             reply = self._call({"next": True})
+            if "frames" in reply:
+                return reply["frames"]
             # A frame that is chosen again is not sent again.
             frames.append(base64.b64decode(reply["pixels"]) if "pixels" in reply else frames[-1])
-        return _assemble(frames, wanted, clip.fps, len(wanted) / clip.seconds, size, rules)
+        return frames
 
     def _call(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
