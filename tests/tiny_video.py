@@ -21,7 +21,7 @@ TEMPLATE = QWEN.replace(
 )
 
 
-def moving(count: int, height: int = 60, width: int = 90, seed: int = 0) -> list[np.ndarray]:
+def moving(count: int, height: int = 60, width: int = 88, seed: int = 0) -> list[np.ndarray]:
     """Frames [height, width, 3] uint8 of a block that moves over a background."""
     rng = np.random.default_rng(seed)
     background, block = rng.integers(0, 256, (2, 3), np.uint8)
@@ -65,6 +65,8 @@ class VideoTwin:
         self.kind, self.directory = kind, directory
         longer = {"max_position_embeddings": 2048}
         self.model = tiny_vision.save(kind, directory, text=longer, **vision)
+        self.model.get_output_embeddings().weight.data[VIDEO] = 0.0  # it is never generated
+        self.model.save_pretrained(directory)
         self.is_internvl = kind.startswith("internvl")
         self.special = {**INTERNVL_SPECIAL, VIDEO: "<video>"} if self.is_internvl else SPECIAL
         self.shown = "<video>" if self.is_internvl else SHOWN

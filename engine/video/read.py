@@ -172,9 +172,9 @@ def process_frames(
         raise InvalidParameter("the frames of a video have several sizes")
     _check_pixels(height, width)
     size = frame_size(height, width, len(images), rules)
-    filter_ = Resampling[rules.resampling.upper()]
+    wanted, filter_ = (size[1], size[0]), Resampling[rules.resampling.upper()]
     scaled = [
-        (image if image.size == size[::-1] else image.resize(size[::-1], filter_)).tobytes()
+        (image if image.size == wanted else image.resize(wanted, filter_)).tobytes()
         for image in images
     ]
     return _assemble(scaled, range(len(images)), fps, fps, size, rules)

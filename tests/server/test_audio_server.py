@@ -130,7 +130,7 @@ def test_responses_hear_and_go_on(twin: AudioTwin, hearing: Server) -> None:
     ({"data": "bm8=", "format": "wav"}, "is not WAV"),
     ({"data": "%%", "format": "wav"}, "audio is not in base64"),
     ({"data": wav_base64(speech(1.5)), "format": "wav"}, "1.5 s long; at most 1 s"),
-    ({"data": "bm8=", "format": "m4a"}, "its format must be one of wav"),
+    ({"data": "bm8=", "format": "amr"}, "its format must be one of wav"),
     ({"format": "wav"}, "the file's 'data' in base64"),
 ])  # fmt: skip
 def test_bad_audio_is_a_clear_400(hearing: Server, audio: dict[str, str], words: str) -> None:

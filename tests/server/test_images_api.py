@@ -353,7 +353,7 @@ async def test_pixels_in_flight_are_bounded_and_given_back(tmp_path: Path) -> No
         stream = await app.engine.next_stream()
         second = await app.post(CHAT, **asked).done()
         assert (second.status, second.error["code"]) == (503, "server_is_overloaded")
-        assert "MiB of images and audio in flight" in second.error["message"]
+        assert "MiB of images, videos and audio in flight" in second.error["message"]
         assert await app.metric("admission_rejections_total") == 1
         textual = app.post(CHAT, messages=[user(text("x"))], max_tokens=1)
         await answered(textual, app)

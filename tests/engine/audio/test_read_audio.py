@@ -57,7 +57,7 @@ def contained(samples: np.ndarray, rate: int, codec: str, format: str) -> bytes:
     with av.open(out, "w", format=format) as container:
         stream: Any = container.add_stream(codec, rate=rate, layout="stereo")
         frame = av.AudioFrame.from_ndarray(np.stack([samples, samples]), "fltp", "stereo")
-        frame.rate = rate
+        frame.rate, frame.pts = rate, 0
         container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return out.getvalue()

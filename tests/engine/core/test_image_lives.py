@@ -108,7 +108,7 @@ def test_what_is_read_ahead_is_there_when_it_is_computed(model, monkeypatch):
     monkeypatch.setattr(image_load, "_MIN_CACHED_CELLS", 1)
     requests = [ask(str(n), rules_of(model), n, shapes=((3, 3), (2, 3))) for n in range(4)]
     expected = texts(core(model), requests)
-    given = {"max_image_tokens": 9, "scheduler": {"max_num_seqs": 1}}
+    given = {"max_image_tokens": 9, "max_videos": 0, "scheduler": {"max_num_seqs": 1}}
     engine = core(model, cache={"enable_prefix_caching": False}, **given)
     monkeypatch.setattr(VisionTower, "embed", lambda *_: pytest.fail("read by a step"))
     told = {request.id: [] for request in requests}

@@ -238,7 +238,7 @@ def test_a_process_whose_parent_is_gone_ends_by_itself() -> None:
     assert child.stdout is not None
     loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     child.stdin.write(
-        process._frame({"templates": {"default": loop}, "limit_s": 0.2})
+        process._frame({"templates": {"default": loop}, "limit_s": 0.2, "memory_bytes": 2**28})
         + process._frame({"template": "default", "context": {}})
     )
     child.stdin.close()

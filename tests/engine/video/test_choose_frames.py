@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.video.sampling import Clip, choose_frames
@@ -29,6 +29,7 @@ def test_processors_choices(rule: SamplingRule, options: dict[str, Any], wanted:
     assert choose_frames(Clip(37, 10.0), sampling, VideoOptions(), 2) == wanted
 
 
+@settings(max_examples=40)
 @given(
     st.sampled_from(RULES),
     st.integers(1, 400),

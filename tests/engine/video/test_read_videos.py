@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from PIL import Image
 
 from engine.errors import InvalidParameter
@@ -66,13 +67,9 @@ def test_formats(reader: VideoReader, codec: str, format: str, tolerance: float)
 def test_frames_are_scaled_as_images_are(reader: VideoReader) -> None:
     data = recorded(moving(2))
     (first, _) = frames_of(reader, data)
-    small = VideoRules(
-        **{name: getattr(RULES, name) for name in RULES.__struct_fields__ if name != "scaling"},
-        scaling=AreaScaling(16, 600),
-    )
-    video = reader.read(data, small, ALL)
-    assert (video.height, video.width) == (16, 28)
-    wanted = Image.fromarray(first).resize((28, 16), Image.Resampling.BICUBIC).tobytes()
+    video = reader.read(data, replace(RULES, scaling=AreaScaling(16, 600)), ALL)
+    assert (video.height, video.width) == (20, 28)
+    wanted = Image.fromarray(first).resize((28, 20), Image.Resampling.BICUBIC).tobytes()
     assert video.parts[0].pixels[: len(wanted)] == wanted
 
 
@@ -101,8 +98,7 @@ def test_a_turned_video_is_shown_upright(reader: VideoReader) -> None:
     for place, value in ((0, a), (4, b), (12, c), (16, d)):
         data[at + place : at + place + 4] = (value << 16).to_bytes(4, "big", signed=True)
     plain, turned = frames_of(reader, recorded(moving(2))), frames_of(reader, bytes(data))
-    assert turned.shape == (2, 88, 60, 3) or turned.shape == (2, 92, 60, 3)
-    assert plain.shape[1:3] == (60, 88) or plain.shape[1:3] == (60, 92)
+    assert (plain.shape, turned.shape) == ((2, 60, 88, 3), (2, 88, 60, 3))
     np.testing.assert_array_equal(turned[0], np.rot90(plain[0], -1))
 
 
@@ -138,7 +134,7 @@ def test_large_frames_are_refused_before_they_are_decoded(
     reader: VideoReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read, "MAX_PIXELS", 2000)
-    with pytest.raises(InvalidParameter, match="90 x 60 pixels; at most 2,000"):
+    with pytest.raises(InvalidParameter, match="88 x 60 pixels; at most 2,000"):
         reader.read(recorded(moving(2)), RULES, ALL)
 
 
