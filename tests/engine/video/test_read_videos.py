@@ -90,6 +90,22 @@ def test_requests_choose_frames(
     assert found.round().astype(int).tolist() == complete
 
 
+def test_a_file_with_fewer_frames_than_packets_is_sampled_again(
+    reader: VideoReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with two fields for a frame."""
+    call = reader._call
+
+    def doubled(request: dict[str, Any]) -> dict[str, Any]:
+        reply = call(request)
+        return {**reply, "frames": 2 * reply["frames"]} if "open" in request else reply
+
+    monkeypatch.setattr(reader, "_call", doubled)
+    frames = [np.full((40, 40, 3), 10 * number, np.uint8) for number in range(20)]
+    found = frames_of(reader, recorded(frames), VideoOptions(num_frames=4)).mean((1, 2, 3)) / 10
+    assert found.round().astype(int).tolist() == [0, 6, 13, 19]
+
+
 def test_a_turned_video_is_shown_upright(reader: VideoReader) -> None:
     """A telephone's: the track's matrix turns it."""
     data = bytearray(recorded(moving(2)))
