@@ -18,7 +18,8 @@ COPY constraints.txt pyproject.toml ./
 RUN pip install -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 RUN python -c "import tomllib; \
 project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-print(*project['dependencies'], *[each for extra in ('otel', 'video') for each in project['optional-dependencies'][extra]], sep='\n')" \
+extras = project['optional-dependencies']; \
+print(*project['dependencies'], *extras['otel'], *extras['video'], sep='\n')" \
     > requirements.txt \
     && pip install -c constraints.txt -r requirements.txt
 COPY README.md LICENSE ./
