@@ -19,6 +19,7 @@ from engine.video.sampling import Clip, choose_frames
 from engine.video.types import VideoOptions
 from tests import tiny_vision
 from tests.engine.video.reference import frames_of
+from tests.tiny_video import VideoTwin
 
 CLASSES = {
     "qwen2_vl": ("qwen2_vl", "Qwen2VLVideoProcessor", {"fps": 2}),
@@ -57,12 +58,53 @@ CASES = [
 
 
 @pytest.mark.slow
-def test_frames_and_pixels_are_those_of_hugging_faces_processors(tmp_path: Path) -> None:
-    asked, told = tmp_path / "cases.json", tmp_path / "results.npz"
-    asked.write_text(json.dumps(CASES))
-    program = [sys.executable, "-m", "tests.engine.video.reference", str(asked), str(told)]
+def test_internvls_frames_are_those_of_its_processor(tmp_path: Path) -> None:
+    """Which is told their number."""
+    twin = VideoTwin("internvl", tmp_path / "model")
+    settings = {
+        **{"size": {"height": 28, "width": 28}, "image_mean": [0.485, 0.456, 0.406]},
+        "image_std": [0.229, 0.224, 0.225],
+    }
+    named = {"module": "internvl", "class": "InternVLVideoProcessor", "settings": settings}
+    cases = [
+        {
+            **{**named, "num_frames": count, "fps": fps, "size": [height, width]},
+            **{"seed": number, "asked": {"num_frames": wanted}},
+        }
+        for number, (count, fps, height, width) in enumerate(CLIPS)
+        for wanted in (1, 5, 3 if count < 8 else 8)
+    ]
+    results = told(tmp_path, cases)
+    (twin.directory / "video_preprocessor_config.json").write_text(json.dumps(settings))
+    vision = read_config(str(twin.directory)).vision
+    assert vision is not None
+    rules, spec = vision.video, vision.spec.pixels
+    assert rules is not None, vision.video_unsupported_reason
+    for number, case in enumerate(cases):
+        clip, options = Clip(case["num_frames"], case["fps"]), VideoOptions(**case["asked"])
+        chosen = choose_frames(clip, rules.sampling, options, rules.part_frames)
+        assert chosen == results[f"{number}.indices"].tolist(), case
+        video = process_frames([*frames_of(case)[chosen]], case["fps"], rules)
+        pixels = np.stack([np.frombuffer(part.pixels, np.uint8) for part in video.parts])
+        found = pixels.reshape(-1, 28, 28, 3) / np.float32(255)
+        found = (found - np.float32(spec.mean)) / np.float32(spec.std)
+        (wanted,) = results[f"{number}.pixel_values_videos"]
+        bound = 2.1 / 255 / 0.224
+        np.testing.assert_allclose(found.transpose(0, 3, 1, 2), wanted, atol=bound, rtol=0)
+
+
+def told(directory: Path, cases: list[dict[str, Any]]) -> Any:
+    """What Hugging Face's processors make of the cases."""
+    asked, results = directory / "cases.json", directory / "results.npz"
+    asked.write_text(json.dumps(cases))
+    program = [sys.executable, "-m", "tests.engine.video.reference", str(asked), str(results)]
     subprocess.run(program, check=True, capture_output=True)
-    results = np.load(told)
+    return np.load(results)
+
+
+@pytest.mark.slow
+def test_frames_and_pixels_are_those_of_hugging_faces_processors(tmp_path: Path) -> None:
+    results = told(tmp_path, CASES)
     for kind in CLASSES:
         tiny_vision.save(kind, tmp_path / kind)
     for number, case in enumerate(CASES):
