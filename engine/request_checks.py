@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from engine.audio.speech import SpeechRules
+from engine.audio.types import AudioRules
 from engine.errors import InvalidParameter
 from engine.types import EngineInfo, Request
 
@@ -20,6 +22,8 @@ def check_kind(request: Request, info: EngineInfo) -> None:
         raise InvalidParameter("images are not taken", param="messages")
     if request.audio and (pooling is not None or info.audio is None):
         raise InvalidParameter("audio is not taken", param="messages")
+    if info.audio is not None and info.audio.transcription.speech is not None:
+        _check_transcription(request, info.audio)
     if pooling is None:
         if not info.is_generative:
             raise InvalidParameter("this model does not generate text", param="model")
@@ -32,6 +36,27 @@ def check_kind(request: Request, info: EngineInfo) -> None:
         raise InvalidParameter(problem, param="dimensions")
 
 
+def _check_transcription(request: Request, rules: AudioRules) -> None:
+    """Check that the prompt begins with one clip, which the text behind it attends to."""
+    clips = request.audio
+    if request.pooling is not None:
+        raise InvalidParameter("this model makes no embeddings", param="model")
+    most = rules.num_tokens(rules.pad_samples)
+    if len(clips) != 1 or clips[0].start or clips[0].num_tokens != most:
+        problem = "this model only transcribes: a prompt is one clip and what follows it"
+        raise InvalidParameter(problem, param="model")
+    if len(request.prompt_token_ids) <= most:
+        raise InvalidParameter("the prompt ends with its clip", param="prompt")
+
+
+def _speech_ids(speech: SpeechRules | None) -> tuple[int, ...]:
+    if speech is None:
+        return ()
+    stamps = speech.timestamps
+    marks = () if stamps is None else (stamps.begin, stamps.text_end)
+    return (*speech.suppressed, *speech.begin_suppressed, *marks)
+
+
 def check_tokens(request: Request, size: int) -> None:
     """Raise InvalidParameter if token ids lie outside a vocabulary of ``size`` tokens."""
     prompt, sampling = request.prompt_token_ids, request.sampling
@@ -41,6 +66,7 @@ def check_tokens(request: Request, size: int) -> None:
         ("logit_bias", sampling.logit_bias),
         ("allowed_token_ids", sampling.allowed_token_ids),
         ("bad_words", [id_ for word in sampling.bad_token_ids for id_ in word]),
+        ("speech", _speech_ids(sampling.speech)),
     ):
         if ids and not (min(ids) >= 0 and max(ids) < size):
             raise InvalidParameter(

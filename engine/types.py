@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
+from engine.audio.speech import SpeechRules
 from engine.audio.types import AudioClip, AudioRules
 from engine.errors import Failure, InvalidParameter
 from engine.images.types import Image, ImageRules
@@ -77,6 +78,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     grammar: Grammar | None = None
     allowed_token_ids: tuple[int, ...] | None = None  # None: all
     bad_token_ids: tuple[tuple[int, ...], ...] = ()  # the last of one never follows the rest
+    speech: SpeechRules | None = None  # of a transcript; None: the text is none
 
     # When the request ends.
     max_tokens: int | None = None  # None: as many as the context allows
@@ -124,11 +126,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check(all(self.bad_words), "bad_words", "a bad word must not be empty")
         _check(all(self.bad_token_ids), "bad_words", "a bad word must have tokens")
         _check(self.allowed_token_ids != (), "allowed_token_ids", "must not be empty")
+        is_one = self.speech is None or self.grammar is None
+        _check(is_one, "grammar", "cannot apply to a transcript")
 
     @property
     def depends_on_output(self) -> bool:
         """Whether the tokens allowed next depend on the output so far."""
-        return self.grammar is not None or any(len(ids) > 1 for ids in self.bad_token_ids)
+        has_timestamps = self.speech is not None and self.speech.timestamps is not None
+        masked = self.grammar is not None or any(len(ids) > 1 for ids in self.bad_token_ids)
+        return masked or has_timestamps
 
     @property
     def is_plain(self) -> bool:
@@ -137,6 +143,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             self.grammar is not None
             or self.allowed_token_ids is not None
             or self.bad_token_ids
+            or self.speech is not None
             or self.logit_bias
             or self.min_tokens
             or self.presence_penalty

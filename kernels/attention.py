@@ -31,6 +31,13 @@ class SelectionSpec(NamedTuple):
     head_dim: int
 
 
+class SourcePlaces(NamedTuple):
+    """The places of each sequence that hold an encoder's output (``kernels/source.py``)."""
+
+    num_positions: int  # that are attended to, from place 0 on
+    num_places: int  # whole blocks; the text begins behind them
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """What a model needs of its attention; a backend refuses what it does not support."""
@@ -57,6 +64,7 @@ class AttentionSpec:
     is_bidirectional: bool = False  # queries of a chunk may see positions of it behind their own
     other_heads: tuple[KVHeadSpec, ...] = ()  # of layers with heads of another kind
     selection: SelectionSpec | None = None  # None: queries attend to all of their positions
+    source: SourcePlaces | None = None  # None: sequences are text from their first place on
 
     @property
     def stored_dtype(self) -> torch.dtype:
@@ -101,6 +109,7 @@ class LayerAttention:
     is_bidirectional: bool = (
         False  # queries attend up to the step's ``query_ends``, if there are any
     )
+    reads_source: bool = False  # queries attend to all of the source, and to nothing else
 
 
 class LayerCache(NamedTuple):

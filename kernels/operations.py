@@ -77,6 +77,10 @@ class Operations(Protocol):
         """See ``kernels.reference.fused``."""
         ...
 
+    def places_behind(self, values: torch.Tensor, begin: int, /) -> torch.Tensor:
+        """See ``kernels.reference.source``."""
+        ...
+
     def norm_rope_store(
         self,
         fused: torch.Tensor,

@@ -121,6 +121,13 @@ def _selecting(kernels: Kernels) -> Kernels:
     return kernels._replace(attention=attention)
 
 
+def _with_source(kernels: Kernels) -> Kernels:
+    """Return these kernels for models whose texts attend to an encoder's output, too."""
+    from kernels.source import SourceAttention
+
+    return kernels._replace(attention=SourceAttention(kernels.attention, kernels.operations))
+
+
 def _with_mixed_heads(kernels: Kernels) -> Kernels:
     """Return these kernels for models with several kinds of heads."""
     from kernels.mixed_heads import MixedHeadsAttention
@@ -171,6 +178,8 @@ def select_kernels(
             kernels = _with_mixed_heads(kernels)
         if spec.selection is not None and not isinstance(kernels, str):
             kernels = _selecting(kernels)
+        if spec.source is not None and not isinstance(kernels, str):
+            kernels = _with_source(kernels)
         if not spec.has_attention_layers and not isinstance(kernels, str):
             kernels = _without_attention(kernels)
         reason = kernels if isinstance(kernels, str) else kernels.attention.refuse(spec)

@@ -69,9 +69,12 @@ class Model:
         return self.names[0]
 
     def check_generates(self) -> None:
-        """Raise ApiError (400) if the model only makes embeddings."""
+        """Raise ApiError (400) if the model only makes embeddings, or only transcribes."""
         if not self.info.is_generative:
             message = "This model does not generate text; see /v1/embeddings and /v1/score."
+            raise ApiError(400, message, param="model")
+        if self.info.audio is not None and self.info.audio.transcription.speech is not None:
+            message = "This model only transcribes; see /v1/audio/transcriptions."
             raise ApiError(400, message, param="model")
 
     def check_name(self, name: str) -> None:

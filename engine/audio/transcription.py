@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.audio.speech import SpeechTokens
+
 # English names by ISO 639 code, of the languages that models here name.
 LANGUAGES = {
     **{"ar": "Arabic", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek"},
@@ -32,6 +34,8 @@ class TranscriptionRules(msgspec.Struct, frozen=True, kw_only=True):
     takes_prompt: bool = False
     # Ends what the model writes before the text itself, unless the language is given.
     marker: str = ""
+    # The tokens that the model is asked by instead, if it does nothing but transcribe (Whisper).
+    speech: SpeechTokens | None = None
 
     def prompt_for(self, language: str | None) -> tuple[str, str]:
         """Return the instruction and the suffix for speech in this language, by its code."""

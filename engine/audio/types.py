@@ -29,6 +29,7 @@ class AudioRules(msgspec.Struct, frozen=True, kw_only=True):
     chunk_frames: int | None = None  # convolutions see these alone; None: the whole clip
     num_halvings: int = 1  # convolutions of stride 2
     pool: int = 1  # states that become one token; a rest is dropped
+    alignment: int = 1  # tokens are filled up to a multiple of this, with ones of nothing
     model_max_samples: int | None = None  # the most that the model hears; None: no limit of its own
     max_samples: int = 2**31  # of a clip
     max_clips: int = 16  # per prompt
@@ -36,7 +37,8 @@ class AudioRules(msgspec.Struct, frozen=True, kw_only=True):
 
     def num_tokens(self, num_samples: int) -> int:
         """Return the number of tokens of a clip; 0: it is too short to be heard."""
-        return self.num_states(num_samples) // self.pool
+        count = self.num_states(num_samples) // self.pool
+        return -(-count // self.alignment) * self.alignment
 
     def num_states(self, num_samples: int) -> int:
         """Return the number of states that the convolutions make of a clip."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 
 from engine.models.block import AuxHiddenStates, Block, LayerStack
+from engine.models.cross_attention import CrossAttention
 from engine.models.embeddings import Embeddings, Rotations, finish_logits
 from engine.models.layer_state import LayerMemory
 from engine.models.linear import GreedyHead
@@ -21,6 +22,7 @@ from engine.models.modules import Modules
 from engine.models.norms import IdentityNorm, Norm, bind_norm
 from engine.models.peers import Peers
 from engine.models.per_layer import PerLayerEmbeddings
+from engine.models.source_stack import SourceLayerStack
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import Rotation, StepState
 from kernels.operations import Kernels
@@ -70,6 +72,13 @@ class Decoder:
         if modules.norm is not None:
             last_norm = bind_norm(spec.norm, modules.norm, kernels.operations)
         self._layers = LayerStack(spec, blocks, last_norm)
+        self._source_layers: SourceLayerStack | None = None
+        if spec.source is not None and self._embed is not None:
+            weights = [layer.cross_attention for layer in modules.layers]
+            crossings = [CrossAttention(spec, each, kernels) for each in weights if each]
+            self._source_layers = SourceLayerStack(
+                *(spec.source, self._embed, blocks, crossings, last_norm, kernels.operations)
+            )
         self._rotations = Rotations(spec, max_model_len, kernels.operations, like.device)
 
     def rotations(self, positions: torch.Tensor) -> tuple[Rotation, ...]:
@@ -98,6 +107,8 @@ class Decoder:
                 last, the input of ``forward_hidden``.
         """
         assert self._embed is not None, "a stage behind the first was asked for embeddings"
+        if self._source_layers is not None:
+            return self._source_layers(input_ids, state, caches, output_indices)
         x = self._embed(input_ids, state.positions)
         if state.images is not None:
             x.index_copy_(0, state.images.token_indices, state.images.embeddings)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from engine.models.cross_attention import CrossAttentionWeights, make_cross_attention
 from engine.models.expert_weights import ExpertWeights, MlpWeights, make_experts
 from engine.models.latent import LatentWeights, latent_qkv_row_order, make_latent
 from engine.models.linear import (
@@ -93,6 +94,7 @@ class Layer:
     experts_alongside: ExpertsAlongsideWeights | None = None  # experts beside ``mlp``
     per_layer_input: PerLayerInputWeights | None = None  # for its per-layer embedding
     recurrence: RecurrentWeights | None = None  # of a hybrid layer, whose ``mixer`` is attention
+    cross_attention: CrossAttentionWeights | None = None  # between ``mixer`` and ``mlp``
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +236,7 @@ def make_layer(
         if is_beside
         else None,
         recurrence=recurrence,
+        cross_attention=make_cross_attention(spec, weights, method, i),
     )
 
 
@@ -301,6 +304,9 @@ def _query_key_value(
     If values are keys, their rows occur twice; so do some of values narrower than keys.
     """
     weight, bias = load_matrix(weights, f"{i}.qkv.weight"), weights.get(f"{i}.qkv.bias")
+    if spec.qkv_bias and not spec.key_bias:
+        query, value = weights[f"{i}.query.bias"], weights[f"{i}.value.bias"]
+        bias = torch.cat((query, query.new_zeros(spec.kv_size), value))
     order = qkv_row_order(spec)
     if order is None:
         return weight, bias
@@ -395,6 +401,9 @@ def layer_bytes(layer: Layer) -> int:
     """Return a layer's size in memory."""
     norms = (layer.attention_norm, layer.mlp_norm, layer.post_attention_norm, layer.post_mlp_norm)
     num_bytes = sum(norm.num_bytes for norm in norms if norm is not None)
-    parts = (layer.mlp, layer.experts_alongside, layer.per_layer_input, layer.recurrence)
+    parts = (
+        *(layer.mlp, layer.experts_alongside, layer.per_layer_input, layer.recurrence),
+        layer.cross_attention,
+    )
     num_bytes += sum(part.num_bytes for part in parts if part is not None)
     return num_bytes + layer.mixer.num_bytes

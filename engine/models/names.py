@@ -33,6 +33,7 @@ from engine.models.rules import (
     expert_rules,
     stacked_rules,
 )
+from engine.models.whisper_names import WHISPER
 
 
 def rules_of(architecture: str) -> tuple[Rule, ...]:
@@ -421,4 +422,5 @@ _TABLES = {
     "starcoder2": _STARCODER2,
     "vaultgemma": _GEMMA2,
     "voxtral": _in_language_model(LLAMA),
+    "whisper": WHISPER,
 }

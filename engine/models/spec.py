@@ -13,6 +13,7 @@ from typing import Literal
 from engine.models.latent_spec import LatentSpec
 from engine.models.recurrence import RecurrenceSpec, layer_state_bytes
 from engine.models.rope_spec import DynamicScaling, LinearScaling, RopeSpec, YarnScaling
+from engine.models.source_spec import SourceSpec
 from engine.models.stage_spec import StageSpec
 from kernels.activations import ActivationKind
 
@@ -176,12 +177,14 @@ class DecoderSpec:
     tie_word_embeddings: bool = False
     head_bias: bool = False
     qkv_bias: bool = False
+    key_bias: bool = True  # False: with ``qkv_bias``, keys have none
     qkv_clip: float | None = None  # queries, keys and values lie between it and its negative
     output_bias: bool = False  # of the attention's output projection
     mlp_bias: bool = False
     moe: MoeSpec | None = None  # of layers with experts
     latent: LatentSpec | None = None  # if set, there is one KV head, of the latent's width
     recurrence: RecurrenceSpec | None = None  # of layers without attention
+    source: SourceSpec | None = None  # what every layer attends to besides the text
     attention_gate: bool = False  # sigmoids of the token scale attention's output
     separate_gates: bool = False  # the gates' weights are a separate tensor
     keys_are_values: bool = False  # see HeadSpec
@@ -216,6 +219,12 @@ class DecoderSpec:
     naming: str = ""  # name table, if the architecture has none of its own or several
     num_draft_layers: int = 0  # after the last layer; their tensors are not read
     stage: StageSpec | None = None  # if set, ``layers`` are its own; None: the whole model
+
+    @property
+    def num_learned_positions(self) -> int:
+        """Number of learned positions, where positions are learned."""
+        before = 0 if self.source is None else self.source.num_places
+        return self.max_position_embeddings - before
 
     @property
     def num_layers(self) -> int:

@@ -64,6 +64,8 @@ def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
         mixer = {} if layer_spec.recurrent else _attention(own)
         if spec.latent is not None and not layer_spec.shares_selection:
             mixer |= _indexer(spec.hidden_size, spec.latent)
+        if spec.source is not None:
+            mixer |= _cross_attention(own)
         if layer_spec.has_recurrence and spec.recurrence:
             mixer |= recurrent_parameters(spec.recurrence, spec.hidden_size)
         layer = mixer | mlp | _norms(own, layer_spec)
@@ -153,6 +155,7 @@ _UNREAD = {
     "qwen3_vl_moe": _VISUAL,
     "smolvlm": _IDEFICS3,
     "voxtral": _HEARING,
+    "whisper": ("model.encoder.",),
 }
 
 
@@ -162,7 +165,7 @@ def is_skippable(spec: DecoderSpec, name: str) -> bool:
     It may be a computed buffer, a tied copy, a scale of the KV cache, part of a draft layer, or
     outside the text model.
     """
-    tied_copy = spec.tie_word_embeddings and name.endswith("lm_head.weight")
+    tied_copy = spec.tie_word_embeddings and name.endswith(("lm_head.weight", "proj_out.weight"))
     if name.startswith(_UNREAD.get(spec.architecture, ())):
         return True
     is_computed = _COMPUTED.fullmatch(name) or _CACHE_SCALES.fullmatch(name)
@@ -204,7 +207,7 @@ def _embed_and_head(spec: DecoderSpec) -> dict[str, Parameter]:
     hidden = spec.hidden_size
     found = {"embedding": Parameter((spec.vocab_size,), (hidden,))}
     if spec.rope is None:
-        found["positions"] = Parameter((spec.max_position_embeddings,), (hidden,))
+        found["positions"] = Parameter((spec.num_learned_positions,), (hidden,))
     if spec.num_labels:
         found["score"] = Parameter((spec.num_labels,), (hidden,))
     if spec.per_layer_size:
@@ -229,13 +232,30 @@ def _attention(spec: DecoderSpec) -> dict[str, Parameter]:
         "output.weight": Parameter((hidden,), (spec.attention_output_size,)),
         **(_latent(spec, spec.latent) if spec.latent else {}),
     }
-    if spec.qkv_bias:
+    if spec.qkv_bias and spec.key_bias:
         found["qkv.bias"] = Parameter(qkv, runs=runs)
+    elif spec.qkv_bias:
+        found["query.bias"] = Parameter(qkv[:1])
+        found["value.bias"] = Parameter(qkv[2:])
     if spec.output_bias:
         found["output.bias"] = Parameter((hidden,))
     if spec.has_sinks:
         found["sinks"] = Parameter((spec.num_heads,), is_float32=True)
     return found
+
+
+def _cross_attention(spec: DecoderSpec) -> dict[str, Parameter]:
+    """The parameters of attention to a source; see ``engine/models/cross_attention.py``."""
+    hidden, heads, kv_size = spec.hidden_size, spec.query_size, spec.kv_size
+    return {
+        "cross.query.weight": Parameter((heads,), (hidden,)),
+        "cross.query.bias": Parameter((heads,)),
+        "cross.key_value.weight": Parameter((kv_size, kv_size), (hidden,)),
+        "cross.value.bias": Parameter((kv_size,)),
+        "cross.output.weight": Parameter((hidden,), (heads,)),
+        "cross.output.bias": Parameter((hidden,)),
+        **_norm(spec, "cross_norm", hidden),
+    }
 
 
 def _latent(spec: DecoderSpec, latent: LatentSpec) -> dict[str, Parameter]:

@@ -18,6 +18,8 @@ def make_adapters(plan: LoadPlan) -> AdapterStore:
     """Create an empty adapter store."""
     config, attention = plan.config, plan.attention
     reason = _refuse_invariant(plan) if config.batch_invariant else None
+    if plan.full_spec.source is not None:
+        reason = "encoder-decoder models take none here"
     if reason is not None:
         logger.info("adapters are off: %s", reason)
     own = None

@@ -278,7 +278,10 @@ class DecodeGraphs:
         """Return the longest row to capture for, so that all rows together fill the cache."""
         num_blocks, block_size = self._cache.num_blocks, self._cache.block_size
         of_a_row = self._rows.host_tables.shape[1] * block_size
-        return min(of_a_row, -(-_LENGTH_OVERCOMMIT * num_blocks * block_size // size))
+        source = self._spec.source
+        shortest = 1 if source is None else source.num_places + 1
+        shares = -(-_LENGTH_OVERCOMMIT * num_blocks * block_size // size)
+        return min(of_a_row, max(shares, shortest))
 
 
 def capture_sizes(max_num_rows: int) -> list[int]:

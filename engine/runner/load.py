@@ -46,6 +46,7 @@ from engine.runner.recurrent_support import check_recurrent_support
 from engine.runner.rows import RowTable
 from engine.runner.sleeping import ReloadPlan, SleepingModel
 from engine.runner.snapshots import Snapshots
+from engine.runner.source_support import check_source_room, check_source_support
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
 from engine.speculation.load_head import LoadedHead
@@ -200,6 +201,7 @@ def _load_decoder(
     """
     assert isinstance(model.spec, DecoderSpec)
     check_recurrent_support(config, model.spec)
+    check_source_support(config, model)
     if config.enable_expert_parallel and config.tensor_parallel_size == 1:
         raise ModelLoadError("enable_expert_parallel needs a tensor_parallel_size above 1")
     if config.num_ranks == 1:
@@ -235,6 +237,7 @@ def _read_decoder(
         memory = plan_cache(plan, loaded)
         if team is not None:
             memory = team.rendezvous(memory, plan.attention.device, plan.attention.dtype)
+        check_source_room(plan.spec, memory.max_model_len)
     if team is not None:
         loaded = loaded._replace(modules=team.parallelize(loaded.modules))
     logger.info(memory.describe())

@@ -28,7 +28,7 @@ from engine.runner.kernels import choose_kernels
 from engine.runner.weight_files import WeightFiles, find_weights
 from engine.speculation.load import DraftPlan, plan_draft
 from engine.speculation.load_head import HeadPlan, plan_head
-from kernels.attention import AttentionSpec
+from kernels.attention import AttentionSpec, SourcePlaces
 from kernels.operations import Kernels
 
 # On a GPU a block of keys is one tile of the attention kernels. On a CPU caches are small, and the
@@ -166,4 +166,7 @@ def attention_spec(
         has_recurrent_layers=spec.is_recurrent,
         has_experts=spec.moe is not None,
         selection=selection(spec),
+        source=None
+        if spec.source is None
+        else SourcePlaces(spec.source.num_positions, spec.source.num_places),
     )

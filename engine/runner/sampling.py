@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +18,7 @@ from engine.runner.transfer import Uploads
 from engine.runner.verification import Verifier
 from engine.sampling.logprobs import logprob_columns
 from engine.sampling.masks import MaskedRow
+from engine.sampling.timestamps import prefer_timestamps
 from kernels.operations import Operations
 from kernels.sampling import LogitBias, SamplerOutput, TokenCounts
 from kernels.transfer import to_device
@@ -31,6 +34,9 @@ class StepMasks(NamedTuple):
     lines: torch.Tensor | None  # see ``MaskLines``; None: no row is constrained
     failures: dict[int, Failure]  # why rows cannot continue, by sampling row
     deferred: dict[int, MaskedRow]  # rows whose line is not written yet, by sampling row
+    stamped: Mapping[int, int] = MappingProxyType(
+        {}
+    )  # the first timestamp of rows with timestamps, by sampling row
 
 
 class Sampler:
@@ -134,6 +140,8 @@ class Sampler:
         counts, bias = state.counts(host_slots), state.bias(host_slots)
         if masks.deferred:
             self._write_deferred_masks(logits, slots, positions, masks, counts, bias)
+        if masks.stamped:
+            self._prefer_timestamps(logits, host_slots, masks)
         sampled = self._operations.sample(
             logits, slots, positions, state.table, counts, bias, masks.lines
         )
@@ -141,6 +149,17 @@ class Sampler:
             self._rows.newest, slots, sampled.token_ids, state.table.count_line, counts
         )
         return sampled, masks.failures
+
+    def _prefer_timestamps(
+        self, logits: torch.Tensor, host_slots: np.ndarray, masks: StepMasks
+    ) -> None:
+        """See ``prefer_timestamps``. All rows have one model, and so the same first timestamp."""
+        assert masks.lines is not None
+        at = np.fromiter(masks.stamped, np.int64, len(masks.stamped))
+        lines = self._rows.sampling.mask_lines(host_slots[at]).astype(np.int64)
+        rows, lines = (to_device(torch.from_numpy(each), logits.device) for each in (at, lines))
+        begin = next(iter(masks.stamped.values()))
+        prefer_timestamps(logits, rows, begin, masks.lines.index_select(0, lines))
 
     def _write_deferred_masks(
         self,
@@ -185,6 +204,11 @@ class Sampler:
             state.masks.lines,
             {int(masked[index]): why for index, why in failures.items()},
             {int(masked[index]): rows[index] for index in waiting},
+            {
+                int(at): begin
+                for at, (slot, *_) in zip(masked, rows, strict=True)
+                if (begin := state.masks.timestamp_begin(slot)) is not None
+            },
         )
 
 

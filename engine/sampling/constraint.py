@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from engine.audio.speech import SpeechRules
 from engine.grammar.backend import BatchMatcher, CompiledGrammar, Matcher
 from engine.types import Request
 
@@ -20,8 +21,8 @@ class Constraint:
     """The restrictions of one request, and its text so far.
 
     Restrictions apply in this order: the grammar, the allowed tokens, bans of end-of-text tokens
-    (by ``min_tokens``, and by ``ignore_eos`` where a grammar decides the end), the bad words. A
-    restriction that would leave no token is skipped.
+    (by ``min_tokens``, and by ``ignore_eos`` where a grammar decides the end), the bad words, the
+    rules of transcripts. A restriction that would leave no token is skipped.
 
     Args:
         request: one for which ``applies_to`` is true.
@@ -58,11 +59,20 @@ class Constraint:
         self._bad = [ids for ids in sampling.bad_token_ids if len(ids) > 1]
         single = [ids[0] for ids in sampling.bad_token_ids if len(ids) == 1]
         self._bad_alone = _Ban(single, vocab_size) if single else None
+        self._speech = None if sampling.speech is None else _Speech(sampling.speech, vocab_size)
+        # The first timestamp, if one is due wherever all of them are likelier than any other token.
+        self.timestamp_begin = None if self._speech is None else self._speech.timestamp_begin
         self.depends_on_output = sampling.depends_on_output
-        self.is_fixed = not self.depends_on_output and not sampling.min_tokens
+        self.is_fixed = not (
+            self.depends_on_output or sampling.min_tokens or sampling.speech is not None
+        )
         # Whether it restricts further what the grammar allows.
         self.has_other_restrictions = bool(
-            allowed is not None or sampling.min_tokens or puts_off or sampling.bad_token_ids
+            allowed is not None
+            or sampling.min_tokens
+            or puts_off
+            or sampling.bad_token_ids
+            or sampling.speech is not None
         )
         # Whether the mask may be computed after the logits. It may not where top_k, top_p or min_p
         # select among the tokens that the mask leaves.
@@ -80,6 +90,7 @@ class Constraint:
             sampling.grammar is not None
             or sampling.allowed_token_ids is not None
             or sampling.bad_token_ids
+            or sampling.speech is not None
         )
 
     def advance(self, start: int, token_ids: Sequence[int]) -> None:
@@ -172,6 +183,8 @@ class Constraint:
             self._bad_alone.apply(line)
         if self._bad:
             self._ban(line)
+        if self._speech is not None:
+            self._speech.apply(line, num_output, self._output_ids)
 
     def write_ahead(self, lines: Bits, num_output: int, drafts: Sequence[int]) -> None:
         """Write the masks for output token ``num_output`` and after each draft.
@@ -220,6 +233,28 @@ class Constraint:
         return self._output_ids[1 - len(bad) :] == list(bad[:-1])
 
 
+class _Speech:
+    """The rules of a transcript; see ``engine/audio/speech.py``."""
+
+    def __init__(self, rules: SpeechRules, vocab_size: int) -> None:
+        self._suppressed = _Ban(rules.suppressed, vocab_size)
+        self._at_begin = _Ban(rules.begin_suppressed, vocab_size)
+        self._stamps = rules.timestamps
+        self._vocab_size = vocab_size
+        self.timestamp_begin = None if rules.timestamps is None else rules.timestamps.begin
+
+    def apply(self, line: Bits, num_output: int, output_ids: Sequence[int]) -> None:
+        """Apply them; ``output_ids`` are known if there may be timestamps."""
+        self._suppressed.apply(line)
+        if not num_output:
+            self._at_begin.apply(line)
+        if self._stamps is not None:
+            flags = np.zeros(line.size * 32, np.uint8)
+            for first, end in self._stamps.allowed(output_ids):
+                flags[first : self._vocab_size if end is None else end] = 1
+            _intersect(line, _packed(flags))
+
+
 class _Ban:
     """A set of banned tokens."""
 
@@ -253,6 +288,10 @@ def _intersect(line: Bits, by: Bits) -> None:
 def _bits(token_ids: Iterable[int], vocab_size: int) -> Bits:
     flags = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     flags[list(token_ids)] = 1
+    return _packed(flags)
+
+
+def _packed(flags: np.ndarray) -> Bits:
     return np.packbits(flags, bitorder="little").view("<i4").astype(np.int32)
 
 

@@ -102,6 +102,10 @@ class MaskLines:
             self._fresh.discard(slot)
             self._free.append(taken.line)
 
+    def timestamp_begin(self, slot: int) -> int | None:
+        """Return the first timestamp that a row may have to prefer; see ``prefer_timestamps``."""
+        return self._lines_by_slot[slot].constraint.timestamp_begin
+
     @property
     def can_defer(self) -> bool:
         """Whether masks can be written after the logits, which must be on the host for that.

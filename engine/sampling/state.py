@@ -141,6 +141,10 @@ class SamplingState:
         """Which of these rows have a mask: [rows] bool."""
         return self._host["mask_line"][slots] >= 0
 
+    def mask_lines(self, slots: np.ndarray) -> np.ndarray:
+        """The lines of these rows in the masks: [rows] int32, -1 without a mask."""
+        return self._host["mask_line"][slots]
+
     def temperature(self, slots: np.ndarray) -> np.ndarray:
         """The temperatures of these rows: [rows] float32, 0 for greedy ones."""
         return self._host["temperature"][slots]

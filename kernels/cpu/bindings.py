@@ -81,6 +81,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     ),
     "quire_index_rope_store": (CODE, *[POINTER] * 5, *[COUNT] * 4, POINTER),
     "quire_index_weights": (CODE, POINTER, COUNT, COUNT, POINTER, COUNT, POINTER),
+    "quire_places_behind": (POINTER, COUNT, COUNT, COUNT, POINTER),
     "quire_selected_lengths": (POINTER, COUNT, COUNT, POINTER),
     "quire_select_slots": (
         *(CODE, POINTER, POINTER, COUNT, COUNT),

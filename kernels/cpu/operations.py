@@ -31,6 +31,7 @@ from kernels.cpu.recurrent import (
     short_conv,
 )
 from kernels.cpu.sampling import candidates, sample
+from kernels.cpu.source import places_behind
 from kernels.cpu.sparse import (
     index_rope_store,
     index_weights,
@@ -70,6 +71,7 @@ __all__ = [
     "moe_token_thresholds",
     "norm_rope",
     "norm_rope_store",
+    "places_behind",
     "rms_norm",
     "rope_tables",
     "route",

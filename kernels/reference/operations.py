@@ -41,6 +41,7 @@ from kernels.reference.recurrent import (
     short_conv,
 )
 from kernels.reference.sampling_step import candidates, distribution, sample
+from kernels.reference.source import places_behind
 from kernels.reference.sparse import (
     index_rope_store,
     index_weights,
@@ -77,6 +78,7 @@ __all__ = [
     "moe_token_thresholds",
     "norm_rope",
     "norm_rope_store",
+    "places_behind",
     "rms_norm",
     "rope_tables",
     "route",

@@ -3,6 +3,7 @@
 from kernels.reference.fused import erf_gelu_mul
 from kernels.reference.layers import activate, attention_temperatures, layer_norm, softcap
 from kernels.reference.sampling_step import candidates
+from kernels.reference.source import places_behind
 from kernels.reference.sparse import selected_lengths
 from kernels.triton.delta_chunks import gated_delta
 from kernels.triton.distribution import distribution
@@ -60,6 +61,7 @@ __all__ = [
     "moe_token_thresholds",
     "norm_rope",
     "norm_rope_store",
+    "places_behind",
     "rms_norm",
     "rope_tables",
     "route",

@@ -165,7 +165,10 @@ class _Reader:
 
     def _end_part(self) -> None:
         if not self._is_file:
-            self._form.fields[self._name] = self._value.decode("utf-8", "replace")
+            value = self._value.decode("utf-8", "replace")
+            if self._name.endswith("[]") and self._name in self._form.fields:
+                value = f"{self._form.fields[self._name]},{value}"  # an item of a list
+            self._form.fields[self._name] = value
 
     def _end(self) -> None:
         self._complete = True

@@ -31,9 +31,13 @@ from server.openai.generation import Generation
 from server.openai.inputs import ChatRequest
 from server.openai.openapi_schema import Description, describe
 from server.openai.outputs import to_event
+from server.openai.speech_call import SpeechCall, SpokenText
+from server.openai.transcript import Transcript
+from server.openai.transcript_formats import VerboseTranscription, to_srt, to_vtt
 from server.openai.transcription_form import (
     FORMATS,
     TranscriptionRequest,
+    check_without_times,
     language_code,
     parse_form,
 )
@@ -85,7 +89,10 @@ class TranscriptDone(Struct, tag_field="type", tag="transcript.text.done"):
 def _describe(*, translates: bool) -> Description:
     """Describe the form, which is read here and not by FastAPI."""
     description = describe(
-        None, Transcription, chunk=TranscriptDelta | TranscriptDone, errors=(404, 504)
+        None,
+        Transcription | SpokenText | VerboseTranscription,
+        chunk=TranscriptDelta | TranscriptDone,
+        errors=(404, 504),
     )
     properties: dict[str, Any] = {
         "file": {"type": "string", "format": "binary"},
@@ -96,6 +103,7 @@ def _describe(*, translates: bool) -> Description:
         "seed": {"type": "integer"},
         "max_completion_tokens": {"type": "integer", "minimum": 1},
         "stream": {"type": "boolean"},
+        "timestamp_granularities[]": {"type": "array", "items": {"type": "string"}},
     }
     if not translates:
         properties["language"] = {"type": "string"}
@@ -138,23 +146,49 @@ async def _respond(request: Request, *, translates: bool) -> Response:
     rules = model.info.audio
     if rules is None:
         raise bad_field("model", "takes no audio here")
-    if translates and not rules.transcription.translation:
+    if translates and not _translates(rules.transcription):
         raise bad_field("model", "writes speech down, and does not translate it")
-    if asked.prompt and not rules.transcription.takes_prompt:
+    speech = rules.transcription.speech
+    if speech is None:
+        check_without_times(asked)
+    if asked.prompt and not _takes_prompt(rules.transcription):
         ignored.append("prompt")
     headers = report_ignored(ignored, strict=state.settings.strict)
 
-    async def prepared() -> TranscriptionCall:
+    async def prepared() -> TranscriptionCall | SpeechCall:
         async with until_deadline(caller):
+            if speech is not None:
+                return await SpeechCall.prepare(
+                    state, caller, model, asked, data, translates=translates
+                )
             return await TranscriptionCall.prepare(
                 state, caller, asked, rules.transcription, data, translates=translates
             )
 
-    if asked.as_text and not asked.stream:
+    if asked.is_plain and not asked.stream:
         async with until_disconnect(request.receive):
             whole = await (await prepared()).complete()
-        return PlainTextResponse(whole.text + "\n", headers=headers)
+        kind = "text/vtt" if asked.format == "vtt" else None
+        return PlainTextResponse(_as_plain(whole, asked), headers=headers, media_type=kind)
     return await serve_call(request, prepared, stream=asked.stream, headers=headers)
+
+
+def _as_plain(
+    whole: Transcription | SpokenText | VerboseTranscription, asked: TranscriptionRequest
+) -> str:
+    """Return a response in one of the formats that are not JSON."""
+    if isinstance(whole, VerboseTranscription):
+        return to_srt(whole.segments) if asked.format == "srt" else to_vtt(whole.segments)
+    return whole.text + "\n"
+
+
+def _takes_prompt(rules: TranscriptionRules) -> bool:
+    return rules.takes_prompt or (rules.speech is not None and rules.speech.previous is not None)
+
+
+def _translates(rules: TranscriptionRules) -> bool:
+    speech = rules.speech
+    return bool(rules.translation) or (speech is not None and speech.translate is not None)
 
 
 class TranscriptionCall:
@@ -233,36 +267,6 @@ class TranscriptionCall:
             total_tokens=usage.total_tokens,
             input_token_details=InputTokenDetails(usage.prompt_tokens - heard, heard),
         )
-
-
-class Transcript:
-    """The text as it grows, without surrounding spaces and what comes before ``marker``."""
-
-    def __init__(self, marker: str) -> None:
-        self.text = ""
-        self._marker = marker
-        self._held = ""
-
-    def add(self, new: str) -> str:
-        """Add what was generated; return what of it is certain."""
-        self._held += new
-        if self._marker:
-            _, found, behind = self._held.partition(self._marker)
-            if not found:
-                return ""
-            self._marker, self._held = "", behind
-        return self._take(len(self._held.rstrip()))
-
-    def end(self) -> str:
-        """Return what is left. Without a marker, everything is the text."""
-        self._marker, self._held = "", self._held.rstrip()
-        return self._take(len(self._held))
-
-    def _take(self, length: int) -> str:
-        piece, self._held = self._held[:length], self._held[length:]
-        piece = piece if self.text else piece.lstrip()
-        self.text += piece
-        return piece
 
 
 def _chat_request(

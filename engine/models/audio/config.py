@@ -11,6 +11,7 @@ import msgspec
 from engine.audio.types import AudioRules
 from engine.models.audio.families import FAMILIES
 from engine.models.audio.spec import AudioSpec, FrameConvSpec, PlaneConvSpec
+from engine.models.audio.speech_tokens import with_speech_tokens
 from engine.models.config_reader import ConfigReader
 from engine.models.json_file import parse_object, read_bytes
 from engine.models.spec import DecoderSpec
@@ -19,6 +20,7 @@ from engine.models.spec import DecoderSpec
 _WITHOUT_EFFECT = (
     *("feature_extractor_type", "processor_class", "return_attention_mask", "padding_side"),
     *("n_samples", "nb_max_frames", "do_normalize_audio"),
+    "mel_filters",  # older exports write down what follows from other keys
 )
 
 
@@ -47,13 +49,16 @@ def read_audio(config: dict[str, Any], directory: Path, text: DecoderSpec) -> Au
     """
     family = FAMILIES.get(text.architecture)
     whole = ConfigReader(config)
-    reader = whole.section("audio_config")
-    if family is None or reader is None:
+    if family is None:
+        return None
+    reader = whole if family.is_flat else whole.section("audio_config")
+    if reader is None:
         return None
     for key in ("dtype", "torch_dtype", "model_type"):
         reader.ignore(key)
     spec = replace(family.read(whole, reader, text), architecture=text.architecture)
-    reader.finish()
+    if not family.is_flat:
+        reader.finish()
     if spec.out_size != text.hidden_size:
         problem = f"makes embeddings of {spec.out_size} dimensions, the text model reads "
         raise whole.error("audio_config", f"{problem}{text.hidden_size}")
@@ -61,8 +66,10 @@ def read_audio(config: dict[str, Any], directory: Path, text: DecoderSpec) -> Au
     token_id = whole.non_negative(key, family.token_id)
     if token_id >= text.vocab_size:
         raise whole.error(key, "is beyond the vocabulary")
-    rules = family.rules(token_id, spec)
-    return AudioConfig(spec, _check_features(directory, spec, rules))
+    rules = _check_features(directory, spec, family.rules(token_id, spec))
+    if text.source is not None:
+        rules = with_speech_tokens(rules, config, directory, text)
+    return AudioConfig(spec, rules)
 
 
 def _check_features(directory: Path, spec: AudioSpec, rules: AudioRules) -> AudioRules:

@@ -49,7 +49,9 @@ class AudioEncoder:
         self._positions = tensors["positions"]
         self._blocks = tuple(Block(spec, tensors, str(i)) for i in range(spec.num_layers))
         self._final_norm = read_norm(spec.norm, tensors, "final_norm")
-        self._projector = Merger(spec, spec.projector, tensors, "projector")
+        self._projector: Merger | None = None
+        if spec.projector is not None:
+            self._projector = Merger(spec, spec.projector, tensors, "projector")
         self._dtype = self._convolutions[0][0].dtype
         self._filters = mel_filters(spec.mel).to(self._positions.device)
         self._activate = ACTIVATIONS["gelu"]
@@ -80,7 +82,9 @@ class AudioEncoder:
             x = x[:left].contiguous()  # [num_states, hidden_size]
             left -= x.shape[0]
             parts.append((yield from self._transform(x)))
-        return ImageEmbeddings(torch.cat(parts), ())
+        found = torch.cat(parts)
+        rest = self.rules.num_tokens(samples.shape[0]) - found.shape[0]  # places of nothing
+        return ImageEmbeddings(functional.pad(found, (0, 0, 0, rest)) if rest else found, ())
 
     def activation_bytes(self, num_tokens: int) -> int:
         """Return an upper bound of ``embed``'s memory for a clip, beside the samples.
@@ -131,6 +135,8 @@ class AudioEncoder:
             whole = num_states - num_states % spec.pool
             x = x[:whole].unflatten(0, (-1, spec.pool)).mean(1)
         x = self._final_norm(x)
+        if self._projector is None:
+            return x
         return (yield from merge_chunks(self._projector, x, most))
 
     def _convolve(self, frames: torch.Tensor) -> Generator[None, None, torch.Tensor]:

@@ -10,6 +10,7 @@ from engine.audio.transcription import TranscriptionRules
 from engine.audio.types import AudioRules
 from engine.models.audio.spec import AudioSpec, FrameConvSpec, MelSpec, PlaneConvSpec
 from engine.models.config_reader import ConfigReader
+from engine.models.source_spec import PLACES_ALIGNMENT
 from engine.models.spec import DecoderSpec
 from engine.models.vision.shared import MAX_LAYERS, read_activation, read_num_heads
 from engine.models.vision.spec import MergerSpec, VisionNorm
@@ -31,6 +32,7 @@ class AudioFamily(NamedTuple):
     rules: Callable[[int, AudioSpec], AudioRules]
     token_keys: tuple[str, ...]  # keys of the token's id, in order of precedence
     token_id: int  # if no key is present
+    is_flat: bool = False  # the config has no audio section; the text model's reader ends it
 
 
 def qwen2_audio(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> AudioSpec:
@@ -73,7 +75,12 @@ def qwen3_asr(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> A
     )
 
 
-def _whisper(reader: ConfigReader, text: DecoderSpec, projector: MergerSpec) -> AudioSpec:
+def whisper(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> AudioSpec:
+    """Whisper (Radford et al. 2022), whose decoder attends to the states themselves."""
+    return _whisper(reader, text, None)
+
+
+def _whisper(reader: ConfigReader, text: DecoderSpec, projector: MergerSpec | None) -> AudioSpec:
     """Read Whisper's encoder (Radford et al. 2022)."""
     for key in ("encoder_layerdrop", "layerdrop"):
         reader.ignore(key)
@@ -83,7 +90,9 @@ def _whisper(reader: ConfigReader, text: DecoderSpec, projector: MergerSpec) -> 
     return replace(base, convolutions=convolutions, window=positions)
 
 
-def _transformer(reader: ConfigReader, text: DecoderSpec, projector: MergerSpec) -> AudioSpec:
+def _transformer(
+    reader: ConfigReader, text: DecoderSpec, projector: MergerSpec | None
+) -> AudioSpec:
     """Read what all encoders have in common, under either of two names."""
     for key in ("dropout", "activation_dropout", "init_std"):
         reader.ignore(key)
@@ -134,6 +143,20 @@ def _one_chunk(token_id: int, spec: AudioSpec) -> AudioRules:
     )
 
 
+def _one_source(token_id: int, spec: AudioSpec) -> AudioRules:
+    """Count the places of a source: one chunk of the encoder, with the silence at its end."""
+    assert isinstance(spec.convolutions, FrameConvSpec)
+    chunk = spec.convolutions.chunk_frames * spec.mel.hop
+    return AudioRules(
+        token_id=token_id,
+        sampling_rate=spec.mel.sampling_rate,
+        hop=spec.mel.hop,
+        pad_samples=chunk,
+        alignment=PLACES_ALIGNMENT,
+        model_max_samples=chunk,
+    )
+
+
 def _whole_chunks(token_id: int, spec: AudioSpec) -> AudioRules:
     """Count whole chunks of Whisper's encoder, with the silence at the end."""
     assert isinstance(spec.convolutions, FrameConvSpec)
@@ -177,4 +200,5 @@ FAMILIES = {
     ),
     "qwen3_asr": AudioFamily(qwen3_asr, _seconds, ("audio_token_id",), 151_676),
     "voxtral": AudioFamily(voxtral, _whole_chunks, ("audio_token_id",), 24),
+    "whisper": AudioFamily(whisper, _one_source, ("decoder_start_token_id",), 50_257, is_flat=True),
 }

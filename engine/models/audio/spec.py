@@ -62,7 +62,7 @@ class AudioSpec:
     out_size: int  # of the text model's embeddings
     mel: MelSpec
     convolutions: FrameConvSpec | PlaneConvSpec
-    projector: MergerSpec
+    projector: MergerSpec | None  # None: the last norm's output is read as it is
     norm: VisionNorm
     activation: VisionActivation
     window: int  # states that attend to each other; whole chunks of the convolutions

@@ -45,6 +45,7 @@ _RULES = (
 )
 # Exporters differ in whether the outer model's name comes first.
 _OWN = re.compile(r"(?:model\.)?((?:audio_tower|multi_modal_projector)\..*)", re.DOTALL)
+_WHISPERS_OWN = re.compile(r"model\.encoder\.(.*)", re.DOTALL)
 
 
 def audio_parameters(spec: AudioSpec) -> dict[str, Parameter]:
@@ -55,6 +56,8 @@ def audio_parameters(spec: AudioSpec) -> dict[str, Parameter]:
         found |= {f"{i}.{name}": parameter for name, parameter in _layer_parameters(spec).items()}
     found |= _norm_parameters("final_norm", hidden)
     projector = spec.projector
+    if projector is None:
+        return found
     bias = projector.bias
     inner = projector.inner_size or spec.out_size
     found |= linear_parameters("projector.up", (inner,), spec.merged_size, bias=bias)
@@ -77,13 +80,15 @@ def audio_targets(spec: AudioSpec, wanted: Mapping[str, Parameter]) -> dict[str,
 
 def canonical_name(name: str) -> str:
     """Return an encoder tensor's name in the tables; other names are returned as they are."""
+    if found := _WHISPERS_OWN.fullmatch(name):
+        return f"audio_tower.{found[1]}"
     found = _OWN.fullmatch(name)
     return found[1] if found else name
 
 
 def is_own(name: str) -> bool:
     """Return whether a tensor belongs to the encoder."""
-    return _OWN.fullmatch(name) is not None
+    return canonical_name(name) != name or _OWN.fullmatch(name) is not None
 
 
 def _convolution_parameters(spec: AudioSpec) -> dict[str, Parameter]:

@@ -1,4 +1,6 @@
 // A step's inputs from the state of its rows (kernels/reference/inputs.py).
+#include <algorithm>
+
 #include "program.h"
 
 // Arrays as in kernels/inputs.py; tables[slots][width].
@@ -21,4 +23,24 @@ extern "C" void quire_build_inputs(int64_t rows, const int32_t* slots, const int
     next_positions[row] = position;
   }
 }
+
+namespace {
+template <class T>
+void places_behind(const void* x, int64_t begin, int64_t count, void* out) {
+  for (int64_t i = 0; i < count; ++i)
+    static_cast<T*>(out)[i] =
+        static_cast<T>(std::max<int64_t>(static_cast<const T*>(x)[i] - begin, 0));
+}
+}  // namespace
+
+// x, out[count], integers of `bytes` each: out[i] = max(x[i] - begin, 0).
+extern "C" void quire_places_behind(const void* x, int64_t bytes, int64_t begin, int64_t count,
+                                    void* out) {
+  if (bytes == sizeof(int32_t))
+    places_behind<int32_t>(x, begin, count, out);
+  else
+    places_behind<int64_t>(x, begin, count, out);
+}
+
 QUIRE_RECORDED(quire_build_inputs)
+QUIRE_RECORDED(quire_places_behind)
