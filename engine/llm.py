@@ -38,6 +38,7 @@ from engine.offline.inputs import Prompt, as_prompts, new_id, params_for
 from engine.offline.inspection import OfflineInspection
 from engine.offline.pooling import EmbeddingResult, embed_all, score_all
 from engine.offline.sleep import OfflineSleep
+from engine.offline.speech import OfflineSpeech
 from engine.offline.text import ChatOptions, Conversation, OfflineText
 from engine.paths import default_model_dir
 from engine.pooling import PoolingKind
@@ -49,7 +50,7 @@ from engine.speculation.options import speculation_config
 from engine.types import Adapter, Request, SamplingParams
 
 
-class LLM(OfflineText, OfflineInspection, OfflineSleep):
+class LLM(OfflineText, OfflineInspection, OfflineSleep, OfflineSpeech):
     """A loaded model. Not thread-safe; use the server to share one.
 
     Prompts run as one continuous batch: each joins when there is room and leaves when it ends.

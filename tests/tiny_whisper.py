@@ -56,18 +56,15 @@ def build(seed: int = 0, **changes: Any) -> Any:
         for name, parameter in model.named_parameters():
             is_norm = "layer_norm" in name and name.endswith("weight")
             parameter.data.normal_(1.0 if is_norm else 0.0, 0.2 if is_norm else 0.25)
-    settings = model.generation_config
-    settings.update(
-        is_multilingual=True,
-        lang_to_id={"<|en|>": EN, "<|de|>": DE},
-        task_to_id={"transcribe": TRANSCRIBE, "translate": TRANSLATE},
-        no_timestamps_token_id=NO_STAMPS,
-        prev_sot_token_id=PREV,
-        suppress_tokens=list(SUPPRESSED),
-        begin_suppress_tokens=list(BEGIN_SUPPRESSED),
-        max_initial_timestamp_index=20,
-        max_length=MAX_TEXT,
-    )
+    settings = {
+        **{"is_multilingual": True, "lang_to_id": {"<|en|>": EN, "<|de|>": DE}},
+        **{"task_to_id": {"transcribe": TRANSCRIBE, "translate": TRANSLATE}},
+        **{"no_timestamps_token_id": NO_STAMPS, "prev_sot_token_id": PREV},
+        **{"suppress_tokens": list(SUPPRESSED), "begin_suppress_tokens": list(BEGIN_SUPPRESSED)},
+        **{"max_initial_timestamp_index": 20, "max_length": MAX_TEXT},
+    }
+    for key, value in settings.items():
+        setattr(model.generation_config, key, value)
     return model
 
 

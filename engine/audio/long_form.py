@@ -127,8 +127,10 @@ class LongForm:
 
     def _last_stamp(self, ids: Sequence[int]) -> int:
         """Return the last timestamp in steps; without any, the window's end."""
-        stamps = [token for token in ids if token > self._zero] if self._has_timestamps else []
-        return self._steps(stamps[-1]) if stamps else self._length // self._step
+        stamps = [token for token in ids if token >= self._zero] if self._has_timestamps else []
+        if not stamps or stamps[-1] == self._zero:
+            return self._length // self._step
+        return self._steps(stamps[-1])
 
     def _steps(self, stamp: int) -> int:
         return max(0, stamp - self._zero)

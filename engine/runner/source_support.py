@@ -19,6 +19,8 @@ def check_source_support(config: EngineConfig, model: ModelConfig) -> None:
     spec = model.spec
     if not isinstance(spec, DecoderSpec) or spec.source is None:
         return
+    if not spec.is_generative:
+        raise ModelLoadError(f"{spec.architecture} without its head makes no transcripts")
     if model.audio is None:  # nothing else can be a source
         raise ModelLoadError(model.audio_unsupported_reason or f"{spec.architecture}: no encoder")
     for setting in _unsupported(config):

@@ -65,9 +65,6 @@ def test_segments_and_the_next_window_are_hugging_faces() -> None:
         seconds = int(frames) / 100
         # Where Hugging Face would hear the same again for ever, the next window is heard.
         assert window.start_s == pytest.approx(seconds if seconds > 0 else 1.0)
-        if len(segments) == len(found) == 1 and int(segments[0]["tokens"][0]) < ZERO:
-            assert found[0].end_s == pytest.approx(float(segments[0]["end"]))
-            continue
         for one, other in zip(found, segments, strict=True):
             whole = other["tokens"].tolist()
             assert whole[: len(one.token_ids)] == list(one.token_ids)

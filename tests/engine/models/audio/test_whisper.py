@@ -12,7 +12,7 @@ import torch
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
-from engine.errors import InvalidParameter, ModelLoadError
+from engine.errors import ContextLengthExceeded, InvalidParameter, ModelLoadError
 from engine.models.audio.encoder import load_audio_encoder
 from engine.models.checkpoint import read_config, read_headers
 from engine.types import Request, SamplingParams
@@ -105,15 +105,16 @@ def test_transcripts_of_hugging_faces_generate(twin: Twin, stamped: bool) -> Non
     ({"attention_backend": "reference"}, {"max_num_batched_tokens": 7}, 128),
     ({}, {"max_num_batched_tokens": 90, "overlap": True}, 128),
     ({"dtype": "float32", "batch_invariant": True}, {"max_num_batched_tokens": 40}, 128),
-    ({"enforce_eager": True}, {"overlap": True}, 14),  # preempts
+    ({"enforce_eager": True}, {"overlap": True}, 42),  # preempts
 ])  # fmt: skip
 def test_transcripts_under_schedules(
     twin: Twin, changes: dict[str, Any], scheduler: dict[str, Any], num_blocks: int
 ) -> None:
+    size = 16 if num_blocks == 128 else 4
     config = EngineConfig(
         **{
             **{"model": str(twin.directory), "dtype": "float32", "num_threads": 1},
-            **{"cache": CacheConfig(block_size=16, num_blocks=num_blocks)},
+            **{"cache": CacheConfig(block_size=size, num_blocks=num_blocks)},
             **{"scheduler": SchedulerConfig(max_num_seqs=5, **scheduler), **changes},
         }
     )
@@ -121,10 +122,8 @@ def test_transcripts_under_schedules(
     pairs = [asked(twin, number, stamped=number % 3 > 0) for number in range(7)]
     found = texts(core, *(request for request, _ in pairs))
     assert found == {request.id: wanted for request, wanted in pairs}
-    stats = core.stats
-    assert stats.prefix_cache_hits >= PLACES  # clips occur more than once
     if num_blocks < 128:
-        assert stats.num_preemptions > 0
+        assert core.stats.num_preemptions > 0
 
 
 def test_an_evicted_or_shared_clip_is_heard_again(twin: Twin) -> None:
@@ -211,5 +210,5 @@ def test_prompts_must_be_transcriptions(twin: Twin) -> None:
         with pytest.raises(InvalidParameter, match=r"only transcribes|ends with its clip"):
             core.add(each)
     long = [5] * MAX_TEXT
-    with pytest.raises(InvalidParameter, match="context"):
+    with pytest.raises(ContextLengthExceeded):
         core.add(transcribe("e", twin.directory, np.zeros(RATE, np.float32) + 0.1, long))
