@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack, aclosing
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -17,7 +20,7 @@ from engine.text.detokenizer import IncrementalDetokenizer
 from engine.text.output import TextDelta
 from engine.types import SamplingParams
 from server.access.caller import Caller
-from server.errors import bad_field
+from server.errors import ApiError, bad_field
 from server.openai.endpoint import new_id
 from server.openai.generation import Generation, Job
 from server.openai.outputs import to_event
@@ -30,6 +33,10 @@ from server.openai.transcript_formats import (
 )
 from server.openai.transcription_form import TranscriptionRequest, speech_language
 from server.state import Model, ServerState
+
+# How long a window waits for its turn when the server is at its limit, and how often it asks.
+_MAX_WAIT_S = 60.0
+_RETRY_S = 0.25
 
 
 class SpokenText(Struct):
@@ -148,9 +155,10 @@ class SpeechCall:
     async def complete(self) -> SpokenText | VerboseTranscription:
         """The whole response; in formats with times, verbose JSON."""
         transcript, segments = Transcript(""), list[TranscriptSegment]()
-        async for piece in self._pieces():
-            transcript.add(piece.text)
-            segments += piece.segments
+        async with aclosing(self._pieces()) as pieces:
+            async for piece in pieces:
+                transcript.add(piece.text)
+                segments += piece.segments
         transcript.end()
         if not self._has_timestamps:
             return SpokenText(transcript.text, self._usage)
@@ -168,42 +176,46 @@ class SpeechCall:
     async def events(self) -> AsyncGenerator[bytes]:
         """The response as server-sent events, without the closing ``[DONE]``."""
         transcript = Transcript("")
-        async for piece in self._pieces():
-            if shown := transcript.add(piece.text):
-                yield to_event(SpokenDelta(shown))
+        async with aclosing(self._pieces()) as pieces:
+            async for piece in pieces:
+                if shown := transcript.add(piece.text):
+                    yield to_event(SpokenDelta(shown))
         if shown := transcript.end():
             yield to_event(SpokenDelta(shown))
         yield to_event(SpokenDone(transcript.text, self._usage))
 
-    async def _pieces(self) -> AsyncIterator[_Piece]:
+    async def _pieces(self) -> AsyncGenerator[_Piece]:
         while self._left != 0 and (window := self._speech.next()) is not None:
             if self._language is None and self._tokens.languages:
                 self._language = await self._detect(window)
             heard = self._hear_stamped if self._has_timestamps else self._hear
-            async for piece in heard(window):
-                yield piece
+            async with aclosing(heard(window)) as pieces:
+                async for piece in pieces:
+                    yield piece
 
-    async def _hear(self, window: Window) -> AsyncIterator[_Piece]:
+    async def _hear(self, window: Window) -> AsyncGenerator[_Piece]:
         """Transcribe a window without times, as the text grows."""
         ids: list[int] = []
         text = IncrementalDetokenizer(self._model.tokenizer, continuation=True)
-        async for delta in self._generate(window):
-            new = self._without_end(delta.token_ids)
-            ids += new
-            if piece := text.push(self._tokens.without_timestamps(new)):
-                yield _Piece(piece, [])
+        async with aclosing(self._generate(window)) as deltas:
+            async for delta in deltas:
+                new = self._without_end(delta.token_ids)
+                ids += new
+                if piece := text.push(self._tokens.without_timestamps(new)):
+                    yield _Piece(piece, [])
         if rest := text.flush():
             yield _Piece(rest, [])
         self._speech.take(ids)
 
-    async def _hear_stamped(self, window: Window) -> AsyncIterator[_Piece]:
+    async def _hear_stamped(self, window: Window) -> AsyncGenerator[_Piece]:
         """Transcribe a window with times; what comes behind its last segment is heard again."""
         silence = await self._no_speech_probability(window)
         ids: list[int] = []
         logprobs: list[float] = []
-        async for delta in self._generate(window):
-            ids += self._without_end(delta.token_ids)
-            logprobs += [each.logprob for each in delta.logprobs if each.logprob is not None]
+        async with aclosing(self._generate(window)) as deltas:
+            async for delta in deltas:
+                ids += self._without_end(delta.token_ids)
+                logprobs += [each.logprob for each in delta.logprobs if each.logprob is not None]
         segments = self._speech.take(ids)
         texts = [self._text(segment) for segment in segments]
         shared = {
@@ -231,10 +243,8 @@ class SpeechCall:
         """Return the likeliest language of a window."""
         codes = {token: code for code, token in self._tokens.languages}
         chosen = SamplingParams(temperature=0.0, max_tokens=1, allowed_token_ids=tuple(codes))
-        async for delta in self._steps(window, [self._tokens.start], chosen):
-            for token in delta.token_ids:
-                return codes[token]
-        raise AssertionError("a generation without a token")
+        (delta,) = [delta async for delta in self._steps(window, [self._tokens.start], chosen)]
+        return codes[delta.token_ids[0]]
 
     async def _no_speech_probability(self, window: Window) -> float:
         """Return how likely the model thinks it that nothing is said in a window."""
@@ -242,13 +252,12 @@ class SpeechCall:
         params = SamplingParams(
             temperature=0.0, max_tokens=1, allowed_token_ids=only, logprobs=0, ignore_eos=True
         )
-        logprob: float | None = None
-        async for delta in self._steps(window, [self._tokens.start], params):
-            for entry in delta.logprobs:
-                logprob = entry.logprob
-        return 0.0 if logprob is None else math.exp(logprob)
+        (delta,) = [delta async for delta in self._steps(window, [self._tokens.start], params)]
+        logprob = delta.logprobs[0].logprob
+        assert logprob is not None
+        return math.exp(logprob)
 
-    async def _generate(self, window: Window) -> AsyncIterator[TextDelta]:
+    async def _generate(self, window: Window) -> AsyncGenerator[TextDelta]:
         """Transcribe a window."""
         tokens, stamped = self._tokens, self._has_timestamps
         prompt = tokens.prompt(
@@ -256,21 +265,35 @@ class SpeechCall:
         )
         rules = tokens.rules(has_timestamps=stamped)
         params = _sampling(self._asked, rules, self._left, logprobs=0 if stamped else None)
-        async for delta in self._steps(window, prompt, params):
-            if self._left is not None:
-                self._left -= len(delta.token_ids)
-            yield delta
+        async with aclosing(self._steps(window, prompt, params)) as deltas:
+            async for delta in deltas:
+                if self._left is not None:
+                    self._left -= len(delta.token_ids)
+                yield delta
 
     async def _steps(
         self, window: Window, prompt: list[int], params: SamplingParams
-    ) -> AsyncIterator[TextDelta]:
+    ) -> AsyncGenerator[TextDelta]:
         job = Job([*self._places, *prompt], params, audio=(window.clip,))
-        self._num_generations += 1
-        id_ = f"{self._id}-{self._num_generations}"
-        with Generation(self._state, self._model, id_, [job], caller=self._caller) as generation:
+        with ExitStack() as stack:
+            generation = await self._submit(stack, job)
             async for step in generation.steps():
                 for _, delta in step:
                     yield delta
+
+    async def _submit(self, stack: ExitStack, job: Job) -> Generation:
+        """Submit a window. One behind the first waits where the server is at its limit."""
+        self._num_generations += 1
+        id_, waits_until = f"{self._id}-{self._num_generations}", time.monotonic() + _MAX_WAIT_S
+        while True:
+            given = self._state, self._model, id_, [job]
+            try:
+                return stack.enter_context(Generation(*given, caller=self._caller))
+            except ApiError as error:
+                is_first = self._num_generations == 1
+                if error.status != 503 or is_first or time.monotonic() > waits_until:
+                    raise
+            await asyncio.sleep(_RETRY_S)
 
     def _without_end(self, token_ids: Sequence[int]) -> list[int]:
         ends = self._model.info.eos_token_ids

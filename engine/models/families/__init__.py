@@ -43,7 +43,6 @@ from engine.models.families.audio_text import AUDIO_TEXT
 from engine.models.families.family import Family
 from engine.models.families.image_text import IMAGE_TEXT
 from engine.models.families.multimodal import QWEN3_5_MROPE
-from engine.models.families.whisper import WHISPER
 from engine.models.output_head import with_head
 from engine.models.spec import DecoderSpec
 
@@ -418,7 +417,6 @@ FAMILIES: dict[str, Family] = {
     "youtu": Family(deepseek.youtu, "Youtu-LLM 2B", "latent attention"),
     **AUDIO_TEXT,
     **IMAGE_TEXT,
-    **WHISPER,
 }
 
 

@@ -11,6 +11,7 @@ from engine.models.config_reader import ConfigReader
 from engine.models.families import llama
 from engine.models.families.family import Family
 from engine.models.families.multimodal import QWEN2_DEFAULTS, text_part
+from engine.models.families.whisper import WHISPER
 from engine.models.spec import DecoderSpec
 
 _HEARING = (
@@ -72,4 +73,5 @@ AUDIO_TEXT = {
     "qwen2_audio": Family(qwen2_audio, "Qwen2-Audio 7B", "as `qwen2`; accepts audio"),
     "qwen3_asr": Family(qwen3_asr, "Qwen3-ASR", "as `qwen3`; accepts audio"),
     "voxtral": Family(voxtral, "Voxtral Mini 3B, Voxtral Small 24B", "as `llama`; accepts audio"),
+    **WHISPER,
 }

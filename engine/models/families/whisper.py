@@ -64,6 +64,6 @@ WHISPER = {
         whisper,
         "Whisper tiny to large-v3 and large-v3-turbo, Distil-Whisper",
         "encoder-decoder: attention to audio in each layer, learned positions, layer norms, "
-        "biases, ungated MLP; [transcribes only](audio.md)",
+        "biases, ungated MLP; accepts audio and nothing else",
     ),
 }
