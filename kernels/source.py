@@ -173,7 +173,7 @@ def _texts(
     text = BatchGeometry(
         *host,
         geometry.tables[:, places // spec.block_size :],
-        DeviceGeometry(*_on_device(host, spec), tables),
+        _on_device(host, tables, spec),
     )
     size = int(starts[-1])
     each = (
@@ -181,12 +181,17 @@ def _texts(
         np.full(size, positions, np.int32),
         np.repeat(geometry.slots, in_text).astype(np.int32),
     )
-    on_device = DeviceGeometry(*_on_device(each, spec), geometry.device.tables)
+    on_device = _on_device(each, geometry.device.tables, spec)
     return indices, text, BatchGeometry(*each, geometry.tables, on_device)
 
 
-def _on_device(arrays: tuple[np.ndarray, ...], spec: AttentionSpec) -> list[torch.Tensor]:
-    return [to_device(torch.from_numpy(np.ascontiguousarray(each)), spec.device) for each in arrays]
+def _on_device(
+    arrays: tuple[np.ndarray, np.ndarray, np.ndarray], tables: torch.Tensor, spec: AttentionSpec
+) -> DeviceGeometry:
+    query_start, seq_lens, slots = (
+        to_device(torch.from_numpy(np.ascontiguousarray(each)), spec.device) for each in arrays
+    )
+    return DeviceGeometry(query_start, seq_lens, slots, tables)
 
 
 def _behind(tables: torch.Tensor, num_blocks: int) -> torch.Tensor:

@@ -114,8 +114,11 @@ class LongForm:
 
     def _segment(self, ids: Sequence[int], begin: int, first: int, last: int) -> Segment:
         start_s = begin / self._rules.sampling_rate
-        bounds = (round(start_s + steps * SECONDS_PER_STEP, 3) for steps in (first, last))
-        return Segment(*bounds, tuple(ids), start_s)
+
+        def at(steps: int) -> float:  # silence behind the end is heard, too
+            return round(min(start_s + steps * SECONDS_PER_STEP, self.duration_s), 3)
+
+        return Segment(at(first), at(last), tuple(ids), start_s)
 
     def _cuts(self, ids: Sequence[int]) -> list[int]:
         """Return where whole segments end: between two timestamps, and after a single last one."""

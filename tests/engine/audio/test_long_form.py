@@ -17,8 +17,12 @@ from engine.audio.types import AudioRules, ProcessedAudio
 RATE, ZERO, STEPS = 16_000, 200, 50
 TOKENS = SpeechTokens(start=150, no_timestamps=ZERO - 1, text_end=149, max_text=96)
 RULES = AudioRules(
-    **{"token_id": 150, "sampling_rate": RATE, "hop": 160, "pad_samples": RATE},
-    **{"alignment": 64, "model_max_samples": RATE},
+    token_id=150,
+    sampling_rate=RATE,
+    hop=160,
+    pad_samples=RATE,
+    alignment=64,
+    model_max_samples=RATE,
     transcription=TranscriptionRules(speech=TOKENS),
 )
 

@@ -30,10 +30,17 @@ from tests.tiny_whisper import (
 )
 
 TOKENS = SpeechTokens(
-    **{"start": SOT, "no_timestamps": NO_STAMPS, "text_end": EOT, "previous": PREV},
-    **{"languages": (("en", EN),), "transcribe": TRANSCRIBE, "translate": TRANSLATE},
-    **{"suppressed": tiny_whisper.SUPPRESSED, "begin_suppressed": tiny_whisper.BEGIN_SUPPRESSED},
-    **{"max_initial": 20, "max_text": 96},
+    start=SOT,
+    no_timestamps=NO_STAMPS,
+    text_end=EOT,
+    previous=PREV,
+    languages=(("en", EN),),
+    transcribe=TRANSCRIBE,
+    translate=TRANSLATE,
+    suppressed=tiny_whisper.SUPPRESSED,
+    begin_suppressed=tiny_whisper.BEGIN_SUPPRESSED,
+    max_initial=20,
+    max_text=96,
 )
 
 

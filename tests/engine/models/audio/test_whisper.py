@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.config import CacheConfig, Dtype, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.errors import ContextLengthExceeded, InvalidParameter, ModelLoadError
 from engine.models.audio.encoder import load_audio_encoder
@@ -150,7 +150,7 @@ def test_an_evicted_or_shared_clip_is_heard_again(twin: Twin) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_decode_steps_are_recorded(twin: Twin, dtype: str) -> None:
+def test_decode_steps_are_recorded(twin: Twin, dtype: Dtype) -> None:
     """Recorded steps give what steps from Python give."""
     found = []
     for is_eager in (False, True):
