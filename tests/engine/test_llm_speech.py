@@ -9,15 +9,16 @@ import pytest
 from engine import LLM
 from engine.errors import InvalidParameter
 from tests.tiny_audio import RATE, encoded, speech
-from tests.tiny_whisper import EOT, MAX_TEXT, Twin
+from tests.tiny_whisper import EOT, Twin
 from tests.whisper_prompts import rules_of
 
+MAX_TEXT = 32
 CLIPS = [speech(0.9, 1), speech(0.5, 2)]
 
 
 @pytest.fixture(scope="module")
 def twin(tmp_path_factory: pytest.TempPathFactory) -> Twin:
-    return Twin(tmp_path_factory.mktemp("speech") / "model")
+    return Twin(tmp_path_factory.mktemp("speech") / "model", max_target_positions=MAX_TEXT)
 
 
 @pytest.fixture(scope="module")
