@@ -1,4 +1,4 @@
-"""A decoder-only model as data, without its weights. Standard library only.
+"""A decoder as data, without its weights. Standard library only.
 
 A family reader (``families/``) makes a :class:`DecoderSpec` from a Hugging Face config; the
 decoder, the weight rules and the memory plan read nothing else.

@@ -162,6 +162,8 @@ def test_recordings_longer_than_a_window(ears: Ears) -> None:
     ({"timestamp_granularities[]": "word", "response_format": "verbose_json"},
      "timestamp_granularities[]"),
     ({"timestamp_granularities[]": "segment"}, "timestamp_granularities[]"),
+    ({"timestamp_granularities[]": ["segment", "word"], "response_format": "verbose_json"},
+     "timestamp_granularities[]"),
     ({"include[]": "logprobs"}, "include[]"),
     ({"temperature": "9"}, "temperature"),
     ({"language": "fr"}, "language"),
