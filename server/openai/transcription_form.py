@@ -135,16 +135,17 @@ def _stream(given: str, kind: str) -> bool:
 def _granularity(fields: Mapping[str, str], kind: str) -> str | None:
     """Return the field that asks for times. Raises ApiError (400): it asks for others than those
     of segments, or the format has none."""
+    found: str | None = None
     for name in _GRANULARITIES:
         for asked in filter(None, fields.get(name, "").split(",")):
             if asked == "word":
                 raise bad_field(name, "'word' is not supported; times are those of segments")
             if asked != "segment":
                 raise bad_field(name, "must be 'segment'")
-            if kind != "verbose_json":
-                raise bad_field(name, "needs the response_format 'verbose_json'")
-            return name
-    return None
+            found = name
+    if found is not None and kind != "verbose_json":
+        raise bad_field(found, "needs the response_format 'verbose_json'")
+    return found
 
 
 def _number(field: str, text: str, *, whole: bool = False) -> float:
