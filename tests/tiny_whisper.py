@@ -74,8 +74,21 @@ def save(directory: Path, seed: int = 5, **changes: Any) -> Any:
     model.save_pretrained(directory)
     save_text(directory, "", SPECIAL)
     (directory / "chat_template.jinja").unlink()
+    _add_surroundings(directory / "tokenizer.json")
     extractor().save_pretrained(directory)
     return model
+
+
+def _add_surroundings(path: Path) -> None:
+    """Surround texts with special tokens, as published tokenizers do."""
+    from tokenizers import Tokenizer, processors
+
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{SPECIAL[SOT]} {SPECIAL[NO_STAMPS]} $A {SPECIAL[EOT]}",
+        special_tokens=[(SPECIAL[token], token) for token in (SOT, NO_STAMPS, EOT)],
+    )
+    tokenizer.save(str(path))
 
 
 def extractor() -> Any:

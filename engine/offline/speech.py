@@ -169,7 +169,8 @@ def _run(
 ) -> _Run:
     """Transcribe one recording, window by window."""
     language = None if options.language is None else code_of(options.language)
-    earlier = tokenizer.encode(" " + options.prompt.strip()) if options.prompt else []
+    text = options.prompt.strip()
+    earlier = tokenizer.encode(" " + text, add_special_tokens=False) if text else []
     speech = LongForm(sound, rules, has_timestamps=options.timestamps)
     params = SamplingParams(
         temperature=options.temperature,
@@ -188,9 +189,9 @@ def _run(
         )
         said = yield _request(window.clip, prompt, params, rules)
         for each in speech.take(said):
-            texts.append(text := _text(each, tokens, tokenizer))
-            if options.timestamps and text.strip():
-                segments.append(SpokenSegment(each.start_s, each.end_s, text.strip()))
+            texts.append(heard := _text(each, tokens, tokenizer))
+            if options.timestamps and heard.strip():
+                segments.append(SpokenSegment(each.start_s, each.end_s, heard.strip()))
     return Transcript("".join(texts).strip(), language or "en", segments)
 
 

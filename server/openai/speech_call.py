@@ -37,6 +37,8 @@ from server.state import Model, ServerState
 # How long a window waits for its turn when the server is at its limit, and how often it asks.
 _MAX_WAIT_S = 60.0
 _RETRY_S = 0.25
+# More than the tokens that are taken of earlier text ever have.
+_MAX_EARLIER_CHARS = 8192
 
 
 class SpokenText(Struct):
@@ -140,7 +142,8 @@ class SpeechCall:
         tokens = rules.transcription.speech
         assert tokens is not None
         language = speech_language(None if translates else asked.language, tokens)
-        earlier = model.tokenizer.encode(" " + asked.prompt.strip()) if asked.prompt else []
+        text = asked.prompt.strip()[-_MAX_EARLIER_CHARS:]
+        earlier = model.tokenizer.encode(" " + text, add_special_tokens=False) if text else []
         _sampling(asked, SpeechRules(), asked.max_tokens)  # refused before the file is read
         if asked.max_tokens == 0:
             raise bad_field("max_completion_tokens", "must be at least 1")
@@ -291,7 +294,8 @@ class SpeechCall:
                 return stack.enter_context(Generation(*given, caller=self._caller))
             except ApiError as error:
                 is_first = self._num_generations == 1
-                if error.status != 503 or is_first or time.monotonic() > waits_until:
+                is_full = error.code == "server_is_overloaded"
+                if not is_full or is_first or time.monotonic() > waits_until:
                     raise
             await asyncio.sleep(_RETRY_S)
 

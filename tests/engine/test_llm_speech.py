@@ -29,7 +29,7 @@ def llm(twin: Twin) -> Iterator[LLM]:
 
 def test_recordings_are_transcribed_together(twin: Twin, llm: LLM) -> None:
     _, tokens = rules_of(twin.directory)
-    earlier = llm.encode(" Ada")
+    earlier = llm.encode(" Ada", add_special_tokens=False)
     sources = [(CLIPS[0], RATE), encoded(CLIPS[1])]
     found = llm.transcribe(sources, language="German", prompt="Ada", translate=True)
     prompt = tokens.prompt("de", earlier, translates=True)
