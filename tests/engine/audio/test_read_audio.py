@@ -115,7 +115,8 @@ def test_channels_are_averaged(reader: AudioReader) -> None:
     np.testing.assert_allclose(found, (left + right) / 2, atol=1e-6)
 
 
-@pytest.mark.parametrize(("data", "words"), [
+# Named by place: a file holds the time at which it was made, and workers must agree on names.
+BAD_FILES = [
     (b"", "is not WAV"),
     (b"RIFF" + bytes(200), "is not WAV"),
     (bytes(5000), "is not WAV"),
@@ -126,7 +127,10 @@ def test_channels_are_averaged(reader: AudioReader) -> None:
     (encoded(speech(3.1)), "3.1 s long; at most 3 s"),
     (encoded(speech(0.1) * np.float32("inf")), "not numbers"),
     (encoded(np.zeros((100, 20), np.float32)), "20 channels"),
-])  # fmt: skip
+]
+
+
+@pytest.mark.parametrize(("data", "words"), BAD_FILES, ids=range(len(BAD_FILES)))
 def test_bad_files(reader: AudioReader, data: bytes, words: str) -> None:
     with pytest.raises(InvalidParameter, match=words):
         reader.read(data, RULES)
