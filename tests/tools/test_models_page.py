@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.models.families import FAMILIES
+from engine.models.families import FAMILIES, MODULES
 from tests import tiny_audio, tiny_models, tiny_vision
 from tests.engine.models.test_text_parts import PUBLISHED
 from tools.models import PAGE, models_page
@@ -10,6 +10,10 @@ from tools.models import PAGE, models_page
 
 def test_the_page_is_made_from_the_code() -> None:
     assert PAGE.read_text("utf-8") == models_page(), "run python -m tools.models"
+
+
+def test_no_two_modules_read_the_same_family() -> None:
+    assert sum(len(module.FAMILIES) for module in MODULES) == len(FAMILIES)
 
 
 def test_every_family_has_a_twin() -> None:

@@ -11,7 +11,6 @@ from engine.models.config_reader import ConfigReader
 from engine.models.families import llama
 from engine.models.families.family import Family
 from engine.models.families.multimodal import QWEN2_DEFAULTS, text_part
-from engine.models.families.whisper import WHISPER
 from engine.models.spec import DecoderSpec
 
 _HEARING = (
@@ -69,9 +68,8 @@ def voxtral(reader: ConfigReader) -> DecoderSpec:
     return dataclasses.replace(spec, tie_word_embeddings=False)  # never
 
 
-AUDIO_TEXT = {
+FAMILIES: dict[str, Family] = {
     "qwen2_audio": Family(qwen2_audio, "Qwen2-Audio 7B", "as `qwen2`; accepts audio"),
     "qwen3_asr": Family(qwen3_asr, "Qwen3-ASR", "as `qwen3`; accepts audio"),
     "voxtral": Family(voxtral, "Voxtral Mini 3B, Voxtral Small 24B", "as `llama`; accepts audio"),
-    **WHISPER,
 }

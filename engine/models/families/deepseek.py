@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from engine.models.config_reader import ConfigReader
+from engine.models.families.family import Family
 from engine.models.families.rope import read_rope
 from engine.models.families.shared import (
     TEMPERATURE_ROPE_KEYS,
@@ -333,3 +334,45 @@ def _temperature(reader: ConfigReader) -> float:
 
 
 read_latent_decoder = _deepseek  # for models with other layers, too
+
+
+FAMILIES: dict[str, Family] = {
+    "deepseek_v2": Family(
+        deepseek_v2,
+        "DeepSeek-V2, V2-Lite",
+        "latent attention, routed and shared experts",
+        has_remote_code=True,
+    ),
+    "deepseek_v3": Family(
+        deepseek_v3,
+        "DeepSeek-V3, R1",
+        "the same; experts in groups, by corrected sigmoids",
+        has_remote_code=True,
+    ),
+    "deepseek_v32": Family(
+        deepseek_v32,
+        "DeepSeek-V3.2",
+        "as `deepseek_v3`; attention to positions that an indexer selects",
+    ),
+    "glm4_moe_lite": Family(glm4_moe_lite, "GLM-4.7-Flash", "as `deepseek_v3`, without groups"),
+    "glm_moe_dsa": Family(
+        glm_moe_dsa,
+        "GLM-5, 5.1",
+        "as `deepseek_v32`, without groups; layers may share a selection",
+    ),
+    "kimi_k2": Family(
+        deepseek_v3, "Kimi K2, K2 Thinking", "as `deepseek_v3`", has_remote_code=True
+    ),
+    "minicpm3": Family(
+        minicpm3,
+        "MiniCPM3 4B",
+        "latent attention, three multipliers, LongRoPE",
+        has_remote_code=True,
+    ),
+    "mistral4": Family(
+        mistral4,
+        "Mistral Small 4, text model only",
+        "latent attention, queries that grow with position, routed and shared experts",
+    ),
+    "youtu": Family(youtu, "Youtu-LLM 2B", "latent attention"),
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.models.config_reader import ConfigReader
+from engine.models.families.family import Family
 from engine.models.families.shared import (
     ignore_router_training,
     num_layers,
@@ -78,3 +79,14 @@ def _layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
     return tuple(
         LayerSpec(experts=(i + 1) % interval == 0 and begin <= i <= end) for i in range(count)
     )
+
+
+FAMILIES: dict[str, Family] = {
+    "ernie4_5": Family(ernie4_5, "ERNIE 4.5, dense", "interleaved rope", has_remote_code=True),
+    "ernie4_5_moe": Family(
+        ernie4_5_moe,
+        "ERNIE 4.5 21B-A3B and 300B-A47B",
+        "interleaved rope, experts by corrected softmaxes, shared experts",
+        has_remote_code=True,
+    ),
+}

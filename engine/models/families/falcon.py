@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.models.config_reader import ConfigReader
+from engine.models.families.family import Family
 from engine.models.families.rope import read_rope
 from engine.models.families.shared import num_layers, read_activation, read_dtype
 from engine.models.spec import DecoderSpec, LayerSpec, NormSpec
@@ -60,3 +61,13 @@ def _num_kv_heads(reader: ConfigReader, num_heads: int, *, is_grouped: bool) -> 
     if num_heads % given:
         raise reader.error("num_kv_heads", f"must divide the {num_heads} attention heads")
     return given
+
+
+FAMILIES: dict[str, Family] = {
+    "falcon": Family(
+        falcon,
+        "Falcon 7B, 11B, 40B, 180B; not those with ALiBi",
+        "layer norms, parallel attention and ungated MLP",
+        has_remote_code=True,
+    ),
+}

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from engine.models.config_reader import ConfigReader
+from engine.models.families.family import Family
 from engine.models.families.rope import read_ropes_by_layer
 from engine.models.families.shared import layer_types, num_layers, read_activation, read_decoder
 from engine.models.spec import DecoderSpec, LayerSpec, NormSpec
@@ -89,3 +90,15 @@ def _layers(
         LayerSpec(window, local_rope=local_rope) if kind == "sliding_attention" else LayerSpec()
         for kind in kinds
     )
+
+
+FAMILIES: dict[str, Family] = {
+    "gemma": Family(gemma, "Gemma 1", "scaled embeddings, GELU"),
+    "gemma2": Family(
+        gemma2, "Gemma 2", "norms before and after, windows, capped scores and logits"
+    ),
+    "gemma3_text": Family(
+        gemma3, "Gemma 3, text", "norms before and after, windows with their own rope"
+    ),
+    "vaultgemma": Family(vaultgemma, "VaultGemma 1B", "as `gemma2`; norms before only"),
+}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.models.config_reader import ConfigReader
+from engine.models.families.family import Family
 from engine.models.families.rope import read_ropes_by_layer
 from engine.models.families.shared import layer_types, num_layers, read_activation, read_decoder
 from engine.models.rope_spec import ProportionalScaling, RopeSpec
@@ -193,3 +194,15 @@ def _per_layer_heads(
             raise reader.error("per_layer_config", f"has unlike heads in layers of {kind}")
     section.finish()
     return own
+
+
+FAMILIES: dict[str, Family] = {
+    "gemma4_text": Family(
+        gemma4,
+        "Gemma 4, text",
+        "as `gemma3_text`; fewer and wider heads in full-attention layers, whose keys are also "
+        "their values, value norms; in some sizes experts beside the MLP, or per-layer embeddings "
+        "and keys shared between layers",
+    ),
+    "gemma4_unified_text": Family(gemma4_unified, "the same, text model only", "as `gemma4_text`"),
+}

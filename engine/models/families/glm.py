@@ -11,6 +11,7 @@ from engine.models.families.deepseek import (
     layers_with_experts,
     read_deepseek_v3_experts,
 )
+from engine.models.families.family import Family
 from engine.models.families.shared import (
     ignore_router_training,
     read_decoder,
@@ -111,3 +112,15 @@ def _with_image_positions(reader: ConfigReader, mrope: MropeSpec, *, has_bias: b
 def _experts(reader: ConfigReader) -> MoeSpec:
     ignore_router_training(reader)
     return read_deepseek_v3_experts(reader)
+
+
+FAMILIES: dict[str, Family] = {
+    "glm": Family(glm, "GLM-4 9B", "biases, interleaved partial rope"),
+    "glm4": Family(glm4, "GLM-4-0414, GLM-Z1", "the same; norms before and after"),
+    "glm4_moe": Family(
+        glm4_moe,
+        "GLM-4.5 to 4.7 and their Air",
+        "biases, partial rope, QK norms in some, experts as in DeepSeek-V3",
+    ),
+    "solar_open": Family(solar_open, "Solar Open", "as `glm4_moe`, full rope"),
+}

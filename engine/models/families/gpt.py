@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from engine.models.config_reader import ConfigReader
+from engine.models.families.family import Family
 from engine.models.families.shared import (
     num_layers,
     read_activation,
@@ -213,3 +214,26 @@ def _ignore_summary(reader: ConfigReader) -> None:
         reader.flag(key)
     for key in ("summary_first_dropout", "summary_type", "summary_activation"):
         reader.ignore(key)
+
+
+FAMILIES: dict[str, Family] = {
+    "codegen": Family(codegen, "CodeGen 350M to 16B; not CodeGen2", "as `gptj`"),
+    "gpt2": Family(gpt2, "GPT-2", "learned positions, layer norms, ungated MLP"),
+    "gpt_bigcode": Family(gpt_bigcode, "StarCoder, SantaCoder", "as `gpt2`; multi-query attention"),
+    "gpt_neo": Family(
+        gpt_neo,
+        "GPT-Neo 125M to 2.7B",
+        "learned positions, layer norms, ungated MLP, windows in every other layer",
+    ),
+    "gpt_neox": Family(gpt_neox, "GPT-NeoX, Pythia", "layer norms, partial rope, ungated MLP"),
+    "gptj": Family(
+        gptj,
+        "GPT-J 6B",
+        "layer norms, parallel attention and ungated MLP, interleaved partial rope",
+    ),
+    "opt": Family(
+        opt,
+        "OPT, except 350M",
+        "learned positions, layer norms, biases, ungated MLP with ReLU",
+    ),
+}

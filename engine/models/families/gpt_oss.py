@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.models.config_reader import ConfigReader
+from engine.models.families.family import Family
 from engine.models.families.shared import (
     ignore_router_training,
     layer_types,
@@ -58,3 +59,12 @@ def _layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
     return tuple(
         LayerSpec(window if kind == "sliding_attention" else None, experts=True) for kind in kinds
     )
+
+
+FAMILIES: dict[str, Family] = {
+    "gpt_oss": Family(
+        gpt_oss,
+        "GPT-OSS 20B and 120B",
+        "sinks, windows, biases, experts with a clamped SwiGLU",
+    ),
+}

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from engine.models.config_reader import ConfigReader
+from engine.models.families.family import Family
 from engine.models.families.rope import read_rope
 from engine.models.families.shared import (
     ignore_router_training,
@@ -119,3 +120,26 @@ def _granite(reader: ConfigReader, **fields: Any) -> DecoderSpec:
         residual_scale=reader.number("residual_multiplier", 1.0),
         **{"attention_scale": reader.number("attention_multiplier", 1.0), **fields},
     )
+
+
+FAMILIES: dict[str, Family] = {
+    "granite": Family(granite, "Granite 3 and 4, dense", "four multipliers"),
+    "granite_swa": Family(
+        granite_swa,
+        "Granite Swash, dense",
+        "as `granite`; sinks, windows, a rope base per layer",
+    ),
+    "granitemoe": Family(granitemoe, "Granite 3 1B-A400M and 3B-A800M", "the same; experts"),
+    "granitemoe_swa": Family(
+        granitemoe_swa, "Granite Swash with experts", "as `granite_swa`; experts"
+    ),
+    "granitemoeshared": Family(
+        granitemoe, "Granite with a shared expert", "the same; a shared expert"
+    ),
+    "hyperclovax": Family(
+        hyperclovax,
+        "HyperCLOVA X SEED Think",
+        "as `granite`; norms before and after",
+        has_remote_code=True,
+    ),
+}

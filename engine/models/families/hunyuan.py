@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.models.config_reader import ConfigReader
+from engine.models.families.family import Family
 from engine.models.families.rope import read_rope
 from engine.models.families.shared import (
     ignore_router_training,
@@ -93,3 +94,16 @@ def _uniform_count(reader: ConfigReader, key: str, default: int) -> int:
     if type(listed[0]) is not int or listed[0] < 1 or any(n != listed[0] for n in listed):
         raise reader.error(key, "differs between layers, which is not supported")
     return listed[0]
+
+
+FAMILIES: dict[str, Family] = {
+    "hunyuan_v1_dense": Family(
+        hunyuan_dense, "Hunyuan 0.5B to 7B, Hunyuan-MT", "QK norms after rope"
+    ),
+    "hunyuan_v1_moe": Family(
+        hunyuan_moe,
+        "Hunyuan-A13B",
+        "QK norms after rope, experts and a shared expert",
+        has_remote_code=True,
+    ),
+}

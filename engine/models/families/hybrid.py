@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from engine.models.config_reader import ConfigReader
+from engine.models.families.family import Family
 from engine.models.families.rope import read_ropes_by_layer
 from engine.models.families.shared import (
     ignore_router_training,
@@ -294,3 +295,22 @@ def _lfm2_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
         attending = reader.indices("full_attn_idxs")
     usual = ["full_attention" if i in attending else "conv" for i in range(count)]
     return tuple(_kinds(reader, reader.list_of_length("layer_types", count) or usual, "conv"))
+
+
+FAMILIES: dict[str, Family] = {
+    "lfm2": Family(lfm2, "LFM2 350M to 2.6B", "gated short convolutions, QK norms"),
+    "lfm2_moe": Family(lfm2_moe, "LFM2-8B-A1B, 24B-A2B", "the same; experts by corrected sigmoids"),
+    "lfm3": Family(
+        lfm3,
+        "LFM3 1.7B",
+        "as `lfm2`; norms before and after, gated heads, windows with their own rope",
+    ),
+    "olmo_hybrid": Family(
+        olmo_hybrid,
+        "OLMo Hybrid 7B",
+        "gated delta rule in three of four layers, norms after attention only",
+    ),
+    "qwen3_next": Family(
+        qwen3_next, "Qwen3-Next", "as `qwen3_5_text`; experts and a gated shared expert"
+    ),
+}

@@ -155,7 +155,7 @@ _GLM46V_TEXT: dict[str, Callable[[ConfigReader], DecoderSpec]] = {
     "glm4v_moe_text": glm4v_moe,
     "glm4v_text": glm4v,
 }
-IMAGE_TEXT: dict[str, Family] = {
+FAMILIES: dict[str, Family] = {
     "aya_vision": Family(aya_vision, "Aya Vision 8B and 32B", "as `cohere2`; accepts images"),
     "cohere2_vision": Family(cohere2_vision, "Command A Vision", "as `cohere2`; accepts images"),
     "glm46v": Family(glm46v, "GLM-4.6V", "as `glm4v` or `glm4v_moe`; accepts images, video"),

@@ -6,6 +6,7 @@ import dataclasses
 
 from engine.models.config_reader import ConfigReader
 from engine.models.families.deepseek import read_deepseek_v3_experts, read_latent_decoder
+from engine.models.families.family import Family
 from engine.models.families.shared import num_layers
 from engine.models.recurrence import GatedDeltaSpec
 from engine.models.rope_spec import ProportionalScaling, RopeSpec
@@ -97,3 +98,13 @@ def _recurrence(reader: ConfigReader, eps: float) -> tuple[GatedDeltaSpec, froze
         channel_rank=dim,
     )
     return spec, attending
+
+
+FAMILIES: dict[str, Family] = {
+    "kimi_linear": Family(
+        kimi_linear,
+        "Kimi Linear 48B-A3B",
+        "gated delta rule with a decay per channel, latent attention without rope, experts",
+        has_remote_code=True,
+    ),
+}

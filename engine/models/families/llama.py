@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.models.config_reader import ConfigReader
+from engine.models.families.family import Family
 from engine.models.families.shared import (
     TEMPERATURE_ROPE_KEYS,
     alternating_layers,
@@ -283,3 +284,41 @@ def _smollm3_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
         LayerSpec(window if kind == "sliding_attention" else None, bool(has_rope))
         for kind, has_rope in zip(kinds, rope, strict=True)
     )
+
+
+FAMILIES: dict[str, Family] = {
+    "cohere": Family(
+        cohere, "Command R", "layer norms, parallel attention and MLP, interleaved rope"
+    ),
+    "cohere2": Family(
+        cohere2,
+        "Command R7B, Command A",
+        "the same; windows, no rope in full-attention layers",
+    ),
+    "cwm": Family(cwm, "Code World Model 32B", "windows in three layers of four"),
+    "exaone4": Family(
+        exaone4,
+        "EXAONE 4.0",
+        "norms after attention and MLP, QK norms; windows, no rope in full-attention layers",
+    ),
+    "helium": Family(helium, "Helium 1", "interleaved rope"),
+    "internlm3": Family(internlm3, "InternLM3", "biases in some", has_remote_code=True),
+    "iquestcoder": Family(iquestcoder, "IQuest-Coder V1", "", has_remote_code=True),
+    "llama": Family(llama, "Llama 2 and 3.x, SmolLM 1 and 2, Yi, many more", ""),
+    "ministral": Family(ministral, "Ministral 8B", "windows"),
+    "ministral3": Family(
+        ministral3, "Ministral 3, text model only", "queries that grow with position"
+    ),
+    "mistral": Family(mistral, "Mistral, Ministral", "windows in some"),
+    "phi3": Family(
+        phi3,
+        "Phi-3, Phi-3.5, Phi-4",
+        "windows, LongRoPE, partial rope in some",
+        has_remote_code=True,
+    ),
+    "qwen2": Family(qwen2, "Qwen2, Qwen2.5", "biases, windows in some"),
+    "qwen3": Family(qwen3, "Qwen3, dense", "QK norms"),
+    "seed_oss": Family(seed_oss, "Seed-OSS", "biases"),
+    "smollm3": Family(smollm3, "SmolLM3", "no rope in every fourth layer"),
+    "stablelm": Family(stablelm, "StableLM", "layer norms, partial rope"),
+}

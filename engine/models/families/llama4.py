@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from engine.models.config_reader import ConfigReader
+from engine.models.families.family import Family
 from engine.models.families.shared import (
     ignore_router_training,
     num_layers,
@@ -78,3 +79,12 @@ def _layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
         )
         for i in range(count)
     )
+
+
+FAMILIES: dict[str, Family] = {
+    "llama4_text": Family(
+        llama4_text,
+        "Llama 4, text model only",
+        "chunked attention, layers without rope, unit QK norms, experts weigh their inputs",
+    ),
+}

@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from engine.models.config_reader import ConfigReader
+from engine.models.families.family import Family
 from engine.models.families.shared import (
     ignore_router_training,
     num_layers,
@@ -228,3 +229,23 @@ def _checked(reader: ConfigReader, recurrent: list[bool]) -> list[bool]:
     if all(recurrent):
         raise reader.error("model_type", "names a model without attention, which is not supported")
     return recurrent
+
+
+FAMILIES: dict[str, Family] = {
+    "bamba": Family(
+        bamba,
+        "Bamba 9B",
+        "selective state spaces (Mamba-2) in most layers, partial rope",
+    ),
+    "falcon_h1": Family(
+        falcon_h1,
+        "Falcon-H1 0.5B to 34B",
+        "attention beside a selective state space (Mamba-2) in each layer, many multipliers",
+    ),
+    "granitemoehybrid": Family(
+        granitemoehybrid,
+        "Granite 4.0 H, with experts and dense",
+        "four multipliers; selective state spaces (Mamba-2) in nine layers of ten, no rope, "
+        "experts in some",
+    ),
+}

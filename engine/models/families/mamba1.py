@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from engine.models.config_reader import ConfigReader
+from engine.models.families.family import Family
 from engine.models.families.mamba2 import MAX_POSITIONS
 from engine.models.families.shared import (
     ignore_router_training,
@@ -158,3 +159,15 @@ def _conv_width(reader: ConfigReader, key: str) -> int:
     if width < 2:
         raise reader.error(key, "must be at least 2")
     return width
+
+
+FAMILIES: dict[str, Family] = {
+    "falcon_mamba": Family(falcon_mamba, "Falcon-Mamba 7B", "as `mamba`; more norms"),
+    "jamba": Family(
+        jamba,
+        "Jamba 1.5 to 1.7 Mini and Large, Jamba Reasoning 3B",
+        "selective state spaces (Mamba-1) in most layers, no rope, experts in some",
+        has_remote_code=True,
+    ),
+    "mamba": Family(mamba, "Mamba 130M to 2.8B", "as `mamba2`; states of channels"),
+}

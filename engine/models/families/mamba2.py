@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.models.config_reader import ConfigReader
+from engine.models.families.family import Family
 from engine.models.families.mamba import time_step_limit
 from engine.models.families.shared import num_layers, read_dtype
 from engine.models.recurrence import MambaSpec
@@ -71,3 +72,12 @@ def _state_space(reader: ConfigReader, hidden_size: int, eps: float) -> MambaSpe
         heads_key="num_heads",
         groups_key="n_groups",
     )
+
+
+FAMILIES: dict[str, Family] = {
+    "mamba2": Family(
+        mamba2,
+        "Mamba-2 130M to 2.7B, Codestral Mamba 7B",
+        "selective state spaces (Mamba-2) alone: no attention, no MLPs, no positions",
+    ),
+}

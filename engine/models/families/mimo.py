@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from engine.models.config_reader import ConfigReader
 from engine.models.families.deepseek import read_deepseek_v3_experts
+from engine.models.families.family import Family
 from engine.models.families.rope import read_ropes_by_layer
 from engine.models.families.shared import (
     ignore_router_training,
@@ -124,3 +125,13 @@ def _bits(reader: ConfigReader, key: str, pattern: Sequence[object]) -> list[boo
     if any(type(bit) is not int or bit not in (0, 1) for bit in pattern):
         raise reader.error(key, "must have 0 or 1 for each layer")
     return [bit == 1 for bit in pattern]
+
+
+FAMILIES: dict[str, Family] = {
+    "mimo_v2_flash": Family(
+        mimo_v2_flash,
+        "MiMo-V2-Flash",
+        "values narrower than keys, windows with sinks, experts as in DeepSeek-V3",
+        has_remote_code=True,
+    ),
+}

@@ -10,6 +10,7 @@ from engine.models.families.deepseek import (
     layers_with_experts,
     read_deepseek_v3_experts,
 )
+from engine.models.families.family import Family
 from engine.models.families.llama import exaone_layers, windowed_layers
 from engine.models.families.rope import read_ropes_by_layer
 from engine.models.families.shared import (
@@ -304,3 +305,35 @@ def _qwen_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
         dataclasses.replace(layer, experts=(i + 1) % step == 0 and i not in dense)
         for i, layer in enumerate(windowed_layers(reader))
     )
+
+
+FAMILIES: dict[str, Family] = {
+    "afmoe": Family(
+        afmoe,
+        "Trinity Nano, Mini and Large",
+        "norms before and after, QK norms, gated attention, windows, no rope in full-attention "
+        "layers, experts by corrected sigmoids",
+        has_remote_code=True,
+    ),
+    "dots1": Family(
+        dots1, "dots.llm1", "QK norms, experts as in DeepSeek-V3", has_remote_code=True
+    ),
+    "exaone_moe": Family(
+        exaone_moe,
+        "K-EXAONE 236B-A23B",
+        "QK norms, windows, no rope in full-attention layers, experts as in DeepSeek-V3",
+    ),
+    "hy_v3": Family(hy_v3, "Hy3", "QK norms, experts by corrected sigmoids, shared experts"),
+    "mellum": Family(mellum, "Mellum 2 12B-A2.5B", "as `qwen3_moe`; windows with their own rope"),
+    "minimax_m2": Family(
+        minimax_m2,
+        "MiniMax-M2 to M2.5",
+        "QK norms over all heads, partial rope, experts by corrected sigmoids",
+        has_remote_code=True,
+    ),
+    "mixtral": Family(mixtral, "Mixtral", "experts"),
+    "qwen2_moe": Family(
+        qwen2_moe, "Qwen1.5-MoE, Qwen2-57B-A14B", "biases, experts and a gated shared expert"
+    ),
+    "qwen3_moe": Family(qwen3_moe, "Qwen3-30B-A3B, Qwen3-235B-A22B", "QK norms, experts"),
+}

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from engine.models.config_reader import ConfigReader
 from engine.models.families import deepseek, gemma, hybrid, llama, llama4, moe
 from engine.models.families import gemma4 as gemma_4
+from engine.models.families.family import Family
 from engine.models.rope_spec import MropeSpec
 from engine.models.spec import DecoderSpec
 
@@ -235,3 +237,68 @@ def text_part(
         checkpoint_dtype=dtype or spec.checkpoint_dtype,
         tie_word_embeddings=reader.flag("tie_word_embeddings", spec.tie_word_embeddings),
     )
+
+
+FAMILIES: dict[str, Family] = {
+    "gemma3": Family(gemma3, "Gemma 3 4B, 12B and 27B", "as `gemma3_text`; accepts images"),
+    "gemma4": Family(
+        gemma4,
+        "Gemma 4 31B, 26B-A4B, E4B and E2B",
+        "as `gemma4_text`; accepts images, not audio",
+    ),
+    "gemma4_unified": Family(
+        gemma4_unified,
+        "Gemma 4 12B",
+        "as `gemma4_text`; text only",
+    ),
+    "idefics3": Family(
+        idefics3,
+        "Idefics3 8B, SmolVLM 256M, 500M and 2.2B",
+        "as `llama`; accepts images",
+    ),
+    "internvl": Family(
+        internvl,
+        "InternVL3 and 3.5, those converted for transformers (`-hf`, `-HF`)",
+        "as `qwen2`, `qwen3`, `qwen3_moe` or `llama`; accepts images, video",
+    ),
+    "llama4": Family(llama_4, "Llama 4 Scout and Maverick", "as `llama4_text`; text only"),
+    "llava": Family(
+        llava,
+        "LLaVA 1.5, LLaVA-Interleave, Pixtral 12B",
+        "as `llama`, `mistral` or `qwen2`; accepts images",
+    ),
+    "mistral3": Family(
+        mistral3,
+        "Mistral Small 3.1, 3.2 and 4, Ministral 3",
+        "as `mistral`, `ministral3` or `mistral4`; accepts images",
+    ),
+    "qwen2_5_vl": Family(qwen_vl, "Qwen2.5-VL", "as `qwen2`; accepts images, video"),
+    "qwen2_vl": Family(qwen_vl, "Qwen2-VL", "as `qwen2`; accepts images, video"),
+    "qwen3_5": Family(qwen3_5, "Qwen3.5", "as `qwen3_5_text`; accepts images, video"),
+    "qwen3_5_moe": Family(
+        qwen3_5_moe,
+        "Qwen3.5 35B-A3B and larger",
+        "as `qwen3_5_moe_text`; accepts images, video",
+    ),
+    "qwen3_5_moe_text": Family(
+        partial(hybrid.qwen3_5_moe, mrope=QWEN3_5_MROPE),
+        "Qwen3.5 with experts, text model only",
+        "as `qwen3_5_text`; experts and a gated shared expert",
+    ),
+    "qwen3_5_text": Family(
+        partial(hybrid.qwen3_5, mrope=QWEN3_5_MROPE),
+        "Qwen3.5, text model only",
+        "gated delta rule in three of four layers, gated attention, QK norms, partial rope",
+    ),
+    "qwen3_vl": Family(qwen3_vl, "Qwen3-VL, dense", "as `qwen3`; accepts images, video"),
+    "qwen3_vl_moe": Family(
+        qwen3_vl_moe,
+        "Qwen3-VL-30B-A3B, Qwen3-VL-235B-A22B",
+        "as `qwen3_moe`; accepts images, video",
+    ),
+    "smolvlm": Family(
+        idefics3,
+        "SmolVLM2 256M, 500M and 2.2B",
+        "as `llama`; accepts images, not video",
+    ),
+}

@@ -14,6 +14,7 @@ import dataclasses
 
 from engine.models.config_reader import ConfigReader
 from engine.models.families.deepseek import read_deepseek_v3_experts
+from engine.models.families.family import Family
 from engine.models.families.mamba import time_step_limit
 from engine.models.families.shared import read_activation, read_decoder, with_checked_experts
 from engine.models.recurrence import MambaSpec
@@ -151,3 +152,14 @@ def _mamba(reader: ConfigReader, eps: float) -> MambaSpec:
         heads_key="mamba_num_heads",
         groups_key="n_groups",
     )
+
+
+FAMILIES: dict[str, Family] = {
+    "nemotron_h": Family(
+        nemotron_h,
+        "Nemotron-H 8B to 56B, Nemotron Nano 2 9B and 12B, Nemotron 3 Nano and Super",
+        "selective state spaces (Mamba-2), attention without rope and MLPs as layers of their own, "
+        "ungated MLP with squared ReLU; experts as in DeepSeek-V3 in some, of latents in Super",
+        has_remote_code=True,
+    ),
+}

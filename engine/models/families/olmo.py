@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.models.config_reader import ConfigReader
+from engine.models.families.family import Family
 from engine.models.families.rope import read_ropes_by_layer
 from engine.models.families.shared import (
     alternating_layers,
@@ -93,3 +94,16 @@ def _olmo(reader: ConfigReader, **fields: Any) -> DecoderSpec:
         output_bias=bias,
         **fields,
     )
+
+
+FAMILIES: dict[str, Family] = {
+    "flex_olmo": Family(flex_olmo, "FlexOlmo 7x7B", "as `olmo2`; experts"),
+    "olmo": Family(
+        olmo,
+        "OLMo 1B and 7B, OLMo 1.7",
+        "layer norms without weights, clipped queries, keys and values in some",
+    ),
+    "olmo2": Family(olmo2, "OLMo 2", "norms after attention and MLP, QK norms over all heads"),
+    "olmo3": Family(olmo3, "OLMo 3", "the same; windows with their own rope"),
+    "olmoe": Family(olmoe, "OLMoE", "QK norms over all heads, experts"),
+}

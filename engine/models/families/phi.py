@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from engine.models.config_reader import ConfigReader
+from engine.models.families.family import Family
 from engine.models.families.rope import read_rope
 from engine.models.families.shared import (
     ignore_router_training,
@@ -86,3 +87,19 @@ def _rope(reader: ConfigReader, trained: int, head_dim: int) -> RopeSpec:
     short, long = (section.number(key) for key in _MSCALES)
     scaling = dataclasses.replace(rope.scaling, attention_factor=short, long_attention_factor=long)
     return dataclasses.replace(rope, scaling=scaling)
+
+
+FAMILIES: dict[str, Family] = {
+    "phi": Family(
+        phi,
+        "Phi-1, Phi-1.5, Phi-2",
+        "layer norms, parallel attention and ungated MLP, biases, partial rope",
+        has_remote_code=True,
+    ),
+    "phimoe": Family(
+        phimoe,
+        "Phi-3.5-MoE, Phi-mini-MoE, Phi-tiny-MoE",
+        "layer norms, biases, LongRoPE in some, experts by SparseMixer",
+        has_remote_code=True,
+    ),
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.models.config_reader import ConfigReader
+from engine.models.families.family import Family
 from engine.models.families.shared import num_layers, read_activation, read_decoder
 from engine.models.spec import DecoderSpec, LayerSpec, NormSpec
 
@@ -91,3 +92,18 @@ def starcoder2(reader: ConfigReader) -> DecoderSpec:
         mlp_bias=bias,
         layers=(LayerSpec(window),) * num_layers(reader),
     )
+
+
+FAMILIES: dict[str, Family] = {
+    "apertus": Family(apertus, "Apertus 8B and 70B", "ungated MLP with xIELU, QK norms"),
+    "arcee": Family(arcee, "AFM-4.5B", "ungated MLP with squared ReLU"),
+    "jais2": Family(jais2, "Jais 2", "layer norms, biases, ungated MLP with squared ReLU"),
+    "nemotron": Family(
+        nemotron,
+        "Nemotron-4, Minitron",
+        "layer norms, partial rope, ungated MLP with squared ReLU",
+    ),
+    "starcoder2": Family(
+        starcoder2, "StarCoder2", "layer norms, biases, ungated MLP, windows in some"
+    ),
+}

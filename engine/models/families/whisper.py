@@ -59,7 +59,7 @@ def whisper(reader: ConfigReader) -> DecoderSpec:
     )
 
 
-WHISPER = {
+FAMILIES: dict[str, Family] = {
     "whisper": Family(
         whisper,
         "Whisper tiny to large-v3 and large-v3-turbo, Distil-Whisper",
