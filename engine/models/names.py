@@ -12,12 +12,29 @@ from engine.models.layouts import (
     Layout,
     QkvByKvHead,
     RowOffset,
-    SingleRow,
     StackedExperts,
-    StackedExpertsByShape,
     Transposed,
 )
 from engine.models.mamba_names import BAMBA, FALCON_H1, GRANITE_HYBRID, JAMBA, MAMBA, NEMOTRON_H
+from engine.models.mixture_names import (
+    AFMOE,
+    DEEPSEEK_PLAIN,
+    DEEPSEEK_RANKED,
+    DEEPSEEK_SPARSE,
+    ERNIE_MOE,
+    EXAONE_MOE,
+    GLM4_MOE,
+    GPT_OSS,
+    GRANITE_MOE_SWA,
+    HUNYUAN,
+    HY3,
+    LLAMA4,
+    MIMO_V2,
+    MINIMAX_M2,
+    MIXTRAL,
+    QWEN3_VL_MOE,
+    SINKS,
+)
 from engine.models.rules import (
     ATTENTION,
     FLEX_OLMO,
@@ -30,7 +47,6 @@ from engine.models.rules import (
     PRE_NORMS,
     QWEN_MOE,
     Rule,
-    expert_rules,
     stacked_rules,
 )
 from engine.models.whisper_names import WHISPER
@@ -176,145 +192,6 @@ _OPT = (
         for kind in ("weight", "bias")
     ),
 )
-_MIXTRAL = (
-    *(*MODEL, *ATTENTION, *PRE_NORMS),
-    Rule(LAYER + "block_sparse_moe.gate.weight", "{i}.router"),
-    *expert_rules(LAYER + "block_sparse_moe.experts.{e}.", "w1", "w3", "w2"),
-)
-
-
-def _shared_rules(prefix: str) -> tuple[Rule, ...]:
-    """A shared expert, which all tokens use."""
-    return (
-        Rule(f"{prefix}gate_proj.weight", "{i}.shared.gate_up.weight", 0),
-        Rule(f"{prefix}up_proj.weight", "{i}.shared.gate_up.weight", 1),
-        Rule(f"{prefix}down_proj.weight", "{i}.shared.down.weight"),
-    )
-
-
-_CORRECTED = (
-    Rule(LAYER + "mlp.gate.weight", "{i}.router"),
-    Rule(LAYER + "mlp.gate.e_score_correction_bias", "{i}.router.correction"),
-    *expert_rules(LAYER + "mlp.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
-    *_shared_rules(LAYER + "mlp.shared_experts."),
-)
-_GLM4_MOE = (*LLAMA, *_CORRECTED)
-_ERNIE_MOE = (
-    *(rule for rule in _GLM4_MOE if not rule.parameter.endswith(".correction")),
-    Rule(
-        *(LAYER + "mlp.moe_statics.e_score_correction_bias", "{i}.router.correction", 0),
-        SingleRow(),
-    ),
-)
-# The routing correction bias is beside the router.
-_EXAONE_MOE = (
-    *_GLM4_MOE,
-    Rule(LAYER + "mlp.e_score_correction_bias", "{i}.router.correction"),
-)
-_HY3 = (
-    *LLAMA,
-    Rule(LAYER + "mlp.router.gate.weight", "{i}.router"),
-    Rule(LAYER + "mlp.expert_bias", "{i}.router.correction"),
-    *expert_rules(LAYER + "mlp.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
-    *_shared_rules(LAYER + "mlp.shared_mlp."),
-)
-_AFMOE = (
-    *(*MODEL, *MLP, *_CORRECTED),
-    Rule(LAYER + "mlp.router.gate.weight", "{i}.router"),
-    Rule(LAYER + "mlp.expert_bias", "{i}.router.correction"),
-    *(
-        Rule(f"{LAYER}self_attn.{name}_proj.weight", "{i}.qkv.weight", part)
-        for part, name in enumerate(("gate", "q", "k", "v"))
-    ),
-    Rule(LAYER + "self_attn.q_norm.weight", "{i}.query_norm"),
-    Rule(LAYER + "self_attn.k_norm.weight", "{i}.key_norm"),
-    Rule(LAYER + "self_attn.o_proj.weight", "{i}.output.weight"),
-    Rule(LAYER + "input_layernorm.weight", "{i}.attention_norm"),
-    Rule(LAYER + "post_attention_layernorm.weight", "{i}.attention_after"),
-    Rule(LAYER + "pre_mlp_layernorm.weight", "{i}.mlp_norm"),
-    Rule(LAYER + "post_mlp_layernorm.weight", "{i}.mlp_after"),
-)
-_MINIMAX_M2 = (
-    *_MIXTRAL,
-    Rule(LAYER + "block_sparse_moe.e_score_correction_bias", "{i}.router.correction"),
-)
-_HUNYUAN = (
-    *(rule for rule in LLAMA if not rule.parameter.endswith(("query_norm", "key_norm"))),
-    Rule(LAYER + "self_attn.query_layernorm.weight", "{i}.query_norm"),
-    Rule(LAYER + "self_attn.key_layernorm.weight", "{i}.key_norm"),
-    Rule(LAYER + "mlp.gate.wg.weight", "{i}.router"),
-    *expert_rules(LAYER + "mlp.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
-    *_shared_rules(LAYER + "mlp.shared_mlp."),
-)
-_DEEPSEEK = (
-    *(*MODEL, *MLP, *PRE_NORMS, *_CORRECTED),
-    # As in Mistral Small 4.
-    *stacked_rules(LAYER + "mlp.experts.", StackedExperts(outputs_first=True), outputs_first=True),
-    Rule(LAYER + "self_attn.kv_a_proj_with_mqa.weight", "{i}.qkv.weight", 1),
-    Rule(LAYER + "self_attn.kv_a_proj_with_mqa.bias", "{i}.qkv.bias", 1),
-    Rule(LAYER + "self_attn.kv_a_layernorm.weight", "{i}.latent_norm"),
-    Rule(LAYER + "self_attn.kv_b_proj.weight", "{i}.latent_up"),
-    Rule(LAYER + "self_attn.o_proj.weight", "{i}.output.weight"),
-    Rule(LAYER + "self_attn.o_proj.bias", "{i}.output.bias"),
-)
-_DEEPSEEK_PLAIN = (
-    *_DEEPSEEK,
-    Rule(LAYER + "self_attn.q_proj.weight", "{i}.qkv.weight", 0),
-)
-_DEEPSEEK_RANKED = (
-    *_DEEPSEEK,
-    Rule(LAYER + "self_attn.q_a_proj.weight", "{i}.qkv.weight", 0),
-    Rule(LAYER + "self_attn.q_a_proj.bias", "{i}.qkv.bias", 0),
-    Rule(LAYER + "self_attn.q_a_layernorm.weight", "{i}.query_norm"),
-    Rule(LAYER + "self_attn.q_b_proj.weight", "{i}.query_up.weight"),
-)
-_INDEXER = LAYER + "self_attn.indexer."
-_DEEPSEEK_SPARSE = (
-    *_DEEPSEEK_RANKED,
-    Rule(_INDEXER + "wq_b.weight", "{i}.index.query.weight"),
-    Rule(_INDEXER + "wk.weight", "{i}.index.key.weight"),
-    Rule(_INDEXER + "k_norm.weight", "{i}.index.key_norm"),
-    Rule(_INDEXER + "k_norm.bias", "{i}.index.key_norm.bias"),
-    Rule(_INDEXER + "weights_proj.weight", "{i}.index.weights"),
-)
-_LLAMA4_MLP = LAYER + "feed_forward."
-_LLAMA4 = (
-    *(*MODEL, *ATTENTION, *PRE_NORMS),
-    Rule(_LLAMA4_MLP + "gate_proj.weight", "{i}.gate_up.weight", 0),
-    Rule(_LLAMA4_MLP + "up_proj.weight", "{i}.gate_up.weight", 1),
-    Rule(_LLAMA4_MLP + "down_proj.weight", "{i}.down.weight"),
-    Rule(_LLAMA4_MLP + "router.weight", "{i}.router"),
-    *stacked_rules(_LLAMA4_MLP + "experts.", StackedExperts()),
-    *_shared_rules(_LLAMA4_MLP + "shared_expert."),
-)
-_SINKS = Rule(LAYER + "self_attn.sinks", "{i}.sinks")
-_GPT_OSS = (
-    *(*MODEL, *ATTENTION, *PRE_NORMS),
-    _SINKS,
-    Rule(LAYER + "mlp.router.weight", "{i}.router"),
-    Rule(LAYER + "mlp.router.bias", "{i}.router.bias"),
-    *stacked_rules(LAYER + "mlp.experts.", StackedExperts(interleaved=True)),
-)
-
-_MIMO_V2 = (
-    *(*_GLM4_MOE, _SINKS),
-    Rule(LAYER + "self_attn.attention_sink_bias", "{i}.sinks"),  # as published
-)
-_GRANITE_MOE_SWA = (
-    *(*GRANITE_MOE, _SINKS),
-    Rule(LAYER + "block_sparse_moe.router.weight", "{i}.router"),
-    *stacked_rules(
-        LAYER + "block_sparse_moe.experts.",
-        StackedExperts(outputs_first=True),
-        outputs_first=True,
-    ),
-)
-
-_QWEN3_VL_MOE = (
-    *QWEN_MOE,
-    Rule(LAYER + "mlp.experts.gate_up_proj", "{i}.experts.gate_up", None, StackedExpertsByShape()),
-    Rule(LAYER + "mlp.experts.down_proj", "{i}.experts.down", None, StackedExpertsByShape()),
-)
 
 
 def _in_language_model(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
@@ -331,18 +208,18 @@ def _in_multimodal_model(rules: tuple[Rule, ...], part: str = "language_model") 
 
 _NESTED = {"outer": _in_multimodal_model, "whole": _in_language_model}
 _TABLES = {
-    "afmoe": _AFMOE,
+    "afmoe": AFMOE,
     "apertus": _APERTUS,
     "arcee": _UNGATED,
     "bamba": BAMBA,
     "codegen": CODEGEN,
-    "deepseek": _DEEPSEEK_PLAIN,
-    "deepseek_ranked": _DEEPSEEK_RANKED,
-    "deepseek_sparse": _DEEPSEEK_SPARSE,
-    "dots1": _GLM4_MOE,
-    "ernie4_5_moe": _ERNIE_MOE,
+    "deepseek": DEEPSEEK_PLAIN,
+    "deepseek_ranked": DEEPSEEK_RANKED,
+    "deepseek_sparse": DEEPSEEK_SPARSE,
+    "dots1": GLM4_MOE,
+    "ernie4_5_moe": ERNIE_MOE,
     "exaone4": OLMO2,
-    "exaone_moe": _EXAONE_MOE,
+    "exaone_moe": EXAONE_MOE,
     "falcon": FALCON,
     "falcon_h1": FALCON_H1,
     "falcon_mamba": MAMBA,
@@ -357,22 +234,22 @@ _TABLES = {
     "gemma4_unified_text": _GEMMA4,
     "glm": _GLM,
     "glm4": _GLM4,
-    "glm4_moe": _GLM4_MOE,
+    "glm4_moe": GLM4_MOE,
     "gpt2": _GPT2,
     "gpt_bigcode": _gpt_bigcode(None),
     "gpt_bigcode_by_head": _gpt_bigcode(QkvByKvHead()),
     "gpt_neo": GPT_NEO,
     "gpt_neox": GPT_NEOX,
-    "gpt_oss": _GPT_OSS,
+    "gpt_oss": GPT_OSS,
     "gptj": GPTJ,
-    "granite_swa": (*LLAMA, _SINKS),
+    "granite_swa": (*LLAMA, SINKS),
     "granitemoe": GRANITE_MOE,
-    "granitemoe_swa": _GRANITE_MOE_SWA,
+    "granitemoe_swa": GRANITE_MOE_SWA,
     "granitemoehybrid": GRANITE_HYBRID,
     "granitemoeshared": GRANITE_MOE,
-    "hunyuan_v1_dense": _HUNYUAN,
-    "hunyuan_v1_moe": _HUNYUAN,
-    "hy_v3": _HY3,
+    "hunyuan_v1_dense": HUNYUAN,
+    "hunyuan_v1_moe": HUNYUAN,
+    "hy_v3": HY3,
     "hyperclovax": _HYPERCLOVAX,
     "idefics3": _in_multimodal_model(LLAMA, "text_model"),
     "internvl": _in_language_model(LLAMA),
@@ -384,18 +261,18 @@ _TABLES = {
     "lfm2_moe": LFM2,
     "lfm3": LFM3,
     "lfm3_ungated": LFM3_UNGATED,
-    "llama4": _in_language_model(_LLAMA4),
-    "llama4_text": _LLAMA4,
+    "llama4": _in_language_model(LLAMA4),
+    "llama4_text": LLAMA4,
     "llava": _in_language_model(LLAMA),
     "mamba": MAMBA,
     "mamba2": NEMOTRON_H,
     "mellum": QWEN_MOE,
-    "mimo_v2_flash": _MIMO_V2,
-    "minimax_m2": _MINIMAX_M2,
+    "mimo_v2_flash": MIMO_V2,
+    "minimax_m2": MINIMAX_M2,
     "mistral3": _in_language_model(LLAMA),
-    "mistral3_deepseek": _in_language_model(_DEEPSEEK_PLAIN),
-    "mistral3_deepseek_ranked": _in_language_model(_DEEPSEEK_RANKED),
-    "mixtral": _MIXTRAL,
+    "mistral3_deepseek": _in_language_model(DEEPSEEK_PLAIN),
+    "mistral3_deepseek_ranked": _in_language_model(DEEPSEEK_RANKED),
+    "mixtral": MIXTRAL,
     "nemotron": _UNGATED,
     "nemotron_h": NEMOTRON_H,
     "olmo2": OLMO2,
@@ -405,7 +282,7 @@ _TABLES = {
     "opt": _OPT,
     "phi": PHI,
     "phi3": _PHI3,
-    "phimoe": _MIXTRAL,
+    "phimoe": MIXTRAL,
     "qwen2_audio": _in_language_model(LLAMA),
     "qwen2_moe": QWEN_MOE,
     "qwen3_asr": _in_multimodal_model(LLAMA),
@@ -416,9 +293,9 @@ _TABLES = {
     "qwen3_moe": QWEN_MOE,
     "qwen3_next": QWEN3_NEXT,
     "qwen3_vl": _in_multimodal_model(LLAMA),
-    "qwen3_vl_moe": _in_multimodal_model(_QWEN3_VL_MOE),
+    "qwen3_vl_moe": _in_multimodal_model(QWEN3_VL_MOE),
     "smolvlm": _in_multimodal_model(LLAMA, "text_model"),
-    "solar_open": _GLM4_MOE,
+    "solar_open": GLM4_MOE,
     "starcoder2": _STARCODER2,
     "vaultgemma": _GEMMA2,
     "voxtral": _in_language_model(LLAMA),

@@ -1,0 +1,162 @@
+"""Checkpoints' names for the parameters of models with experts: one table per family."""
+
+from __future__ import annotations
+
+from engine.models.layouts import (
+    SingleRow,
+    StackedExperts,
+    StackedExpertsByShape,
+)
+from engine.models.rules import (
+    ATTENTION,
+    GRANITE_MOE,
+    LAYER,
+    LLAMA,
+    MLP,
+    MODEL,
+    PRE_NORMS,
+    QWEN_MOE,
+    Rule,
+    expert_rules,
+    stacked_rules,
+)
+
+MIXTRAL = (
+    *(*MODEL, *ATTENTION, *PRE_NORMS),
+    Rule(LAYER + "block_sparse_moe.gate.weight", "{i}.router"),
+    *expert_rules(LAYER + "block_sparse_moe.experts.{e}.", "w1", "w3", "w2"),
+)
+
+
+def _shared_rules(prefix: str) -> tuple[Rule, ...]:
+    """A shared expert, which all tokens use."""
+    return (
+        Rule(f"{prefix}gate_proj.weight", "{i}.shared.gate_up.weight", 0),
+        Rule(f"{prefix}up_proj.weight", "{i}.shared.gate_up.weight", 1),
+        Rule(f"{prefix}down_proj.weight", "{i}.shared.down.weight"),
+    )
+
+
+_CORRECTED = (
+    Rule(LAYER + "mlp.gate.weight", "{i}.router"),
+    Rule(LAYER + "mlp.gate.e_score_correction_bias", "{i}.router.correction"),
+    *expert_rules(LAYER + "mlp.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
+    *_shared_rules(LAYER + "mlp.shared_experts."),
+)
+GLM4_MOE = (*LLAMA, *_CORRECTED)
+ERNIE_MOE = (
+    *(rule for rule in GLM4_MOE if not rule.parameter.endswith(".correction")),
+    Rule(
+        *(LAYER + "mlp.moe_statics.e_score_correction_bias", "{i}.router.correction", 0),
+        SingleRow(),
+    ),
+)
+# The routing correction bias is beside the router.
+EXAONE_MOE = (
+    *GLM4_MOE,
+    Rule(LAYER + "mlp.e_score_correction_bias", "{i}.router.correction"),
+)
+HY3 = (
+    *LLAMA,
+    Rule(LAYER + "mlp.router.gate.weight", "{i}.router"),
+    Rule(LAYER + "mlp.expert_bias", "{i}.router.correction"),
+    *expert_rules(LAYER + "mlp.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
+    *_shared_rules(LAYER + "mlp.shared_mlp."),
+)
+AFMOE = (
+    *(*MODEL, *MLP, *_CORRECTED),
+    Rule(LAYER + "mlp.router.gate.weight", "{i}.router"),
+    Rule(LAYER + "mlp.expert_bias", "{i}.router.correction"),
+    *(
+        Rule(f"{LAYER}self_attn.{name}_proj.weight", "{i}.qkv.weight", part)
+        for part, name in enumerate(("gate", "q", "k", "v"))
+    ),
+    Rule(LAYER + "self_attn.q_norm.weight", "{i}.query_norm"),
+    Rule(LAYER + "self_attn.k_norm.weight", "{i}.key_norm"),
+    Rule(LAYER + "self_attn.o_proj.weight", "{i}.output.weight"),
+    Rule(LAYER + "input_layernorm.weight", "{i}.attention_norm"),
+    Rule(LAYER + "post_attention_layernorm.weight", "{i}.attention_after"),
+    Rule(LAYER + "pre_mlp_layernorm.weight", "{i}.mlp_norm"),
+    Rule(LAYER + "post_mlp_layernorm.weight", "{i}.mlp_after"),
+)
+MINIMAX_M2 = (
+    *MIXTRAL,
+    Rule(LAYER + "block_sparse_moe.e_score_correction_bias", "{i}.router.correction"),
+)
+HUNYUAN = (
+    *(rule for rule in LLAMA if not rule.parameter.endswith(("query_norm", "key_norm"))),
+    Rule(LAYER + "self_attn.query_layernorm.weight", "{i}.query_norm"),
+    Rule(LAYER + "self_attn.key_layernorm.weight", "{i}.key_norm"),
+    Rule(LAYER + "mlp.gate.wg.weight", "{i}.router"),
+    *expert_rules(LAYER + "mlp.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
+    *_shared_rules(LAYER + "mlp.shared_mlp."),
+)
+_DEEPSEEK = (
+    *(*MODEL, *MLP, *PRE_NORMS, *_CORRECTED),
+    # As in Mistral Small 4.
+    *stacked_rules(LAYER + "mlp.experts.", StackedExperts(outputs_first=True), outputs_first=True),
+    Rule(LAYER + "self_attn.kv_a_proj_with_mqa.weight", "{i}.qkv.weight", 1),
+    Rule(LAYER + "self_attn.kv_a_proj_with_mqa.bias", "{i}.qkv.bias", 1),
+    Rule(LAYER + "self_attn.kv_a_layernorm.weight", "{i}.latent_norm"),
+    Rule(LAYER + "self_attn.kv_b_proj.weight", "{i}.latent_up"),
+    Rule(LAYER + "self_attn.o_proj.weight", "{i}.output.weight"),
+    Rule(LAYER + "self_attn.o_proj.bias", "{i}.output.bias"),
+)
+DEEPSEEK_PLAIN = (
+    *_DEEPSEEK,
+    Rule(LAYER + "self_attn.q_proj.weight", "{i}.qkv.weight", 0),
+)
+DEEPSEEK_RANKED = (
+    *_DEEPSEEK,
+    Rule(LAYER + "self_attn.q_a_proj.weight", "{i}.qkv.weight", 0),
+    Rule(LAYER + "self_attn.q_a_proj.bias", "{i}.qkv.bias", 0),
+    Rule(LAYER + "self_attn.q_a_layernorm.weight", "{i}.query_norm"),
+    Rule(LAYER + "self_attn.q_b_proj.weight", "{i}.query_up.weight"),
+)
+_INDEXER = LAYER + "self_attn.indexer."
+DEEPSEEK_SPARSE = (
+    *DEEPSEEK_RANKED,
+    Rule(_INDEXER + "wq_b.weight", "{i}.index.query.weight"),
+    Rule(_INDEXER + "wk.weight", "{i}.index.key.weight"),
+    Rule(_INDEXER + "k_norm.weight", "{i}.index.key_norm"),
+    Rule(_INDEXER + "k_norm.bias", "{i}.index.key_norm.bias"),
+    Rule(_INDEXER + "weights_proj.weight", "{i}.index.weights"),
+)
+_LLAMA4_MLP = LAYER + "feed_forward."
+LLAMA4 = (
+    *(*MODEL, *ATTENTION, *PRE_NORMS),
+    Rule(_LLAMA4_MLP + "gate_proj.weight", "{i}.gate_up.weight", 0),
+    Rule(_LLAMA4_MLP + "up_proj.weight", "{i}.gate_up.weight", 1),
+    Rule(_LLAMA4_MLP + "down_proj.weight", "{i}.down.weight"),
+    Rule(_LLAMA4_MLP + "router.weight", "{i}.router"),
+    *stacked_rules(_LLAMA4_MLP + "experts.", StackedExperts()),
+    *_shared_rules(_LLAMA4_MLP + "shared_expert."),
+)
+SINKS = Rule(LAYER + "self_attn.sinks", "{i}.sinks")
+GPT_OSS = (
+    *(*MODEL, *ATTENTION, *PRE_NORMS),
+    SINKS,
+    Rule(LAYER + "mlp.router.weight", "{i}.router"),
+    Rule(LAYER + "mlp.router.bias", "{i}.router.bias"),
+    *stacked_rules(LAYER + "mlp.experts.", StackedExperts(interleaved=True)),
+)
+
+MIMO_V2 = (
+    *(*GLM4_MOE, SINKS),
+    Rule(LAYER + "self_attn.attention_sink_bias", "{i}.sinks"),  # as published
+)
+GRANITE_MOE_SWA = (
+    *(*GRANITE_MOE, SINKS),
+    Rule(LAYER + "block_sparse_moe.router.weight", "{i}.router"),
+    *stacked_rules(
+        LAYER + "block_sparse_moe.experts.",
+        StackedExperts(outputs_first=True),
+        outputs_first=True,
+    ),
+)
+
+QWEN3_VL_MOE = (
+    *QWEN_MOE,
+    Rule(LAYER + "mlp.experts.gate_up_proj", "{i}.experts.gate_up", None, StackedExpertsByShape()),
+    Rule(LAYER + "mlp.experts.down_proj", "{i}.experts.down", None, StackedExpertsByShape()),
+)
