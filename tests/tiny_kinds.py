@@ -233,6 +233,7 @@ _DENSE: Kinds = {
             **{"attention_multiplier": 0.2, "pad_token_id": 0},
         },
     ),
+    "nanochat": ("NanoChatConfig", {}),
     "exaone4": (
         "Exaone4Config",
         {

@@ -20,6 +20,10 @@ _ROUTED = {
     **{"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
     **{"n_shared_experts": 2, "n_group": 1, "topk_group": 1},
 }
+_COHERE = {
+    **{"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 24, "head_dim": 16},
+    **{"sliding_window": 12, "logit_scale": 0.3, "pad_token_id": 0},
+}
 
 MIXTURES: Kinds = {
     "mixtral": ("MixtralConfig", {"num_local_experts": 5, "num_experts_per_tok": 2}),
@@ -185,6 +189,22 @@ MIXTURES: Kinds = {
         {
             **{"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
             **{"num_shared_experts": 2, "n_group": 3, "topk_group": 2, "sliding_window": 12},
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "cohere2_moe": (
+        "Cohere2MoeConfig",
+        {
+            **{**_COHERE, "rms_norm_eps": ABSENT, "layer_norm_eps": 1e-4, "num_shared_experts": 2},
+            **{"first_k_dense_replace": 1, "prefix_dense_intermediate_size": 56},
+            **{"num_hidden_layers": 4, "sliding_window_pattern": 2},
+        },
+    ),
+    "cohere2_moe_sigmoid": (
+        "Cohere2MoeConfig",
+        {
+            **{**_COHERE, "expert_selection_fn": "sigmoid", "norm_topk_prob": False},
+            **{"num_shared_experts": 1, "shared_expert_combination_strategy": "sum"},
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),

@@ -77,6 +77,7 @@ class Experts:
         # [num_experts, 1], a factor for each expert's result.
         self._scales = None if weights.scale is None else weights.scale.unsqueeze(1)
         self._shared = None if weights.shared is None else Mlp(weights.shared, activate)
+        self._shared_scale = spec.shared_scale
         self._shared_names = f"{index}.shared.gate_up.weight", f"{index}.shared.down.weight"
         self._local_experts, self._num_local_experts = (
             spec.local_expert_range,
@@ -120,6 +121,8 @@ class Experts:
         shared = None
         if self._shared is not None:
             shared = _apply_mlp(self._shared, self._shared_names, x, adapters)
+            if self._shared_scale != 1.0:
+                shared = shared.mul_(self._shared_scale)
         return self._forward_experts(x, ids, shares, shared)
 
 

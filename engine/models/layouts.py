@@ -204,6 +204,21 @@ class ScaledOutputs:
         return (stored.float() * factors).to(stored.dtype)
 
 
+class NormedRows:
+    """Embeddings that the model norms, without weights, before their first use (nanochat). Here
+    they are normed at load."""
+
+    def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """See ``Layout``."""
+        return shape
+
+    def arrange(self, spec: DecoderSpec, stored: torch.Tensor) -> torch.Tensor:
+        """See ``Layout``."""
+        wide = stored.float()
+        inverse = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + spec.norm.eps)
+        return (wide * inverse).to(stored.dtype)
+
+
 class RowOffset:
     """A position table that starts at a later row, as OPT's starts at its third.
 

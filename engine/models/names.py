@@ -10,6 +10,7 @@ from engine.models.hybrid_names import LFM2, LFM3, LFM3_UNGATED, OLMO_HYBRID, QW
 from engine.models.kimi_names import KIMI_LINEAR
 from engine.models.layouts import (
     Layout,
+    NormedRows,
     QkvByKvHead,
     RowOffset,
     StackedExperts,
@@ -118,6 +119,10 @@ def _ungated(up: str, down: str) -> tuple[Rule, ...]:
 
 _UNGATED = _ungated("up_proj", "down_proj")
 _STARCODER2 = _ungated("c_fc", "c_proj")
+_NANOCHAT = (
+    *(rule for rule in _ungated("fc1", "fc2") if rule.parameter != "embedding"),
+    Rule("model.embed_tokens.weight", "embedding", 0, NormedRows()),
+)
 _APERTUS = (
     *(*MODEL, *ATTENTION),
     Rule(LAYER + "attention_layernorm.weight", "{i}.attention_norm"),
@@ -213,6 +218,7 @@ _TABLES = {
     "arcee": _UNGATED,
     "bamba": BAMBA,
     "codegen": CODEGEN,
+    "cohere2_moe": GLM4_MOE,
     "deepseek": DEEPSEEK_PLAIN,
     "deepseek_ranked": DEEPSEEK_RANKED,
     "deepseek_sparse": DEEPSEEK_SPARSE,
@@ -273,6 +279,7 @@ _TABLES = {
     "mistral3_deepseek": _in_language_model(DEEPSEEK_PLAIN),
     "mistral3_deepseek_ranked": _in_language_model(DEEPSEEK_RANKED),
     "mixtral": MIXTRAL,
+    "nanochat": _NANOCHAT,
     "nemotron": _UNGATED,
     "nemotron_h": NEMOTRON_H,
     "olmo2": OLMO2,

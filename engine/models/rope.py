@@ -40,6 +40,8 @@ def inverse_frequencies(
     """
     turned = rope.num_dims or head_dim
     frequencies, factor = _frequencies(rope, turned, trained_context, max_model_len)
+    if rope.clockwise:
+        frequencies = -frequencies
     return functional.pad(frequencies, (0, (head_dim - turned) // 2)), factor
 
 

@@ -113,3 +113,4 @@ class RopeSpec:
     num_dims: int | None = None  # even; None: all of head_dim
     interleaved: bool = False
     mrope: MropeSpec | None = None  # None: positions have one dimension
+    clockwise: bool = False  # by negative angles (nanochat)

@@ -180,7 +180,7 @@ class SmallBatchExperts(NamedTuple):
             return None
         if weights.latent is not None:
             return None
-        if weights.scale is not None or weights.shared_gate is not None:
+        if weights.scale is not None or weights.shared_gate is not None or moe.shared_scale != 1.0:
             return None
         if not all(isinstance(part, TiledWeight) or part.is_contiguous() for part in experts[:2]):
             return None

@@ -120,6 +120,7 @@ class MoeSpec:
     biased: bool = False  # router and experts have biases
     apply_router_weight_on_input: bool = False  # weights multiply the experts' inputs, not outputs
     shared_intermediate_size: int = 0  # of the shared expert; 0: there is none
+    shared_scale: float = 1.0  # of its output
     latent_size: int = 0  # of the experts' input and output; 0: they use hidden states
     shared_gate: bool = False  # a sigmoid of the token scales the shared expert
     # The layer also has its MLP, and each has its own norms. The router reads the residual stream

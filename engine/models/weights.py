@@ -124,6 +124,7 @@ _UNREAD = {
     "aya_vision": _PROJECTED,
     "cohere2_vision": _PROJECTED,
     "ernie4_5_moe": ("model.mtp_",),
+    "exaone4_5": (*_VISUAL, "mtp."),
     "exaone_moe": ("mtp.",),
     "gemma3": ("vision_tower.", "multi_modal_projector."),
     "gemma4": _GEMMA4_TOWERS,

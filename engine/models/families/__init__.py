@@ -14,6 +14,7 @@ from engine.models.encoder.families import ENCODERS
 from engine.models.encoder.spec import EncoderSpec
 from engine.models.families import (
     audio_text,
+    cohere,
     deepseek,
     ernie,
     falcon,
@@ -48,6 +49,7 @@ from engine.models.spec import DecoderSpec
 # Each module has a table of the families that it reads: model_type -> Family.
 MODULES = (
     audio_text,
+    cohere,
     deepseek,
     ernie,
     falcon,

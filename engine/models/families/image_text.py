@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable
 
 from engine.models.config_reader import ConfigReader
-from engine.models.families import deepseek, ernie, glm, hybrid, llama
+from engine.models.families import cohere, deepseek, ernie, glm, hybrid, llama
 from engine.models.families.family import Family
 from engine.models.families.multimodal import of_kind, text_part
 from engine.models.rope_spec import MropeSpec
@@ -29,7 +29,10 @@ _COHERE = (
     *("adapter_layer_norm_eps", "alignment_intermediate_size", "downsample_factor"),
     *("vision_feature_layer", "vision_feature_select_strategy"),
 )
-_COHERE_TEXT = {"cohere": llama.cohere, "cohere2": llama.cohere2}
+_COHERE_TEXT = {"cohere": cohere.cohere, "cohere2": cohere.cohere2}
+_EXAONE = ("video_token_id", "vision_start_token_id", "vision_end_token_id")
+_EXAONE_TEXT = {"exaone4": llama.exaone4, "exaone4_5_text": llama.exaone4}
+_EXAONE_DRAFTS = ("num_nextn_predict_layers", "num_mtp_layers")  # under ``mtp.``, not read
 _LFM2 = (
     *("downsample_factor", "projector_bias", "projector_hidden_act", "projector_hidden_size"),
     *("projector_use_layernorm", "vision_feature_layer"),
@@ -58,6 +61,20 @@ def aya_vision(reader: ConfigReader) -> DecoderSpec:
 def cohere2_vision(reader: ConfigReader) -> DecoderSpec:
     """Command A Vision."""
     return _cohere(reader, "outer/llama")
+
+
+def exaone4_5(reader: ConfigReader) -> DecoderSpec:
+    """EXAONE 4.5 33B."""
+
+    def read(text: ConfigReader) -> DecoderSpec:
+        read_text = of_kind(text, _EXAONE_TEXT, "exaone4")
+        text.set_defaults({"model_type": "exaone4"})
+        for key in _EXAONE_DRAFTS:
+            text.ignore(key)
+        return read_text(text)
+
+    reader.set_defaults({"tie_word_embeddings": False})
+    return dataclasses.replace(text_part(reader, read, _EXAONE), naming="outer/exaone4")
 
 
 def lfm2_vl(reader: ConfigReader) -> DecoderSpec:
@@ -158,6 +175,7 @@ _GLM46V_TEXT: dict[str, Callable[[ConfigReader], DecoderSpec]] = {
 FAMILIES: dict[str, Family] = {
     "aya_vision": Family(aya_vision, "Aya Vision 8B and 32B", "as `cohere2`; accepts images"),
     "cohere2_vision": Family(cohere2_vision, "Command A Vision", "as `cohere2`; accepts images"),
+    "exaone4_5": Family(exaone4_5, "EXAONE 4.5 33B", "as `exaone4`; text only"),
     "glm46v": Family(glm46v, "GLM-4.6V", "as `glm4v` or `glm4v_moe`; accepts images, video"),
     "glm4v": Family(glm4v, "GLM-4.1V Thinking, GLM-4.6V Flash", "as `glm4`; accepts images, video"),
     "glm4v_moe": Family(glm4v_moe, "GLM-4.5V, GLM-4.6V", "as `glm4_moe`; accepts images, video"),

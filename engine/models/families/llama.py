@@ -192,28 +192,6 @@ def stablelm(reader: ConfigReader) -> DecoderSpec:
     )
 
 
-def cohere(reader: ConfigReader) -> DecoderSpec:
-    """Command R: parallel attention and MLP on one norm, interleaved rope."""
-    reader.refuse("use_qk_norm", "is true, which is not supported")
-    return _cohere(reader, theta=500_000.0)
-
-
-def cohere2(reader: ConfigReader) -> DecoderSpec:
-    """Command R7B and Command A: Command R with windows and rope in three layers of four."""
-    reader.require("use_gated_activation", True)
-    count = num_layers(reader)
-    window = reader.count("sliding_window", 4096)
-    period = reader.count("sliding_window_pattern", reader.count("_sliding_window_pattern", 4))
-    kinds = layer_types(reader, count) or [
-        "full_attention" if (i + 1) % period == 0 else "sliding_attention" for i in range(count)
-    ]
-    layers = (
-        LayerSpec(window) if kind == "sliding_attention" else LayerSpec(rope=False)
-        for kind in kinds
-    )
-    return _cohere(reader, theta=10_000.0, layers=tuple(layers))
-
-
 def exaone_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
     """Return EXAONE's layers: windows and rope in three of four; without windows, rope in all."""
     window = reader.optional_count("sliding_window")
@@ -247,25 +225,6 @@ def windowed(kinds: list[str], window: int | None) -> tuple[LayerSpec, ...]:
     return tuple(LayerSpec(window if kind == "sliding_attention" else None) for kind in kinds)
 
 
-def _cohere(
-    reader: ConfigReader, *, theta: float, layers: tuple[LayerSpec, ...] | None = None
-) -> DecoderSpec:
-    return read_decoder(
-        reader,
-        norm=NormSpec(reader.number("layer_norm_eps", 1e-5), "layer"),
-        layers=layers,
-        placement="parallel",
-        shared_norm=True,
-        interleaved=True,
-        theta=theta,
-        tied=True,
-        max_positions=8192,
-        logit_scale=reader.number("logit_scale", 0.0625),
-        qkv_bias=(bias := reader.flag("attention_bias")),
-        output_bias=bias,
-    )
-
-
 def _smollm3_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
     """Return layers without rope in every fourth one; windows, if used, are only in those."""
     count = num_layers(reader)
@@ -287,14 +246,6 @@ def _smollm3_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
 
 
 FAMILIES: dict[str, Family] = {
-    "cohere": Family(
-        cohere, "Command R", "layer norms, parallel attention and MLP, interleaved rope"
-    ),
-    "cohere2": Family(
-        cohere2,
-        "Command R7B, Command A",
-        "the same; windows, no rope in full-attention layers",
-    ),
     "cwm": Family(cwm, "Code World Model 32B", "windows in three layers of four"),
     "exaone4": Family(
         exaone4,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from engine.models.config_reader import ConfigReader
 from engine.models.families.family import Family
 from engine.models.families.shared import num_layers, read_activation, read_decoder
@@ -42,6 +44,23 @@ def arcee(reader: ConfigReader) -> DecoderSpec:
         output_bias=bias,
         mlp_bias=reader.flag("mlp_bias"),
     )
+
+
+def nanochat(reader: ConfigReader) -> DecoderSpec:
+    """nanochat: no norm has weights, also that of embeddings; queries and keys turn clockwise."""
+    reader.require("tie_word_embeddings", False)  # the embeddings' norm becomes part of them
+    reader.require("attention_bias", False)
+    reader.set_defaults({"final_logit_softcapping": 15.0})  # null is none
+    spec = read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-6), has_weight=False),
+        activation=read_activation(reader, "hidden_act", "relu2", gated=False),
+        gated=False,
+        unit_qk_norm=True,
+        logit_softcap=reader.optional_number("final_logit_softcapping"),
+    )
+    assert spec.rope is not None
+    return dataclasses.replace(spec, rope=dataclasses.replace(spec.rope, clockwise=True))
 
 
 def nemotron(reader: ConfigReader) -> DecoderSpec:
@@ -98,6 +117,12 @@ FAMILIES: dict[str, Family] = {
     "apertus": Family(apertus, "Apertus 8B and 70B", "ungated MLP with xIELU, QK norms"),
     "arcee": Family(arcee, "AFM-4.5B", "ungated MLP with squared ReLU"),
     "jais2": Family(jais2, "Jais 2", "layer norms, biases, ungated MLP with squared ReLU"),
+    "nanochat": Family(
+        nanochat,
+        "nanochat d20 to d34",
+        "norms without weights, also of embeddings, unit QK norms, rope by negative angles, ungated "
+        "MLP with squared ReLU, capped logits",
+    ),
     "nemotron": Family(
         nemotron,
         "Nemotron-4, Minitron",

@@ -61,6 +61,7 @@ PUBLISHED = {
         {"moe_intermediate_size": 20, "rope_parameters": {**_MROPE, "mrope_section": [4, 2, 2]}},
         {**_QWEN_VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
     ),
+    "exaone4_5": ("Exaone4_5_", "exaone4", {}, {**_QWEN_VISION, "num_key_value_heads": 1}),
     "qwen3_5": ("Qwen3_5", "qwen3_5_text", {}, _QWEN3_5_VISION),
     "qwen3_5_moe": ("Qwen3_5Moe", "qwen3_5_moe_text", {}, _QWEN3_5_VISION),
 }
