@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+Heads = tuple[int, int, int]  # numbers of query and KV heads, and their width
+
 
 class KVHeadSpec(NamedTuple):
     """The heads of layers that differ from the model's other layers."""
@@ -21,6 +23,7 @@ class KVHeadSpec(NamedTuple):
     num_kv_heads: int
     head_dim: int
     windows: tuple[int | None, ...]  # the distinct windows of these layers
+    num_heads: int  # of queries
 
 
 class SelectionSpec(NamedTuple):
@@ -71,20 +74,26 @@ class AttentionSpec:
         """The dtype of keys and values in the cache."""
         return self.cache_dtype or self.dtype
 
-    def by_heads(self) -> dict[tuple[int, int], AttentionSpec]:
-        """Return the specs of the kinds of heads here, by ``num_kv_heads`` and ``head_dim``.
+    def by_heads(self) -> dict[Heads, AttentionSpec]:
+        """Return the specs of the kinds of heads here.
 
         On a rank with one head of each kind, two kinds may coincide.
         """
-        windows: dict[tuple[int, int], dict[int | None, None]] = {}
-        for kind in (KVHeadSpec(self.num_kv_heads, self.head_dim, self.windows), *self.other_heads):
-            seen = windows.setdefault((kind.num_kv_heads, kind.head_dim), {})
+        windows: dict[Heads, dict[int | None, None]] = {}
+        own = KVHeadSpec(self.num_kv_heads, self.head_dim, self.windows, self.num_heads)
+        for kind in (own, *self.other_heads):
+            seen = windows.setdefault((kind.num_heads, kind.num_kv_heads, kind.head_dim), {})
             seen.update(dict.fromkeys(kind.windows))
         return {
-            (heads, dim): replace(
-                self, num_kv_heads=heads, head_dim=dim, windows=tuple(seen), other_heads=()
+            (num_heads, num_kv_heads, dim): replace(
+                self,
+                num_heads=num_heads,
+                num_kv_heads=num_kv_heads,
+                head_dim=dim,
+                windows=tuple(seen),
+                other_heads=(),
             )
-            for (heads, dim), seen in windows.items()
+            for (num_heads, num_kv_heads, dim), seen in windows.items()
             if seen or not self.other_heads
         }
 

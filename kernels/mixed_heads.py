@@ -1,7 +1,8 @@
-"""Attention for models whose layers have different kinds of heads (Gemma 4), on any backend.
+"""Attention for models whose layers have different kinds of heads, on any backend.
 
-Full attention layers have fewer and wider KV heads than windowed ones. The inner backend supports
-one kind at a time: it plans a step once for each, and a layer's cache shows which plan applies.
+Full attention layers may have fewer and wider KV heads than windowed ones (Gemma 4), or fewer query
+heads (Laguna). The inner backend supports one kind at a time: it plans a step once for each, and a
+layer's queries and cache show which plan applies.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from kernels.attention import (
     AttentionBackend,
     AttentionSpec,
     BatchGeometry,
+    Heads,
     LayerAttention,
     LayerCache,
     NewTokens,
     StoringAttention,
 )
 
-HeadsState = dict[tuple[int, int], Any]  # a step's plans, by the number of KV heads and their width
+HeadsState = dict[Heads, Any]  # a step's plans
 
 
 class MixedHeadsAttention:
@@ -62,7 +64,8 @@ class MixedHeadsAttention:
     ) -> torch.Tensor:
         """See ``AttentionBackend.forward``."""
         _, num_kv_heads, _, head_dim = cache.keys.shape
-        return self._inner.forward(state[num_kv_heads, head_dim], layer, query, cache)
+        heads = query.shape[1], num_kv_heads, head_dim
+        return self._inner.forward(state[heads], layer, query, cache)
 
     def store_and_attend(
         self,
@@ -75,4 +78,5 @@ class MixedHeadsAttention:
         if not isinstance(self._inner, StoringAttention):
             return None
         _, num_kv_heads, _, head_dim = cache.keys.shape
-        return self._inner.store_and_attend(state[num_kv_heads, head_dim], layer, tokens, cache)
+        heads = tokens.projected.shape[1] - 2 * num_kv_heads, num_kv_heads, head_dim
+        return self._inner.store_and_attend(state[heads], layer, tokens, cache)

@@ -12,9 +12,10 @@ from kernels.activations import ActivationKind
 from kernels.tiled import TiledWeight
 
 ExpertMatrices = torch.Tensor | TiledWeight  # [experts, outputs, inputs]
-GatedActivationKind = Literal["silu", "gelu", "gelu_tanh", "clamped_swiglu"]
+GatedActivationKind = Literal["silu", "gelu", "gelu_tanh", "clamped_swiglu", "clamped_silu"]
 
 
+Scoring = Literal["softmax", "sigmoid", "late_sigmoid", "sparse_mixer"]
 # Added to the divisor of a token's weights, so that it is never zero (DeepSeek-V3).
 MIN_WEIGHT_SUM = 1e-20
 
@@ -46,11 +47,12 @@ class RoutingRule(NamedTuple):
     """How router outputs become a token's experts (``kernels.reference.moe.route``).
 
     Groups have equal numbers of experts, and ``top_groups`` of them have at least ``top_k``. With
-    ``sparse_mixer`` there are no groups, and no correction.
+    ``sparse_mixer`` there are no groups, and no correction. With ``late_sigmoid`` experts are
+    chosen by the outputs themselves, and the sigmoids of those chosen are their weights.
     """
 
     top_k: int
-    scoring: Literal["softmax", "sigmoid", "sparse_mixer"] = "softmax"  # over all or near experts
+    scoring: Scoring = "softmax"  # over all experts; sparse_mixer: over near ones
     normalised: bool = True  # a token's weights sum to ``scale``
     scale: float = 1.0
     num_groups: int = 1
@@ -66,8 +68,9 @@ class GatedActivation:
 
     Attributes:
         apply: [n, 2 * inner] -> [n, inner].
-        kind: GELU by the error function or by tanh; ``clamped_swiglu`` is GPT-OSS's.
-        alpha, limit: of ``clamped_swiglu``.
+        kind: GELU by the error function or by tanh; ``clamped_swiglu`` is GPT-OSS's, and
+            ``clamped_silu`` Step-3.7's.
+        alpha, limit: of the clamped ones; ``clamped_silu`` has a limit only.
     """
 
     apply: Callable[[torch.Tensor], torch.Tensor]

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from kernels.activations import ActivationKind
+from kernels.activations import ActivationKind, OutputGateKind
 from kernels.attention import AttentionBackend, DeviceGeometry, LayerCache
 from kernels.inputs import StepInputs, StepRows
 from kernels.lora import AdapterRows, AdapterWeights
@@ -152,6 +152,10 @@ class Operations(Protocol):
 
     def erf_gelu_mul(self, gate_up: torch.Tensor, /) -> torch.Tensor:
         """See ``kernels.reference.fused``."""
+        ...
+
+    def clamped_silu_mul(self, gate_up: torch.Tensor, limit: float, /) -> torch.Tensor:
+        """See ``kernels.reference.moe``."""
         ...
 
     def clamped_swiglu(self, gate_up: torch.Tensor, alpha: float, limit: float, /) -> torch.Tensor:
@@ -403,7 +407,9 @@ class Operations(Protocol):
         """See ``kernels.reference.recurrent``."""
         ...
 
-    def apply_gate(self, x: torch.Tensor, gate: torch.Tensor, is_sigmoid: bool, /) -> torch.Tensor:
+    def apply_gate(
+        self, x: torch.Tensor, gate: torch.Tensor, kind: OutputGateKind, /
+    ) -> torch.Tensor:
         """See ``kernels.reference.recurrent``."""
         ...
 

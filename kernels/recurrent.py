@@ -27,6 +27,8 @@ class GatedDeltaShape(NamedTuple):
     value_dim: int  # of a head
     allows_negative: bool = False  # beta up to 2, for eigenvalues down to -1
     decays_channels: bool = False  # each line of a state has a decay of its own
+    # Below 0: the logarithms of decays are sigmoids, times this. 0: they have no bound.
+    least_log_decay: float = 0.0
 
     @property
     def num_decays(self) -> int:

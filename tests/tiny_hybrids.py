@@ -158,6 +158,16 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"linear_num_heads": 4, "linear_head_dim": 8, "layer_types": _LINEAR},
         },
     ),
+    "bailing_hybrid": (
+        "BailingHybridConfig",
+        {
+            **{"num_key_value_heads": 6, "kv_lora_rank": 16, "qk_nope_head_dim": 10},
+            **{"qk_rope_head_dim": 8, "v_head_dim": 12, "num_local_experts": 6, "n_group": 3},
+            **{"topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+            **{"head_dim": 16, "layer_group_size": 2, "first_k_dense_replace": 1},
+            **{"kda_lower_bound": -3.0, "rope_theta": 10000.0, "pad_token_id": 0},
+        },
+    ),
     "mamba": ("MambaConfig", _MAMBA1),
     "mamba_biased": (
         "MambaConfig",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.tiny_shape import ABSENT, Kinds, rope
+from tests.tiny_shape import ABSENT, SHAPE, Kinds, rope
 
 _DEEPSEEK = {
     **{"num_key_value_heads": 6, "q_lora_rank": 20, "kv_lora_rank": 16, "pad_token_id": 0},
@@ -23,6 +23,19 @@ _ROUTED = {
 _COHERE = {
     **{"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 24, "head_dim": 16},
     **{"sliding_window": 12, "logit_scale": 0.3, "pad_token_id": 0},
+}
+_LAGUNA = {
+    **{"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16},
+    **{"shared_expert_intermediate_size": 40, "moe_routed_scaling_factor": 1.7},
+    **{"sliding_window": 12, "mlp_layer_types": ["sparse", "sparse", "dense"]},
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "full_attention": {
+            **{"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0},
+            **{"original_max_position_embeddings": 32, "partial_rotary_factor": 0.5},
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+    },
 }
 
 MIXTURES: Kinds = {
@@ -206,6 +219,44 @@ MIXTURES: Kinds = {
             **{**_COHERE, "expert_selection_fn": "sigmoid", "norm_topk_prob": False},
             **{"num_shared_experts": 1, "shared_expert_combination_strategy": "sum"},
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "kolibri1": (
+        "Kolibri1Config",
+        {
+            **{"intermediate_size": ABSENT, "num_experts": 6, "num_experts_per_tok": 3},
+            **{"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
+            **{"head_dim": 16, "sliding_window": 12, "norm_topk_prob": True},
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "laguna": ("LagunaConfig", {**_LAGUNA, "num_attention_heads_per_layer": [6, 4, 6]}),
+    "laguna_by_number": ("LagunaConfig", {**_LAGUNA, "gating": "per-element"}),
+    "step3p7": (
+        "Step3p7TextConfig",
+        {
+            **{"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+            **{"share_expert_dim": 40, "head_dim": 16, "sliding_window": 12, "pad_token_id": 0},
+            **{"num_sliding_attention_heads": 4, "moe_router_scaling_factor": 1.7},
+            **{"swiglu_limits": [None, 0.5, None], "swiglu_limits_shared": [0.7, None, 0.4]},
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "rope_parameters": {
+                "full_attention": {
+                    **{"rope_type": "default", "rope_theta": 10000.0},
+                    "partial_rotary_factor": 0.5,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+        },
+    ),
+    "dbrx": (
+        "DbrxConfig",
+        {
+            **dict.fromkeys(SHAPE, ABSENT),
+            **{"d_model": 48, "n_heads": 6, "n_layers": 3, "max_seq_len": 128, "vocab_size": 160},
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 10000.0},
+            "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 6, "moe_top_k": 3},
         },
     ),
     "hy_v3": (

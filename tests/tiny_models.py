@@ -17,6 +17,10 @@ from tests.tiny_gemmas import GEMMAS
 from tests.tiny_hybrids import HYBRIDS
 from tests.tiny_shape import ABSENT, SHAPE
 
+_SEEING = {
+    **{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_ratio": 2.0},
+    **{"image_size": 28, "patch_size": 7, "max_position_embeddings": 16},
+}
 KINDS = tiny_kinds.KINDS | GEMMAS | HYBRIDS
 
 # One of each family, except for those that differ from others only in names and numbers.
@@ -79,6 +83,10 @@ def _new(config_class: str, config: Any) -> Any:
         from transformers.models.mistral4.modeling_mistral4 import Mistral4ForCausalLM
 
         return Mistral4ForCausalLM(config)
+    if config_class == "Step3p7TextConfig":  # likewise
+        whole = transformers.Step3p7Config(text_config=config.to_dict(), vision_config=_SEEING)
+        whole._attn_implementation = "eager"
+        return transformers.Step3p7ForConditionalGeneration(whole)
     return transformers.AutoModelForCausalLM.from_config(config)
 
 

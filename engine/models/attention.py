@@ -88,12 +88,14 @@ class Attention:
         overwritten. Only an indexer needs what was ``read``."""
         assert isinstance(cache, LayerCache)
         spec, weights = self._spec, self._weights
-        if self._latent is not None:
-            assert weights.rope is not None
-            return self._latent(fused, state, state.rotations[weights.rope], cache, read)
         gate: torch.Tensor | None = None
         if spec.gate_size:
             gate, fused = _split_gate(fused, spec.gate_size)
+        if self._latent is not None:
+            assert weights.rope is not None
+            rotation = state.rotations[weights.rope]
+            attended = self._latent(fused, state, rotation, cache, read)
+            return attended if gate is None else self._apply_gate(attended, gate)
         if spec.qkv_clip is not None:
             fused.clamp_(-spec.qkv_clip, spec.qkv_clip)
         if spec.uses_shared_kv:
@@ -113,7 +115,16 @@ class Attention:
         if spec.value_head_dim is not None:
             attended = attended[..., : spec.value_head_dim] * spec.value_scale
         attended = attended.view(-1, spec.attention_output_size)
-        return attended if gate is None else self._operations.apply_gate(attended, gate, True)
+        return attended if gate is None else self._apply_gate(attended, gate)
+
+    def _apply_gate(self, attended: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Scale [num_tokens, attention_output_size] by the activation of its gates."""
+        kind = self._spec.gate_kind
+        if not self._spec.gates_by_head:
+            return self._operations.apply_gate(attended, gate, kind)
+        heads = attended.view(gate.numel(), -1)
+        gated = self._operations.apply_gate(heads, gate.contiguous().view(-1, 1), kind)
+        return gated.view(attended.shape)
 
     def _store_and_attend(
         self, tokens: NewTokens, state: StepState, cache: LayerCache
@@ -171,7 +182,13 @@ def other_heads(spec: DecoderSpec) -> tuple[KVHeadSpec, ...]:
     """Return the layers' heads that differ from the model's, for an ``AttentionSpec``."""
     kinds = dict.fromkeys(layer.heads for layer in spec.layers if layer.heads is not None)
     return tuple(
-        KVHeadSpec(heads.num_kv_heads, heads.head_dim, spec.windows_of(heads)) for heads in kinds
+        KVHeadSpec(
+            heads.num_kv_heads,
+            heads.head_dim,
+            spec.windows_of(heads),
+            heads.num_heads or spec.num_heads,
+        )
+        for heads in kinds
     )
 
 

@@ -98,7 +98,7 @@ class ChannelScan:
         fused = project(self._weights.input, read, state.adapters, self._input_name)
         mixed, gate = fused[:, : self._channels], fused[:, self._channels :]
         y = run_recurrence(state, partial(self._update_state, cache), mixed)
-        return self._operations.apply_gate(y, gate, False)
+        return self._operations.apply_gate(y, gate, "silu")
 
     def _update_state(
         self, cache: LayerMemory, mixed: torch.Tensor, rows: StepRows

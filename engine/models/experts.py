@@ -33,12 +33,17 @@ def bind_mlp(
     spec: DecoderSpec, weights: MlpWeights | ExpertWeights, operations: Operations, index: int
 ) -> FeedForward:
     """Make the MLP of layer ``index``: [n, hidden_size] -> [n, hidden_size], in a new tensor."""
+    layer = spec.layers[index - spec.first_layer]
     if isinstance(weights, MlpWeights):
-        activate = bind_activation(spec, operations, weights.xielu)
+        activate = bind_activation(spec, operations, weights.xielu, layer.gate_limit)
         names = f"{index}.gate_up.weight", f"{index}.down.weight"
         return partial(_apply_mlp, Mlp(weights, activate), names)
     assert spec.moe is not None
-    return Experts(spec.moe, weights, bind_activation(spec, operations), operations, index)
+    activate, activate_shared = (
+        bind_activation(spec, operations, limit=limit)
+        for limit in (layer.expert_gate_limit, layer.gate_limit)
+    )
+    return Experts(spec.moe, weights, activate, operations, index, activate_shared)
 
 
 def routing_rule(spec: MoeSpec) -> RoutingRule:
@@ -70,13 +75,16 @@ class Experts:
         activate: Activate,
         operations: Operations,
         index: int,
+        activate_shared: Activate | None = None,
     ) -> None:
         self._route = operations.route
         self._router = weights.router
         self._rule = routing_rule(spec)
         # [num_experts, 1], a factor for each expert's result.
         self._scales = None if weights.scale is None else weights.scale.unsqueeze(1)
-        self._shared = None if weights.shared is None else Mlp(weights.shared, activate)
+        self._shared = None
+        if weights.shared is not None:
+            self._shared = Mlp(weights.shared, activate_shared or activate)
         self._shared_scale = spec.shared_scale
         self._shared_names = f"{index}.shared.gate_up.weight", f"{index}.shared.down.weight"
         self._local_experts, self._num_local_experts = (

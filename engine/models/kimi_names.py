@@ -1,8 +1,9 @@
-"""Checkpoints' parameter names for Kimi Linear."""
+"""Checkpoints' parameter names for Kimi Linear and Ling 3."""
 
 from __future__ import annotations
 
 from engine.models.layouts import DepthwiseConv, PerHead
+from engine.models.mixture_names import CORRECTED
 from engine.models.rules import LAYER, LLAMA, Rule, expert_rules
 
 _OWN = LAYER + "self_attn."
@@ -42,4 +43,40 @@ KIMI_LINEAR = (
     Rule(_EXPERTS + "shared_experts.gate_proj.weight", "{i}.shared.gate_up.weight", 0),
     Rule(_EXPERTS + "shared_experts.up_proj.weight", "{i}.shared.gate_up.weight", 1),
     Rule(_EXPERTS + "shared_experts.down_proj.weight", "{i}.shared.down.weight"),
+)
+
+_LING = LAYER + "attention."
+# As there, the layers' projections share some names.
+LING3 = (
+    *(
+        rule
+        for rule in LLAMA
+        if ".self_attn." not in rule.pattern and rule.parameter != "embedding"
+    ),
+    *CORRECTED,
+    Rule("model.word_embeddings.weight", "embedding"),
+    Rule(LAYER + "mlp.gate.expert_bias", "{i}.router.correction"),
+    *(
+        Rule(f"{_LING}{name}.weight", "{i}.qkv.weight", part)
+        for part, name in enumerate(("g_proj", "q_proj", "kv_a_proj_with_mqa"))
+    ),
+    Rule(_LING + "kv_a_layernorm.weight", "{i}.latent_norm"),
+    Rule(_LING + "kv_b_proj.weight", "{i}.latent_up"),
+    Rule(_LING + "dense.weight", "{i}.output.weight"),
+    *(
+        Rule(f"{_LING}{name}_proj.weight", "{i}.recurrent.input.weight", part)
+        for part, name in enumerate("qkvg")
+    ),
+    *(
+        Rule(f"{_LING}{name}_conv1d.weight", "{i}.recurrent.conv.weight", part, DepthwiseConv())
+        for part, name in enumerate("qkv")
+    ),
+    *(
+        Rule(f"{_LING}{name}_proj.weight", "{i}.recurrent.gates.weight", part)
+        for part, name in enumerate("bf")
+    ),
+    Rule(_LING + "A_log", "{i}.recurrent.log_a"),
+    Rule(_LING + "dt_bias", "{i}.recurrent.dt_bias"),
+    Rule(_LING + "o_norm.weight", "{i}.recurrent.norm"),
+    Rule(_LING + "dense.weight", "{i}.recurrent.output.weight"),
 )

@@ -124,7 +124,8 @@ def latent_qkv_row_order(spec: DecoderSpec, latent: LatentSpec) -> torch.Tensor 
         queries = query_row_order(spec, latent)
         assert queries is not None
         kept = torch.cat((queries, kept[num_queries:]))
-    return torch.cat((kept, kept.numel() + order))
+    rows = torch.cat((kept, kept.numel() + order))
+    return torch.cat((torch.arange(spec.gate_size), spec.gate_size + rows))  # gates are first
 
 
 class LatentAttention:

@@ -11,11 +11,13 @@ import torch
 
 from engine.client import LoadProgress
 from engine.errors import ModelLoadError
+from engine.models.expert_rows import split_experts
 from engine.models.layouts import Layout, StackedExpertsByShape
 from engine.models.linear import Weight
 from engine.models.packed_tensors import PackedMatrices, PackedMatrix, QuantFormat, find_packed
 from engine.models.parallel_reader import ParallelReader, read_ahead
 from engine.models.safetensors import Header, TensorEntry
+from engine.models.spec import DecoderSpec
 from engine.models.tables import Spec, TensorTables, layout_spec, tables_of
 from engine.models.weights import Parameter, Target
 from engine.parallel.shard import ParameterSlice, local_parameters
@@ -108,6 +110,8 @@ class _CheckpointWeights(Weights):
         super().__init__(wanted, dtype, device, on_progress)
         self._cuts = cuts or {}
         self._spec = spec
+        if isinstance(spec, DecoderSpec) and spec.moe is not None:
+            headers = split_experts(headers, tables.targets, spec.moe.num_experts)
         packed = find_packed(spec, headers, tables, quant_format)
         self._packed = {
             name: [place for place in places if is_on_rank(self._cuts, place.target)]

@@ -6,6 +6,7 @@ from engine.models.layouts import (
     SingleRow,
     StackedExperts,
     StackedExpertsByShape,
+    Transposed,
 )
 from engine.models.rules import (
     ATTENTION,
@@ -37,13 +38,13 @@ def _shared_rules(prefix: str) -> tuple[Rule, ...]:
     )
 
 
-_CORRECTED = (
+CORRECTED = (
     Rule(LAYER + "mlp.gate.weight", "{i}.router"),
     Rule(LAYER + "mlp.gate.e_score_correction_bias", "{i}.router.correction"),
     *expert_rules(LAYER + "mlp.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
     *_shared_rules(LAYER + "mlp.shared_experts."),
 )
-GLM4_MOE = (*LLAMA, *_CORRECTED)
+GLM4_MOE = (*LLAMA, *CORRECTED)
 ERNIE_MOE = (
     *(rule for rule in GLM4_MOE if not rule.parameter.endswith(".correction")),
     Rule(
@@ -63,21 +64,39 @@ HY3 = (
     *expert_rules(LAYER + "mlp.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
     *_shared_rules(LAYER + "mlp.shared_mlp."),
 )
+
+
+def _gated_attention(gate: str) -> tuple[Rule, ...]:
+    """Attention whose output is gated; ``gate`` is the gates' projection."""
+    rules = (
+        rule._replace(part=(rule.part or 0) + 1) if ".qkv." in rule.parameter else rule
+        for rule in ATTENTION
+    )
+    return Rule(f"{LAYER}self_attn.{gate}.weight", "{i}.qkv.weight", 0), *rules
+
+
 AFMOE = (
-    *(*MODEL, *MLP, *_CORRECTED),
+    *(*MODEL, *MLP, *CORRECTED, *_gated_attention("gate_proj")),
     Rule(LAYER + "mlp.router.gate.weight", "{i}.router"),
     Rule(LAYER + "mlp.expert_bias", "{i}.router.correction"),
-    *(
-        Rule(f"{LAYER}self_attn.{name}_proj.weight", "{i}.qkv.weight", part)
-        for part, name in enumerate(("gate", "q", "k", "v"))
-    ),
-    Rule(LAYER + "self_attn.q_norm.weight", "{i}.query_norm"),
-    Rule(LAYER + "self_attn.k_norm.weight", "{i}.key_norm"),
-    Rule(LAYER + "self_attn.o_proj.weight", "{i}.output.weight"),
     Rule(LAYER + "input_layernorm.weight", "{i}.attention_norm"),
     Rule(LAYER + "post_attention_layernorm.weight", "{i}.attention_after"),
     Rule(LAYER + "pre_mlp_layernorm.weight", "{i}.mlp_norm"),
     Rule(LAYER + "post_mlp_layernorm.weight", "{i}.mlp_after"),
+)
+KOLIBRI = (
+    *(*MODEL, *ATTENTION, *CORRECTED),
+    Rule(LAYER + "moe.router.expert_bias", "{i}.router.correction"),  # as published
+    Rule(LAYER + "input_layernorm.weight", "{i}.attention_norm"),
+    Rule(LAYER + "post_attn_norm.weight", "{i}.attention_after"),
+    Rule(LAYER + "post_attention_layernorm.weight", "{i}.mlp_norm"),
+    Rule(LAYER + "post_ffn_norm.weight", "{i}.mlp_after"),
+)
+LAGUNA = (
+    *(*MODEL, *MLP, *PRE_NORMS, *CORRECTED, *_gated_attention("g_proj")),
+    # As published.
+    Rule(LAYER + "mlp.experts.e_score_correction_bias", "{i}.router.correction"),
+    *_shared_rules(LAYER + "mlp.shared_expert."),
 )
 MINIMAX_M2 = (
     *MIXTRAL,
@@ -92,7 +111,7 @@ HUNYUAN = (
     *_shared_rules(LAYER + "mlp.shared_mlp."),
 )
 _DEEPSEEK = (
-    *(*MODEL, *MLP, *PRE_NORMS, *_CORRECTED),
+    *(*MODEL, *MLP, *PRE_NORMS, *CORRECTED),
     # As in Mistral Small 4.
     *stacked_rules(LAYER + "mlp.experts.", StackedExperts(outputs_first=True), outputs_first=True),
     Rule(LAYER + "self_attn.kv_a_proj_with_mqa.weight", "{i}.qkv.weight", 1),
@@ -101,6 +120,29 @@ _DEEPSEEK = (
     Rule(LAYER + "self_attn.kv_b_proj.weight", "{i}.latent_up"),
     Rule(LAYER + "self_attn.o_proj.weight", "{i}.output.weight"),
     Rule(LAYER + "self_attn.o_proj.bias", "{i}.output.bias"),
+)
+_DBRX = "transformer.blocks.{i}."
+_DBRX_EXPERTS = _DBRX + "ffn.experts.mlp.{e}."  # in one tensor of all (``expert_rows.py``)
+DBRX = (
+    Rule("transformer.wte.weight", "embedding"),
+    Rule("transformer.norm_f.weight", "norm"),
+    Rule("lm_head.weight", "head"),
+    Rule(_DBRX + "norm_attn_norm.norm_1.weight", "{i}.attention_norm"),
+    Rule(_DBRX + "norm_attn_norm.attn.Wqkv.weight", "{i}.qkv.weight", None),
+    Rule(_DBRX + "norm_attn_norm.attn.out_proj.weight", "{i}.output.weight"),
+    Rule(_DBRX + "norm_attn_norm.norm_2.weight", "{i}.mlp_norm"),
+    Rule(_DBRX + "ffn.router.layer.weight", "{i}.router"),
+    Rule(_DBRX_EXPERTS + "w1", "{i}.experts.gate_up", 0, None, 2),
+    Rule(_DBRX_EXPERTS + "v1", "{i}.experts.gate_up", 1, None, 2),
+    Rule(_DBRX_EXPERTS + "w2", "{i}.experts.down", 0, Transposed()),
+)
+STEP3 = (
+    *(*MODEL, *MLP, *PRE_NORMS, *_gated_attention("g_proj")),
+    Rule(LAYER + "moe.gate.weight", "{i}.router"),
+    Rule(LAYER + "moe.router_bias", "{i}.router.correction"),
+    # In the files all experts of a layer are one tensor (``expert_rows.py``).
+    *expert_rules(LAYER + "moe.", "gate_proj.{e}", "up_proj.{e}", "down_proj.{e}"),
+    *_shared_rules(LAYER + "share_expert."),
 )
 DEEPSEEK_PLAIN = (
     *_DEEPSEEK,

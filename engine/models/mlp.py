@@ -43,12 +43,20 @@ class Mlp:
 
 
 def bind_activation(
-    spec: DecoderSpec, operations: Operations, xielu: torch.Tensor | None = None
+    spec: DecoderSpec,
+    operations: Operations,
+    xielu: torch.Tensor | None = None,
+    limit: float | None = None,
 ) -> Activate:
     """Return the function from the (gate and) up projection to the input of the down projection.
 
-    ``xielu`` has the layer's coefficients, if that is the model's activation.
+    ``xielu`` has the layer's coefficients, if that is the model's activation. A ``limit`` clamps
+    the layer's SwiGLU.
     """
+    if limit is not None:
+        return GatedActivation(
+            lambda gate_up: operations.clamped_silu_mul(gate_up, limit), "clamped_silu", limit=limit
+        )
     kind = spec.activation
     if kind == "xielu":
         assert xielu is not None

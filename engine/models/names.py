@@ -7,7 +7,7 @@ import re
 from engine.models.falcon_names import FALCON, FALCON_TWO_NORMS, GPT_NEOX
 from engine.models.gpt_names import CODEGEN, GPT_NEO, GPTJ, PHI
 from engine.models.hybrid_names import LFM2, LFM3, LFM3_UNGATED, OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
-from engine.models.kimi_names import KIMI_LINEAR
+from engine.models.kimi_names import KIMI_LINEAR, LING3
 from engine.models.layouts import (
     Layout,
     NormedRows,
@@ -19,6 +19,7 @@ from engine.models.layouts import (
 from engine.models.mamba_names import BAMBA, FALCON_H1, GRANITE_HYBRID, JAMBA, MAMBA, NEMOTRON_H
 from engine.models.mixture_names import (
     AFMOE,
+    DBRX,
     DEEPSEEK_PLAIN,
     DEEPSEEK_RANKED,
     DEEPSEEK_SPARSE,
@@ -29,12 +30,15 @@ from engine.models.mixture_names import (
     GRANITE_MOE_SWA,
     HUNYUAN,
     HY3,
+    KOLIBRI,
+    LAGUNA,
     LLAMA4,
     MIMO_V2,
     MINIMAX_M2,
     MIXTRAL,
     QWEN3_VL_MOE,
     SINKS,
+    STEP3,
 )
 from engine.models.rules import (
     ATTENTION,
@@ -216,9 +220,11 @@ _TABLES = {
     "afmoe": AFMOE,
     "apertus": _APERTUS,
     "arcee": _UNGATED,
+    "bailing_hybrid": LING3,
     "bamba": BAMBA,
     "codegen": CODEGEN,
     "cohere2_moe": GLM4_MOE,
+    "dbrx": DBRX,
     "deepseek": DEEPSEEK_PLAIN,
     "deepseek_ranked": DEEPSEEK_RANKED,
     "deepseek_sparse": DEEPSEEK_SPARSE,
@@ -263,6 +269,8 @@ _TABLES = {
     "jais2": _UNGATED,
     "jamba": JAMBA,
     "kimi_linear": KIMI_LINEAR,
+    "kolibri1": KOLIBRI,
+    "laguna": LAGUNA,
     "lfm2": LFM2,
     "lfm2_moe": LFM2,
     "lfm3": LFM3,
@@ -304,6 +312,7 @@ _TABLES = {
     "smolvlm": _in_multimodal_model(LLAMA, "text_model"),
     "solar_open": GLM4_MOE,
     "starcoder2": _STARCODER2,
+    "step3p5": STEP3,
     "vaultgemma": _GEMMA2,
     "voxtral": _in_language_model(LLAMA),
     "whisper": WHISPER,

@@ -26,9 +26,11 @@ class GatedDeltaSpec:
     norm_eps: float  # of the norm after it
     allow_neg_eigval: bool = False  # eigenvalues of the state transition
     separate_projections: bool = False  # queries, keys, values, gates are separate tensors
-    # Each key channel has a decay of its own, made from this rank like the output gates, which are
-    # sigmoids (Kimi Delta Attention); 0: a head has one decay.
-    channel_rank: int = 0
+    # Each key channel has a decay of its own, and output gates are sigmoids (Kimi Delta Attention);
+    # False: a head has one decay.
+    decays_channels: bool = False
+    channel_rank: int = 0  # that both are made from; 0: they are made directly
+    least_log_decay: float = 0.0  # see ``GatedDeltaShape``
 
     @property
     def conv_sizes(self) -> tuple[int, int, int]:
@@ -54,9 +56,9 @@ class GatedDeltaSpec:
     @property
     def trial_size(self) -> int:
         """Numbers that a layer holds per token on trial: its projection."""
-        if self.channel_rank:
-            return self.channels + self.num_value_heads * (1 + self.key_dim)
-        return self.channels + self.value_size + 2 * self.num_value_heads
+        decays = self.num_value_heads * (self.key_dim if self.decays_channels else 1)
+        gates = 0 if self.channel_rank else self.value_size
+        return self.channels + gates + self.num_value_heads + decays
 
 
 @dataclass(frozen=True)

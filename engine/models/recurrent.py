@@ -159,8 +159,10 @@ class GatedDelta:
             spec.key_dim,
             spec.value_dim,
             spec.allow_neg_eigval,
-            spec.channel_rank > 0,
+            spec.decays_channels,
+            spec.least_log_decay,
         )
+        self._has_sigmoids = spec.decays_channels
         self._operations = operations
         self._input_name = f"{index}.recurrent.input.weight"
         self.output, self.output_name = weights.output, f"{index}.recurrent.output.weight"
@@ -171,28 +173,35 @@ class GatedDelta:
         fused = project(weights.input, read, state.adapters, self._input_name)
         update = partial(self._update_state, cache)
         if weights.ranked is not None:
-            return self._run_by_channel(fused, read, state, update)
+            return self._run_ranked(fused, read, state, update)
         mixed, gate = fused[:, : self._channels], fused[:, self._channels :]
         y = run_recurrence(state, update, mixed, weights.gates(read))
+        if self._has_sigmoids:
+            return self._norm_and_gate(y, gate)
         return self._operations.gated_rms_norm(y, gate, weights.norm, self._eps, False)
 
-    def _run_by_channel(
+    def _run_ranked(
         self,
         mixed: torch.Tensor,
         read: torch.Tensor,
         state: StepState,
         update: Callable[..., torch.Tensor],
     ) -> torch.Tensor:
-        """The rest of the layer where each key channel has a decay, and gates are sigmoids."""
-        w, do = self._weights, self._operations
+        """The rest of the layer where decays and output gates are made from a low rank."""
+        w = self._weights
         assert w.ranked is not None
         assert w.decays is not None
         assert w.output_gates is not None
         for_decays, for_gates = (part.contiguous() for part in w.ranked(read).chunk(2, dim=1))
         gates = torch.cat((w.gates(read), w.decays(for_decays)), dim=1)
         y = run_recurrence(state, update, mixed, gates)
-        normed = do.rms_norm(y.view(-1, y.shape[-1]), w.norm, self._eps)
-        return do.apply_gate(normed.view(len(y), -1), w.output_gates(for_gates), True)
+        return self._norm_and_gate(y, w.output_gates(for_gates))
+
+    def _norm_and_gate(self, y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Norm each head of [n, value heads, value_dim], times the sigmoids of its gates."""
+        do = self._operations
+        normed = do.rms_norm(y.view(-1, y.shape[-1]), self._weights.norm, self._eps)
+        return do.apply_gate(normed.view(len(y), -1), gate, "sigmoid")
 
     def _update_state(
         self, cache: LayerMemory, mixed: torch.Tensor, gates: torch.Tensor, rows: StepRows

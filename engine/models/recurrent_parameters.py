@@ -47,12 +47,13 @@ def _gated_delta(spec: GatedDeltaSpec, hidden: int) -> dict[str, Parameter]:
     fused_runs = (*runs, (values,)) if runs else ()
     if spec.channel_rank:
         return _channel_delta(spec, hidden)
+    decays = spec.conv_sizes[1] if spec.decays_channels else heads
     return {
         "input.weight": Parameter((*mixed, values), (hidden,), runs=fused_runs),
-        "gates.weight": Parameter((heads, heads), (hidden,)),
+        "gates.weight": Parameter((heads, decays), (hidden,)),
         "conv.weight": Parameter(mixed, (spec.conv_width,), runs=runs),
         "log_a": Parameter((heads,), is_float32=True),
-        "dt_bias": Parameter((heads,), is_float32=True),
+        "dt_bias": Parameter((decays,), is_float32=True),
         "norm": Parameter((spec.value_dim,), is_norm=True),
         "output.weight": Parameter((hidden,), (values,)),
     }

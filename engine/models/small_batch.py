@@ -57,7 +57,8 @@ class SmallBatchLayer(NamedTuple):
             mixer: the part that mixes tokens.
             operations: for what is between the MLP's products.
         """
-        if not spec.gated:
+        limits = [(each.gate_limit, each.expert_gate_limit) for each in spec.layers]
+        if not spec.gated or any(pair != (None, None) for pair in limits):
             return None
         weights, gating = layer.mixer, bind_activation(spec, operations)
         attention_norm, mlp_norm = _rms(spec, layer.attention_norm), _rms(spec, layer.mlp_norm)

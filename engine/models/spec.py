@@ -15,7 +15,7 @@ from engine.models.recurrence import RecurrenceSpec, layer_state_bytes
 from engine.models.rope_spec import DynamicScaling, LinearScaling, RopeSpec, YarnScaling
 from engine.models.source_spec import SourceSpec
 from engine.models.stage_spec import StageSpec
-from kernels.activations import ActivationKind
+from kernels.activations import ActivationKind, OutputGateKind
 
 # Where a layer's norms are, x being the residual stream:
 #   pre:      x += attention(norm(x));        x += mlp(norm(x))            Llama
@@ -32,6 +32,7 @@ class HeadSpec:
     num_kv_heads: int
     head_dim: int
     keys_are_values: bool = False  # before norm and rope; no value projection
+    num_heads: int | None = None  # of queries; None: the model's
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class LayerSpec:
     # Its queries attend to the positions selected in the last layer before that has an indexer.
     shares_selection: bool = False
     intermediate_size: int | None = None  # of its MLP; None: the model's
+    gate_limit: float | None = None  # clamps the SwiGLU of its MLP, or of its shared expert
+    expert_gate_limit: float | None = None  # the same, of its experts
     mlp: bool = True  # False: it ends with its mixer
     # The checkpoint's numbers of its mixer and its MLP, if they are separate layers there
     # (Nemotron-H); None: the layer's own number.
@@ -66,7 +69,7 @@ class LayerSpec:
 
 
 NormKind = Literal["rms", "layer"]
-Scoring = Literal["softmax", "sigmoid", "sparse_mixer"]
+Scoring = Literal["softmax", "sigmoid", "late_sigmoid", "sparse_mixer"]  # see ``RoutingRule``
 
 
 @dataclass(frozen=True)
@@ -186,8 +189,10 @@ class DecoderSpec:
     latent: LatentSpec | None = None  # if set, there is one KV head, of the latent's width
     recurrence: RecurrenceSpec | None = None  # of layers without attention
     source: SourceSpec | None = None  # what every layer attends to besides the text
-    attention_gate: bool = False  # sigmoids of the token scale attention's output
+    attention_gate: bool = False  # values made from the token scale attention's output
     separate_gates: bool = False  # the gates' weights are a separate tensor
+    gates_by_head: bool = False  # one gate for all of a head's values; its weights are separate
+    gate_kind: OutputGateKind = "sigmoid"
     keys_are_values: bool = False  # see HeadSpec
     value_head_dim: int | None = None  # of values narrower than keys; the cache holds more
     value_scale: float = 1.0  # factor of values
@@ -219,6 +224,7 @@ class DecoderSpec:
     checkpoint_dtype: str | None = None  # from config.json
     naming: str = ""  # name table, if the architecture has none of its own or several
     num_draft_layers: int = 0  # after the last layer; their tensors are not read
+    num_unread_layers: int = 0  # the same, if they cannot serve as draft heads
     stage: StageSpec | None = None  # if set, ``layers`` are its own; None: the whole model
 
     @property
@@ -233,12 +239,14 @@ class DecoderSpec:
         return len(self.layers)
 
     def for_layer(self, layer: LayerSpec) -> DecoderSpec:
-        """Return the model with one layer's heads and widths."""
+        """Return the model with one layer's heads, rotary embedding and widths."""
         own = layer.heads or HeadSpec(self.num_kv_heads, self.head_dim, self.keys_are_values)
         return replace(
             self,
+            num_heads=own.num_heads or self.num_heads,
             num_kv_heads=own.num_kv_heads,
             head_dim=own.head_dim,
+            rope=self.local_rope if layer.local_rope else self.rope,
             keys_are_values=own.keys_are_values and layer.kv_sharing_layer is None,
             uses_shared_kv=layer.kv_sharing_layer is not None,
             has_sinks=self.has_sinks and layer.sinks,
@@ -348,7 +356,8 @@ class DecoderSpec:
     def qkv_sizes(self) -> tuple[int, ...]:
         """Widths of a token's first projection in attention."""
         if self.latent:
-            return self.latent.qkv_sizes(self.num_heads)
+            gates = (self.gate_size,) if self.attention_gate else ()
+            return *gates, *self.latent.qkv_sizes(self.num_heads)
         if self.uses_shared_kv:
             return (self.query_size + self.gate_size,)
         values = self.num_kv_heads * (self.value_head_dim or self.head_dim)
@@ -360,7 +369,9 @@ class DecoderSpec:
     @property
     def gate_size(self) -> int:
         """Width of the attention gates, which are projected with the queries."""
-        return self.query_size if self.attention_gate else 0
+        if not self.attention_gate:
+            return 0
+        return self.num_heads if self.gates_by_head else self.attention_output_size
 
     @property
     def attention_output_size(self) -> int:

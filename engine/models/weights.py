@@ -33,7 +33,7 @@ _CACHE_SCALES = re.compile(
 )
 
 
-_LAYER = re.compile(r"model\.layers\.(\d{1,5})\.")
+_LAYER = re.compile(r"model\.(?:language_model\.)?layers\.(\d{1,5})\.")
 _KEYS_AND_VALUES = re.compile(
     r"model\.(?:language_model\.)?layers\.(\d{1,5})\.self_attn\.(?:[kv]_proj|[kv]_norm)\."
 )
@@ -155,6 +155,7 @@ _UNREAD = {
     "qwen3_vl": _VISUAL,
     "qwen3_vl_moe": _VISUAL,
     "smolvlm": _IDEFICS3,
+    "step3p7": ("vision_model.", "vit_large_projector."),
     "voxtral": _HEARING,
     "whisper": ("model.encoder.",),
 }
@@ -199,8 +200,9 @@ def _is_shared_kv(spec: DecoderSpec, name: str) -> bool:
 
 
 def _is_draft_layer(spec: DecoderSpec, name: str) -> bool:
-    layer = _LAYER.match(name) if spec.num_draft_layers else None
-    drafting = range(spec.num_layers, spec.num_layers + spec.num_draft_layers)
+    count = spec.num_draft_layers + spec.num_unread_layers
+    layer = _LAYER.match(name) if count else None
+    drafting = range(spec.num_layers, spec.num_layers + count)
     return layer is not None and int(layer[1]) in drafting
 
 

@@ -200,7 +200,11 @@ def _shard_layer(layer: LayerSpec, size: int) -> LayerSpec:
     """Shard the heads and widths in which a layer differs from the model."""
     heads, inner = layer.heads, layer.intermediate_size
     if heads is not None:
-        heads = replace(heads, num_kv_heads=max(1, heads.num_kv_heads // size))
+        heads = replace(
+            heads,
+            num_kv_heads=max(1, heads.num_kv_heads // size),
+            num_heads=None if heads.num_heads is None else heads.num_heads // size,
+        )
     return replace(layer, heads=heads, intermediate_size=None if inner is None else inner // size)
 
 

@@ -96,7 +96,9 @@ def _state_problems(spec: DecoderSpec, size: int) -> Iterator[str]:
 def _divided_sizes(spec: DecoderSpec, *, expert_parallel: bool) -> Iterator[tuple[str, int]]:
     """Yield what is divided equally among ranks, with its config.json name."""
     if spec.windows:
-        yield "num_attention_heads", spec.num_heads
+        layers = (spec.for_layer(layer) for layer in spec.layers if not layer.recurrent)
+        for num_heads in dict.fromkeys(layer.num_heads for layer in layers):
+            yield "num_attention_heads", num_heads
     is_beside = spec.moe is not None and spec.moe.with_mlp
     if any(layer.mlp and (is_beside or not layer.experts) for layer in spec.layers):
         yield "intermediate_size", spec.intermediate_size

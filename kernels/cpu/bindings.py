@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kernels.activations import ActivationKind
+from kernels.activations import ActivationKind, OutputGateKind
 from kernels.cpu.native import build
 from kernels.moe import GatedActivationKind
 
@@ -27,11 +27,14 @@ GATING_CODES: dict[GatedActivationKind, int] = {
     "gelu": 1,
     "gelu_tanh": 2,
     "clamped_swiglu": 3,
+    "clamped_silu": 4,
 }
 # As in native/activations.cpp.
 ACTIVATION_CODES: dict[ActivationKind, int] = {
     **{"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4},
 }
+# As in native/gates.cpp.
+GATE_CODES: dict[OutputGateKind, int] = {"sigmoid": 0, "silu": 1, "softplus": 2}
 CODE_KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2}  # as in native/cache_codes.h
 
 _PRODUCT = (POINTER, COUNT, COUNT)  # activations, rows, inputs
@@ -98,7 +101,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     ),
     "quire_gated_delta": (
         *(CODE, POINTER, POINTER, COUNT, POINTER, POINTER, POINTER),
-        *(*_ROWS, *[COUNT] * 4, FLAG, FLAG, POINTER),
+        *(*_ROWS, *[COUNT] * 4, FLAG, FLAG, REAL, POINTER),
     ),
     "quire_channel_scan": (
         *(CODE, POINTER, *[POINTER, COUNT] * 3, *[POINTER] * 3),
@@ -112,7 +115,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
         *(CODE, POINTER, POINTER, COUNT, POINTER),
         *(*[COUNT] * 4, REAL, FLAG, POINTER),
     ),
-    "quire_apply_gate": (CODE, POINTER, POINTER, COUNT, FLAG, COUNT, COUNT, COUNT, POINTER),
+    "quire_apply_gate": (CODE, POINTER, POINTER, COUNT, CODE, COUNT, COUNT, COUNT, POINTER),
     "quire_copy_blocks": (POINTER, POINTER, POINTER, COUNT, COUNT, COUNT),
     "quire_arithmetic": (CODE, POINTER, CODE, POINTER, CODE, POINTER, REAL, POINTER),
     "quire_at_least": (POINTER, COUNT, COUNT, POINTER),

@@ -39,6 +39,7 @@ class _Rule(ctypes.Structure):
         ("scale", REAL),
         ("margin", REAL),
         ("sigmoid", FLAG),
+        ("late", FLAG),
         ("sparse_mixer", FLAG),
         ("normalised", FLAG),
     )
@@ -99,7 +100,8 @@ def route(
         rule.group_best,
         rule.scale,
         rule.margin,
-        rule.scoring == "sigmoid",
+        rule.scoring in ("sigmoid", "late_sigmoid"),
+        rule.scoring == "late_sigmoid",
         rule.scoring == "sparse_mixer",
         rule.normalised,
     )

@@ -109,6 +109,11 @@ def erf_gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return _gate_mul(gate_up, "gelu")
 
 
+def clamped_silu_mul(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
+    """See ``kernels.reference.moe``."""
+    return _gate_mul(gate_up, "clamped_silu", limit=limit)
+
+
 def clamped_swiglu(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
     """See ``kernels.reference.moe``."""
     return _gate_mul(gate_up, "clamped_swiglu", alpha, limit)

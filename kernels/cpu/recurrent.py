@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cpu.bindings import DTYPE_CODES, function, pointer
+from kernels.activations import OutputGateKind
+from kernels.cpu.bindings import DTYPE_CODES, GATE_CODES, function, pointer
 from kernels.inputs import StepRows
 from kernels.recurrent import GatedDeltaShape, ScanShape
 
@@ -152,7 +153,7 @@ def gated_rms_norm(
     return y
 
 
-def apply_gate(x: torch.Tensor, gate: torch.Tensor, is_sigmoid: bool) -> torch.Tensor:
+def apply_gate(x: torch.Tensor, gate: torch.Tensor, kind: OutputGateKind) -> torch.Tensor:
     """See ``kernels.reference.recurrent``."""
     x, gate = x.contiguous(), _with_contiguous_rows(gate)
     y = torch.empty_like(x)
@@ -161,7 +162,7 @@ def apply_gate(x: torch.Tensor, gate: torch.Tensor, is_sigmoid: bool) -> torch.T
         x.data_ptr(),
         gate.data_ptr(),
         gate.stride(0),
-        is_sigmoid,
+        GATE_CODES[kind],
         x.shape[0],
         x.shape[1],
         gate.shape[1],

@@ -48,12 +48,16 @@ def route(
     if rule.scoring == "sparse_mixer":
         ids, shares = _sparse_mixer(said, rule)
     else:
-        scores = said.softmax(dim=-1) if rule.scoring == "softmax" else said.sigmoid()
+        scores = said if rule.scoring == "late_sigmoid" else said.sigmoid()
+        if rule.scoring == "softmax":
+            scores = said.softmax(dim=-1)
         chosen_by = scores if correction is None else scores + correction
         if rule.num_groups > 1:
             chosen_by = _within_groups(chosen_by, rule)
         ids = chosen_by.topk(rule.top_k, dim=-1).indices
         shares = scores.gather(-1, ids)
+        if rule.scoring == "late_sigmoid":
+            shares = shares.sigmoid()
     if rule.normalised:
         shares = shares / (shares.sum(dim=-1, keepdim=True) + MIN_WEIGHT_SUM)
     return ids, shares if rule.scale == 1.0 else shares * rule.scale
@@ -202,6 +206,15 @@ def clamped_swiglu(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.T
     gate, up = gate_up.float().chunk(2, dim=-1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return ((up + 1) * gate * torch.sigmoid(alpha * gate)).to(gate_up.dtype)
+
+
+def clamped_silu_mul(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
+    """``min(silu(gate), limit) * up`` with up clamped to ``limit`` on both sides (Step-3.7).
+
+    [n, 2 d] -> [n, d].
+    """
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (functional.silu(gate).clamp(max=limit) * up.clamp(-limit, limit)).to(gate_up.dtype)
 
 
 def _matrix(part: ExpertMatrices, expert: int, dtype: torch.dtype) -> torch.Tensor:

@@ -26,6 +26,7 @@ from kernels.reference.lora import add_adapters
 from kernels.reference.moe import (
     add_experts,
     add_gated,
+    clamped_silu_mul,
     clamped_swiglu,
     fused_moe,
     moe_token_thresholds,
@@ -61,6 +62,7 @@ __all__ = [
     "build_inputs",
     "candidates",
     "channel_scan",
+    "clamped_silu_mul",
     "clamped_swiglu",
     "copy_blocks",
     "distribution",

@@ -6,15 +6,21 @@ depend on how its text was cut into steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.nn import functional
 
+from kernels.activations import OutputGateKind
 from kernels.inputs import StepRows
 from kernels.recurrent import GatedDeltaShape, ScanShape
 
 _L2_EPS = 1e-6
+_GATES: dict[OutputGateKind, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "silu": functional.silu,
+    "softplus": functional.softplus,
+}
 
 
 def short_conv(
@@ -92,7 +98,9 @@ def gated_delta(
 
         S <- exp(g) S;  S <- S + k (beta (v - S^T k))^T;  y = S^T q
 
-    where g is a number, or one for each line of S if ``shape.decays_channels``.
+    where g is a number, or one for each line of S if ``shape.decays_channels``. If
+    ``shape.least_log_decay`` is not 0, g is that times ``sigmoid(exp(log_a) * (alpha + dt_bias))``
+    (Kimi Delta Attention with a safe gate).
 
     Args:
         mixed: [n, shape.channels]: queries, keys, values, each head by head.
@@ -119,8 +127,12 @@ def gated_delta(
     value = split[2].unflatten(-1, (shape.value_heads, shape.value_dim))
     raw_beta, alpha = gates.float().tensor_split((shape.value_heads,), dim=-1)
     beta = torch.sigmoid(raw_beta) * (2.0 if shape.allows_negative else 1.0)
-    dt = functional.softplus(alpha + dt_bias.float()).unflatten(-1, (shape.value_heads, -1))
-    decay = torch.exp(-log_a.float().exp()[:, None] * dt)
+    raw = (alpha + dt_bias.float()).unflatten(-1, (shape.value_heads, -1))
+    rate = log_a.float().exp()[:, None]
+    if shape.least_log_decay:
+        decay = torch.exp(shape.least_log_decay * torch.sigmoid(rate * raw))
+    else:
+        decay = torch.exp(-rate * functional.softplus(raw))
     y = torch.empty_like(value)
     for line, begin, end, start in _spans(rows):
         s = _initial_state(state, line, start)
@@ -253,19 +265,18 @@ def gated_rms_norm(
     return (normed if gates_first else normed * factor).to(x.dtype).flatten(1)
 
 
-def apply_gate(x: torch.Tensor, gate: torch.Tensor, is_sigmoid: bool) -> torch.Tensor:
-    """``x * sigmoid(gate)``, or ``x * silu(gate)``, computed in float32.
+def apply_gate(x: torch.Tensor, gate: torch.Tensor, kind: OutputGateKind) -> torch.Tensor:
+    """``x * kind(gate)``, computed in float32.
 
     Args:
         x: [n, dim].
-        gate: [n, dim], or [n, 1] for all of a token's values; rows may be strided.
+        gate: [n, dim], or [n, 1] for all of a row's values; rows may be strided.
+        kind: of the gate.
 
     Returns:
         [n, dim] of x's dtype.
     """
-    wide = gate.float()
-    factor = torch.sigmoid(wide) if is_sigmoid else functional.silu(wide)
-    return (x.float() * factor).to(x.dtype)
+    return (x.float() * _GATES[kind](gate.float())).to(x.dtype)
 
 
 def _spans(rows: StepRows) -> Iterator[tuple[int, int, int, int]]:

@@ -54,9 +54,9 @@ def gated_delta(
 ) -> torch.Tensor:
     """See ``kernels.reference.recurrent.gated_delta``; mixed is contiguous.
 
-    With decays by channel, prompts are processed token by token, too.
+    With decays by channel, or bounded ones, prompts are processed token by token, too.
     """
-    if shape.decays_channels:
+    if shape.decays_channels or shape.least_log_decay:
         return walk(mixed, gates, log_a, dt_bias, state, rows, shape)
     y = walk(mixed, gates, log_a, dt_bias, state, rows, shape, most=MIN_CHUNKED_TOKENS - 1)
     heads, num_rows = shape.value_heads, rows.slots.shape[0]

@@ -7,7 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.activations import OutputGateKind
 from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
+from kernels.triton.recurrent import softplus
 from kernels.triton.tiles import sigmoid
 
 _TILE = 1024
@@ -33,7 +35,7 @@ def gated_rms_norm(
     return y
 
 
-def apply_gate(x: torch.Tensor, gate: torch.Tensor, is_sigmoid: bool) -> torch.Tensor:
+def apply_gate(x: torch.Tensor, gate: torch.Tensor, kind: OutputGateKind) -> torch.Tensor:
     """See ``kernels.reference.recurrent.apply_gate``; x is contiguous."""
     num_rows, dim = x.shape
     y = torch.empty_like(x)
@@ -42,7 +44,7 @@ def apply_gate(x: torch.Tensor, gate: torch.Tensor, is_sigmoid: bool) -> torch.T
         (num_rows, -(-dim // _TILE)),
         *(y, x, gate, gate.stride(0), dim),
         IS_ONE=gate.shape[1] == 1,
-        IS_SIGMOID=is_sigmoid,
+        KIND=kind,
         TILE=_TILE,
         num_warps=4,
     )
@@ -106,7 +108,7 @@ def _apply_gate_kernel(
     gate_stride,
     dim,
     IS_ONE: tl.constexpr,
-    IS_SIGMOID: tl.constexpr,
+    KIND: tl.constexpr,
     TILE: tl.constexpr,
 ):
     wait_for_prior_kernels()
@@ -116,7 +118,12 @@ def _apply_gate_kernel(
     value = tl.load(x + row * dim + columns, mask=is_used, other=0.0).to(tl.float32)
     at = columns * 0 if IS_ONE else columns
     raw = tl.load(gate + row * gate_stride + at, mask=is_used, other=0.0).to(tl.float32)
-    by = sigmoid(raw) if IS_SIGMOID else raw * sigmoid(raw)
+    if KIND == "softplus":
+        by = softplus(raw)
+    elif KIND == "silu":
+        by = raw * sigmoid(raw)
+    else:
+        by = sigmoid(raw)
     tl.store(y + row * dim + columns, (value * by).to(y.dtype.element_ty), mask=is_used)
 
 

@@ -110,6 +110,20 @@ def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return _activate_mul(gate_up, is_gelu=True)
 
 
+def clamped_silu_mul(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
+    """See ``kernels.reference.moe.clamped_silu_mul``; gate_up is contiguous."""
+    num_rows, dim = gate_up.shape[0], gate_up.shape[1] // 2
+    output = torch.empty((num_rows, dim), dtype=gate_up.dtype, device=gate_up.device)
+    launch(
+        _clamped_silu_kernel,
+        (num_rows, -(-dim // _TILE)),
+        *(output, gate_up, dim, limit),
+        TILE=_TILE,
+        num_warps=4,
+    )
+    return output
+
+
 def clamped_swiglu(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
     """See ``kernels.reference.moe.clamped_swiglu``; gate_up is contiguous."""
     num_rows, dim = gate_up.shape[0], gate_up.shape[1] // 2
@@ -227,6 +241,20 @@ def _activate_mul_kernel(output, gate_up, dim, IS_GELU: tl.constexpr, TILE: tl.c
     up = tl.load(place + dim, mask=is_used, other=0.0).to(tl.float32)
     active = gelu_tanh(gate) if IS_GELU else silu(gate)
     result = (active * up).to(output.dtype.element_ty)
+    tl.store(output + row * dim + columns, result, mask=is_used)
+
+
+@triton.jit
+def _clamped_silu_kernel(output, gate_up, dim, limit, TILE: tl.constexpr):
+    wait_for_prior_kernels()
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    is_used = columns < dim
+    place = gate_up + row * 2 * dim + columns
+    active = silu(tl.load(place, mask=is_used, other=0.0).to(tl.float32))
+    up = tl.load(place + dim, mask=is_used, other=0.0).to(tl.float32)
+    up = tl.maximum(tl.minimum(up, limit), -limit)
+    result = (tl.minimum(active, limit) * up).to(output.dtype.element_ty)
     tl.store(output + row * dim + columns, result, mask=is_used)
 
 

@@ -15,6 +15,7 @@ from kernels.triton.kv_store import copy_blocks, norm_rope_store
 from kernels.triton.latent import latent_rope_store
 from kernels.triton.layers import (
     add_rms_norm,
+    clamped_silu_mul,
     clamped_swiglu,
     gelu_mul,
     norm_rope,
@@ -44,6 +45,7 @@ __all__ = [
     "build_inputs",
     "candidates",
     "channel_scan",
+    "clamped_silu_mul",
     "clamped_swiglu",
     "copy_blocks",
     "distribution",

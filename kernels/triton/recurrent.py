@@ -59,6 +59,7 @@ def gated_delta(
         VALUE_DIM=value_dim,
         MOST_BETA=2.0 if shape.allows_negative else 1.0,
         BY_CHANNEL=shape.decays_channels,
+        LEAST=shape.least_log_decay,
         WIDE=power_of_2(shape.key_dim),
         STRIP=_STRIP,
         MOST=most or 0,
@@ -166,6 +167,14 @@ def softplus(x):
     return tl.where(x > 20.0, x, small)
 
 
+@triton.jit
+def _log_decay(rate, raw, LEAST: tl.constexpr):
+    """The logarithm of a decay; ``rate`` is negative."""
+    if LEAST == 0.0:
+        return rate * softplus(raw)
+    return LEAST * sigmoid(-rate * raw)
+
+
 @triton.jit(
     do_not_specialize=["gates_stride"],
     do_not_specialize_on_alignment=["slots", "query_start", "starts", "gates"],
@@ -187,6 +196,7 @@ def _gated_delta_kernel(
     VALUE_DIM: tl.constexpr,
     MOST_BETA: tl.constexpr,
     BY_CHANNEL: tl.constexpr,  # a decay for each line of a state
+    LEAST: tl.constexpr,  # of the decays' logarithms; 0: they have no bound
     WIDE: tl.constexpr,
     STRIP: tl.constexpr,
     MOST: tl.constexpr,  # tokens of a row; 0: any number
@@ -228,10 +238,10 @@ def _gated_delta_kernel(
         if BY_CHANNEL:
             place = gates + token * gates_stride + HEADS + head * KEY_DIM + keys
             alpha = tl.load(place, mask=is_key, other=0.0).to(tl.float32)
-            s *= tl.exp(rate * softplus(alpha + bias))[:, None]
+            s *= tl.exp(_log_decay(rate, alpha + bias, LEAST))[:, None]
         else:
             alpha = tl.load(gate + HEADS).to(tl.float32)
-            s *= tl.exp(rate * softplus(alpha + bias))
+            s *= tl.exp(_log_decay(rate, alpha + bias, LEAST))
         correction = beta * (value - tl.sum(s * key[:, None], axis=0))
         s += key[:, None] * correction[None, :]
         result = tl.sum(s * query[:, None], axis=0).to(y.dtype.element_ty)

@@ -95,6 +95,7 @@ def select_experts(
         CHOICES=power_of_2(rule.top_k),
         IS_SOFTMAX=rule.scoring == "softmax",
         IS_SPARSE_MIXER=rule.scoring == "sparse_mixer",
+        IS_LATE=rule.scoring == "late_sigmoid",
         NORMALISED=rule.normalised,
         NUM_GROUPS=rule.num_groups,
         TOP_GROUPS=rule.top_groups,
@@ -162,6 +163,7 @@ def _choose_kernel(
     CHOICES: tl.constexpr,
     IS_SOFTMAX: tl.constexpr,
     IS_SPARSE_MIXER: tl.constexpr,
+    IS_LATE: tl.constexpr,
     NORMALISED: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
@@ -175,7 +177,7 @@ def _choose_kernel(
     is_expert = experts < NUM_EXPERTS
     place = said + token * NUM_EXPERTS + experts
     logits = tl.load(place, mask=is_expert, other=-float("inf")).to(tl.float32)
-    if IS_SPARSE_MIXER:
+    if IS_SPARSE_MIXER or IS_LATE:
         scores = tl.where(is_expert, logits, 0.0)
     elif IS_SOFTMAX:
         scores = tl.exp(logits - tl.max(logits, axis=0))
@@ -202,6 +204,8 @@ def _choose_kernel(
             share = 1.0 / tl.sum(tl.where(is_far, 0.0, tl.exp(rest - best)), axis=0)
         else:
             share = tl.sum(tl.where(experts == expert, scores, 0.0), axis=0)
+            if IS_LATE:
+                share = 1.0 / (1.0 + tl.exp(-share))
         chosen = tl.where(places == choice, expert, chosen)
         kept = tl.where(places == choice, share, kept)
         rest = tl.where(experts == expert, -float("inf"), rest)

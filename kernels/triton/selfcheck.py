@@ -183,6 +183,8 @@ def _layers(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> P
     yield _both(
         kernels, spec, "clamped_swiglu", normal(random, spec.dtype, 5, 2 * hidden), 1.702, 1.5
     )
+    half = normal(random, spec.dtype, 5, 2 * hidden)
+    yield _both(kernels, spec, "clamped_silu_mul", half, 1.5)
     bend = torch.tensor([0.8, 0.7, 0.5, -1e-6])
     yield _both(kernels, spec, "xielu", normal(random, spec.dtype, 5, hidden), bend)
     frequencies, far = torch.logspace(0, -5, spec.head_dim // 2), torch.tensor([0, 1, 999, 131_071])
@@ -219,6 +221,7 @@ def _experts(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> 
         (weight, None, None, RoutingRule(3)),
         (weight, weight[:, 0] / 16, None, RoutingRule(3, normalised=False, scale=2.0)),
         (weight, None, None, RoutingRule(2, "sparse_mixer", normalised=False, margin=0.4)),
+        (weight, None, None, RoutingRule(3, "late_sigmoid")),
         (weight / 4, None, torch.arange(12) / 16, grouped),
     ):
         yield _both(kernels, spec, "route", x[:3], *router)
@@ -359,7 +362,9 @@ def _states(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> P
         yield _both(kernels, spec, "gated_delta", noise(tokens, delta.channels), *gates)
         channels = delta._replace(key_heads=4, decays_channels=True)
         gates = noise(tokens, 132), heads[0], wide(128), state, rows, channels
-        yield _both(kernels, spec, "gated_delta", noise(tokens, channels.channels), *gates)
+        for bound in (0.0, -5.0):
+            gates = *gates[:-1], channels._replace(least_log_decay=bound)
+            yield _both(kernels, spec, "gated_delta", noise(tokens, channels.channels), *gates)
         steps = noise(tokens, 4), *heads, state, rows, scan
         yield _both(kernels, spec, "selective_scan", noise(tokens, scan.channels), *steps)
         shared, states = noise(tokens, 40), wide(5, 16, 128)
@@ -368,7 +373,8 @@ def _states(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> P
         x, gate = noise(tokens, 4, 32), noise(tokens, 128)
         for first in (True, False):
             yield _both(kernels, spec, "gated_rms_norm", x, gate, noise(32), 1e-5, first)
-            yield _both(kernels, spec, "apply_gate", x.flatten(1), gate, first)
+        for kind in ("sigmoid", "silu", "softplus"):
+            yield _both(kernels, spec, "apply_gate", x.flatten(1), gate, kind)
 
 
 _CHECKS: dict[str, Callable[[Kernels, AttentionSpec, torch.Generator], Pairs]] = {

@@ -32,6 +32,9 @@ GATINGS = {
         functools.partial(reference.clamped_swiglu, alpha=1.702, limit=1.5),
         *("clamped_swiglu", 1.702, 1.5),
     ),
+    "clamped_silu": GatedActivation(
+        functools.partial(reference.clamped_silu_mul, limit=0.5), "clamped_silu", limit=0.5
+    ),
 }
 # Activations of experts without a gate.
 ACTIVATIONS = {
@@ -271,7 +274,7 @@ def test_layers_that_are_not_alike_are_not_joined() -> None:
 
 @st.composite
 def rules(draw) -> tuple[RoutingRule, int]:
-    scoring = draw(st.sampled_from(["softmax", "sigmoid", "sparse_mixer"]))
+    scoring = draw(st.sampled_from(["softmax", "sigmoid", "late_sigmoid", "sparse_mixer"]))
     groups = 1 if scoring == "sparse_mixer" else draw(st.sampled_from([1, 1, 2, 4, 8]))
     size = draw(st.integers(2, 24))
     top_groups = draw(st.integers(1, groups))

@@ -37,6 +37,9 @@ _GATINGS = (
     GatedActivation(
         lambda gate_up: layers.clamped_swiglu(gate_up, 1.7, 0.5), "clamped_swiglu", 1.7, 0.5
     ),
+    GatedActivation(
+        lambda gate_up: layers.clamped_silu_mul(gate_up, 0.5), "clamped_silu", limit=0.5
+    ),
 )
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import get_args
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kernels.activations import OutputGateKind
 from kernels.cpu import operations
 from kernels.cpu.native import build
 from kernels.cpu.program import Recorder, Workspace
@@ -46,6 +48,7 @@ delta_cases = st.builds(
         st.sampled_from([1, 8, 16, 40, 64, 128, 144]),
         st.booleans(),
         st.booleans(),
+        st.sampled_from([0.0, -5.0]),
     ),
     dtypes,
 )
@@ -184,14 +187,19 @@ def test_gates(
     with monkeypatch.context() as patch:
         cpu_targets.use(way, patch)
         normed = operations.gated_rms_norm(x, gate, weight, 1e-5, gates_first)
-        gated = operations.apply_gate(x.flatten(1), gate, gates_first)
-        by_one = operations.apply_gate(x.flatten(1), gate[:, :1], gates_first)
-    assert normed.dtype == gated.dtype == dtype
+        made = {
+            (kind, count): operations.apply_gate(x.flatten(1), gate[:, :count], kind)
+            for kind in get_args(OutputGateKind)
+            for count in (1, heads * dim)
+        }
+    assert normed.dtype == dtype
     expected = reference.gated_rms_norm(*wide, 1e-5, gates_first)
     assert error(normed, expected) < TOLERANCE[dtype]
-    for made, by in ((gated, gate), (by_one, gate[:, :1])):
-        expected = reference.apply_gate(x.flatten(1).float(), by.float(), gates_first)
-        assert error(made, expected) < TOLERANCE[dtype]
+    for (kind, count), gated in made.items():
+        by = gate[:, :count].float()
+        expected = reference.apply_gate(x.flatten(1).float(), by, kind)
+        assert gated.dtype == dtype
+        assert error(gated, expected) < TOLERANCE[dtype]
 
 
 def test_time_steps_far_below_one_keep_their_places() -> None:
@@ -220,7 +228,7 @@ def test_a_layer_with_a_state_is_part_of_a_program() -> None:
         mixed = operations.short_conv(x, weight, None, conv, rows, True)
         y = operations.gated_delta(mixed, gates, log_a, dt_bias, state, rows, shape)
         normed = operations.gated_rms_norm(y, gate, norm, 1e-6, False)
-        return operations.apply_gate(normed, gate, True)
+        return operations.apply_gate(normed, gate, "sigmoid")
 
     recorded = [part.clone() for part in begin]
     program, result = Recorder(Workspace())(lambda: layer(*recorded))

@@ -154,8 +154,10 @@ def test_gated_norms_are_hugging_faces() -> None:
 def test_gates() -> None:
     x, gate = torch.randn(5, 8).bfloat16(), torch.randn(5, 9).bfloat16()
     wide = x.float() * torch.sigmoid(gate[:, 1:].float())
-    assert torch.equal(reference.apply_gate(x, gate[:, 1:], True), wide.bfloat16())
+    assert torch.equal(reference.apply_gate(x, gate[:, 1:], "sigmoid"), wide.bfloat16())
     wide *= gate[:, 1:].float()
-    torch.testing.assert_close(reference.apply_gate(x, gate[:, 1:], False), wide.bfloat16())
-    one = reference.apply_gate(x, gate[:, :1], True)
+    torch.testing.assert_close(reference.apply_gate(x, gate[:, 1:], "silu"), wide.bfloat16())
+    one = reference.apply_gate(x, gate[:, :1], "sigmoid")
     torch.testing.assert_close(one, (x.float() * torch.sigmoid(gate[:, :1].float())).bfloat16())
+    soft = x.float() * torch.log1p(gate[:, 1:].float().exp())
+    torch.testing.assert_close(reference.apply_gate(x, gate[:, 1:], "softplus"), soft.bfloat16())

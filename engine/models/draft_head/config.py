@@ -32,6 +32,10 @@ def mtp_spec(spec: DecoderSpec, present: Collection[str], where: Path) -> DraftH
     """
     if weights.has_qwen_mtp(spec):
         return _qwen_mtp_spec(spec, present, where)
+    if spec.num_unread_layers:
+        raise ModelLoadError(
+            f"{where / 'config.json'}: --speculation mtp is not supported for {spec.architecture}"
+        )
     if not spec.num_draft_layers:
         raise ModelLoadError(
             f"{where / 'config.json'}: 'num_nextn_predict_layers' is not set: the model has no "

@@ -14,7 +14,9 @@ from engine.models.encoder.families import ENCODERS
 from engine.models.encoder.spec import EncoderSpec
 from engine.models.families import (
     audio_text,
+    bailing,
     cohere,
+    dbrx,
     deepseek,
     ernie,
     falcon,
@@ -28,6 +30,7 @@ from engine.models.families import (
     hybrid,
     image_text,
     kimi_linear,
+    laguna,
     llama,
     llama4,
     mamba,
@@ -39,6 +42,7 @@ from engine.models.families import (
     nemotron_h,
     olmo,
     phi,
+    step,
     ungated,
     whisper,
 )
@@ -49,7 +53,9 @@ from engine.models.spec import DecoderSpec
 # Each module has a table of the families that it reads: model_type -> Family.
 MODULES = (
     audio_text,
+    bailing,
     cohere,
+    dbrx,
     deepseek,
     ernie,
     falcon,
@@ -63,6 +69,7 @@ MODULES = (
     hybrid,
     image_text,
     kimi_linear,
+    laguna,
     llama,
     llama4,
     mamba,
@@ -74,6 +81,7 @@ MODULES = (
     nemotron_h,
     olmo,
     phi,
+    step,
     ungated,
     whisper,
 )

@@ -7,7 +7,7 @@ import dataclasses
 from engine.models.config_reader import ConfigReader
 from engine.models.families.deepseek import read_deepseek_v3_experts, read_latent_decoder
 from engine.models.families.family import Family
-from engine.models.families.shared import num_layers
+from engine.models.families.shared import num_layers, set_aliases
 from engine.models.recurrence import GatedDeltaSpec
 from engine.models.rope_spec import ProportionalScaling, RopeSpec
 from engine.models.spec import DecoderSpec, LayerSpec
@@ -27,10 +27,7 @@ _DEFAULTS = {**_EXPERTS, "n_shared_experts": 1, "max_position_embeddings": 1_048
 
 def kimi_linear(reader: ConfigReader) -> DecoderSpec:
     """Kimi Linear 48B-A3B (Kimi Team 2025)."""
-    for alias, own in _ALIASES.items():
-        if alias in reader:
-            reader.set_defaults({own: reader.value(alias)})
-            reader.require(own, reader.value(alias))
+    set_aliases(reader, _ALIASES)
     reader.set_defaults(_DEFAULTS)
     reader.require("mla_use_nope", True)
     reader.require("use_grouped_topk", True)
@@ -95,6 +92,7 @@ def _recurrence(reader: ConfigReader, eps: float) -> tuple[GatedDeltaSpec, froze
         conv_width=width,
         norm_eps=eps,
         separate_projections=True,
+        decays_channels=True,
         channel_rank=dim,
     )
     return spec, attending

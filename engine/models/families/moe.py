@@ -14,6 +14,7 @@ from engine.models.families.family import Family
 from engine.models.families.llama import exaone_layers, windowed_layers
 from engine.models.families.rope import read_ropes_by_layer
 from engine.models.families.shared import (
+    alternating_layers,
     ignore_router_training,
     layer_types,
     num_layers,
@@ -114,6 +115,37 @@ def exaone_moe(reader: ConfigReader) -> DecoderSpec:
         qk_norm=True,
         layers=tuple(layers),
         moe=read_deepseek_v3_experts(reader, scale=2.5),
+    )
+    return with_checked_experts(reader, spec)
+
+
+def kolibri1(reader: ConfigReader) -> DecoderSpec:
+    """Kolibri 1: EXAONE's attention between norms, experts chosen before their sigmoids."""
+    ignore_router_training(reader)
+    window = reader.optional_count("sliding_window")
+    layers = tuple(
+        LayerSpec(window, experts=True)
+        if kind == "sliding_attention"
+        else LayerSpec(rope=window is None, experts=True)
+        for kind in alternating_layers(reader, window=window, period=5)
+    )
+    moe = dataclasses.replace(
+        _qwen_experts(
+            reader, shared_intermediate_size=reader.count("shared_expert_intermediate_size", 512)
+        ),
+        scoring="late_sigmoid",
+        has_correction_bias=True,
+        router_in_float32=True,
+    )
+    spec = read_decoder(
+        reader,
+        head_dim=128,
+        intermediate_size=moe.intermediate_size,  # no layer has an MLP
+        placement="sandwich",
+        max_positions=262_144,
+        qk_norm=True,
+        layers=layers,
+        moe=moe,
     )
     return with_checked_experts(reader, spec)
 
@@ -324,6 +356,12 @@ FAMILIES: dict[str, Family] = {
         "QK norms, windows, no rope in full-attention layers, experts as in DeepSeek-V3",
     ),
     "hy_v3": Family(hy_v3, "Hy3", "QK norms, experts by corrected sigmoids, shared experts"),
+    "kolibri1": Family(
+        kolibri1,
+        "Kolibri 1",
+        "norms before and after, QK norms, windows, no rope in full-attention layers, experts "
+        "chosen by corrected outputs and weighed by sigmoids, a shared expert",
+    ),
     "mellum": Family(mellum, "Mellum 2 12B-A2.5B", "as `qwen3_moe`; windows with their own rope"),
     "minimax_m2": Family(
         minimax_m2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from engine.models.config_reader import ConfigReader
@@ -101,6 +102,18 @@ def read_decoder(
         eos_token_ids=reader.token_ids("eos_token_id"),
         checkpoint_dtype=read_dtype(reader),
     )
+
+
+def set_aliases(reader: ConfigReader, aliases: Mapping[str, str]) -> None:
+    """Give keys the values of a family's other names for them (alias -> key).
+
+    Raises:
+        ModelLoadError: both are present, and differ.
+    """
+    for alias, own in aliases.items():
+        if alias in reader:
+            reader.set_defaults({own: reader.value(alias)})
+            reader.require(own, reader.value(alias))
 
 
 def num_layers(reader: ConfigReader, key: str = "num_hidden_layers") -> int:

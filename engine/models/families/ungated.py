@@ -120,8 +120,8 @@ FAMILIES: dict[str, Family] = {
     "nanochat": Family(
         nanochat,
         "nanochat d20 to d34",
-        "norms without weights, also of embeddings, unit QK norms, rope by negative angles, ungated "
-        "MLP with squared ReLU, capped logits",
+        "norms without weights, also of embeddings, unit QK norms, rope by negative angles, "
+        "ungated MLP with squared ReLU, capped logits",
     ),
     "nemotron": Family(
         nemotron,

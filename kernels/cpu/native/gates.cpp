@@ -13,6 +13,12 @@ constexpr int64_t GRAIN = 4096;  // values below which a second thread costs mor
 
 inline Floats silu(Floats x) { return x * sigmoid(x); }
 
+enum Gate { SIGMOID, SILU, SOFTPLUS };  // GATE_CODES in kernels/cpu/bindings.py
+
+inline Floats gate_value(int32_t kind, Floats x) {
+  return kind == SIGMOID ? sigmoid(x) : kind == SILU ? silu(x) : softplus(x);
+}
+
 template <class T>
 struct GatedNorm {
   const T *x, *gate;
@@ -57,9 +63,9 @@ void gated_rms_norm(const GatedNorm<T>& norm) {
 
 // gate_dim is dim, or 1 for a gate of all of a row's values.
 template <class T>
-void apply_gate(const T* x, const T* gate, int64_t stride, bool is_sigmoid, int64_t rows,
+void apply_gate(const T* x, const T* gate, int64_t stride, int32_t kind, int64_t rows,
                 int64_t dim, int64_t gate_dim, T* y) {
-  const auto factor = [=](Floats raw) { return is_sigmoid ? sigmoid(raw) : silu(raw); };
+  const auto factor = [=](Floats raw) { return gate_value(kind, raw); };
   parallel_rows(rows, std::max<int64_t>(1, GRAIN / dim), [=](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const T* row = gate + r * stride;
@@ -92,10 +98,10 @@ void quire_gated_rms_norm(int32_t dtype, const void* x, const void* gate, int64_
 
 // x, y[rows][dim]; gate[rows][gate_dim], its rows gate_stride values apart.
 void quire_apply_gate(int32_t dtype, const void* x, const void* gate, int64_t gate_stride,
-                      bool is_sigmoid, int64_t rows, int64_t dim, int64_t gate_dim, void* y) {
+                      int32_t kind, int64_t rows, int64_t dim, int64_t gate_dim, void* y) {
   quire::with_type(dtype, [&]<class T>() {
     quire::apply_gate(static_cast<const T*>(x), static_cast<const T*>(gate), gate_stride,
-                      is_sigmoid, rows, dim, gate_dim, static_cast<T*>(y));
+                      kind, rows, dim, gate_dim, static_cast<T*>(y));
   });
 }
 

@@ -8,11 +8,11 @@
 namespace quire {
 
 // As kernels/cpu/layers.py numbers them.
-enum class GatingKind : int32_t { SILU, GELU, GELU_TANH, CLAMPED_SWIGLU };
+enum class GatingKind : int32_t { SILU, GELU, GELU_TANH, CLAMPED_SWIGLU, CLAMPED_SILU };
 
 struct Gating {
   GatingKind kind;
-  float alpha, limit;  // of CLAMPED_SWIGLU
+  float alpha, limit;  // of CLAMPED_SWIGLU; CLAMPED_SILU has a limit only
 };
 
 template <GatingKind KIND>
@@ -24,6 +24,11 @@ inline Floats gated(Floats gate, Floats up, const Gating& gating) {
   } else if constexpr (KIND == GatingKind::GELU_TANH) {
     const Floats inner = 0.79788456f * (gate + 0.044715f * gate * gate * gate);
     return 0.5f * gate * (1.0f + tanh(inner)) * up;
+  } else if constexpr (KIND == GatingKind::CLAMPED_SILU) {
+    const Floats most = fill(gating.limit), least = -most;
+    const Floats active = gate / (1.0f + exp(-gate));
+    up = select(up > most, most, select(up < least, least, up));
+    return select(active > most, most, active) * up;
   } else {
     const Floats most = fill(gating.limit), least = -most;
     gate = select(gate > most, most, gate);
@@ -39,6 +44,7 @@ inline void with_gating(GatingKind kind, Body body) {
     case GatingKind::SILU: return body.template operator()<GatingKind::SILU>();
     case GatingKind::GELU: return body.template operator()<GatingKind::GELU>();
     case GatingKind::GELU_TANH: return body.template operator()<GatingKind::GELU_TANH>();
+    case GatingKind::CLAMPED_SILU: return body.template operator()<GatingKind::CLAMPED_SILU>();
     default: return body.template operator()<GatingKind::CLAMPED_SWIGLU>();
   }
 }

@@ -40,6 +40,7 @@ void each_strip(const Rows& rows, int64_t heads, int64_t keys, int64_t columns, 
 struct Delta {
   int64_t key_heads, value_heads, key_dim, value_dim;
   bool allows_negative, decays_channels;
+  float least_log_decay;  // 0: decays have no bound
 
   int64_t decays() const { return decays_channels ? key_dim : 1; }  // of a head
   int64_t keys() const { return key_heads * key_dim; }
@@ -70,14 +71,17 @@ template <class T>
 void delta_factors(const T* gates, int64_t stride, const float* log_a, const float* dt_bias,
                    int64_t tokens, const Delta& shape, float* out) {
   const int64_t heads = shape.value_heads, decays = shape.decays(), all = heads * decays;
-  const float most = shape.allows_negative ? 2.0f : 1.0f;
+  const float most = shape.allows_negative ? 2.0f : 1.0f, least = shape.least_log_decay;
   parallel_rows(tokens, std::max<int64_t>(1, GRAIN / all), [=](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const T* gate = gates + t * stride;
       float* factors = out + t * (all + heads);
       const auto decay = [&](int64_t at, int64_t rest, Floats log_rate) {
-        const Floats dt = softplus(load(gate + heads + at, rest) + load(dt_bias + at, rest));
-        store(factors + at, exp(-exp(log_rate) * dt), rest);
+        const Floats raw = load(gate + heads + at, rest) + load(dt_bias + at, rest);
+        const Floats rate = exp(log_rate);
+        const Floats log_decay =
+            least != 0.0f ? least * sigmoid(rate * raw) : -rate * softplus(raw);
+        store(factors + at, exp(log_decay), rest);
       };
       for (int64_t h = 0; h < heads; ++h)
         for (int64_t i = 0; decays > 1 && i < decays; i += LANES)
@@ -301,9 +305,10 @@ void quire_gated_delta(int32_t dtype, const void* mixed, const void* gates, int6
                        const float* log_a, const float* dt_bias, float* state, int64_t rows,
                        const int32_t* slots, const int32_t* query_start, const int32_t* starts,
                        int64_t key_heads, int64_t value_heads, int64_t key_dim, int64_t value_dim,
-                       bool allows_negative, bool decays_channels, void* y) {
-  const quire::Delta shape{key_heads, value_heads,     key_dim,
-                           value_dim, allows_negative, decays_channels};
+                       bool allows_negative, bool decays_channels, float least_log_decay,
+                       void* y) {
+  const quire::Delta shape{key_heads,       value_heads,     key_dim,        value_dim,
+                           allows_negative, decays_channels, least_log_decay};
   quire::with_type(dtype, [&]<class T>() {
     quire::gated_delta(static_cast<const T*>(mixed), static_cast<const T*>(gates), gates_stride,
                        log_a, dt_bias, state, {rows, slots, query_start, starts}, shape,

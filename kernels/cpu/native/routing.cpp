@@ -16,7 +16,7 @@ constexpr int64_t ROUTER_GRAIN = 65536;  // products below which a second thread
 struct Rule {
   int64_t top_k, num_groups, top_groups, group_best;
   float scale, margin;
-  bool sigmoid, sparse_mixer, normalised;
+  bool sigmoid, late, sparse_mixer, normalised;  // late: sigmoids of those chosen only
 };
 
 // The `count` places of the largest values among those for which is_in(i), the first of equals
@@ -48,7 +48,7 @@ class Router {
 
   // scores[experts], of the router's product, are overwritten.
   void choose_for(float* scores, int64_t* ids, float* weights) {
-    if (!rule_.sparse_mixer) rule_.sigmoid ? sigmoid(scores) : softmax(scores);
+    if (!rule_.sparse_mixer && !rule_.late) rule_.sigmoid ? sigmoid(scores) : softmax(scores);
     const float* values = scores;
     if (correction_) {
       for (int64_t e = 0; e < experts_; ++e) chosen_by_[e] = scores[e] + correction_[e];
@@ -62,13 +62,20 @@ class Router {
     }
     float total = 0.0f;
     for (int64_t j = 0; j < rule_.top_k; ++j)
-      total += weights[j] = rule_.sparse_mixer ? share_of_rest(scores, ids, j) : scores[ids[j]];
+      total += weights[j] = share(scores, ids, j);
     // Never divided by zero (DeepSeek-V3).
     const float factor = rule_.scale / (rule_.normalised ? total + 1e-20f : 1.0f);
     for (int64_t j = 0; j < rule_.top_k; ++j) weights[j] *= factor;
   }
 
  private:
+  // The weight of choice j, before all are divided by their sum.
+  float share(const float* scores, const int64_t* ids, int64_t j) const {
+    if (rule_.sparse_mixer) return share_of_rest(scores, ids, j);
+    const float score = scores[ids[j]];
+    return rule_.late ? 1.0f / (1.0f + std::exp(-score)) : score;
+  }
+
   void sigmoid(float* scores) const {
     for (int64_t e = 0; e < experts_; e += LANES)
       store(scores + e, 1.0f / (1.0f + exp(-load(scores + e, experts_ - e))), experts_ - e);

@@ -64,6 +64,31 @@ EXPORTED: dict[str, dict[str, Any]] = {
         **{"add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False},
         **{"attention_value_scale": 0.707, "layernorm_epsilon": 1e-5, "hybrid_block_size": None},
     },
+    "cohere2_moe": {
+        **{"num_experts": 8, "num_experts_per_tok": 2, "num_shared_experts": 1, "auto_map": None},
+        **{"expert_selection_fn": "sigmoid", "norm_topk_prob": True, "logit_scale": 0.25},
+        **{"first_k_dense_replace": 1, "prefix_dense_intermediate_size": 96, "use_qk_norm": False},
+        **{"prefix_dense_sliding_window_pattern": 1, "sliding_window_pattern": 4},
+        **{"shared_expert_combination_strategy": "average", "use_gated_activation": True},
+        **{"layer_norm_eps": 1e-5, "sliding_window": 16, "tie_word_embeddings": True},
+    },
+    "laguna": {
+        **{"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        **{"shared_expert_intermediate_size": 16, "gating": "per-head", "sliding_window": 16},
+        **{"num_attention_heads_per_layer": [4, 6, 6, 6], "moe_routed_scaling_factor": 2.5},
+        **{"moe_router_logit_softcapping": 0.0, "moe_apply_router_weight_on_input": False},
+        **{"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "router_aux_loss_coef": 0.0},
+        **{"layer_types": ["full_attention", *["sliding_attention"] * 3], "rope_theta": None},
+        **{"rope_parameters": None, "auto_map": None, "attention_bias": False},
+    },
+    "bailing_hybrid": {
+        **{"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 2},
+        **{"topk_group": 1, "num_shared_experts": 1, "first_k_dense_replace": 1},
+        **{"kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
+        **{"layer_group_size": 2, "kda_safe_gate": True, "kda_lower_bound": -5.0},
+        **{"short_conv_kernel_size": 4, "num_nextn_predict_layers": 1, "model_max_length": 64},
+        **{"mtp_loss_scaling_factor": 0.1, "moe_renormalize": True, "num_expert_group": 2},
+    },
     "apertus": {
         **{"hidden_act": "xielu", "hidden_dropout": 0.0, "mlp_bias": False, "post_norm": False},
         **{"qk_norm": True, "attention_bias": False, "eos_token_id": [68, 72], "auto_map": None},
@@ -255,6 +280,27 @@ _GPT_NEO = {
     **{"attention_dropout": 0, "embed_dropout": 0, "resid_dropout": 0, "intermediate_size": None},
     "max_position_embeddings": 64,
 }
+
+
+_DBRX: dict[str, Any] = {
+    **{"model_type": "dbrx", "vocab_size": 100, "auto_map": {"AutoConfig": "x.Y"}},
+    **{"d_model": 32, "n_heads": 4, "n_layers": 4, "max_seq_len": 64, "emb_pdrop": 0.0},
+    **{"resid_pdrop": 0.0, "output_router_logits": False, "router_aux_loss_coef": 0.05},
+    "attn_config": {"clip_qkv": 8, "kv_n_heads": 2, "model_type": "", "rope_theta": 500000},
+    "ffn_config": {
+        **{"ffn_hidden_size": 48, "model_type": "", "moe_jitter_eps": 0.01, "moe_top_k": 2},
+        **{"moe_loss_weight": 0.05, "moe_num_experts": 8},
+    },
+}
+
+
+def test_dbrx_as_it_was_exported():
+    spec = read_spec(_DBRX)
+    assert (spec.num_layers, spec.num_kv_heads, spec.qkv_clip) == (4, 2, 8)
+    assert (spec.rope.theta, spec.moe.num_experts, spec.moe.normalised) == (500000, 8, True)
+    bent = {**_DBRX["ffn_config"], "moe_normalize_expert_weights": 2}
+    with pytest.raises(ModelLoadError, match="'moe_normalize_expert_weights' is 2"):
+        read_spec({**_DBRX, "ffn_config": bent})
 
 
 def test_gpt_j_and_neo_as_they_were_exported():

@@ -16,6 +16,7 @@ from engine.parallel.shard import Shard, parameter_slices, shard_spec
 from engine.runner import load_runner
 from engine.runner.load_plan import attention_spec
 from engine.types import SamplingParams
+from kernels.attention import Heads
 from tests import tiny_gemmas, tiny_models
 from tests.engine.handmade import load, request
 from tests.engine.lora.test_lora import ADAPTERS, make_served, requests_of, run
@@ -55,15 +56,15 @@ def test_what_a_rank_asks_of_attention(tmp_path):
     shape = {**TWO_HEADS, "num_attention_heads": 8, "global_head_dim": 8}
     spec = read_config(str(tiny_models.save("gemma4", tmp_path, **shape))).spec
 
-    def windows(shard: Shard) -> dict[tuple[int, int], set[int | None]]:
+    def windows(shard: Shard) -> dict[Heads, set[int | None]]:
         share = shard_spec(spec, shard)
         asked = attention_spec(share, 4, torch.float32, torch.device("cpu")).by_heads()
         return {heads: set(each.windows) for heads, each in asked.items()}
 
-    assert windows(Shard(0, 1)) == {(2, 8): {12}, (1, 8): {None}}
-    assert windows(Shard(1, 2)) == {(1, 8): {12, None}}
-    assert windows(Shard(0, 1, stage=0, num_stages=4)) == {(2, 8): {12}}
-    assert windows(Shard(0, 1, stage=3, num_stages=4)) == {(1, 8): {None}}
+    assert windows(Shard(0, 1)) == {(8, 2, 8): {12}, (8, 1, 8): {None}}
+    assert windows(Shard(1, 2)) == {(4, 1, 8): {12, None}}
+    assert windows(Shard(0, 1, stage=0, num_stages=4)) == {(8, 2, 8): {12}}
+    assert windows(Shard(0, 1, stage=3, num_stages=4)) == {(8, 1, 8): {None}}
 
 
 def test_experts_may_lie_whole(tmp_path):

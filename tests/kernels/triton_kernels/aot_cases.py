@@ -265,7 +265,7 @@ def recurrent(delta: GatedDeltaShape, scan: ScanShape) -> None:
     for tokens in (64, 512):
         y = delta_rule(tokens, delta)
         gated_rms_norm(y, empty(tokens, y[0].numel()), empty(delta.value_dim), 1e-6, False)
-        apply_gate(y.flatten(1), empty(tokens, 1), True)
+        apply_gate(y.flatten(1), empty(tokens, 1), "sigmoid")
         lines = empty(65, 3, delta.channels)
         mixed = empty(tokens, delta.channels)
         short_conv(mixed, empty(4, delta.channels), None, lines, rows, True)

@@ -23,6 +23,7 @@ from kernels.reference.layers import activate as reference_activate
 from kernels.reference.layers import silu_mul
 from kernels.reference.moe import add_experts as reference_add
 from kernels.reference.moe import add_gated as reference_add_gated
+from kernels.reference.moe import clamped_silu_mul as reference_silu
 from kernels.reference.moe import clamped_swiglu as reference_swiglu
 from kernels.reference.moe import fused_moe as reference_moe
 from kernels.sampling import TokenCounts
@@ -31,7 +32,7 @@ from kernels.tiled import tile_experts
 from kernels.triton.feedback import feed_back
 from kernels.triton.gates import add_gated
 from kernels.triton.inputs import build_inputs
-from kernels.triton.layers import clamped_swiglu
+from kernels.triton.layers import clamped_silu_mul, clamped_swiglu
 from kernels.triton.moe import add_experts, fused_moe
 from tests.kernels.packed_weights import packed_weight
 
@@ -196,6 +197,7 @@ def test_clamped_swiglu_equals_its_twin() -> None:
     torch.testing.assert_close(
         clamped_swiglu(gate_up, 1.702, 3.0), reference_swiglu(gate_up, 1.702, 3.0)
     )
+    torch.testing.assert_close(clamped_silu_mul(gate_up, 1.5), reference_silu(gate_up, 1.5))
 
 
 @pytest.mark.parametrize("gate", ["silu", "clamped_swiglu"])

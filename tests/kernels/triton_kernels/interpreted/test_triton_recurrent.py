@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
+from kernels.activations import OutputGateKind
 from kernels.recurrent import CHUNK, GatedDeltaShape, ScanShape
 from kernels.reference import operations as reference
 from kernels.triton import invariant_operations, operations
@@ -78,6 +81,14 @@ STEPWISE = ("delta, decays by channel", "channels")
 def test_recurrences(name: str, dtype: torch.dtype, steps: Steps) -> None:
     kind, *shape = CASES[name]
     check(kind(*shape, dtype), dtype, steps)
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_bounded_decays(by_channel: bool) -> None:
+    """Token by token, also where other shapes are processed in chunks."""
+    shape = GatedDeltaShape(1, 2 - by_channel, 8, 8, False, by_channel, -5.0)
+    rows = [(3, 0, MIN_CHUNKED_TOKENS + 1), (1, 5, 1)]
+    check(delta_case(shape, torch.float32), torch.float32, [rows])
 
 
 @pytest.mark.parametrize("alpha", [-30.0, 1.0, 60.0])
@@ -197,8 +208,9 @@ def test_gates(gates_first: bool, dtype: torch.dtype, dim: int) -> None:
     for weight in (torch.randn(dim).to(dtype), torch.randn(3, dim).to(dtype)):
         given = x, gate, weight, 1e-5, gates_first
         close(operations.gated_rms_norm(*given), reference.gated_rms_norm(*given), tolerance)
-    for by in (gate, gate[:, :1]):
-        given = x.flatten(1), by, gates_first
+    kinds: tuple[OutputGateKind, ...] = ("sigmoid", "softplus") if gates_first else ("silu",)
+    for by, kind in itertools.product((gate, gate[:, :1]), kinds):
+        given = x.flatten(1), by, kind
         close(operations.apply_gate(*given), reference.apply_gate(*given), tolerance)
 
 

@@ -17,6 +17,7 @@ _RULES = {
     "deepseek-v3": RoutingRule(
         8, scoring="sigmoid", scale=2.5, num_groups=8, top_groups=4, group_best=2
     ),
+    "kolibri": RoutingRule(6, scoring="late_sigmoid"),
     "phi-3.5-moe": RoutingRule(2, "sparse_mixer", normalised=False, margin=0.5),
     "three groups": RoutingRule(3, num_groups=3, top_groups=2, group_best=2),
 }
