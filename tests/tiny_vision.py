@@ -68,6 +68,11 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
         *("Qwen2_5_VL", "qwen2", {"rope_parameters": _MROPE}),
         *(_QWEN2_5_VISION, _QWEN_TOKENS),
     ),
+    "exaone4_5": (
+        *("Exaone4_5_", "exaone4", {}),
+        {**_QWEN2_5_VISION, "num_heads": 4, "num_key_value_heads": 2},
+        {"image_token_id": IMAGE, "video_token_id": VIDEO},
+    ),
     "qwen3_vl": (
         *("Qwen3VL", "qwen3"),
         {"rope_parameters": {**_MROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True}},

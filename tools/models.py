@@ -70,13 +70,15 @@ values with an earlier layer (E2B, E4B) take no cache of their own. Its heads of
 for CPUs, and for GPUs in bfloat16 and float16. `quire quantize` does not support Gemma 4.
 
 MiMo-V2 has two kinds of heads, too, and is not supported by `quire quantize`. Its cache holds
-values as wide as keys, of which it uses 128 of 192 numbers.
+values as wide as keys, of which it uses 128 of 192 numbers. Laguna's and Step's windowed layers
+have more query heads than the others, and as many KV heads; `quire quantize` does not support them
+either, nor DBRX, whose files have all experts of a layer in one tensor.
 
 ## Models with a state
 
 Some layers keep a fixed-size state of each sequence instead of keys and values
 ([kv-cache.md](kv-cache.md#states)): gated delta rules (Qwen3-Next, Qwen3.5, OLMo Hybrid, and with
-a decay per channel Kimi Linear),
+a decay per channel Kimi Linear and Ling 3),
 selective state spaces of heads (Mamba-2: Granite 4.0 H, Bamba, Falcon-H1, Nemotron-H, and Mamba-2
 itself) or of channels (Mamba-1: Jamba, Falcon-Mamba, and Mamba itself), and short convolutions
 (LFM2, LFM3).
@@ -84,7 +86,7 @@ itself) or of channels (Mamba-1: Jamba, Falcon-Mamba, and Mamba itself), and sho
 | With such models | |
 |---|---|
 | [speculation](speculation.md) | yes; no draft models with a state, no drafts on several ranks |
-| `--quantization` | yes, but for the small projections of a delta rule's decay or Mamba-1's |
+| `--quantization` | yes, but for the projections of a delta rule's decay, and Mamba-1's small ones |
 | [tensor and pipeline parallelism](parallel.md) | yes |
 | `--kv-offload-bytes`, `quire quantize` | refused |
 
@@ -128,7 +130,7 @@ compared with Hugging Face's in the same way.
   `--chat-template`.
 - **Draft heads:** the multi-token-prediction layer of DeepSeek-V3, GLM-4.5 and later, Qwen3-Next
   and Qwen3.5 (`--speculation mtp`), EAGLE and EAGLE-3 heads for any decoder (`--speculation
-  eagle`); see [speculation.md](speculation.md).
+  eagle`); see [speculation.md](speculation.md). Those of Step and Ling 3 are not read.
 - **Windows and chunks:** where every layer has a window, blocks behind it are freed as a text
   grows. Attention within chunks (Llama 4) works with every attention backend.
 - **Mixtures of experts:** all experts of a layer are one grouped product on a GPU and one native

@@ -299,6 +299,9 @@ def test_models_that_are_no_source_are_refused(tmp_path: Path) -> None:
     glm = tiny_models.save("glm_moe_dsa", tmp_path / "glm")
     with pytest.raises(QuantizeError, match="longer than the 12 that are selected"):
         quantise(Job(glm, tmp_path / "other", recipe()), windows())
+    dbrx = tiny_models.save("dbrx", tmp_path / "dbrx")
+    with pytest.raises(QuantizeError, match="dbrx models store a layer's experts in one tensor"):
+        quantise(Job(dbrx, tmp_path / "other", recipe()), windows())
     olmo = tiny_models.save("olmo", tmp_path / "olmo")
     with pytest.raises(QuantizeError, match="norms of olmo models have no weights"):
         quantise(Job(olmo, tmp_path / "other", recipe()), windows())

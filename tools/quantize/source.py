@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.models.checkpoint import fingerprint, read_config, read_headers
+from engine.models.expert_rows import split_experts
 from engine.models.json_file import parse_object, read_bytes
 from engine.models.layouts import Layout
 from engine.models.loader import Weights, load_weights
@@ -74,6 +75,13 @@ class Source:
             )
         self.headers = read_headers(directory)
         tables = tables_of(self.spec)
+        moe = self.spec.moe
+        if moe and split_experts(self.headers, tables.targets, moe.num_experts) != self.headers:
+            raise QuantizeError(
+                f"{directory}: {self.spec.architecture} models store a layer's experts in one "
+                "tensor, which quantised files have no word for; quire serve --quantization rounds "
+                "them as they load"
+            )
         self.parameters: dict[str, Parameter] = tables.parameters
         self.weights: Weights = load_weights(
             self.spec, self.headers, torch.float32, torch.device("cpu")

@@ -175,7 +175,7 @@ _GLM46V_TEXT: dict[str, Callable[[ConfigReader], DecoderSpec]] = {
 FAMILIES: dict[str, Family] = {
     "aya_vision": Family(aya_vision, "Aya Vision 8B and 32B", "as `cohere2`; accepts images"),
     "cohere2_vision": Family(cohere2_vision, "Command A Vision", "as `cohere2`; accepts images"),
-    "exaone4_5": Family(exaone4_5, "EXAONE 4.5 33B", "as `exaone4`; text only"),
+    "exaone4_5": Family(exaone4_5, "EXAONE 4.5 33B", "as `exaone4`; accepts images"),
     "glm46v": Family(glm46v, "GLM-4.6V", "as `glm4v` or `glm4v_moe`; accepts images, video"),
     "glm4v": Family(glm4v, "GLM-4.1V Thinking, GLM-4.6V Flash", "as `glm4`; accepts images, video"),
     "glm4v_moe": Family(glm4v_moe, "GLM-4.5V, GLM-4.6V", "as `glm4_moe`; accepts images, video"),

@@ -107,6 +107,16 @@ def qwen2_5_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> 
     )
 
 
+def exaone4_5(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
+    """EXAONE 4.5: Qwen2.5-VL's encoder, in which heads share keys and values."""
+    num_kv_heads = reader.count("num_key_value_heads", 8)
+    base = qwen2_5_vl(whole, reader, text)
+    if base.num_heads % num_kv_heads:
+        problem = f"must divide the {base.num_heads} attention heads"
+        raise reader.error("num_key_value_heads", problem)
+    return replace(base, num_kv_heads=num_kv_heads)
+
+
 def qwen3_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
     """Qwen3-VL (Qwen Team 2025): learned positions in addition, and features of inner layers."""
     base = _qwen3(reader)
@@ -350,6 +360,7 @@ FAMILIES: dict[str, VisionFamily] = {
     "cohere2_vision": VisionFamily(
         cohere2_vision, cohere_tokens, None, tiling=lambda side: GridScaling(side, 1, 12, fits=True)
     ),
+    "exaone4_5": VisionFamily(exaone4_5, qwen_tokens(67), AreaScaling(3136, 12_845_056)),
     "gemma3": VisionFamily(gemma3, gemma3_tokens, None, "bilinear"),
     "gemma4": VisionFamily(gemma4, gemma4_tokens, BudgetScaling(280)),
     "glm46v": _GLM4V._replace(video=videos.glm4v(151_344, is_latest=True)),

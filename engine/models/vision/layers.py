@@ -161,7 +161,7 @@ class Block(Layer):
     def heads(self, x: torch.Tensor, rotation: PatchRotation | None) -> tuple[torch.Tensor, ...]:
         """See ``Layer``."""
         fused = self._qkv(self._attention_norm(x))
-        query, key, value = fused.view(fused.shape[0], 3, self._num_heads, -1).unbind(1)
+        query, key, value = self._split_heads(fused)
         if self._query_norm is not None and self._key_norm is not None:
             if not self._norm_by_head:
                 query, key = query.flatten(1), key.flatten(1)
@@ -169,6 +169,18 @@ class Block(Layer):
             query, key = query.view(value.shape), key.view(value.shape)
         if rotation is not None:
             query, key = rotation.rotate(query), rotation.rotate(key)
+        return query, key, value
+
+    def _split_heads(self, fused: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return queries, keys and values; a key or value that heads share is repeated for each."""
+        num_heads = self._num_heads
+        head_dim = self._output.weight.shape[1] // num_heads
+        heads = fused.view(fused.shape[0], -1, head_dim)
+        num_kv_heads = (heads.shape[1] - num_heads) // 2
+        query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        if num_kv_heads < num_heads:
+            group = num_heads // num_kv_heads
+            key, value = (part.repeat_interleave(group, dim=1) for part in (key, value))
         return query, key, value
 
     def output(self, attended: torch.Tensor) -> torch.Tensor:

@@ -215,6 +215,7 @@ _PADDLE = (
 TABLES = {
     "aya_vision": _COHERE,
     "cohere2_vision": _COHERE,
+    "exaone4_5": _QWEN2_5,
     "gemma3": _GEMMA3,
     "gemma4": _GEMMA4,
     **dict.fromkeys(("glm46v", "glm4v", "glm4v_moe"), _GLM4V),

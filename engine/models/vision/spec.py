@@ -104,6 +104,7 @@ class VisionSpec:
     activation: VisionActivation
     merger: MergerSpec | GatedMergerSpec | PoolSpec
     pixels: PixelSpec
+    num_kv_heads: int | None = None  # fewer than heads (EXAONE 4.5); None: as many
     architecture: str = ""  # Hugging Face model_type of the whole model
     gated: bool = False  # the MLP
     bias: bool = True  # of attention's projections
@@ -154,6 +155,11 @@ class VisionSpec:
     def head_dim(self) -> int:
         """Width of one attention head."""
         return self.hidden_size // self.num_heads
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key (or value) heads."""
+        return (self.num_kv_heads or self.num_heads) * self.head_dim
 
     @property
     def cell_size(self) -> int:

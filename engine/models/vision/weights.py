@@ -113,7 +113,7 @@ def _layer_parameters(spec: VisionSpec) -> dict[str, Parameter]:
     up = (inner, inner) if spec.gated else (inner,)
     found = {
         **_norm_parameters("attention_norm", spec.norm, hidden),
-        **linear_parameters("qkv", (hidden, hidden, hidden), hidden, bias=spec.bias),
+        **linear_parameters("qkv", (hidden, spec.kv_size, spec.kv_size), hidden, bias=spec.bias),
         **linear_parameters("output", (hidden,), hidden, bias=spec.bias or spec.output_bias),
         **_norm_parameters("mlp_norm", spec.norm, hidden),
         **linear_parameters("up", up, hidden, bias=spec.mlp_bias),

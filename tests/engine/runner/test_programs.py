@@ -40,6 +40,15 @@ SHARED = {
         **{"v_head_dim": 32, "moe_intermediate_size": 32, "num_key_value_heads": 4},
         "linear_head_dim": 16,
     },
+    "bailing_hybrid": {
+        **{"kv_lora_rank": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32},
+        **{"moe_intermediate_size": 32, "num_key_value_heads": 4},
+    },
+    "laguna": _EXPERTS,
+    "step3p7": {
+        **{"moe_intermediate_size": 32, "share_expert_dim": 64},
+        "num_sliding_attention_heads": 6,
+    },
     "lfm2_moe": {"moe_intermediate_size": 32},
     "mimo_v2_flash": {"head_dim": 24, "v_head_dim": 16, "moe_intermediate_size": 32},
     "qwen2_moe": {"shared_expert_intermediate_size": 64},
@@ -164,6 +173,9 @@ def texts(told: dict[str, list]) -> dict[str, list]:
         ("mamba2", None),  # states alone
         ("jamba", None),  # of channels
         ("kimi_linear", None),  # decays of channels
+        ("bailing_hybrid", None),  # bounded ones, and gated heads of latent attention
+        ("laguna", None),  # more heads in some layers, each with a gate
+        ("step3p7", "int8"),  # and a clamp in some
         ("lfm2_moe", "int8"),
         ("gemma3", "int8"),  # tied and scaled embeddings
         ("gemma2", None),  # and a cap on logits
