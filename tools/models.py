@@ -86,7 +86,7 @@ itself) or of channels (Mamba-1: Jamba, Falcon-Mamba, and Mamba itself), and sho
 | With such models | |
 |---|---|
 | [speculation](speculation.md) | yes; no draft models with a state, no drafts on several ranks |
-| `--quantization` | yes, but for the projections of a delta rule's decay, and Mamba-1's small ones |
+| `--quantization` | yes, but for the projections of decays and Mamba-1's small ones |
 | [tensor and pipeline parallelism](parallel.md) | yes |
 | `--kv-offload-bytes`, `quire quantize` | refused |
 

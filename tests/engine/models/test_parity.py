@@ -82,7 +82,7 @@ FEW_TOKENS = {
     "hunyuan_dense",
     *("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2_lite", "deepseek_v2", "deepseek_v3"),
     *("deepseek_v3_halves", "glm4_moe", "glm4_moe_lite", "solar_open", "dots1", "minimax_m2"),
-    *("nanochat", "laguna", "laguna_by_number", "dbrx"),
+    *("laguna", "laguna_by_number"),
     *("ernie4_5_moe", "olmoe", "granitemoe", "hunyuan_moe", "cwm", "exaone_moe", "hy_v3"),
     "mimo_v2_flash",
     *("mellum", "mistral4", "vaultgemma", "youtu", "granite_swa", "granitemoe_swa"),

@@ -18,11 +18,13 @@ from engine.models.safetensors import Header, TensorEntry
 from tests import tiny_models
 from tests.engine.models.test_parity import paged_logits, prompt
 
-# Keys of transformers, and what the published configs have instead.
+# Keys that transformers writes, and what the published configs have instead.
+_SAVED = {
+    *("rope_parameters", "n_routed_experts", "num_experts_per_tok", "mlp_bias", "model_type"),
+    *("num_key_value_heads", "mlp_layer_types", "num_sliding_attention_heads"),
+    *("per_layer_config", "query_pre_attn_scalar"),
+}
 _PUBLISHED: dict[str, Any] = {
-    **dict.fromkeys(("rope_parameters", "n_routed_experts", "num_experts_per_tok", "mlp_bias")),
-    **dict.fromkeys(("num_key_value_heads", "mlp_layer_types", "num_sliding_attention_heads")),
-    **dict.fromkeys(("per_layer_config", "query_pre_attn_scalar", "model_type")),
     **{"moe_num_experts": 6, "moe_top_k": 3, "num_attention_groups": 2, "moe_layers_enum": "1,2,4"},
     **{"rope_theta": [1000.0, 10000.0, 1000.0, 1e6], "num_nextn_predict_layers": 1},
     **{"partial_rotary_factors": [1.0, 0.5, 1.0, 0.5], "yarn_only_types": ["full_attention"]},
@@ -54,6 +56,11 @@ def config_of(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "config.json").read_text())
 
 
+def published(saved: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    text = {key: value for key, value in saved["text_config"].items() if key not in _SAVED}
+    return {**saved, "text_config": {**text, **_PUBLISHED, **changes}}
+
+
 def test_the_text_model_by_itself(step, tmp_path):
     """As Step 3.5 was published."""
     directory, expected = step
@@ -66,8 +73,7 @@ def test_the_text_model_by_itself(step, tmp_path):
 
 def test_published_keys_mean_the_same(step):
     saved = config_of(step[0])
-    published = {**saved, "text_config": {**saved["text_config"], **_PUBLISHED}}
-    spec, twin = read_spec(published), read_spec(saved)
+    spec, twin = read_spec(published(saved)), read_spec(saved)
     assert spec.num_unread_layers == 1
     assert spec.layers == twin.layers
     assert (spec.rope, spec.local_rope) == (twin.rope, twin.local_rope)
@@ -88,15 +94,12 @@ def test_published_keys_mean_the_same(step):
     ],
 )
 def test_what_is_not_supported_is_named(step, changes, named):
-    saved = config_of(step[0])
-    text = {**saved["text_config"], **_PUBLISHED, **changes}
     with pytest.raises(ModelLoadError, match=named):
-        read_spec({**saved, "text_config": text})
+        read_spec(published(config_of(step[0]), **changes))
 
 
 def test_its_draft_layers_cannot_serve(step):
-    saved = config_of(step[0])
-    spec = read_spec({**saved, "text_config": {**saved["text_config"], **_PUBLISHED}})
+    spec = read_spec(published(config_of(step[0])))
     with pytest.raises(ModelLoadError, match="mtp is not supported for step3p7"):
         mtp_spec(spec, (), step[0])
 
