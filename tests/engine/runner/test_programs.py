@@ -173,8 +173,10 @@ def texts(told: dict[str, list]) -> dict[str, list]:
         ("mamba2", None),  # states alone
         ("jamba", None),  # of channels
         ("kimi_linear", None),  # decays of channels
-        ("bailing_hybrid", None),  # bounded ones, and gated heads of latent attention
-        ("laguna", None),  # more heads in some layers, each with a gate
+        # Bounded ones, and gated heads of latent attention.
+        pytest.param("bailing_hybrid", None, marks=pytest.mark.slow),
+        # More heads in some layers, each with a gate.
+        pytest.param("laguna", None, marks=pytest.mark.slow),
         ("step3p7", "int8"),  # and a clamp in some
         ("lfm2_moe", "int8"),
         ("gemma3", "int8"),  # tied and scaled embeddings
