@@ -27,6 +27,7 @@ from kernels.triton.kv_store import copy_blocks, norm_rope_store
 from kernels.triton.latent import latent_decode, latent_prefill, latent_rope_store
 from kernels.triton.layers import (
     add_rms_norm,
+    clamped_silu_mul,
     clamped_swiglu,
     gelu_mul,
     rms_norm,
@@ -257,6 +258,12 @@ def channels(count: int, rank: int) -> None:
         channel_scan(
             x, steps, shared[:, rank : rank + 16], shared[:, rank + 16 :], rates, skip, state, rows
         )
+
+
+def gates() -> None:
+    """A gate for each head's values, and a clamped SwiGLU."""
+    apply_gate(empty(64 * 48, 128), empty(64 * 48, 1), "softplus")
+    clamped_silu_mul(empty(64, 2 * 1280), 7.0)
 
 
 def recurrent(delta: GatedDeltaShape, scan: ScanShape) -> None:
@@ -494,6 +501,8 @@ CASES: dict[str, Callable[[], object]] = {
     "delta-kimi-linear": partial(
         delta_rule, 512, GatedDeltaShape(32, 32, 128, 128, decays_channels=True)
     ),
+    "delta-ling-3": partial(delta_rule, 512, GatedDeltaShape(32, 32, 128, 128, False, True, -5.0)),
+    "gates-laguna-step-3.7": gates,
     "inputs": inputs,
     "recurrent-qwen3-next-granite-4": partial(
         recurrent, GatedDeltaShape(16, 32, 128, 128), ScanShape(128, 1, 64, 128)
@@ -560,6 +569,7 @@ CASES: dict[str, Callable[[], object]] = {
         *(routing, 64, 256, 7168),
         RoutingRule(8, "sigmoid", scale=2.5, num_groups=8, top_groups=4, group_best=2),
     ),
+    "routing-kolibri-1": partial(routing, 64, 384, 2560, RoutingRule(6, "late_sigmoid")),
     "routing-phi-3.5-moe": partial(
         *(routing, 64, 16, 4096), RoutingRule(2, "sparse_mixer", normalised=False, margin=0.02)
     ),
