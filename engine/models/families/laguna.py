@@ -24,6 +24,7 @@ def laguna(reader: ConfigReader) -> DecoderSpec:
     ignore_router_training(reader)
     reader.refuse("moe_router_logit_softcapping", "is set, which is not supported")
     reader.refuse("attention_bias", "is true, which is not supported")
+    reader.refuse("moe_apply_router_weight_on_input", "is true, which is not supported")
     gating = reader.value("gating") if "gating" in reader else True
     if gating not in (True, "per-head", "per-element"):
         raise reader.error("gating", f"is {gating!r:.80}, which is not supported")
@@ -58,7 +59,6 @@ def laguna(reader: ConfigReader) -> DecoderSpec:
             has_correction_bias=True,
             scale=reader.number("moe_routed_scaling_factor", 1.0),
             shared_intermediate_size=reader.count("shared_expert_intermediate_size", 512),
-            apply_router_weight_on_input=reader.flag("moe_apply_router_weight_on_input"),
         ),
     )
     return with_checked_experts(reader, spec)
@@ -66,10 +66,8 @@ def laguna(reader: ConfigReader) -> DecoderSpec:
 
 def _layers(reader: ConfigReader, head_dim: int) -> tuple[LayerSpec, ...]:
     count, window = num_layers(reader), reader.count("sliding_window", 512)
-    usual, num_kv_heads = (
-        reader.count("num_attention_heads"),
-        reader.count("num_key_value_heads", 8),
-    )
+    usual = reader.count("num_attention_heads")
+    num_kv_heads = reader.count("num_key_value_heads", usual)
     kinds = layer_types(reader, count) or ["full_attention"] * count
     sizes = reader.list_of_length(_HEADS, count) or [usual] * count
     for size in sizes:
