@@ -360,7 +360,7 @@ FAMILIES: dict[str, VisionFamily] = {
     "cohere2_vision": VisionFamily(
         cohere2_vision, cohere_tokens, None, tiling=lambda side: GridScaling(side, 1, 12, fits=True)
     ),
-    "exaone4_5": VisionFamily(exaone4_5, qwen_tokens(67), AreaScaling(3136, 12_845_056)),
+    "exaone4_5": VisionFamily(exaone4_5, qwen_tokens(67), _QWEN2_SCALING),
     "gemma3": VisionFamily(gemma3, gemma3_tokens, None, "bilinear"),
     "gemma4": VisionFamily(gemma4, gemma4_tokens, BudgetScaling(280)),
     "glm46v": _GLM4V._replace(video=videos.glm4v(151_344, is_latest=True)),
