@@ -15,11 +15,11 @@ from tests.servers import Server, running_server
 _LONG = (
     "test_triton_interpreter.py",
     "test_pretended_gpu.py",
-    "test_cpu_linear.py",
-    "test_ray.py",
-    "test_triton_aot.py",
     "test_states_server.py",
+    "test_tensor_parallel.py",
     "test_nodes.py",
+    "test_tools_bench.py",
+    "test_lifecycle.py",
 )
 
 

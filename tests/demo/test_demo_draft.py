@@ -52,6 +52,7 @@ def test_it_foresees_what_its_record_says(tmp_path: Path) -> None:
     assert 0.8 < shared < 1
 
 
+@pytest.mark.slow
 def test_one_command_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shard = corpus.shard
     monkeypatch.setattr(corpus, "shard", lambda index: shard(index, size=12))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 
+import pytest
+
 from loadtest.machine import cpu_s, process_tree, tree_cpu_s
 from loadtest.overhead import main
 
 
+@pytest.mark.slow
 def test_overhead_from_flags_to_json(tmp_path, capsys):
     file = tmp_path / "overhead.json"
     flags = ["--concurrency", "2", "--rounds", "1", "--step-ms", "1", "--out", str(file)]

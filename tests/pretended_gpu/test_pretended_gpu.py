@@ -23,6 +23,7 @@ def test_the_engine_keeps_the_rules_of_a_gpu(which: str) -> None:
     run_interpreted("tests/pretended_gpu/dry", which)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
 def test_kernels_are_compiled_ahead(tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ def streamed_while(second: Node, server: Server, machines: Machines) -> str:
     return got
 
 
+@pytest.mark.slow
 def test_the_second_machine_waits_for_a_first_that_was_killed_and_holds_nothing(
     machines: Machines, tmp_path: Path
 ) -> None:
@@ -164,6 +165,7 @@ def test_the_second_machine_waits_for_a_first_that_was_killed_and_holds_nothing(
         assert last.startswith("quire serve: node 0 did not come to 127.0.0.1:")
 
 
+@pytest.mark.slow
 def test_both_end_when_they_are_told_to(machines: Machines, tmp_path: Path) -> None:
     with (
         running_server(tmp_path / "server.log", *machines.flags, wait=False) as server,

@@ -78,6 +78,7 @@ async def test_a_crowd_is_answered_as_by_one_process(
         assert set(json.loads(held)) == {"name", "age"}
 
 
+@pytest.mark.slow
 def test_a_stream_outlives_a_stage(staged_server: Server) -> None:
     body = {"max_tokens": 200, "ignore_eos": True, "stream": True}
     expected = staged_server.chat(QUESTIONS[2], **{**body, "stream": False}).json()

@@ -154,6 +154,7 @@ def test_what_ray_has_no_part_in_is_refused(flags: tuple[str, ...], reason: str)
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_cluster_of_too_few_machines_is_told(cluster: str) -> None:
     code = (
         "import server.cli.ray_cluster as c, sys; c._PLACEMENT_S = 2.0; "

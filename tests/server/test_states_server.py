@@ -28,7 +28,12 @@ LAYERS = ["linear_attention", "full_attention"] * 2
 
 @pytest.fixture(
     scope="module",
-    params=[(), DRAFTING, TWO_RANKS, pytest.param(FOUR_RANKS, marks=pytest.mark.slow)],
+    params=[
+        (),
+        DRAFTING,
+        pytest.param(TWO_RANKS, marks=pytest.mark.slow),
+        pytest.param(FOUR_RANKS, marks=pytest.mark.slow),
+    ],
     ids=["alone", "with drafts", "two ranks", "four ranks"],
 )
 def served(request, tmp_path_factory):

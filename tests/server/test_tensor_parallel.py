@@ -71,6 +71,7 @@ def test_ranks_sleep_and_wake(shared_server: Server) -> None:
     assert ranks(shared_server) == processes, "they are the same that began"
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_asleep_is_replaced_by_an_engine_that_is_awake(
     shared_server: Server,
 ) -> None:

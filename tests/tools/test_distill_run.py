@@ -56,6 +56,7 @@ def history(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "work/history.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_to_the_same_curve_and_weights(tmp_path, common, capsys):
     run = [*common, "--steps", "26", "--accumulate", "2"]
     assert cli.main([*run, "-o", str(tmp_path / "whole")]) == 0

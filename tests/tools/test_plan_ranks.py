@@ -178,6 +178,7 @@ def test_whole_experts_are_counted_where_most_of_them_lie(tmp_path, capsys) -> N
     assert whole - parts == pytest.approx(2 * expert / 2, rel=0.01)
 
 
+@pytest.mark.slow
 def test_all_reduces_of_this_machine_are_measured(capsys) -> None:
     told = planned(capsys, "--measure-link", "2", "--device", "cpu")
     assert told["num_ranks"] == 2

@@ -37,14 +37,14 @@ ADAPTERS = {
 }
 FAMILIES = ["llama", "qwen3", "cohere", "gpt_neox", "phi3", "gemma2"]
 # Tested under one schedule: only their layers differ.
-_SLOW = ("gpt_oss", "falcon", "deepseek_v2", "mimo_v2_flash")
+_SLOW = (
+    *("gpt_oss", "falcon", "deepseek_v2", "mimo_v2_flash", "gemma4_shared", "deepseek_v3_halves"),
+    *("olmo_hybrid", "granitemoehybrid_dense", "jamba", "kimi_linear"),
+)
 MORE_FAMILIES = [
-    *("gpt2", "falcon_groups", "llama4", "qwen2_moe", "gemma4", "gemma4_shared"),
-    *("deepseek_v2_lite", "deepseek_v3", "deepseek_v3_halves"),
-    *("qwen3_next", "olmo_hybrid", "lfm2", "granitemoehybrid_dense", "nemotron_h", "falcon_h1"),
-    "mamba2",
-    pytest.param("jamba", marks=pytest.mark.slow),
-    pytest.param("kimi_linear", marks=pytest.mark.slow),
+    *("gpt2", "falcon_groups", "llama4", "qwen2_moe", "gemma4"),
+    *("deepseek_v2_lite", "deepseek_v3"),
+    *("qwen3_next", "lfm2", "nemotron_h", "falcon_h1", "mamba2"),
     *(pytest.param(kind, marks=pytest.mark.slow) for kind in _SLOW),
 ]
 _LATENT = ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]

@@ -17,7 +17,7 @@ def checkpoint(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("large"), 300 * 2**20)
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", ["int8", pytest.param(None, marks=pytest.mark.slow)])
 def test_the_peak_is_that_of_the_weights(checkpoint, quantization):
     """A second copy, or dense weights beside the rounded ones, would take twice as much."""
     measured = peak_of_load(checkpoint, "bfloat16", quantization)

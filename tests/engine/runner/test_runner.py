@@ -59,10 +59,10 @@ SCHEDULES = {
 
 
 # Every family meets every schedule, both ways of taking steps. Of those that are not in full every
-# other family meets a schedule at once, one of the two ways, and the rest is slow.
+# third family meets a schedule at once, one of the two ways, and the rest is slow.
 def is_quick(number: int, place: int, overlap: bool) -> bool:
-    is_met = (number + place) % 2 == 0
-    return is_met and (number + place) // 2 % 2 == overlap
+    is_met = (number + place) % 3 == 0
+    return is_met and (number + place) // 3 % 2 == overlap
 
 
 SCHEDULED = [

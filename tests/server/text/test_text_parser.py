@@ -69,8 +69,8 @@ def content_of(parts: Sequence[Part]) -> str:
 
 
 def splits(text: str) -> Iterable[list[str]]:
-    """Every split in two, in single characters, and some random ones."""
-    for at in range(len(text) + 1):
+    """Every split in two (of a long text every other), in single characters, some random ones."""
+    for at in range(0, len(text) + 1, 1 + (len(text) > 300)):
         yield [text[:at], text[at:]]
     yield list(text)
     rng = random.Random(len(text))

@@ -27,6 +27,7 @@ def test_cases_agree_with_their_peers(make: MakeCase) -> None:
     assert not wrong.error() <= case.tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [make for make in tiny_suite() if list(trials_of(make))],

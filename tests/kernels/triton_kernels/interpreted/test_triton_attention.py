@@ -72,7 +72,7 @@ def test_mixed_batches_equal_the_definition(
     )
 
 
-@pytest.mark.parametrize("rows", [LOW_TILE_ROWS, TILE_ROWS])
+@pytest.mark.parametrize("rows", [LOW_TILE_ROWS, pytest.param(TILE_ROWS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("window", "softcap", "is_bidirectional"),
     [
@@ -150,6 +150,7 @@ def test_queries_that_look_ahead_equal_the_definition(
     assert "batch-invariant" in (TritonAttention(invariant=True).refuse(problem.spec) or "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache_dtype", [None, torch.int8])
 @pytest.mark.parametrize(("head_dim", "window", "softcap"), [(512, None, None), (320, 37, 20.0)])
 def test_the_widest_heads_equal_the_definition(
