@@ -7,47 +7,26 @@ how many of the ``"frames"`` may be none of the signal.
 from __future__ import annotations
 
 import base64
-import importlib
 import io
-import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-_MAX_ERROR_CHARS = 200
-# Demuxers by FFmpeg's names. Others may want further files, which cannot be opened here anyway.
+from engine.sandbox.media import Answer, exhausted, import_av, open_container, telling_errors
+
+__all__ = ("exhausted", "prepare")
+
 _FORMATS = (
     *("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "aac", "avi", "mpeg", "mpegts"),
     *("mp3", "ogg", "wav"),
 )
 _PADDING_S = 0.2  # what encoders add before and after; it is not decoded
-_NOT_LIBRARY = ("av.__main__", "av.datasets")
 
 
-def prepare(first: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def prepare(first: dict[str, Any]) -> Answer:
     """Return the function that answers a frame."""
-    import av  # before files can no longer be opened
-    import numpy
+    import numpy  # before files can no longer be opened
 
-    for module in pkgutil.walk_packages(av.__path__, "av."):
-        if module.name not in _NOT_LIBRARY:  # some are imported with a stream of their kind
-            importlib.import_module(module.name)
-    decoder = _Decoder(av, numpy)
-
-    def answer(request: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return decoder.answer(request)
-        except MemoryError:
-            raise
-        except Exception as error:  # the library raises several kinds on malformed files
-            told = getattr(error, "strerror", "") or str(error) or type(error).__name__
-            return {"error": told[:_MAX_ERROR_CHARS]}
-
-    return answer
-
-
-def exhausted() -> dict[str, Any]:
-    """The answer when a file has used too much memory."""
-    return {"error": "decoding used too much memory"}
+    return telling_errors(_Decoder(import_av(), numpy).answer)
 
 
 class _Decoder:
@@ -70,14 +49,7 @@ class _Decoder:
         return self._open() if "open" in request else self._read(request["read"])
 
     def _container(self) -> Any:
-        self._data.seek(0)
-        container = self._av.open(
-            self._data, mode="r", options={"format_whitelist": ",".join(_FORMATS)}
-        )
-        if not container.streams.audio:
-            raise ValueError("it has no audio")
-        container.streams.audio[0].codec_context.thread_count = 1
-        return container
+        return open_container(self._av, self._data, _FORMATS, "audio")
 
     def _open(self) -> dict[str, Any]:
         """Tell what the first samples are like; a header may tell half the rate (HE-AAC)."""

@@ -1,42 +1,26 @@
 """Decodes audio files in a confined process (``engine/sandbox``): standard library and soundfile.
 
-A file arrives in pieces, ``{"append": base64}``, each answered by ``{}``. Then ``{"open": true}``
-is answered by ``{"rate": Hz, "channels": n, "frames": n}``, and each ``{"read": frames}`` by
-``{"samples": base64}``: the channels' mean as little-endian float32, empty at the end. A file that
-cannot be read is answered by ``{"error": ...}``. ``{"reset": true}`` begins another file.
+A file arrives as ``engine/sandbox/media.py`` says. Then ``{"open": true}`` is answered by
+``{"rate": Hz, "channels": n, "frames": n}``, and each ``{"read": frames}`` by ``{"samples":
+base64}``: the channels' mean as little-endian float32, empty at the end.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable
 from typing import Any
 
-_MAX_ERROR_CHARS = 200
+from engine.sandbox.media import Answer, exhausted, telling_errors
+
+__all__ = ("exhausted", "prepare")
 
 
-def prepare(first: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def prepare(first: dict[str, Any]) -> Answer:
     """Return the function that answers a frame."""
     import soundfile  # before files can no longer be opened
 
-    decoder = _Decoder(soundfile)
-
-    def answer(request: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return decoder.answer(request)
-        except MemoryError:
-            raise
-        except Exception as error:  # the library raises several kinds on malformed files
-            told = getattr(error, "error_string", "") or str(error) or type(error).__name__
-            return {"error": told[:_MAX_ERROR_CHARS]}
-
-    return answer
-
-
-def exhausted() -> dict[str, Any]:
-    """The answer when a file has used too much memory."""
-    return {"error": "decoding used too much memory"}
+    return telling_errors(_Decoder(soundfile).answer)
 
 
 class _Decoder:

@@ -36,8 +36,12 @@ class AudioReader:
     """Decodes files in confined processes. Calls from several threads are serialised."""
 
     def __init__(self) -> None:
-        self._process = SandboxedProcess(_HANDLER, ("numpy", "cffi"), {}, limit_s=_LIMIT_S)
-        self._pyav = SandboxedProcess(_PYAV_HANDLER, ("numpy", "av"), {}, limit_s=_LIMIT_S)
+        self._process = SandboxedProcess(
+            _HANDLER, ("engine", "numpy", "cffi"), {}, limit_s=_LIMIT_S
+        )
+        self._pyav = SandboxedProcess(
+            _PYAV_HANDLER, ("engine", "numpy", "av"), {}, limit_s=_LIMIT_S
+        )
         self._lock = threading.Lock()  # a file is several calls
 
     def close(self) -> None:

@@ -1,25 +1,24 @@
 """Decodes video files in a confined process (``engine/sandbox``): standard library, PyAV, Pillow.
 
-A file arrives in pieces, ``{"append": base64}``, each answered by ``{}``. Then ``{"open":
-{"max_frames": n, "max_pixels": n}}`` is answered by ``{"frames": n, "fps": n, "height": n, "width":
-n}``; frames are counted up to one more than the most. ``{"select": {"indices": [...], "size":
-[height, width], "resampling": name}}`` chooses frames in ascending order, and is answered by
-``{}``; each ``{"next": true}`` by the next of these, scaled: ``{"pixels": base64}`` of RGB, or
-``{}`` for the same one again, or ``{"frames": n}`` if there are only so many. A file that cannot be
-read is answered by ``{"error": ...}``. ``{"reset": true}`` begins another file.
+A file arrives as ``engine/sandbox/media.py`` says. Then ``{"open": {"max_frames": n, "max_pixels":
+n}}`` is answered by ``{"frames": n, "fps": n, "height": n, "width": n}``; frames are counted up to
+one more than the most. ``{"select": {"indices": [...], "size": [height, width], "resampling":
+name}}`` chooses frames in ascending order, and is answered by ``{}``; each ``{"next": true}`` by
+the next of these, scaled: ``{"pixels": base64}`` of RGB, or ``{}`` for the same one again, or
+``{"frames": n}`` if there are only so many.
 """
 
 from __future__ import annotations
 
 import base64
-import importlib
 import io
-import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-_MAX_ERROR_CHARS = 200
-# Demuxers by FFmpeg's names. Others may want further files, which cannot be opened here anyway.
+from engine.sandbox.media import Answer, exhausted, import_av, open_container, telling_errors
+
+__all__ = ("exhausted", "prepare")
+
 _FORMATS = (
     "mov,mp4,m4a,3gp,3g2,mj2",
     "matroska,webm",
@@ -27,38 +26,18 @@ _FORMATS = (
     "mpegts",
     "gif",
 )
-_NOT_LIBRARY = ("av.__main__", "av.datasets")
 _TURNS = {90: "ROTATE_90", 180: "ROTATE_180", 270: "ROTATE_270"}  # counter-clockwise
 
 
-def prepare(first: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def prepare(first: dict[str, Any]) -> Answer:
     """Return the function that answers a frame."""
-    import av  # before files can no longer be opened
-    import PIL.Image
+    import PIL.Image  # before files can no longer be opened
 
-    for module in pkgutil.walk_packages(av.__path__, "av."):
-        if module.name not in _NOT_LIBRARY:  # some are imported with a stream of their kind
-            importlib.import_module(module.name)
+    av = import_av()
     # Both libraries import further modules with the first picture.
     pixels = av.VideoFrame(2, 2, "yuv420p").to_ndarray(format="rgb24")
     PIL.Image.fromarray(pixels).resize((1, 1)).tobytes()
-    decoder = _Decoder(av, PIL.Image)
-
-    def answer(request: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return decoder.answer(request)
-        except MemoryError:
-            raise
-        except Exception as error:  # the library raises several kinds on malformed files
-            told = getattr(error, "strerror", "") or str(error) or type(error).__name__
-            return {"error": told[:_MAX_ERROR_CHARS]}
-
-    return answer
-
-
-def exhausted() -> dict[str, Any]:
-    """The answer when a file has used too much memory."""
-    return {"error": "decoding used too much memory"}
+    return telling_errors(_Decoder(av, PIL.Image).answer)
 
 
 class _Decoder:
@@ -91,15 +70,7 @@ class _Decoder:
         return self._take()
 
     def _container(self) -> Any:
-        self._data.seek(0)
-        container = self._av.open(
-            self._data, mode="r", options={"format_whitelist": ",".join(_FORMATS)}
-        )
-        if not container.streams.video:
-            raise ValueError("it has no video")
-        # Each thread would reserve address space, which is limited here.
-        container.streams.video[0].codec_context.thread_count = 1
-        return container
+        return open_container(self._av, self._data, _FORMATS, "video")
 
     def _open(self, max_frames: int, max_pixels: int) -> dict[str, Any]:
         """Count the frames without decoding them: headers may lack the number, or lie."""

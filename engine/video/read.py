@@ -51,7 +51,7 @@ class VideoReader:
     def __init__(self) -> None:
         self._process = SandboxedProcess(
             _HANDLER,
-            ("numpy", "PIL", "av"),
+            ("engine", "numpy", "PIL", "av"),
             {},
             limit_s=_LIMIT_S,
             memory_bytes=_MEMORY_BYTES,
