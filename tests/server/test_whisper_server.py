@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +16,7 @@ import pytest
 
 from engine.audio.long_form import LongForm, Segment, of_any_length
 from engine.audio.read import process_audio
+from tests.server.test_workers import children
 from tests.servers import MODEL, Server, running_server
 from tests.tiny_audio import encoded, speech
 from tests.tiny_whisper import EOT, NO_SPEECH, RATE, SOT, STAMPS, Twin
@@ -154,6 +158,59 @@ def test_recordings_longer_than_a_window(ears: Ears) -> None:
     assert plain["text"] == "".join(texts).strip()
     some = ears.post(file=LONG_WAV, language="en", max_completion_tokens="7").json()
     assert plain["text"].startswith(some["text"])
+
+
+def test_an_engine_that_dies_costs_no_word(ears: Ears) -> None:
+    """Whatever window it was at."""
+
+    def words(answer: httpx.Response) -> list[tuple[float, float, list[int]]]:
+        return [(each["start"], each["end"], each["tokens"]) for each in answer.json()["segments"]]
+
+    ears.server.wait_idle()
+    asked: dict[str, Any] = {"file": encoded(speech(12.3, 7)), "response_format": "verbose_json"}
+    asked |= {"language": "en", "max_completion_tokens": None}
+    before = ears.server.metrics()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ears.post, **asked)
+        name = "generation_tokens_total"
+        ears.server.wait_for(lambda metrics: metrics[name] > before[name] + 20, "some words")
+        children(ears.server, "engine.worker")[0].kill()
+        found = words(answer.result())
+    name = "engine_restarts_total"
+    assert ears.server.metrics()[name] == before[name] + 1
+    assert found == words(ears.post(**asked))
+    assert len(found) > 10
+
+
+@pytest.mark.slow
+def test_a_long_recording_waits_while_the_server_is_full(ears: Ears, tmp_path: Path) -> None:
+    """Its first window is refused as any request, later ones wait for their turn."""
+    flags = ("--dtype", "float32", "--max-num-seqs", "1", "--max-queued-requests", "1")
+    with running_server(tmp_path / "log", str(ears.twin.directory), *flags) as server:
+        crowded = Ears(ears.twin, server)
+        asked = {"file": encoded(speech(12.3, 6)), "language": "en", "max_completion_tokens": None}
+        wanted = crowded.post(**asked).json()
+        ended = threading.Event()
+
+        def crowd(seed: int) -> list[int]:
+            told = []
+            while not ended.is_set():
+                clip = encoded(speech(0.9, seed))
+                told.append(crowded.post(file=clip, language="de").status_code)
+            return told
+
+        with ThreadPoolExecutor(6) as pool:
+            others = [pool.submit(crowd, seed) for seed in range(20, 24)]
+            long = {**asked, "file": encoded(speech(12.3, 8))}
+            first = next(
+                answer for _ in range(200) if (answer := crowded.post(**long)).status_code != 503
+            )
+            ended.set()
+            statuses = {status for other in others for status in other.result()}
+        assert first.status_code == 200, first.text
+        assert statuses == {200, 503}
+        assert first.json() == crowded.post(**long).json()
+        assert crowded.post(**asked).json() == wanted
 
 
 @pytest.mark.parametrize(("fields", "param"), [
