@@ -10,6 +10,7 @@ import pytest
 from loadtest import affinity
 
 
+@pytest.mark.slow
 def test_prompt_tokens_are_counted_as_worked_out_by_hand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -158,6 +158,7 @@ def test_more_that_is_refused(hearing: Server) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_an_engine_that_dies_takes_no_audio_with_it(twin: AudioTwin, hearing: Server) -> None:
     hearing.wait_idle()
     body = asking(speech(0.9, 9), max_tokens=300)

@@ -287,7 +287,7 @@ assert not found, found
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_prompt_that_fits_the_context_but_not_the_pool(tmp_path: Path, stream: bool) -> None:
     """Row 48: rejected at once and by name; a request that fits is answered afterwards."""
     flags = ("--num-gpu-blocks-override", "8", "--max-model-len", "1024")

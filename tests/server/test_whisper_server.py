@@ -160,6 +160,7 @@ def test_recordings_longer_than_a_window(ears: Ears) -> None:
     assert plain["text"].startswith(some["text"])
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_costs_no_word(ears: Ears) -> None:
     """Whatever window it was at."""
 

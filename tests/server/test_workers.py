@@ -215,7 +215,9 @@ def serve_to_end(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
 
 
-@pytest.mark.parametrize("broken", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "broken", ["config.json", pytest.param("tokenizer.json", marks=pytest.mark.slow)]
+)
 def test_a_model_that_cannot_be_loaded_ends_all_with_one_line(broken: str, tmp_path: Path) -> None:
     """The first is read by the engine process, the second by the workers."""
     model = tmp_path / "model"

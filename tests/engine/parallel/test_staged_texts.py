@@ -38,7 +38,9 @@ def staged(directory, stages, size=1, **settings):
     return engine(directory, size, stages, **settings)
 
 
-@pytest.mark.parametrize(("stages", "size"), [(2, 1), (3, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("stages", "size"), [(2, 1), pytest.param(3, 1, marks=pytest.mark.slow), (3, 2)]
+)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_greedy_texts_equal_hugging_face_under_any_schedule(checkpoint, name, stages, size):  # noqa: F811
     directory, prompts, expected = checkpoint

@@ -23,9 +23,14 @@ KINDS = ("mtp", "eagle", "eagle3")
 
 
 QWENS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+_SLOW = ("glm4_moe", "qwen3_next", "qwen3_5_moe_text")  # as those of mtp and qwen3_5_text
+MODELS = [
+    pytest.param(kind, marks=pytest.mark.slow if kind in _SLOW else ())
+    for kind in (*KINDS, "glm4_moe", "deepseek_v32", *QWENS)
+]
 
 
-@pytest.fixture(scope="module", params=(*KINDS, "glm4_moe", "deepseek_v32", *QWENS))
+@pytest.fixture(scope="module", params=MODELS)
 def twin(request):
     if request.param in ("mtp", "glm4_moe", "deepseek_v32"):
         model = "deepseek_v3" if request.param == "mtp" else request.param

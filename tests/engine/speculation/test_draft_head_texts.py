@@ -34,6 +34,12 @@ from tests.engine.runner.test_speculation import (
 )
 from tests.engine.speculation.test_draft_head import KINDS, saved
 
+# EAGLE-3's reads more of the model than EAGLE's, and guesses as that does.
+HEADS = [
+    pytest.param(kind, marks=pytest.mark.slow if kind == "eagle" else ())
+    for kind in (*KINDS, "qwen_mtp")
+]
+
 
 class Served(NamedTuple):
     """A model, its speculation config, and its output for ``PROMPTS`` without speculation."""
@@ -43,7 +49,7 @@ class Served(NamedTuple):
     greedy: dict[str, list[int]]
 
 
-@pytest.fixture(scope="module", params=(*KINDS, "qwen_mtp"))
+@pytest.fixture(scope="module", params=HEADS)
 def served(request, tmp_path_factory) -> Served:
     """A model with a head trained on its greedy texts."""
     kind, directory = request.param, tmp_path_factory.mktemp(request.param)

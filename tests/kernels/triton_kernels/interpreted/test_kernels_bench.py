@@ -17,6 +17,7 @@ from kernels.bench.suite import MakeCase, full_suite, tiny_suite
 from kernels.bench.variants import TRIALS, applied, outcome, trials_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", tiny_suite(), ids=lambda make: make.args[0])
 def test_cases_agree_with_their_peers(make: MakeCase) -> None:
     case = make(torch.device("cpu"), torch.float32)
