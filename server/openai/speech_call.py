@@ -9,8 +9,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing
 from typing import NamedTuple
 
-from msgspec import Struct
-
 from engine.audio.languages import language_name
 from engine.audio.long_form import LongForm, Segment, Window, of_any_length
 from engine.audio.speech import SpeechRules, SpeechTokens
@@ -27,6 +25,9 @@ from server.openai.outputs import to_event
 from server.openai.transcript import Transcript
 from server.openai.transcript_formats import (
     DurationUsage,
+    TranscriptDelta,
+    TranscriptDone,
+    Transcription,
     TranscriptSegment,
     VerboseTranscription,
     compression_ratio,
@@ -39,26 +40,6 @@ _MAX_WAIT_S = 60.0
 _RETRY_S = 0.25
 # More than the tokens that are taken of earlier text ever have.
 _MAX_EARLIER_CHARS = 8192
-
-
-class SpokenText(Struct):
-    """The text of the speech."""
-
-    text: str
-    usage: DurationUsage
-
-
-class SpokenDelta(Struct, tag_field="type", tag="transcript.text.delta"):
-    """The next piece of the text."""
-
-    delta: str
-
-
-class SpokenDone(Struct, tag_field="type", tag="transcript.text.done"):
-    """The whole text, at the end of a stream."""
-
-    text: str
-    usage: DurationUsage
 
 
 class _Piece(NamedTuple):
@@ -155,7 +136,7 @@ class SpeechCall:
         given = state, caller, model, asked, speech, rules, language, earlier
         return cls(*given, translates=translates)
 
-    async def complete(self) -> SpokenText | VerboseTranscription:
+    async def complete(self) -> Transcription | VerboseTranscription:
         """The whole response; in formats with times, verbose JSON."""
         transcript, segments = Transcript(""), list[TranscriptSegment]()
         async with aclosing(self._pieces()) as pieces:
@@ -164,7 +145,7 @@ class SpeechCall:
                 segments += piece.segments
         transcript.end()
         if not self._has_timestamps:
-            return SpokenText(transcript.text, self._usage)
+            return Transcription(transcript.text, self._usage)
         for number, segment in enumerate(segments):
             segment.id = number
         return VerboseTranscription(
@@ -182,10 +163,10 @@ class SpeechCall:
         async with aclosing(self._pieces()) as pieces:
             async for piece in pieces:
                 if shown := transcript.add(piece.text):
-                    yield to_event(SpokenDelta(shown))
+                    yield to_event(TranscriptDelta(shown))
         if shown := transcript.end():
-            yield to_event(SpokenDelta(shown))
-        yield to_event(SpokenDone(transcript.text, self._usage))
+            yield to_event(TranscriptDelta(shown))
+        yield to_event(TranscriptDone(transcript.text, self._usage))
 
     async def _pieces(self) -> AsyncGenerator[_Piece]:
         while self._left != 0 and (window := self._speech.next()) is not None:

@@ -1,4 +1,4 @@
-"""The shapes of transcripts with times: verbose JSON, SubRip (srt) and WebVTT (vtt)."""
+"""The shapes of transcripts: JSON, events, and with times verbose JSON, SubRip and WebVTT."""
 
 from __future__ import annotations
 
@@ -9,11 +9,46 @@ from typing import Literal
 from msgspec import Struct
 
 
-class DurationUsage(Struct, kw_only=True):
-    """The length of what was heard."""
+class DurationUsage(Struct, tag_field="type", tag="duration"):
+    """The length of what was heard, by a model that only transcribes."""
 
-    type: Literal["duration"] = "duration"
     seconds: int  # begun ones count
+
+
+class InputTokenDetails(Struct):
+    """What the prompt is made of."""
+
+    text_tokens: int
+    audio_tokens: int
+
+
+class TokenUsage(Struct, tag_field="type", tag="tokens"):
+    """Tokens read and generated, of a model that answers in chats."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_token_details: InputTokenDetails
+
+
+class Transcription(Struct):
+    """The text of the speech."""
+
+    text: str
+    usage: TokenUsage | DurationUsage
+
+
+class TranscriptDelta(Struct, tag_field="type", tag="transcript.text.delta"):
+    """The next piece of the text."""
+
+    delta: str
+
+
+class TranscriptDone(Struct, tag_field="type", tag="transcript.text.done"):
+    """The whole text, at the end of a stream."""
+
+    text: str
+    usage: TokenUsage | DurationUsage
 
 
 class TranscriptSegment(Struct, kw_only=True):

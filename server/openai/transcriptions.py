@@ -12,10 +12,9 @@ import contextlib
 import tempfile
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter, Request
-from msgspec import Struct
 from starlette.responses import PlainTextResponse, Response
 
 from engine.audio.transcription import TranscriptionRules
@@ -31,9 +30,18 @@ from server.openai.generation import Generation
 from server.openai.inputs import ChatRequest
 from server.openai.openapi_schema import Description, describe
 from server.openai.outputs import to_event
-from server.openai.speech_call import SpeechCall, SpokenText
+from server.openai.speech_call import SpeechCall
 from server.openai.transcript import Transcript
-from server.openai.transcript_formats import VerboseTranscription, to_srt, to_vtt
+from server.openai.transcript_formats import (
+    InputTokenDetails,
+    TokenUsage,
+    TranscriptDelta,
+    TranscriptDone,
+    Transcription,
+    VerboseTranscription,
+    to_srt,
+    to_vtt,
+)
 from server.openai.transcription_form import (
     FORMATS,
     TranscriptionRequest,
@@ -49,48 +57,11 @@ from server.text.parts import Text
 router = APIRouter()
 
 
-class InputTokenDetails(Struct):
-    """What the prompt is made of."""
-
-    text_tokens: int
-    audio_tokens: int
-
-
-class TranscriptionUsage(Struct, kw_only=True):
-    """Tokens read and generated."""
-
-    type: Literal["tokens"] = "tokens"
-    input_tokens: int
-    output_tokens: int
-    total_tokens: int
-    input_token_details: InputTokenDetails
-
-
-class Transcription(Struct):
-    """The text of the speech."""
-
-    text: str
-    usage: TranscriptionUsage
-
-
-class TranscriptDelta(Struct, tag_field="type", tag="transcript.text.delta"):
-    """The next piece of the text."""
-
-    delta: str
-
-
-class TranscriptDone(Struct, tag_field="type", tag="transcript.text.done"):
-    """The whole text, at the end of a stream."""
-
-    text: str
-    usage: TranscriptionUsage
-
-
 def _describe(*, translates: bool) -> Description:
     """Describe the form, which is read here and not by FastAPI."""
     description = describe(
         None,
-        Transcription | SpokenText | VerboseTranscription,
+        Transcription | VerboseTranscription,
         chunk=TranscriptDelta | TranscriptDone,
         errors=(404, 504),
     )
@@ -173,9 +144,7 @@ async def _respond(request: Request, *, translates: bool) -> Response:
     return await serve_call(request, prepared, stream=asked.stream, headers=headers)
 
 
-def _as_plain(
-    whole: Transcription | SpokenText | VerboseTranscription, asked: TranscriptionRequest
-) -> str:
+def _as_plain(whole: Transcription | VerboseTranscription, asked: TranscriptionRequest) -> str:
     """Return a response in one of the formats that are not JSON."""
     if isinstance(whole, VerboseTranscription):
         return to_srt(whole.segments) if asked.format == "srt" else to_vtt(whole.segments)
@@ -259,9 +228,9 @@ class TranscriptionCall:
         if piece := transcript.end():
             yield piece
 
-    def _usage(self, generation: Generation) -> TranscriptionUsage:
+    def _usage(self, generation: Generation) -> TokenUsage:
         usage, heard = generation.usage, self._conversation.num_audio_tokens
-        return TranscriptionUsage(
+        return TokenUsage(
             input_tokens=usage.prompt_tokens,
             output_tokens=usage.completion_tokens,
             total_tokens=usage.total_tokens,
