@@ -9,7 +9,7 @@ passed to ``forward`` as an argument; nothing is kept between steps.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -159,17 +159,6 @@ class LayerCache(NamedTuple):
         return self.values.shape[-1] != self.keys.shape[-1]
 
 
-class NewTokens(NamedTuple):
-    """A layer's queries, keys and values as they are projected; see
-    ``kernels.reference.fused.norm_rope_store``."""
-
-    projected: torch.Tensor  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
-    norm_weight: torch.Tensor | None  # [num_heads + num_kv_heads, head_dim]
-    eps: float
-    rotation: tuple[torch.Tensor, torch.Tensor] | None  # [num_tokens, 1, head_dim / 2] each
-    slot_mapping: torch.Tensor  # [num_tokens] int64
-
-
 class DeviceGeometry(NamedTuple):
     """A :class:`BatchGeometry` on the kernels' device; all int32, contiguous."""
 
@@ -280,24 +269,5 @@ class AttentionBackend(Protocol):
 
         Returns:
             [num_tokens, num_heads, head_dim or value_dim] in the query's dtype.
-        """
-        ...
-
-
-@runtime_checkable
-class StoringAttention(AttentionBackend, Protocol):
-    """A backend that can do what comes between the projection and the attention itself."""
-
-    def store_and_attend(
-        self, state: Any, layer: LayerAttention, tokens: NewTokens, cache: LayerCache
-    ) -> torch.Tensor | None:
-        """Norm, rotate and store new tokens, and attend: ``norm_rope_store``, then ``forward``.
-
-        None, and nothing is done, if both by themselves are as fast in this step, or faster.
-
-        No two tokens may be of one sequence: nothing orders the programs of a kernel, so that one
-        token might be attended to before it is stored. And the kernel is another than that of
-        ``forward``: it is for steps that are captured, not for one during which a request would
-        wait for its compilation.
         """
         ...

@@ -18,8 +18,6 @@ from kernels.attention import (
     Heads,
     LayerAttention,
     LayerCache,
-    NewTokens,
-    StoringAttention,
 )
 
 HeadsState = dict[Heads, Any]  # a step's plans
@@ -66,17 +64,3 @@ class MixedHeadsAttention:
         _, num_kv_heads, _, head_dim = cache.keys.shape
         heads = query.shape[1], num_kv_heads, head_dim
         return self._inner.forward(state[heads], layer, query, cache)
-
-    def store_and_attend(
-        self,
-        state: HeadsState,
-        layer: LayerAttention,
-        tokens: NewTokens,
-        cache: LayerCache,
-    ) -> torch.Tensor | None:
-        """See ``StoringAttention``; None if the inner backend is none."""
-        if not isinstance(self._inner, StoringAttention):
-            return None
-        _, num_kv_heads, _, head_dim = cache.keys.shape
-        heads = tokens.projected.shape[1] - 2 * num_kv_heads, num_kv_heads, head_dim
-        return self._inner.store_and_attend(state[heads], layer, tokens, cache)

@@ -17,9 +17,7 @@ from engine.models.step_state import StepState
 from kernels.attention import (
     KVHeadSpec,
     LayerCache,
-    NewTokens,
     SelectionSpec,
-    StoringAttention,
 )
 from kernels.operations import Kernels
 
@@ -51,10 +49,6 @@ class Attention:
         tuned = spec.temperature
         self._has_temperature = tuned is not None and (weights.rope is None or tuned.with_rope)
         self._attention, self._operations = kernels
-        is_scaled = weights.query_scale is not None or self._has_temperature
-        self._storing: StoringAttention | None = None
-        if isinstance(kernels.attention, StoringAttention) and not is_scaled:
-            self._storing = kernels.attention
         self._num_heads = spec.num_heads + 2 * spec.num_kv_heads
 
         def wide_norm(norm: NormWeights | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -104,14 +98,20 @@ class Attention:
             fused = self._norm_query_key(fused)
         if weights.value_norm is not None:
             self._norm_values(fused, weights.value_norm)
-        tokens = NewTokens(
+        query = self._operations.norm_rope_store(
             fused.view(-1, self._num_heads, spec.head_dim),
             weights.qk_norm,
             spec.norm.eps,
             None if weights.rope is None else state.rotations[weights.rope],
+            cache,
             state.slot_mapping,
         )
-        attended = self._store_and_attend(tokens, state, cache)
+        if weights.query_scale is not None:
+            query *= weights.query_scale
+        if self._has_temperature:
+            assert spec.temperature is not None
+            query *= query_factors(self._operations, state.positions, spec.temperature)
+        attended = self._attention.forward(state.attention, weights.attention, query, cache)
         if spec.value_head_dim is not None:
             attended = attended[..., : spec.value_head_dim] * spec.value_scale
         attended = attended.view(-1, spec.attention_output_size)
@@ -125,27 +125,6 @@ class Attention:
         heads = attended.view(gate.numel(), -1)
         gated = self._operations.apply_gate(heads, gate.contiguous().view(-1, 1), kind)
         return gated.view(attended.shape)
-
-    def _store_and_attend(
-        self, tokens: NewTokens, state: StepState, cache: LayerCache
-    ) -> torch.Tensor:
-        """Return [num_tokens, num_heads, head_dim]."""
-        weights = self._weights
-        if self._storing is not None and state.may_store_late:
-            where = state.attention, weights.attention
-            if (attended := self._storing.store_and_attend(*where, tokens, cache)) is not None:
-                return attended
-        projected, norm_weight, eps, rotation, slots = tokens
-        query = self._operations.norm_rope_store(
-            projected, norm_weight, eps, rotation, cache, slots
-        )
-        if weights.query_scale is not None:
-            query *= weights.query_scale
-        if self._has_temperature:
-            tuned = self._spec.temperature
-            assert tuned is not None
-            query *= query_factors(self._operations, state.positions, tuned)
-        return self._attention.forward(state.attention, weights.attention, query, cache)
 
     def _attend_shared_kv(
         self, fused: torch.Tensor, state: StepState, cache: LayerCache

@@ -1,13 +1,12 @@
 """Steps of few tokens, through layers whose products fuse their norms and sums.
 
-    x ─► [ norm ─ qkv ] ─► [ rope ─ store ─ attention ] ─► [ output ─ x += ]
+    x ─► [ norm ─ qkv ] ─► [ rope ─ store ] ─► [ attention ] ─► [ output ─ x += ]
       ─► [ norm ─ gate, up ─ gating ] ─► [ down ─ x += ]
 
-A step of one sequence is bound by the latency of its kernels in sequence: a layer has five of them
-here, against eight in ``block.py``; with experts eight against twelve. (One more in steps that are
-not captured, and with a cache of codes: storing is a kernel of its own.) This covers the layers of
-most models: attention and a gated MLP, or experts, with a norm before each. Other models, and
-steps with anything else to add, go through ``block.py``.
+A step of one sequence is bound by the latency of its kernels in sequence: a layer has six of them
+here, against nine in ``block.py``; with experts nine against thirteen. This covers the layers of
+most models: attention and a gated MLP, or experts, with a norm before each. Other models, and steps
+with anything else to add, go through ``block.py``.
 """
 
 from __future__ import annotations

@@ -38,5 +38,4 @@ class StepState:
     per_layer: torch.Tensor | None = None  # [num_tokens, layers, per_layer_size], for each layer
     images: StepImageEmbeddings | None = None  # None: no token of the step is in an image
     rows: StepRows | None = None  # which tokens belong to which row, for recurrent layers
-    may_store_late: bool = False  # attention may store its tokens itself; see ``StoringAttention``
     trial: Trial | None = None  # None: no token of the step is on trial

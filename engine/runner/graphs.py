@@ -19,7 +19,6 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -118,8 +117,6 @@ class DecodeGraphs:
         capture: records what a step launches.
         features: those of the draft head, if there is one.
         enable_feedback: sampled tokens become the rows' newest tokens.
-        has_distinct_rows: the rows of a step are tokens of different sequences, none a draft that
-            follows another row's.
     """
 
     def __init__(
@@ -134,7 +131,6 @@ class DecodeGraphs:
         features: Features | None = None,
         *,
         enable_feedback: bool = True,
-        has_distinct_rows: bool = False,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -144,7 +140,6 @@ class DecodeGraphs:
         self._capture = capture
         self._features = features
         self._enable_feedback = enable_feedback
-        self._has_distinct_rows = has_distinct_rows
         self._graphs: dict[int, DecodeGraph] = {}
         self._to_capture = capture_sizes(max_num_rows)  # ascending; captured from the end
         self._sizes = tuple(self._to_capture)
@@ -158,8 +153,7 @@ class DecodeGraphs:
         None if running without a graph costs less, or if rows have adapters, whose kernels are not
         captured.
         """
-        cannot_draft = self._model.spec.is_recurrent or self._has_distinct_rows
-        if adapted or not batch.is_decode or (has_drafts and cannot_draft):
+        if adapted or not batch.is_decode or (has_drafts and self._model.spec.is_recurrent):
             return None
         num_rows = batch.slots.size
         for size in self._sizes:
@@ -220,9 +214,7 @@ class DecodeGraphs:
         # Read after the next step has begun, so it must not be where other replays write.
         sampled = SamplerOutput.empty(size, device)
 
-        def forward(
-            *, may_store_late: bool = False
-        ) -> tuple[BatchGeometry, torch.Tensor, torch.Tensor, HeadFeatures | None]:
+        def forward() -> tuple[BatchGeometry, torch.Tensor, torch.Tensor, HeadFeatures | None]:
             inputs = build_inputs(
                 batch, rows, table, self._spec.block_size, self._kernels.operations
             )
@@ -233,7 +225,6 @@ class DecodeGraphs:
                 positions=inputs.positions,
                 rotations=self._model.rotations(inputs.positions if turns is None else turns),
                 rows=rows,
-                may_store_late=may_store_late,
             )
             given = inputs.input_ids, state, self._cache.layers
             kept = None
@@ -245,12 +236,7 @@ class DecodeGraphs:
             logits = self._persist_logits(self._model.raw_logits(hidden))
             return bounds, logits, inputs.next_positions, kept
 
-        if self._has_distinct_rows and size == self._sizes[0]:
-            # Steps beside prompts are not captured, and take another kernel: compile it, too.
-            forward()
-        replay_forward, (bounds, logits, positions, kept) = self._capture(
-            partial(forward, may_store_late=self._has_distinct_rows)
-        )
+        replay_forward, (bounds, logits, positions, kept) = self._capture(forward)
 
         def sample() -> None:
             do, parameters = self._kernels.operations, table.sampling.table

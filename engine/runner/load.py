@@ -325,8 +325,7 @@ def _graphs(
             decoder, cache, kernels, attention, rows, adapters=adapters, features=features
         )
     most = rows.padding_slot  # the slots before the spare one
-    parts = decoder, cache, kernels, attention, rows, most, CudaCapture(), features
-    return DecodeGraphs(*parts, has_distinct_rows=config.speculation is None)
+    return DecodeGraphs(decoder, cache, kernels, attention, rows, most, CudaCapture(), features)
 
 
 def _draft_model(

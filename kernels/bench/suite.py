@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from kernels.bench.attention_cases import attention_case, new_tokens_case
+from kernels.bench.attention_cases import attention_case
 from kernels.bench.case import Case
 from kernels.bench.layer_cases import (
     copy_case,
@@ -47,11 +47,6 @@ _TINY = {"heads": 4, "kv_heads": 2, "head_dim": 32, "block_size": 16}
 def _decode(name: str, model: dict[str, int], rows: int, context: int) -> MakeCase:
     name = f"decode {name} {rows} x {context}"
     return partial(attention_case, name, rows=rows, queries=1, past=context - 1, **model)
-
-
-def _stored(name: str, model: dict[str, int], rows: int, context: int) -> MakeCase:
-    name = f"decode and store {name} {rows} x {context}"
-    return partial(new_tokens_case, name, rows=rows, context=context, **model)
 
 
 def _prefill(name: str, model: dict[str, int], rows: int, queries: int, past: int) -> MakeCase:
@@ -154,9 +149,6 @@ def full_suite() -> list[MakeCase]:
         _prefill("8b", _LLAMA_8B, 8, 1024, 0),
         _prefill("8b", _LLAMA_8B, 1, 2048, 6144),
         _prefill("0.6b", _QWEN_0_6B, 1, 8192, 0),
-        _stored("0.6b", _QWEN_0_6B, 1, 1024),
-        _stored("8b", _LLAMA_8B, 1, 1024),
-        _stored("8b", _LLAMA_8B, 8, 1024),
         _decode("gemma4-31b", _GEMMA4_31B, 8, 4096),
         _prefill("gemma4-31b", _GEMMA4_31B, 1, 2048, 2048),
         _invariant("8b", _LLAMA_8B, 1, 1, 4095),
@@ -248,7 +240,6 @@ def tiny_suite() -> list[MakeCase]:
     """Return every kind of case, small enough for the interpreter."""
     return [
         _decode("tiny", _TINY, 2, 40),
-        _stored("tiny", _TINY, 2, 40),
         _prefill("tiny", _TINY, 2, 20, 0),
         _prefill("tiny", _TINY, 1, 9, 30),
         _invariant("tiny", _TINY, 2, 1, 39),

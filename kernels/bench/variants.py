@@ -23,7 +23,6 @@ import torch
 from kernels.bench.case import Ceilings
 from kernels.bench.suite import MakeCase, full_suite
 from kernels.triton import decode, matmul, prefill, quantised, skinny
-from kernels.triton.plan import LOW_TILE_ROWS, TILE_ROWS
 
 
 @dataclass(frozen=True)
@@ -77,12 +76,8 @@ TRIALS = (
         "_prefill_kernel",
         (
             AS_IT_IS,
-            Variant({"IS_AHEAD": False}),
-            *(
-                Variant({"num_stages": stages}, {"_AHEAD_ROWS": rows})
-                for rows, all_stages in ((LOW_TILE_ROWS, (2, 3, 4, 5)), (TILE_ROWS, (2, 3, 4, 7)))
-                for stages in all_stages
-            ),
+            *(Variant({"num_stages": stages}) for stages in (2, 4)),
+            *(Variant({"num_stages": stages, "maxnreg": None}) for stages in (3, 5)),
         ),
     ),
     Trial(

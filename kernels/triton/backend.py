@@ -9,7 +9,6 @@ from kernels.attention import (
     BatchGeometry,
     LayerAttention,
     LayerCache,
-    NewTokens,
 )
 from kernels.triton.decode import decode_attention
 from kernels.triton.invariant_decode import invariant_decode
@@ -23,13 +22,10 @@ from kernels.triton.plan import (
     WorkBounds,
     plan_attention,
 )
-from kernels.triton.prefill import prefill_attention, prefill_tile_rows
+from kernels.triton.prefill import prefill_attention
 from kernels.triton.sparse import unsupported_reason
 
 _MAX_HEAD_DIM = 512
-# Up to how many rows attention also norms, rotates and stores the new tokens. With more, programs
-# have several parts to attend to, and would do it for each.
-_MAX_STORED_ROWS = 16
 # So many queries with a selection each keep the GPU busy without splits, whose sums would take
 # more memory than what is selected.
 MANY_SELECTIONS = 128
@@ -126,23 +122,6 @@ class TritonAttention:
             prefill(state, layer, query, cache, output)
         return output
 
-    def store_and_attend(
-        self,
-        state: AttentionPlan,
-        layer: LayerAttention,
-        tokens: NewTokens,
-        cache: LayerCache,
-    ) -> torch.Tensor | None:
-        """See ``StoringAttention``."""
-        num_tokens, all_heads, head_dim = tokens.projected.shape
-        are_single = bool(state.units) and state.tiles is None
-        if not are_single or num_tokens > _MAX_STORED_ROWS or cache.key_scales is not None:
-            return None
-        shape = num_tokens, all_heads - 2 * cache.keys.shape[1], head_dim
-        output = tokens.projected.new_empty(shape)
-        decode_attention(state, layer, tokens, cache, output)
-        return output
-
     def _bounds(
         self, geometry: BatchGeometry, spec: AttentionSpec, *, tiles_only: bool | None = None
     ) -> WorkBounds:
@@ -154,8 +133,7 @@ class TritonAttention:
                 are_many = is_selected and geometry.num_rows >= MANY_SELECTIONS
                 tiles_only = is_latent and (self._invariant or are_many)
             return WorkBounds.of(geometry, group, tiles_only=tiles_only)
-        rows = prefill_tile_rows(spec)
-        return WorkBounds.of(geometry, group, tiles_only=False, split_size=UNIT, tile_rows=rows)
+        return WorkBounds.of(geometry, group, tiles_only=False, split_size=UNIT)
 
     def _has_units(self, spec: AttentionSpec) -> bool:
         """Return whether single queries are divided into equal shares (``decode.py``)."""

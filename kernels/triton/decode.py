@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention import LayerAttention, LayerCache, NewTokens
+from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.launch import (
     dot_width,
     launch,
@@ -32,8 +32,7 @@ from kernels.triton.launch import (
     shared_memory_bytes,
     wait_for_prior_kernels,
 )
-from kernels.triton.merge import merge_parts
-from kernels.triton.new_tokens import attend_new_token, load_heads
+from kernels.triton.merge import finish_part, parts_at_once
 from kernels.triton.plan import UNIT, AttentionPlan
 from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, online_softmax, rows_of_tile, tanh
 
@@ -42,15 +41,14 @@ _PROGRAMS = 2  # per multiprocessor
 # By its shared memory, which has to hold both. Half of the stages are for block numbers.
 _STAGES = ((216 << 10, 7), (150 << 10, 5), (0, 3))
 _WIDE_STAGES = 4  # for heads over 128
-_SEARCHED = 512  # rows, at once
+_SEARCHED: tl.constexpr = tl.constexpr(512)  # rows, at once
 _LINE: tl.constexpr = tl.constexpr(64)  # numbers of two bytes in a cache line
-_MERGED = 4096  # numbers of parts in flight
 
 
 def decode_attention(
     plan: AttentionPlan,
     layer: LayerAttention,
-    query: torch.Tensor | NewTokens,
+    query: torch.Tensor,
     cache: LayerCache,
     output: torch.Tensor,
 ) -> None:
@@ -59,17 +57,13 @@ def decode_attention(
     Args:
         plan: with units for ``layer.window``.
         layer: scale, window, cap and sinks.
-        query: [num_tokens, num_heads, head_dim], heads contiguous; or new tokens as they are
-            projected, which are stored as well: then all rows have single queries.
-        cache: the layer's blocks; without codes, for new tokens.
+        query: [num_tokens, num_heads, head_dim], heads contiguous.
+        cache: the layer's blocks, in which the queries' own tokens are stored already.
         output: [num_tokens, num_heads, head_dim] contiguous; a row of length 0 is 0, and rows with
             several queries are left unchanged.
     """
     num_heads, head_dim = output.shape[1:]
     num_kv_heads, block_size = cache.keys.shape[1:3]
-    tokens = query if isinstance(query, NewTokens) else None
-    query = query.projected if isinstance(query, NewTokens) else query
-    cos, sin = (None, None) if tokens is None or tokens.rotation is None else tokens.rotation
     group = num_heads // num_kv_heads
     units, (query_start, seq_lens, lines, tables, _) = plan.units[layer.window], plan.geometry
     dim = dot_width(head_dim)
@@ -96,11 +90,6 @@ def decode_attention(
         tables,
         units.starts,
         layer.sinks,
-        None if tokens is None else tokens.norm_weight,
-        cos,
-        sin,
-        None if tokens is None else tokens.slot_mapping,
-        0.0 if tokens is None else tokens.eps,
         seq_lens.shape[0],
         query.stride(0),
         tables.stride(0),
@@ -118,10 +107,8 @@ def decode_attention(
         TILE=_TILE // 2 if dim > (256 if cache.key_scales is None else 128) else _TILE,
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
-        IS_PROJECTED=tokens is not None,
-        SEARCHED=_SEARCHED,
         HEADS=power_of_2(group),
-        PARTS=max(1, min(16, _MERGED // (power_of_2(group) * dim))),
+        PARTS=parts_at_once(group, dim),
         num_warps=4,
         num_stages=_WIDE_STAGES if dim > 128 else _num_stages(shared_memory_bytes(query.device)),
     )
@@ -141,9 +128,6 @@ def _num_stages(shared_bytes: int) -> int:
         "lines",
         "tables",
         "unit_starts",
-        "cos",
-        "sin",
-        "slot_mapping",
     ],
 )
 def _share_kernel(
@@ -151,7 +135,7 @@ def _share_kernel(
     parts,  # [2 * programs, GROUP, HEAD_DIM] float32, softmax-weighted means
     part_lse,  # [2 * programs, GROUP] float32, log2 of a part's sum of 2^score
     arrivals,  # [rows, NUM_KV_HEADS], 0 before and after
-    query,  # or rows of projected queries, keys and values
+    query,
     keys,
     values,
     key_scales,  # None unless the cache is quantised
@@ -162,11 +146,6 @@ def _share_kernel(
     tables,
     unit_starts,
     sinks,
-    norm_weight,  # this and the next four are those of ``NewTokens``
-    cos,
-    sin,
-    slot_mapping,
-    eps,
     num_rows,
     query_stride,
     table_stride,
@@ -183,8 +162,6 @@ def _share_kernel(
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
-    IS_PROJECTED: tl.constexpr,
-    SEARCHED: tl.constexpr,
     HEADS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
@@ -197,7 +174,7 @@ def _share_kernel(
     share = tl.cdiv(total, tl.num_programs(0))
     begin = tl.program_id(0) * share
     end = tl.minimum(begin + share, total)
-    row = _row_of_unit(begin, unit_starts, num_rows, NUM_KV_HEADS, SEARCHED)
+    row = _row_of_unit(begin, unit_starts, num_rows, NUM_KV_HEADS)
     row = tl.minimum(row, num_rows - 1)  # an idle program's is past the end
     row_begin, num_units, seq_len, token, line = _read_row(
         row, unit_starts, seq_lens, query_start, lines
@@ -219,31 +196,12 @@ def _share_kernel(
         head_begin = row_begin * NUM_KV_HEADS + kv_head * num_units
         part_end = tl.minimum(head_begin + num_units, end)
         heads = kv_head * GROUP + group
-        asked = query + token * query_stride
-        if IS_PROJECTED:
-            q = load_heads(  # pyright: ignore[reportGeneralTypeIssues]
-                *(asked, heads, in_group, norm_weight, eps, cos, sin, token, HEAD_DIM, DIM)
-            ).to(query.dtype.element_ty)
-            has_last = (part_end == head_begin + num_units) & (seq_len > 0)
-            top, weight, acc = attend_new_token(
-                *(q, asked, keys, values, norm_weight, eps, cos, sin, token),
-                *(tl.load(slot_mapping + token), has_last, kv_head),
-                *(scale, softcap, scale_in_cap, num_heads, NUM_KV_HEADS),
-                *(HEAD_DIM, DIM, BLOCK_SIZE, HAS_SOFTCAP),
-            )
-        else:
-            place = asked + heads[:, None] * HEAD_DIM + dims[None, :]
-            q = tl.load(place, mask=in_tile, other=0.0)
-            top = tl.full([GROUP_ROWS], -float("inf"), tl.float32)
-            weight = tl.zeros([GROUP_ROWS], tl.float32)
-            acc = tl.zeros([GROUP_ROWS, DIM], tl.float32)
+        place = query + token * query_stride + heads[:, None] * HEAD_DIM + dims[None, :]
+        q = tl.load(place, mask=in_tile, other=0.0)
         # The slots begin with the first unit of the window.
         before = _units_before(seq_len, UNIT, WINDOW) - head_begin
         mean, lse = _attend_part(
             q,
-            top,
-            weight,
-            acc,
             keys,
             values,
             key_scales,
@@ -252,7 +210,6 @@ def _share_kernel(
             (before + unit) * UNIT,
             tl.minimum((before + part_end) * UNIT, seq_len),
             seq_len,
-            seq_len - (1 if IS_PROJECTED else 0),
             kv_head,
             scale,
             softcap,
@@ -265,41 +222,11 @@ def _share_kernel(
             WINDOW,
             HAS_SOFTCAP,
         )
-        target = output + token * num_heads * HEAD_DIM
-        if part_end - unit == num_units:
-            if sinks is not None:
-                sink = tl.load(sinks + heads, mask=in_group, other=0.0) * LOG2_E
-                mean = mean / (1.0 + tl.exp2(sink - lse))[:, None]
-            place = target + heads[:, None] * HEAD_DIM + dims[None, :]
-            tl.store(place, mean.to(output.dtype.element_ty), mask=in_tile)
-        else:
-            slot = 2 * tl.program_id(0) + (unit > begin).to(tl.int32)
-            part = parts + slot * GROUP * HEAD_DIM
-            tl.store(part + group[:, None] * HEAD_DIM + dims[None, :], mean, mask=in_tile)
-            tl.store(part_lse + slot * GROUP + group, lse, mask=in_group)
-            first = head_begin // share
-            num_parts = (head_begin + num_units - 1) // share - first + 1
-            counter = arrivals + row * NUM_KV_HEADS + kv_head
-            # All threads' stores come before the atomic operation, which one of them does.
-            tl.debug_barrier()
-            num_before = tl.atomic_add(counter, 1, sem="acq_rel")
-            if num_before == num_parts - 1:
-                tl.store(counter, 0)
-                merge_parts(
-                    target,
-                    parts,
-                    part_lse,
-                    sinks,
-                    2 * first,
-                    (head_begin > first * share).to(tl.int32),
-                    num_parts,
-                    kv_head,
-                    GROUP,
-                    HEADS,
-                    HEAD_DIM,
-                    DIM,
-                    PARTS,
-                )
+        finish_part(
+            *(output + token * num_heads * HEAD_DIM, parts, part_lse, arrivals, sinks),
+            *(mean, lse, unit, part_end, begin, share, head_begin, num_units),
+            *(row, kv_head, NUM_KV_HEADS, GROUP, HEADS, HEAD_DIM, DIM, PARTS),
+        )
         unit = part_end
         if (unit < end) & (unit == (row_begin + num_units) * NUM_KV_HEADS):
             row += 1
@@ -334,6 +261,17 @@ def _units_before(seq_len, UNIT: tl.constexpr, WINDOW: tl.constexpr):
 
 
 @triton.jit
+def _row_of_unit(unit, unit_starts, num_rows, NUM_KV_HEADS: tl.constexpr):
+    """Return the row of a unit, or ``num_rows`` past the last: those before it end before it."""
+    row = 0
+    for first in range(0, num_rows, _SEARCHED):
+        rows = first + tl.arange(0, _SEARCHED)
+        ends = tl.load(unit_starts + rows + 1, mask=rows < num_rows, other=2**30 // NUM_KV_HEADS)
+        row += tl.sum((ends * NUM_KV_HEADS <= unit).to(tl.int32), axis=0)
+    return row
+
+
+@triton.jit
 def _prefetch_unit(
     keys,
     values,
@@ -363,22 +301,8 @@ def _prefetch_unit(
 
 
 @triton.jit
-def _row_of_unit(unit, unit_starts, num_rows, NUM_KV_HEADS: tl.constexpr, SEARCHED: tl.constexpr):
-    """Return the row of a unit, or ``num_rows`` past the last: those before it end before it."""
-    row = 0
-    for first in range(0, num_rows, SEARCHED):
-        rows = first + tl.arange(0, SEARCHED)
-        ends = tl.load(unit_starts + rows + 1, mask=rows < num_rows, other=2**30 // NUM_KV_HEADS)
-        row += tl.sum((ends * NUM_KV_HEADS <= unit).to(tl.int32), axis=0)
-    return row
-
-
-@triton.jit
 def _attend_part(
     q,
-    top,
-    total,
-    acc,
     keys,
     values,
     key_scales,
@@ -387,7 +311,6 @@ def _attend_part(
     begin,
     end,
     seq_len,
-    num_stored,
     kv_head,
     scale,
     softcap,
@@ -400,14 +323,16 @@ def _attend_part(
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    """Continue an online softmax with slots [begin, end) that are stored; return the mean value,
-    and log2 of its weight."""
+    """Attend to slots [begin, end); return the mean value, and log2 of its weight."""
     dims = tl.arange(0, DIM)
+    top = tl.full([q.shape[0]], -float("inf"), tl.float32)
+    total = tl.zeros([q.shape[0]], tl.float32)
+    acc = tl.zeros([q.shape[0], DIM], tl.float32)
     if WINDOW > 0:
         begin = tl.maximum(begin, (seq_len - WINDOW) // TILE * TILE)
-    for tile in range(begin, tl.minimum(end, num_stored), TILE):
+    for tile in range(begin, end, TILE):
         slots = tile + tl.arange(0, TILE)
-        is_seen = slots < num_stored
+        is_seen = slots < seq_len
         if WINDOW > 0:
             is_seen = is_seen & (slots >= seq_len - WINDOW)
         first_row, rows = rows_of_tile(  # pyright: ignore[reportGeneralTypeIssues]

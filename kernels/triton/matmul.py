@@ -25,6 +25,7 @@ import triton.language as tl
 from kernels.triton.launch import (
     dot_width,
     launch,
+    prefetch,
     shared_memory_bytes,
     wait_for_prior_kernels,
 )
@@ -38,6 +39,7 @@ _FEW_STAGES = 8  # with these, 64 KB of weights and more are in flight
 # memory, and keeps twice the bytes in flight.
 _FEW_PROGRAMS = 132
 _DEEP_STAGES = {16: 8, 32: 8, 64: 6}
+_LINE: tl.constexpr = tl.constexpr(64)  # numbers of two bytes in a cache line
 
 
 class _Tile(NamedTuple):
@@ -107,6 +109,7 @@ def _multiply(
     if vary_tiles and num_rows <= _FEW_ROWS and x.dtype.itemsize == 2:
         tiles, width = -(-outputs // _OUTPUTS) if num_rows else 0, dot_width(num_rows)
         is_deep = tiles * heads <= _FEW_PROGRAMS
+        depth = 2 * _DEPTH if is_deep else _DEPTH
         launch(
             _turned_matmul_kernel,
             (tiles, heads),
@@ -114,7 +117,8 @@ def _multiply(
             INPUTS=inputs,
             ROWS=width,
             COLUMNS=_OUTPUTS,
-            DEPTH=2 * _DEPTH if is_deep else _DEPTH,
+            DEPTH=depth,
+            AHEAD=_FEW_STAGES * depth,
             num_warps=4,
             num_stages=_DEEP_STAGES[width] if is_deep else _FEW_STAGES,
         )
@@ -201,9 +205,9 @@ def _turned_matmul_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Some outputs of all rows, as W x^T: [COLUMNS, ROWS]."""
-    wait_for_prior_kernels()
     head = tl.program_id(1).to(tl.int64)
     x, weight, output = x + head * x_head, weight + head * weight_head, output + head * output_head
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -212,6 +216,10 @@ def _turned_matmul_kernel(
     # Past the end the last row and column are repeated, which needs no mask.
     x_rows = tl.minimum(rows, num_rows - 1).to(tl.int64)
     weight_rows = tl.minimum(columns, outputs - 1).to(tl.int64)
+    # The first weights, which no kernel writes.
+    ahead = tl.minimum(tl.arange(0, AHEAD // _LINE) * _LINE, INPUTS - 1)
+    prefetch(weight + (weight_rows * weight_stride)[:, None] + ahead[None, :])
+    wait_for_prior_kernels()
     a_place = weight + (weight_rows * weight_stride)[:, None] + depth[None, :]
     b_place = x + (x_rows * x_stride)[None, :] + depth[:, None]
     acc = _sum(a_place, b_place, depth, COLUMNS, ROWS, INPUTS, DEPTH)

@@ -12,6 +12,12 @@ from kernels.triton.plan import AttentionPlan, WorkList
 from kernels.triton.tiles import LOG2_E
 
 _MERGE_TILE = 16
+_PART_NUMBERS = 8192  # in flight, of the parts that one program merges
+
+
+def parts_at_once(group: int, dim: int) -> int:
+    """Return how many parts of a row ``finish_part`` merges at once."""
+    return max(1, min(16, _PART_NUMBERS // (power_of_2(group) * dim)))
 
 
 def merge_splits(
@@ -92,8 +98,66 @@ def _merge_kernel(
 
 
 @triton.jit
-def merge_parts(
-    target,  # of the row
+def finish_part(
+    target,  # of the row's output
+    parts,  # [2 * programs, GROUP, HEAD_DIM] float32, softmax-weighted means
+    part_lse,  # [2 * programs, GROUP] float32, log2 of a part's sum of 2^score
+    arrivals,  # [rows, NUM_KV_HEADS], 0 before and after
+    sinks,
+    mean,  # [rows of heads, DIM], of the units from ``unit`` to ``part_end``
+    lse,
+    unit,
+    part_end,
+    begin,  # of the program's share
+    share,
+    head_begin,
+    num_units,  # of the head
+    row,
+    kv_head,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Store what a program of equal shares has of a row: the result, or a part of it.
+
+    The program that leaves a row's last part merges all of them.
+    """
+    group, dims = tl.arange(0, mean.shape[0]), tl.arange(0, DIM)
+    in_group = group < GROUP
+    heads = kv_head * GROUP + group
+    in_head = in_group[:, None] & (dims < HEAD_DIM)[None, :]
+    if part_end - unit == num_units:
+        if sinks is not None:
+            sink = tl.load(sinks + heads, mask=in_group, other=0.0) * LOG2_E
+            mean = mean / (1.0 + tl.exp2(sink - lse))[:, None]
+        place = target + heads[:, None] * HEAD_DIM + dims[None, :]
+        tl.store(place, mean.to(target.dtype.element_ty), mask=in_head)
+    else:
+        slot = 2 * tl.program_id(0) + (unit > begin).to(tl.int32)
+        part = parts + slot * GROUP * HEAD_DIM
+        tl.store(part + group[:, None] * HEAD_DIM + dims[None, :], mean, mask=in_head)
+        tl.store(part_lse + slot * GROUP + group, lse, mask=in_group)
+        first = head_begin // share
+        num_parts = (head_begin + num_units - 1) // share - first + 1
+        counter = arrivals + row * NUM_KV_HEADS + kv_head
+        # All threads' stores come before the atomic operation, which one of them does.
+        tl.debug_barrier()
+        num_before = tl.atomic_add(counter, 1, sem="acq_rel")
+        if num_before == num_parts - 1:
+            tl.store(counter, 0)
+            starts_inside = (head_begin > first * share).to(tl.int32)
+            _merge_parts(
+                *(target, parts, part_lse, sinks, 2 * first, starts_inside, num_parts, kv_head),
+                *(GROUP, HEADS, HEAD_DIM, DIM, PARTS),
+            )
+
+
+@triton.jit
+def _merge_parts(
+    target,
     parts,
     part_lse,
     sinks,
@@ -107,38 +171,53 @@ def merge_parts(
     DIM: tl.constexpr,
     PARTS: tl.constexpr,  # at once
 ):
-    """Store the weighted mean of a row's parts, which adjacent programs of ``decode.py`` have
-    left."""
+    """Store the weighted mean of a row's parts, which adjacent programs have left.
+
+    Each part is a tensor of its own: a thread has the same numbers of all of them, and adds them up
+    alone. One tensor of all parts would be summed across threads, through shared memory.
+    """
     group, dims = tl.arange(0, HEADS), tl.arange(0, DIM)
     in_group = group < GROUP
-    top = tl.full([HEADS], -float("inf"), tl.float32)
-    total = tl.zeros([HEADS], tl.float32)
+    in_head = in_group[:, None] & (dims < HEAD_DIM)[None, :]
+    STRIDE: tl.constexpr = 2 * GROUP  # programs leave two parts each, and these are the first ones
+    first_mean = parts + (first_slot * GROUP + group)[:, None] * HEAD_DIM + dims[None, :]
+    first_lse = part_lse + (first_slot * GROUP + group)[:, None]
+    top = tl.full([HEADS, 1], -float("inf"), tl.float32)
+    total = tl.zeros([HEADS, 1], tl.float32)
     acc = tl.zeros([HEADS, DIM], tl.float32)
     for first in range(0, num_parts, PARTS):
-        part = first + tl.arange(0, PARTS)
-        slot = first_slot + tl.where(part == 0, starts_inside, 2 * part)
-        places = slot[:, None] * GROUP + group[None, :]
-        is_part = (part < num_parts)[:, None] & in_group[None, :]
-        in_part = is_part[:, :, None] & (dims < HEAD_DIM)[None, None, :]
-        # Other programs have written these: not from this multiprocessor's own cache.
-        lse = tl.load(part_lse + places, mask=is_part, other=-float("inf"), cache_modifier=".cg")
-        mean = tl.load(
-            parts + places[:, :, None] * HEAD_DIM + dims[None, None, :],
-            mask=in_part,
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        new_top = tl.maximum(top, tl.max(lse, axis=0))
-        base = tl.where(in_group, new_top, 0.0)
-        weight, shrink = tl.exp2(lse - base[None, :]), tl.exp2(top - base)
-        total = total * shrink + tl.sum(weight, axis=0)
-        acc = acc * shrink[:, None] + tl.sum(mean * weight[:, :, None], axis=0)
+        all_lse, all_means = (), ()
+        # But for the row's first part, which may be the second of its program.
+        moved = tl.where(first == 0, starts_inside, 0) * GROUP
+        for i in tl.static_range(PARTS):  # pyright: ignore[reportGeneralTypeIssues]
+            is_part = first + i < num_parts
+            at = first * STRIDE + i * STRIDE
+            if i == 0:
+                at += moved
+            # Other programs have written these: not from this multiprocessor's own cache.
+            is_read = in_group[:, None] & is_part
+            lse = tl.load(first_lse + at, mask=is_read, other=-float("inf"), cache_modifier=".cg")
+            is_read = in_head & is_part
+            place = first_mean + at * HEAD_DIM
+            mean = tl.load(place, mask=is_read, other=0.0, cache_modifier=".cg")
+            all_lse += (lse,)
+            all_means += (mean,)
+        new_top = top
+        for i in tl.static_range(PARTS):  # pyright: ignore[reportGeneralTypeIssues]
+            new_top = tl.maximum(new_top, all_lse[i])
+        base = tl.where(new_top == -float("inf"), 0.0, new_top)  # a head past the group
+        shrink = tl.exp2(top - base)
+        total, acc = total * shrink, acc * shrink
+        for i in tl.static_range(PARTS):  # pyright: ignore[reportGeneralTypeIssues]
+            weight = tl.exp2(all_lse[i] - base)
+            total += weight
+            acc += all_means[i] * weight
         top = new_top
     heads = kv_head * GROUP + group
     if sinks is not None:
-        total += tl.exp2(tl.load(sinks + heads, mask=in_group, other=0.0) * LOG2_E - top)
+        sink = tl.load(sinks + heads, mask=in_group, other=0.0)[:, None] * LOG2_E
+        total += tl.exp2(sink - top)
     # Heads past the group have no weight at all.
-    mean = acc / tl.where(in_group, total, 1.0)[:, None]
+    mean = acc / tl.where(in_group[:, None], total, 1.0)
     place = target + heads[:, None] * HEAD_DIM + dims[None, :]
-    in_head = in_group[:, None] & (dims < HEAD_DIM)[None, :]
     tl.store(place, mean.to(target.dtype.element_ty), mask=in_head)

@@ -27,10 +27,7 @@ from kernels.triton.launch import launch, wait_for_prior_kernels
 # values, and are read again while they are still in the L2 cache.
 SPLIT_SIZE = 256
 UNIT = 64  # slots; a share is a whole number of units
-# Queries times heads per KV head: products of two warp groups, or of one, of which a multiprocessor
-# holds two programs.
-TILE_ROWS = 128
-LOW_TILE_ROWS = 64
+TILE_ROWS = 128  # queries times heads per KV head: products of two warp groups
 _PLAN_ROWS = 512
 _FILL = 128
 _TILES = -1  # stands for tiles where a window stands for splits
@@ -70,7 +67,6 @@ class AttentionPlan:
     splits: dict[int | None, WorkList]
     units: dict[int | None, WorkUnits]
     tiles: WorkList | None  # None if no row may have several queries
-    tile_rows: int  # queries times heads per KV head
     merges: bool  # False: no row has more than one split
 
 
@@ -83,7 +79,6 @@ class WorkBounds:
     num_tiles: int
     tiles_only: bool  # single queries are tiles as well
     split_size: int = SPLIT_SIZE  # or UNIT: the splits are units
-    tile_rows: int = TILE_ROWS
 
     @classmethod
     def of(
@@ -93,15 +88,14 @@ class WorkBounds:
         *,
         tiles_only: bool,
         split_size: int = SPLIT_SIZE,
-        tile_rows: int = TILE_ROWS,
     ) -> WorkBounds:
         """Count the items from the host arrays; ``group`` is the query heads per KV head."""
         lengths = np.diff(geometry.query_start)
         is_split = (lengths == 1) & (not tiles_only)
         # A row of length 0 has an output too, which is 0.
         splits = np.maximum(-(-geometry.seq_lens[is_split] // split_size), 1)
-        tiles = int((-(-lengths[~is_split] // queries_per_tile(group, tile_rows))).sum())
-        return cls(lengths.size, int(splits.sum()), tiles, tiles_only, split_size, tile_rows)
+        tiles = int((-(-lengths[~is_split] // queries_per_tile(group))).sum())
+        return cls(lengths.size, int(splits.sum()), tiles, tiles_only, split_size)
 
     @property
     def has_units(self) -> bool:
@@ -134,9 +128,9 @@ class WorkBounds:
         )
 
 
-def queries_per_tile(group: int, tile_rows: int = TILE_ROWS) -> int:
+def queries_per_tile(group: int) -> int:
     """Return the adjacent queries of a tile; with a group of 7, 18 queries make 126 rows."""
-    return tile_rows // group
+    return TILE_ROWS // group
 
 
 def plan_attention(
@@ -174,7 +168,7 @@ def plan_attention(
         KINDS=kinds,
         NUM_KINDS=len(kinds),
         TILES_ONLY=bounds.tiles_only,
-        QUERIES=queries_per_tile(group, bounds.tile_rows),
+        QUERIES=queries_per_tile(group),
         SPLIT_SIZE=bounds.split_size,
         ROWS=_PLAN_ROWS,
         FILL=_FILL,
@@ -193,7 +187,7 @@ def plan_attention(
             units[window] = WorkUnits(starts[kind], most, arrivals)
         elif bounds.num_splits:
             splits[window] = WorkList(starts[kind], rows[kind, :most])
-    return AttentionPlan(geometry, splits, units, tiles, bounds.tile_rows, bounds.merges)
+    return AttentionPlan(geometry, splits, units, tiles, bounds.merges)
 
 
 @triton.jit

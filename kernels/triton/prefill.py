@@ -7,15 +7,12 @@ head``, so a short chunk of a model with large groups still fills the matrix uni
     keys:   | outside the window | window's edge |   seen by all   | diagonal | future |
             |      skipped       |    masked     | no mask at all  |  masked  | skipped|
 
-For heads of up to 128, both products of a tile run while other units compute its neighbours'
-weights, which takes about as long (``prefill_loops.py``). Wider heads lack the registers for this,
-codes are widened in shared memory that every tile needs at once, and GPUs other than Hopper await
-each product.
-
-Such tiles have 128 rows, and a multiprocessor has registers for one. Two of 64 rows would fill each
-other's gaps, above all where one begins or ends; but each copies keys and values for itself: 64 KiB
-in the 1,024 cycles of their products. That is twice the 25 to 30 bytes per cycle that the
-second-level cache has been seen to give a multiprocessor. ``kernels/bench/variants.py`` times both.
+A tile's scores, weights and sums follow one another. What keeps the matrix units busy meanwhile is
+a second program on the same multiprocessor, wherever registers and shared memory hold two: with
+heads of up to 128, at 128 registers a thread. It also works while the other begins or ends, which
+takes as long as several tiles of keys. (Products in flight beside their neighbours' weights, as in
+FlashAttention-3, Shah et al. 2024, within one program of 251 registers, took 8 to 30 % longer on an
+H200; tiles of 64 rows fetch keys and values twice as often, and took as long.)
 
 Sums of 128 rows of 256 numbers are all that fits in registers. A tile of wider heads, up to 512
 (those of Gemma 4's full attention), is processed by two programs, each of which computes all scores
@@ -30,33 +27,30 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention import AttentionSpec, LayerAttention, LayerCache
+from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.launch import (
     dot_width,
-    has_group_products,
     launch,
+    shared_memory_bytes,
     wait_for_prior_kernels,
 )
 from kernels.triton.plan import TILE_ROWS, AttentionPlan
-from kernels.triton.prefill_loops import attend_ahead, attend_in_turn
-from kernels.triton.tiles import LOG2_E
+from kernels.triton.tiles import (
+    LOG2_E,
+    dot,
+    dot_add,
+    load_rows,
+    online_softmax,
+    rows_of_tile,
+    tanh,
+)
 
 _TILE = 64
-_AHEAD_ROWS = TILE_ROWS  # of a tile with products in flight; or LOW_TILE_ROWS, see above
 _MAX_SUMS = 256  # of a value's numbers per program
-
-
-def prefill_tile_rows(spec: AttentionSpec) -> int:
-    """Return the rows of a query tile."""
-    is_coded = spec.cache_dtype is not None
-    if not _is_ahead(dot_width(spec.head_dim), spec.dtype, spec.device, is_coded=is_coded):
-        return TILE_ROWS
-    return _AHEAD_ROWS if spec.num_heads // spec.num_kv_heads <= _AHEAD_ROWS else TILE_ROWS
-
-
-def _is_ahead(dim: int, dtype: torch.dtype, device: torch.device, *, is_coded: bool) -> bool:
-    """Return whether products stay in flight."""
-    return dim <= 128 and dtype.itemsize == 2 and not is_coded and has_group_products(device)
+_WARPS = TILE_ROWS // 16
+# Two programs of 96 KB: queries, and two tiles of keys and values.
+_SHARED_BYTES_OF_TWO = 200 << 10
+_REGISTERS_OF_TWO = 65536 // (2 * _WARPS * 32)  # of a thread
 
 
 def prefill_attention(
@@ -80,7 +74,9 @@ def prefill_attention(
     sums = min(dim, _MAX_SUMS)
     # Widened tiles of wide heads would not fit in registers, the widest not in shared memory.
     is_half = is_wide or dim > sums or (dim > 128 and is_coded)
-    is_ahead = _is_ahead(dim, query.dtype, query.device, is_coded=is_coded)
+    is_small = dim <= 128 and not is_wide
+    has_two = is_small and not is_coded
+    has_two = has_two and shared_memory_bytes(query.device) >= _SHARED_BYTES_OF_TWO
     launch(
         _prefill_kernel,
         (tiles.capacity * num_kv_heads, dim // sums),
@@ -110,20 +106,14 @@ def prefill_attention(
         DIM=dim,
         SUMS=sums,
         BLOCK_SIZE=block_size,
-        ROWS=plan.tile_rows,
+        ROWS=TILE_ROWS,
         TILE=_TILE // 2 if is_half else _TILE,
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
-        IS_AHEAD=is_ahead,
-        num_warps=plan.tile_rows // 16,
-        num_stages=_num_stages(plan.tile_rows, is_small=dim <= 128 and not is_wide),
+        num_warps=_WARPS,
+        num_stages=3 if has_two or dim > _MAX_SUMS else 5 if is_small else 2,
+        maxnreg=_REGISTERS_OF_TWO if has_two else None,
     )
-
-
-def _num_stages(tile_rows: int, *, is_small: bool) -> int:
-    if not is_small:
-        return 2
-    return 5 if tile_rows == TILE_ROWS else 3
 
 
 # Arguments that change from step to step are not specialised on: see plan.py.
@@ -170,7 +160,6 @@ def _prefill_kernel(
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
-    IS_AHEAD: tl.constexpr,
 ):
     """One query tile of one KV head, and ``SUMS`` elements of each value."""
     wait_for_prior_kernels()
@@ -223,19 +212,12 @@ def _prefill_kernel(
     value_dims = dims
     if SUMS < DIM:
         value_dims = tl.program_id(1) * SUMS + tl.arange(0, SUMS)
-    if IS_AHEAD:
-        acc, top, total = attend_ahead(
-            *(q, keys, values, table, kv_head, seq_len, lowest, unmasked, seen_by_all, end),
-            *(first_seen, positions, last_seen, scale_in_cap if HAS_SOFTCAP else scale, softcap),
-            *(NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, HAS_SOFTCAP),
-        )
-    else:
-        acc, top, total = attend_in_turn(
-            *(q, keys, values, key_scales, value_scales, table, kv_head, seq_len),
-            *(lowest, unmasked, seen_by_all, end, first_seen, positions, last_seen),
-            *(scale, softcap, scale_in_cap),
-            *(NUM_KV_HEADS, HEAD_DIM, SUMS, BLOCK_SIZE, TILE, WINDOW, HAS_SOFTCAP),
-        )
+    acc, top, total = _attend(
+        *(q, keys, values, key_scales, value_scales, table, kv_head, seq_len),
+        *(lowest, unmasked, seen_by_all, end, first_seen, positions, last_seen),
+        *(scale, softcap, scale_in_cap),
+        *(NUM_KV_HEADS, HEAD_DIM, SUMS, BLOCK_SIZE, TILE, WINDOW, HAS_SOFTCAP),
+    )
     if sinks is not None:
         sink = tl.load(sinks + heads) * LOG2_E
         total += tl.exp2(sink - top)
@@ -244,3 +226,137 @@ def _prefill_kernel(
     target = output + (tokens * num_heads + heads)[:, None] * HEAD_DIM + value_dims[None, :]
     is_made = is_query[:, None] & (value_dims < HEAD_DIM)[None, :]
     tl.store(target, acc.to(output.dtype.element_ty), mask=is_made)
+
+
+@triton.jit
+def _attend(
+    q,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    table,
+    kv_head,
+    seq_len,
+    lowest,
+    unmasked,
+    seen_by_all,
+    end,
+    first_seen,
+    positions,
+    last_seen,
+    scale,
+    softcap,
+    scale_in_cap,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SUMS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+):
+    """Attend with a tile's queries, for ``SUMS`` elements of each value: the program's part.
+
+    Returns:
+        Sums of weighted values [rows, SUMS], tops and totals [rows], float32.
+    """
+    ROWS: tl.constexpr = q.shape[0]
+    DIM: tl.constexpr = q.shape[1]
+    HAS_OTHERS: tl.constexpr = WINDOW > 0 and BLOCK_SIZE % TILE != 0
+    dims = tl.arange(0, DIM)
+    value_dims = dims
+    if SUMS < DIM:
+        value_dims = tl.program_id(1) * SUMS + tl.arange(0, SUMS)
+    top = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, SUMS], tl.float32)
+    # With several loops the products of the widest heads would be serialised (ptxas).
+    FIRST_PART: tl.constexpr = 2 if SUMS < DIM else 0 if WINDOW > 0 else 1
+    for part in tl.static_range(FIRST_PART, 3):
+        if SUMS < DIM:
+            part_begin, part_end = lowest, end
+        elif part == 0:
+            part_begin, part_end = lowest, unmasked
+        elif part == 1:
+            part_begin, part_end = unmasked, seen_by_all
+        else:
+            part_begin, part_end = seen_by_all, end
+        for begin in range(part_begin, part_end, TILE):
+            slots = begin + tl.arange(0, TILE)
+            is_used = slots < seq_len
+            if HAS_OTHERS:
+                is_used = is_used & (slots >= first_seen)
+            first_row, rows = rows_of_tile(
+                table, begin, is_used, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE
+            )
+            is_key = (dims < HEAD_DIM)[None, :]
+            if part != 1:
+                is_key = is_key & is_used[:, None]
+            places = rows[:, None] * HEAD_DIM + dims[None, :]
+            k = load_rows(keys + first_row * HEAD_DIM + places, is_key, q.dtype)
+            scores = dot(q, tl.trans(k))
+            if key_scales is not None:
+                scores *= tl.load(key_scales + first_row + rows, mask=is_used, other=0.0)[None, :]
+            if HAS_SOFTCAP:
+                scores = tanh(scores * scale_in_cap)
+            if part != 1:
+                scores = _only_seen(scores, slots, positions, last_seen, WINDOW)
+            weights, shrink, top, total = online_softmax(
+                scores, softcap if HAS_SOFTCAP else scale, top, total, WINDOW > 0
+            )
+            if value_scales is not None:
+                value_scale = tl.load(value_scales + first_row + rows, mask=is_used, other=0.0)
+                weights *= value_scale[None, :]
+            v = _values_of_tile(
+                *(values, table, begin, first_seen, seq_len, kv_head, value_dims),
+                *(part != 1, HAS_OTHERS, q.dtype),
+                *(NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE),
+            )
+            acc = dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
+    return acc, top, total
+
+
+@triton.jit
+def _only_seen(scores, slots, positions, last_seen, WINDOW: tl.constexpr):
+    """[rows, slots]; -inf for slots that a row's query does not see."""
+    is_seen = slots[None, :] <= last_seen[:, None]
+    if WINDOW > 0:
+        is_seen = is_seen & (slots[None, :] > positions[:, None] - WINDOW)
+    return tl.where(is_seen, scores, -float("inf"))
+
+
+@triton.jit
+def _values_of_tile(
+    values,
+    table,
+    begin,
+    first_seen,
+    seq_len,
+    kv_head,
+    value_dims,
+    IS_MASKED: tl.constexpr,  # or all of the tile is the sequence's
+    HAS_OTHERS: tl.constexpr,  # before ``first_seen``
+    DTYPE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """[TILE, value_dims]; what lies past a sequence's end belongs to nobody and is not read.
+
+    Blocks wholly behind the window are somebody else's, who may have left there what is no number:
+    where a tile begins with some (``HAS_OTHERS``), they are not read either.
+    """
+    slots = begin + tl.arange(0, TILE)
+    is_used = slots < seq_len
+    if HAS_OTHERS:
+        is_used = is_used & (slots >= first_seen)
+    first_row, rows = rows_of_tile(  # pyright: ignore[reportGeneralTypeIssues]
+        table, begin, is_used, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE
+    )
+    is_value = (value_dims < HEAD_DIM)[None, :]
+    if IS_MASKED or HAS_OTHERS:
+        is_value = is_value & is_used[:, None]
+    places = rows[:, None] * HEAD_DIM + value_dims[None, :]
+    return load_rows(values + first_row * HEAD_DIM + places, is_value, DTYPE)

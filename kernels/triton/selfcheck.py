@@ -22,8 +22,6 @@ from kernels.attention import (
     BatchGeometry,
     LayerAttention,
     LayerCache,
-    NewTokens,
-    StoringAttention,
 )
 from kernels.inputs import StepRows
 from kernels.lora import AdapterWeights, adapter_rows, nonzero_spans
@@ -116,44 +114,6 @@ def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -
             torch.full_like(inputs[0], float("nan"))
             outputs.append(backend.forward(state, moved, *inputs))
         yield outputs[0], outputs[1]
-
-
-def _new_tokens(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
-    """Yield single queries that are stored where they are attended to, if the kernels do that."""
-    if not isinstance(kernels.attention, StoringAttention):
-        return
-    seq_lens = np.array([1, 65, 601])
-    blocks = -(-seq_lens // spec.block_size)
-    ends = np.cumsum(blocks)
-    tables = np.zeros((len(blocks), int(blocks.max())), np.int32)
-    for row, (end, count) in enumerate(zip(ends, blocks, strict=True)):
-        tables[row, :count] = np.arange(end - count, end)
-    last = (seq_lens - 1) // spec.block_size
-    slots = tables[np.arange(3), last] * spec.block_size + (seq_lens - 1) % spec.block_size
-    heads, cache = spec.num_heads + 2 * spec.num_kv_heads, _cache(spec, int(ends[-1]), random)
-    frequencies = torch.logspace(0, -4, spec.head_dim // 2)
-    tokens = NewTokens(
-        normal(random, spec.dtype, 3, heads, spec.head_dim),
-        normal(random, spec.dtype, heads - spec.num_kv_heads, spec.head_dim),
-        1e-6,
-        reference.rope_tables(torch.from_numpy(seq_lens - 1), frequencies, 1.0),
-        torch.from_numpy(slots).long(),
-    )
-    starts = np.arange(4, dtype=np.int32)
-    for window in spec.windows:
-        layer = LayerAttention(spec.head_dim**-0.5, window, spec.softcap)
-        there, own = copy_to((tokens, cache), spec.device)
-        state = kernels.attention.plan(
-            BatchGeometry.of(starts, seq_lens, tables, spec.device), spec
-        )
-        actual = kernels.attention.store_and_attend(state, layer, there, own)
-        if actual is None:
-            return
-        (projected, weight, eps, rotation, at), kept = copy_to((tokens, cache), CPU)
-        query = reference.norm_rope_store(projected, weight, eps, rotation, kept, at)
-        plain, side = ReferenceAttention(), replace(spec, device=CPU)
-        state = plain.plan(BatchGeometry.of(starts, seq_lens, tables, CPU), side)
-        yield (actual, own), (plain.forward(state, layer, query, kept), kept)
 
 
 def _cut_chunks(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
@@ -379,7 +339,6 @@ def _states(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> P
 
 _CHECKS: dict[str, Callable[[Kernels, AttentionSpec, torch.Generator], Pairs]] = {
     "attention": _attention,
-    "attention that stores": _new_tokens,
     "norms and activations": _layers,
     "grouped products": _grouped_products,
     "cache writes": _cache_writes,

@@ -38,6 +38,7 @@ _TILE_OF_ROWS = 8192  # with several rows, whose sums take registers too
 _PROGRAMS = 256  # at least, for small weights: two per multiprocessor
 _MIN_OUTPUTS = 4
 _DEPTH = 1024  # inputs per tile, with many outputs: 16 bytes of each per thread
+_REGISTERS = 168  # of a thread, with all inputs at once: three programs on a multiprocessor
 _TERMS: tl.constexpr = tl.constexpr(8)  # adjacent inputs that a thread sums first
 
 
@@ -64,6 +65,10 @@ def skinny_linear(
     widest = max(power_of_2(inputs), _TERMS.value)
     tile = _TILE if rows.rows_per_program == 1 else _TILE_OF_ROWS
     made = outputs_per_program(outputs * rows.num_programs, tile // min(widest, _DEPTH) // parts)
+    depth = min(widest, tile // made // parts)
+    is_whole = experts is None and rows.rows_per_program == 1 and inputs <= depth
+    # Sums into the stream have few outputs: each is a long row, for more threads.
+    num_warps = 8 if stream is not None and tile == _TILE else 4
     launch(
         _skinny_kernel,
         (-(-outputs // made), rows.num_programs),
@@ -83,12 +88,13 @@ def skinny_linear(
         PAIRS_A_ROW=rows.pairs_per_row,
         ROWS=1 if rows.rows_per_program == 1 else MAX_SKINNY_ROWS,
         MADE=made,
-        DEPTH=min(widest, tile // made // parts),
+        DEPTH=depth,
+        IS_WHOLE=is_whole,
         PARTS=parts,
         GATE=gate,
         ADDS=stream is not None,
-        # Sums into the stream have few outputs: each is a long row, for more threads.
-        num_warps=8 if stream is not None and tile == _TILE else 4,
+        num_warps=num_warps,
+        maxnreg=_REGISTERS if is_whole and num_warps == 4 and x.itemsize == 2 else None,
     )
     return output
 
@@ -145,6 +151,7 @@ def _skinny_kernel(
     ROWS: tl.constexpr,
     MADE: tl.constexpr,
     DEPTH: tl.constexpr,
+    IS_WHOLE: tl.constexpr,  # a tile has all inputs
     PARTS: tl.constexpr,  # of an output: with a gate, both halves
     GATE: tl.constexpr,
     ADDS: tl.constexpr,
@@ -173,9 +180,11 @@ def _skinny_kernel(
     squares = (tl.zeros([DEPTH], tl.float32),) * ROWS
     for first in range(0, inputs, DEPTH):
         here = first + depth
-        ahead = here + DEPTH < inputs
-        next_tile = tl.load(weights + first + DEPTH, mask=ahead[None, :], other=0.0)
         wide = tile.to(tl.float32)
+        # A second tile's registers would keep the next kernel from being resident.
+        if not IS_WHOLE:
+            ahead = here + DEPTH < inputs
+            tile = tl.load(weights + first + DEPTH, mask=ahead[None, :], other=0.0)
         new_sums, new_squares = (), ()
         for row in tl.static_range(ROWS):  # pyright: ignore[reportGeneralTypeIssues]
             # Rows past the end repeat the last one.
@@ -187,7 +196,6 @@ def _skinny_kernel(
             terms = tl.reshape(wide * read[None, :], [MADE * PARTS, DEPTH // _TERMS, _TERMS])
             new_sums += (sums[row] + tl.sum(terms, axis=2),)
         sums, squares = new_sums, new_squares
-        tile = next_tile
 
     for row in tl.static_range(ROWS):  # pyright: ignore[reportGeneralTypeIssues]
         result = tl.sum(sums[row], axis=1)

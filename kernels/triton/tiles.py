@@ -124,17 +124,10 @@ def online_softmax(scores, scale, top, total, MAY_SEE_NONE: tl.constexpr):
     Returns:
         Weights [rows, slots], the factors of the sums so far [rows], and the new top and total.
     """
-    weights, shrink, new_top = softmax_weights(scores, scale, top, MAY_SEE_NONE)  # pyright: ignore[reportGeneralTypeIssues]
-    return weights, shrink, new_top, total * shrink + tl.sum(weights, axis=1)
-
-
-@triton.jit
-def softmax_weights(scores, scale, top, MAY_SEE_NONE: tl.constexpr):
-    """``online_softmax`` without the total, which the caller keeps."""
     new_top = tl.maximum(top, tl.max(scores, axis=1) * scale)
     base = new_top
     if MAY_SEE_NONE:
         base = tl.where(new_top == -float("inf"), 0.0, new_top)
     weights = tl.exp2(scores * scale - base[:, None])
     shrink = tl.exp2(top - base)
-    return weights, shrink, new_top
+    return weights, shrink, new_top, total * shrink + tl.sum(weights, axis=1)

@@ -86,8 +86,6 @@ def _describe(compiled: Any) -> dict[str, Any]:
         ),
         # Asynchronous copies do not count.
         "loads_in_loops": _in_loops(code, "LDG."),
-        "exponentials_beside_products": _beside_products(code, "MUFU.EX2"),
-        "products_awaited_first": _awaited_before(code, "MUFU.EX2"),
         "operands_rewritten": _operands_rewritten(ptx),
         "before_turn": _before_turn(ptx),
         "ptx": ptx,
@@ -114,32 +112,6 @@ def _instructions(cubin: str) -> list[tuple[int, str]]:
 def _in_loops(code: list[tuple[int, str]], name: str) -> int:
     """The number of instructions of this name in loops, once per enclosing backward jump."""
     return sum(name in text for body in _loops(code) for text in body)
-
-
-def _beside_products(code: list[tuple[int, str]], name: str) -> float:
-    """The share of such instructions in loops that run while matrix products are in flight."""
-    beside = []
-    for body in _loops(code):
-        flying = False
-        for text in body * 2:  # an iteration starts with what the previous one left in flight
-            if "HGMMA" in text or "WARPGROUP.DEPBAR" in text:
-                flying = "HGMMA" in text
-            elif name in text:
-                beside.append(flying)
-    return sum(beside) / max(len(beside), 1)
-
-
-def _awaited_before(code: list[tuple[int, str]], name: str) -> int:
-    """The most products that a loop starts and awaits before its first such instruction."""
-    most = 0
-    for body in _loops(code, innermost=True):
-        until = next((place for place, text in enumerate(body) if name in text), 0)
-        started = 0
-        for text in body[:until]:
-            if "WARPGROUP.DEPBAR" in text:
-                most = max(most, started)
-            started += "HGMMA" in text
-    return most
 
 
 def _operands_rewritten(ptx: str) -> int:

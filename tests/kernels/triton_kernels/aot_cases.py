@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from kernels.attention import DeviceGeometry, LayerAttention, LayerCache, NewTokens
+from kernels.attention import DeviceGeometry, LayerAttention, LayerCache
 from kernels.moe import ExpertMatrices, ExpertTensors, GatedActivation, RouterWeights, RoutingRule
 from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
@@ -38,9 +38,7 @@ from kernels.triton.layers import (
 from kernels.triton.matmul import invariant_heads, invariant_linear
 from kernels.triton.moe import add_experts, fused_moe, invariant_moe
 from kernels.triton.plan import (
-    LOW_TILE_ROWS,
     SPLIT_SIZE,
-    TILE_ROWS,
     UNIT,
     AttentionPlan,
     WorkBounds,
@@ -125,20 +123,6 @@ def decode(
     attend(plan, LayerAttention(0.1, window, cap), query, cache, output)
 
 
-def decode_new(
-    heads: int, kv_heads: int, dim: int, block: int, window: int | None = None, *, has_norm: bool
-) -> None:
-    """A step of few rows, whose attention also stores its keys and values."""
-    bounds = WorkBounds(8, 1024, 0, tiles_only=False, split_size=UNIT)
-    plan = attention_plan(bounds, window, heads // kv_heads, kv_heads)
-    all_heads = heads + 2 * kv_heads
-    weight = empty(all_heads - kv_heads, dim) if has_norm else None
-    rotation = (empty(8, 1, dim // 2, dtype=torch.float32),) * 2
-    tokens = NewTokens(empty(8, all_heads, dim), weight, 1e-6, rotation, longs(8))
-    layer, cache = LayerAttention(0.1, window), cache_of(kv_heads, block, dim)
-    decode_attention(plan, layer, tokens, cache, empty(8, heads, dim))
-
-
 def prefill(
     heads: int,
     kv_heads: int,
@@ -151,9 +135,8 @@ def prefill(
     codes: torch.dtype | None = None,
     dtype: torch.dtype = BF16,
     is_bidirectional: bool = False,
-    tile_rows: int = TILE_ROWS,
 ) -> None:
-    bounds = WorkBounds(8, 0, 64, tiles_only=False, tile_rows=tile_rows)
+    bounds = WorkBounds(8, 0, 64, tiles_only=False)
     plan = attention_plan(bounds, window, heads // kv_heads, is_bidirectional=is_bidirectional)
     cache = cache_of(kv_heads, block, dim, codes, dtype)
     query, output = (empty(8192, heads, dim, dtype=dtype) for _ in range(2))
@@ -483,11 +466,6 @@ _CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 CASES: dict[str, Callable[[], object]] = {
     **{f"decode-{name}": partial(decode, *shape) for name, shape in _SHAPES.items()},
-    **{
-        f"decode-new-{name}": partial(decode_new, *shape[:5], has_norm=name.startswith("qwen3"))
-        for name, shape in _SHAPES.items()
-        if shape[5] is None
-    },
     "layer-llama-8b": partial(layer_parts, 4096, 14336, 32, 8, 128),
     "layer-qwen2-0.5b": partial(layer_parts, 896, 4864, 14, 2, 64),
     "sampling-128k": partial(sampling, 128256),
@@ -597,10 +575,6 @@ CASES: dict[str, Callable[[], object]] = {
         for tokens in (64, 8192)
     },
     **{f"prefill-{name}": partial(prefill, *shape) for name, shape in _SHAPES.items()},
-    **{
-        f"prefill-low-{name}": partial(prefill, *_SHAPES[name], tile_rows=LOW_TILE_ROWS)
-        for name in ("llama-8b", "qwen3-0.6b", "qwen2-0.5b", "mistral-7b-window")
-    },
     **{
         f"prefill-{name}-float32": partial(prefill, *_SHAPES[name], dtype=torch.float32)
         for name in ("llama-8b", "gemma2-9b")

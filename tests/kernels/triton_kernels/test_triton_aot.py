@@ -118,14 +118,9 @@ def check(reports: list[dict[str, Any]]) -> None:
             assert report["wgmma"] > 0, report
         is_wide = "m64n256k16" in report["wgmma_shapes"]
         if report["kernel"] == "_prefill_kernel" and not is_wide and not _is_coded(report):
-            # While a tile's weights are computed, the previous tile's are multiplied and the next
-            # tile's scores computed: all products of the loop but the one that is awaited.
-            assert report["exponentials_beside_products"] > 0.9, report
-            assert report["products_awaited_first"] == 1, report
-            if report["num_warps"] == 4:
-                # Two programs share a multiprocessor.
-                assert 2 * 32 * report["num_warps"] * report["registers"] <= 65536, report
-                assert 2 * (report["shared_bytes"] + 1024) <= 228 * 1024, report
+            # Two programs share a multiprocessor (prefill.py).
+            assert 2 * 32 * report["num_warps"] * report["registers"] <= 65536, report
+            assert 2 * (report["shared_bytes"] + 1024) <= 228 * 1024, report
         if report["kernel"] == "_latent_split_kernel":
             assert report["mma"] > 0, report
             # Two programs share a multiprocessor (latent.py).
@@ -163,10 +158,10 @@ def test_attention_compiles_for_hopper(tmp_path: Path, compile_cases: CompileCas
 
 
 @pytest.mark.slow
-def test_prompts_products_stay_in_flight(tmp_path: Path, compile_cases: CompileCases) -> None:
-    """With small blocks, small heads and windows, in tiles of both heights."""
+def test_prompts_tiles_share_a_multiprocessor(tmp_path: Path, compile_cases: CompileCases) -> None:
+    """With small blocks, small heads and windows."""
     models = ("llama-8b", "qwen3-0.6b", "qwen2-0.5b", "mistral-7b-window")
-    names = [f"prefill-{height}{name}" for height in ("", "low-") for name in models]
+    names = [f"prefill-{name}" for name in models]
     reports = compile_cases(tmp_path, *names)
     assert {report["case"] for report in reports} == set(names)
     check(reports)

@@ -88,8 +88,6 @@ def test_nothing_is_compiled_while_requests_wait(qwen3: str) -> None:
     with on_pretended_gpu(config_of(qwen3)) as rig:
         texts(rig.core, requests_of(PLAIN))
         assert not rig.launches.new(lambda: texts(rig.core, requests_of(ANY_WAY[::-1], 9)))
-        attends = [given for kernel, given in rig.launches.compiled if kernel == "_share_kernel"]
-        assert any(("IS_PROJECTED", True) in given for given in attends), "captured steps store"
 
 
 @pytest.mark.slow

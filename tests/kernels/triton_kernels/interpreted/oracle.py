@@ -13,10 +13,8 @@ from kernels.attention import (
     BatchGeometry,
     LayerAttention,
     LayerCache,
-    NewTokens,
 )
 from kernels.reference.cache_quantisation import encode
-from kernels.reference.layers import rope_tables
 
 
 @dataclass(frozen=True)
@@ -116,28 +114,6 @@ def _ends(query_lens: list[int], past_lens: list[int], seed: int) -> np.ndarray:
                 ends[begin:end] = np.maximum(ends[begin:end], past + end)
         found.append(ends)
     return np.concatenate(found)
-
-
-def project(problem: Problem, *, has_norm: bool = True, has_rope: bool = True) -> NewTokens:
-    """Random projections of a step whose rows have one token each."""
-    spec, geometry = problem.spec, problem.geometry
-    random = torch.Generator().manual_seed(1)
-    num_rows, heads = geometry.num_rows, spec.num_heads + 2 * spec.num_kv_heads
-    positions = torch.from_numpy(geometry.seq_lens).long() - 1
-    # Rows of a wider matrix, as beside the gates of a fused projection.
-    projected = torch.randn(num_rows, heads + 1, spec.head_dim, generator=random)[:, :heads]
-    weight = torch.rand(heads - spec.num_kv_heads, spec.head_dim, generator=random) + 0.5
-    blocks = torch.from_numpy(geometry.tables)[torch.arange(num_rows), positions // spec.block_size]
-    slots = blocks.long() * spec.block_size + positions % spec.block_size
-    return NewTokens(
-        projected.to(spec.dtype),
-        weight.to(spec.dtype) if has_norm else None,
-        1e-6,
-        rope_tables(positions, torch.logspace(0, -4, spec.head_dim // 2), 1.0)
-        if has_rope
-        else None,
-        torch.where(positions >= 0, slots, -1),
-    )
 
 
 def coded_cache(cache: LayerCache, dtype: torch.dtype) -> LayerCache:

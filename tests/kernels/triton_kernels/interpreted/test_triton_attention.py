@@ -11,9 +11,9 @@ import torch
 from kernels.attention import BatchGeometry, DeviceGeometry
 from kernels.reference.attention import ReferenceAttention
 from kernels.select import select_kernels
-from kernels.triton import decode, prefill
+from kernels.triton import decode
 from kernels.triton.backend import TritonAttention
-from kernels.triton.plan import LOW_TILE_ROWS, SPLIT_SIZE, TILE_ROWS, UNIT
+from kernels.triton.plan import SPLIT_SIZE, UNIT
 from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
 
 CPU = torch.device("cpu")
@@ -70,62 +70,6 @@ def test_mixed_batches_equal_the_definition(
             seed=group,
         )
     )
-
-
-@pytest.mark.parametrize("rows", [LOW_TILE_ROWS, pytest.param(TILE_ROWS, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    ("window", "softcap", "is_bidirectional"),
-    [
-        (None, None, False),
-        (37, None, False),
-        (100, 20.0, False),
-        (None, 20.0, True),
-        (90, None, True),
-    ],
-)
-@pytest.mark.parametrize(
-    ("kv_heads", "group", "head_dim", "block_size"), [each for each in SHAPES if each[2] <= 128]
-)
-def test_products_in_flight_equal_the_definition(
-    kv_heads: int,
-    group: int,
-    head_dim: int,
-    block_size: int,
-    window: int | None,
-    softcap: float | None,
-    is_bidirectional: bool,
-    rows: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Those of half precision, here in float32, which tells small differences."""
-    monkeypatch.setattr(prefill, "_is_ahead", lambda *_, is_coded: True)
-    monkeypatch.setattr(prefill, "_AHEAD_ROWS", rows)
-    check(
-        make_problem(
-            [13, 31, 70, 2, 3],
-            [90, 0, 170, 63, 29],
-            num_kv_heads=kv_heads,
-            group=group,
-            head_dim=head_dim,
-            block_size=block_size,
-            window=window,
-            softcap=softcap,
-            is_bidirectional=is_bidirectional,
-            sinks=None if window else torch.linspace(-3.0, 5.0, kv_heads * group),
-            seed=group,
-        )
-    )
-
-
-@pytest.mark.parametrize(("capability", "expected"), [((8, 0), False), ((9, 0), True)])
-def test_products_are_in_flight_where_a_gpu_does_not_await_them(
-    capability: tuple[int, int], expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    gpu = torch.device("cuda")
-    assert prefill._is_ahead(128, torch.bfloat16, gpu, is_coded=False) == expected
-    assert not prefill._is_ahead(128, torch.bfloat16, gpu, is_coded=True)
-    assert not prefill._is_ahead(256, torch.bfloat16, gpu, is_coded=False)
 
 
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (37, None), (20, 20.0)])

@@ -47,7 +47,7 @@ def texts(
     found: list[DecodeGraph | None] = []
     if capture is not None:
         args = (runner._model, runner._cache, runner._kernels, runner._spec, runner._rows)
-        runner._graphs = kept = DecodeGraphs(*args, 3, capture, has_distinct_rows=True)
+        runner._graphs = kept = DecodeGraphs(*args, 3, capture)
         while runner.prepare():
             pass
         find = kept.find
