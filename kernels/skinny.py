@@ -20,13 +20,6 @@ class RowNorm(NamedTuple):
     eps: float
 
 
-class ReadAhead(NamedTuple):
-    """What a later product reads: it is requested into the device's cache meanwhile."""
-
-    memory: torch.Tensor  # contiguous; it may move until the kernel is launched
-    num_bytes: int  # from its beginning
-
-
 def fused_gate_kind(gating: GatedActivation) -> GateKind | None:
     """Return the gate's name if kernels have it built in."""
     return gating.kind if gating.kind == "silu" or gating.kind == "gelu_tanh" else None

@@ -21,7 +21,7 @@ from engine.models.norms import IdentityNorm, Norm, NormWeights, bind_norm
 from engine.models.peers import Peers
 from engine.models.per_layer import PerLayerInput
 from engine.models.recurrent import bind_recurrent
-from engine.models.small_batch import SmallBatchLayer, read_ahead
+from engine.models.small_batch import SmallBatchLayer
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import StepState
 from kernels.operations import Kernels
@@ -244,7 +244,6 @@ class LayerStack:
         ]
         if len(self._small_batch_layers) < len(blocks):
             self._small_batch_layers = []  # all layers or none
-        read_ahead(self._small_batch_layers)
 
     def __call__(
         self,

@@ -87,15 +87,6 @@ class FusedLinear(GatedLinear, Protocol):
         """Up to how many rows that is faster than one after the other."""
         ...
 
-    @property
-    def memory(self) -> torch.Tensor:
-        """Where its weights are, or most of them."""
-        ...
-
-    def read_ahead(self, later: FusedLinear, num_bytes: int) -> None:
-        """From now on, request the first bytes of a later layer's memory in each fused product."""
-        ...
-
     def forward_normed(
         self, x: torch.Tensor, norm: RowNorm, gating: GatedActivation | None = None
     ) -> torch.Tensor:

@@ -11,7 +11,6 @@ with anything else to add, go through ``block.py``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,9 +29,6 @@ from kernels.moe import ExpertTensors, GatedActivation, RouterWeights, RoutingRu
 from kernels.operations import Operations
 from kernels.skinny import MAX_SKINNY_ROWS, RowNorm
 from kernels.tiled import TiledWeight
-
-# Of a Hopper GPU's 50 MB of L2 cache, both halves of which may hold a copy.
-_CACHE_BYTES = 32 << 20
 
 
 class SmallBatchLayer(NamedTuple):
@@ -90,11 +86,6 @@ class SmallBatchLayer(NamedTuple):
             return None
         return cls(mixer, attention_norm, qkv, output, feed)
 
-    @property
-    def products(self) -> tuple[FusedLinear | None, ...]:
-        """Its products in order; None stands for others."""
-        return (self.qkv, self.output, *self.mlp.products)
-
     def supports(self, x: torch.Tensor, state: StepState) -> bool:
         """Return whether it can run a step with the residual stream ``x``, or finish one."""
         joins_in = (state.adapters, state.images, state.per_layer)
@@ -128,11 +119,6 @@ class SmallBatchMlp(NamedTuple):
         if not isinstance(gate_up, FusedLinear) or not isinstance(down, FusedLinear):
             return None
         return cls(norm, gate_up, gating, down)
-
-    @property
-    def products(self) -> tuple[FusedLinear, FusedLinear]:
-        """See ``SmallBatchLayer``."""
-        return self.gate_up, self.down
 
     @property
     def max_rows(self) -> int:
@@ -192,11 +178,6 @@ class SmallBatchExperts(NamedTuple):
         return cls(norm, weights.router, routing_rule(moe), experts, gating, shared, operations)
 
     @property
-    def products(self) -> tuple[None, None]:
-        """See ``SmallBatchLayer``: which experts will be read is not known before."""
-        return None, None
-
-    @property
     def max_rows(self) -> int:
         """Up to how many rows it is worth while: experts take most of the time."""
         return MAX_SKINNY_ROWS
@@ -207,23 +188,6 @@ class SmallBatchExperts(NamedTuple):
         self.operations.add_experts(x, self.norm, self.router, self.rule, self.experts, self.gating)
         if self.shared is not None and inner is not None:
             self.shared.down.add_to(x, inner)
-
-
-def read_ahead(layers: Sequence[SmallBatchLayer]) -> None:
-    """Let each product request what the next but one reads, as far as the cache can hold it.
-
-    The memory is idle for much of a small model's step, while one kernel's results reach the next
-    and while attention waits. The next product's weights are on their way by then: its programs
-    have read them before their turn (``kernels/triton/launch.py``). Whatever the device reads in
-    between must not evict what was requested, so that large layers request little or nothing.
-    """
-    products = [product for layer in layers for product in layer.products]
-    for product, following, later in zip(products, products[1:], products[2:], strict=False):
-        if product is None or following is None or later is None:
-            continue
-        room = _CACHE_BYTES - product.memory.nbytes - following.memory.nbytes
-        if room > 0:
-            product.read_ahead(later, min(room, later.memory.nbytes))
 
 
 def _rms(spec: DecoderSpec, norm: NormWeights | None) -> RowNorm | None:

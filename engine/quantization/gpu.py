@@ -41,11 +41,6 @@ class TritonPacked(SmallBatchLinear):
         """See ``Linear``."""
         return self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
-    @property
-    def memory(self) -> torch.Tensor:
-        """See ``FusedLinear``."""
-        return self._weight.codes
-
     def forward_small(self, x: torch.Tensor, **fused_ops: Unpack[FusedOps]) -> torch.Tensor:
         """See ``SmallBatchLinear``."""
         return skinny_packed_linear(x, self._weight, self._bias, **fused_ops)

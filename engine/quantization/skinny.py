@@ -8,9 +8,9 @@ from typing import TypedDict, Unpack
 import torch
 from torch.nn import functional
 
-from engine.models.linear import DenseLinear, FusedLinear, Head, Linear
+from engine.models.linear import DenseLinear, Head, Linear
 from kernels.moe import GatedActivation
-from kernels.skinny import GateKind, ReadAhead, RowNorm, fused_gate_kind
+from kernels.skinny import GateKind, RowNorm, fused_gate_kind
 from kernels.triton.skinny import skinny_linear
 
 
@@ -21,19 +21,10 @@ class FusedOps(TypedDict, total=False):
     gate: GateKind | None
     stream: torch.Tensor | None
     dtype: torch.dtype | None
-    ahead: ReadAhead | None
 
 
 class SmallBatchLinear(ABC):
     """A base of ``engine.models.linear.FusedLinear`` for one kind of weights."""
-
-    _ahead: tuple[FusedLinear, int] | None = None
-
-    @property
-    @abstractmethod
-    def memory(self) -> torch.Tensor:
-        """See ``FusedLinear``."""
-        ...
 
     @property
     def max_fused_rows(self) -> int:
@@ -72,31 +63,16 @@ class SmallBatchLinear(ABC):
     ) -> torch.Tensor:
         """See ``FusedLinear``."""
         gate = None if gating is None else fused_gate_kind(gating)
-        out = self.forward_small(x, norm=norm, gate=gate, ahead=self._requested())
+        out = self.forward_small(x, norm=norm, gate=gate)
         return out if gating is None or gate is not None else gating(out)
 
     def add_to(self, stream: torch.Tensor, x: torch.Tensor) -> None:
         """See ``FusedLinear``."""
-        self.forward_small(x, stream=stream, ahead=self._requested())
-
-    def read_ahead(self, later: FusedLinear, num_bytes: int) -> None:
-        """See ``FusedLinear``."""
-        self._ahead = later, num_bytes
-
-    def _requested(self) -> ReadAhead | None:
-        if self._ahead is None:
-            return None
-        later, num_bytes = self._ahead
-        return ReadAhead(later.memory, num_bytes)
+        self.forward_small(x, stream=stream)
 
 
 class SkinnyLinear(SmallBatchLinear, DenseLinear):
     """A dense weight; many rows are multiplied by the library."""
-
-    @property
-    def memory(self) -> torch.Tensor:
-        """See ``FusedLinear``."""
-        return self.weight
 
     def forward_small(self, x: torch.Tensor, **fused_ops: Unpack[FusedOps]) -> torch.Tensor:
         """See ``SmallBatchLinear``."""

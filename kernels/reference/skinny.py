@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from kernels.reference.fused import gelu_mul
 from kernels.reference.layers import rms_norm, silu_mul
-from kernels.skinny import GateKind, ReadAhead, RowNorm
+from kernels.skinny import GateKind, RowNorm
 
 
 def skinny_linear(
@@ -20,7 +20,6 @@ def skinny_linear(
     stream: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
     experts: torch.Tensor | None = None,
-    ahead: ReadAhead | None = None,
 ) -> torch.Tensor:
     """``gate(norm(x) W^T + b)``, or its addition to a residual stream.
 
@@ -38,7 +37,6 @@ def skinny_linear(
         experts: [n, choices] int64, each token's experts, each of which gives a row of the result,
             of a ``weight`` [experts, outputs, inputs] and a ``bias`` [experts, outputs]; without
             ``stream``.
-        ahead: requested by kernels; no part of the result.
 
     Returns:
         [n or n * choices, outputs or outputs / 2], or ``stream``.

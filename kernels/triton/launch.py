@@ -26,8 +26,6 @@ from triton import knobs
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.language.target_info import cuda_capability_geq
 
-from kernels.skinny import ReadAhead
-
 # Triton decides this once, when a kernel is defined.
 INTERPRETED: bool = knobs.runtime.interpret
 _COMPILED: tl.constexpr = tl.constexpr(not INTERPRETED)
@@ -36,10 +34,6 @@ _MIN_PDL_CAPABILITY = (9, 0)
 _INTERPRETED_PROGRAMS = 2
 _MIN_DOT = 16
 _HOPPER_SHARED_BYTES = 228 << 10
-_LINE_BYTES: tl.constexpr = tl.constexpr(128)
-_REQUEST_UNIT = 16  # bytes
-# By one instruction: the machine code counts units in 16 bits.
-_MOST_REQUESTED: tl.constexpr = tl.constexpr(1 << 19)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
@@ -80,44 +74,6 @@ def prefetch(places):
         )
 
 
-@triton.jit
-def share_of_request(num_bytes):
-    """Return a program's part of some memory, in whole lines: its first byte, and its size."""
-    lines = tl.cdiv(tl.cdiv(num_bytes, _LINE_BYTES), tl.num_programs(0))
-    share = tl.minimum(lines * _LINE_BYTES, _MOST_REQUESTED)
-    begin = tl.program_id(0) * share
-    return begin, tl.maximum(tl.minimum(num_bytes - begin, share), 0)
-
-
-@triton.jit
-def read_ahead(memory, num_bytes):
-    """Request memory that a later kernel reads into the L2 cache, a share in each program.
-
-    ``num_bytes`` is a multiple of 16, as is the address. One instruction of one thread requests
-    all of a share, so it takes no registers, and nothing waits for it.
-    """
-    if _COMPILED and cuda_capability_geq(9, 0):
-        begin, size = share_of_request(num_bytes)  # pyright: ignore[reportGeneralTypeIssues]
-        if size > 0:
-            tl.inline_asm_elementwise(
-                """
-                {
-                .reg .pred p;
-                .reg .u32 t;
-                mov.u32 t, %tid.x;
-                setp.eq.u32 p, t, 0;
-                @p cp.async.bulk.prefetch.L2.global [$1], $2;
-                mov.u32 $0, 0;
-                }
-                """,
-                "=r,l,r",
-                [memory.to(tl.int64) + begin, size],
-                dtype=tl.int32,
-                is_pure=False,
-                pack=1,
-            )
-
-
 @functools.cache
 def _supports_pdl(device: int) -> bool:
     """Return whether kernels of a CUDA device may become resident early."""
@@ -133,13 +89,6 @@ def device_unsupported_reason(device: torch.device) -> str | None:
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "the GPU is older than compute capability 8.0"
     return None
-
-
-def ahead_arguments(ahead: ReadAhead | None) -> tuple[torch.Tensor | None, int]:
-    """Return a kernel's arguments for ``read_ahead``; nothing if it has to be aligned first."""
-    if ahead is None or ahead.memory.storage_offset() * ahead.memory.itemsize % _REQUEST_UNIT:
-        return None, 0
-    return ahead.memory, ahead.num_bytes // _REQUEST_UNIT * _REQUEST_UNIT
 
 
 def persistent_programs(device: torch.device, programs_per_sm: int) -> int:

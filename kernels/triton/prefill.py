@@ -10,9 +10,10 @@ head``, so a short chunk of a model with large groups still fills the matrix uni
 A tile's scores, weights and sums follow one another. What keeps the matrix units busy meanwhile is
 a second program on the same multiprocessor, wherever registers and shared memory hold two: with
 heads of up to 128, at 128 registers a thread. It also works while the other begins or ends, which
-takes as long as several tiles of keys. (Products in flight beside their neighbours' weights, as in
-FlashAttention-3, Shah et al. 2024, within one program of 251 registers, took 8 to 30 % longer on an
-H200; tiles of 64 rows fetch keys and values twice as often, and took as long.)
+takes as long as several tiles of keys. The assembler then makes each of a tile's products wait for
+the one before: with 12 registers more it would not. (Products in flight beside their neighbours'
+weights, as in FlashAttention-3, Shah et al. 2024, within one program of 251 registers, took 8 to
+30 % longer on an H200; tiles of 64 rows fetch keys and values twice as often, and took as long.)
 
 Sums of 128 rows of 256 numbers are all that fits in registers. A tile of wider heads, up to 512
 (those of Gemma 4's full attention), is processed by two programs, each of which computes all scores

@@ -23,14 +23,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.skinny import MAX_SKINNY_ROWS, GateKind, ReadAhead, RowNorm
-from kernels.triton.launch import (
-    ahead_arguments,
-    launch,
-    power_of_2,
-    read_ahead,
-    wait_for_prior_kernels,
-)
+from kernels.skinny import MAX_SKINNY_ROWS, GateKind, RowNorm
+from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
 from kernels.triton.tiles import gelu_tanh, silu
 
 _TILE = 16384  # weights of a program in registers; as many in flight
@@ -52,7 +46,6 @@ def skinny_linear(
     stream: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
     experts: torch.Tensor | None = None,
-    ahead: ReadAhead | None = None,
 ) -> torch.Tensor:
     """See ``kernels.reference.skinny``; up to ``MAX_SKINNY_ROWS`` rows, or any number with
     ``experts``; all contiguous."""
@@ -79,7 +72,6 @@ def skinny_linear(
         experts,
         None if norm is None else norm.weight,
         0.0 if norm is None else norm.eps,
-        *ahead_arguments(ahead),
         rows.rows_per_program,
         inputs,
         outputs,
@@ -140,8 +132,6 @@ def _skinny_kernel(
     experts,  # of each pair of token and choice; None: one weight
     norm_weight,
     eps,
-    requested,  # None, or memory of a later product
-    requested_bytes,
     num_rows,
     inputs,
     outputs,
@@ -164,8 +154,6 @@ def _skinny_kernel(
     is_deep = (depth < inputs)[None, :]
     if experts is None:
         tile = tl.load(weights, mask=is_deep, other=0.0)
-    if requested is not None:
-        read_ahead(requested, requested_bytes)
     wait_for_prior_kernels()
     if experts is not None:
         pair = tl.program_id(1).to(tl.int64)

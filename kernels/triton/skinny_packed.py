@@ -12,16 +12,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.skinny import GateKind, ReadAhead, RowNorm
+from kernels.skinny import GateKind, RowNorm
 from kernels.tiled import BLOCK, TiledWeight
 from kernels.triton.codes import DECODE_FACTORS, DECODE_OFFSETS, decode_codes, load_scales
-from kernels.triton.launch import (
-    ahead_arguments,
-    launch,
-    power_of_2,
-    read_ahead,
-    wait_for_prior_kernels,
-)
+from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
 from kernels.triton.skinny import (
     outputs_per_program,
     row_stride,
@@ -44,7 +38,6 @@ def skinny_packed_linear(
     stream: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
     experts: torch.Tensor | None = None,
-    ahead: ReadAhead | None = None,
 ) -> torch.Tensor:
     """See ``kernels.reference.skinny``, with one quantised matrix or those of experts.
 
@@ -77,7 +70,6 @@ def skinny_packed_linear(
         None if norm is None else norm.weight,
         weight.factor,
         0.0 if norm is None else norm.eps,
-        *ahead_arguments(ahead),
         weight.inputs,
         outputs,
         row_stride(x),
@@ -115,8 +107,6 @@ def _skinny_packed_kernel(
     norm_weight,
     factor,
     eps,
-    requested,  # None, or memory of a later product
-    requested_bytes,
     inputs,
     outputs,
     x_stride,
@@ -146,8 +136,6 @@ def _skinny_packed_kernel(
     is_held = (byte < HELD)[None, :]
     if experts is None:
         tile = tl.load(places, mask=is_held, other=0)
-    if requested is not None:
-        read_ahead(requested, requested_bytes)
     wait_for_prior_kernels()
     pair = tl.program_id(1).to(tl.int64)
     x += pair // PAIRS_A_ROW * x_stride

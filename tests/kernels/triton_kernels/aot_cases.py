@@ -11,7 +11,7 @@ from kernels.attention import DeviceGeometry, LayerAttention, LayerCache
 from kernels.moe import ExpertMatrices, ExpertTensors, GatedActivation, RouterWeights, RoutingRule
 from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
-from kernels.skinny import ReadAhead, RowNorm
+from kernels.skinny import RowNorm
 from kernels.sparse import IndexQuery
 from kernels.tiled import TiledWeight
 from kernels.triton.decode import decode_attention
@@ -314,14 +314,13 @@ def skinny(rows: int, inputs: int, outputs: int, part: str) -> None:
     """One product of a layer, or of the head, with its fused operations."""
     norm = RowNorm(empty(inputs), 1e-6)
     x, weight = empty(rows, inputs), empty(2 * outputs if part == "gate-up" else outputs, inputs)
-    ahead = ReadAhead(empty(3072, 1024), 6 << 20) if rows == 1 else None
     if part in ("output", "down"):
-        skinny_linear(x, weight, stream=empty(rows, outputs), ahead=ahead)
+        skinny_linear(x, weight, stream=empty(rows, outputs))
     elif part == "head":
         skinny_linear(x, weight, dtype=torch.float32)
     else:
         gate = "silu" if part == "gate-up" else None
-        skinny_linear(x, weight, empty(weight.shape[0]), norm=norm, gate=gate, ahead=ahead)
+        skinny_linear(x, weight, empty(weight.shape[0]), norm=norm, gate=gate)
 
 
 # kind: (group or all inputs, scales, zeros, whether the inputs are reordered), as in files

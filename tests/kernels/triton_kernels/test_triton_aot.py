@@ -75,6 +75,8 @@ _MOST_STACK_BYTES = 64
 _SPILLS = ("state-space-bamba",)
 # A few registers are reloaded in each block, so that two programs share a multiprocessor.
 _RELOADS = {"q4_k-64-llama-8b": 5, "recurrent-qwen3-next-granite-4": 4}
+# So that two programs share a multiprocessor; a loop has some 400 instructions.
+_OF_TWO_PROMPTS = {"stack_bytes": 96, "reloads_in_loops": 27}
 _MOST_SHARED_BYTES = 227 * 1024  # per program
 
 
@@ -89,12 +91,8 @@ def check(reports: list[dict[str, Any]]) -> None:
         # Which experts are chosen is not known in advance; the router's weights are.
         is_chosen = report["case"].startswith("few-experts") and report["before_turn"] == []
         if is_skinny and not is_chosen:
-            # Sixteen bytes per thread of each output's weights, then a later product's.
-            own = report["before_turn"]
-            if re.match("skinny-1-(?!head)", report["case"]):
-                *own, requested = own
-                assert requested == "cp.async.bulk.prefetch.L2.global", report
-            assert set(own) == {"ld.global.v4.b32"}, report
+            # Sixteen bytes per thread of each output's weights.
+            assert set(report["before_turn"]) == {"ld.global.v4.b32"}, report
             if report["case"].startswith("skinny-1-"):
                 assert 12 * 32 * report["registers"] <= 65536, report  # twelve warps
         elif report["kernel"] == "_share_kernel":
@@ -106,14 +104,18 @@ def check(reports: list[dict[str, Any]]) -> None:
         # times as many parts.
         if report["case"].endswith(("float32", "float16")):
             continue
+        is_of_two = report["kernel"] == "_prefill_kernel" and report["registers"] == 128
         # Only spilled registers use the stack here.
-        if report["case"] not in _SPILLS:
+        if is_of_two:
+            assert all(report[kind] <= most for kind, most in _OF_TWO_PROMPTS.items()), report
+        elif report["case"] not in _SPILLS:
             assert report["stack_bytes"] <= _MOST_STACK_BYTES, report
             assert report["reloads_in_loops"] <= _RELOADS.get(report["case"], 0), report
         # No register is written while a product reads from it.
         assert report["operands_rewritten"] == 0, report
-        # The products of a tile are in flight together, if the assembler can prove independence.
-        assert 2 * report["product_waits"] <= report["products"], report
+        # The products of a tile are in flight together, if the assembler can prove independence, and
+        # has registers (prefill.py).
+        assert is_of_two or 2 * report["product_waits"] <= report["products"], report
         if report["kernel"] in _OF_PROMPTS:
             assert report["wgmma"] > 0, report
         is_wide = "m64n256k16" in report["wgmma_shapes"]

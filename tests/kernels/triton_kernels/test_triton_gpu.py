@@ -19,7 +19,7 @@ from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.reference import drafts as reference
 from kernels.reference import operations as reference_operations
 from kernels.reference.matmul import invariant_heads as reference_heads
-from kernels.skinny import ReadAhead, RowNorm
+from kernels.skinny import RowNorm
 from kernels.triton import launch as launcher
 from kernels.triton import operations
 from kernels.triton.backend import TritonAttention
@@ -259,9 +259,8 @@ def test_kernels_that_overlap_wait_for_their_turns(
         for gate_up, down in weights:
             normed = operations.rms_norm(stream, norm.weight, norm.eps)
             skinny_linear(skinny_linear(normed, gate_up, gate="silu"), down, stream=stream)
-            later = ReadAhead(gate_up, gate_up.nbytes)  # a request changes nothing
-            inside = skinny_linear(stream, gate_up, norm=norm, gate="silu", ahead=later)
-            skinny_linear(inside, down, stream=stream, ahead=later)
+            inside = skinny_linear(stream, gate_up, norm=norm, gate="silu")
+            skinny_linear(inside, down, stream=stream)
 
     with monkeypatch.context() as patch:
         patch.setattr(launcher, "_supports_pdl", lambda _: False)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 MODULES = sorted((Path(__file__).parents[3] / "kernels" / "triton").glob("*.py"))
-# Two read their weights ahead of their turn and request others'; two request their own. Attention
-# reads its plan, which is complete before the first layer (``plan.py``).
+# Two read their weights ahead of their turn, two request them, and no more. Attention reads its
+# plan, which is complete before the first layer (``plan.py``).
 _EARLY = {
     "_skinny_kernel": ["weights"],
     "_skinny_packed_kernel": ["places"],
@@ -31,8 +31,6 @@ _EARLY_CALLS = {
     },
     "_packed_kernel": {"prefetch"},
     "_turned_matmul_kernel": {"prefetch"},
-    "_skinny_kernel": {"read_ahead"},
-    "_skinny_packed_kernel": {"read_ahead"},
 }
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 
 from kernels.packed import PackedParts, PackedWeight
 from kernels.reference.skinny import skinny_linear as reference_linear
-from kernels.skinny import GateKind, ReadAhead, RowNorm
+from kernels.skinny import GateKind, RowNorm
 from kernels.tiled import tile, tile_experts
-from kernels.triton.launch import ahead_arguments, share_of_request
 from kernels.triton.layers import gelu_mul, silu_mul
 from kernels.triton.skinny import skinny_linear
 from kernels.triton.skinny_packed import skinny_packed_linear
@@ -169,37 +166,3 @@ def test_each_pair_of_token_and_expert_is_a_row(kind: str | None, is_whole: bool
         actual = product(rows, weight, bias, experts=chosen, **along)
         assert actual.shape == (chosen.numel(), 20 if is_whole else 40)
         assert (actual - expected).norm() <= 1e-5 * expected.norm()
-
-
-@triton.jit
-def _shares_kernel(begins, sizes, num_bytes):
-    begin, size = share_of_request(num_bytes)
-    tl.store(begins + tl.program_id(0), begin)
-    tl.store(sizes + tl.program_id(0), size)
-
-
-@pytest.mark.parametrize("programs", [1, 3, 256])
-@pytest.mark.parametrize("num_bytes", [16, 128, 4096 + 48, 12 << 20])
-def test_programs_request_the_beginning_of_a_later_weight_once(
-    programs: int, num_bytes: int
-) -> None:
-    """In whole lines, none twice, none past its end, and no more than one instruction can."""
-    begins, sizes = (torch.zeros(programs, dtype=torch.int32) for _ in range(2))
-    _shares_kernel[(programs,)](begins, sizes, num_bytes)
-    end = 0
-    for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
-        if size:
-            assert begin == end
-            assert begin % 128 == size % 16 == 0
-            assert size <= 65535 * 16
-            end = begin + size
-    assert end == num_bytes or (programs < 256 and num_bytes > 1 << 20)
-
-
-def test_only_aligned_memory_is_requested() -> None:
-    memory = torch.empty(100, dtype=torch.bfloat16)
-    assert ahead_arguments(None) == (None, 0)
-    assert ahead_arguments(ReadAhead(memory[4:], 100)) == (None, 0)
-    requested, num_bytes = ahead_arguments(ReadAhead(memory[8:], 100))
-    assert requested is not None
-    assert num_bytes == 96
