@@ -113,7 +113,7 @@ def check(reports: list[dict[str, Any]]) -> None:
             assert report["reloads_in_loops"] <= _RELOADS.get(report["case"], 0), report
         # No register is written while a product reads from it.
         assert report["operands_rewritten"] == 0, report
-        # The products of a tile are in flight together, if the assembler can prove independence, and
+        # The products of a tile are in flight together, if the assembler can prove independence and
         # has registers (prefill.py).
         assert is_of_two or 2 * report["product_waits"] <= report["products"], report
         if report["kernel"] in _OF_PROMPTS:
