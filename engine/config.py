@@ -21,12 +21,16 @@ LogFormat = Literal["text", "json"]
 
 
 _GPU_STEP_TOKENS = 2048
+# A large GPU needs this many tokens to be busy for longer than its steps take the host.
+_LARGE_GPU_STEP_TOKENS, _LARGE_GPU_BYTES = 8192, 64 << 30
 _CPU_STEP_PASSES = 8
 # With more, a CPU computes no more tokens per second, and running sequences wait longer for theirs.
 _CPU_STEP_TOKENS = 256
-# Prompt tokens that a CPU's step always has room for beside running sequences, so that prompts
-# always make progress.
+# Prompt tokens that a step always has room for beside running sequences, so that prompts go on.
 MIN_PROMPT_TOKENS = 64
+# Longer gaps in a text are unpleasant to read. Shorter steps cost almost nothing, since decoding
+# sequences advance in each of them; but a GPU's have to be long beside what they take the host.
+_CPU_PROMPT_STEP_S, _GPU_PROMPT_STEP_S = 0.2, 0.1
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,9 +41,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     # step, and a CPU takes a second for the thousands of tokens that a GPU needs to be busy.
     max_num_batched_tokens: int | None = None
     policy: Policy = "fcfs"
-    # Smaller steps while few sequences run (``step_budget``), and while any of them decodes, no
-    # more prompt tokens than can be computed quickly (``engine/prompt_budget.py``).
-    adaptive_token_budget: bool = False
+    adaptive_token_budget: bool = False  # smaller steps while few sequences run (``step_budget``)
+    # Target duration of a step with prompts beside sequences that decode
+    # (``engine/prompt_budget.py``); None: as many prompt tokens as a step has room for.
+    prompt_step_s: float | None = None
     unchunked_prefill: bool = False  # no chunking: a prompt waits for a step with room for it
     overlap: bool | None = None  # launch a step while the previous one runs; None: on a GPU
     # Steps in flight at once, each of different sequences: one per pipeline stage.
@@ -64,7 +69,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             passes = _CPU_STEP_PASSES if is_cpu else 1
         if tokens is not None:
             return msgspec.structs.replace(self, max_step_passes=passes)
-        tokens = _GPU_STEP_TOKENS
+        tokens = _gpu_step_tokens(device)
         if is_cpu:
             tokens = max(_CPU_STEP_TOKENS, self.max_num_seqs + MIN_PROMPT_TOKENS)
         return msgspec.structs.replace(
@@ -72,6 +77,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             max_step_passes=passes,
             max_num_batched_tokens=tokens,
             adaptive_token_budget=is_cpu,
+            prompt_step_s=_CPU_PROMPT_STEP_S if is_cpu else _GPU_PROMPT_STEP_S,
         )
 
     def step_budget(self, num_running: int) -> int:
@@ -79,6 +85,16 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not self.adaptive_token_budget:
             return self.step_tokens
         return min(self.step_tokens, max(_CPU_STEP_TOKENS, num_running + MIN_PROMPT_TOKENS))
+
+
+def _gpu_step_tokens(device: str) -> int:
+    """The most tokens of a step by default, on a device such as ``cuda:0``."""
+    import torch  # the API process has no use for it
+
+    if not device.startswith("cuda") or not torch.cuda.is_available():
+        return _GPU_STEP_TOKENS
+    is_large = torch.cuda.mem_get_info(torch.device(device))[1] >= _LARGE_GPU_BYTES
+    return _LARGE_GPU_STEP_TOKENS if is_large else _GPU_STEP_TOKENS
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):

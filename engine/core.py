@@ -126,6 +126,8 @@ class EngineCore:
         self._window = BatchingWindow(limits)
         self._pass_budget = PassBudget(limits.max_step_passes or 1)
         self._prompt_budget = PromptBudget(limits)
+        self._takes_turns = limits.num_micro_batches == 1  # a step begins when the one before ends
+        self._finished_s = clock()  # when the last result came
         if grammars is None:
             grammars = GrammarCompiler(partial(load_backend, config, info))
         self._grammars = grammars
@@ -413,10 +415,13 @@ class EngineCore:
         if result is None:
             result = run_isolated(self._runner, self._scheduler, plan)
         else:
-            seconds = self._clock() - began_s
-            self._pass_budget.observe(plan.rows, result, seconds)
-            self._prompt_budget.observe(plan.rows, seconds)
-        return self._scheduler.update(plan, result, self._clock())
+            now_s = self._clock()
+            self._pass_budget.observe(plan.rows, result, now_s - began_s)
+            if self._takes_turns:  # also one that was launched long before its turn
+                began_s = max(began_s, self._finished_s)
+            self._prompt_budget.observe(plan.rows, now_s - began_s)
+        self._finished_s = self._clock()
+        return self._scheduler.update(plan, result, self._finished_s)
 
     def _invalidate_in_flight(self) -> None:
         """Void the steps launched after a failed one, since they read what it did not write."""

@@ -23,7 +23,11 @@ def step_limits(config: EngineConfig, info: EngineInfo) -> SchedulerConfig:
         return limits
     tokens = max(limits.step_tokens, info.max_model_len)
     return msgspec.structs.replace(
-        limits, max_num_batched_tokens=tokens, adaptive_token_budget=False, unchunked_prefill=True
+        limits,
+        max_num_batched_tokens=tokens,
+        adaptive_token_budget=False,
+        prompt_step_s=None,
+        unchunked_prefill=True,
     )
 
 

@@ -1,4 +1,4 @@
-"""How many prompt tokens a CPU's step may compute beside decoding sequences.
+"""How many prompt tokens a step may compute beside decoding sequences.
 
 Decoding sequences wait for the step to end, so a step with prompts makes a gap in their texts. How
 many tokens a step can take depends on the machine, the model, the context length and the machine's
@@ -16,9 +16,6 @@ from engine.config import MIN_PROMPT_TOKENS, SchedulerConfig
 from engine.plan_rows import PlanRows
 from engine.speculation.costs import MedianEstimate
 
-# Target duration of a step with prompts. Longer gaps in a text are unpleasant to read; short steps
-# cost almost nothing, since decoding sequences advance in each of them.
-_STEP_S = 0.2
 _TOKEN_MULTIPLE = 16  # prompt tokens are rounded to a multiple of this, which suits the block size
 
 
@@ -26,11 +23,11 @@ class PromptBudget:
     """Learns how long a step takes per token.
 
     Args:
-        limits: of the engine. Off unless steps are sized to the running sequences, as on a CPU.
+        limits: of the engine, with the target duration. None: there is no limit.
     """
 
     def __init__(self, limits: SchedulerConfig) -> None:
-        self._is_on = limits.adaptive_token_budget
+        self._step_s = limits.prompt_step_s
         self._limits = limits
         self._token_time = MedianEstimate()  # seconds per token
 
@@ -39,14 +36,14 @@ class PromptBudget:
 
         None: no limit besides the step's own. Never so few that prompts would make no progress.
         """
-        if not self._token_time.is_known:
+        if self._step_s is None or not self._token_time.is_known:
             return None
-        tokens = int(_STEP_S / self._token_time.value) - num_running
+        tokens = int(self._step_s / self._token_time.value) - num_running
         return max(MIN_PROMPT_TOKENS, tokens // _TOKEN_MULTIPLE * _TOKEN_MULTIPLE)
 
     def observe(self, rows: PlanRows, seconds: float) -> None:
         """Learn from the duration of a step, unless it has so few tokens that it says little."""
-        if not self._is_on:
+        if self._step_s is None:
             return
         num_tokens = rows.num_tokens
         num_prompts = num_tokens - len(rows) - sum(rows.num_drafts.values())

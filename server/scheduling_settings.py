@@ -18,9 +18,10 @@ class SchedulingSettings(SettingsPart):
     max_num_batched_tokens: ScaledInt | None = setting(
         None,
         SCHEDULING,
-        "Most tokens computed per step, prompts and outputs together. Default: 2048 on a GPU. On "
-        "a CPU, where long steps delay every output: 64 more than the running sequences, at "
-        "least 256, with prompts limited to what takes 0.2 s while outputs are being produced.",
+        "Most tokens computed per step, prompts and outputs together. Default: 8192 on a GPU of "
+        "64 GiB and more, otherwise 2048; on a CPU 64 more than the running sequences, at least "
+        "256. By default prompts are limited to what takes 0.1 s, on a CPU 0.2 s, while outputs "
+        "are being produced.",
         ge=1,
     )
     scheduling_policy: Policy | None = setting(

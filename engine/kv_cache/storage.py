@@ -379,7 +379,8 @@ def _gpu_budget(
     reserved = int(total * (1 - cache.memory_utilization))
     if cache.offload_bytes:
         reserved += _NUM_STAGES * STAGE_BYTES
-    return max(0, available - reserved - _activation_bytes(spec, scheduler, dtype))
+    limits = scheduler.for_device(device.type)
+    return max(0, available - reserved - _activation_bytes(spec, limits, dtype))
 
 
 def _activation_bytes(spec: DecoderSpec, scheduler: SchedulerConfig, dtype: torch.dtype) -> int:

@@ -1,32 +1,43 @@
-"""How many prompt tokens a CPU step computes beside decoding sequences."""
+"""How many prompt tokens a step computes beside decoding sequences."""
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from engine.core import EngineCore
-from engine.types import Request, SamplingParams, StepPlan
+from engine.runner.protocol import LaunchedStep
+from engine.types import Request, SamplingParams, StepPlan, StepResult
 from tests.engine.fakes import FaultyRunner, make_config, make_info
 
 MAX_LEN = 20_000
 
 
 class Machine:
-    """An engine with given step times, and the prompt tokens of its steps."""
+    """An engine with given step times, and the prompt tokens of its steps.
 
-    def __init__(self, step_s: float, token_s: float, **scheduler) -> None:
-        self.now_s = 100.0
+    A step on a GPU begins when the one before it has ended, and is awaited by whoever needs it.
+    """
+
+    def __init__(self, step_s: float, token_s: float, device: str = "cpu", **scheduler) -> None:
+        self.now_s = self.idle_s = 100.0
         self.step_s, self.token_s = step_s, token_s
         self.seconds: list[float] = []
         self.prompts: list[int] = []
         scheduler.setdefault("max_num_batched_tokens", None)
-        runner = FaultyRunner(make_info(8000, 16, MAX_LEN), self._take_time)
+        info = msgspec.structs.replace(make_info(8000, 16, MAX_LEN), device=device)
+        runner = (FaultyRunner if device == "cpu" else AwaitedRunner)(info, self._take_time)
+        self._is_awaited = device != "cpu"
+        if isinstance(runner, AwaitedRunner):
+            runner.machine = self
         self.core = EngineCore(make_config(**scheduler), runner, clock=lambda: self.now_s)
         self._num_made = 0
 
     def _take_time(self, plan: StepPlan) -> None:
         seconds = self.step_s + self.token_s * plan.rows.num_tokens
-        self.now_s += seconds
+        self.idle_s = max(self.idle_s, self.now_s) + seconds
+        if not self._is_awaited:
+            self.now_s = self.idle_s
         self.seconds.append(seconds)
         lengths = map(len, plan.rows.token_ids)
         self.prompts.append(sum(length for length in lengths if length > 1))
@@ -52,6 +63,23 @@ class Machine:
         self.add(15_000)
 
 
+class AwaitedRunner(FaultyRunner):
+    machine: Machine
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        launched = super().launch(plan)
+        return AwaitedStep(launched, self.machine, self.machine.idle_s)
+
+
+class AwaitedStep:
+    def __init__(self, launched: LaunchedStep, machine: Machine, end_s: float) -> None:
+        self._launched, self._machine, self._end_s = launched, machine, end_s
+
+    def result(self) -> StepResult:
+        self._machine.now_s = max(self._machine.now_s, self._end_s)
+        return self._launched.result()
+
+
 @pytest.mark.parametrize(
     ("step_s", "token_s"), [(0.02, 0.00125), (0.05, 0.0016), (0.08, 0.001), (0.01, 0.002)]
 )
@@ -61,6 +89,16 @@ def test_a_step_with_prompts_comes_to_last_a_fifth_of_a_second(step_s, token_s) 
     seconds, _ = machine.step(30)
     assert seconds[0] > 0.25, "nothing is known yet"
     assert all(0.15 < taken <= 0.21 for taken in seconds[10:])
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_on_a_gpu_it_comes_to_last_a_tenth_of_a_second(overlap: bool) -> None:
+    """Of its own time: a step that overlaps with another is launched long before its turn."""
+    machine = Machine(0.01, 0.00025, "cuda:0", overlap=overlap)
+    machine.decode_beside_a_prompt()
+    seconds, prompts = machine.step(25)
+    assert max(prompts) == 2048 - 15, "nothing is known yet"
+    assert all(0.09 < taken <= 0.105 for taken in seconds[10:])
 
 
 def test_where_steps_are_quick_they_have_all_the_tokens_there_are() -> None:
