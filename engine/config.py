@@ -21,7 +21,7 @@ LogFormat = Literal["text", "json"]
 
 
 _GPU_STEP_TOKENS = 2048
-# A large GPU needs this many tokens to be busy for longer than its steps take the host.
+# With fewer, a small model's step takes a large GPU less time than the host.
 _LARGE_GPU_STEP_TOKENS, _LARGE_GPU_BYTES = 8192, 64 << 30
 _CPU_STEP_PASSES = 8
 # With more, a CPU computes no more tokens per second, and running sequences wait longer for theirs.
