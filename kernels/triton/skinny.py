@@ -59,9 +59,10 @@ def skinny_linear(
     tile = _TILE if rows.rows_per_program == 1 else _TILE_OF_ROWS
     made = outputs_per_program(outputs * rows.num_programs, tile // min(widest, _DEPTH) // parts)
     depth = min(widest, tile // made // parts)
-    is_whole = experts is None and rows.rows_per_program == 1 and inputs <= depth
     # Sums into the stream have few outputs: each is a long row, for more threads.
     num_warps = 8 if stream is not None and tile == _TILE else 4
+    is_whole = experts is None and rows.rows_per_program == 1 and inputs <= depth
+    is_whole = is_whole and (num_warps == 8 or depth <= _DEPTH)
     launch(
         _skinny_kernel,
         (-(-outputs // made), rows.num_programs),
