@@ -69,9 +69,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             passes = _CPU_STEP_PASSES if is_cpu else 1
         if tokens is not None:
             return msgspec.structs.replace(self, max_step_passes=passes)
-        tokens = _gpu_step_tokens(device)
         if is_cpu:
             tokens = max(_CPU_STEP_TOKENS, self.max_num_seqs + MIN_PROMPT_TOKENS)
+        else:
+            tokens = _gpu_step_tokens(device)
         return msgspec.structs.replace(
             self,
             max_step_passes=passes,
@@ -89,7 +90,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 def _gpu_step_tokens(device: str) -> int:
     """The most tokens of a step by default, on a device such as ``cuda:0``."""
-    import torch  # the API process has no use for it
+    import torch  # which takes seconds, and which a CPU's limits do not need
 
     if not device.startswith("cuda") or not torch.cuda.is_available():
         return _GPU_STEP_TOKENS
