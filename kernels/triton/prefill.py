@@ -112,7 +112,7 @@ def prefill_attention(
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
         num_warps=_WARPS,
-        num_stages=3 if has_two or dim > _MAX_SUMS else 5 if is_small else 2,
+        num_stages=3 if has_two or (dim > sums and not is_coded) else 5 if is_small else 2,
         maxnreg=_REGISTERS_OF_TWO if has_two else None,
     )
 
