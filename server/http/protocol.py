@@ -71,7 +71,7 @@ class HardenedProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
-        self.cycle = None  # type: ignore[assignment]
+        self.cycle = None  # pyright: ignore[reportAttributeAccessIssue]
 
     def data_received(self, data: bytes) -> None:
         """Parse ``data``, unless the connection has been refused."""
@@ -132,7 +132,8 @@ class HardenedProtocol(HttpToolsProtocol):
             self._header_timer = None
         super().on_headers_complete()
         if self.cycle is not None:
-            self.cycle.transport = _LingeringTransport(self)  # type: ignore[assignment]
+            transport = _LingeringTransport(self)
+            self.cycle.transport = transport  # pyright: ignore[reportAttributeAccessIssue]
 
     def on_message_complete(self) -> None:
         """Note that the body is complete; another request may follow."""

@@ -47,7 +47,10 @@ def smooth(points: Points) -> Points:
     """At most 400 points, each the mean of an equal number of neighbours."""
     size = math.ceil(len(points) / _MAX_POINTS)
     groups = [points[i : i + size] for i in range(0, len(points), size)] if points else []
-    return [tuple(sum(axis) / len(group) for axis in zip(*group, strict=True)) for group in groups]  # type: ignore[misc]
+    return [
+        (sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group))
+        for group in groups
+    ]
 
 
 def _panel(place: int, title: str, lines: dict[str, Points]) -> str:
