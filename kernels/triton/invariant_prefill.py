@@ -19,6 +19,7 @@ from kernels.triton.invariant_attention import (
 )
 from kernels.triton.launch import launch, wait_for_prior_kernels
 from kernels.triton.plan import SPLIT_SIZE, TILE_ROWS, AttentionPlan
+from kernels.triton.tiles import part_of_keys
 
 
 def invariant_prefill(
@@ -166,14 +167,7 @@ def _runs_of_tile_kernel(
     # With several loops the products of the widest heads would be serialised (ptxas).
     FIRST_PART: tl.constexpr = 2 if SUMS < DIM else 0 if WINDOW > 0 else 1
     for part in tl.static_range(FIRST_PART, 3):
-        if SUMS < DIM:
-            part_begin, part_end = lowest, end
-        elif part == 0:
-            part_begin, part_end = lowest, unmasked
-        elif part == 1:
-            part_begin, part_end = unmasked, seen_by_all
-        else:
-            part_begin, part_end = seen_by_all, end
+        part_begin, part_end = part_of_keys(lowest, unmasked, seen_by_all, end, part, SUMS < DIM)
         for slot in range(part_begin, part_end, TILE):
             if slot % RUN == 0:
                 kept, added, whole_top = merge_factors(whole_top, top)

@@ -42,6 +42,7 @@ from kernels.triton.tiles import (
     dot_add,
     load_rows,
     online_softmax,
+    part_of_keys,
     rows_of_tile,
     tanh,
 )
@@ -275,14 +276,7 @@ def _attend(
     # With several loops the products of the widest heads would be serialised (ptxas).
     FIRST_PART: tl.constexpr = 2 if SUMS < DIM else 0 if WINDOW > 0 else 1
     for part in tl.static_range(FIRST_PART, 3):
-        if SUMS < DIM:
-            part_begin, part_end = lowest, end
-        elif part == 0:
-            part_begin, part_end = lowest, unmasked
-        elif part == 1:
-            part_begin, part_end = unmasked, seen_by_all
-        else:
-            part_begin, part_end = seen_by_all, end
+        part_begin, part_end = part_of_keys(lowest, unmasked, seen_by_all, end, part, SUMS < DIM)
         for begin in range(part_begin, part_end, TILE):
             slots = begin + tl.arange(0, TILE)
             is_used = slots < seq_len

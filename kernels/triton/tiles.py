@@ -112,6 +112,22 @@ def rows_of_tile(
 
 
 @triton.jit
+def part_of_keys(lowest, unmasked, seen_by_all, end, PART: tl.constexpr, IS_ONE: tl.constexpr):
+    """Return the first slot and the end of a part of the keys of a tile of queries (prefill.py).
+
+    ``PART``: 0 the edge of the window, 1 what all see, 2 the diagonal. ``IS_ONE``: it has all.
+    """
+    if IS_ONE:
+        return lowest, end
+    elif PART == 0:
+        return lowest, unmasked
+    elif PART == 1:
+        return unmasked, seen_by_all
+    else:
+        return seen_by_all, end
+
+
+@triton.jit
 def online_softmax(scores, scale, top, total, MAY_SEE_NONE: tl.constexpr):
     """Process a tile of an online softmax in base two (Milakov and Gimelshein 2018; Dao 2023).
 
