@@ -10,9 +10,9 @@ import torch
 class StepRows(NamedTuple):
     """The rows of a step; slices of one packed transfer, all int32.
 
-    A padding row of a captured batch has one token and starts at -1. For recurrent layers rows may
-    also be on trial, or without tokens (``kernels/recurrent.py``); if there are as many rows as
-    tokens, each row has one token.
+    A padding row of a captured batch has no tokens, or n that start at position -n. For recurrent
+    layers rows may also be on trial, or without tokens (``kernels/recurrent.py``); if there are as
+    many rows as tokens, each row has one token.
     """
 
     slots: torch.Tensor  # [rows], each row's line in the persistent tensors
@@ -25,7 +25,7 @@ class StepInputs(NamedTuple):
     """The inputs of the layers and the attention."""
 
     input_ids: torch.Tensor  # [tokens] int64
-    positions: torch.Tensor  # [tokens] int64
+    positions: torch.Tensor  # [tokens] int64; below 0 for padding
     slot_mapping: torch.Tensor  # [tokens] int64, block * block_size + offset; -1 for padding
     seq_lens: torch.Tensor  # [rows] int32, this step's tokens included; 0 for padding
     next_positions: torch.Tensor  # [rows] int64, of the following tokens: as seq_lens

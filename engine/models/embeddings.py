@@ -43,7 +43,7 @@ class Embeddings:
         """Ids and positions, both [n] int64 -> [n, hidden_size]."""
         x = self._embed(input_ids)
         if self._positions is not None:
-            # Padding rows of captured steps have position -1, an illegal index on a GPU.
+            # Padding of captured steps has positions below 0, illegal indices on a GPU.
             x = x + functional.embedding(positions.clamp(min=0), self._positions)
         return x if self._scale == 1.0 else x * self._scale
 

@@ -9,8 +9,7 @@ sampler runs on the logits without a graph. A batch between two sizes is padded 
 slot that hold no token. Lengths, block tables and newest tokens live on the device, so the graph of
 a size serves every batch within the bounds it was captured with.
 
-Prompt chunks are not captured: their kernels run for longer than they take to launch, and the
-overlapped loop launches them ahead of time.
+Steps with prompts are captured by ``prompt_graphs.py``, as far as that pays.
 """
 
 from __future__ import annotations
@@ -210,7 +209,8 @@ class DecodeGraphs:
         device, table = self._spec.device, self._rows
         packed, rows = padding_rows(size, table, device)
         turns = None if table.mrope is None else packed[3 * size :]
-        batch = padding_batch(size, self._longest(size), table)
+        longest = longest_row(size, self._cache, table, self._spec)
+        batch = padding_batch(size, longest, table)
         # Read after the next step has begun, so it must not be where other replays write.
         sampled = SamplerOutput.empty(size, device)
 
@@ -260,14 +260,13 @@ class DecodeGraphs:
             held = self._logits = torch.empty_like(logits)
         return held[: len(logits)].copy_(logits)
 
-    def _longest(self, size: int) -> int:
-        """Return the longest row to capture for, so that all rows together fill the cache."""
-        num_blocks, block_size = self._cache.num_blocks, self._cache.block_size
-        of_a_row = self._rows.host_tables.shape[1] * block_size
-        source = self._spec.source
-        shortest = 1 if source is None else source.num_places + 1
-        shares = -(-_LENGTH_OVERCOMMIT * num_blocks * block_size // size)
-        return min(of_a_row, max(shares, shortest))
+
+def longest_row(num_rows: int, cache: KVCache, table: RowTable, spec: AttentionSpec) -> int:
+    """Return the longest row to capture for, so that all rows together fill the cache."""
+    of_a_row = table.host_tables.shape[1] * cache.block_size
+    shortest = 1 if spec.source is None else spec.source.num_places + 1
+    shares = -(-_LENGTH_OVERCOMMIT * cache.num_blocks * cache.block_size // num_rows)
+    return min(of_a_row, max(shares, shortest))
 
 
 def capture_sizes(max_num_rows: int) -> list[int]:

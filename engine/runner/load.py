@@ -41,6 +41,7 @@ from engine.runner.media_encoders import MediaEncoder
 from engine.runner.model_info import describe
 from engine.runner.model_runner import ModelRunner
 from engine.runner.programs import DecodePrograms
+from engine.runner.prompt_graphs import PromptGraphs, can_capture
 from engine.runner.protocol import Runner, SleepingRunner
 from engine.runner.recurrent_support import check_recurrent_support
 from engine.runner.rows import RowTable
@@ -147,7 +148,7 @@ class LoadedDecoder:
         )
         adapters = make_adapters(plan)
         features = None if loaded.head is None else loaded.head.features(memory)
-        graphs = _graphs(plan, decoder, cache, rows, adapters, features)
+        graphs, prompt_graphs = _graphs(plan, decoder, cache, rows, adapters, features)
         draft = _draft_model(plan, loaded, memory, rows, features)
         slots = memory.num_host_blocks
         speculation = config.speculation
@@ -166,6 +167,7 @@ class LoadedDecoder:
             adapters,
             graphs,
             draft,
+            prompt_graphs=prompt_graphs,
             features=features,
             rejection_sampling=rejects,
             warmup=rehearsals,
@@ -313,19 +315,23 @@ def _graphs(
     rows: RowTable,
     adapters: AdapterStore,
     features: Features | None,
-) -> DecodeGraphs | DecodePrograms | None:
-    """Make the runner of captured decode steps; None: they are not captured."""
+) -> tuple[DecodeGraphs | DecodePrograms | None, PromptGraphs | None]:
+    """Make the runners of captured decode steps and of steps with prompts; None: not captured."""
     config, kernels, attention = plan.config, plan.kernels, plan.attention
     if config.enforce_eager or not plan.spec.is_generative or not kernels.attention.is_capturable:
-        return None
+        return None, None
     if plan.shard is not None:
-        return None  # communication between ranks cannot be recorded
+        return None, None  # communication between ranks cannot be recorded
+    parts = decoder, cache, kernels, attention, rows
     if attention.device.type != "cuda":
-        return DecodePrograms(
-            decoder, cache, kernels, attention, rows, adapters=adapters, features=features
-        )
+        return DecodePrograms(*parts, adapters=adapters, features=features), None
     most = rows.padding_slot  # the slots before the spare one
-    return DecodeGraphs(decoder, cache, kernels, attention, rows, most, CudaCapture(), features)
+    capture = CudaCapture()
+    decode = DecodeGraphs(*parts, most, capture, features)
+    if features is not None or not can_capture(attention):
+        return decode, None
+    most_tokens = config.scheduler.for_device("cuda").step_tokens
+    return decode, PromptGraphs(*parts, most, most_tokens, capture)
 
 
 def _draft_model(

@@ -42,6 +42,7 @@ from engine.runner.outcome import Outcome, SampledRows
 from engine.runner.passes import MultiPassOutcome, later_passes
 from engine.runner.prepared import BatchInputs, HiddenStates, PreparedBatch
 from engine.runner.programs import DecodePrograms
+from engine.runner.prompt_graphs import PromptGraphs
 from engine.runner.protocol import CompletedStep, ImagePrefetcher, LaunchedStep, SleepingRunner
 from engine.runner.rows import RowTable
 from engine.runner.sampling import Sampler, StepMasks
@@ -71,6 +72,7 @@ class ModelRunner:
         adapters: an empty store.
         graphs: captured decode steps, or programs of them; None: they cannot be captured.
         draft: proposes the drafts of rows that ask for it; None: no row does.
+        prompt_graphs: captured steps with prompts; None: they cannot be captured.
         features: what the draft model reads of the model, if it is a head.
         rejection_sampling: verify drafts of sampled texts by rejection sampling.
         warmup: kernels to run once after the first answers.
@@ -93,6 +95,7 @@ class ModelRunner:
         graphs: DecodeGraphs | DecodePrograms | None = None,
         draft: DraftModel | None = None,
         *,
+        prompt_graphs: PromptGraphs | None = None,
         features: Features | None = None,
         rejection_sampling: bool = False,
         warmup: KernelWarmup,
@@ -111,6 +114,7 @@ class ModelRunner:
         self._adapters = adapters
         self._graphs = graphs
         self._draft = draft
+        self._prompt_graphs = prompt_graphs
         self._features = features
         self._warmup = warmup
         self._team = team
@@ -156,10 +160,9 @@ class ModelRunner:
     def prepare(self) -> bool:
         """Capture the next graph if one remains, or rehearse kernels; see ``Runner.prepare``."""
         with translated_errors(), torch.inference_mode():
-            if self._graphs is not None and self._graphs.capture_next():
-                return True
-            if self._draft is not None and self._draft.capture_next():
-                return True
+            for captured in (self._graphs, self._prompt_graphs, self._draft):
+                if captured is not None and captured.capture_next():
+                    return True
             return self._warmup.run_next()
 
     def sleep(self, level: int) -> SleepingRunner:
@@ -206,9 +209,12 @@ class ModelRunner:
     ) -> PreparedBatch:
         """Copy a batch to where it is computed."""
         adapted = adapter_slots(self._adapters, batch, self._rows)
-        graph = self._load_graph(batch, copies, adapted, drafts)
+        is_special = self._is_special(batch, copies)
+        graph = None if is_special else self._load_graph(batch, adapted, drafts)
         inputs = trial = None
-        if graph is None:
+        if graph is None and not is_special and adapted is None:
+            inputs = self._load_prompt_graph(batch, drafts)
+        if graph is None and inputs is None:
             inputs = self._send(batch, copies, adapted, drafts)
             if drafts is not None and self._info.is_recurrent:
                 state_rows, trial = begin_trial(batch, drafts, self._uploads)
@@ -251,20 +257,20 @@ class ModelRunner:
         for added in plan.added:
             self._rows.add(added)
 
+    def _is_special(self, batch: HostBatch, copies: tuple[BlockCopy, ...]) -> bool:
+        """Whether a step does what no captured one does."""
+        if copies or prompt_results.are_needed(batch, self._rows):
+            return True
+        return self._media is not None and self._media.has_image_tokens(batch)
+
     def _load_graph(
-        self,
-        batch: HostBatch,
-        copies: tuple[BlockCopy, ...],
-        adapted: np.ndarray | None,
-        drafts: StepDrafts | None,
+        self, batch: HostBatch, adapted: np.ndarray | None, drafts: StepDrafts | None
     ) -> DecodeGraph | None:
         """Return the step's captured graph, loaded with the batch; None if there is none.
 
         ``adapted`` is the batch's ``adapter_slots``.
         """
-        if self._graphs is None or copies or prompt_results.need_logprobs(batch, self._rows):
-            return None
-        if self._media is not None and self._media.has_image_tokens(batch):
+        if self._graphs is None:
             return None
         verifies = drafts is not None
         graph = self._graphs.find(batch, has_drafts=verifies, adapted=adapted is not None)
@@ -275,6 +281,18 @@ class ModelRunner:
             if graph.adapters is not None and adapted is not None:
                 graph.adapters.set(adapted)
         return graph
+
+    def _load_prompt_graph(self, batch: HostBatch, drafts: StepDrafts | None) -> BatchInputs | None:
+        """Return the step as loaded into a graph for steps with prompts; None if there is none."""
+        if self._prompt_graphs is None:
+            return None
+        loaded = self._prompt_graphs.load(batch, self._uploads)
+        if loaded is None:
+            return None
+        graph, sent = loaded
+        if drafts is not None:
+            drafts.fill_inputs(sent.rows.token_ids, batch)
+        return BatchInputs(sent, graph.inputs, graph.state, NO_IMAGES, graph)
 
     def _replay(
         self,
@@ -379,6 +397,10 @@ class ModelRunner:
     def _forward(self, batch: HostBatch, inputs: BatchInputs) -> HiddenStates:
         """Compute this process's layers: the hidden states of all tokens if these are needed, else
         of the sampling rows' last tokens."""
+        if inputs.graph is not None:
+            inputs.graph.forward()
+            hidden = inputs.graph.hidden.index_select(0, inputs.sent.sampling_rows)
+            return HiddenStates(hidden, covers_all_tokens=False)
         is_of_all = self._features is not None or prompt_results.are_needed(batch, self._rows)
         trims = not is_of_all and not batch.is_decode
         wanted = inputs.sent.last_tokens if trims and self._pipeline is None else None

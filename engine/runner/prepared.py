@@ -11,6 +11,7 @@ from engine.runner.drafts import StepDrafts
 from engine.runner.graphs import DecodeGraph
 from engine.runner.images import StepImages
 from engine.runner.inputs import DeviceBatch
+from engine.runner.prompt_graphs import PromptGraph
 from engine.runner.sampling import StepMasks
 from engine.runner.trials import StepTrial
 from kernels.inputs import StepInputs
@@ -23,6 +24,7 @@ class BatchInputs(NamedTuple):
     step: StepInputs
     state: StepState
     images: StepImages
+    graph: PromptGraph | None = None  # has captured the layers
 
 
 class PreparedBatch(NamedTuple):

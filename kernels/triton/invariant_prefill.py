@@ -155,6 +155,7 @@ def _runs_of_tile_kernel(
     if WINDOW > 0:
         lowest = tl.maximum(past + first_query - WINDOW + 1, 0) // TILE * TILE
         unmasked = tl.minimum(tl.cdiv(tl.maximum(end - WINDOW, 0), TILE) * TILE, end)
+        unmasked = tl.maximum(unmasked, 0)  # padding ends before position 0
     seen_by_all = tl.maximum(seen_by_all, unmasked)
 
     table = tables + tl.load(lines + row).to(tl.int64) * table_stride

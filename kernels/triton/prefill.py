@@ -207,7 +207,7 @@ def _prefill_kernel(
     if WINDOW > 0:
         lowest = tl.maximum(first_position - WINDOW + 1, 0) // TILE * TILE
         unmasked = tl.cdiv(tl.maximum(behind - WINDOW, 0), TILE) * TILE
-        unmasked = tl.minimum(unmasked, end)
+        unmasked = tl.maximum(tl.minimum(unmasked, end), 0)  # padding ends before position 0
     seen_by_all = tl.maximum(seen_by_all, unmasked)
     first_seen = first_position - WINDOW + 1
     table = tables + tl.load(lines + row).to(tl.int64) * table_stride

@@ -73,6 +73,8 @@ def on_pretended_gpu(config: EngineConfig, eager: str = "none") -> Iterator[Rig]
         for graphs in captured:
             assert isinstance(graphs, DecodeGraphs)
             assert set(graphs._graphs) == set(graphs._sizes), "a size could not be captured"
+        prompts = runner._prompt_graphs
+        assert prompts is None or set(prompts._graphs) == set(prompts._sizes), "the same of prompts"
         yield Rig(core, gpu, launches)
 
 

@@ -367,6 +367,31 @@ def test_a_captured_batch_of_chunks() -> None:
     assert error(output, problem) < 2e-5
 
 
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("window", [None, 37])
+def test_tokens_that_pad_a_captured_chunk_are_zero(window: int | None, *, invariant: bool) -> None:
+    """They are a row's that ends at position 0; other rows have none. Padding reads no block."""
+    problem = make_problem([70, 1], [40, 500], group=2, window=window)
+    backend, own, num_padding = TritonAttention(invariant=invariant), problem.geometry.device, 150
+    device = own._replace(
+        query_start=torch.tensor([0, 70, 71, 71, 71 + num_padding], dtype=torch.int32),
+        seq_lens=torch.cat((own.seq_lens, torch.zeros(2, dtype=torch.int32))),
+        slots=torch.cat((own.slots, torch.tensor([2, 2], dtype=torch.int32))),
+        tables=torch.cat((own.tables, torch.full_like(own.tables[:1], -(2**20)))),
+    )
+    bounds = BatchGeometry.of(
+        np.array([0, 221, 223, 225, 226]),
+        np.array([221, 2, 2, 1024]),
+        np.zeros((4, 1), np.int32),
+        CPU,
+    )
+    state = backend.plan(captured(bounds, device), problem.spec)
+    query = torch.cat((problem.query, problem.query.new_full((num_padding, 4, 64), float("nan"))))
+    output = backend.forward(state, problem.layer, query, problem.cache)
+    assert error(output[:71], problem) < 2e-5
+    assert (output[71:] == 0).all()
+
+
 def test_refusals() -> None:
     spec = make_problem([1], [1]).spec
     backend = TritonAttention()

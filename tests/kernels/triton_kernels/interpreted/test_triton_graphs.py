@@ -1,21 +1,37 @@
-"""Captured decode steps give the same text as eager ones."""
+"""Captured steps give the same text as eager ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
+from engine.models.checkpoint import read_config
 from engine.models.decoder import Decoder
 from engine.runner import graphs, load_runner
-from engine.runner.graphs import Capture, DecodeGraph, DecodeGraphs, Replay, capture_sizes
+from engine.runner.graphs import Capture, DecodeGraphs, Replay, capture_sizes
+from engine.runner.inputs import HostBatch
+from engine.runner.prompt_graphs import (
+    _MAX_CHUNKS,
+    PromptGraphs,
+    _bounding_batch,
+    _padded,
+    prompt_sizes,
+)
 from engine.types import Request, SamplingParams
+from kernels.attention import AttentionSpec, BatchGeometry
+from kernels.triton.backend import TritonAttention
 from tests import tiny_models
 from tests.called_again import called_again
+from tools.bench import shapes
 
 SAMPLINGS = (
     SamplingParams(temperature=0.0, max_tokens=3),
@@ -32,9 +48,16 @@ SAMPLINGS = (
 )
 
 
+class Replays(NamedTuple):
+    """Numbers of steps that were replayed."""
+
+    decode: int
+    prompts: int
+
+
 def texts(
     directory: str, *, overlap: bool, capture: Capture | None = None
-) -> tuple[dict[str, list], int]:
+) -> tuple[dict[str, list], Replays]:
     """The texts, and how many steps were replayed."""
     config = EngineConfig(
         model=directory,
@@ -44,14 +67,16 @@ def texts(
         scheduler=SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=64, overlap=overlap),
     )
     runner = load_runner(config)
-    found: list[DecodeGraph | None] = []
+    found, loaded = [], []
     if capture is not None:
         args = (runner._model, runner._cache, runner._kernels, runner._spec, runner._rows)
         runner._graphs = kept = DecodeGraphs(*args, 3, capture)
+        runner._prompt_graphs = prompts = PromptGraphs(*args, 3, 32, capture)
         while runner.prepare():
             pass
-        find = kept.find
+        find, load = kept.find, prompts.load
         kept.find = lambda *args, **more: found.append(find(*args, **more)) or found[-1]
+        prompts.load = lambda *args: loaded.append(load(*args)) or loaded[-1]
     core = EngineCore(config, runner)
     told: dict[str, list] = {}
     for index, sampling in enumerate(SAMPLINGS):
@@ -64,7 +89,7 @@ def texts(
             told.setdefault(row_id, []).extend(tokens)
             told[row_id] += [entry.top_ids for entry in output.logprobs.get(row_id, ())]
     assert core.stats.blocks.held == 0
-    return told, sum(graph is not None for graph in found)
+    return told, Replays(*(sum(each is not None for each in tried) for tried in (found, loaded)))
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +103,11 @@ def expected(directory: str) -> dict[str, list]:
 
 
 def test_text_is_that_of_the_steps_that_are_not_captured(directory: str, expected) -> None:
-    captured, num_replays = texts(directory, overlap=True, capture=called_again)
+    captured, replays = texts(directory, overlap=True, capture=called_again)
     assert captured == expected
     assert set(captured["4"]) <= {30, 31, 90}, "masked rows go another way"
-    assert num_replays >= 4
+    assert replays.decode >= 4
+    assert replays.prompts >= 2, "prompts with texts beside them, and without"
 
 
 @pytest.mark.slow
@@ -92,26 +118,29 @@ def test_logits_wait_as_the_head_has_rounded_them(directory: str, own_bytes: int
     monkeypatch.setattr(graphs, "_OWN_LOGITS_BYTES", own_bytes)
     monkeypatch.setattr(Decoder, "raw_logits", lambda *given: unrounded(*given).bfloat16())
     expected = texts(directory, overlap=False)[0]
-    told, num_replays = texts(directory, overlap=True, capture=called_again)
+    told, replays = texts(directory, overlap=True, capture=called_again)
     assert told == expected
-    assert num_replays >= 4
+    assert replays.decode >= 4
 
 
 def test_what_cannot_be_captured_runs_as_it_is(directory: str, expected, caplog) -> None:
-    """Each size is captured in two parts; the second one runs out of memory."""
+    """Each size of decode steps is captured in two parts; the second one runs out of memory, and
+    so does the second size of steps with prompts."""
     num_captured = 0
 
     def until_full(function: Callable[[], Any]) -> tuple[Replay, Any]:
         nonlocal num_captured
         num_captured += 1
-        if num_captured == 4:
+        if num_captured in (4, 6):
             raise torch.OutOfMemoryError("CUDA out of memory.\n(many lines)")
         return called_again(function)
 
-    told, num_replays = texts(directory, overlap=True, capture=until_full)
+    told, replays = texts(directory, overlap=True, capture=until_full)
     assert "steps of 2 rows and fewer are not captured: CUDA out of memory." in caplog.text
-    assert num_captured == 4
-    assert num_replays > 0, "those of three rows are"
+    assert "prompts, of 16 tokens and fewer, are not captured: CUDA out of memory." in caplog.text
+    assert num_captured == 6
+    assert replays.decode > 0, "those of three rows are"
+    assert replays.prompts > 0, "those of 17 to 32 tokens are, and all that fit"
     assert told == expected
 
 
@@ -120,3 +149,51 @@ def test_the_ladder_ends_with_the_most_there_can_be() -> None:
     assert capture_sizes(5) == [1, 2, 4, 5]
     assert capture_sizes(24) == [1, 2, 4, 8, 16, 24]
     assert capture_sizes(30) == [1, 2, 4, 8, 16, 24, 30]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_a_size_serves_every_step_that_has_no_more_tokens_and_few_chunks(data) -> None:
+    """Whatever its rows are: what the plan of a graph has room for suffices."""
+    size = data.draw(st.sampled_from([16, 64, 192]), "tokens")
+    num_rows, num_slots = min(size, 60) + 1, 2**16
+    lengths = data.draw(st.lists(st.integers(2, size), max_size=_MAX_CHUNKS - 1), "chunks")
+    lengths += [1] * data.draw(st.integers(1, num_rows - _MAX_CHUNKS), "texts")
+    lengths = data.draw(st.permutations(lengths))
+    while sum(lengths) > size:
+        lengths[lengths.index(max(lengths))] -= 1
+    longest = num_slots // 2 // len(lengths)
+    batch = HostBatch(
+        slots=np.arange(len(lengths), dtype=np.int32),
+        query_start=np.concatenate(([0], np.cumsum(lengths))).astype(np.int32),
+        starts=np.array([data.draw(st.integers(0, longest - size)) for _ in lengths], np.int32),
+        token_ids=np.arange(sum(lengths), dtype=np.int32),
+        sampling_rows=np.arange(len(lengths), dtype=np.int32),
+    )
+    padded = _padded(batch, num_rows, size, 99)
+    assert padded.query_start[-1] == size
+    assert (padded.positions[sum(lengths) :] < 0).all(), "padding is stored nowhere"
+    assert (padded.seq_lens[len(lengths) :] == 0).all()
+    assert (padded.positions[: sum(lengths)] == batch.positions).all()
+
+    bounding, tables = _bounding_batch(size, num_rows, num_slots, 99), np.zeros((1, 1), np.int32)
+    bounds, actual = (
+        BatchGeometry.of(each.query_start, each.seq_lens, tables, torch.device("cpu"))
+        for each in (bounding, padded)
+    )
+    for num_heads in (1, 2, 5, 16):
+        spec = AttentionSpec(num_heads, 1, 64, 16, torch.float32, torch.device("cpu"))
+        for backend in (TritonAttention(), TritonAttention(invariant=True)):
+            assert backend.can_replay(bounds, actual, spec)
+
+
+def test_small_models_have_larger_steps_with_prompts_captured(tmp_path: Path) -> None:
+    """Those of a large one compute for longer than they take to launch."""
+    small, large = (
+        read_config(str(shapes.write_config(name, tmp_path / name))).spec
+        for name in ("qwen3-0.6b", "llama-3.1-8b")
+    )
+    assert prompt_sizes(small, 8192)[-1] == 2048
+    assert prompt_sizes(small, 300)[-1] == 256
+    assert prompt_sizes(large, 8192)[-1] == 192
+    assert prompt_sizes(large, 8) == []
