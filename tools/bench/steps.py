@@ -1,8 +1,10 @@
-"""Steps against their floors: decoding at several batch sizes and contexts, and one long prompt.
+"""Steps against their floors: decoding at several batch sizes and contexts, and prompts.
 
 The floor of a decode step is that of its weights plus the bytes of the context's keys and values
 over the memory bandwidth; that of the weights is their bytes or their products, whichever takes
-longer. The floor of a prompt is its products over the matrix throughput.
+longer. The floor of a prompt is its products over the matrix throughput, or the bytes of the
+weights over the memory bandwidth. Short prompts are measured as captured steps, and those of plain
+models as launched ones too.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import argparse
 import random
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kernels.bench.case import Ceilings
@@ -28,6 +30,7 @@ _QUANTISED_CASES = [(rows, 1024) for rows in (1, 8, 32, 64, 256)]
 _TINY_CASES = [(1, 24), (3, 40)]
 _WARM_UP_STEPS, _STEPS = 8, 32
 _PROMPT, _TINY_PROMPT = 8192, 96
+_SHORT_PROMPTS, _TINY_SHORT_PROMPTS = (32, 128, 512), (16,)
 # Bytes of a weight: its code, and its part of a group's scale (``engine/quantization/online.py``).
 _WEIGHT_BYTES = {None: 2.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5 + 2 / 32, "nf4": 0.5 + 2 / 64}
 
@@ -50,33 +53,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         quantization=options.quantization,
     )
     session = Session(core)
-    for row in (
-        *_prefill(session, options, ceilings, _TINY_PROMPT if is_tiny else _PROMPT),
-        *(
-            _decode(session, options, ceilings, rows, context)
-            for rows, context in (_TINY_CASES if is_tiny else cases)
-        ),
-    ):
-        print_row(row)
+    short = _TINY_SHORT_PROMPTS if is_tiny else _SHORT_PROMPTS
+    print_row(_prompt(session, options, ceilings, _TINY_PROMPT if is_tiny else _PROMPT))
+    is_plain = options.quantization is None and not options.batch_invariant
+    for length in short if is_plain else ():
+        print_row(_prompt(session, options, ceilings, length, "launched"))
+    session.prepare()
+    for length in short:
+        print_row(_prompt(session, options, ceilings, length, "captured"))
+    for rows, context in _TINY_CASES if is_tiny else cases:
+        print_row(_decode(session, options, ceilings, rows, context))
     return 0
 
 
-def _prefill(
-    session: Session, options: argparse.Namespace, ceilings: Ceilings, length: int
-) -> Iterator[dict[str, Any]]:
-    """Measure one prompt, alone in one step."""
+def _prompt(
+    session: Session,
+    options: argparse.Namespace,
+    ceilings: Ceilings,
+    length: int,
+    kind: str | None = None,
+) -> dict[str, Any]:
+    """Measure one prompt, alone in one step; ``kind`` of short ones."""
     rng = random.Random(length)
     taken: list[float] = []
-    for _ in range(4):
+    for _ in range(4 if kind is None else 12):
         session.submit(random_ids(length, rng), 1)
         with timed(options.device) as seconds:
             session.finish()
         taken += seconds
     in_layers, output = matrix_parameters(options.model)
     flops = 2 * in_layers * length + 2 * output + attention_flops(options.model, length)
-    floor_s = flops / ceilings.flops_per_s
+    weight_bytes = _WEIGHT_BYTES[options.quantization] * (in_layers + output)
+    floor_s = max(flops / ceilings.flops_per_s, weight_bytes / ceilings.bytes_per_s)
     time_s = statistics.median(taken[1:])  # the first one warms up
-    yield _row(f"{_model(options)} prefill {length}", time_s, floor_s)
+    case = f"prefill {length}" if kind is None else f"prompt {length} {kind}"
+    return _row(f"{_model(options)} {case}", time_s, floor_s)
 
 
 def begin_decoding(session: Session, rows: int, context: int, num_steps: int) -> bool:

@@ -53,7 +53,7 @@ def load(directory: Path, device: Device, **changes: Any) -> EngineCore:
     on_gpu = device == "cuda"
     changes.setdefault("attention_backend", "triton" if on_gpu else "reference")
     changes.setdefault("cache", CacheConfig(block_size=4, num_blocks=24))
-    limits = SchedulerConfig(max_num_seqs=5, max_num_batched_tokens=24, overlap=on_gpu)
+    limits = SchedulerConfig(max_num_seqs=5, max_num_batched_tokens=32, overlap=on_gpu)
     return EngineCore.load(
         EngineConfig(
             model=str(directory), device=device, dtype="float32", scheduler=limits, **changes
@@ -110,6 +110,24 @@ def count_replays(core: EngineCore) -> list[bool]:
     return found
 
 
+def count_prompt_replays(core: EngineCore) -> list[bool]:
+    """Record whether each step with prompts from now on was captured; empty if none can be."""
+    runner = core._runner
+    assert isinstance(runner, ModelRunner)
+    graphs = runner._prompt_graphs
+    found: list[bool] = []
+    if graphs is not None:
+        load = graphs.load
+
+        def counting(*args: Any) -> Any:
+            loaded = load(*args)
+            found.append(loaded is not None)
+            return loaded
+
+        graphs.load = counting
+    return found
+
+
 def texts_about_images(core: EngineCore, directory: Path) -> dict[str, list[int]]:
     """The texts of two rounds, the second with everything captured."""
     rules = rules_of(directory)
@@ -148,9 +166,11 @@ def test_texts_about_images_are_those_of_a_cpu(kind: str, tmp_path: Path) -> Non
 def test_texts_are_those_of_a_cpu(kind: str, tmp_path: Path) -> None:
     directory = tiny_models.save(kind, tmp_path)
     core = load(directory, DEVICE)
-    found = count_replays(core)
+    found, prompts = count_replays(core), count_prompt_replays(core)
     assert told_by(core) == told_by(load(directory, "cpu"))
     assert sum(found) > 20
+    assert not prompts or sum(prompts) > 2
+    assert kind != "qwen3" or prompts
     assert kind != "qwen3" or core.stats.num_preemptions > 0
 
 
