@@ -9,6 +9,7 @@ import pytest
 
 from engine.gc_tuning import collection_paused
 from tests.servers import Server, running_server
+from tests.thinned import mark_thinned
 
 # They take minutes in one piece: started last, they would leave all cores but one idle. The first
 # takes the longest.
@@ -30,11 +31,13 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
 
 
+@pytest.hookimpl(tryfirst=True)  # before a marker expression chooses among them
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the longest files first, then those with the most tests.
 
     ``make test`` hands out files in this order.
     """
+    mark_thinned(items)
     counts = Counter(item.path for item in items)
     ranks = {name: rank for rank, name in enumerate(_LONG)}
     items.sort(key=lambda item: (ranks.get(item.path.name, len(_LONG)), -counts[item.path]))

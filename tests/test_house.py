@@ -18,6 +18,7 @@ import yaml
 from engine.types import EngineStats
 from server.cli.reference import update
 from server.metrics import Metrics
+from tests.thinned import ONE_IN
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -243,3 +244,9 @@ def test_make_tells_its_targets():
         "clean",
     )
     assert all(f"make {target} " in told for target in targets)
+
+
+def test_what_is_thinned_exists():
+    for file, functions in ONE_IN.items():
+        text = (ROOT / file).read_text()
+        assert [name for name in functions if f"def {name}(" not in text] == []

@@ -94,7 +94,7 @@ def texts(
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory) -> str:
-    return str(tiny_models.save("qwen3", tmp_path_factory.mktemp("model")))
+    return str(tiny_models.save("qwen3", tmp_path_factory.mktemp("model"), num_hidden_layers=1))
 
 
 @pytest.fixture(scope="module")

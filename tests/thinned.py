@@ -1,0 +1,209 @@
+"""Tests of many like cases, most of which are slow: two cores run the quick ones in some minutes.
+
+Of each test's cases one in so many is quick. Which ones is decided by a hash of their names, so
+that it does not follow the order of any parameter. ``make test-slow`` runs the others.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+_INTERPRETED = "tests/kernels/triton_kernels/interpreted"
+ONE_IN = {
+    "tests/engine/core/test_image_lives.py": {
+        "test_texts_are_those_alone": 2,
+    },
+    "tests/engine/gguf/test_gguf_models.py": {
+        "test_native_kernels_multiply_the_codes_as_they_lie": 2,
+    },
+    "tests/engine/grammar/test_waiting_masks.py": {
+        "test_texts_are_those_of_masks_that_do_not_wait": 2,
+    },
+    "tests/engine/lora/test_lora.py": {
+        "test_each_row_of_a_mixed_batch_equals_its_merged_model": 3,
+        "test_layers_of_other_kinds_equal_their_merged_model": 2,
+    },
+    "tests/engine/lora/test_recorded_adapters.py": {
+        "test_the_same_bits_as_steps_from_python": 3,
+    },
+    "tests/engine/models/audio/test_audio_memory.py": {
+        "test_embeddings_take_no_more_memory_than_is_told": 2,
+    },
+    "tests/engine/models/test_images.py": {
+        "test_another_image_is_another_text": 3,
+        "test_logits_of_a_prompt_with_images": 3,
+        "test_the_text_behind_images_goes_on": 3,
+    },
+    "tests/engine/models/test_sparse_models.py": {
+        "test_guesses_change_no_text": 2,
+    },
+    "tests/engine/models/vision/test_tower_memory.py": {
+        "test_embeddings_take_no_more_memory_than_is_told": 3,
+    },
+    "tests/engine/models/vision/test_tower_parity.py": {
+        "test_embeddings_equal_hugging_faces": 2,
+    },
+    "tests/engine/parallel/test_shared_adapters.py": {
+        "test_each_row_equals_its_merged_model": 3,
+    },
+    "tests/engine/parallel/test_shared_gemmas.py": {
+        "test_greedy_texts_equal_hugging_face_under_any_schedule": 3,
+        "test_rounded_models_are_shared_out": 3,
+    },
+    "tests/engine/parallel/test_shared_images.py": {
+        "test_texts_are_those_of_one_process": 3,
+    },
+    "tests/engine/parallel/test_shared_logits.py": {
+        "test_rounded_models_are_shared_out": 3,
+        "test_two_ranks_say_what_hugging_face_says": 3,
+    },
+    "tests/engine/parallel/test_shared_states.py": {
+        "test_greedy_texts_equal_hugging_face_under_any_schedule": 3,
+        "test_rounded_models_are_shared_out": 3,
+        "test_two_ranks_say_what_hugging_face_says": 3,
+    },
+    "tests/engine/parallel/test_staged_kinds.py": {
+        "test_greedy_texts_equal_hugging_face_under_any_schedule": 3,
+        "test_two_stages_compute_what_one_process_does": 2,
+    },
+    "tests/engine/parallel/test_staged_logits.py": {
+        "test_three_stages_say_what_hugging_face_says": 3,
+    },
+    "tests/engine/parallel/test_staged_texts.py": {
+        "test_each_row_has_its_adapter_in_every_stage": 3,
+        "test_greedy_texts_equal_hugging_face_under_any_schedule": 3,
+    },
+    "tests/engine/quantization/test_formats.py": {
+        "test_kernels_read_the_codes_as_they_are": 2,
+        "test_logits_are_those_of_what_the_codes_stand_for": 2,
+    },
+    "tests/engine/runner/test_cache_dtype.py": {
+        "test_greedy_text_is_the_same_under_any_schedule_and_kernels": 2,
+    },
+    "tests/engine/runner/test_host_store.py": {
+        "test_preempted_texts_are_the_same_and_hardly_computed_again": 2,
+    },
+    "tests/engine/runner/test_programs.py": {
+        "test_the_same_bits_as_steps_from_python": 3,
+        "test_the_steps_of_each_family_are_recorded": 3,
+    },
+    "tests/engine/runner/test_speculation.py": {
+        "test_greedy_text_is_the_same": 3,
+    },
+    "tests/engine/runner/test_state_drafts.py": {
+        "test_texts_are_those_without_drafts": 4,
+        "test_who_guesses_changes_no_text": 2,
+    },
+    "tests/engine/runner/test_states.py": {
+        "test_it_sleeps_and_wakes": 3,
+    },
+    "tests/engine/scheduler/test_lives.py": {
+        "test_a_planted_bug_is_noticed": 4,
+    },
+    "tests/engine/scheduler/test_snapshot_lives.py": {
+        "test_a_planted_bug_is_noticed": 4,
+    },
+    "tests/engine/speculation/test_draft_head.py": {
+        "test_scores_are_those_of_the_twin": 3,
+    },
+    "tests/engine/speculation/test_draft_head_texts.py": {
+        "test_greedy_text_is_the_same_and_foreseen": 3,
+    },
+    "tests/engine/test_beam_search.py": {
+        "test_it_finds_what_hugging_face_finds": 2,
+    },
+    "tests/engine/test_llm_images.py": {
+        "test_what_is_said_of_images_is_what_hugging_face_says": 3,
+    },
+    "tests/engine/text/test_text_template.py": {
+        "test_a_template_that_misbehaves_is_an_error_of_the_request": 2,
+    },
+    "tests/kernels/test_cpu_attention.py": {
+        "test_single_queries_of_all_head_counts": 3,
+    },
+    "tests/kernels/test_cpu_experts.py": {
+        "test_weights_in_panels": 3,
+    },
+    "tests/kernels/test_cpu_lanes.py": {
+        "test_lanes": 2,
+    },
+    f"{_INTERPRETED}/test_triton_attention.py": {
+        "test_codes_are_read_with_their_scales": 2,
+        "test_invariant_queries_have_the_same_bits_in_any_chunk": 2,
+        "test_mixed_batches_equal_the_definition": 3,
+        "test_queries_that_look_ahead_equal_the_definition": 3,
+        "test_shares_cut_rows_anywhere": 3,
+    },
+    f"{_INTERPRETED}/test_triton_drafts.py": {
+        "test_drafts_are_judged_as_by_the_twin": 2,
+        "test_shares_are_those_of_sorting": 3,
+    },
+    f"{_INTERPRETED}/test_triton_inputs_moe.py": {
+        "test_experts_equal_the_loop": 2,
+        "test_what_experts_give_few_tokens_is_added_to_the_stream": 3,
+    },
+    f"{_INTERPRETED}/test_triton_latent.py": {
+        "test_mixed_batches_equal_the_definition": 2,
+    },
+    f"{_INTERPRETED}/test_triton_recurrent.py": {
+        "test_convolutions": 3,
+        "test_invariant_tokens_have_the_same_bits_in_any_cut": 2,
+        "test_recurrences": 2,
+        "test_tokens_on_trial_leave_nothing_but_what_stays": 3,
+    },
+    f"{_INTERPRETED}/test_triton_routing.py": {
+        "test_choices_equal_the_twins": 3,
+        "test_pairs_are_listed_by_expert": 2,
+    },
+    f"{_INTERPRETED}/test_triton_sampling.py": {
+        "test_any_rows_draw_as_by_sorting": 3,
+        "test_draws_equal_those_of_sorting": 2,
+        "test_likely_tokens_may_be_anywhere": 2,
+    },
+    f"{_INTERPRETED}/test_triton_selfcheck.py": {
+        "test_attention_has_the_same_bits_or_is_not_taken_for_such": 2,
+        "test_right_kernels_pass": 2,
+    },
+    f"{_INTERPRETED}/test_triton_skinny.py": {
+        "test_each_pair_of_token_and_expert_is_a_row": 2,
+        "test_products_equal_the_twins": 4,
+        "test_products_of_codes_equal_the_twins": 2,
+    },
+    "tests/server/test_openapi_fuzz.py": {
+        "test_no_answer_is_undescribed": 2,
+    },
+    "tests/server/test_states_server.py": {
+        "test_texts_are_hugging_faces_alone_and_together": 2,
+    },
+    "tests/server/text/test_text_grammar.py": {
+        "test_whatever_the_grammar_admits_is_read_as_calls": 2,
+    },
+    "tests/server/text/test_text_parser.py": {
+        "test_calls_of_every_dialect": 2,
+    },
+    "tests/tools/test_quantize_model.py": {
+        "test_perplexities_are_those_of_hugging_face_before_and_after": 3,
+    },
+}
+
+
+def mark_thinned(items: Iterable[pytest.Item]) -> None:
+    """Mark the cases of ``ONE_IN`` that are not quick as slow."""
+    cases = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            function = getattr(item, "originalname", None)
+            cases[item.path.relative_to(ROOT).as_posix(), function].append(item)
+    for file, functions in ONE_IN.items():
+        for function, one_in in functions.items():
+            found = cases[file, function]
+            found.sort(key=lambda item: zlib.crc32(item.name.encode()))
+            for item in found[-(-len(found) // one_in) :]:
+                item.add_marker(pytest.mark.slow)
