@@ -39,7 +39,8 @@ def run_interpreted(folder: str, which: str) -> None:
 
 
 def quicken_interpreter() -> None:
-    """Save the interpreter most of its time, which goes into types, and leave what it computes.
+    """Save the interpreter most of its time, which goes into types, and leave what it computes,
+    except that numbers are rounded to bfloat16 as by a GPU.
 
     A program is a few thousand operations on small arrays, each of which makes its type anew.
     """
@@ -52,6 +53,7 @@ def quicken_interpreter() -> None:
     assert not builder.options.debug
     builder.options = replace(builder.options, sanitize_overflow=False)
     _make_types_once(interpreter)
+    _convert_bfloat16_at_once(interpreter)
 
 
 def _patch_device_functions_once(interpreter: Any) -> None:
@@ -107,3 +109,23 @@ def _make_types_once(interpreter: Any) -> None:
     interpreter._get_np_dtype = stored_as
     core.block_type.__init__ = block_type
     core.tensor.__init__ = tensor
+
+
+def _convert_bfloat16_at_once(interpreter: Any) -> None:
+    """Convert between float32 and bfloat16 by their bits, to the nearest, and if two are, the even.
+
+    The interpreter takes each number apart, for any two types, and cuts off what bfloat16 lacks.
+    """
+    tl, convert_any = interpreter.tl, interpreter._convert_float
+
+    def convert(numbers: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
+        if source == tl.bfloat16 and target == tl.float32:
+            return numbers.astype(np.uint32) << np.uint32(16)
+        if source == tl.float32 and target == tl.bfloat16:
+            bits = numbers.view(np.uint32)
+            nearest = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
+            is_nan = np.isnan(numbers)
+            return (np.where(is_nan, bits | 0x400000, nearest) >> np.uint32(16)).astype(np.uint16)
+        return convert_any(numbers, source, target, rounding)
+
+    interpreter._convert_float = convert

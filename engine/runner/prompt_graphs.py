@@ -25,6 +25,7 @@ from engine.models.loader import num_parameters
 from engine.models.spec import DecoderSpec
 from engine.runner.graphs import Capture, Replay, longest_row
 from engine.runner.inputs import DeviceBatch, HostBatch, geometry
+from engine.runner.mrope import MRopePositions
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
 from kernels.attention import AttentionSpec, BatchGeometry
@@ -71,7 +72,7 @@ class PromptGraphs:
     """The captured sizes; they are captured one at a time when the engine has time, largest first.
 
     Args:
-        model, cache, kernels, spec, rows: the runner's; ``can_capture`` them.
+        model, cache, kernels, spec, rows: the runner's, if ``can_capture`` says so.
         max_num_rows: the most rows of a step.
         max_num_tokens: the most tokens of a step.
         capture: records what a step launches.
@@ -102,11 +103,15 @@ class PromptGraphs:
     def load(self, batch: HostBatch, uploads: Uploads) -> tuple[PromptGraph, DeviceBatch] | None:
         """Copy a step to the inputs of the smallest graph that fits it, with the table's changes.
 
+        The step has no tokens of images.
+
         Returns:
             The graph, and the step as it lies in its inputs; None if no graph fits.
         """
+        count = batch.token_ids.size
         for size in self._sizes:
-            if batch.token_ids.size <= size and (graph := self._graphs.get(size)) is not None:
+            # While the larger sizes alone are captured, padding might cost more than launching.
+            if count <= size <= 2 * count + 16 and (graph := self._graphs.get(size)):
                 return self._load(graph, batch, uploads)
         return None
 
@@ -127,8 +132,7 @@ class PromptGraphs:
         arrays = [padded.slots, padded.query_start, padded.starts, padded.token_ids]
         arrays.append(np.resize(batch.sampling_rows, graph.num_rows))
         if table.mrope is not None:
-            deltas = table.mrope.deltas[padded.slots]
-            arrays.append(padded.positions + np.repeat(deltas, np.diff(padded.query_start)))
+            arrays.append(_rotary_positions(batch, padded, table.mrope))
         uploads.fill(graph.packed, arrays)
         nothing = graph.packed[:0]
         sampling_rows = graph.sampling_rows[: batch.sampling_rows.size]
@@ -223,6 +227,14 @@ def _padded(batch: HostBatch, num_rows: int, size: int, padding_slot: int) -> Ho
     query_start[: count + 1], query_start[-1] = batch.query_start, size
     token_ids[:num_tokens] = batch.token_ids
     return HostBatch(slots, query_start, starts, token_ids, batch.sampling_rows)
+
+
+def _rotary_positions(batch: HostBatch, padded: HostBatch, mrope: MRopePositions) -> np.ndarray:
+    """[size] int32; text has one position on all three axes, which images before it move."""
+    found, moved = padded.positions, mrope.of(batch)
+    if moved is not None:
+        found[: batch.token_ids.size] = moved[0]
+    return found
 
 
 def _bounding_batch(size: int, num_rows: int, num_slots: int, padding_slot: int) -> HostBatch:

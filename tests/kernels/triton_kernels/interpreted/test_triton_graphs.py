@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,11 +20,13 @@ from engine.models.decoder import Decoder
 from engine.runner import graphs, load_runner
 from engine.runner.graphs import Capture, DecodeGraphs, Replay, capture_sizes
 from engine.runner.inputs import HostBatch
+from engine.runner.mrope import MRopePositions
 from engine.runner.prompt_graphs import (
     _MAX_CHUNKS,
     PromptGraphs,
     _bounding_batch,
     _padded,
+    _rotary_positions,
     prompt_sizes,
 )
 from engine.types import Request, SamplingParams
@@ -185,6 +188,26 @@ def test_a_size_serves_every_step_that_has_no_more_tokens_and_few_chunks(data) -
         spec = AttentionSpec(num_heads, 1, 64, 16, torch.float32, torch.device("cpu"))
         for backend in (TritonAttention(), TritonAttention(invariant=True)):
             assert backend.can_replay(bounds, actual, spec)
+
+
+def test_text_is_moved_by_the_images_before_it_alone() -> None:
+    """Not by those behind it, in the same prompt; padding is moved by nothing."""
+    shapes = {"height": 3, "width": 4, "num_tokens": 12, "video": None}
+    images = [SimpleNamespace(start=start, **shapes) for start in (2, 34)]
+    mrope = MRopePositions(5, 1)
+    mrope.add(2, SimpleNamespace(prompt_token_ids=range(60), images=images))
+    between = range(14, 34)
+    batch = HostBatch(
+        slots=np.array([1, 2], np.int32),
+        query_start=np.array([0, 1, 1 + len(between)], np.int32),
+        starts=np.array([50, between.start], np.int32),
+        token_ids=np.zeros(1 + len(between), np.int32),
+        sampling_rows=np.arange(1, dtype=np.int32),
+    )
+    found = _rotary_positions(batch, _padded(batch, 4, batch.token_ids.size + 3, 4), mrope)
+    moved_by = 4 - 12  # an image moves text by its larger side, not by its number of tokens
+    assert found.tolist() == [50, *(place + moved_by for place in between), -3, -2, -1]
+    assert mrope.deltas[2] == 2 * moved_by, "the second one moves what is behind it"
 
 
 def test_small_models_have_larger_steps_with_prompts_captured(tmp_path: Path) -> None:
