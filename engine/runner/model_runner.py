@@ -209,19 +209,20 @@ class ModelRunner:
     ) -> PreparedBatch:
         """Copy a batch to where it is computed."""
         adapted = adapter_slots(self._adapters, batch, self._rows)
-        is_special = self._is_special(batch, copies)
-        graph = None if is_special else self._load_graph(batch, adapted, drafts)
-        inputs = trial = None
-        if graph is None and not is_special and adapted is None:
-            inputs = self._load_prompt_graph(batch, drafts)
-        if graph is None and inputs is None:
+        graph = inputs = trial = None
+        if not self._is_special(batch, copies):
+            graph = self._load_graph(batch, adapted, drafts)
+            if graph is None and adapted is None:
+                inputs = self._load_prompt_graph(batch, drafts)
+        if graph is not None:
+            if drafts is not None and graph.trial is not None:
+                trial = graph.trial.begin(batch, drafts, self._uploads)
+        elif inputs is None:
             inputs = self._send(batch, copies, adapted, drafts)
             if drafts is not None and self._info.is_recurrent:
                 state_rows, trial = begin_trial(batch, drafts, self._uploads)
-                state = replace(inputs.state, rows=state_rows, trial=trial.trial)
-                inputs = inputs._replace(state=state)
-        elif drafts is not None and graph.trial is not None:
-            trial = graph.trial.begin(batch, drafts, self._uploads)
+                tried = replace(inputs.state, rows=state_rows, trial=trial.trial)
+                inputs = inputs._replace(state=tried)
         masks = self._sampler.masks(batch) if self._is_cpu and drafts is None else None
         return PreparedBatch(graph, inputs, drafts, masks, trial)
 
@@ -284,9 +285,8 @@ class ModelRunner:
 
     def _load_prompt_graph(self, batch: HostBatch, drafts: StepDrafts | None) -> BatchInputs | None:
         """Return the step as loaded into a graph for steps with prompts; None if there is none."""
-        if self._prompt_graphs is None:
-            return None
-        loaded = self._prompt_graphs.load(batch, self._uploads)
+        graphs = self._prompt_graphs
+        loaded = None if graphs is None else graphs.load(batch, self._uploads)
         if loaded is None:
             return None
         graph, sent = loaded
