@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 _SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # tokens
 # Up to here reading the weights takes longest, so that padding costs nothing.
 _ALWAYS_CAPTURED = 64
-# Of a layer: an H200's host took over 15 ms for a step of 28 layers, from Python.
-_LAUNCH_S = 300e-6
+# Of a layer: the host of an H200 took 10 to 15 ms for a step of 28 layers.
+_LAUNCH_S = 400e-6
 _FLOPS_PER_S = 400e12  # of an H200, in products of some hundred rows
 # More rows with several tokens make a tile each, which all sizes would have to provide for.
 _MAX_CHUNKS = 16
