@@ -26,10 +26,13 @@ from triton import knobs
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.language.target_info import cuda_capability_geq
 
+from kernels.triton.known_launches import KnownLaunches
+
 # Triton decides this once, when a kernel is defined.
 INTERPRETED: bool = knobs.runtime.interpret
 _COMPILED: tl.constexpr = tl.constexpr(not INTERPRETED)
 _MIN_PDL_CAPABILITY = (9, 0)
+_launches = KnownLaunches()
 
 _INTERPRETED_PROGRAMS = 2
 _MIN_DOT = 16
@@ -44,9 +47,13 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     """
     if not all(grid):
         return
-    if _COMPILED.value and _supports_pdl(torch.cuda.current_device()):
+    if not _COMPILED.value:
+        kernel[grid](*args, **meta)
+        return
+    device = torch.cuda.current_device()
+    if _supports_pdl(device):
         meta["launch_pdl"] = True
-    kernel[grid](*args, **meta)
+    _launches.launch(kernel, device, grid, args, meta)
 
 
 @triton.jit

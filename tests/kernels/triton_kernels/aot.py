@@ -51,12 +51,16 @@ def record(case: Callable[[], object], name: str) -> list[dict[str, Any]]:
         compiled = kernel.warmup(*args, grid=grid, **meta)
         reports.append({"case": name, "kernel": kernel.__name__, **_describe(compiled)})
 
-    modules = [m for n, m in sys.modules.items() if n.startswith("kernels.triton.")]
-    for module in modules:
-        if callable(getattr(module, "launch", None)):
-            module.launch = compile_instead
+    for module in launching_modules():
+        module.launch = compile_instead
     case()
     return reports
+
+
+def launching_modules() -> list[Any]:
+    """The modules that launch kernels."""
+    modules = [m for n, m in sys.modules.items() if n.startswith("kernels.triton.")]
+    return [module for module in modules if callable(getattr(module, "launch", None))]
 
 
 def _describe(compiled: Any) -> dict[str, Any]:
