@@ -78,6 +78,7 @@ TRIALS = (
             AS_IT_IS,
             *(Variant({"num_stages": stages}) for stages in (2, 4)),
             *(Variant({"num_stages": stages, "maxnreg": None}) for stages in (3, 5)),
+            *(Variant({"num_stages": stages}, {"COPIES_TILES": True}) for stages in (3, 2)),
         ),
     ),
     Trial(

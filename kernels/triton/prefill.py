@@ -10,10 +10,11 @@ head``, so a short chunk of a model with large groups still fills the matrix uni
 A tile's scores, weights and sums follow one another. What keeps the matrix units busy meanwhile is
 a second program on the same multiprocessor, wherever registers and shared memory hold two: with
 heads of up to 128, at 128 registers a thread. It also works while the other begins or ends, which
-takes as long as several tiles of keys. The assembler then makes each of a tile's products wait for
-the one before: with 12 registers more it would not. (Products in flight beside their neighbours'
-weights, as in FlashAttention-3, Shah et al. 2024, within one program of 251 registers, took 8 to
-30 % longer on an H200; tiles of 64 rows fetch keys and values twice as often, and took as long.)
+takes as long as several tiles of keys. (Products in flight beside their neighbours' weights, as in
+FlashAttention-3, Shah et al. 2024, within one program of 251 registers, took 8 to 30 % longer on an
+H200; tiles of 64 rows fetch keys and values twice as often, and took as long.) With addresses in so
+few registers the assembler makes each product wait for the one before. ``prefill_tiles.py`` does
+without addresses.
 
 Sums of 128 rows of 256 numbers are all that fits in registers. A tile of wider heads, up to 512
 (those of Gemma 4's full attention), is processed by two programs, each of which computes all scores
@@ -36,6 +37,12 @@ from kernels.triton.launch import (
     wait_for_prior_kernels,
 )
 from kernels.triton.plan import TILE_ROWS, AttentionPlan
+from kernels.triton.prefill_tiles import (
+    are_copied_whole,
+    attend_to_tiles,
+    only_seen,
+    tiles_of,
+)
 from kernels.triton.tiles import (
     LOG2_E,
     dot,
@@ -47,6 +54,8 @@ from kernels.triton.tiles import (
     tanh,
 )
 
+# Not timed on a GPU yet: a variant of ``kernels.bench.variants`` until then.
+COPIES_TILES = False
 _TILE = 64
 _MAX_SUMS = 256  # of a value's numbers per program
 _WARPS = TILE_ROWS // 16
@@ -79,6 +88,9 @@ def prefill_attention(
     is_small = dim <= 128 and not is_wide
     has_two = is_small and not is_coded
     has_two = has_two and shared_memory_bytes(query.device) >= _SHARED_BYTES_OF_TWO
+    key_tiles = value_tiles = None
+    if COPIES_TILES and has_two and are_copied_whole(query, cache, _TILE):
+        key_tiles, value_tiles = (tiles_of(part, _TILE) for part in (cache.keys, cache.values))
     launch(
         _prefill_kernel,
         (tiles.capacity * num_kv_heads, dim // sums),
@@ -86,6 +98,8 @@ def prefill_attention(
         query,
         cache.keys,
         cache.values,
+        key_tiles,
+        value_tiles,
         cache.key_scales,
         cache.value_scales,
         query_start,
@@ -136,6 +150,8 @@ def _prefill_kernel(
     query,
     keys,
     values,
+    key_tiles,  # descriptors of the same, or None
+    value_tiles,
     key_scales,  # None unless the cache is quantised
     value_scales,
     query_start,
@@ -214,12 +230,20 @@ def _prefill_kernel(
     value_dims = dims
     if SUMS < DIM:
         value_dims = tl.program_id(1) * SUMS + tl.arange(0, SUMS)
-    acc, top, total = _attend(
-        *(q, keys, values, key_scales, value_scales, table, kv_head, seq_len),
-        *(lowest, unmasked, seen_by_all, end, first_seen, positions, last_seen),
-        *(scale, softcap, scale_in_cap),
-        *(NUM_KV_HEADS, HEAD_DIM, SUMS, BLOCK_SIZE, TILE, WINDOW, HAS_SOFTCAP),
-    )
+    if key_tiles is not None:
+        acc, top, total = attend_to_tiles(
+            *(q, key_tiles, value_tiles, table, kv_head, seq_len),
+            *(lowest, unmasked, seen_by_all, end, positions, last_seen),
+            *(scale, softcap, scale_in_cap),
+            *(NUM_KV_HEADS, BLOCK_SIZE, TILE, WINDOW, HAS_SOFTCAP),
+        )
+    else:
+        acc, top, total = _attend(
+            *(q, keys, values, key_scales, value_scales, table, kv_head, seq_len),
+            *(lowest, unmasked, seen_by_all, end, first_seen, positions, last_seen),
+            *(scale, softcap, scale_in_cap),
+            *(NUM_KV_HEADS, HEAD_DIM, SUMS, BLOCK_SIZE, TILE, WINDOW, HAS_SOFTCAP),
+        )
     if sinks is not None:
         sink = tl.load(sinks + heads) * LOG2_E
         total += tl.exp2(sink - top)
@@ -296,7 +320,7 @@ def _attend(
             if HAS_SOFTCAP:
                 scores = tanh(scores * scale_in_cap)
             if part != 1:
-                scores = _only_seen(scores, slots, positions, last_seen, WINDOW)
+                scores = only_seen(scores, slots, positions, last_seen, WINDOW)
             weights, shrink, top, total = online_softmax(
                 scores, softcap if HAS_SOFTCAP else scale, top, total, WINDOW > 0
             )
@@ -310,15 +334,6 @@ def _attend(
             )
             acc = dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
     return acc, top, total
-
-
-@triton.jit
-def _only_seen(scores, slots, positions, last_seen, WINDOW: tl.constexpr):
-    """[rows, slots]; -inf for slots that a row's query does not see."""
-    is_seen = slots[None, :] <= last_seen[:, None]
-    if WINDOW > 0:
-        is_seen = is_seen & (slots[None, :] > positions[:, None] - WINDOW)
-    return tl.where(is_seen, scores, -float("inf"))
 
 
 @triton.jit

@@ -30,6 +30,21 @@ def dot_add(a, b, acc):
 
 
 @triton.jit
+def complete(sums):
+    """``sums`` of a product, which is then not in flight beyond this place in a loop.
+
+    Otherwise the compiler waits for it in the next turn, before its first use there, and keeps its
+    operands in registers until then. This uses it, without an instruction.
+    """
+    if _INTERPRETED:
+        return sums
+    else:
+        return tl.inline_asm_elementwise(
+            "// $1", "=r,0", [sums], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
 def load_rows(places, is_read, DTYPE: tl.constexpr):
     """Load keys or values as operands of a product: codes are widened, without their scales."""
     if places.dtype.element_ty == DTYPE:

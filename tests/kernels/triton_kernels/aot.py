@@ -81,6 +81,7 @@ def _describe(compiled: Any) -> dict[str, Any]:
         "wgmma_shapes": sorted(set(re.findall(r"wgmma\.mma_async\S*?\.(m\d+n\d+k\d+)", ptx))),
         "mma": len(re.findall(r"\bmma\.sync", ptx)),
         "cp_async": ptx.count("cp.async."),
+        "tma": ptx.count("cp.async.bulk.tensor"),
         "products": sum("HGMMA" in text for _, text in code),
         # Those that leave none in flight.
         "product_waits": sum(bool(re.search(r"WARPGROUP\.DEPBAR.*, 0x0\b", t)) for _, t in code),

@@ -14,6 +14,7 @@ from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 from kernels.skinny import RowNorm
 from kernels.sparse import IndexQuery
 from kernels.tiled import TiledWeight
+from kernels.triton import prefill as prefill_module
 from kernels.triton.decode import decode_attention
 from kernels.triton.delta_chunks import gated_delta
 from kernels.triton.distribution import distribution
@@ -135,7 +136,9 @@ def prefill(
     codes: torch.dtype | None = None,
     dtype: torch.dtype = BF16,
     is_bidirectional: bool = False,
+    copies_tiles: bool = False,
 ) -> None:
+    prefill_module.COPIES_TILES = copies_tiles
     bounds = WorkBounds(8, 0, 64, tiles_only=False)
     plan = attention_plan(bounds, window, heads // kv_heads, is_bidirectional=is_bidirectional)
     cache = cache_of(kv_heads, block, dim, codes, dtype)
@@ -574,6 +577,10 @@ CASES: dict[str, Callable[[], object]] = {
         for tokens in (64, 8192)
     },
     **{f"prefill-{name}": partial(prefill, *shape) for name, shape in _SHAPES.items()},
+    **{
+        f"prefill-{name}-tiles": partial(prefill, *_SHAPES[name], copies_tiles=True)
+        for name in ("llama-8b", "mistral-7b-window", "qwen2-0.5b")
+    },
     **{
         f"prefill-{name}-float32": partial(prefill, *_SHAPES[name], dtype=torch.float32)
         for name in ("llama-8b", "gemma2-9b")

@@ -11,7 +11,7 @@ import torch
 from kernels.attention import BatchGeometry, DeviceGeometry
 from kernels.reference.attention import ReferenceAttention
 from kernels.select import select_kernels
-from kernels.triton import decode
+from kernels.triton import decode, prefill
 from kernels.triton.backend import TritonAttention
 from kernels.triton.plan import SPLIT_SIZE, UNIT
 from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
@@ -141,6 +141,45 @@ def test_blocks_behind_a_window_are_somebody_elses(
                 tensor[block] = float("nan")
     actual = run(problem, invariant=invariant)
     assert (actual.double() - expected).norm() < 2e-3 * expected.norm()
+
+
+@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 128), (128, 64)])
+@pytest.mark.parametrize("window", [None, 37, 64, 150])
+@pytest.mark.parametrize("is_bidirectional", [False, True])
+def test_whole_tiles_are_copied_without_what_is_nobodys(
+    head_dim: int,
+    block_size: int,
+    window: int | None,
+    is_bidirectional: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By descriptors of rows (prefill.py): the ends of sequences hold what is no number, and so do
+    the blocks behind a window."""
+    monkeypatch.setattr(prefill, "COPIES_TILES", True)
+    described, describe = [], prefill.tiles_of
+    monkeypatch.setattr(
+        prefill, "tiles_of", lambda *given: described.append(given) or describe(*given)
+    )
+    past = [0, 331, 64, 107, 127]
+    problem = make_problem(
+        [3, 75, 64, 2, 1],
+        past,
+        group=3,
+        head_dim=head_dim,
+        block_size=block_size,
+        window=window,
+        softcap=None if window else 20.0,
+        dtype=torch.float16,
+        is_bidirectional=is_bidirectional,
+    )
+    expected = attend(problem)
+    for row, before in enumerate(past):
+        behind = max(before - (window or before) + 1, 0) // block_size
+        for block in problem.geometry.tables[row, :behind]:
+            for tensor in problem.cache.tensors():
+                tensor[block] = float("nan")
+    assert (run(problem).double() - expected).norm() < 2e-3 * expected.norm()
+    assert len(described) == 2
 
 
 @pytest.mark.parametrize("has_sinks", [False, True])
