@@ -136,6 +136,7 @@ class EngineCore:
         self._monitor = EngineMonitor(self._scheduler, self._pool, self._intake.requests)
         self._in_flight: deque[_InFlightStep] = deque()  # oldest first
         self._depth = max_steps_in_flight(config, info)
+        self._has_adapters = False  # whether any request ever had one
         self._is_prepared = False
         self._num_until_prepare = _PREPARE_INTERVAL_STEPS
         self._stats = self._scheduler.stats()
@@ -211,6 +212,7 @@ class EngineCore:
         check_tokens(request, self._info.vocab_size)
         if request.adapter is not None:
             self._runner.load_adapter(request.adapter)
+            self._has_adapters = True
         self._intake.add(request)
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
@@ -324,8 +326,10 @@ class EngineCore:
         """
         if self._is_prepared or not self._stats.num_steps:
             return False
-        self._is_prepared = not self._runner.prepare()
-        return not self._is_prepared
+        remains = self._runner.prepare()
+        # Steps with adapters are captured when these have come, and again when they have moved.
+        self._is_prepared = not remains and not self._has_adapters
+        return remains
 
     def check(self) -> list[str]:
         """Check the block pool's bookkeeping; returns and logs the problems found.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ class AdapterRows(NamedTuple):
     slot_mask: torch.Tensor  # [n, slots, 1] bool: whether this slot is the token's adapter
     order: torch.Tensor  # [m] int64 on the device: the tokens with an adapter, by slot
     groups: np.ndarray  # [groups, 3] int64: a slot, and the range of its tokens in order
+    plan: Any = None  # what kernels have derived for all layers; None: nothing
 
 
 def adapter_rows(slots: np.ndarray, num_slots: int, device: torch.device) -> AdapterRows:

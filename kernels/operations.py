@@ -211,6 +211,10 @@ class Operations(Protocol):
         """See ``kernels.reference.moe``."""
         ...
 
+    def plan_adapters(self, rows: AdapterRows, num_slots: int, /) -> AdapterRows:
+        """See ``kernels.reference.lora``."""
+        ...
+
     def add_adapters(
         self,
         out: torch.Tensor,

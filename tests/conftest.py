@@ -11,16 +11,23 @@ from engine.gc_tuning import collection_paused
 from tests.servers import Server, running_server
 from tests.thinned import mark_thinned
 
-# They take minutes in one piece: started last, they would leave all cores but one idle. The first
-# takes the longest.
+# The files that take longest, in that order. Many of them wait for servers most of the time, which
+# leaves cores idle unless others compute meanwhile.
 _LONG = (
-    "test_triton_interpreter.py",
-    "test_pretended_gpu.py",
-    "test_states_server.py",
-    "test_tensor_parallel.py",
-    "test_nodes.py",
-    "test_tools_bench.py",
-    "test_lifecycle.py",
+    *("test_triton_interpreter.py", "test_runner.py", "test_pretended_gpu.py"),
+    *("test_tensor_parallel.py", "test_lora.py", "test_parity.py", "test_states_server.py"),
+    *("test_draft_head_texts.py", "test_triton_aot.py", "test_lifecycle.py"),
+    *("test_text_parser.py", "test_workers.py", "test_tools_bench.py", "test_programs.py"),
+    *("test_state_drafts.py", "test_nodes.py", "test_lora_api.py", "test_states.py"),
+    *("test_data_parallel.py", "test_openapi_fuzz.py", "test_shared_states.py"),
+    *("test_speculation_api.py", "test_images_server.py", "test_cpu_attention.py"),
+    *("test_system_faults.py", "test_staged_kinds.py", "test_sleep.py"),
+    *("test_gguf_models.py", "test_text_grammar.py", "test_dashboard.py"),
+    *("test_responses_store.py", "test_batches.py", "test_crashes.py"),
+    *("test_cli_run_batch.py", "test_pipeline_parallel.py", "test_formats.py"),
+    *("test_demo_corpus.py", "test_keys.py", "test_images.py", "test_lives.py"),
+    *("test_bad_inputs.py", "test_shared_gemmas.py", "test_speculation.py"),
+    *("test_beam_search.py",),
 )
 
 

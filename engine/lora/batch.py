@@ -11,6 +11,7 @@ from engine.lora.store import AdapterStore
 from engine.models.adapters import LoraDelta
 from engine.runner.inputs import HostBatch
 from engine.runner.rows import RowTable
+from engine.runner.transfer import Uploads
 from kernels.cpu.program import NotRecordableError
 from kernels.lora import AdapterRows, adapter_rows, group_by_slot
 from kernels.operations import Operations
@@ -29,7 +30,7 @@ class StepAdapters:
 
     def __init__(self, store: AdapterStore, rows: AdapterRows, operations: Operations) -> None:
         self._store = store
-        self._rows = rows
+        self._rows = operations.plan_adapters(rows, store.num_slots)
         self._operations = operations
 
     def add(self, out: torch.Tensor, x: torch.Tensor, parameter: str) -> torch.Tensor:
@@ -81,9 +82,50 @@ class RecordedAdapters(StepAdapters):
 
     def deltas(self, parameter: str) -> Iterator[LoraDelta]:
         """Raise NotRecordableError, since the products depend on the rows."""
-        if self._store.layer(parameter) is not None:
-            raise NotRecordableError(f"an adapter's part in {parameter.partition('.')[2]}")
-        return iter(())
+        return _refuse_deltas(self._store, parameter)
+
+
+class CapturedAdapters:
+    """The adapters of a decode step that is captured once and replayed with any adapters.
+
+    Args:
+        store: must not change its ``version`` in between.
+        size: rows of the step.
+        operations: the kernels.
+    """
+
+    def __init__(self, store: AdapterStore, size: int, operations: Operations) -> None:
+        self._store = store
+        self._operations = operations
+        self._slots = torch.full((size,), -1, dtype=torch.int32, device=store.device)
+        self._uploads = Uploads(store.device)
+
+    def set(self, slots: np.ndarray) -> None:
+        """Set the adapter slots of the next replay's rows: [n] int64, -1 for none; others have
+        none."""
+        given = np.full(self._slots.shape[0], -1, np.int32)
+        given[: slots.size] = slots
+        self._uploads.fill(self._slots, [given])
+
+    def of_step(self) -> StepAdapters:
+        """Return the adapters of a step that is being captured."""
+        nothing = self._slots[:0]
+        rows = AdapterRows(self._slots.long(), nothing, nothing, np.empty((0, 3), np.int64))
+        return _CapturedStepAdapters(self._store, rows, self._operations)
+
+
+class _CapturedStepAdapters(StepAdapters):
+    __slots__ = ()
+
+    def deltas(self, parameter: str) -> Iterator[LoraDelta]:
+        """See ``RecordedAdapters.deltas``."""
+        return _refuse_deltas(self._store, parameter)
+
+
+def _refuse_deltas(store: AdapterStore, parameter: str) -> Iterator[LoraDelta]:
+    if store.layer(parameter) is not None:
+        raise NotRecordableError(f"an adapter's part in {parameter.partition('.')[2]}")
+    return iter(())
 
 
 def adapter_slots(store: AdapterStore, batch: HostBatch, table: RowTable) -> np.ndarray | None:

@@ -17,14 +17,15 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from engine.kv_cache.storage import KVCache
-from engine.lora.batch import RecordedAdapters
+from engine.lora.batch import CapturedAdapters, RecordedAdapters
+from engine.lora.store import AdapterStore
 from engine.models.decoder import Decoder, StepState
 from engine.runner.inputs import HostBatch, build_inputs, geometry
 from engine.runner.rows import RowTable
@@ -87,7 +88,8 @@ class DecodeGraph:
     forward: Replay
     sample: Replay
     greedy: GreedyStep | None = None  # instead of both
-    adapters: RecordedAdapters | None = None  # of its rows; None: no adapters
+    # Of its rows; None: they have none.
+    adapters: RecordedAdapters | CapturedAdapters | None = None
     rotary_positions: torch.Tensor | None = None  # [size], see ``MRopePositions``; None: unused
     trial: RecordedTrial | None = None  # if it verifies drafts and the model is recurrent
 
@@ -107,14 +109,25 @@ class DecodeGraph:
         return self.packed[2 * self.size : 3 * self.size]
 
 
+class _Kind(NamedTuple):
+    """The steps that a graph serves."""
+
+    size: int  # number of rows
+    adapted: bool  # whether any row has an adapter
+
+
 class DecodeGraphs:
     """The ladder of graphs, captured one at a time when the engine has time, the largest first.
+
+    Steps whose rows have adapters have graphs of their own, captured once there are adapters on the
+    device, and again if these have moved there.
 
     Args:
         model, cache, kernels, spec, rows: the runner's.
         max_num_rows: the most rows of a step.
         capture: records what a step launches.
         features: those of the draft head, if there is one.
+        adapters: the store of the rows' adapters; None: they have none.
         enable_feedback: sampled tokens become the rows' newest tokens.
     """
 
@@ -129,6 +142,7 @@ class DecodeGraphs:
         capture: Capture,
         features: Features | None = None,
         *,
+        adapters: AdapterStore | None = None,
         enable_feedback: bool = True,
     ) -> None:
         self._model = model
@@ -139,9 +153,12 @@ class DecodeGraphs:
         self._capture = capture
         self._features = features
         self._enable_feedback = enable_feedback
-        self._graphs: dict[int, DecodeGraph] = {}
-        self._to_capture = capture_sizes(max_num_rows)  # ascending; captured from the end
-        self._sizes = tuple(self._to_capture)
+        self._adapters = adapters
+        self._adapted_version = 0  # the store's version at capturing time
+        self._graphs: dict[_Kind, DecodeGraph] = {}
+        self._stale: list[DecodeGraph] = []  # perhaps being replayed
+        self._sizes = tuple(capture_sizes(max_num_rows))  # ascending
+        self._to_capture = [_Kind(size, adapted=False) for size in self._sizes]  # from the end
         self._logits: torch.Tensor | None = None  # shared by the larger sizes
 
     def find(
@@ -149,15 +166,17 @@ class DecodeGraphs:
     ) -> DecodeGraph | None:
         """Return the smallest graph that fits the batch, whether or not it verifies drafts.
 
-        None if running without a graph costs less, or if rows have adapters, whose kernels are not
-        captured.
+        ``adapted``: some rows have adapters. None if running without a graph costs less.
         """
-        if adapted or not batch.is_decode or (has_drafts and self._model.spec.is_recurrent):
+        if adapted:
+            self._drop_stale()
+        if not batch.is_decode or (has_drafts and self._model.spec.is_recurrent):
             return None
         num_rows = batch.slots.size
         for size in self._sizes:
             # Padding to twice the rows costs less than the launches, except for the largest models.
-            if num_rows <= size <= 2 * num_rows + 8 and (graph := self._graphs.get(size)):
+            graph = self._graphs.get(_Kind(size, adapted))
+            if graph is not None and num_rows <= size <= 2 * num_rows + 8:
                 actual = BatchGeometry(
                     batch.query_start,
                     batch.seq_lens,
@@ -168,6 +187,17 @@ class DecodeGraphs:
                 fits = self._kernels.attention.can_replay(graph.bounds, actual, self._spec)
                 return graph if fits else None
         return None
+
+    def _drop_stale(self) -> None:
+        """Drop the graphs of rows with adapters if the adapters have moved in memory."""
+        store = self._adapters
+        if store is None or store.version == self._adapted_version:
+            return
+        self._adapted_version = store.version
+        adapted = [kind for kind in self._graphs if kind.adapted]
+        self._stale += [self._graphs.pop(kind) for kind in adapted]
+        plain = [kind for kind in self._to_capture if not kind.adapted]
+        self._to_capture = [*(_Kind(size, adapted=True) for size in self._sizes), *plain]
 
     def load(self, graph: DecodeGraph, batch: HostBatch, uploads: Uploads) -> None:
         """Copy a batch, padded, and the changes of the row table to the graph's inputs."""
@@ -193,20 +223,27 @@ class DecodeGraphs:
         """
         if not self._to_capture:
             return False
-        size = self._to_capture.pop()
+        kind = self._to_capture.pop()
         try:
-            self._graphs[size] = self._capture_size(size)
+            self._graphs[kind] = self._capture_kind(kind)
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            logger.warning("decode steps of %d rows and fewer are not captured: %s", size, reason)
-            self._to_capture.clear()
-            return False
+            which = "decode steps with adapters" if kind.adapted else "decode steps"
+            logger.warning("%s of %d rows and fewer are not captured: %s", which, kind.size, reason)
+            rest = [each for each in self._to_capture if each.adapted != kind.adapted]
+            self._to_capture = rest
+        else:
+            self._stale.clear()  # capturing has waited for the device
         if not self._to_capture:
             logger.info("captured decode steps of %d sizes", len(self._graphs))
         return bool(self._to_capture)
 
-    def _capture_size(self, size: int) -> DecodeGraph:
-        device, table = self._spec.device, self._rows
+    def _capture_kind(self, kind: _Kind) -> DecodeGraph:
+        size, device, table = kind.size, self._spec.device, self._rows
+        adapters: CapturedAdapters | None = None
+        if kind.adapted:
+            assert self._adapters is not None
+            adapters = CapturedAdapters(self._adapters, size, self._kernels.operations)
         packed, rows = padding_rows(size, table, device)
         turns = None if table.mrope is None else packed[3 * size :]
         longest = longest_row(size, self._cache, table, self._spec)
@@ -226,6 +263,9 @@ class DecodeGraphs:
                 rotations=self._model.rotations(inputs.positions if turns is None else turns),
                 rows=rows,
             )
+            if adapters is not None:
+                own = adapters.of_step()
+                state = replace(state, adapters=own, output_adapters=own)
             given = inputs.input_ids, state, self._cache.layers
             kept = None
             if self._features is None:
@@ -246,7 +286,7 @@ class DecodeGraphs:
 
         replay_sample, _ = self._capture(sample)
         given = packed, bounds, logits, positions, sampled, kept, replay_forward, replay_sample
-        return DecodeGraph(*given, rotary_positions=turns)
+        return DecodeGraph(*given, adapters=adapters, rotary_positions=turns)
 
     def _persist_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """Return where a step's logits stay until its tokens are sampled.

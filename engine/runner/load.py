@@ -327,7 +327,7 @@ def _graphs(
         return DecodePrograms(*parts, adapters=adapters, features=features), None
     most = rows.padding_slot  # the slots before the spare one
     capture = CudaCapture()
-    decode = DecodeGraphs(*parts, most, capture, features)
+    decode = DecodeGraphs(*parts, most, capture, features, adapters=adapters)
     if features is not None or not can_capture(attention):
         return decode, None
     most_tokens = config.scheduler.for_device("cuda").step_tokens

@@ -40,6 +40,7 @@ from kernels.cpu.sparse import (
     selected_lengths,
 )
 from kernels.reference.drafts import sample_from_probs, verify_drafts
+from kernels.reference.lora import plan_adapters
 from kernels.reference.moe import add_experts, add_gated, moe_token_thresholds
 from kernels.reference.sampling_step import distribution
 
@@ -74,6 +75,7 @@ __all__ = [
     "norm_rope",
     "norm_rope_store",
     "places_behind",
+    "plan_adapters",
     "rms_norm",
     "rope_tables",
     "route",

@@ -11,6 +11,16 @@ from kernels.lora import AdapterRows, AdapterWeights
 _LONG_GROUP = 16
 
 
+def plan_adapters(rows: AdapterRows, num_slots: int) -> AdapterRows:
+    """Return the rows with what all layers of a step share: nothing here.
+
+    Args:
+        rows: the tokens' slots.
+        num_slots: of each layer's adapters.
+    """
+    return rows
+
+
 def add_adapters(
     out: torch.Tensor, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows
 ) -> torch.Tensor:

@@ -22,7 +22,7 @@ from kernels.reference.layers import (
     softcap,
     xielu,
 )
-from kernels.reference.lora import add_adapters
+from kernels.reference.lora import add_adapters, plan_adapters
 from kernels.reference.moe import (
     add_experts,
     add_gated,
@@ -81,6 +81,7 @@ __all__ = [
     "norm_rope",
     "norm_rope_store",
     "places_behind",
+    "plan_adapters",
     "rms_norm",
     "rope_tables",
     "route",

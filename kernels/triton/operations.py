@@ -24,7 +24,7 @@ from kernels.triton.layers import (
     silu_mul,
     xielu,
 )
-from kernels.triton.lora import add_adapters
+from kernels.triton.lora import add_adapters, plan_adapters
 from kernels.triton.moe import add_experts, fused_moe
 from kernels.triton.recurrent import channel_scan
 from kernels.triton.routing import moe_token_thresholds, route
@@ -64,6 +64,7 @@ __all__ = [
     "norm_rope",
     "norm_rope_store",
     "places_behind",
+    "plan_adapters",
     "rms_norm",
     "rope_tables",
     "route",

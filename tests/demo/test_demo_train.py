@@ -37,6 +37,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_to_the_same_weights(small_shards, folder: Path) -> None:
     whole = train.train(folder, folder / "whole", num_shards=2)
     straight = load_file(folder / "model.safetensors")

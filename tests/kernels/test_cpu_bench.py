@@ -30,6 +30,7 @@ def test_the_last_line_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert [result["case"] for result in results] == [f"add and norm {n}" for n in (1, 16, 512)]
 
 
+@pytest.mark.slow
 def test_layers_with_a_state_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     status = cpu.main(["--threads", "1", "--seconds", "0", "--only", "decode 1"])
     results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]

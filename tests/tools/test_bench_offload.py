@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from engine.paths import default_model_dir
 from tools.bench import offload
 
 
+@pytest.mark.slow
 def test_a_tier_computes_less(capsys):
     assert offload.main([str(default_model_dir()), "--tiny", "--rounds", "1"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line[0] == "{"]

@@ -110,6 +110,7 @@ def test_stages_hand_on_what_is_planned(tmp_path, monkeypatch):
     assert sent == [7 * first.activation_bytes, last.returned_bytes]
 
 
+@pytest.mark.slow
 def test_steps_of_ranks_are_measured_and_planned_with(tmp_path, capsys):
     file = tmp_path / "here.json"
     few = ["--seconds", "1", "--max-num-seqs", "2", "--num-threads", "1"]

@@ -215,6 +215,7 @@ def test_batch_invariant_attention_is_of_the_same_products(
         assert shapes["_run_kernel"] == shapes["_runs_of_tile_kernel"]
 
 
+@pytest.mark.slow
 def test_products_of_few_rows_and_of_many_are_of_one_depth(
     tmp_path: Path, compile_cases: CompileCases
 ) -> None:
@@ -258,6 +259,7 @@ def test_heads_smaller_than_a_product_compile(tmp_path: Path, compile_cases: Com
     check(reports)
 
 
+@pytest.mark.slow
 def test_codes_of_a_cache_are_rounded_as_the_references(
     tmp_path: Path, compile_cases: CompileCases
 ) -> None:

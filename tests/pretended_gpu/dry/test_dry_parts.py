@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -13,6 +14,8 @@ from engine.config import CacheConfig, EngineConfig, LoraConfig
 from engine.core import EngineCore
 from engine.pooling import PoolingParams
 from engine.runner import load_runner
+from engine.runner.graphs import DecodeGraph
+from engine.runner.inputs import HostBatch
 from engine.types import Adapter, Request
 from tests import tiny_encoders, tiny_models
 from tests.engine.pooling.drive import embed, load
@@ -55,6 +58,47 @@ def test_adapters_are_brought_and_added_without_waiting(eager: str, tmp_path: Pa
         # The second one is additional, and larger.
         assert not rig.launches.new(lambda: later.append(texts(rig.core, rows)))
         assert later == [expected]
+
+
+@pytest.mark.parametrize("num_asked", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_steps_with_adapters_are_captured_once_these_are_there(
+    num_asked: int, tmp_path: Path
+) -> None:
+    """And again after they have moved, for a larger one; until then such steps are launched."""
+    scheduler = {"max_num_seqs": min(num_asked, 2), "max_num_batched_tokens": 16}
+    config = config_of(
+        saved("qwen3", tmp_path / "model"), lora=LoraConfig(max_loaded=2), scheduler=scheduler
+    )
+    small, large = adapter(tmp_path / "a", 4, seed=1), adapter(tmp_path / "b", 20, seed=2)
+    sampling = msgspec.structs.replace(PLAIN[0], max_tokens=4, ignore_eos=True)
+    rows = [
+        Request(id=name, prompt_token_ids=tuple(range(30, 36)), sampling=sampling, adapter=of_row)
+        for name, of_row in (("small", small), ("large", large), ("none", None))
+    ]
+    expected = {row.id: on_cpu(config, [row])[row.id] for row in rows}
+    assert len(set(map(tuple, expected.values()))) == 3
+    turns = [rows[:1], rows[1:], rows[:2]][:num_asked]
+    with on_pretended_gpu(config, "main") as rig:
+        graphs = rig.core._runner._graphs
+        found, find = [], graphs.find
+
+        def noted(batch: HostBatch, **more: bool) -> DecodeGraph | None:
+            graph = find(batch, **more)
+            if batch.is_decode and more["adapted"]:
+                found.append(graph is not None)
+            return graph
+
+        graphs.find = noted
+        for asked in turns:
+            for is_captured in (False, True):
+                found.clear()
+                assert texts(rig.core, asked) == {row.id: expected[row.id] for row in asked}
+                assert found
+                # The large one moves the other.
+                assert all(each == (is_captured or asked == rows[:2]) for each in found)
+                while rig.core.prepare():
+                    pass
+                assert not graphs._stale
 
 
 @pytest.mark.slow
