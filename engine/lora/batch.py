@@ -92,13 +92,16 @@ class CapturedAdapters:
         store: must not change its ``version`` in between.
         size: rows of the step.
         operations: the kernels.
+        uploads: to the store's device.
     """
 
-    def __init__(self, store: AdapterStore, size: int, operations: Operations) -> None:
+    def __init__(
+        self, store: AdapterStore, size: int, operations: Operations, uploads: Uploads
+    ) -> None:
         self._store = store
         self._operations = operations
+        self._uploads = uploads
         self._slots = torch.full((size,), -1, dtype=torch.int32, device=store.device)
-        self._uploads = Uploads(store.device)
 
     def set(self, slots: np.ndarray) -> None:
         """Set the adapter slots of the next replay's rows: [n] int64, -1 for none; others have

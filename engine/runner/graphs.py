@@ -154,6 +154,7 @@ class DecodeGraphs:
         self._features = features
         self._enable_feedback = enable_feedback
         self._adapters = adapters
+        self._uploads = Uploads(spec.device)  # of the rows' adapters
         self._adapted_version = 0  # the store's version at capturing time
         self._graphs: dict[_Kind, DecodeGraph] = {}
         self._stale: list[DecodeGraph] = []  # perhaps being replayed
@@ -243,7 +244,8 @@ class DecodeGraphs:
         adapters: CapturedAdapters | None = None
         if kind.adapted:
             assert self._adapters is not None
-            adapters = CapturedAdapters(self._adapters, size, self._kernels.operations)
+            given = self._adapters, size, self._kernels.operations, self._uploads
+            adapters = CapturedAdapters(*given)
         packed, rows = padding_rows(size, table, device)
         turns = None if table.mrope is None else packed[3 * size :]
         longest = longest_row(size, self._cache, table, self._spec)
