@@ -47,15 +47,19 @@ def config_of(model: str, **changes: Any) -> EngineConfig:
 
 
 @contextmanager
-def on_pretended_gpu(config: EngineConfig, eager: str = "none") -> Iterator[Rig]:
+def on_pretended_gpu(
+    config: EngineConfig, eager: str = "none", prompt_sizes: tuple[int, ...] = (16,)
+) -> Iterator[Rig]:
     """Run the engine of ``config`` with all of its graphs captured.
 
     Args:
         config: the engine's config.
         eager: see ``Queues``.
+        prompt_sizes: numbers of tokens of steps with prompts to capture; interpreting large ones
+            takes long.
     """
     with pretended_gpu(eager) as (gpu, launches), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prompt_graphs, "_SIZES", (16,))  # interpreting larger ones takes long
+        patch.setattr(prompt_graphs, "_SIZES", prompt_sizes)
         runner = load_runner(config)
         assert isinstance(runner, ModelRunner)
         launch = runner.launch

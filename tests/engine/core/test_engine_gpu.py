@@ -19,6 +19,7 @@ from engine.paths import default_model_dir
 from engine.runner.model_runner import ModelRunner
 from engine.types import Adapter, Request, SamplingParams, StepPlan
 from tests import tiny_models, tiny_vision
+from tests.engine.replays import count_prompt_replays
 from tests.image_prompts import ask, rules_of
 from tools.quantize.questions import count_correct_answers, read_questions
 
@@ -107,24 +108,6 @@ def count_replays(core: EngineCore) -> list[bool]:
         return graph
 
     graphs.find = counting
-    return found
-
-
-def count_prompt_replays(core: EngineCore) -> list[bool]:
-    """Record whether each step with prompts from now on was captured; empty if none can be."""
-    runner = core._runner
-    assert isinstance(runner, ModelRunner)
-    graphs = runner._prompt_graphs
-    found: list[bool] = []
-    if graphs is not None:
-        load = graphs.load
-
-        def counting(*args: Any) -> Any:
-            loaded = load(*args)
-            found.append(loaded is not None)
-            return loaded
-
-        graphs.load = counting
     return found
 
 

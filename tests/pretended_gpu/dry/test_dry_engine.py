@@ -18,6 +18,7 @@ from engine.config import SpeculationConfig
 from engine.runner import load_runner
 from engine.types import Request, SamplingParams
 from tests import tiny_draft_heads, tiny_models
+from tests.engine.replays import count_prompt_replays
 from tests.pretended_gpu.engines import config_of, on_cpu, on_pretended_gpu, texts
 from tests.pretended_gpu.stand_in import pretended_gpu
 
@@ -172,8 +173,10 @@ def test_families_serve_without_waiting(name: str, tmp_path: Path) -> None:
     kind, changes = FAMILIES[name]
     config, requests = config_of(saved(kind, tmp_path), **changes), requests_of(PLAIN, 24)
     expected = on_cpu(config, requests)
-    with on_pretended_gpu(config, "main") as rig:
+    with on_pretended_gpu(config, "main", prompt_sizes=(48,)) as rig:
+        replayed = count_prompt_replays(rig.core)
         assert texts(rig.core, requests) == expected
+    assert not replayed or any(replayed), "of the families that can be captured"
 
 
 @pytest.mark.slow
