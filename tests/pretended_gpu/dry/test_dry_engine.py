@@ -166,6 +166,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+# With states, or attention that is planned on the host.
+_PROMPTS_ARE_LAUNCHED = (
+    *("deepseek_v32", "glm_moe_dsa", "llama4"),
+    *("qwen3_5_text", "lfm2", "granitemoehybrid", "nemotron_h_moe", "mamba2"),
+)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("matrix_units")
 @pytest.mark.parametrize("name", FAMILIES)
@@ -176,7 +183,7 @@ def test_families_serve_without_waiting(name: str, tmp_path: Path) -> None:
     with on_pretended_gpu(config, "main", prompt_sizes=(48,)) as rig:
         replayed = count_prompt_replays(rig.core)
         assert texts(rig.core, requests) == expected
-    assert not replayed or any(replayed), "of the families that can be captured"
+    assert any(replayed) == (kind not in _PROMPTS_ARE_LAUNCHED)
 
 
 @pytest.mark.slow
