@@ -134,6 +134,7 @@ def _load(
             memory.weights_bytes,
             memory.num_states,
             memory.num_snapshots,
+            plan.captures_steps,
         )
     )
     serve = next(messages, None)

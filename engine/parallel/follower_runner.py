@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from engine.errors import EngineDead
 from engine.kv_cache.host_store import HostStore
 from engine.kv_cache.states import copy_states
 from engine.kv_cache.storage import KVCache
@@ -16,6 +17,7 @@ from engine.lora.batch import step_adapters
 from engine.models.decoder import Decoder
 from engine.models.layer_state import LayerState
 from engine.models.step_state import StepImageEmbeddings, StepState
+from engine.parallel.follower_graphs import FollowerGraphs, SentLines
 from engine.parallel.frames import (
     ComputeLogits,
     CopyBlocks,
@@ -30,11 +32,13 @@ from engine.parallel.group import Group
 from engine.parallel.pipeline import Pipeline
 from engine.parallel.shard import Shard
 from engine.runner.adapter_load import make_adapters
-from engine.runner.inputs import HostBatch
+from engine.runner.images import StepImages
+from engine.runner.inputs import AttentionEnds, HostBatch
 from engine.runner.load_plan import LoadPlan
+from engine.runner.step_builder import StepBuilder
+from engine.runner.step_peers import GraphKey
 from engine.runner.transfer import Uploads
 from engine.types import BlockCopy
-from kernels.attention import BatchGeometry, DeviceGeometry
 from kernels.inputs import StepRows
 
 
@@ -56,6 +60,7 @@ class FollowerRunner:
         caches: for the state of sequences.
         group: the ranks of its stage; None: it is alone there.
         pipeline: connections to other stages; None: there are none.
+        graphs: of this rank's steps; None: they cannot be captured.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class FollowerRunner:
         caches: RankCaches,
         group: Group | None,
         pipeline: Pipeline | None,
+        graphs: FollowerGraphs | None,
     ) -> None:
         self._plan = plan
         self._shard = shard
@@ -74,6 +80,8 @@ class FollowerRunner:
         self._adapters = make_adapters(plan)
         self._model = model
         self._cache, self._states, self._host = caches
+        self._graphs = graphs
+        self._builder = StepBuilder(model.rotations, plan.kernels, plan.attention)
         self._uploads = Uploads(plan.attention.device)
 
     def execute(self, message: ToRank) -> None:
@@ -98,8 +106,22 @@ class FollowerRunner:
             for layer in self._cache.paged:
                 self._plan.kernels.operations.copy_blocks(layer, sources.long(), targets.long())
 
+    def capture(self, graph: GraphKey) -> None:
+        """Capture a step while rank 0 does.
+
+        Raises:
+            NotCapturedError: this rank could not; it has communicated as if it could.
+        """
+        if self._graphs is None:
+            raise EngineDead("rank 0 captures steps, and this rank cannot")
+        self._graphs.capture(graph)
+
     def _forward(self, message: Forward) -> None:
-        plan, batch = self._plan, _batch(message)
+        batch = _batch(message)
+        if message.graph is not None:
+            assert self._graphs is not None
+            self._graphs.replay(message.graph, message, batch)
+            return
         host_tables = unpack(message.tables).reshape(batch.slots.size, -1)
         last = batch.query_start[1:][batch.sampling_rows] - 1
         of_states = unpack(message.lines) if message.lines else batch.slots
@@ -110,29 +132,18 @@ class FollowerRunner:
             *(unpack(message.query_ends), unpack(message.image_places)),
         )
         rows = StepRows(*sent)
-        longest = int(np.diff(batch.query_start).max())
-        inputs = plan.kernels.operations.build_inputs(
-            rows, rows.slots.long(), tables, plan.attention.block_size, longest
+        of_rows = SentLines(host_tables, tables, rows.slots.long())
+        seen = StepImages(
+            self._receive_images(shown.long(), message.num_deepstack),
+            attention_ends=None if on_host is None else AttentionEnds(on_host, ends),
         )
-        where = rows.query_start, inputs.seq_lens, rows.slots, tables
-        on_device = DeviceGeometry(*where, None if on_host is None else ends)
-        geometry = BatchGeometry(
-            batch.query_start, batch.seq_lens, batch.slots, host_tables, on_device, on_host
-        )
-        state = StepState(
-            attention=plan.kernels.attention.plan(geometry, plan.attention),
-            slot_mapping=inputs.slot_mapping,
-            positions=inputs.positions,
-            rotations=self._model.rotations(
-                turns.long() if message.rotary_positions else inputs.positions
-            ),
-            images=self._receive_images(shown.long(), message.num_deepstack),
-            rows=rows._replace(slots=lines),
-        )
+        turning = turns if message.rotary_positions else None
+        built = self._builder.build(batch, rows, of_rows, seen, rotary_positions=turning)
+        state = replace(built.state, rows=rows._replace(slots=lines))
         if message.adapters:
             state = self._with_adapters(state, message, batch)
         is_trimmed = message.sampling_rows is not None and self._shard.is_last_stage
-        self._run(inputs.input_ids, state, wanted if is_trimmed else None)
+        self._run(built.inputs.input_ids, state, wanted if is_trimmed else None)
 
     def _run(self, input_ids: torch.Tensor, state: StepState, wanted: torch.Tensor | None) -> None:
         """Run this rank's layers; the token ids come from rank 0."""

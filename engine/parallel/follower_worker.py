@@ -22,12 +22,15 @@ from engine.gc_tuning import collect_all
 from engine.kv_cache.host_store import HostStore
 from engine.kv_cache.states import make_states, num_state_lines
 from engine.kv_cache.storage import KVCache
+from engine.limits import num_row_lines
 from engine.models.checkpoint import read_config
 from engine.models.decoder import Decoder
 from engine.models.spec import DecoderSpec
+from engine.parallel.follower_graphs import FollowerGraphs
 from engine.parallel.follower_runner import FollowerRunner, RankCaches
 from engine.parallel.frames import (
     AllocateCache,
+    CaptureStep,
     Done,
     Failed,
     FinishReload,
@@ -39,10 +42,13 @@ from engine.parallel.frames import (
 from engine.parallel.layers import parallelize_modules
 from engine.parallel.pipeline import Connections
 from engine.parallel.shard import Shard
+from engine.runner.graphs import CudaCapture
 from engine.runner.host_copy import HostCopy
 from engine.runner.load import LoadedWeights, read_weights
 from engine.runner.load_plan import LoadPlan, make_plan
 from engine.runner.sleeping import release_memory, restore_weights
+from engine.runner.step_builder import StepBuilder
+from engine.runner.step_peers import GraphKey, NotCapturedError
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +94,8 @@ class FollowerWorker:
         if isinstance(message, Sleep):
             self._sleep(message.level)
             return Done()
+        if isinstance(message, CaptureStep):
+            return self._capture(message.graph)
         if isinstance(message, ReadWeights | Wake):
             try:
                 if isinstance(message, Wake):
@@ -107,6 +115,15 @@ class FollowerWorker:
             with torch.inference_mode():
                 self._runner.execute(message)
         return None
+
+    def _capture(self, graph: GraphKey) -> Done | Failed:
+        assert self._runner is not None
+        try:
+            with torch.inference_mode():
+                self._runner.capture(graph)
+        except NotCapturedError as error:
+            return Failed(f"rank {self._shard.number}: {error}")
+        return Done()
 
     def _sleep(self, level: int) -> None:
         device = self._plan.attention.device
@@ -154,7 +171,21 @@ class FollowerWorker:
             modules = parallelize_modules(modules, plan.spec, self._shard, group)
         length = self._serve.max_model_len
         decoder = Decoder(plan.spec, modules, plan.kernels, length, group)
-        return FollowerRunner(plan, self._shard, decoder, caches, group, pipeline)
+        graphs = self._graphs(plan, decoder, caches.cache) if plan.captures_steps else None
+        return FollowerRunner(plan, self._shard, decoder, caches, group, pipeline, graphs)
+
+    def _graphs(self, plan: LoadPlan, decoder: Decoder, cache: KVCache) -> FollowerGraphs:
+        spec, serve = plan.attention, self._serve
+        return FollowerGraphs(
+            decoder,
+            cache,
+            spec,
+            StepBuilder(decoder.rotations, plan.kernels, spec),
+            num_row_lines(plan.config, serve.num_states),
+            min(serve.num_blocks, -(-serve.max_model_len // spec.block_size)),
+            CudaCapture(),
+            has_rotary_positions=plan.images is not None and plan.images.table_cell is not None,
+        )
 
 
 def allocate_caches(plan: LoadPlan, serve: AllocateCache) -> RankCaches:

@@ -13,6 +13,7 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.framing import Framing
+from engine.runner.step_peers import GraphKey
 from engine.types import Adapter
 
 
@@ -75,12 +76,20 @@ class Forward(msgspec.Struct, frozen=True, tag="forward", array_like=True):
     adapters: tuple[Adapter, ...] = ()  # those of the rows
     adapter_rows: bytes = b""  # [R], each row's adapter, an index; -1: none; empty if all are
     lines: bytes = b""  # [R], each row's line of recurrent states, if there are any
-    rotary_positions: bytes = b""  # [3, N], rotary positions, if they are not the tokens' positions
+    # [3, N], or [N] in a captured step; empty if they are the tokens' positions
+    rotary_positions: bytes = b""
     query_ends: bytes = b""  # [N], see ``BatchGeometry``; where some tokens look ahead
     # [n], the step's image tokens. Rank 0 broadcasts their embeddings in its stage, and as many
     # numbers again for each of the ``num_deepstack`` first layers with image features.
     image_places: bytes = b""
     num_deepstack: int = 0
+    graph: GraphKey | None = None  # which captured step computes it; None: it is not captured
+
+
+class CaptureStep(msgspec.Struct, frozen=True, tag="capture", array_like=True):
+    """To a rank: capture a step as all ranks do at once."""
+
+    graph: GraphKey
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter", array_like=True):
@@ -126,6 +135,7 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded", array_like=True):
     weights_bytes: int
     num_states: int  # sequences' states that fit; 0: not recurrent
     num_snapshots: int  # snapshots of states that fit
+    captures_steps: bool = False  # see ``LoadPlan``
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared", array_like=True):
@@ -133,12 +143,12 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared", array_like=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done", array_like=True):
-    """From a rank: it rests, is awake, or has read."""
+    """From a rank: it rests, is awake, has read, or has captured."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     """From a rank: why it could not load, as the last message; or not wake or read, while it
-    keeps resting."""
+    keeps resting; or not capture."""
 
     message: str
 
@@ -154,6 +164,7 @@ ToRank = (
     | LoadAdapter
     | Forward
     | ComputeLogits
+    | CaptureStep
     | SleepMessage
 )
 FromRank = Loaded | Prepared | StoreValue | RendezvousDone | Done | Failed

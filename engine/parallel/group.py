@@ -90,13 +90,13 @@ class Group(_ProcessGroup):
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Peers``."""
         x = x.contiguous()
-        self._checked(lambda: self._group.allreduce(x).wait())
+        self._run(self._group.allreduce, [x], distributed.AllreduceOptions())
         return x
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """Return the first rank's ``x``; it is overwritten on the others."""
         x = x.contiguous()
-        self._checked(lambda: self._group.broadcast(x, 0).wait())
+        self._run(self._group.broadcast, [x], distributed.BroadcastOptions())
         return x
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
@@ -106,8 +106,21 @@ class Group(_ProcessGroup):
         options = distributed.GatherOptions()
         options.rootRank = 0
         into = [found] if found else []
-        self._checked(lambda: self._group.gather(into, [x], options).wait())
+        self._run(self._group.gather, into, [x], options)
         return found
+
+    def _run(self, collective: Callable[..., Any], *given: Any) -> None:
+        """Run a collective, whose options come last, on the current stream, which may be captured;
+        on a CPU, wait for it."""
+        *_, options = given
+        options.asyncOp = False  # else NCCL computes on a stream of its own
+
+        def run() -> None:
+            work = collective(*given)
+            if work is not None:
+                work.wait()
+
+        self._checked(run)
 
 
 class Link(_ProcessGroup):

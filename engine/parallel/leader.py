@@ -5,7 +5,8 @@
     (those of other machines connect by themselves: ``rank_listener.py``; they meet via
     ``store.py``)
     then, for each pass: [SwapBlocks] [CopyStates] [CopyBlocks] Forward [CopyStates]
-    and ComputeLogits for each piece of logits
+    and ComputeLogits for each piece of logits that is not captured
+    and between passes: CaptureStep ─► Done or Failed
     and between steps: Sleep ─► Done, [ReadWeights ─► Done or Failed ─► FinishReload],
                        Wake ─► Done or Failed
 
@@ -34,15 +35,16 @@ from engine.kv_cache.states import num_state_lines
 from engine.models.modules import Modules
 from engine.models.spec import DecoderSpec
 from engine.parallel.common_memory import common_memory_plan
+from engine.parallel.forward_message import forward_message
 from engine.parallel.frames import (
     AllocateCache,
+    CaptureStep,
     ComputeLogits,
     CopyBlocks,
     CopyStates,
     Done,
     Failed,
     FinishReload,
-    Forward,
     FromRank,
     Join,
     LoadAdapter,
@@ -71,6 +73,7 @@ from engine.runner.device import choose_device, choose_dtype, dtype_name
 from engine.runner.images import NO_IMAGES, StepImages
 from engine.runner.inputs import HostBatch
 from engine.runner.rows import RowTable
+from engine.runner.step_peers import GraphKey, NotCapturedError
 from engine.scratch import ScratchDirectory
 from engine.types import Adapter, BlockCopy, MemoryPlan
 
@@ -115,8 +118,10 @@ class Team:
             self._send(rank, encode(Join(theirs, rank, meeting, self._address)))
         self.group: Group | None = None
         self.pipeline: Pipeline | None = None
+        self.captures_steps = False  # whether all the others do
         self._block_size = 0
         self._is_asleep = False
+        self._in_captured = False  # logits of captured steps are not announced
 
     def rendezvous(
         self, memory: MemoryPlan, device: torch.device, dtype: torch.dtype
@@ -141,6 +146,7 @@ class Team:
             self._add_ranks(self._listener.wait())
             loaded += self._expect_all(Loaded, range(here, self.shard.num_ranks))
         memory = common_memory_plan(memory, loaded, self._num_lines)
+        self.captures_steps = all(told.captures_steps for told in loaded)
         self._block_size = memory.block_size
         self._broadcast(
             AllocateCache(
@@ -256,6 +262,7 @@ class Team:
         images: StepImages = NO_IMAGES,
         *,
         sampled_only: bool,
+        graph: GraphKey | None = None,
     ) -> Iterator[None]:
         """Have the other ranks compute a pass while the caller computes it too.
 
@@ -264,37 +271,50 @@ class Team:
             table: holds them.
             images: the images in them.
             sampled_only: only the last tokens of sampling rows are needed.
+            graph: the captured step that computes it; None: it is not captured.
 
         Raises:
             EngineDead: a rank is gone, or the caller failed midway: the ranks are then out of step.
         """
-        adapters, places = _adapters(batch, table)
-        width = -(-int(batch.seq_lens.max()) // self._block_size)
-        rows = pack(batch.sampling_rows) if sampled_only else None
-        tables = pack(table.host_tables[batch.slots, :width])
-        where = pack(batch.query_start), pack(batch.starts), tables
-        lines = pack(batch.slots) if self._spec.is_recurrent else b""
-        turns = b"" if images.rotary_positions is None else pack(images.rotary_positions.host)
-        ends = b"" if images.attention_ends is None else pack(images.attention_ends.host)
-        shown, num_told = b"", 0
-        if images.tokens is not None and images.places is not None:
-            shown, num_told = pack(images.places), len(images.tokens.deepstack)
-        of_images = turns, ends, shown, num_told
-        self._broadcast(Forward(*where, rows, adapters, places, lines, *of_images))
-        try:
+        given = batch, table, images, self._block_size, graph
+        recurrent = self._spec.is_recurrent
+        message = forward_message(*given, is_recurrent=recurrent, sampled_only=sampled_only)
+        self._broadcast(message)
+        with _shared_pass(), self._captured(graph):
             if images.tokens is not None and self.group is not None:
                 self.group.broadcast(
                     torch.stack((images.tokens.embeddings, *images.tokens.deepstack))
                 )
             yield
-        except EngineDead:
-            raise
-        except Exception as error:
-            logger.exception("a pass failed on rank 0")
-            raise EngineDead(f"{type(error).__name__} in a pass that ranks share") from error
+
+    @contextlib.contextmanager
+    def capturing(self, graph: GraphKey, /) -> Iterator[None]:
+        """See ``StepPeers.capturing``."""
+        self._broadcast(CaptureStep(graph))
+        failure: NotCapturedError | None = None
+        with _shared_pass(), self._captured(graph):
+            try:
+                yield
+            except NotCapturedError as error:
+                failure = error
+        try:
+            self._expect_all_done()
+        except ModelLoadError as error:
+            failure = failure or NotCapturedError(str(error))
+        if failure is not None:
+            raise failure
 
     def _announce_logits(self, num_rows: int) -> None:
-        self._broadcast(ComputeLogits(num_rows), self.shard.size)
+        if not self._in_captured:
+            self._broadcast(ComputeLogits(num_rows), self.shard.size)
+
+    @contextlib.contextmanager
+    def _captured(self, graph: GraphKey | None) -> Iterator[None]:
+        self._in_captured = graph is not None
+        try:
+            yield
+        finally:
+            self._in_captured = False
 
     # ------------------------------------------------------------ helpers
 
@@ -370,15 +390,16 @@ class Team:
         return message
 
 
-def _adapters(batch: HostBatch, table: RowTable) -> tuple[tuple[Adapter, ...], bytes]:
-    """Return the distinct adapters of the rows, and each row's index among them."""
-    of_rows = [table.requests[slot].adapter for slot in batch.slots.tolist()]
-    if not any(of_rows):
-        return (), b""
-    distinct = {adapter.id: adapter for adapter in of_rows if adapter is not None}
-    places = {adapter_id: place for place, adapter_id in enumerate(distinct)}
-    rows = [-1 if adapter is None else places[adapter.id] for adapter in of_rows]
-    return tuple(distinct.values()), pack(np.array(rows))
+@contextlib.contextmanager
+def _shared_pass() -> Iterator[None]:
+    """Raise EngineDead when what all ranks do fails here, as the others wait for it."""
+    try:
+        yield
+    except EngineDead:
+        raise
+    except Exception as error:
+        logger.exception("a pass failed on rank 0")
+        raise EngineDead(f"{type(error).__name__} in a pass that ranks share") from error
 
 
 def _follower_config(config: EngineConfig, spec: DecoderSpec) -> EngineConfig:

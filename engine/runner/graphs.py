@@ -23,12 +23,16 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 import torch
 
+from engine.errors import EngineDead
 from engine.kv_cache.storage import KVCache
 from engine.lora.batch import CapturedAdapters, RecordedAdapters
 from engine.lora.store import AdapterStore
-from engine.models.decoder import Decoder, StepState
-from engine.runner.inputs import HostBatch, build_inputs, geometry
+from engine.models.decoder import Decoder
+from engine.runner.captured_batches import decode_bounds, longest_row
+from engine.runner.inputs import HostBatch
 from engine.runner.rows import RowTable
+from engine.runner.step_builder import StepBuilder
+from engine.runner.step_peers import GraphKey, NotCapturedError, StepPeers, capturing, first_line
 from engine.runner.transfer import Uploads
 from engine.runner.trials import RecordedTrial
 from engine.speculation.features import Features
@@ -57,8 +61,6 @@ class Capture(Protocol):
 
 # Per size; the logits of larger sizes share one buffer.
 _OWN_LOGITS_BYTES = 16 << 20
-# Sequences may share blocks, so the sum of their lengths may exceed the cache's slots.
-_LENGTH_OVERCOMMIT = 2
 
 
 class GreedyStep(NamedTuple):
@@ -129,6 +131,7 @@ class DecodeGraphs:
         features: those of the draft head, if there is one.
         adapters: the store of the rows' adapters; None: they have none.
         enable_feedback: sampled tokens become the rows' newest tokens.
+        peers: the ranks with the other shards; None: the whole model is here.
     """
 
     def __init__(
@@ -144,13 +147,16 @@ class DecodeGraphs:
         *,
         adapters: AdapterStore | None = None,
         enable_feedback: bool = True,
+        peers: StepPeers | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
         self._kernels = kernels
         self._spec = spec
+        self._builder = StepBuilder(model.rotations, kernels, spec)
         self._rows = rows
         self._capture = capture
+        self._peers = peers
         self._features = features
         self._enable_feedback = enable_feedback
         self._adapters = adapters
@@ -227,8 +233,10 @@ class DecodeGraphs:
         kind = self._to_capture.pop()
         try:
             self._graphs[kind] = self._capture_kind(kind)
+        except EngineDead:
+            raise
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = first_line(error)
             which = "decode steps with adapters" if kind.adapted else "decode steps"
             logger.warning("%s of %d rows and fewer are not captured: %s", which, kind.size, reason)
             rest = [each for each in self._to_capture if each.adapted != kind.adapted]
@@ -246,25 +254,17 @@ class DecodeGraphs:
             assert self._adapters is not None
             given = self._adapters, size, self._kernels.operations, self._uploads
             adapters = CapturedAdapters(*given)
-        packed, rows = padding_rows(size, table, device)
+        num_columns = 3 if table.mrope is None else 4
+        packed, rows = padding_rows(size, table.padding_slot, device, num_columns)
         turns = None if table.mrope is None else packed[3 * size :]
         longest = longest_row(size, self._cache, table, self._spec)
-        batch = padding_batch(size, longest, table)
+        batch = decode_bounds(size, longest, table.padding_slot)
         # Read after the next step has begun, so it must not be where other replays write.
         sampled = SamplerOutput.empty(size, device)
 
         def forward() -> tuple[BatchGeometry, torch.Tensor, torch.Tensor, HeadFeatures | None]:
-            inputs = build_inputs(
-                batch, rows, table, self._spec.block_size, self._kernels.operations
-            )
-            bounds = geometry(batch, rows, inputs.seq_lens, table)
-            state = StepState(
-                attention=self._kernels.attention.plan(bounds, self._spec),
-                slot_mapping=inputs.slot_mapping,
-                positions=inputs.positions,
-                rotations=self._model.rotations(inputs.positions if turns is None else turns),
-                rows=rows,
-            )
+            built = self._builder.build(batch, rows, table, rotary_positions=turns)
+            inputs, bounds, state = built
             if adapters is not None:
                 own = adapters.of_step()
                 state = replace(state, adapters=own, output_adapters=own)
@@ -278,7 +278,8 @@ class DecodeGraphs:
             logits = self._persist_logits(self._model.raw_logits(hidden))
             return bounds, logits, inputs.next_positions, kept
 
-        replay_forward, (bounds, logits, positions, kept) = self._capture(forward)
+        with capturing(self._peers, GraphKey(size)):
+            replay_forward, (bounds, logits, positions, kept) = self._capture(forward)
 
         def sample() -> None:
             do, parameters = self._kernels.operations, table.sampling.table
@@ -303,43 +304,25 @@ class DecodeGraphs:
         return held[: len(logits)].copy_(logits)
 
 
-def longest_row(num_rows: int, cache: KVCache, table: RowTable, spec: AttentionSpec) -> int:
-    """Return the longest row to capture for, so that all rows together fill the cache."""
-    of_a_row = table.host_tables.shape[1] * cache.block_size
-    shortest = 1 if spec.source is None else spec.source.num_places + 1
-    shares = -(-_LENGTH_OVERCOMMIT * cache.num_blocks * cache.block_size // num_rows)
-    return min(of_a_row, max(shares, shortest))
-
-
 def capture_sizes(max_num_rows: int) -> list[int]:
     """Return the sizes to capture: 1, 2, 4, then multiples of 8 up to the maximum."""
     sizes = [1, 2, 4, *range(8, max_num_rows, 8)]
     return [size for size in sizes if size < max_num_rows] + [max_num_rows]
 
 
-def padding_rows(size: int, table: RowTable, device: torch.device) -> tuple[torch.Tensor, StepRows]:
+def padding_rows(
+    size: int, padding_slot: int, device: torch.device, num_columns: int = 3
+) -> tuple[torch.Tensor, StepRows]:
     """Return the packed rows that a captured step reads, filled with padding, and views of them.
 
-    [3 * size] int32, or [4 * size] on a GPU if the table has three-dimensional positions.
+    [num_columns * size] int32: slots, starts, token ids, and what the caller adds.
     """
     steps = torch.arange(size + 1, dtype=torch.int32, device=device)
-    num_columns = 3 if table.mrope is None or device.type == "cpu" else 4
     packed = torch.zeros(num_columns * size, dtype=torch.int32, device=device)
-    packed[:size] = table.padding_slot
+    packed[:size] = padding_slot
     packed[size : 2 * size] = -1
     slots, starts, token_ids, *_ = packed.split(size)
     return packed, StepRows(slots, steps, starts, token_ids)
-
-
-def padding_batch(size: int, longest: int, table: RowTable) -> HostBatch:
-    """Make a decode batch on the host that bounds the batches of a captured step."""
-    return HostBatch(
-        slots=np.full(size, table.padding_slot, np.int32),
-        query_start=np.arange(size + 1, dtype=np.int32),
-        starts=np.full(size, longest - 1, np.int32),
-        token_ids=np.zeros(size, np.int32),
-        sampling_rows=np.arange(size, dtype=np.int32),
-    )
 
 
 class CudaCapture:
@@ -350,7 +333,11 @@ class CudaCapture:
         self._stream = torch.cuda.Stream()
 
     def __call__(self, function: Callable[[], _T]) -> tuple[Replay, _T]:
-        """See ``Capture``. ``function`` first runs once uncaptured, to compile its kernels."""
+        """See ``Capture``. ``function`` first runs once uncaptured, to compile its kernels.
+
+        Raises:
+            NotCapturedError: the capture failed.
+        """
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             function()
@@ -365,8 +352,10 @@ class CudaCapture:
                 torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode=mode),
             ):
                 left = function()
-        except BaseException:
+        except BaseException as error:
             self._end_pool_allocation()
+            if isinstance(error, Exception):
+                raise NotCapturedError(first_line(error)) from error
             raise
         return graph.replay, left
 

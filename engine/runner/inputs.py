@@ -18,9 +18,7 @@ from engine.plan_rows import PlanRows
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
 from engine.types import BlockCopy
-from kernels.attention import BatchGeometry, DeviceGeometry
-from kernels.inputs import StepInputs, StepRows
-from kernels.operations import Operations
+from kernels.inputs import StepRows
 
 _NO_COPIES = np.empty(0, np.int32)
 
@@ -123,29 +121,6 @@ class AttentionEnds(NamedTuple):
 
     host: np.ndarray  # [N] int32
     device: torch.Tensor
-
-
-def geometry(
-    batch: HostBatch,
-    rows: StepRows,
-    seq_lens: torch.Tensor,
-    table: RowTable,
-    ends: AttentionEnds | None = None,
-) -> BatchGeometry:
-    """Describe the rows' layout for the attention; ``seq_lens`` are on the device."""
-    seen, on_host = (None, None) if ends is None else (ends.device, ends.host)
-    on_device = DeviceGeometry(rows.query_start, seq_lens, rows.slots, table.tables, seen)
-    return BatchGeometry(
-        batch.query_start, batch.seq_lens, batch.slots, table.host_tables, on_device, on_host
-    )
-
-
-def build_inputs(
-    batch: HostBatch, rows: StepRows, table: RowTable, block_size: int, operations: Operations
-) -> StepInputs:
-    """Build the layers' inputs from what is on the device."""
-    longest = int(np.diff(batch.query_start).max())
-    return operations.build_inputs(rows, table.newest, table.tables, block_size, longest)
 
 
 def _int32(values: Sequence[int]) -> np.ndarray:

@@ -148,7 +148,7 @@ class LoadedDecoder:
         )
         adapters = make_adapters(plan)
         features = None if loaded.head is None else loaded.head.features(memory)
-        graphs, prompt_graphs = _graphs(plan, decoder, cache, rows, adapters, features)
+        graphs, prompt_graphs = _graphs(plan, decoder, cache, rows, adapters, features, team)
         draft = _draft_model(plan, loaded, memory, rows, features)
         slots = memory.num_host_blocks
         speculation = config.speculation
@@ -315,23 +315,26 @@ def _graphs(
     rows: RowTable,
     adapters: AdapterStore,
     features: Features | None,
+    team: Team | None,
 ) -> tuple[DecodeGraphs | DecodePrograms | None, PromptGraphs | None]:
     """Make the runners of captured decode steps and of steps with prompts; None: not captured."""
-    config, kernels, attention = plan.config, plan.kernels, plan.attention
-    if config.enforce_eager or not plan.spec.is_generative or not kernels.attention.is_capturable:
-        return None, None
-    if plan.shard is not None:
-        return None, None  # communication between ranks cannot be recorded
-    parts = decoder, cache, kernels, attention, rows
-    if attention.device.type != "cuda":
+    attention = plan.attention
+    parts = decoder, cache, plan.kernels, attention, rows
+    if not plan.captures_steps:
+        if team is not None or not plan.is_capturable:
+            return None, None
         return DecodePrograms(*parts, adapters=adapters, features=features), None
+    if team is not None and not team.captures_steps:
+        return None, None
     most = rows.padding_slot  # the slots before the spare one
     capture = CudaCapture()
-    decode = DecodeGraphs(*parts, most, capture, features, adapters=adapters)
+    # On several ranks, steps with adapters are launched.
+    kept = adapters if team is None else None
+    decode = DecodeGraphs(*parts, most, capture, features, adapters=kept, peers=team)
     if features is not None or not can_capture(attention):
         return decode, None
-    most_tokens = config.scheduler.for_device("cuda").step_tokens
-    return decode, PromptGraphs(*parts, most, most_tokens, capture)
+    most_tokens = plan.config.scheduler.for_device("cuda").step_tokens
+    return decode, PromptGraphs(*parts, most, most_tokens, capture, team)
 
 
 def _draft_model(

@@ -61,6 +61,18 @@ class LoadPlan:
         return self.kernels.name == "cpu" and isinstance(self.method.dense, PanelMethod)
 
     @property
+    def is_capturable(self) -> bool:
+        """Whether decode steps may be captured as CUDA graphs, or recorded on a CPU."""
+        may = not self.config.enforce_eager and self.spec.is_generative
+        return may and self.kernels.attention.is_capturable
+
+    @property
+    def captures_steps(self) -> bool:
+        """Whether steps are captured as CUDA graphs, if those of the other ranks are."""
+        is_whole = self.shard is None or self.shard.num_stages == 1
+        return self.is_capturable and is_whole and self.attention.device.type == "cuda"
+
+    @property
     def stack_experts(self) -> bool:
         """Whether a layer's experts are stacked into one tensor."""
         if self.kernels.name != "cpu":

@@ -9,6 +9,7 @@ Nothing between the transfer and the fetch waits for the device.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ import torch
 from engine.kv_cache.storage import KVCache
 from engine.lora.batch import adapter_slots, step_adapters
 from engine.lora.store import AdapterStore
-from engine.models.decoder import Decoder, StepState
+from engine.models.decoder import Decoder
 from engine.plan_rows import PlanRows
 from engine.profiler import Spans
 from engine.runner import prompt_results
@@ -27,15 +28,8 @@ from engine.runner.device_errors import translated_errors
 from engine.runner.drafts import DraftTokens, StepDrafts, expand_drafts, step_drafts
 from engine.runner.graphs import DecodeGraph, DecodeGraphs
 from engine.runner.host_blocks import HostBlocks
-from engine.runner.images import NO_IMAGES, MediaEmbedder
-from engine.runner.inputs import (
-    HostBatch,
-    build_inputs,
-    extend_tables,
-    geometry,
-    host_batch,
-    send,
-)
+from engine.runner.images import NO_IMAGES, MediaEmbedder, StepImages
+from engine.runner.inputs import HostBatch, extend_tables, host_batch, send
 from engine.runner.kernel_warmup import KernelWarmup
 from engine.runner.launched_steps import PendingStep, PipelinedStep
 from engine.runner.outcome import Outcome, SampledRows
@@ -47,6 +41,8 @@ from engine.runner.protocol import CompletedStep, ImagePrefetcher, LaunchedStep,
 from engine.runner.rows import RowTable
 from engine.runner.sampling import Sampler, StepMasks
 from engine.runner.snapshots import Snapshots
+from engine.runner.step_builder import StepBuilder
+from engine.runner.step_peers import GraphKey
 from engine.runner.transfer import Downloads, Uploads
 from engine.runner.trials import begin_trial
 from engine.speculation.draft_model import DraftModel
@@ -109,7 +105,7 @@ class ModelRunner:
         self._model = model
         self._cache = cache
         self._kernels = kernels
-        self._spec = attention_spec
+        self._builder = StepBuilder(model.rotations, kernels, attention_spec)
         self._rows = rows
         self._adapters = adapters
         self._graphs = graphs
@@ -292,7 +288,7 @@ class ModelRunner:
         graph, sent = loaded
         if drafts is not None:
             drafts.fill_inputs(sent.rows.token_ids, batch)
-        return BatchInputs(sent, graph.inputs, graph.state, NO_IMAGES, graph)
+        return BatchInputs(sent, graph.step.inputs, graph.step.state, NO_IMAGES, graph)
 
     def _replay(
         self,
@@ -308,7 +304,8 @@ class ModelRunner:
                 self._store_features(graph, batch)
             return SampledRows(graph.greedy.sampled)
         with self._spans("forward"):
-            graph.forward()
+            with self._shared(batch, sampled_only=True, graph=GraphKey(graph.size)):
+                graph.forward()
             self._store_features(graph, batch)
         with self._spans("sample"):
             if is_plain:
@@ -335,7 +332,7 @@ class ModelRunner:
         drafts: StepDrafts | None,
     ) -> BatchInputs:
         """Send the step to the device, and build the layers' inputs there."""
-        operations, spec, table = self._kernels.operations, self._spec, self._rows
+        operations, table = self._kernels.operations, self._rows
         sent = send(batch, copies, table, self._uploads)
         if drafts is not None:
             drafts.fill_inputs(sent.rows.token_ids, batch)
@@ -345,19 +342,8 @@ class ModelRunner:
             sources, targets = sent.copy_sources.long(), sent.copy_targets.long()
             for layer in self._cache.paged:
                 operations.copy_blocks(layer, sources, targets)
-        inputs = build_inputs(batch, sent.rows, table, spec.block_size, operations)
         seen = NO_IMAGES if self._media is None else self._media.embed(batch, self._uploads)
-        where = geometry(batch, sent.rows, inputs.seq_lens, table, seen.attention_ends)
-        turns = seen.rotary_positions
-        turning = inputs.positions if turns is None else turns.device
-        state = StepState(
-            attention=self._kernels.attention.plan(where, spec),
-            slot_mapping=inputs.slot_mapping,
-            positions=inputs.positions,
-            rotations=self._model.rotations(turning),
-            images=seen.tokens,
-            rows=sent.rows,
-        )
+        inputs, _, state = self._builder.build(batch, sent.rows, table, seen)
         if adapted is not None:
             of_tokens, of_wanted = step_adapters(self._adapters, adapted, batch, operations)
             state = replace(state, adapters=of_tokens, output_adapters=of_wanted)
@@ -397,23 +383,35 @@ class ModelRunner:
     def _forward(self, batch: HostBatch, inputs: BatchInputs) -> HiddenStates:
         """Compute this process's layers: the hidden states of all tokens if these are needed, else
         of the sampling rows' last tokens."""
-        if inputs.graph is not None:
-            inputs.graph.forward()
-            hidden = inputs.graph.hidden.index_select(0, inputs.sent.sampling_rows)
+        if (graph := inputs.graph) is not None:
+            with self._shared(batch, sampled_only=True, graph=graph.key):
+                graph.forward()
+            hidden = graph.hidden.index_select(0, inputs.sent.sampling_rows)
             return HiddenStates(hidden, covers_all_tokens=False)
         is_of_all = self._features is not None or prompt_results.are_needed(batch, self._rows)
         trims = not is_of_all and not batch.is_decode
         wanted = inputs.sent.last_tokens if trims and self._pipeline is None else None
         step, layers = inputs.step, self._cache.layers
-        if self._team is not None:
-            with self._team.forward(batch, self._rows, inputs.images, sampled_only=trims):
-                hidden = self._model.forward(step.input_ids, inputs.state, layers, wanted)
-        elif self._features is None:
-            hidden = self._model.forward(step.input_ids, inputs.state, layers, wanted)
-        else:
-            hidden, features = self._features.run(self._model, step.input_ids, inputs.state, layers)
+        given = step.input_ids, inputs.state, layers
+        if self._features is not None:
+            hidden, features = self._features.run(self._model, *given)
             self._features.store(step.slot_mapping, features)
-        return HiddenStates(hidden, is_of_all)
+            return HiddenStates(hidden, is_of_all)
+        with self._shared(batch, inputs.images, sampled_only=trims):
+            return HiddenStates(self._model.forward(*given, wanted), is_of_all)
+
+    def _shared(
+        self,
+        batch: HostBatch,
+        images: StepImages = NO_IMAGES,
+        *,
+        sampled_only: bool,
+        graph: GraphKey | None = None,
+    ) -> AbstractContextManager[None]:
+        """Have the other ranks, if there are any, compute a pass while this one does."""
+        if (team := self._team) is None:
+            return nullcontext()
+        return team.forward(batch, self._rows, images, sampled_only=sampled_only, graph=graph)
 
     def _sample(
         self,

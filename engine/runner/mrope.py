@@ -39,6 +39,11 @@ class MRopePositions:
         if self._of_prompts.pop(slot, None) is not None:
             self.deltas[slot] = 0
 
+    def of_text(self, batch: HostBatch) -> np.ndarray:
+        """[N] int32, of a step without images: text has one position on all three axes."""
+        moved = self.of(batch)
+        return batch.positions if moved is None else moved[0]
+
     def of(self, batch: HostBatch) -> np.ndarray | None:
         """[3, N] int32, of a step's tokens; None if all rotary positions are the tokens' places."""
         slots = batch.slots.tolist()

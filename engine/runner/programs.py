@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -29,10 +30,12 @@ import torch
 from engine.kv_cache.storage import KVCache
 from engine.lora.batch import RecordedAdapters
 from engine.lora.store import AdapterStore
-from engine.models.decoder import Decoder, StepState
-from engine.runner.graphs import DecodeGraph, GreedyStep, HeadFeatures, padding_batch, padding_rows
-from engine.runner.inputs import HostBatch, build_inputs, geometry
+from engine.models.decoder import Decoder
+from engine.runner.captured_batches import decode_bounds
+from engine.runner.graphs import DecodeGraph, GreedyStep, HeadFeatures, padding_rows
+from engine.runner.inputs import HostBatch
 from engine.runner.rows import RowTable
+from engine.runner.step_builder import StepBuilder
 from engine.runner.transfer import Uploads
 from engine.runner.trials import RecordedTrial
 from engine.speculation.features import Features
@@ -90,6 +93,7 @@ class DecodePrograms:
         self._cache = cache
         self._kernels = kernels
         self._spec = spec
+        self._builder = StepBuilder(model.rotations, kernels, spec)
         self._rows = rows
         self._adapters = adapters
         self._adapted_version = -1  # the store's version at recording time
@@ -152,7 +156,7 @@ class DecodePrograms:
         """
         found = self._prefill_programs.get(size)
         if found is None:
-            packed, rows = padding_rows(size, self._rows, self._spec.device)
+            packed, rows = padding_rows(size, self._rows.padding_slot, self._spec.device)
             record = Recorder(self._workspace)
             forward, (where, *_) = record(partial(self._forward, size, rows))
             found = self._prefill_programs[size] = PrefillProgram(packed, where, forward)
@@ -176,7 +180,7 @@ class DecodePrograms:
         if kind.adapted:
             assert self._adapters is not None
             adapters = RecordedAdapters(self._adapters, size, self._kernels.operations)
-        packed, rows = padding_rows(size, self._rows, self._spec.device)
+        packed, rows = padding_rows(size, self._rows.padding_slot, self._spec.device)
         positions = torch.zeros(size, dtype=torch.int64)  # of the tokens to be sampled
         turns = None if self._rows.mrope is None else torch.zeros(size, dtype=torch.int64)
         record = Recorder(self._workspace)
@@ -200,21 +204,14 @@ class DecodePrograms:
         trial: RecordedTrial | None = None,
     ) -> tuple[BatchGeometry, torch.Tensor, HeadFeatures | None]:
         """Record the layers: the rows' layout, their hidden states, and what a draft head needs."""
-        table, spec = self._rows, self._spec
-        longest = table.host_tables.shape[1] * spec.block_size
-        batch = padding_batch(size, longest, table)
-        inputs = build_inputs(batch, rows, table, spec.block_size, self._kernels.operations)
-        where = geometry(batch, rows, inputs.seq_lens, table)
-        state = StepState(
-            attention=self._kernels.attention.plan(where, spec),
-            slot_mapping=inputs.slot_mapping,
-            positions=inputs.positions,
-            rotations=self._model.rotations(inputs.positions if turns is None else turns),
-            rows=rows if trial is None else trial.rows,
-            trial=None if trial is None else trial.trial,
-            adapters=adapters,
-            output_adapters=adapters,
-        )
+        table = self._rows
+        longest = table.host_tables.shape[1] * self._spec.block_size
+        batch = decode_bounds(size, longest, table.padding_slot)
+        built = self._builder.build(batch, rows, table, rotary_positions=turns)
+        inputs, where, state = built
+        state = replace(state, adapters=adapters, output_adapters=adapters)
+        if trial is not None:
+            state = replace(state, rows=trial.rows, trial=trial.trial)
         given = inputs.input_ids, state, self._cache.layers
         if self._features is None:
             return where, self._model.forward(*given), None

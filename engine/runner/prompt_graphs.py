@@ -19,17 +19,21 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine.errors import EngineDead
 from engine.kv_cache.storage import KVCache
-from engine.models.decoder import Decoder, StepState
+from engine.models.decoder import Decoder
 from engine.models.loader import num_parameters
 from engine.models.spec import DecoderSpec
-from engine.runner.graphs import Capture, Replay, longest_row
-from engine.runner.inputs import DeviceBatch, HostBatch, geometry
+from engine.runner.captured_batches import longest_row, pad_prompt, prompt_bounds
+from engine.runner.graphs import Capture, Replay
+from engine.runner.inputs import DeviceBatch, HostBatch
 from engine.runner.mrope import MRopePositions
 from engine.runner.rows import RowTable
+from engine.runner.step_builder import BuiltStep, StepBuilder
+from engine.runner.step_peers import GraphKey, StepPeers, capturing, first_line
 from engine.runner.transfer import Uploads
 from kernels.attention import AttentionSpec, BatchGeometry
-from kernels.inputs import StepInputs, StepRows
+from kernels.inputs import StepRows
 from kernels.operations import Kernels
 
 logger = logging.getLogger(__name__)
@@ -40,8 +44,6 @@ _ALWAYS_CAPTURED = 64
 # Of a layer: the host of an H200 took 10 to 15 ms for a step of 28 layers.
 _LAUNCH_S = 400e-6
 _FLOPS_PER_S = 400e12  # of an H200, in products of some hundred rows
-# More rows with several tokens make a tile each, which all sizes would have to provide for.
-_MAX_CHUNKS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +53,24 @@ class PromptGraph:
     packed: torch.Tensor  # int32, all that the host sends, of which these are slices
     rows: StepRows  # the last row holds the padding
     sampling_rows: torch.Tensor  # [rows] int32
-    bounds: BatchGeometry
-    inputs: StepInputs
-    state: StepState
+    step: BuiltStep
     hidden: torch.Tensor  # [rows, hidden_size], of each row's last token
     forward: Replay
 
     @property
     def num_rows(self) -> int:
         """Number of rows, the padding included."""
-        return self.bounds.num_rows
+        return self.step.geometry.num_rows
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens, padding included."""
         return self.rows.token_ids.shape[0]
+
+    @property
+    def key(self) -> GraphKey:
+        """Names it on other ranks."""
+        return GraphKey(self.num_rows, self.num_tokens)
 
 
 class PromptGraphs:
@@ -76,6 +81,7 @@ class PromptGraphs:
         max_num_rows: the most rows of a step.
         max_num_tokens: the most tokens of a step.
         capture: records what a step launches.
+        peers: the ranks with the other shards; None: the whole model is here.
     """
 
     def __init__(
@@ -88,14 +94,17 @@ class PromptGraphs:
         max_num_rows: int,
         max_num_tokens: int,
         capture: Capture,
+        peers: StepPeers | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
         self._kernels = kernels
         self._spec = spec
+        self._builder = StepBuilder(model.rotations, kernels, spec)
         self._rows = rows
         self._max_num_rows = max_num_rows
         self._capture = capture
+        self._peers = peers
         self._graphs: dict[int, PromptGraph] = {}
         self._to_capture = prompt_sizes(model.spec, max_num_tokens)  # ascending
         self._sizes = tuple(self._to_capture)
@@ -121,10 +130,10 @@ class PromptGraphs:
         if batch.slots.size >= graph.num_rows:
             return None
         table = self._rows
-        padded = _padded(batch, graph.num_rows, graph.num_tokens, table.padding_slot)
+        padded = pad_prompt(batch, graph.num_rows, graph.num_tokens, table.padding_slot)
         known = padded.query_start, padded.seq_lens, padded.slots, table.host_tables
-        actual = BatchGeometry(*known, graph.bounds.device)
-        if not self._kernels.attention.can_replay(graph.bounds, actual, self._spec):
+        actual = BatchGeometry(*known, graph.step.geometry.device)
+        if not self._kernels.attention.can_replay(graph.step.geometry, actual, self._spec):
             return None
         changes = table.changes()
         if any(array.size for array in changes):
@@ -148,11 +157,11 @@ class PromptGraphs:
         size = self._to_capture.pop()
         try:
             self._graphs[size] = self._capture_size(size)
+        except EngineDead:
+            raise
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            logger.warning(
-                "steps with prompts, of %d tokens and fewer, are not captured: %s", size, reason
-            )
+            what = "steps with prompts, of %d tokens and fewer, are not captured: %s"
+            logger.warning(what, size, first_line(error))
             self._to_capture.clear()
             return False
         if not self._to_capture:
@@ -164,25 +173,19 @@ class PromptGraphs:
         num_rows = min(size, self._max_num_rows) + 1
         packed, rows, sampling_rows, turns = _packed(size, num_rows, table, device)
         num_slots = num_rows * longest_row(num_rows, self._cache, table, self._spec)
-        batch = _bounding_batch(size, num_rows, num_slots, table.padding_slot)
-        operations, block_size = self._kernels.operations, self._spec.block_size
+        batch = prompt_bounds(size, num_rows, num_slots, table.padding_slot)
 
-        def forward() -> tuple[BatchGeometry, StepInputs, StepState, torch.Tensor]:
-            inputs = operations.build_inputs(rows, table.newest, table.tables, block_size, size)
-            bounds = geometry(batch, rows, inputs.seq_lens, table)
-            state = StepState(
-                attention=self._kernels.attention.plan(bounds, self._spec),
-                slot_mapping=inputs.slot_mapping,
-                positions=inputs.positions,
-                rotations=self._model.rotations(turns if turns.numel() else inputs.positions),
-                rows=rows,
-            )
+        def forward() -> tuple[BuiltStep, torch.Tensor]:
+            given = turns if turns.numel() else None
+            built = self._builder.build(batch, rows, table, rotary_positions=given)
             last_tokens = rows.query_start[1:] - 1  # a row without any has those of the one before
-            hidden = self._model.forward(inputs.input_ids, state, self._cache.layers, last_tokens)
-            return bounds, inputs, state, hidden
+            layers = self._cache.layers
+            hidden = self._model.forward(built.inputs.input_ids, built.state, layers, last_tokens)
+            return built, hidden
 
-        replay, left = self._capture(forward)
-        return PromptGraph(packed, rows, sampling_rows, *left, replay)
+        with capturing(self._peers, GraphKey(num_rows, size)):
+            replay, (step, hidden) = self._capture(forward)
+        return PromptGraph(packed, rows, sampling_rows, step, hidden, replay)
 
 
 def can_capture(spec: AttentionSpec) -> bool:
@@ -217,41 +220,8 @@ def _packed(
     return packed, StepRows(slots, query_start, starts, token_ids), sampling_rows, turns
 
 
-def _padded(batch: HostBatch, num_rows: int, size: int, padding_slot: int) -> HostBatch:
-    """Add the rows and tokens that a step lacks; the last row has the tokens, before position 0."""
-    count, num_tokens = batch.slots.size, batch.token_ids.size
-    slots = np.full(num_rows, padding_slot, np.int32)
-    query_start = np.full(num_rows + 1, num_tokens, np.int32)
-    starts, token_ids = np.zeros(num_rows, np.int32), np.zeros(size, np.int32)
-    slots[:count], starts[:count], starts[-1] = batch.slots, batch.starts, num_tokens - size
-    query_start[: count + 1], query_start[-1] = batch.query_start, size
-    token_ids[:num_tokens] = batch.token_ids
-    return HostBatch(slots, query_start, starts, token_ids, batch.sampling_rows)
-
-
 def _rotary_positions(batch: HostBatch, padded: HostBatch, mrope: MRopePositions) -> np.ndarray:
-    """[size] int32; text has one position on all three axes, which images before it move."""
-    found, moved = padded.positions, mrope.of(batch)
-    if moved is not None:
-        found[: batch.token_ids.size] = moved[0]
+    """[size] int32, of a step without images, padded."""
+    found = padded.positions
+    found[: batch.token_ids.size] = mrope.of_text(batch)
     return found
-
-
-def _bounding_batch(size: int, num_rows: int, num_slots: int, padding_slot: int) -> HostBatch:
-    """Make a batch on the host with no fewer tiles and splits than those that a size serves.
-
-    It has one chunk of all tokens and others of two, and texts that fill ``num_slots`` of the
-    cache: more than there can be, so it bounds the plan alone.
-    """
-    num_chunks = min(_MAX_CHUNKS, num_rows - 1)
-    lengths = np.ones(num_rows, np.int32)
-    lengths[:num_chunks], lengths[0] = 2, size
-    starts = np.zeros(num_rows, np.int32)
-    starts[num_chunks:] = -(-num_slots // (num_rows - num_chunks))
-    return HostBatch(
-        slots=np.full(num_rows, padding_slot, np.int32),
-        query_start=np.concatenate(([0], np.cumsum(lengths))).astype(np.int32),
-        starts=starts,
-        token_ids=np.zeros(size, np.int32),
-        sampling_rows=np.arange(num_rows, dtype=np.int32),
-    )

@@ -22,20 +22,22 @@ read again with the model's states.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from engine.kv_cache.storage import KVCache
-from engine.models.decoder import Decoder, StepState
+from engine.models.decoder import Decoder
 from engine.models.draft_head.network import DraftHead
 from engine.plan_rows import PlanRows
 from engine.runner.drafts import DraftTokens
 from engine.runner.graphs import DecodeGraphs
-from engine.runner.inputs import HostBatch, build_inputs, geometry, send
+from engine.runner.inputs import HostBatch, send
 from engine.runner.programs import DecodePrograms
 from engine.runner.rows import RowTable
+from engine.runner.step_builder import StepBuilder
 from engine.runner.transfer import Downloads, PendingDownload, Uploads
 from engine.speculation.batches import decode_batch, unread_batch
 from engine.speculation.chains import DraftChains
@@ -96,6 +98,7 @@ class DraftModel:
         self._cache = cache
         self._kernels = kernels
         self._spec = attention_spec
+        self._builder = StepBuilder(model.rotations, kernels, attention_spec)
         self._rows = rows
         self._vocab_size = vocab_size
         self._rejection_sampling = rejection_sampling
@@ -366,18 +369,10 @@ class DraftModel:
 
         A head reads ``states``, or the stored features of the tokens if None.
         """
-        spec = self._spec
-        inputs = build_inputs(batch, rows, self._rows, spec.block_size, self._kernels.operations)
-        where = geometry(batch, rows, inputs.seq_lens, self._rows)
-        if self._features is not None and states is None:
-            states = self._features.of(inputs.slot_mapping)
-        state = StepState(
-            attention=self._kernels.attention.plan(where, spec),
-            slot_mapping=inputs.slot_mapping,
-            positions=inputs.positions,
-            rotations=self._model.rotations(inputs.positions),
-            previous_hidden_states=states if self._features is not None else None,
-        )
+        inputs, _, state = self._builder.build(batch, rows, self._rows)
+        if self._features is not None:
+            read = self._features.of(inputs.slot_mapping) if states is None else states
+            state = replace(state, previous_hidden_states=read)
         token_ids = inputs.input_ids.clamp(max=self._model.spec.vocab_size - 1)
         return self._model.forward(token_ids, state, self._cache.layers, wanted), inputs.seq_lens
 

@@ -49,7 +49,7 @@ def checkpoint(tmp_path_factory):
 
 def engine(directory, size=2, stages=1, **settings):
     """An engine with ``stages`` of ``size`` ranks, and its runner."""
-    speculation = settings.pop("speculation", None)
+    others = {key: settings.pop(key) for key in ("speculation", "lora") if key in settings}
     cache = CacheConfig(
         block_size=BLOCK_SIZE,
         num_blocks=settings.pop("num_blocks", 128),
@@ -62,8 +62,8 @@ def engine(directory, size=2, stages=1, **settings):
         tensor_parallel_size=size,
         pipeline_parallel_size=stages,
         cache=cache,
-        speculation=speculation,
         scheduler=SchedulerConfig(**settings),
+        **others,
     )
     runner = load_runner(config)
     return EngineCore(config, runner), runner

@@ -18,17 +18,11 @@ from engine.core import EngineCore
 from engine.models.checkpoint import read_config
 from engine.models.decoder import Decoder
 from engine.runner import graphs, load_runner
+from engine.runner.captured_batches import MAX_CHUNKS, pad_prompt, prompt_bounds
 from engine.runner.graphs import Capture, DecodeGraphs, Replay, capture_sizes
 from engine.runner.inputs import HostBatch
 from engine.runner.mrope import MRopePositions
-from engine.runner.prompt_graphs import (
-    _MAX_CHUNKS,
-    PromptGraphs,
-    _bounding_batch,
-    _padded,
-    _rotary_positions,
-    prompt_sizes,
-)
+from engine.runner.prompt_graphs import PromptGraphs, _rotary_positions, prompt_sizes
 from engine.types import Request, SamplingParams
 from kernels.attention import AttentionSpec, BatchGeometry
 from kernels.triton.backend import TritonAttention
@@ -72,7 +66,7 @@ def texts(
     runner = load_runner(config)
     found, loaded = [], []
     if capture is not None:
-        args = (runner._model, runner._cache, runner._kernels, runner._spec, runner._rows)
+        args = (runner._model, runner._cache, runner._kernels, runner._builder._spec, runner._rows)
         runner._graphs = kept = DecodeGraphs(*args, 3, capture)
         runner._prompt_graphs = prompts = PromptGraphs(*args, 3, 32, capture)
         while runner.prepare():
@@ -160,8 +154,8 @@ def test_a_size_serves_every_step_that_has_no_more_tokens_and_few_chunks(data) -
     """Whatever its rows are: what the plan of a graph has room for suffices."""
     size = data.draw(st.sampled_from([16, 64, 192]), "tokens")
     num_rows, num_slots = min(size, 60) + 1, 2**16
-    lengths = data.draw(st.lists(st.integers(2, size), max_size=_MAX_CHUNKS - 1), "chunks")
-    lengths += [1] * data.draw(st.integers(1, num_rows - _MAX_CHUNKS), "texts")
+    lengths = data.draw(st.lists(st.integers(2, size), max_size=MAX_CHUNKS - 1), "chunks")
+    lengths += [1] * data.draw(st.integers(1, num_rows - MAX_CHUNKS), "texts")
     lengths = data.draw(st.permutations(lengths))
     while sum(lengths) > size:
         lengths[lengths.index(max(lengths))] -= 1
@@ -173,13 +167,13 @@ def test_a_size_serves_every_step_that_has_no_more_tokens_and_few_chunks(data) -
         token_ids=np.arange(sum(lengths), dtype=np.int32),
         sampling_rows=np.arange(len(lengths), dtype=np.int32),
     )
-    padded = _padded(batch, num_rows, size, 99)
+    padded = pad_prompt(batch, num_rows, size, 99)
     assert padded.query_start[-1] == size
     assert (padded.positions[sum(lengths) :] < 0).all(), "padding is stored nowhere"
     assert (padded.seq_lens[len(lengths) :] == 0).all()
     assert (padded.positions[: sum(lengths)] == batch.positions).all()
 
-    bounding, tables = _bounding_batch(size, num_rows, num_slots, 99), np.zeros((1, 1), np.int32)
+    bounding, tables = prompt_bounds(size, num_rows, num_slots, 99), np.zeros((1, 1), np.int32)
     bounds, actual = (
         BatchGeometry.of(each.query_start, each.seq_lens, tables, torch.device("cpu"))
         for each in (bounding, padded)
@@ -204,7 +198,7 @@ def test_text_is_moved_by_the_images_before_it_alone() -> None:
         token_ids=np.zeros(1 + len(between), np.int32),
         sampling_rows=np.arange(1, dtype=np.int32),
     )
-    found = _rotary_positions(batch, _padded(batch, 4, batch.token_ids.size + 3, 4), mrope)
+    found = _rotary_positions(batch, pad_prompt(batch, 4, batch.token_ids.size + 3, 4), mrope)
     moved_by = 4 - 12  # an image moves text by its larger side, not by its number of tokens
     assert found.tolist() == [50, *(place + moved_by for place in between), -3, -2, -1]
     assert mrope.deltas[2] == 2 * moved_by, "the second one moves what is behind it"
