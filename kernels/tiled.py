@@ -18,6 +18,8 @@ from torch.nn import functional
 from kernels.packed import INT4_LEVELS, MXFP4_LEVELS, PackedParts, PackedWeight, dequantise_codes
 
 BLOCK = 16  # bytes
+# Weights that are widened in memory for a product take at most this at a time, or one matrix.
+MAX_WIDENED_BYTES = 512 << 20
 _PIECE_BYTES = 2**22
 # Larger ones, which 4-bit codes hardly have, are held as fractions: kernels take whole zeros, and
 # what they add to levels (``codes.py``), for exact in bfloat16.

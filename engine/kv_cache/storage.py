@@ -19,14 +19,13 @@ import torch
 
 from engine.config import CacheConfig, SchedulerConfig
 from engine.errors import ModelLoadError
+from engine.kv_cache.step_memory import step_bytes
 from engine.memory import free_host_bytes
 from engine.models.layer_state import HybridMemory, LayerMemory, LayerState
-from engine.models.recurrence import GatedDeltaSpec
 from engine.models.spec import DecoderSpec
 from engine.types import MemoryPlan
 from kernels.attention import LayerCache
 from kernels.cpu.memory import mapped_zeros
-from kernels.recurrent import CHUNK
 
 SCALE_DTYPE = torch.float32
 
@@ -117,6 +116,7 @@ def plan_memory(
     lines_per_state: int = 1,
     image_bytes: int = 0,
     num_drafts: int = 0,
+    has_codes: bool = False,
 ) -> MemoryPlan:
     """Plan the number of blocks and the maximum context. Called once the weights are loaded.
 
@@ -133,6 +133,7 @@ def plan_memory(
         lines_per_state: lines for each sequence that may have a state.
         image_bytes: needed for encoding images.
         num_drafts: most drafts of a sequence verified in one step.
+        has_codes: matrices are quantised.
 
     Raises:
         ModelLoadError: not even one block fits, or ``max_model_len`` exceeds the model's.
@@ -175,7 +176,8 @@ def plan_memory(
     else:
         blocks_a_sequence = -(-wanted_len // block_size)
         if device.type == "cuda":
-            budget = _gpu_budget(spec, cache, scheduler, dtype, device, available)
+            sizes = spec, cache, scheduler, dtype, device, available
+            budget = _gpu_budget(*sizes, has_codes=has_codes)
         else:
             longest_bytes = blocks_a_sequence * block_bytes
             budget = min(int(available * _CPU_SHARE), max(usual_bytes, longest_bytes))
@@ -373,6 +375,8 @@ def _gpu_budget(
     dtype: torch.dtype,
     device: torch.device,
     available: int,
+    *,
+    has_codes: bool,
 ) -> int:
     """The size of the cache if none was specified: what the GPU's share leaves."""
     total = torch.cuda.mem_get_info(device)[1]
@@ -380,23 +384,7 @@ def _gpu_budget(
     if cache.offload_bytes:
         reserved += _NUM_STAGES * STAGE_BYTES
     limits = scheduler.for_device(device.type)
-    return max(0, available - reserved - _activation_bytes(spec, limits, dtype))
-
-
-def _activation_bytes(spec: DecoderSpec, scheduler: SchedulerConfig, dtype: torch.dtype) -> int:
-    """Upper estimate of what one step needs besides weights and cache."""
-    layers = [spec.for_layer(layer) for layer in set(spec.layers)]
-    widest = max(max(2 * o.intermediate_size, o.query_size + 2 * o.kv_size) for o in layers)
-    per_layer = 3 * spec.num_remaining_layers * spec.per_layer_size
-    a_token = (3 * spec.hidden_size + 2 * widest + per_layer) * dtype.itemsize
-    if spec.recurrence is not None:
-        a_token += 4 * spec.recurrence.channels * dtype.itemsize
-    if isinstance(spec.recurrence, GatedDeltaSpec):
-        # A token's products with its chunk of the prompt, and the inverse that yields its update.
-        a_token += 2 * CHUNK * spec.recurrence.num_value_heads * torch.float32.itemsize
-    # Logits and copies of them made by sampling, in float32.
-    a_sequence = 6 * 4 * spec.vocab_size
-    return a_token * scheduler.step_tokens + a_sequence * scheduler.max_num_seqs
+    return max(0, available - reserved - step_bytes(spec, limits, dtype, has_codes=has_codes))
 
 
 def _host_blocks(cache: CacheConfig, block_bytes: int, num_sharers: int) -> int:

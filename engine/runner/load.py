@@ -290,6 +290,7 @@ def plan_cache(plan: LoadPlan, loaded: LoadedWeights) -> MemoryPlan:
         max_shared_bytes=config.host_share_bytes,
         image_bytes=image_bytes,
         num_drafts=0 if config.speculation is None else config.speculation.num_draft_tokens,
+        has_codes=config.quantization is not None or plan.files.codes is not None,
     )
 
 

@@ -31,6 +31,8 @@ _LLAMA_8B = {"heads": 32, "kv_heads": 8, "head_dim": 128, "block_size": 64}
 _QWEN_0_6B = {"heads": 16, "kv_heads": 8, "head_dim": 128, "block_size": 64}
 # In full attention layers.
 _GEMMA4_31B = {"heads": 32, "kv_heads": 4, "head_dim": 512, "block_size": 64}
+_QWEN3_30B = {"experts": 128, "top_k": 8, "hidden": 2048, "inner": 768}
+_GPT_OSS_20B = {"experts": 32, "top_k": 4, "hidden": 2880, "inner": 2880}
 _QWEN3_NEXT = GatedDeltaShape(16, 32, 128, 128)
 _GRANITE_4 = ScanShape(128, 1, 64, 128)
 _DEEPSEEK_V3_2 = {
@@ -95,6 +97,11 @@ def _packed(kind: str, rows: int, inputs: int, outputs: int) -> MakeCase:
 def _scaled(rows: int, inputs: int, outputs: int) -> MakeCase:
     name = f"float8 product {rows} x {inputs} x {outputs}"
     return partial(scaled_case, name, rows=rows, inputs=inputs, outputs=outputs)
+
+
+def _experts(name: str, model: dict[str, int], tokens: int, kind: str | None = None) -> MakeCase:
+    name = f"experts {name} {kind} {tokens}" if kind else f"experts {name} {tokens}"
+    return partial(moe_case, name, tokens=tokens, kind=kind, **model)
 
 
 def _sampling(
@@ -162,8 +169,8 @@ def full_suite() -> list[MakeCase]:
         *_skinny("0.6b", _QWEN_0_6B, 1, 1024, 3072),
         *_skinny("8b", _LLAMA_8B, 1, 4096, 14336),
         *(_packed("int4", rows, 4096, 28672) for rows in (1, 2, 8, 32, 64, 128, 256, 8192)),
-        *(_packed("int4 in groups of 128", rows, 4096, 28672) for rows in (1, 8, 32, 64)),
-        *(_packed("fp8", rows, 4096, 28672) for rows in (1, 8, 64)),
+        *(_packed("int4 in groups of 128", rows, 4096, 28672) for rows in (1, 8, 32, 64, 128)),
+        *(_packed("fp8", rows, 4096, 28672) for rows in (1, 8, 64, 128)),
         *(_scaled(rows, 4096, 28672) for rows in (8, 64, 8192)),
         *(_packed("int4", rows, 14336, 4096) for rows in (1, 8)),
         partial(norm_case, "add + norm 8192 x 4096", rows=8192, hidden=4096),
@@ -180,27 +187,14 @@ def full_suite() -> list[MakeCase]:
         # So flat that nearly every token may be kept.
         _sampling(1, 128_256, top_p=0.95, spread=1.0),
         partial(inputs_case, "inputs 256 x 4096", rows=256, context=4096, block_size=64),
-        *(
-            partial(
-                moe_case,
-                f"experts 30b-a3b {tokens}",
-                tokens=tokens,
-                experts=128,
-                top_k=8,
-                hidden=2048,
-                inner=768,
-            )
-            for tokens in (1, 64, 8192)
-        ),
+        *(_experts("30b-a3b", _QWEN3_30B, tokens) for tokens in (1, 64, 8192)),
+        _experts("30b-a3b", _QWEN3_30B, 8192, "mxfp4"),
         *(
             partial(
                 few_experts_case,
                 f"few tokens' experts 30b-a3b {tokens}",
                 tokens=tokens,
-                experts=128,
-                top_k=8,
-                hidden=2048,
-                inner=768,
+                **_QWEN3_30B,
             )
             for tokens in (1, 4)
         ),
@@ -220,19 +214,9 @@ def full_suite() -> list[MakeCase]:
             for rows, queries in ((1, 1), (64, 1), (1, 2048))
             for case in _states("hybrid", rows, queries, _QWEN3_NEXT, _GRANITE_4)
         ),
-        *(
-            partial(
-                moe_case,
-                f"experts gpt-oss-20b mxfp4 {tokens}",
-                tokens=tokens,
-                experts=32,
-                top_k=4,
-                hidden=2880,
-                inner=2880,
-                kind="mxfp4",
-            )
-            for tokens in (64, 8192)
-        ),
+        # An expert has 64 rows of 512 tokens, and of more its weights are widened in memory.
+        *(_experts("gpt-oss-20b", _GPT_OSS_20B, n, "mxfp4") for n in (64, 512, 1024, 8192)),
+        _experts("gpt-oss-20b", _GPT_OSS_20B, 8192),
     ]
 
 
@@ -267,5 +251,8 @@ def tiny_suite() -> list[MakeCase]:
         ),
         partial(few_experts_case, "few", tokens=1, experts=4, top_k=2, hidden=64, inner=32),
         partial(routing_case, "routing", tokens=5, experts=4, top_k=2, hidden=64),
-        partial(moe_case, "experts", tokens=5, experts=4, top_k=2, hidden=64, inner=32),
+        *(
+            _experts("tiny", {"experts": 4, "top_k": 2, "hidden": 64, "inner": 32}, 5, kind)
+            for kind in (None, "mxfp4")
+        ),
     ]

@@ -38,10 +38,11 @@ from kernels.triton.check_helpers import (
 from kernels.triton.launch import INTERPRETED
 from kernels.triton.matmul import invariant_linear
 from kernels.triton.moe import fused_moe, invariant_moe
-from kernels.triton.quantised import MAX_PACKED_ROWS, packed_linear
+from kernels.triton.quantised import packed_linear
 from kernels.triton.scaled import quantise_rows as quantise_rows_there
 from kernels.triton.skinny import skinny_linear
 from kernels.triton.skinny_packed import skinny_packed_linear
+from kernels.triton.widening import MAX_PACKED_ROWS
 
 
 def check_packed(dtype: torch.dtype, device: torch.device) -> str | None:
@@ -104,8 +105,8 @@ def _packed_products(dtype: torch.dtype, device: torch.device, random: torch.Gen
         weight = round_to(normal(random, torch.float32, 256, 256) / 16)
         there = tile(weight.to(device))
         yield skinny_packed_linear(x[:1].to(device), there), linear_packed(x[:1].float(), weight)
-        # A height of each number of warps, two tiles, and widened in memory.
-        for some in (x[:8], x[:40], x[:130], x) if round_to is kinds[0] else (x[:8],):
+        # A height of each number of warps, and widened in memory.
+        for some in (x[:8], x[:40], x) if round_to is kinds[0] else (x[:8],):
             yield packed_linear(some.to(device), there), linear_packed(some.float(), weight)
     # As in GPTQ and AWQ: whole zeros in groups of whole blocks, whose sums are scaled.
     weight = quantise_int4(normal(random, torch.float32, 256, 256) / 16, 128)
@@ -116,14 +117,16 @@ def _packed_products(dtype: torch.dtype, device: torch.device, random: torch.Gen
         yield made, linear_packed(some.float(), weight)
     gate_up = quantise_mxfp4(normal(random, torch.float32, 256, 256) / 16)
     down = quantise_mxfp4(normal(random, torch.float32, 512, 64) / 8)
-    chosen = torch.tensor([[0], [1], [1], [0], [1]])
-    sides = []
-    for side, mixture in ((device, fused_moe), (CPU, reference.fused_moe)):
-        stacks = (tile_experts(PackedParts((part.to(side),)), 2) for part in (gate_up, down))
-        experts = ExpertTensors(next(stacks), next(stacks))
-        moved = copy_to((x[:5], chosen, torch.ones(5, 1)), side)
-        sides.append(mixture(moved[0], experts, *moved[1:]))
-    yield sides[0], sides[1]
+    # Few rows of each expert, and so many that these are widened in memory.
+    for num_tokens, top_k in ((5, 1), (MAX_PACKED_ROWS + 1, 2)):
+        ids = torch.arange(top_k * num_tokens).view(-1, top_k) % 2
+        sides = []
+        for side, mixture in ((device, fused_moe), (CPU, reference.fused_moe)):
+            stacks = (tile_experts(PackedParts((part.to(side),)), 2) for part in (gate_up, down))
+            experts = ExpertTensors(next(stacks), next(stacks))
+            moved = copy_to((x[:num_tokens], ids, torch.ones(num_tokens, top_k)), side)
+            sides.append(mixture(moved[0], experts, *moved[1:]))
+        yield sides[0], sides[1]
 
 
 def _packed_by_size(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> Pairs:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 
 from kernels.lora import AdapterRows, AdapterWeights
-from kernels.triton.moe import Routing, grouped_matmul
-from kernels.triton.routing import sort_pairs
+from kernels.triton.grouped import grouped_matmul
+from kernels.triton.routing import Routing, sort_pairs
 
 
 class _Plan(NamedTuple):

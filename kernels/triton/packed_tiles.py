@@ -64,6 +64,11 @@ def kernel_params(weight: TiledWeight) -> dict[str, Any]:
     }
 
 
+def num_input_tiles(weight: TiledWeight) -> int:
+    """Return the tiles of a weight's inputs; the last one may be incomplete."""
+    return -(-weight.inputs // TILE_INPUTS)
+
+
 def scales_sums(
     weight: TiledWeight, num_rows: int, dtype: torch.dtype, *, invariant: bool = False
 ) -> bool:

@@ -6,8 +6,7 @@ several programs to have enough of them in flight. Their sums are added in a fix
 batch's results do not change from run to run.
 
 With many rows each weight would be widened many times. It is widened once instead, to memory, for
-the product of a library: as long as a part of the weight takes to write and read, which many rows'
-product exceeds by far.
+the product of a library (``widening.py``).
 """
 
 from __future__ import annotations
@@ -28,16 +27,13 @@ from kernels.triton.launch import (
 )
 from kernels.triton.packed_tiles import (
     TILE_INPUTS,
-    inputs_of_places,
     kernel_params,
-    load_block,
-    load_groups,
-    output_factor,
+    num_input_tiles,
     packed_product,
     scales_sums,
-    widen,
 )
 from kernels.triton.sums import sum_parts
+from kernels.triton.widening import MAX_PACKED_ROWS, lines_at_once, widen_lines
 
 
 class TileShape(NamedTuple):
@@ -62,10 +58,6 @@ _KEPT_SHARED_BYTES = 16 << 10  # of a program, for what is not staged
 _TARGET_WARPS = 2112  # 16 per multiprocessor of an H100
 _LEAST_TILES = 4  # of a split's inputs
 _MOST_SPLITS = 8
-# More rows than this are multiplied by weights in memory, at most so many bytes of them at a time.
-MAX_PACKED_ROWS = 256
-_WIDENED_BYTES = 256 << 20
-_WIDENED_LINES, _WIDENED_TILES = 32, 4  # per program
 
 
 def packed_linear(
@@ -135,11 +127,6 @@ def tile_shape(num_rows: int) -> TileShape:
     return next((shape for shape in _TILES if num_rows <= shape.rows), _TILES[-1])
 
 
-def num_input_tiles(weight: TiledWeight) -> int:
-    """Return the tiles of a weight's inputs; the last one may be incomplete."""
-    return -(-weight.inputs // TILE_INPUTS)
-
-
 def num_stages(shape: TileShape, weight: TiledWeight, x: torch.Tensor) -> int:
     """Return how many tiles of codes, with their rows of ``x``, fit in shared memory."""
     of_a_column = TILE_INPUTS // weight.codes_per_byte
@@ -149,44 +136,22 @@ def num_stages(shape: TileShape, weight: TiledWeight, x: torch.Tensor) -> int:
     return max(2, min(_MOST_STAGES, room // staged))
 
 
-def widened(weight: TiledWeight, first: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return outputs [first, first + count) of a weight, [count, inputs] in ``dtype``, in the order
-    of the codes."""
-    dense = torch.empty((count, weight.inputs), dtype=dtype, device=weight.codes.device)
-    input_tiles = num_input_tiles(weight)
-    launch(
-        _widen_kernel,
-        (-(-count // _WIDENED_LINES), -(-input_tiles // _WIDENED_TILES)),
-        dense,
-        weight.codes,
-        weight.scales,
-        weight.zeros,
-        weight.levels,
-        weight.factor,
-        first,
-        count,
-        LINES=_WIDENED_LINES,
-        COUNT=_WIDENED_TILES,
-        INPUT_TILES=input_tiles,
-        **kernel_params(weight),
-        num_warps=4,
-    )
-    return dense
-
-
 def _widened_linear(
     x: torch.Tensor, weight: TiledWeight, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """``packed_linear`` of many rows."""
-    outputs, line_bytes = weight.outputs, weight.inputs * x.dtype.itemsize
-    count = max(1, _WIDENED_BYTES // line_bytes)
-    if outputs <= count:
-        return functional.linear(x, widened(weight, 0, outputs, x.dtype), bias)
+    outputs = weight.outputs
+    count = lines_at_once(weight, x.dtype)
+    dense = torch.empty((count, weight.inputs), dtype=x.dtype, device=x.device)
+    if outputs == count:
+        widen_lines(dense, weight, 0)
+        return functional.linear(x, dense, bias)
     output = torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)
     for first in range(0, outputs, count):
         part = slice(first, min(first + count, outputs))
-        dense = widened(weight, first, part.stop - first, x.dtype)
-        output[:, part] = functional.linear(x, dense, None if bias is None else bias[part])
+        own = dense[: part.stop - first]
+        widen_lines(own, weight, first)
+        output[:, part] = functional.linear(x, own, None if bias is None else bias[part])
     return output
 
 
@@ -278,50 +243,3 @@ def _packed_kernel(
     where = sums + places[None, :] + columns[:, None]
     is_written = (rows < num_rows)[None, :] & (columns < outputs)[:, None]
     tl.store(where, acc.to(sums.dtype.element_ty), mask=is_written)
-
-
-@triton.jit(do_not_specialize=["first", "count"])
-def _widen_kernel(
-    dense,
-    codes,
-    scales,
-    zeros,
-    levels,
-    factor,
-    first,
-    count,
-    LINES: tl.constexpr,
-    COUNT: tl.constexpr,
-    INPUT_TILES: tl.constexpr,
-    INPUTS: tl.constexpr,
-    BYTES: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUPS: tl.constexpr,
-    KIND: tl.constexpr,
-    LIFT: tl.constexpr,
-    OFFSET: tl.constexpr,
-    CODES_A_BYTE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Some tiles of inputs of some lines."""
-    wait_for_prior_kernels()
-    own = tl.program_id(0) * LINES + tl.arange(0, LINES)
-    lines = first + tl.minimum(own, count - 1).to(tl.int64)
-    common = output_factor(lines, scales, zeros, factor, GROUPS, LIFT)
-    for number in tl.static_range(COUNT):  # pyright: ignore[reportGeneralTypeIssues]
-        tile = tl.minimum(tl.program_id(1) * COUNT + number, INPUT_TILES - 1)
-        groups = load_groups(lines, scales, zeros, tile, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
-        for part in tl.static_range(2):  # pyright: ignore[reportGeneralTypeIssues]
-            if CODES_A_BYTE == 1 or part == 0:
-                held = load_block(
-                    codes, lines, tile, part, False, LINES, BYTES, CODES_A_BYTE, BLOCK
-                )
-            value = widen(
-                *(held, levels, groups[part], part, zeros is not None, False),
-                *(tl.float32, LINES, GROUPS, KIND, LIFT, OFFSET, BLOCK),
-            )
-            place = inputs_of_places(tile, part, CODES_A_BYTE, BLOCK)
-            where = dense + own.to(tl.int64)[:, None] * INPUTS + place[None, :]
-            is_written = (own < count)[:, None] & (place < INPUTS)[None, :]
-            value *= common[:, None]
-            tl.store(where, value.to(dense.dtype.element_ty), mask=is_written)

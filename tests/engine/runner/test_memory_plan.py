@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from engine.config import CacheConfig, SchedulerConfig
 from engine.errors import ModelLoadError
 from engine.kv_cache import storage
+from engine.kv_cache.step_memory import step_bytes
 from engine.models.rope_spec import RopeSpec
-from engine.models.spec import DecoderSpec, LayerSpec, NormSpec
+from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
 from engine.runner.device import default_threads, set_threads
 
 MIB = 2**20
@@ -45,9 +48,8 @@ def plan(cache=CacheConfig(), max_num_seqs=256, max_model_len=None, **changes): 
         SchedulerConfig(max_num_seqs=max_num_seqs),
         block_size=cache.block_size or 16,
         max_model_len=max_model_len,
-        device=torch.device("cpu"),
         weights_bytes=GIB,
-        **{"dtype": torch.float32, **changes},
+        **{"dtype": torch.float32, "device": torch.device("cpu"), **changes},
     )
 
 
@@ -131,3 +133,28 @@ def test_codes_make_nearly_twice_the_blocks_of_the_same_memory(free, codes):
     store = storage.KVCache(SPEC, 3, 16, torch.bfloat16, torch.device("cpu"), codes)
     held = sum(part.nbytes for layer in store.layers for part in layer.tensors())
     assert held == 3 * 16 * coded.bytes_per_token
+
+
+def test_a_gpus_cache_leaves_room_for_widened_weights(free, monkeypatch):
+    """Twice: captured steps have a copy of their own. A layer's largest matrix, or a part of it."""
+    free(8 * GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (8 * GIB, 10 * GIB))
+    dense, coded = (
+        plan(device=torch.device("cuda"), dtype=torch.bfloat16, max_num_seqs=10**4, has_codes=codes)
+        for codes in (False, True)
+    )
+    lost = dense.kv_cache_bytes - coded.kv_cache_bytes
+    assert lost == pytest.approx(2 * 2 * (2 * 2048) * 1024, abs=16 * dense.bytes_per_token)
+    limits = SchedulerConfig().for_device("cuda")
+    experts = replace(SPEC, moe=MoeSpec(128, 4, 2880, normalised=True), hidden_size=2880)
+    sizes = [step_bytes(experts, limits, torch.bfloat16, has_codes=each) for each in (False, True)]
+    assert sizes[1] - sizes[0] == 2 * 512 * MIB
+
+
+def test_rows_of_a_tokens_experts_are_counted():
+    """GPT-OSS's first products of 8,192 tokens alone take 360 MiB."""
+    limits = SchedulerConfig(max_num_batched_tokens=8192)
+    experts = replace(SPEC, moe=MoeSpec(32, 4, 2880, normalised=True), hidden_size=2880)
+    counted = step_bytes(experts, limits, torch.bfloat16, has_codes=False)
+    without = step_bytes(replace(experts, moe=None), limits, torch.bfloat16, has_codes=False)
+    assert counted - without == 8192 * 4 * (3 + 1) * 2880 * 2 == 2 * 360 * MIB

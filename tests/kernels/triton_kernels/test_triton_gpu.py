@@ -14,14 +14,18 @@ pytest.importorskip("triton")
 from kernels.attention import AttentionSpec, BatchGeometry, DeviceGeometry, LayerCache
 from kernels.bench.suite import MakeCase, tiny_suite
 from kernels.inputs import StepRows
+from kernels.moe import ExpertTensors
 from kernels.operations import Kernels
+from kernels.packed import PackedParts
 from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.reference import drafts as reference
 from kernels.reference import operations as reference_operations
 from kernels.reference.matmul import invariant_heads as reference_heads
+from kernels.reference.quantised import quantise_mxfp4
 from kernels.skinny import RowNorm
+from kernels.tiled import tile_experts
 from kernels.triton import launch as launcher
-from kernels.triton import operations
+from kernels.triton import operations, widening
 from kernels.triton.backend import TritonAttention
 from kernels.triton.check_products import (
     check_experts,
@@ -224,6 +228,38 @@ def test_a_tokens_experts_and_heads_have_the_same_bits_in_any_batch(dtype: torch
     assert (whole - close).norm() < 1e-2 * close.norm()
     for begin, end in ((0, 1), (3, 40), (5, 140)):
         assert torch.equal(invariant_heads(x[begin:end], weight, 64), whole[begin:end])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_experts_in_codes_are_widened_slice_by_slice(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """As a captured graph, for tokens that chose evenly and for those that all chose alike."""
+    experts, hidden, inner, tokens = 5, 320, 288, 400
+    monkeypatch.setattr(widening, "MAX_WIDENED_BYTES", 2 * (2 * inner * hidden * 2))
+    shapes = (2 * inner, hidden), (hidden, inner)
+    parts = [quantise_mxfp4(torch.randn(experts * rows, n) / n**0.5) for rows, n in shapes]
+    stacks = [tile_experts(PackedParts((part.to(DEVICE),)), experts) for part in parts]
+    biases = [torch.randn(experts, rows, dtype=dtype, device=DEVICE) for rows, _ in shapes]
+    dense = (
+        part.dequantise(torch.float32).view(experts, *shape).to(DEVICE)
+        for part, shape in zip(parts, shapes, strict=True)
+    )
+    coded = ExpertTensors(stacks[0], stacks[1], *biases)
+    exact = ExpertTensors(*dense, *(each.float() for each in biases))
+    x = torch.randn(tokens, hidden, dtype=dtype, device=DEVICE)
+    shares = torch.rand(tokens, 2, device=DEVICE)
+    even = torch.rand(tokens, experts, device=DEVICE).argsort(dim=1)[:, :2].contiguous()
+    chosen = even.clone()
+    operations.fused_moe(x, coded, chosen, shares)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = operations.fused_moe(x, coded, chosen, shares)
+    for ids in (even, torch.tensor([[0, 1]], device=DEVICE), torch.tensor([[4, 2]], device=DEVICE)):
+        chosen.copy_(ids.expand(tokens, 2))
+        graph.replay()
+        expected = reference_operations.fused_moe(x.float(), exact, chosen, shares)
+        assert (made.float() - expected).norm() < 1e-2 * expected.norm()
 
 
 def test_a_rows_product_in_float32_has_the_same_bits_in_any_batch() -> None:

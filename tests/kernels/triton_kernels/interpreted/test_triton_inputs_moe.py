@@ -142,7 +142,7 @@ def test_experts_of_many_tokens_in_wide_tiles() -> None:
         ("int8", 192, "zeros and orders", 3, 4, 1),
         ("e4m3", 192, "plain", 40, 3, 2),
         ("int8", 16, "plain", 3, 4, 2),
-        ("int4", 32, "plain", 270, 2, 1),
+        ("nf4", 32, "plain", 70, 2, 2),
     ],
 )
 def test_experts_in_codes_equal_the_loop(
