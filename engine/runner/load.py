@@ -332,10 +332,10 @@ def _graphs(
     # On several ranks, steps with adapters are launched.
     kept = adapters if team is None else None
     decode = DecodeGraphs(*parts, most, capture, features, adapters=kept, peers=team)
-    if features is not None or not can_capture(attention):
+    if not can_capture(attention):
         return decode, None
     most_tokens = plan.config.scheduler.for_device("cuda").step_tokens
-    return decode, PromptGraphs(*parts, most, most_tokens, capture, team)
+    return decode, PromptGraphs(*parts, most, most_tokens, capture, features, team)
 
 
 def _draft_model(

@@ -26,7 +26,7 @@ from engine.profiler import Spans
 from engine.runner import prompt_results
 from engine.runner.device_errors import translated_errors
 from engine.runner.drafts import DraftTokens, StepDrafts, expand_drafts, step_drafts
-from engine.runner.graphs import DecodeGraph, DecodeGraphs
+from engine.runner.graphs import DecodeGraph, DecodeGraphs, HeadFeatures
 from engine.runner.host_blocks import HostBlocks
 from engine.runner.images import NO_IMAGES, MediaEmbedder, StepImages
 from engine.runner.inputs import HostBatch, extend_tables, host_batch, send
@@ -208,7 +208,8 @@ class ModelRunner:
         graph = inputs = trial = None
         if not self._is_special(batch, copies):
             graph = self._load_graph(batch, adapted, drafts)
-            if graph is None and adapted is None:
+            on_trial = drafts is not None and self._info.is_recurrent
+            if graph is None and adapted is None and not on_trial:
                 inputs = self._load_prompt_graph(batch, drafts)
         if graph is not None:
             if drafts is not None and graph.trial is not None:
@@ -301,12 +302,12 @@ class ModelRunner:
         if is_plain and graph.greedy is not None and self._sampler.is_greedy(batch):
             with self._spans("forward"):
                 graph.greedy.replay()
-                self._store_features(graph, batch)
+                self._store_features(graph.head_features, batch)
             return SampledRows(graph.greedy.sampled)
         with self._spans("forward"):
             with self._shared(batch, sampled_only=True, graph=GraphKey(graph.size)):
                 graph.forward()
-            self._store_features(graph, batch)
+            self._store_features(graph.head_features, batch)
         with self._spans("sample"):
             if is_plain:
                 self._downloads.guard()  # the graph overwrites the last step's tokens
@@ -317,12 +318,11 @@ class ModelRunner:
             slots = graph.slots[:count]
             return self._sampler.sample(logits, batch, slots, positions, drafts, masks)
 
-    def _store_features(self, graph: DecodeGraph, batch: HostBatch) -> None:
-        """Store what a step leaves for a draft head, without the padding rows."""
-        if self._features is not None and graph.head_features is not None:
-            slots, features = graph.head_features
-            count = batch.slots.size
-            self._features.store(slots[:count], features[:count])
+    def _store_features(self, left: HeadFeatures | None, batch: HostBatch) -> None:
+        """Store what a captured step leaves for a draft head, without the padding."""
+        if self._features is not None and left is not None:
+            count = batch.token_ids.size
+            self._features.store(left.slots[:count], left.features[:count])
 
     def _send(
         self,
@@ -386,6 +386,7 @@ class ModelRunner:
         if (graph := inputs.graph) is not None:
             with self._shared(batch, sampled_only=True, graph=graph.key):
                 graph.forward()
+            self._store_features(graph.head_features, batch)
             hidden = graph.hidden.index_select(0, inputs.sent.sampling_rows)
             return HiddenStates(hidden, covers_all_tokens=False)
         is_of_all = self._features is not None or prompt_results.are_needed(batch, self._rows)

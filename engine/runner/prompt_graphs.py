@@ -25,13 +25,14 @@ from engine.models.decoder import Decoder
 from engine.models.loader import num_parameters
 from engine.models.spec import DecoderSpec
 from engine.runner.captured_batches import longest_row, pad_prompt, prompt_bounds
-from engine.runner.graphs import Capture, Replay
+from engine.runner.graphs import Capture, HeadFeatures, Replay
 from engine.runner.inputs import DeviceBatch, HostBatch
 from engine.runner.mrope import MRopePositions
 from engine.runner.rows import RowTable
 from engine.runner.step_builder import BuiltStep, StepBuilder
 from engine.runner.step_peers import GraphKey, StepPeers, capturing, first_line
 from engine.runner.transfer import Uploads
+from engine.speculation.features import Features
 from kernels.attention import AttentionSpec, BatchGeometry
 from kernels.inputs import StepRows
 from kernels.operations import Kernels
@@ -55,6 +56,7 @@ class PromptGraph:
     sampling_rows: torch.Tensor  # [rows] int32
     step: BuiltStep
     hidden: torch.Tensor  # [rows, hidden_size], of each row's last token
+    head_features: HeadFeatures | None  # of all tokens, for a draft head
     forward: Replay
 
     @property
@@ -81,6 +83,7 @@ class PromptGraphs:
         max_num_rows: the most rows of a step.
         max_num_tokens: the most tokens of a step.
         capture: records what a step launches.
+        features: those of the draft head, if there is one.
         peers: the ranks with the other shards; None: the whole model is here.
     """
 
@@ -94,6 +97,7 @@ class PromptGraphs:
         max_num_rows: int,
         max_num_tokens: int,
         capture: Capture,
+        features: Features | None = None,
         peers: StepPeers | None = None,
     ) -> None:
         self._model = model
@@ -104,6 +108,7 @@ class PromptGraphs:
         self._rows = rows
         self._max_num_rows = max_num_rows
         self._capture = capture
+        self._features = features
         self._peers = peers
         self._graphs: dict[int, PromptGraph] = {}
         self._to_capture = prompt_sizes(model.spec, max_num_tokens)  # ascending
@@ -171,27 +176,32 @@ class PromptGraphs:
     def _capture_size(self, size: int) -> PromptGraph:
         device, table = self._spec.device, self._rows
         num_rows = min(size, self._max_num_rows) + 1
+        if num_rows == size:  # stands for rows with one token each, see ``StepRows``
+            num_rows += 1
         packed, rows, sampling_rows, turns = _packed(size, num_rows, table, device)
         num_slots = num_rows * longest_row(num_rows, self._cache, table, self._spec)
         batch = prompt_bounds(size, num_rows, num_slots, table.padding_slot)
 
-        def forward() -> tuple[BuiltStep, torch.Tensor]:
-            given = turns if turns.numel() else None
-            built = self._builder.build(batch, rows, table, rotary_positions=given)
+        def forward() -> tuple[BuiltStep, torch.Tensor, HeadFeatures | None]:
+            turning = turns if turns.numel() else None
+            built = self._builder.build(batch, rows, table, rotary_positions=turning)
             last_tokens = rows.query_start[1:] - 1  # a row without any has those of the one before
-            layers = self._cache.layers
-            hidden = self._model.forward(built.inputs.input_ids, built.state, layers, last_tokens)
-            return built, hidden
+            given = built.inputs.input_ids, built.state, self._cache.layers
+            if self._features is None:
+                return built, self._model.forward(*given, last_tokens), None
+            hidden, features = self._features.run(self._model, *given)
+            kept = HeadFeatures(built.inputs.slot_mapping, features)
+            return built, hidden.index_select(0, last_tokens), kept
 
         with capturing(self._peers, GraphKey(num_rows, size)):
-            replay, (step, hidden) = self._capture(forward)
-        return PromptGraph(packed, rows, sampling_rows, step, hidden, replay)
+            replay, left = self._capture(forward)
+        return PromptGraph(packed, rows, sampling_rows, *left, replay)
 
 
 def can_capture(spec: AttentionSpec) -> bool:
     """Return whether steps with prompts can be captured: nothing of them is planned on the host."""
     is_planned = spec.chunk_size is not None or spec.selection is not None
-    return not (is_planned or spec.has_recurrent_layers or spec.source is not None)
+    return not (is_planned or spec.source is not None)
 
 
 def prompt_sizes(spec: DecoderSpec, max_num_tokens: int) -> list[int]:

@@ -17,10 +17,12 @@ from engine.requests import fan_out
 from engine.runner import load
 from engine.runner import programs as recorded_steps
 from engine.runner.graphs import DecodeGraphs, Replay
+from engine.runner.prompt_graphs import PromptGraphs
 from engine.speculation.draft_length import DraftLengthController
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
 from engine.types import SamplingParams
+from kernels.cpu.backend import CpuAttention
 from kernels.cpu.linear import is_available
 from tests import tiny_draft_heads, tiny_models
 from tests.called_again import called_again
@@ -200,19 +202,36 @@ def test_captured_steps_leave_a_head_what_it_reads(served, monkeypatch):
     """As on a GPU, where steps are padded; here graphs are functions that are called again."""
     replays = []
 
-    def captured(*parts: Any, features: Features, **_: Any) -> DecodeGraphs:
-        def capture(function: Callable[[], Any]) -> tuple[Replay, Any]:
-            replay, left = called_again(function)
-            return lambda: replays.append(replay()), left
+    def capture(function: Callable[[], Any]) -> tuple[Replay, Any]:
+        replay, left = called_again(function)
+        return lambda: replays.append(replay()), left
 
+    def captured(*given: Any) -> tuple[DecodeGraphs, PromptGraphs]:
+        plan, decoder, cache, rows, _, features, _ = given
+        parts = decoder, cache, plan.kernels, plan.attention, rows
         graphs = DecodeGraphs(*parts, 30, capture, features)
+        prompts = PromptGraphs(*parts, 30, 64, capture, features)
         with torch.inference_mode():
-            while graphs.capture_next():
+            while graphs.capture_next() or prompts.capture_next():
                 pass
-        return graphs
+        return graphs, prompts
 
-    monkeypatch.setattr(load, "DecodePrograms", captured)
-    texts, _, core = generate(config_of(served.model, served.speculation), requests_of(**GREEDY))
+    config = config_of(served.model, served.speculation, max_num_batched_tokens=24)
+    _, _, launched = generate(config, requests_of(**GREEDY))
+    monkeypatch.setattr(load, "_graphs", captured)
+    monkeypatch.setattr(CpuAttention, "can_replay", lambda *_: True)
+    load_prompt = PromptGraphs.load
+
+    def loading(*given: Any) -> Any:
+        loaded.append(load_prompt(*given))
+        return loaded[-1]
+
+    loaded: list[Any] = []
+    monkeypatch.setattr(PromptGraphs, "load", loading)
+    texts, _, core = generate(config, requests_of(**GREEDY))
     assert texts == served.greedy
     assert replays
+    assert any(loaded)
     assert first_kept(core) > 0.5
+    tables = (each._runner._features._table for each in (core, launched))
+    torch.testing.assert_close(*tables, atol=1e-4, rtol=1e-4)
