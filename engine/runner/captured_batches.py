@@ -54,6 +54,16 @@ def prompt_bounds(size: int, num_rows: int, num_slots: int, padding_slot: int) -
     )
 
 
+def padded_rows(size: int, max_num_rows: int) -> int:
+    """Return how many rows a captured step of ``size`` tokens has.
+
+    One is for the tokens that a step lacks, and another one so that even of few rows all may be
+    chunks (``prompt_bounds``). As many rows as tokens would mean one token each (``StepRows``).
+    """
+    num_rows = min(size, max_num_rows) + 2
+    return num_rows + 1 if num_rows == size else num_rows
+
+
 def pad_prompt(batch: HostBatch, num_rows: int, size: int, padding_slot: int) -> HostBatch:
     """Add the rows and tokens that a step lacks; the last row has the tokens, before position 0."""
     count, num_tokens = batch.slots.size, batch.token_ids.size

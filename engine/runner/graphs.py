@@ -15,7 +15,6 @@ Steps with prompts are captured by ``prompt_graphs.py``, as far as that pays.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, TypeVar
@@ -23,16 +22,16 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 import torch
 
-from engine.errors import EngineDead
 from engine.kv_cache.storage import KVCache
 from engine.lora.batch import CapturedAdapters, RecordedAdapters
 from engine.lora.store import AdapterStore
 from engine.models.decoder import Decoder
 from engine.runner.captured_batches import decode_bounds, longest_row
+from engine.runner.graph_ladder import GraphLadder, StepKind, first_line
 from engine.runner.inputs import HostBatch
 from engine.runner.rows import RowTable
 from engine.runner.step_builder import StepBuilder
-from engine.runner.step_peers import GraphKey, NotCapturedError, StepPeers, capturing, first_line
+from engine.runner.step_peers import GraphKey, NotCapturedError, StepPeers, capturing
 from engine.runner.transfer import Uploads
 from engine.runner.trials import RecordedTrial
 from engine.speculation.features import Features
@@ -40,8 +39,6 @@ from kernels.attention import AttentionSpec, BatchGeometry
 from kernels.inputs import StepRows
 from kernels.operations import Kernels
 from kernels.sampling import SamplerOutput
-
-logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 Replay = Callable[[], None]
@@ -111,18 +108,8 @@ class DecodeGraph:
         return self.packed[2 * self.size : 3 * self.size]
 
 
-class _Kind(NamedTuple):
-    """The steps that a graph serves."""
-
-    size: int  # number of rows
-    adapted: bool  # whether any row has an adapter
-
-
 class DecodeGraphs:
-    """The ladder of graphs, captured one at a time when the engine has time, the largest first.
-
-    Steps whose rows have adapters have graphs of their own, captured once there are adapters on the
-    device, and again if these have moved there.
+    """The captured batch sizes; see ``GraphLadder`` for when they are captured.
 
     Args:
         model, cache, kernels, spec, rows: the runner's.
@@ -161,11 +148,8 @@ class DecodeGraphs:
         self._enable_feedback = enable_feedback
         self._adapters = adapters
         self._uploads = Uploads(spec.device)  # of the rows' adapters
-        self._adapted_version = 0  # the store's version at capturing time
-        self._graphs: dict[_Kind, DecodeGraph] = {}
-        self._stale: list[DecodeGraph] = []  # perhaps being replayed
-        self._sizes = tuple(capture_sizes(max_num_rows))  # ascending
-        self._to_capture = [_Kind(size, adapted=False) for size in self._sizes]  # from the end
+        sizes = capture_sizes(max_num_rows)
+        self._ladder = GraphLadder("decode steps", "rows", sizes, self._capture_kind, adapters)
         self._logits: torch.Tensor | None = None  # shared by the larger sizes
 
     def find(
@@ -175,36 +159,17 @@ class DecodeGraphs:
 
         ``adapted``: some rows have adapters. None if running without a graph costs less.
         """
-        if adapted:
-            self._drop_stale()
         if not batch.is_decode or (has_drafts and self._model.spec.is_recurrent):
             return None
         num_rows = batch.slots.size
-        for size in self._sizes:
-            # Padding to twice the rows costs less than the launches, except for the largest models.
-            graph = self._graphs.get(_Kind(size, adapted))
-            if graph is not None and num_rows <= size <= 2 * num_rows + 8:
-                actual = BatchGeometry(
-                    batch.query_start,
-                    batch.seq_lens,
-                    batch.slots,
-                    self._rows.host_tables,
-                    graph.bounds.device,
-                )
-                fits = self._kernels.attention.can_replay(graph.bounds, actual, self._spec)
-                return graph if fits else None
-        return None
-
-    def _drop_stale(self) -> None:
-        """Drop the graphs of rows with adapters if the adapters have moved in memory."""
-        store = self._adapters
-        if store is None or store.version == self._adapted_version:
-            return
-        self._adapted_version = store.version
-        adapted = [kind for kind in self._graphs if kind.adapted]
-        self._stale += [self._graphs.pop(kind) for kind in adapted]
-        plain = [kind for kind in self._to_capture if not kind.adapted]
-        self._to_capture = [*(_Kind(size, adapted=True) for size in self._sizes), *plain]
+        # Padding to twice the rows costs less than the launches, except for the largest models.
+        graph = self._ladder.find(num_rows, 2 * num_rows + 8, adapted=adapted)
+        if graph is None:
+            return None
+        known = batch.query_start, batch.seq_lens, batch.slots, self._rows.host_tables
+        actual = BatchGeometry(*known, graph.bounds.device)
+        fits = self._kernels.attention.can_replay(graph.bounds, actual, self._spec)
+        return graph if fits else None
 
     def load(self, graph: DecodeGraph, batch: HostBatch, uploads: Uploads) -> None:
         """Copy a batch, padded, and the changes of the row table to the graph's inputs."""
@@ -222,32 +187,10 @@ class DecodeGraphs:
         uploads.fill(graph.packed, [columns])
 
     def capture_next(self) -> bool:
-        """Capture one more size; return whether more remain.
+        """See ``GraphLadder.capture_next``."""
+        return self._ladder.capture_next()
 
-        If a capture fails, for want of memory for instance, the steps of this size and of the
-        remaining ones run without graphs: slower, with the same results. A lost device shows in the
-        next step.
-        """
-        if not self._to_capture:
-            return False
-        kind = self._to_capture.pop()
-        try:
-            self._graphs[kind] = self._capture_kind(kind)
-        except EngineDead:
-            raise
-        except Exception as error:
-            reason = first_line(error)
-            which = "decode steps with adapters" if kind.adapted else "decode steps"
-            logger.warning("%s of %d rows and fewer are not captured: %s", which, kind.size, reason)
-            rest = [each for each in self._to_capture if each.adapted != kind.adapted]
-            self._to_capture = rest
-        else:
-            self._stale.clear()  # capturing has waited for the device
-        if not self._to_capture:
-            logger.info("captured decode steps of %d sizes", len(self._graphs))
-        return bool(self._to_capture)
-
-    def _capture_kind(self, kind: _Kind) -> DecodeGraph:
+    def _capture_kind(self, kind: StepKind) -> DecodeGraph:
         size, device, table = kind.size, self._spec.device, self._rows
         adapters: CapturedAdapters | None = None
         if kind.adapted:

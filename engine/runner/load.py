@@ -335,7 +335,9 @@ def _graphs(
     if not can_capture(attention):
         return decode, None
     most_tokens = plan.config.scheduler.for_device("cuda").step_tokens
-    return decode, PromptGraphs(*parts, most, most_tokens, capture, features, team)
+    return decode, PromptGraphs(
+        *parts, most, most_tokens, capture, features, adapters=kept, peers=team
+    )
 
 
 def _draft_model(

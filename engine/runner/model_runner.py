@@ -209,8 +209,8 @@ class ModelRunner:
         if not self._is_special(batch, copies):
             graph = self._load_graph(batch, adapted, drafts)
             on_trial = drafts is not None and self._info.is_recurrent
-            if graph is None and adapted is None and not on_trial:
-                inputs = self._load_prompt_graph(batch, drafts)
+            if graph is None and not on_trial:
+                inputs = self._load_prompt_graph(batch, adapted, drafts)
         if graph is not None:
             if drafts is not None and graph.trial is not None:
                 trial = graph.trial.begin(batch, drafts, self._uploads)
@@ -280,11 +280,12 @@ class ModelRunner:
                 graph.adapters.set(adapted)
         return graph
 
-    def _load_prompt_graph(self, batch: HostBatch, drafts: StepDrafts | None) -> BatchInputs | None:
+    def _load_prompt_graph(
+        self, batch: HostBatch, adapted: np.ndarray | None, drafts: StepDrafts | None
+    ) -> BatchInputs | None:
         """Return the step as loaded into a graph for steps with prompts; None if there is none."""
         graphs = self._prompt_graphs
-        loaded = None if graphs is None else graphs.load(batch, self._uploads)
-        if loaded is None:
+        if graphs is None or (loaded := graphs.load(batch, adapted, self._uploads)) is None:
             return None
         graph, sent = loaded
         if drafts is not None:

@@ -13,31 +13,31 @@ overlapped loop launches them ahead of time. How large depends on the model.
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from engine.errors import EngineDead
 from engine.kv_cache.storage import KVCache
+from engine.lora.batch import CapturedAdapters
+from engine.lora.store import AdapterStore
 from engine.models.decoder import Decoder
 from engine.models.loader import num_parameters
 from engine.models.spec import DecoderSpec
-from engine.runner.captured_batches import longest_row, pad_prompt, prompt_bounds
+from engine.runner.captured_batches import longest_row, pad_prompt, padded_rows, prompt_bounds
+from engine.runner.graph_ladder import GraphLadder, StepKind
 from engine.runner.graphs import Capture, HeadFeatures, Replay
 from engine.runner.inputs import DeviceBatch, HostBatch
 from engine.runner.mrope import MRopePositions
 from engine.runner.rows import RowTable
 from engine.runner.step_builder import BuiltStep, StepBuilder
-from engine.runner.step_peers import GraphKey, StepPeers, capturing, first_line
+from engine.runner.step_peers import GraphKey, StepPeers, capturing
 from engine.runner.transfer import Uploads
 from engine.speculation.features import Features
 from kernels.attention import AttentionSpec, BatchGeometry
 from kernels.inputs import StepRows
 from kernels.operations import Kernels
-
-logger = logging.getLogger(__name__)
 
 _SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # tokens
 # Up to here reading the weights takes longest, so that padding costs nothing.
@@ -45,6 +45,18 @@ _ALWAYS_CAPTURED = 64
 # Of a layer: the host of an H200 took 10 to 15 ms for a step of 28 layers.
 _LAUNCH_S = 400e-6
 _FLOPS_PER_S = 400e12  # of an H200, in products of some hundred rows
+
+
+class _PromptAdapters(NamedTuple):
+    """The adapters of a captured step."""
+
+    of_tokens: CapturedAdapters
+    of_rows: CapturedAdapters  # of their last tokens
+
+    def set(self, slots: np.ndarray, lengths: np.ndarray) -> None:
+        """Set the rows' slots, see ``CapturedAdapters.set``; ``lengths`` are their tokens."""
+        self.of_tokens.set(np.repeat(slots, lengths))
+        self.of_rows.set(slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +70,7 @@ class PromptGraph:
     hidden: torch.Tensor  # [rows, hidden_size], of each row's last token
     head_features: HeadFeatures | None  # of all tokens, for a draft head
     forward: Replay
+    adapters: _PromptAdapters | None = None  # of its rows; None: they have none
 
     @property
     def num_rows(self) -> int:
@@ -76,7 +89,7 @@ class PromptGraph:
 
 
 class PromptGraphs:
-    """The captured sizes; they are captured one at a time when the engine has time, largest first.
+    """The captured numbers of tokens; see ``GraphLadder`` for when they are captured.
 
     Args:
         model, cache, kernels, spec, rows: the runner's, if ``can_capture`` says so.
@@ -84,6 +97,7 @@ class PromptGraphs:
         max_num_tokens: the most tokens of a step.
         capture: records what a step launches.
         features: those of the draft head, if there is one.
+        adapters: the store of the rows' adapters; None: they have none.
         peers: the ranks with the other shards; None: the whole model is here.
     """
 
@@ -98,6 +112,8 @@ class PromptGraphs:
         max_num_tokens: int,
         capture: Capture,
         features: Features | None = None,
+        *,
+        adapters: AdapterStore | None = None,
         peers: StepPeers | None = None,
     ) -> None:
         self._model = model
@@ -110,29 +126,30 @@ class PromptGraphs:
         self._capture = capture
         self._features = features
         self._peers = peers
-        self._graphs: dict[int, PromptGraph] = {}
-        self._to_capture = prompt_sizes(model.spec, max_num_tokens)  # ascending
-        self._sizes = tuple(self._to_capture)
+        self._adapters = adapters
+        self._uploads = Uploads(spec.device)  # of the rows' adapters
+        sizes, what = prompt_sizes(model.spec, max_num_tokens), "steps with prompts"
+        self._ladder = GraphLadder(what, "tokens", sizes, self._capture_kind, adapters)
 
-    def load(self, batch: HostBatch, uploads: Uploads) -> tuple[PromptGraph, DeviceBatch] | None:
+    def load(
+        self, batch: HostBatch, adapted: np.ndarray | None, uploads: Uploads
+    ) -> tuple[PromptGraph, DeviceBatch] | None:
         """Copy a step to the inputs of the smallest graph that fits it, with the table's changes.
 
         The step has no tokens of images.
+
+        Args:
+            batch: the step.
+            adapted: the slots of its rows' adapters, from ``adapter_slots``.
+            uploads: to the device.
 
         Returns:
             The graph, and the step as it lies in its inputs; None if no graph fits.
         """
         count = batch.token_ids.size
-        for size in self._sizes:
-            # While the larger sizes alone are captured, padding might cost more than launching.
-            if count <= size <= 2 * count + 16 and (graph := self._graphs.get(size)):
-                return self._load(graph, batch, uploads)
-        return None
-
-    def _load(
-        self, graph: PromptGraph, batch: HostBatch, uploads: Uploads
-    ) -> tuple[PromptGraph, DeviceBatch] | None:
-        if batch.slots.size >= graph.num_rows:
+        # While the larger sizes alone are captured, padding might cost more than launching.
+        graph = self._ladder.find(count, 2 * count + 16, adapted=adapted is not None)
+        if graph is None or batch.slots.size >= graph.num_rows:
             return None
         table = self._rows
         padded = pad_prompt(batch, graph.num_rows, graph.num_tokens, table.padding_slot)
@@ -148,45 +165,41 @@ class PromptGraphs:
         if table.mrope is not None:
             arrays.append(_rotary_positions(batch, padded, table.mrope))
         uploads.fill(graph.packed, arrays)
+        if graph.adapters is not None and adapted is not None:
+            graph.adapters.set(adapted, np.diff(batch.query_start))
         nothing = graph.packed[:0]
         sampling_rows = graph.sampling_rows[: batch.sampling_rows.size]
         return graph, DeviceBatch(graph.rows, sampling_rows, nothing, nothing)
 
     def capture_next(self) -> bool:
-        """Capture one more size; return whether more remain.
+        """See ``GraphLadder.capture_next``."""
+        return self._ladder.capture_next()
 
-        If a capture fails, steps of this size and of those that remain run without graphs.
-        """
-        if not self._to_capture:
-            return False
-        size = self._to_capture.pop()
-        try:
-            self._graphs[size] = self._capture_size(size)
-        except EngineDead:
-            raise
-        except Exception as error:
-            what = "steps with prompts, of %d tokens and fewer, are not captured: %s"
-            logger.warning(what, size, first_line(error))
-            self._to_capture.clear()
-            return False
-        if not self._to_capture:
-            logger.info("captured steps with prompts of %d sizes", len(self._graphs))
-        return bool(self._to_capture)
-
-    def _capture_size(self, size: int) -> PromptGraph:
-        device, table = self._spec.device, self._rows
-        num_rows = min(size, self._max_num_rows) + 1
-        if num_rows == size:  # stands for rows with one token each, see ``StepRows``
-            num_rows += 1
+    def _capture_kind(self, kind: StepKind) -> PromptGraph:
+        size, device, table = kind.size, self._spec.device, self._rows
+        num_rows = padded_rows(size, self._max_num_rows)
         packed, rows, sampling_rows, turns = _packed(size, num_rows, table, device)
         num_slots = num_rows * longest_row(num_rows, self._cache, table, self._spec)
         batch = prompt_bounds(size, num_rows, num_slots, table.padding_slot)
+        adapters: _PromptAdapters | None = None
+        if kind.adapted:
+            assert self._adapters is not None
+            given = self._kernels.operations, self._uploads
+            of_tokens = CapturedAdapters(self._adapters, size, *given)
+            adapters = _PromptAdapters(
+                of_tokens, CapturedAdapters(self._adapters, num_rows, *given)
+            )
 
         def forward() -> tuple[BuiltStep, torch.Tensor, HeadFeatures | None]:
             turning = turns if turns.numel() else None
             built = self._builder.build(batch, rows, table, rotary_positions=turning)
             last_tokens = rows.query_start[1:] - 1  # a row without any has those of the one before
-            given = built.inputs.input_ids, built.state, self._cache.layers
+            state = built.state
+            if adapters is not None:
+                of_wanted = adapters.of_rows.of_step()
+                own = adapters.of_tokens.of_step()
+                state = replace(state, adapters=own, output_adapters=of_wanted)
+            given = built.inputs.input_ids, state, self._cache.layers
             if self._features is None:
                 return built, self._model.forward(*given, last_tokens), None
             hidden, features = self._features.run(self._model, *given)
@@ -195,7 +208,7 @@ class PromptGraphs:
 
         with capturing(self._peers, GraphKey(num_rows, size)):
             replay, left = self._capture(forward)
-        return PromptGraph(packed, rows, sampling_rows, *left, replay)
+        return PromptGraph(packed, rows, sampling_rows, *left, replay, adapters)
 
 
 def can_capture(spec: AttentionSpec) -> bool:

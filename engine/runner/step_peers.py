@@ -35,8 +35,3 @@ class StepPeers(Protocol):
 def capturing(peers: StepPeers | None, graph: GraphKey) -> AbstractContextManager[None]:
     """See ``StepPeers.capturing``; without other ranks there is nobody to ask."""
     return nullcontext() if peers is None else peers.capturing(graph)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

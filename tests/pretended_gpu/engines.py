@@ -15,6 +15,7 @@ from engine.models.decoder import Decoder
 from engine.runner import load_runner, prompt_graphs
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.model_runner import ModelRunner
+from engine.runner.prompt_graphs import PromptGraphs
 from engine.runner.protocol import LaunchedStep
 from engine.types import Request, StepPlan
 from tests.pretended_gpu.launches import Launches
@@ -72,16 +73,17 @@ def on_pretended_gpu(
         core = EngineCore(config, runner)
         while runner.prepare():
             pass
-        captured = [runner._graphs]
+        captured: list[object] = [runner._graphs]
         draft = runner._draft
         if draft is not None and isinstance(draft._model, Decoder):  # draft heads are not captured
             captured.append(draft._programs)
+        if runner._prompt_graphs is not None:
+            captured.append(runner._prompt_graphs)
         for graphs in captured:
-            assert isinstance(graphs, DecodeGraphs)
-            sizes = {kind.size for kind in graphs._graphs}
-            assert sizes == set(graphs._sizes), "a size could not be captured"
-        prompts = runner._prompt_graphs
-        assert prompts is None or set(prompts._graphs) == set(prompts._sizes), "the same of prompts"
+            assert isinstance(graphs, DecodeGraphs | PromptGraphs)
+            ladder = graphs._ladder
+            sizes = {kind.size for kind in ladder._graphs}
+            assert sizes == set(ladder._sizes), "a size could not be captured"
         yield Rig(core, gpu, launches)
 
 

@@ -18,7 +18,7 @@ from engine.core import EngineCore
 from engine.models.checkpoint import read_config
 from engine.models.decoder import Decoder
 from engine.runner import graphs, load_runner
-from engine.runner.captured_batches import MAX_CHUNKS, pad_prompt, prompt_bounds
+from engine.runner.captured_batches import MAX_CHUNKS, pad_prompt, padded_rows, prompt_bounds
 from engine.runner.graphs import Capture, DecodeGraphs, Replay, capture_sizes
 from engine.runner.inputs import HostBatch
 from engine.runner.mrope import MRopePositions
@@ -134,7 +134,7 @@ def test_what_cannot_be_captured_runs_as_it_is(directory: str, expected, caplog)
 
     told, replays = texts(directory, overlap=True, capture=until_full)
     assert "steps of 2 rows and fewer are not captured: CUDA out of memory." in caplog.text
-    assert "prompts, of 16 tokens and fewer, are not captured: CUDA out of memory." in caplog.text
+    assert "prompts of 16 tokens and fewer are not captured: CUDA out of memory." in caplog.text
     assert num_captured == 6
     assert replays.decode > 0, "those of three rows are"
     assert replays.prompts > 0, "those of 17 to 32 tokens are, and all that fit"
@@ -153,9 +153,12 @@ def test_the_ladder_ends_with_the_most_there_can_be() -> None:
 def test_a_size_serves_every_step_that_has_no_more_tokens_and_few_chunks(data) -> None:
     """Whatever its rows are: what the plan of a graph has room for suffices."""
     size = data.draw(st.sampled_from([16, 64, 192]), "tokens")
-    num_rows, num_slots = min(size, 60) + 1, 2**16
-    lengths = data.draw(st.lists(st.integers(2, size), max_size=MAX_CHUNKS - 1), "chunks")
-    lengths += [1] * data.draw(st.integers(1, num_rows - MAX_CHUNKS), "texts")
+    most = data.draw(st.sampled_from([1, 3, 15, 60, size - 2]), "rows")
+    num_rows, num_slots = padded_rows(size, most), 2**16
+    most_chunks = min(MAX_CHUNKS - 1, most, size // 2)
+    lengths = data.draw(st.lists(st.integers(2, size), max_size=most_chunks), "chunks")
+    most_texts = min(most, size - len(lengths)) - len(lengths)
+    lengths += [1] * data.draw(st.integers(0 if lengths else 1, most_texts), "texts")
     lengths = data.draw(st.permutations(lengths))
     while sum(lengths) > size:
         lengths[lengths.index(max(lengths))] -= 1
