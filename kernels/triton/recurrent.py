@@ -168,7 +168,7 @@ def softplus(x):
 
 
 @triton.jit
-def _log_decay(rate, raw, LEAST: tl.constexpr):
+def log_decay(rate, raw, LEAST: tl.constexpr):
     """The logarithm of a decay; ``rate`` is negative."""
     if LEAST == 0.0:
         return rate * softplus(raw)
@@ -238,10 +238,10 @@ def _gated_delta_kernel(
         if BY_CHANNEL:
             place = gates + token * gates_stride + HEADS + head * KEY_DIM + keys
             alpha = tl.load(place, mask=is_key, other=0.0).to(tl.float32)
-            s *= tl.exp(_log_decay(rate, alpha + bias, LEAST))[:, None]
+            s *= tl.exp(log_decay(rate, alpha + bias, LEAST))[:, None]
         else:
             alpha = tl.load(gate + HEADS).to(tl.float32)
-            s *= tl.exp(_log_decay(rate, alpha + bias, LEAST))
+            s *= tl.exp(log_decay(rate, alpha + bias, LEAST))
         correction = beta * (value - tl.sum(s * key[:, None], axis=0))
         s += key[:, None] * correction[None, :]
         result = tl.sum(s * query[:, None], axis=0).to(y.dtype.element_ty)
