@@ -21,12 +21,12 @@ from engine.config import CacheConfig, SchedulerConfig
 from engine.errors import ModelLoadError
 from engine.memory import free_host_bytes
 from engine.models.layer_state import HybridMemory, LayerMemory, LayerState
-from engine.models.recurrence import GatedDeltaSpec
+from engine.models.recurrence import ChannelScanSpec, GatedDeltaSpec, RecurrenceSpec
 from engine.models.spec import DecoderSpec
 from engine.types import MemoryPlan
 from kernels.attention import LayerCache
 from kernels.cpu.memory import mapped_zeros
-from kernels.recurrent import CHUNK
+from kernels.recurrent import CHUNK, max_chunks
 
 SCALE_DTYPE = torch.float32
 
@@ -391,12 +391,27 @@ def _activation_bytes(spec: DecoderSpec, scheduler: SchedulerConfig, dtype: torc
     a_token = (3 * spec.hidden_size + 2 * widest + per_layer) * dtype.itemsize
     if spec.recurrence is not None:
         a_token += 4 * spec.recurrence.channels * dtype.itemsize
-    if isinstance(spec.recurrence, GatedDeltaSpec):
-        # A token's products with its chunk of the prompt, and the inverse that yields its update.
-        a_token += 2 * CHUNK * spec.recurrence.num_value_heads * torch.float32.itemsize
     # Logits and copies of them made by sampling, in float32.
     a_sequence = 6 * 4 * spec.vocab_size
-    return a_token * scheduler.step_tokens + a_sequence * scheduler.max_num_seqs
+    tokens, sequences = scheduler.step_tokens, scheduler.max_num_seqs
+    chunks = max_chunks(tokens, sequences)
+    a_chunk = torch.float32.itemsize * _chunk_floats(spec.recurrence)
+    return a_token * tokens + a_chunk * chunks + a_sequence * sequences
+
+
+def _chunk_floats(recurrence: RecurrenceSpec | None) -> int:
+    """Upper estimate of what kernels keep of a chunk of a prompt, to apply it to a state."""
+    if isinstance(recurrence, ChannelScanSpec):
+        return (recurrence.state_size + 1) * recurrence.channels
+    if not isinstance(recurrence, GatedDeltaSpec):
+        return 0
+    # A token's products with its chunk, and the inverse that yields its update.
+    a_token = 2 * CHUNK + 4
+    if recurrence.decays_channels:
+        # Its keys and its query with their decays, these products, and its update of no state.
+        keys = 1 << (recurrence.key_dim - 1).bit_length()
+        a_token = 3 * keys + CHUNK + recurrence.value_dim + 4
+    return CHUNK * recurrence.num_value_heads * a_token
 
 
 def _host_blocks(cache: CacheConfig, block_bytes: int, num_sharers: int) -> int:
