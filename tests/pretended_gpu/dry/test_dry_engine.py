@@ -39,7 +39,7 @@ PLAIN = ANY_WAY[:2]
 _KEEPS_LAYERS = (
     *("llama4", "gpt_oss", "deepseek_v3", "lfm2", "qwen3_5_text", "granitemoehybrid"),
     *("deepseek_v32", "glm_moe_dsa"),
-    *("gemma4", "gemma4_moe", "gemma4_shared", "nemotron_h_moe", "falcon_h1"),
+    *("gemma4", "gemma4_moe", "gemma4_shared", "nemotron_h_moe", "falcon_h1", "kimi_linear"),
 )
 # The first one repeats a single token.
 REPEATING = (
@@ -92,7 +92,7 @@ def test_nothing_is_compiled_while_requests_wait(qwen3: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen3_5_text", "granitemoehybrid"])
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "granitemoehybrid", "kimi_linear", "mamba"])
 def test_the_first_prompt_compiles_what_longer_ones_need(kind: str, tmp_path: Path) -> None:
     """Some prompts advance states token by token, others in chunks."""
     with on_pretended_gpu(config_of(saved(kind, tmp_path))) as rig:
@@ -154,6 +154,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "selective scans": ("granitemoehybrid", {}),
     "layers without an MLP, experts without a gate": ("nemotron_h_moe", {}),
     "states alone": ("mamba2", {}),
+    "decays by channel": ("kimi_linear", {}),
+    "channel scans": ("mamba", {}),
     "cache of codes": ("qwen3", {"cache": {"dtype": "int8"}}),
     "batch-invariant": ("qwen3", {"batch_invariant": True}),
     "batch-invariant, window": ("mistral", {"batch_invariant": True}),
@@ -170,6 +172,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 _PROMPTS_ARE_LAUNCHED = (
     *("deepseek_v32", "glm_moe_dsa", "llama4"),
     *("qwen3_5_text", "lfm2", "granitemoehybrid", "nemotron_h_moe", "mamba2"),
+    *("kimi_linear", "mamba"),
 )
 
 
