@@ -224,10 +224,10 @@ def _prepare_channels_kernel(
     run = 1
     while run < CHUNK:
         own_run, is_after = places & -run, (places & run) != 0
-        begins = tl.where(is_after, own_run, places + 1)[:, None]
-        ends = tl.where(is_after, places, own_run + run - 1)[:, None]
+        begins = tl.where(is_after, own_run, places + 1)[None, :]
+        ends = tl.where(is_after, places, own_run + run - 1)[None, :]
         # The interpreter converts no truth values to bfloat16.
-        is_summed = tl.where((i >= begins) & (i <= ends), 1.0, 0.0).to(DTYPE)
+        is_summed = tl.trans(tl.where((t >= begins) & (t <= ends), 1.0, 0.0).to(DTYPE))
         of_keys = tl.zeros([CHUNK, CHUNK], tl.float32)
         of_queries = of_keys
         for first in range(0, WIDE, BLOCK):
