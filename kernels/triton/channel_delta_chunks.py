@@ -83,8 +83,9 @@ def gated_delta(
     dtype, parts = (torch.bfloat16, 2) if is_split else (torch.float32, 1)
     kept, places = partial(torch.empty, device=mixed.device), (num_chunks, heads)
     recalling, writing = (kept((*places, parts, CHUNK, wide), dtype=dtype) for _ in range(2))
+    # Corrections of keys that are nearly the same nearly cancel out in what a query reads of them.
+    seen = kept((*places, parts, CHUNK, CHUNK), dtype=dtype)
     reading = kept((*places, CHUNK, wide), dtype=mixed.dtype)
-    seen = kept((*places, CHUNK, CHUNK), dtype=mixed.dtype)
     alone = kept((*places, CHUNK, shape.value_dim), dtype=torch.float32)
     fading = kept((*places, wide), dtype=torch.float32)
     scratch = recalling, writing, reading, seen, alone, fading
@@ -142,7 +143,7 @@ def _prepare_channels_kernel(
     recalling,  # [chunks, heads, PARTS, CHUNK, WIDE] out: corrections by the state before the chunk
     writing,  # [chunks, heads, PARTS, CHUNK, WIDE] out: keys that write the state after it
     reading,  # [chunks, heads, CHUNK, WIDE] out: queries that read the state before it
-    seen,  # [chunks, heads, CHUNK, CHUNK] out: what each query reads of each correction
+    seen,  # [chunks, heads, PARTS, CHUNK, CHUNK] out: what each query reads of each correction
     alone,  # [chunks, heads, CHUNK, VALUE_DIM] out: corrections if that state is zero
     fading,  # [chunks, heads, WIDE] out: the decay of that state over the chunk
     mixed,
@@ -244,7 +245,8 @@ def _prepare_channels_kernel(
         pairs = tl.where(is_apart, tl.where(i < t, of_keys, of_queries), pairs)
         run *= 2
     read = tl.trans(tl.where(i >= t, pairs, 0.0)) * unit_q * tl.trans(unit_k)
-    tl.store(seen + at * CHUNK * CHUNK + t * CHUNK + i, read.to(DTYPE))
+    seen += at * PARTS * CHUNK * CHUNK
+    _keep(seen + (t * CHUNK + i), CHUNK * CHUNK, read)
 
     raw = tl.load(gates + (t * gates_stride + head), mask=is_token, other=0.0)
     beta = MOST_BETA * sigmoid(raw.to(tl.float32))
@@ -360,6 +362,7 @@ def _channel_delta_chunks_kernel(
     """Process a strip of columns of one head's state through one row's chunks."""
     wait_for_prior_kernels()
     WHOLE: tl.constexpr = CHUNK * WIDE
+    SQUARE: tl.constexpr = CHUNK * CHUNK
     DTYPE: tl.constexpr = y.dtype.element_ty
     row, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
@@ -383,7 +386,8 @@ def _channel_delta_chunks_kernel(
         high, low = _load_kept(recalling + kept, WHOLE)
         u -= _kept_product(high, low, s, DTYPE)
         result = product(tl.load(reading + at * WHOLE + by_key), s, DTYPE)
-        result += product(tl.load(seen + at * CHUNK * CHUNK + by_token), u, DTYPE)
+        high, low = _load_kept(seen + at * PARTS * SQUARE + by_token, SQUARE)
+        result += _kept_product(high, low, u, DTYPE)
         s *= tl.load(fading + at * WIDE + keys)[:, None]
         high, low = _load_kept(writing + kept, WHOLE)
         s += _kept_product(tl.trans(high), tl.trans(low), u, DTYPE)
