@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 # Prompt tokens that are applied to a state together, in kernels that do not apply them one by one.
 CHUNK = 64
+MIN_CHUNKED_TOKENS = 16  # minimum tokens of a row that is cut into chunks
 
 
 class GatedDeltaShape(NamedTuple):
@@ -54,3 +55,14 @@ class ScanShape(NamedTuple):
     def channels(self) -> int:
         """Width of a token's concatenated x, B and C."""
         return self.heads * self.head_dim + 2 * self.groups * self.state_size
+
+
+def max_chunks(num_tokens: int, num_rows: int) -> int:
+    """Return an upper bound of the number of chunks; 0 if each row has a single token.
+
+    Otherwise it is at least one, so that the first prompt compiles the kernels, however short it
+    is.
+    """
+    if num_tokens == num_rows:
+        return 0
+    return num_tokens // CHUNK + max(1, min(num_rows, num_tokens // MIN_CHUNKED_TOKENS))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from engine.config import SchedulerConfig
-from engine.models.recurrence import GatedDeltaSpec
+from engine.models.recurrence import ChannelScanSpec, GatedDeltaSpec, RecurrenceSpec
 from engine.models.spec import DecoderSpec, MoeSpec
-from kernels.recurrent import CHUNK
+from kernels.recurrent import CHUNK, max_chunks
 from kernels.tiled import MAX_WIDENED_BYTES
 
 
@@ -23,6 +23,8 @@ def step_bytes(
         has_codes: matrices are quantised, and widened in memory for many tokens.
     """
     needed = _token_bytes(spec, dtype) * limits.step_tokens
+    chunks = max_chunks(limits.step_tokens, limits.max_num_seqs)
+    needed += torch.float32.itemsize * _chunk_floats(spec.recurrence) * chunks
     # Logits and copies of them made by sampling, in float32.
     needed += 6 * 4 * spec.vocab_size * limits.max_num_seqs
     # For steps that are launched, and in the memory of captured ones.
@@ -38,11 +40,22 @@ def _token_bytes(spec: DecoderSpec, dtype: torch.dtype) -> int:
         numbers += spec.moe.top_k * of_an_expert
     if spec.recurrence is not None:
         numbers += 4 * spec.recurrence.channels
-    size = numbers * dtype.itemsize
-    if isinstance(spec.recurrence, GatedDeltaSpec):
-        # A token's products with its chunk of the prompt, and the inverse that yields its update.
-        size += 2 * CHUNK * spec.recurrence.num_value_heads * torch.float32.itemsize
-    return size
+    return numbers * dtype.itemsize
+
+
+def _chunk_floats(recurrence: RecurrenceSpec | None) -> int:
+    """Upper estimate of what kernels keep of a chunk of a prompt, to apply it to a state."""
+    if isinstance(recurrence, ChannelScanSpec):
+        return (recurrence.state_size + 1) * recurrence.channels
+    if not isinstance(recurrence, GatedDeltaSpec):
+        return 0
+    # A token's products with its chunk, and the inverse that yields its update.
+    a_token = 2 * CHUNK + 4
+    if recurrence.decays_channels:
+        # Its keys and its query with their decays, these products, and its update of no state.
+        keys = 1 << (recurrence.key_dim - 1).bit_length()
+        a_token = 3 * keys + CHUNK + recurrence.value_dim + 4
+    return CHUNK * recurrence.num_value_heads * a_token
 
 
 def _widened_bytes(spec: DecoderSpec, dtype: torch.dtype) -> int:

@@ -11,23 +11,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.recurrent import CHUNK
 from kernels.triton.launch import INTERPRETED
 
-MIN_CHUNKED_TOKENS = 16  # minimum tokens of a row that is cut into chunks
 _ROWS: tl.constexpr = tl.constexpr(256)
 _UPCAST: tl.constexpr = tl.constexpr(INTERPRETED)
-
-
-def max_chunks(num_tokens: int, num_rows: int) -> int:
-    """Return an upper bound of the number of chunks; 0 if each row has a single token.
-
-    Otherwise it is at least one, so that the first prompt compiles the kernels, however short it
-    is.
-    """
-    if num_tokens == num_rows:
-        return 0
-    return num_tokens // CHUNK + max(1, min(num_rows, num_tokens // MIN_CHUNKED_TOKENS))
 
 
 @triton.jit
@@ -112,3 +99,37 @@ def product(a, b, DTYPE: tl.constexpr):
             return tl.dot(low, b, tl.dot(high, b))
         else:
             return tl.dot(low, b.to(tl.bfloat16), product(high, b, DTYPE))
+
+
+@triton.jit
+def add_product(total, a, b):
+    """``total + a @ b`` in float32, where a and b are in the model's dtype."""
+    if _UPCAST:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
+    else:
+        return tl.dot(a, b, total)
+
+
+@triton.jit
+def inverse_of_triangle(a, CHUNK: tl.constexpr, DTYPE: tl.constexpr):
+    """Return ``(1 + a)^-1`` of a strictly lower triangle [CHUNK, CHUNK].
+
+    Blocks of 16 along the diagonal are inverted by elimination, all at once. With T these inverses
+    and L the blocks below them, ``(1 + a)^-1 = (1 + T L)^-1 T``; with four by four blocks, the
+    fourth power of T L is zero.
+    """
+    SIDE: tl.constexpr = CHUNK // 4
+    square, place = tl.arange(0, 4), tl.arange(0, SIDE)
+    is_diagonal = square[:, None, None, None] == square[None, None, :, None]
+    own = tl.sum(tl.where(is_diagonal, tl.reshape(a, [4, SIDE, 4, SIDE]), 0.0), axis=2)
+    inverse = tl.where(place[None, :, None] == place[None, None, :], 1.0, own * 0.0)
+    for j in range(0, SIDE - 1):
+        column = tl.sum(tl.where(place[None, None, :] == j, own, 0.0), axis=2)
+        line = tl.sum(tl.where(place[None, :, None] == j, inverse, 0.0), axis=1)
+        inverse -= column[:, :, None] * line[:, None, :]
+    whole = tl.where(is_diagonal, tl.expand_dims(inverse, 2), 0.0)
+    t = tl.reshape(whole, [CHUNK, CHUNK])
+    places = tl.arange(0, CHUNK) // SIDE
+    m = product(t, tl.where(places[:, None] > places[None, :], a, 0.0), DTYPE)
+    m_2 = product(m, m, DTYPE)
+    return t + product(m_2 - m - product(m, m_2, DTYPE), t, DTYPE)

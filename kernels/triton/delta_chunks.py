@@ -25,18 +25,18 @@ import triton
 import triton.language as tl
 
 from kernels.inputs import StepRows
-from kernels.recurrent import CHUNK, GatedDeltaShape
+from kernels.recurrent import CHUNK, MIN_CHUNKED_TOKENS, GatedDeltaShape, max_chunks
+from kernels.triton import channel_delta_chunks
 from kernels.triton.chunks import (
-    MIN_CHUNKED_TOKENS,
     chunks_before,
     decay_prefix_sums,
     decays,
-    max_chunks,
+    inverse_of_triangle,
     product,
     row_of_chunk,
 )
 from kernels.triton.launch import dot_width, launch, wait_for_prior_kernels
-from kernels.triton.recurrent import begins_with_state, softplus
+from kernels.triton.recurrent import begins_with_state, log_decay
 from kernels.triton.recurrent import gated_delta as walk
 from kernels.triton.tiles import sigmoid
 
@@ -52,12 +52,9 @@ def gated_delta(
     rows: StepRows,
     shape: GatedDeltaShape,
 ) -> torch.Tensor:
-    """See ``kernels.reference.recurrent.gated_delta``; mixed is contiguous.
-
-    With decays by channel, or bounded ones, prompts are processed token by token, too.
-    """
-    if shape.decays_channels or shape.least_log_decay:
-        return walk(mixed, gates, log_a, dt_bias, state, rows, shape)
+    """See ``kernels.reference.recurrent.gated_delta``; mixed is contiguous."""
+    if shape.decays_channels:
+        return channel_delta_chunks.gated_delta(mixed, gates, log_a, dt_bias, state, rows, shape)
     y = walk(mixed, gates, log_a, dt_bias, state, rows, shape, most=MIN_CHUNKED_TOKENS - 1)
     heads, num_rows = shape.value_heads, rows.slots.shape[0]
     num_chunks = max_chunks(mixed.shape[0], num_rows)
@@ -90,6 +87,7 @@ def gated_delta(
         num_rows,
         **meta,
         MOST_BETA=2.0 if shape.allows_negative else 1.0,
+        LEAST_LOG=shape.least_log_decay,
         num_warps=4,
     )
     launch(
@@ -135,6 +133,7 @@ def _prepare_kernel(
     CHUNK: tl.constexpr,
     LEAST: tl.constexpr,
     MOST_BETA: tl.constexpr,
+    LEAST_LOG: tl.constexpr,
 ):
     """One chunk of one head."""
     wait_for_prior_kernels()
@@ -155,7 +154,7 @@ def _prepare_kernel(
     beta = MOST_BETA * sigmoid(tl.load(gate, mask=is_token, other=0.0).to(tl.float32))
     alpha = tl.load(gate + HEADS, mask=is_token, other=0.0).to(tl.float32)
     rate = -tl.exp(tl.load(log_a + head))
-    logs = rate * softplus(alpha + tl.load(dt_bias + head))
+    logs = log_decay(rate, alpha + tl.load(dt_bias + head), LEAST_LOG)
     logs = tl.where(is_token, logs, 0.0)
     since, whole = decay_prefix_sums(logs, CHUNK)
 
@@ -170,7 +169,7 @@ def _prepare_kernel(
 
     a = product(k, tl.trans(k), k.dtype) * left * (beta * unit_k)[:, None]
     a = tl.where(places[:, None] > places[None, :], a, 0.0)
-    tl.store(inverses + target, _inverse(a, CHUNK, k.dtype) * beta[None, :])
+    tl.store(inverses + target, inverse_of_triangle(a, CHUNK, k.dtype) * beta[None, :])
 
     q = tl.load(place, mask=is_read, other=0.0)
     unit_q = _inverse_length(q) * (1.0 / KEY_DIM**0.5)
@@ -180,31 +179,6 @@ def _prepare_kernel(
     tl.store(place + CHUNK, unit_q * tl.exp(since))
     tl.store(place + 2 * CHUNK, unit_k * tl.exp(whole - since))
     tl.store(place + 3 * CHUNK, tl.exp(whole + 0.0 * since))
-
-
-@triton.jit
-def _inverse(a, CHUNK: tl.constexpr, DTYPE: tl.constexpr):
-    """Return ``(1 + a)^-1`` of a strictly lower triangle [CHUNK, CHUNK].
-
-    Blocks of 16 along the diagonal are inverted by elimination, all at once. With T these inverses
-    and L the blocks below them, ``(1 + a)^-1 = (1 + T L)^-1 T``; with four by four blocks, the
-    fourth power of T L is zero.
-    """
-    SIDE: tl.constexpr = CHUNK // 4
-    square, place = tl.arange(0, 4), tl.arange(0, SIDE)
-    is_diagonal = square[:, None, None, None] == square[None, None, :, None]
-    own = tl.sum(tl.where(is_diagonal, tl.reshape(a, [4, SIDE, 4, SIDE]), 0.0), axis=2)
-    inverse = tl.where(place[None, :, None] == place[None, None, :], 1.0, own * 0.0)
-    for j in range(0, SIDE - 1):
-        column = tl.sum(tl.where(place[None, None, :] == j, own, 0.0), axis=2)
-        line = tl.sum(tl.where(place[None, :, None] == j, inverse, 0.0), axis=1)
-        inverse -= column[:, :, None] * line[:, None, :]
-    whole = tl.where(is_diagonal, tl.expand_dims(inverse, 2), 0.0)
-    t = tl.reshape(whole, [CHUNK, CHUNK])
-    places = tl.arange(0, CHUNK) // SIDE
-    m = product(t, tl.where(places[:, None] > places[None, :], a, 0.0), DTYPE)
-    m_2 = product(m, m, DTYPE)
-    return t + product(m_2 - m - product(m, m_2, DTYPE), t, DTYPE)
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 from kernels.triton import moe, recurrent, routing
 from kernels.triton.operations import *  # noqa: F403
 
+channel_scan = recurrent.channel_scan
 fused_moe = moe.invariant_moe
 gated_delta = recurrent.gated_delta
 route = routing.invariant_route

@@ -5,6 +5,7 @@ from kernels.reference.layers import activate, attention_temperatures, layer_nor
 from kernels.reference.sampling_step import candidates
 from kernels.reference.source import places_behind
 from kernels.reference.sparse import selected_lengths
+from kernels.triton.channel_scan_chunks import channel_scan
 from kernels.triton.delta_chunks import gated_delta
 from kernels.triton.distribution import distribution
 from kernels.triton.drafts import accept_drafts, sample_from_probs, verify_drafts
@@ -26,7 +27,6 @@ from kernels.triton.layers import (
 )
 from kernels.triton.lora import add_adapters, plan_adapters
 from kernels.triton.moe import add_experts, fused_moe
-from kernels.triton.recurrent import channel_scan
 from kernels.triton.routing import moe_token_thresholds, route
 from kernels.triton.sampling import sample
 from kernels.triton.scan_chunks import selective_scan

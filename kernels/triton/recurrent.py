@@ -2,7 +2,8 @@
 
 A program iterates over one row's tokens with a strip of a head's state in registers: decoding reads
 and writes each state once. A token's result has the same bits however its text was cut into steps.
-For prompts, chunks are faster, without that guarantee (``delta_chunks.py``, ``scan_chunks.py``).
+For prompts, chunks are faster, without that guarantee (``delta_chunks.py``, ``scan_chunks.py`` and
+theirs of channels).
 """
 
 from __future__ import annotations
@@ -122,8 +123,13 @@ def channel_scan(
     skip: torch.Tensor,
     state: torch.Tensor,
     rows: StepRows,
+    *,
+    most: int | None = None,
 ) -> torch.Tensor:
-    """See ``kernels.reference.recurrent.channel_scan``; x is contiguous."""
+    """See ``kernels.reference.recurrent.channel_scan``; x is contiguous.
+
+    ``most``: as in ``gated_delta``.
+    """
     size, channels = rates.shape
     y = torch.empty_like(x)
     launch(
@@ -147,6 +153,7 @@ def channel_scan(
         SIZE=size,
         WIDE=power_of_2(size),
         STRIP=_CHANNEL_STRIP,
+        MOST=most or 0,
         num_warps=1,
     )
     return y
@@ -168,7 +175,7 @@ def softplus(x):
 
 
 @triton.jit
-def _log_decay(rate, raw, LEAST: tl.constexpr):
+def log_decay(rate, raw, LEAST: tl.constexpr):
     """The logarithm of a decay; ``rate`` is negative."""
     if LEAST == 0.0:
         return rate * softplus(raw)
@@ -238,10 +245,10 @@ def _gated_delta_kernel(
         if BY_CHANNEL:
             place = gates + token * gates_stride + HEADS + head * KEY_DIM + keys
             alpha = tl.load(place, mask=is_key, other=0.0).to(tl.float32)
-            s *= tl.exp(_log_decay(rate, alpha + bias, LEAST))[:, None]
+            s *= tl.exp(log_decay(rate, alpha + bias, LEAST))[:, None]
         else:
             alpha = tl.load(gate + HEADS).to(tl.float32)
-            s *= tl.exp(_log_decay(rate, alpha + bias, LEAST))
+            s *= tl.exp(log_decay(rate, alpha + bias, LEAST))
         correction = beta * (value - tl.sum(s * key[:, None], axis=0))
         s += key[:, None] * correction[None, :]
         result = tl.sum(s * query[:, None], axis=0).to(y.dtype.element_ty)
@@ -336,11 +343,14 @@ def _channel_scan_kernel(
     SIZE: tl.constexpr,
     WIDE: tl.constexpr,
     STRIP: tl.constexpr,
+    MOST: tl.constexpr,  # tokens of a row; 0: any number
 ):
     """Process a strip of channels, with all their states, through one row's tokens."""
     wait_for_prior_kernels()
     row = tl.program_id(1)
     begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
+    if MOST > 0 and end - begin > MOST:
+        return
     columns = tl.program_id(0) * STRIP + tl.arange(0, STRIP)
     lines = tl.arange(0, WIDE)
     is_line, is_column = lines < SIZE, columns < CHANNELS

@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 
 from kernels.inputs import StepRows
-from kernels.recurrent import CHUNK, ScanShape
-from kernels.triton.chunks import MIN_CHUNKED_TOKENS, decay_prefix_sums, decays, max_chunks, product
+from kernels.recurrent import CHUNK, MIN_CHUNKED_TOKENS, ScanShape, max_chunks
+from kernels.triton.chunks import decay_prefix_sums, decays, product
 from kernels.triton.launch import dot_width, launch, wait_for_prior_kernels
 from kernels.triton.recurrent import begins_with_state, softplus
 from kernels.triton.recurrent import selective_scan as walk

@@ -15,6 +15,7 @@ from kernels.skinny import RowNorm
 from kernels.sparse import IndexQuery
 from kernels.tiled import TiledWeight
 from kernels.triton import prefill as prefill_module
+from kernels.triton.channel_scan_chunks import channel_scan
 from kernels.triton.decode import decode_attention
 from kernels.triton.delta_chunks import gated_delta
 from kernels.triton.distribution import distribution
@@ -47,7 +48,6 @@ from kernels.triton.plan import (
 )
 from kernels.triton.prefill import prefill_attention
 from kernels.triton.quantised import packed_linear
-from kernels.triton.recurrent import channel_scan
 from kernels.triton.routing import invariant_route, route
 from kernels.triton.sampling import sample
 from kernels.triton.scaled import quantise_rows
@@ -481,6 +481,10 @@ CASES: dict[str, Callable[[], object]] = {
     "delta-kimi-linear": partial(
         delta_rule, 512, GatedDeltaShape(32, 32, 128, 128, decays_channels=True)
     ),
+    # Sides that are no powers of two, and fewer keys' heads than values'.
+    "delta-by-channel-uneven": partial(
+        delta_rule, 512, GatedDeltaShape(10, 30, 96, 192, True, decays_channels=True)
+    ),
     "delta-ling-3": partial(delta_rule, 512, GatedDeltaShape(32, 32, 128, 128, False, True, -5.0)),
     "gates-laguna-step-3.7": gates,
     "inputs": inputs,
@@ -493,6 +497,7 @@ CASES: dict[str, Callable[[], object]] = {
         f"{name}-{str(dtype).removeprefix('torch.')}": partial(run, 512, shape, dtype)
         for name, run, shape in (
             ("delta-rule-qwen3-next", delta_rule, GatedDeltaShape(16, 32, 128, 128)),
+            ("delta-kimi-linear", delta_rule, GatedDeltaShape(32, 32, 128, 128, False, True)),
             ("state-space-granite-4", state_space, ScanShape(128, 1, 64, 128)),
         )
         for dtype in (torch.float16, torch.float32)

@@ -25,7 +25,7 @@ _PIPELINED = (
     *("_latent_prefill_kernel", "_latent_split_kernel"),
     *("_runs_of_tile_kernel", "_run_kernel"),
     *("_packed_kernel", "_grouped_packed_kernel"),
-    *("_delta_chunks_kernel", "_scan_chunks_kernel"),
+    *("_delta_chunks_kernel", "_channel_delta_chunks_kernel", "_scan_chunks_kernel"),
 )
 
 
@@ -68,6 +68,7 @@ def compile_cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompileC
 _OF_PROMPTS = (
     *("_prefill_kernel", "_latent_prefill_kernel", "_runs_of_tile_kernel"),
     *("_prepare_kernel", "_delta_chunks_kernel", "_scan_chunks_kernel"),
+    *("_prepare_channels_kernel", "_channel_delta_chunks_kernel"),
 )
 # Registers needed before a loop and after it may be spilled meanwhile.
 _MOST_STACK_BYTES = 64
@@ -281,6 +282,28 @@ def test_layers_with_a_state_compile_for_hopper(
         *("_prepare_kernel", "_delta_chunks_kernel", "_scan_chunks_kernel"),
     }
     check(reports)
+
+
+@pytest.mark.slow
+def test_layers_with_decays_by_channel_compile_for_hopper(
+    tmp_path: Path, compile_cases: CompileCases
+) -> None:
+    names = ("delta-kimi-linear", "delta-by-channel-uneven", "channels-falcon-mamba-7b")
+    reports = compile_cases(tmp_path, *names)
+    check(reports)
+    by_kernel = {report["kernel"]: report for report in reports}
+    assert by_kernel.keys() == {
+        *("_gated_delta_kernel", "_prepare_channels_kernel", "_channel_delta_chunks_kernel"),
+        *("_channel_scan_kernel", "_sum_channels_kernel", "_begin_channels_kernel"),
+        "_walk_channels_kernel",
+    }
+    prepare = by_kernel["_prepare_channels_kernel"]
+    # Two programs share a multiprocessor.
+    assert 2 * (prepare["shared_bytes"] + 1024) <= 228 * 1024, prepare
+    for name in ("_sum_channels_kernel", "_walk_channels_kernel"):
+        # Six warps for each scheduler hide what each token waits for.
+        assert 24 * 32 * by_kernel[name]["registers"] <= 65536, by_kernel[name]
+    assert by_kernel["_begin_channels_kernel"]["cp_async"] > 0
 
 
 @pytest.mark.slow

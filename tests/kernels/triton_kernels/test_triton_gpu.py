@@ -130,15 +130,27 @@ def test_prompts_meet_states_as_by_the_twin(nearness: float) -> None:
     factors = torch.randn(3, 4, generator=random).unbind()
     sums, narrow = torch.randn(4, 4, 128, 128), mixed[:, : scan.channels].contiguous()
     scanned = sums[..., :64].contiguous()
+    by_channel = delta._replace(decays_channels=True)
+    decays = torch.randn(tokens, 4 * 129, generator=random).bfloat16() * 4  # some decay by e^-10
+    bias = torch.randn(4 * 128, generator=random)
+    channels = torch.randn(2, tokens, 256, generator=random).bfloat16()
+    shared, rates = narrow[:, :32], -torch.randn(16, 256, generator=random).exp()
+    skip, few = bias[:256].clone(), torch.randn(4, 16, 256)
     for name, given in (
         ("gated_delta", (mixed, gates, *factors[:2], sums, rows, delta)),
+        ("gated_delta", (mixed, decays, factors[0], bias, sums.clone(), rows, by_channel)),
+        (
+            "channel_scan",
+            (*channels.unbind(), shared[:, :16], shared[:, 16:], rates, skip, few, rows),
+        ),
         ("selective_scan", (narrow, gates[:, :4], *factors, scanned, rows, scan)),
     ):
-        state, moved = given[-3], [_moved(each) for each in given]
+        at = -2 if name == "channel_scan" else -3
+        state, moved = given[at], [_moved(each) for each in given]
         found = getattr(operations, name)(*moved)
         expected = getattr(reference_operations, name)(*given)
         assert (found.cpu().float() - expected.float()).norm() < 1e-2 * expected.float().norm()
-        assert (moved[-3].cpu() - state).norm() < 1e-3 * state.norm()
+        assert (moved[at].cpu() - state).norm() < 1e-3 * state.norm()
 
 
 def _moved(value: Any) -> Any:

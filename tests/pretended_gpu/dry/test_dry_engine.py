@@ -92,7 +92,7 @@ def test_nothing_is_compiled_while_requests_wait(qwen3: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen3_5_text", "granitemoehybrid"])
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "granitemoehybrid", "kimi_linear", "mamba"])
 def test_the_first_prompt_compiles_what_longer_ones_need(kind: str, tmp_path: Path) -> None:
     """Some prompts advance states token by token, others in chunks."""
     with on_pretended_gpu(config_of(saved(kind, tmp_path))) as rig:

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from kernels.activations import OutputGateKind
-from kernels.recurrent import CHUNK, GatedDeltaShape, ScanShape
+from kernels.recurrent import CHUNK, MIN_CHUNKED_TOKENS, GatedDeltaShape, ScanShape
 from kernels.reference import operations as reference
 from kernels.triton import invariant_operations, operations
-from kernels.triton.chunks import MIN_CHUNKED_TOKENS
 from tests.kernels.recurrent_cases import (
     Case,
     channel_case,
@@ -52,14 +51,14 @@ CASES = {
     "delta, equal heads": (delta_case, GatedDeltaShape(2, 2, 16, 16)),
     "delta, decays by channel": (
         delta_case,
-        GatedDeltaShape(2, 2, 24, 20, decays_channels=True),
+        GatedDeltaShape(1, 2, 24, 20, decays_channels=True),
     ),
     "scan": (scan_case, ScanShape(4, 2, 20, 24, (0.1, 0.9))),
     "scan, any step": (scan_case, ScanShape(2, 1, 16, 16, UNLIMITED)),
     "channels": (channel_case, 40, 12),
 }
-# These take prompts token by token, as they take short rows.
-STEPWISE = ("delta, decays by channel", "channels")
+# Many tokens one by one, which the interpreter takes seconds for; see test_triton_channel_chunks.
+SLOW = ("channels",)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -72,7 +71,7 @@ STEPWISE = ("delta, decays by channel", "channels")
                 name,
                 PROMPTS,
                 id=f"{name}-prompts",
-                marks=pytest.mark.slow if name in STEPWISE else (),
+                marks=pytest.mark.slow if name in SLOW else (),
             )
             for name in CASES
         ),
@@ -85,7 +84,6 @@ def test_recurrences(name: str, dtype: torch.dtype, steps: Steps) -> None:
 
 @pytest.mark.parametrize("by_channel", [False, True])
 def test_bounded_decays(by_channel: bool) -> None:
-    """Token by token, also where other shapes are processed in chunks."""
     shape = GatedDeltaShape(1, 2 - by_channel, 8, 8, False, by_channel, -5.0)
     rows = [(3, 0, MIN_CHUNKED_TOKENS + 1), (1, 5, 1)]
     check(delta_case(shape, torch.float32), torch.float32, [rows])
@@ -112,12 +110,13 @@ def test_a_key_that_comes_again_and_again(alpha: float) -> None:
     "case",
     [
         delta_case(GatedDeltaShape(1, 3, 24, 20), torch.float32),
+        delta_case(GatedDeltaShape(1, 2, 24, 20, decays_channels=True), torch.float32),
         scan_case(ScanShape(4, 2, 20, 24, UNLIMITED), torch.float32),
         channel_case(40, 16, torch.float32),
         conv_case(20, 4, torch.float32, "silu", True),
         conv_case(20, 3, torch.float32, "gated", False),
     ],
-    ids=["delta", "scan", "channels", "conv", "gated"],
+    ids=["delta", "delta by channel", "scan", "channels", "conv", "gated"],
 )
 @pytest.mark.parametrize(
     "tried",
