@@ -15,7 +15,7 @@ Steps with prompts are captured by ``prompt_graphs.py``, as far as that pays.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -26,6 +26,9 @@ from engine.kv_cache.storage import KVCache
 from engine.lora.batch import CapturedAdapters, RecordedAdapters
 from engine.lora.store import AdapterStore
 from engine.models.decoder import Decoder
+from engine.models.layer_state import LayerMemory
+from engine.models.spec import DecoderSpec
+from engine.models.step_state import Rotation, StepState
 from engine.runner.captured_batches import decode_bounds, longest_row
 from engine.runner.graph_ladder import GraphLadder, StepKind, first_line
 from engine.runner.inputs import HostBatch
@@ -53,6 +56,29 @@ class Capture(Protocol):
         Other replays may overwrite these tensors: read them on the same stream, before the next
         step's replay.
         """
+        ...
+
+
+class StepModel(Protocol):
+    """What a decode step runs: a ``Decoder``, or a draft head in its place."""
+
+    @property
+    def spec(self) -> DecoderSpec:
+        """Of the model."""
+        ...
+
+    def rotations(self, positions: torch.Tensor, /) -> tuple[Rotation, ...]:
+        """See ``Decoder.rotations``."""
+        ...
+
+    def forward(
+        self, input_ids: torch.Tensor, state: StepState, caches: Sequence[LayerMemory], /
+    ) -> torch.Tensor:
+        """See ``Decoder.forward``."""
+        ...
+
+    def raw_logits(self, hidden: torch.Tensor, /) -> torch.Tensor:
+        """See ``Decoder.raw_logits``."""
         ...
 
 
@@ -119,11 +145,12 @@ class DecodeGraphs:
         adapters: the store of the rows' adapters; None: they have none.
         enable_feedback: sampled tokens become the rows' newest tokens.
         peers: the ranks with the other shards; None: the whole model is here.
+        lead: how far behind the next position a sampled token is.
     """
 
     def __init__(
         self,
-        model: Decoder,
+        model: StepModel,
         cache: KVCache,
         kernels: Kernels,
         spec: AttentionSpec,
@@ -135,6 +162,7 @@ class DecodeGraphs:
         adapters: AdapterStore | None = None,
         enable_feedback: bool = True,
         peers: StepPeers | None = None,
+        lead: int = 0,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -144,6 +172,7 @@ class DecodeGraphs:
         self._rows = rows
         self._capture = capture
         self._peers = peers
+        self._lead = lead
         self._features = features
         self._enable_feedback = enable_feedback
         self._adapters = adapters
@@ -216,10 +245,12 @@ class DecodeGraphs:
             if self._features is None:
                 hidden = self._model.forward(*given)
             else:
+                assert isinstance(self._model, Decoder)
                 hidden, features = self._features.run(self._model, *given)
                 kept = HeadFeatures(inputs.slot_mapping, features)
             logits = self._persist_logits(self._model.raw_logits(hidden))
-            return bounds, logits, inputs.next_positions, kept
+            positions = inputs.next_positions + self._lead if self._lead else inputs.next_positions
+            return bounds, logits, positions, kept
 
         with capturing(self._peers, GraphKey(size)):
             replay_forward, (bounds, logits, positions, kept) = self._capture(forward)

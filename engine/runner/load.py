@@ -347,11 +347,11 @@ def _draft_model(
     rows: RowTable,
     features: Features | None,
 ) -> DraftModel | None:
+    eager = plan.config.enforce_eager
     if loaded.head is not None and features is not None:
-        return loaded.head.make_draft_model(features, memory, rows)
+        return loaded.head.make_draft_model(features, memory, rows, enforce_eager=eager)
     if plan.draft is None or loaded.draft is None:
         return None
-    eager = plan.config.enforce_eager
     return plan.draft.make_draft_model(
         loaded.draft, memory, rows, plan.spec.vocab_size, enforce_eager=eager
     )

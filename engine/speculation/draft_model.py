@@ -21,9 +21,8 @@ read again with the model's states.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,10 +37,12 @@ from engine.runner.inputs import HostBatch, send
 from engine.runner.programs import DecodePrograms
 from engine.runner.rows import RowTable
 from engine.runner.step_builder import StepBuilder
-from engine.runner.transfer import Downloads, PendingDownload, Uploads
+from engine.runner.transfer import Downloads, Uploads
 from engine.speculation.batches import decode_batch, unread_batch
 from engine.speculation.chains import DraftChains
+from engine.speculation.draft_passes import DraftPass, fill_rows
 from engine.speculation.features import Features
+from engine.speculation.head_graphs import HEAD_LEAD, HeadGraphs
 from engine.speculation.read_blocks import ReadBlocks, ReadState
 from engine.types import BlockCopy, StepPlan
 from kernels.attention import AttentionSpec
@@ -52,18 +53,12 @@ from kernels.transfer import to_device
 
 # Tokens read at once when much of a text is unread.
 _MAX_CHUNK_TOKENS = 1024
-# Mean number of tokens per row up to which a recorded single-token step is cheaper than a chunk.
+# Mean number of tokens per row up to which a recorded single-token step is cheaper than a chunk,
+# and a captured one of a head, which reads all of a row's last drafts again.
 _MAX_SINGLE_TOKENS = 2
+_MAX_CAPTURED_TOKENS = 8
 # Total number of tokens up to which recorded programs read them faster than a chunk would.
 _MAX_RECORDED_TOKENS = 256
-
-
-class _DraftPass(NamedTuple):
-    """One more draft for some rows, of which those that want the most come first."""
-
-    token_ids: torch.Tensor  # [n] int64
-    draft_probs: torch.Tensor | None  # [n, vocab], the distributions they were drawn from
-    states: torch.Tensor | None = None  # [n, hidden_size], a head's states before
 
 
 class DraftModel:
@@ -77,7 +72,7 @@ class DraftModel:
         rows: the runner's row table.
         vocab_size: of the large model; tokens that only one of the models has are never drafted.
         rejection_sampling: draw with noise of its own, and keep the distributions drawn from.
-        programs: recorded or captured steps, which do not feed back; None: there are none.
+        programs: recorded or captured passes, which do not feed back; None: there are none.
         features: what a head reads; None: the model is not a head.
     """
 
@@ -91,7 +86,7 @@ class DraftModel:
         *,
         vocab_size: int,
         rejection_sampling: bool,
-        programs: DecodePrograms | DecodeGraphs | None = None,
+        programs: DecodePrograms | DecodeGraphs | HeadGraphs | None = None,
         features: Features | None = None,
     ) -> None:
         self._model = model
@@ -103,10 +98,18 @@ class DraftModel:
         self._vocab_size = vocab_size
         self._rejection_sampling = rejection_sampling
         self._features = features
-        self._lead = 0 if features is None else 1  # leading tokens of a text that are not read
+        self._lead = 0 if features is None else HEAD_LEAD  # leading tokens that are not read
         # Programs neither clamp token ids that the draft model lacks, nor mask out drafts that the
         # large model lacks. So they are used only where the vocabularies have the same size.
         self._programs = programs if model.spec.vocab_size == vocab_size else None
+        self._max_single_tokens = _MAX_SINGLE_TOKENS
+        self._head_states: torch.Tensor | None = None  # which captured passes leave
+        if isinstance(self._programs, HeadGraphs):
+            self._max_single_tokens = _MAX_CAPTURED_TOKENS
+            self._head_states = self._programs.states
+            self._reading, self._following = self._programs.reading, self._programs.following
+        else:
+            self._reading = self._following = self._programs
         self._uploads = Uploads(attention_spec.device)
         self._downloads = Downloads(attention_spec.device)
         self._chains: DraftChains | None = None
@@ -172,11 +175,13 @@ class DraftModel:
             passes = self._one_by_one(slots, row_ids, reads, wants)
         for slot, place in zip(slots.tolist(), reads, strict=True):
             self._mark_read(slot, place)
-        return self._filled(rows, reads, wanting, passes)
+        # A head has read its drafts with states of its own, so accepted ones are read again.
+        keeps = self._features is None
+        return fill_rows(rows, reads, wanting, passes, self._downloads, keeps_read=keeps)
 
     def _chained(
         self, slots: np.ndarray, row_ids: list[str], reads: list[ReadState], wants: list[int]
-    ) -> list[_DraftPass] | None:
+    ) -> list[DraftPass] | None:
         """Read what is unread and draft, in one native call; None if unsupported.
 
         The rows that want the most drafts come first.
@@ -194,7 +199,7 @@ class DraftModel:
         widths = [sum(want > depth for want in wants) for depth in range(wants[0])]
         last = np.cumsum(lengths[: len(wants)]) - 1
         passes = chains.propose(unread_batch(slots, reads, lengths), last, widths)
-        return [_DraftPass(token_ids, None) for token_ids in passes]
+        return [DraftPass(token_ids, None) for token_ids in passes]
 
     def _read_ahead(
         self, chains: DraftChains, slots: np.ndarray, row_ids: list[str], reads: list[ReadState]
@@ -214,7 +219,7 @@ class DraftModel:
 
     def _one_by_one(
         self, slots: np.ndarray, row_ids: list[str], reads: list[ReadState], wants: list[int]
-    ) -> list[_DraftPass]:
+    ) -> list[DraftPass]:
         """As ``_chained``, with one pass from Python for each draft."""
         passes = self._read(row_ids, reads, len(wants))
         ends = np.array([place.end for place in reads], np.int32)
@@ -281,10 +286,10 @@ class DraftModel:
 
     def _read(
         self, row_ids: list[str], reads: list[ReadState], num_wanting: int
-    ) -> list[_DraftPass]:
+    ) -> list[DraftPass]:
         """Read everything unread of the given rows, and make the first draft of the first ones."""
         lengths = [len(place.unread) for place in reads]
-        if sum(lengths) <= _MAX_SINGLE_TOKENS * len(reads):
+        if sum(lengths) <= self._max_single_tokens * len(reads):
             passes = self._read_singly(row_ids, reads, lengths, num_wanting)
             if passes is not None:
                 return passes
@@ -310,27 +315,30 @@ class DraftModel:
 
     def _read_singly(
         self, row_ids: list[str], reads: list[ReadState], lengths: list[int], num_wanting: int
-    ) -> list[_DraftPass] | None:
+    ) -> list[DraftPass] | None:
         """As ``_read``, as a recorded step with one token per row; None if there is none."""
         batch = unread_batch(np.array(self._rows.slots(row_ids), np.int32), reads, lengths)
-        graph = self._programs.find(batch) if self._programs is not None else None
-        if graph is None or self._programs is None:
+        graph = self._reading.find(batch) if self._reading is not None else None
+        if graph is None or self._reading is None:
             return None
-        self._programs.load(graph, batch, self._uploads)
+        self._reading.load(graph, batch, self._uploads)
         graph.forward()
         if not num_wanting:
             return []
         last = np.cumsum(lengths)[:num_wanting] - 1
         at = to_device(torch.from_numpy(last), self._spec.device)
         slots, positions = graph.slots[at], graph.positions[at]
-        return [self._choose(graph.logits[at].float(), batch.slots[last], slots, positions)]
+        drafted = self._choose(graph.logits[at].float(), batch.slots[last], slots, positions)
+        if self._head_states is not None:
+            drafted = drafted._replace(states=self._head_states[at])
+        return [drafted]
 
     def _draft_next(
         self,
         batch: HostBatch,
         places: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        last: _DraftPass,
-    ) -> _DraftPass:
+        last: DraftPass,
+    ) -> DraftPass:
         """Make one more draft: read the first of the last drafts, and choose their successors.
 
         Args:
@@ -340,19 +348,23 @@ class DraftModel:
         """
         slots = batch.slots
         token_ids = last.token_ids[: slots.size]
-        graph = self._programs.find(batch) if self._programs is not None else None
-        if graph is not None and self._programs is not None:
-            self._programs.load(graph, batch, self._uploads)
+        states = None if last.states is None else last.states[: slots.size]
+        graph = self._following.find(batch) if self._following is not None else None
+        if graph is not None and self._following is not None:
+            self._following.load(graph, batch, self._uploads)
             count = slots.size  # without padding rows
             graph.token_ids[:count].copy_(token_ids)
+            if self._head_states is not None and states is not None:
+                states = self._head_states[:count].copy_(states)
             graph.forward()
             if self._rejection_sampling or self._rows.sampling.bias(slots) is not None:
                 logits, positions = graph.logits[:count].float(), graph.positions[:count]
-                return self._choose(logits, slots, graph.slots[:count], positions)
-            graph.sample()
-            return _DraftPass(graph.sampled.token_ids[:count].clone(), None)
+                drafted = self._choose(logits, slots, graph.slots[:count], positions)
+            else:
+                graph.sample()
+                drafted = DraftPass(graph.sampled.token_ids[:count].clone(), None)
+            return drafted._replace(states=states)
         rows = StepRows(*places, token_ids.to(torch.int32))
-        states = None if last.states is None else last.states[: slots.size]
         hidden, seq_lens = self._forward(batch, rows, None, states)
         positions = seq_lens.long() + self._lead
         draft_pass = self._choose(self._model.logits(hidden), slots, rows.slots, positions)
@@ -382,7 +394,7 @@ class DraftModel:
         host_slots: np.ndarray,
         slots: torch.Tensor,
         positions: torch.Tensor,
-    ) -> _DraftPass:
+    ) -> DraftPass:
         """Choose as the request samples, but without penalties and masks. Overwrites the logits."""
         if logits.shape[1] != self._vocab_size:
             missing = self._vocab_size - logits.shape[1]
@@ -391,54 +403,7 @@ class DraftModel:
         table, bias = state.table, state.bias(host_slots)
         do = self._kernels.operations
         if not self._rejection_sampling:
-            return _DraftPass(
-                do.sample(logits, slots, positions, table, None, bias).token_ids, None
-            )
+            return DraftPass(do.sample(logits, slots, positions, table, None, bias).token_ids, None)
         proposed = do.distribution(logits, slots, positions, table, None, bias)
         seeds = table.seed[slots.long()]
-        return _DraftPass(do.sample_from_probs(proposed, seeds, positions, DRAFT_STREAM), proposed)
-
-    def _filled(
-        self, rows: PlanRows, reads: list[ReadState], wanting: list[int], passes: list[_DraftPass]
-    ) -> tuple[PlanRows, DraftTokens]:
-        """Assemble the rows and their drafts; a decoder has read all drafts but the last."""
-        firsts = np.cumsum([0, *(draft_pass.token_ids.numel() for draft_pass in passes)]).tolist()
-        of_row: dict[int, list[int]] = {}  # each row's drafts, as indices into all of them
-        for nth, index in enumerate(wanting):
-            of_row[index] = [firsts[depth] + nth for depth in range(rows.num_drafts[index])]
-        order = [at for index in sorted(of_row) for at in of_row[index]]
-        token_ids = torch.cat([draft_pass.token_ids for draft_pass in passes])
-        proposed: torch.Tensor | None = None
-        if self._rejection_sampling:
-            proposed = torch.cat(
-                [each.draft_probs for each in passes if each.draft_probs is not None]
-            )
-            proposed = _in_order(proposed, order)
-        # A head has read its drafts with states of its own, so accepted ones are read again.
-        keeps = self._features is None
-        ordered: torch.Tensor | None = None
-        if token_ids.device.type == "cpu":
-            told, filled = token_ids.tolist(), PlanRows.of(rows)
-            for index, place in zip(wanting, reads, strict=True):
-                drafts = tuple(told[at] for at in of_row[index])
-                place.read_drafts = drafts[:-1] if keeps else ()
-                filled.token_ids[index] = rows.token_ids[index][: -len(drafts)] + drafts
-            rows = filled
-        else:
-            ordered = _in_order(token_ids, order)
-            if keeps:
-                fetched = self._downloads.fetch([token_ids])
-                for index, place in zip(wanting, reads, strict=True):
-                    place.read_drafts = _fetched_drafts(fetched, of_row[index][:-1])
-        return rows, DraftTokens(ordered, proposed)
-
-
-def _in_order(values: torch.Tensor, order: list[int]) -> torch.Tensor:
-    return values[to_device(torch.tensor(order), values.device)]
-
-
-def _fetched_drafts(fetched: PendingDownload, places: list[int]) -> Iterator[int]:
-    """Yield some drafts once requested; they are there when their verifying step has finished."""
-    fetched_ids = fetched.wait()[0].tolist()
-    for place in places:
-        yield fetched_ids[place]
+        return DraftPass(do.sample_from_probs(proposed, seeds, positions, DRAFT_STREAM), proposed)

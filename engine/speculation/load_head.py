@@ -23,10 +23,12 @@ from engine.models.modules import Modules
 from engine.models.packed_tensors import QuantFormat
 from engine.models.safetensors import Header
 from engine.models.spec import DecoderSpec
+from engine.runner.graphs import CudaCapture
 from engine.runner.kernels import choose_kernels
 from engine.runner.rows import RowTable
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
+from engine.speculation.head_graphs import HeadGraphs
 from engine.speculation.load import draft_attention
 from engine.types import MemoryPlan
 from kernels.attention import AttentionSpec
@@ -90,7 +92,7 @@ class LoadedHead:
         return Features(head, *size, attention.dtype, attention.device)
 
     def make_draft_model(
-        self, features: Features, memory: MemoryPlan, rows: RowTable
+        self, features: Features, memory: MemoryPlan, rows: RowTable, *, enforce_eager: bool
     ) -> DraftModel:
         """Assemble the draft model, with a cache of as many blocks as the model's.
 
@@ -99,19 +101,25 @@ class LoadedHead:
         """
         plan, attention = self.plan, self.plan.attention
         size = (memory.num_blocks, memory.block_size, attention.dtype, attention.device)
+        cache = KVCache(
+            plan.spec.layer,
+            *size,
+            attention.cache_dtype,
+            interleave_layers=plan.kernels.supports_interleaved_layers,
+        )
+        graphs: HeadGraphs | None = None
+        is_capturable = plan.kernels.attention.is_capturable and not enforce_eager
+        if is_capturable and attention.device.type == "cuda":
+            graphs = HeadGraphs(features, cache, plan.kernels, attention, rows, CudaCapture())
         return DraftModel(
             features.head,
-            KVCache(
-                plan.spec.layer,
-                *size,
-                attention.cache_dtype,
-                interleave_layers=plan.kernels.supports_interleaved_layers,
-            ),
+            cache,
             plan.kernels,
             attention,
             rows,
             vocab_size=plan.model_spec.vocab_size,
             rejection_sampling=plan.rejection_sampling,
+            programs=graphs,
             features=features,
         )
 

@@ -11,7 +11,6 @@ import pytest
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
-from engine.models.decoder import Decoder
 from engine.runner import load_runner, prompt_graphs
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.model_runner import ModelRunner
@@ -74,9 +73,8 @@ def on_pretended_gpu(
         while runner.prepare():
             pass
         captured: list[object] = [runner._graphs]
-        draft = runner._draft
-        if draft is not None and isinstance(draft._model, Decoder):  # draft heads are not captured
-            captured.append(draft._programs)
+        if (draft := runner._draft) is not None:
+            captured += {draft._reading, draft._following}
         if runner._prompt_graphs is not None:
             captured.append(runner._prompt_graphs)
         for graphs in captured:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,9 +19,11 @@ from engine.runner import load
 from engine.runner import programs as recorded_steps
 from engine.runner.graphs import DecodeGraphs, Replay
 from engine.runner.prompt_graphs import PromptGraphs
+from engine.speculation import load_head
 from engine.speculation.draft_length import DraftLengthController
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
+from engine.speculation.head_graphs import HeadGraphs
 from engine.types import SamplingParams
 from kernels.cpu.backend import CpuAttention
 from kernels.cpu.linear import is_available
@@ -235,3 +238,38 @@ def test_captured_steps_leave_a_head_what_it_reads(served, monkeypatch):
     assert first_kept(core) > 0.5
     tables = (each._runner._features._table for each in (core, launched))
     torch.testing.assert_close(*tables, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("sampling", ["coupled", "rejection"])
+def test_captured_passes_of_a_head_make_the_same_drafts(served, sampling, monkeypatch):
+    """Of those that read what the model left, and of those that read the head's own states."""
+    speculation = msgspec.structs.replace(served.speculation, draft_sampling=sampling)
+    config = config_of(served.model, speculation)
+    expected, _, launched = generate(config, requests_of(**GREEDY))
+    replays: Counter[str] = Counter()
+
+    def with_graphs(*given: Any, features: Features, **others: Any) -> DraftModel:
+        _, cache, kernels, spec, rows = given
+        graphs = HeadGraphs(features, cache, kernels, spec, rows, called_again)
+        with torch.inference_mode():
+            while graphs.capture_next():
+                pass
+        for name in ("reading", "following"):
+            passes = getattr(graphs, name)
+            monkeypatch.setattr(passes, "load", _counting(passes.load, replays, name))
+        return DraftModel(*given, **{**others, "features": features, "programs": graphs})
+
+    monkeypatch.setattr(load_head, "DraftModel", with_graphs)
+    monkeypatch.setattr(CpuAttention, "can_replay", lambda *_: True)
+    texts, _, core = generate(config, requests_of(**GREEDY))
+    assert texts == expected == served.greedy
+    assert core.stats.drafts == launched.stats.drafts
+    assert min(replays["reading"], replays["following"]) > 4
+
+
+def _counting(load: Callable[..., Any], counted: Counter[str], name: str) -> Callable[..., Any]:
+    def loading(*given: Any) -> Any:
+        counted[name] += 1
+        return load(*given)
+
+    return loading
