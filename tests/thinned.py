@@ -32,8 +32,8 @@ ONE_IN = {
         "test_texts_are_those_of_masks_that_do_not_wait": 2,
     },
     "tests/engine/lora/test_lora.py": {
-        "test_each_row_of_a_mixed_batch_equals_its_merged_model": 3,
-        "test_layers_of_other_kinds_equal_their_merged_model": 3,
+        "test_each_row_of_a_mixed_batch_equals_its_merged_model": 6,
+        "test_layers_of_other_kinds_equal_their_merged_model": 6,
     },
     "tests/engine/lora/test_recorded_adapters.py": {
         "test_the_same_bits_as_steps_from_python": 3,
@@ -60,6 +60,11 @@ ONE_IN = {
     },
     "tests/engine/models/vision/test_tower_parity.py": {
         "test_embeddings_equal_hugging_faces": 2,
+    },
+    "tests/engine/parallel/test_captured_ranks.py": {
+        "test_any_schedule_is_replayed": 2,
+        "test_captured_steps_give_the_texts_of_launched_ones": 2,
+        "test_texts_behind_images_turn_where_the_images_moved_them": 2,
     },
     "tests/engine/parallel/test_several_nodes.py": {
         "test_texts_are_hugging_faces": 3,
@@ -112,8 +117,8 @@ ONE_IN = {
         "test_preempted_texts_are_the_same_and_hardly_computed_again": 2,
     },
     "tests/engine/runner/test_programs.py": {
-        "test_the_same_bits_as_steps_from_python": 3,
-        "test_the_steps_of_each_family_are_recorded": 3,
+        "test_the_same_bits_as_steps_from_python": 6,
+        "test_the_steps_of_each_family_are_recorded": 6,
     },
     "tests/engine/runner/test_speculation.py": {
         "test_coupled_drafts_change_no_text_whatever_is_asked_for": 3,
@@ -121,7 +126,7 @@ ONE_IN = {
     },
     "tests/engine/runner/test_state_drafts.py": {
         "test_a_planted_bug_is_noticed": 3,
-        "test_texts_are_those_without_drafts": 4,
+        "test_texts_are_those_without_drafts": 8,
         "test_who_guesses_changes_no_text": 2,
     },
     "tests/engine/runner/test_states.py": {
@@ -141,8 +146,10 @@ ONE_IN = {
     },
     "tests/engine/speculation/test_draft_head_texts.py": {
         "test_a_head_that_is_seldom_asked_has_read_all": 3,
+        "test_captured_passes_of_a_head_make_the_same_drafts": 3,
+        "test_captured_steps_leave_a_head_what_it_reads": 2,
         "test_coupled_drafts_change_no_text_whatever_is_asked_for": 3,
-        "test_greedy_text_is_the_same_and_foreseen": 3,
+        "test_greedy_text_is_the_same_and_foreseen": 6,
     },
     "tests/engine/test_beam_search.py": {
         "test_it_finds_what_hugging_face_finds": 2,
@@ -165,19 +172,27 @@ ONE_IN = {
         "test_lanes": 2,
     },
     f"{_INTERPRETED}/test_triton_attention.py": {
-        "test_codes_are_read_with_their_scales": 2,
-        "test_invariant_queries_have_the_same_bits_in_any_chunk": 2,
-        "test_mixed_batches_equal_the_definition": 3,
-        "test_queries_that_look_ahead_equal_the_definition": 3,
-        "test_shares_cut_rows_anywhere": 3,
+        "test_codes_are_read_with_their_scales": 4,
+        "test_invariant_queries_have_the_same_bits_in_any_chunk": 3,
+        "test_mixed_batches_equal_the_definition": 5,
+        "test_queries_that_look_ahead_equal_the_definition": 6,
+        "test_shares_cut_rows_anywhere": 5,
+    },
+    f"{_INTERPRETED}/test_triton_channel_chunks.py": {
+        "test_delta_rules": 2,
+        "test_states_are_as_exact_as_sixteen_bits": 2,
     },
     f"{_INTERPRETED}/test_triton_drafts.py": {
         "test_drafts_are_judged_as_by_the_twin": 2,
         "test_shares_are_those_of_sorting": 3,
     },
+    f"{_INTERPRETED}/test_triton_engine.py": {
+        "test_layers_with_heads_of_their_own": 2,
+    },
     f"{_INTERPRETED}/test_triton_inputs_moe.py": {
         "test_experts_equal_the_loop": 2,
-        "test_what_experts_give_few_tokens_is_added_to_the_stream": 3,
+        "test_experts_in_codes_equal_the_loop": 2,
+        "test_what_experts_give_few_tokens_is_added_to_the_stream": 6,
     },
     f"{_INTERPRETED}/test_triton_latent.py": {
         "test_mixed_batches_equal_the_definition": 2,
@@ -185,8 +200,8 @@ ONE_IN = {
     f"{_INTERPRETED}/test_triton_recurrent.py": {
         "test_convolutions": 3,
         "test_invariant_tokens_have_the_same_bits_in_any_cut": 2,
-        "test_recurrences": 3,
-        "test_tokens_on_trial_leave_nothing_but_what_stays": 3,
+        "test_recurrences": 6,
+        "test_tokens_on_trial_leave_nothing_but_what_stays": 6,
     },
     f"{_INTERPRETED}/test_triton_routing.py": {
         "test_choices_equal_the_twins": 3,
@@ -194,17 +209,17 @@ ONE_IN = {
     },
     f"{_INTERPRETED}/test_triton_sampling.py": {
         "test_any_rows_draw_as_by_sorting": 3,
-        "test_draws_equal_those_of_sorting": 2,
-        "test_likely_tokens_may_be_anywhere": 2,
+        "test_draws_equal_those_of_sorting": 4,
+        "test_likely_tokens_may_be_anywhere": 4,
     },
     f"{_INTERPRETED}/test_triton_selfcheck.py": {
         "test_attention_has_the_same_bits_or_is_not_taken_for_such": 2,
-        "test_right_kernels_pass": 3,
+        "test_right_kernels_pass": 6,
     },
     f"{_INTERPRETED}/test_triton_skinny.py": {
         "test_each_pair_of_token_and_expert_is_a_row": 2,
-        "test_products_equal_the_twins": 4,
-        "test_products_of_codes_equal_the_twins": 2,
+        "test_products_equal_the_twins": 6,
+        "test_products_of_codes_equal_the_twins": 4,
     },
     "tests/server/test_data_parallel.py": {
         "test_what_cannot_be_is_one_line": 2,

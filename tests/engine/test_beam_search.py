@@ -166,6 +166,7 @@ async def test_through_a_client_it_finds_the_same(driver: Driver, twin: tuple[Pa
         await client.close()
 
 
+@pytest.mark.slow
 async def test_a_search_outlives_the_engine(
     driver: Driver, twin: tuple[Path, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 # The number of objects that each collection visits while half a million long-lived ones are added,
 # as those of waiting requests.
 _SCRIPT = """
@@ -23,6 +25,7 @@ print(len(looked_at), max(looked_at))
 """
 
 
+@pytest.mark.slow
 def test_no_collection_looks_at_all_that_waits() -> None:
     told = subprocess.run(
         [sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=True, timeout=60

@@ -72,6 +72,7 @@ def test_a_server_that_keeps_its_word(tmp_path: Path, capsys: pytest.CaptureFixt
     assert told["num_problems"] == 0
 
 
+@pytest.mark.slow
 def test_tokens_told_to_another_are_noticed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -191,6 +191,7 @@ def test_an_engine_that_dies_takes_no_image_with_it(twin: Twin, seeing: Server) 
     assert wanted[0].startswith(expected(twin, photo(10)))
 
 
+@pytest.mark.slow
 def test_images_may_be_switched_off(twin: Twin, tmp_path_factory: pytest.TempPathFactory) -> None:
     log = tmp_path_factory.mktemp("blind") / "log"
     with running_server(log, str(twin.directory), "--max-images", "0") as blind:

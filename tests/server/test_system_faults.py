@@ -155,6 +155,7 @@ def test_a_clock_that_is_set(tmp_path: Path, clock: ShiftedClock) -> None:
         assert all(0 <= value < 1800 for value in durations)
 
 
+@pytest.mark.slow
 def test_logs_that_cannot_be_written(tmp_path: Path) -> None:
     """Everything that is logged goes to a full disk; requests are answered, errors included."""
     with running_server(tmp_path / "log", shell='exec "$@" 2>/dev/full') as server:

@@ -108,6 +108,7 @@ def test_a_stream_outlives_a_rank(shared_server: Server) -> None:
     assert "rank 1 (process" in shared_server.log.read_text()
 
 
+@pytest.mark.slow
 def test_no_rank_is_left_behind_by_a_killed_server(shared_server: Server) -> None:
     end_and_see(shared_server, signal.SIGKILL)  # the last test to use it
     assert not list(shared_server.log.parent.glob("quire-ranks-*"))  # nor a directory

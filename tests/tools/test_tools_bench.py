@@ -276,6 +276,7 @@ def test_all_parts_together_have_a_limit(tmp_path, capsys):
     assert len(told["failed"]) == 6
 
 
+@pytest.mark.slow
 def test_the_tests_of_a_gpu_are_the_files_that_hold_some(tmp_path):
     """Other files would need what serves HTTP, and their plugins' options are not passed."""
     ((tests, *_), *_) = gpu_parts((), ())

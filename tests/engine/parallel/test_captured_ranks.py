@@ -21,6 +21,7 @@ from engine.runner.load_plan import LoadPlan
 from engine.runner.model_runner import ModelRunner
 from engine.runner.step_peers import NotCapturedError
 from engine.types import Request, SamplingParams
+from kernels.cpu import build
 from kernels.cpu.backend import CpuAttention
 from tests import tiny_models, tiny_vision
 from tests.called_again import called_again
@@ -28,6 +29,8 @@ from tests.engine.lora.test_lora import ADAPTERS, make_served, requests_of, run
 from tests.engine.parallel.test_shared_images import LAYERS
 from tests.engine.parallel.test_shared_images import requests_of as image_requests
 from tests.engine.parallel.test_shared_texts import engine, texts_of
+
+pytestmark = pytest.mark.skipif(build.load() is None, reason="no native kernels here")
 
 SAMPLINGS = (
     SamplingParams(temperature=0.0, max_tokens=8),

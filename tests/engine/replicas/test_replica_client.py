@@ -150,6 +150,7 @@ async def test_streams_go_on_in_the_other_engine_at_once(
         check(again, await asyncio.gather(*readers))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 8))]
 )

@@ -225,6 +225,7 @@ def test_products_of_few_rows_and_of_many_are_of_one_depth(
     check(reports)
 
 
+@pytest.mark.slow
 def test_products_of_few_rows_read_weights_before_their_turn(
     tmp_path: Path, compile_cases: CompileCases
 ) -> None:

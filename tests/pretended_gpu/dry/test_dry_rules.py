@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine.runner.graphs import CudaCapture
+from engine.runner.step_peers import NotCapturedError
 from kernels.triton.feedback import feed_back
 from kernels.triton.layers import rms_norm
 from tests.pretended_gpu.queues import Violation
@@ -174,7 +175,7 @@ def test_a_capture_that_fails_leaves_the_allocator_as_it_was() -> None:
     """Otherwise torch 2.11 treats the capture as still in progress."""
     with pretended_gpu():
         capture, x = CudaCapture(), there()
-        with pytest.raises(Violation, match="while a graph is captured"):
+        with pytest.raises(NotCapturedError, match="while a graph is captured"):
             capture(x.tolist)
         torch.cuda.empty_cache()
         replay, doubled = capture(lambda: x * 2)

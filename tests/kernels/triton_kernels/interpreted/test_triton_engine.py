@@ -37,6 +37,7 @@ def test_greedy_text_is_the_references() -> None:
     assert answers("triton") == answers("reference")
 
 
+@pytest.mark.slow
 def test_experts_in_mxfp4_are_multiplied_as_codes(tmp_path, monkeypatch, caplog) -> None:
     """GPT-OSS as it is published: the logits of its dequantised weights, in the codes' memory."""
     directory, dense = mxfp4_model.save(tmp_path)
