@@ -16,6 +16,7 @@ from kernels.sparse import IndexQuery, SparseAttention
 from kernels.triton.backend import MANY_SELECTIONS
 from kernels.triton.check_helpers import CPU, Pairs, copy_to, normal
 from kernels.triton.launch import INTERPRETED
+from kernels.triton.selection import RUN
 
 _HIDDEN = 1300
 
@@ -61,9 +62,13 @@ def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -
     """
     assert spec.selection is not None
     top_k, heads, width = spec.selection
-    # So many that they are attended to in tiles.
-    many = 3 if INTERPRETED else MANY_SELECTIONS
-    for counts, past in (([1, 1, 1], [top_k + 300, 5, 40]), ([many, 1, 2], [top_k + 20, 0, top_k])):
+    # So far that several programs select, and so many that they are attended to in tiles.
+    far, many = top_k + 300, MANY_SELECTIONS
+    if INTERPRETED:
+        many = 3
+    else:
+        far += 2 * RUN
+    for counts, past in (([1, 1, 1], [far, 5, 40]), ([many, 1, 2], [top_k + 20, 0, top_k])):
         queries = np.array(counts)
         seq_lens = queries + np.array(past)
         blocks = -(-seq_lens // spec.block_size)

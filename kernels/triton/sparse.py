@@ -1,8 +1,7 @@
 """The indexer of sparse attention; for the contract see ``kernels.reference.sparse``.
 
     scores    a program for a token and a run of its positions: a product of heads and keys
-    select    a program for a token: the least score that is selected, four bits of it at a time,
-              then the slots of what is not below it
+    select    the slots of the highest ones (``selection.py``)
 
 A token with no more than ``top_k`` positions is not scored. Scores are products of one shape for
 each tile of keys, and sums over heads in one order: which positions a token selects does not depend
@@ -18,13 +17,13 @@ import triton.language as tl
 from kernels.attention import DeviceGeometry
 from kernels.sparse import IndexQuery
 from kernels.triton.launch import dot_width, launch, power_of_2, wait_for_prior_kernels
+from kernels.triton.selection import select_highest
 from kernels.triton.tiles import dot, rows_of_tile
 
 # Of the scores of a step; more tokens are taken one group after another.
 _SCORES_BYTES = 256 << 20
 _SPAN = 1024  # positions that a program scores
 _TILE = 64
-_SELECT_TILE = 1024
 _WEIGHT_HEADS = 4  # per program
 _WEIGHT_TILE = 1024
 
@@ -100,7 +99,7 @@ def select_slots(
     longest: int,
     slots: torch.Tensor,
 ) -> None:
-    """Two launches for each group of tokens; see ``kernels.reference.sparse``."""
+    """For each group of tokens: scores, then a selection; see ``kernels.reference.sparse``."""
     query, weights = index
     count = query.shape[0]
     step = max(1, _SCORES_BYTES // (4 * longest))
@@ -149,21 +148,7 @@ def _select_group(
         num_warps=4,
         num_stages=3,
     )
-    launch(
-        _select_kernel,
-        (count,),
-        slots,
-        scores,
-        tokens.seq_lens,
-        tokens.slots,
-        tokens.tables,
-        tokens.tables.stride(0),
-        longest,
-        TOP_K=top_k,
-        BLOCK_SIZE=block_size,
-        TILE=_SELECT_TILE,
-        num_warps=8,
-    )
+    select_highest(scores, tokens, slots, block_size)
 
 
 @triton.jit
@@ -303,90 +288,3 @@ def _index_scores_kernel(
         products = tl.maximum(dot(k, tl.trans(q)), 0.0, propagate_nan=tl.PropagateNan.ALL)
         total = tl.sum(products * w[None, :], axis=1)
         tl.store(scores + token * longest + positions, total, mask=is_used)
-
-
-@triton.jit(
-    do_not_specialize=["table_stride", "longest"],
-    do_not_specialize_on_alignment=["slots", "seq_lens", "lines", "tables"],
-)
-def _select_kernel(
-    slots,  # [tokens, TOP_K]
-    scores,  # [tokens, longest]
-    seq_lens,
-    lines,  # of the tables
-    tables,
-    table_stride,
-    longest,
-    TOP_K: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """A token's slots of the highest scores, in the order of positions; the first of equals."""
-    wait_for_prior_kernels()
-    token = tl.program_id(0).to(tl.int64)
-    length = tl.load(seq_lens + token)
-    table = tables + tl.load(lines + token).to(tl.int64) * table_stride
-    own, out = scores + token * longest, slots + token * TOP_K
-    places = tl.arange(0, TILE)
-    if length <= TOP_K:
-        for begin in range(0, length, TILE):
-            positions = begin + places
-            is_used = positions < length
-            found = _slots_of(table, positions, is_used, BLOCK_SIZE)
-            tl.store(out + positions, found, mask=is_used)
-        return
-    least, needed = _least_selected(own, length, TOP_K, TILE)  # pyright: ignore[reportGeneralTypeIssues]
-    taken, equals = 0, 0
-    for begin in range(0, length, TILE):
-        positions = begin + places
-        is_used = positions < length
-        number = _ordered(tl.load(own + positions, mask=is_used, other=0.0))
-        is_equal = (is_used & (number == least)).to(tl.int32)
-        rank = equals + tl.cumsum(is_equal, axis=0) - is_equal
-        is_kept = is_used & ((number > least) | ((is_equal > 0) & (rank < needed)))
-        kept = is_kept.to(tl.int32)
-        place = taken + tl.cumsum(kept, axis=0) - kept
-        found = _slots_of(table, positions, is_used, BLOCK_SIZE)
-        tl.store(out + place, found, mask=is_kept)
-        taken += tl.sum(kept, axis=0)
-        equals += tl.sum(is_equal, axis=0)
-
-
-@triton.jit
-def _least_selected(own, length, TOP_K: tl.constexpr, TILE: tl.constexpr):
-    """Return the TOP_K-th highest number of a row, and how many of those equal to it to take."""
-    digits, places = tl.arange(0, 16).to(tl.uint32), tl.arange(0, TILE)
-    least = tl.zeros([], tl.uint32)
-    needed = tl.full([], TOP_K, tl.int32)
-    for turn in tl.static_range(8):
-        counts = tl.zeros([16], tl.int32)
-        for begin in range(0, length, TILE):
-            positions = begin + places
-            is_used = positions < length
-            number = _ordered(tl.load(own + positions, mask=is_used, other=0.0))
-            leading = number >> (28 - 4 * turn)
-            is_in = is_used & ((leading >> 4) == least)
-            is_digit = is_in[:, None] & ((leading & 15)[:, None] == digits[None, :])
-            counts += tl.sum(is_digit.to(tl.int32), axis=0)
-        is_higher = digits[None, :] > digits[:, None]
-        higher = tl.sum(tl.where(is_higher, counts[None, :], 0), axis=1)
-        # The digit with which the last one selected goes on.
-        is_next = (higher < needed) & (higher + counts >= needed)
-        least = (least << 4) | tl.sum(tl.where(is_next, digits, 0), axis=0).to(tl.uint32)
-        needed -= tl.sum(tl.where(is_next, higher, 0), axis=0)
-    return least, needed
-
-
-@triton.jit
-def _ordered(x):
-    """Return unsigned integers in the order of numbers; both zeros are one, and what is no number
-    is the lowest."""
-    x = tl.where(x == 0.0, 0.0, tl.where(x == x, x, -float("inf")))
-    bits = x.to(tl.uint32, bitcast=True)
-    return bits ^ tl.where((bits >> 31) != 0, 0xFFFFFFFF, 0x80000000).to(tl.uint32)
-
-
-@triton.jit
-def _slots_of(table, positions, is_used, BLOCK_SIZE: tl.constexpr):
-    blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_used, other=0)
-    return blocks * BLOCK_SIZE + positions % BLOCK_SIZE

@@ -296,6 +296,10 @@ def selections(heads: int, index_heads: int) -> None:
     index_weights(empty(rows, 7168), empty(index_heads, 7168, dtype=FLOAT))
     tokens = DeviceGeometry(ints(rows + 1), ints(rows), ints(rows), ints(1024, 1024))
     select_slots(index, index_keys, tokens, 65536, ints(rows, top_k))
+    few = DeviceGeometry(ints(9), ints(8), ints(8), ints(1024, 1024))
+    select_slots(
+        IndexQuery(index.query[:8], index.weights[:8]), index_keys, few, 65536, ints(8, top_k)
+    )
     keys = empty(20000 * 64, 1, 1, 576)
     cache, layer = LayerCache(keys, keys[..., :512]), LayerAttention(0.1)
     query, output = empty(rows, heads, 576), empty(rows, heads, 512)
