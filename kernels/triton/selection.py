@@ -156,7 +156,7 @@ def _count_digits_kernel(
 def _leading_digits(digits, TURNS: tl.constexpr, TOP_K: tl.constexpr, DIGIT: tl.constexpr):
     """Return the first digits of the TOP_K-th highest number, as one number, and how many of those
     that begin with them are selected."""
-    bins = tl.arange(0, 1 << DIGIT)
+    bins = tl.arange(0, 1 << DIGIT)  # pyright: ignore[reportOperatorIssue]
     least = tl.zeros([], tl.uint32)
     needed = tl.full([], TOP_K, tl.int32)
     for turn in tl.static_range(TURNS):
