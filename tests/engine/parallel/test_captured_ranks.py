@@ -21,8 +21,8 @@ from engine.runner.load_plan import LoadPlan
 from engine.runner.model_runner import ModelRunner
 from engine.runner.step_peers import NotCapturedError
 from engine.types import Request, SamplingParams
-from kernels.cpu import build
 from kernels.cpu.backend import CpuAttention
+from kernels.cpu.native import build
 from tests import tiny_models, tiny_vision
 from tests.called_again import called_again
 from tests.engine.lora.test_lora import ADAPTERS, make_served, requests_of, run

@@ -26,8 +26,8 @@ from engine.runner.inputs import HostBatch
 from engine.runner.mrope import MRopePositions
 from engine.runner.prompt_graphs import PromptGraphs, _rotary_positions, prompt_sizes
 from engine.types import Request, SamplingParams
-from kernels.cpu import build
 from kernels.cpu.backend import CpuAttention
+from kernels.cpu.native import build
 from tests import tiny_models
 from tests.called_again import called_again
 from tools.bench import shapes
