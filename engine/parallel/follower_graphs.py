@@ -15,7 +15,13 @@ import torch
 from engine.kv_cache.storage import KVCache
 from engine.models.decoder import Decoder
 from engine.parallel.frames import Forward, unpack
-from engine.runner.captured_batches import decode_bounds, longest_row, pad_prompt, prompt_bounds
+from engine.runner.captured_batches import (
+    decode_bounds,
+    longest_row,
+    pad_prompt,
+    padded_rows,
+    prompt_bounds,
+)
 from engine.runner.graphs import Capture, Replay
 from engine.runner.inputs import HostBatch
 from engine.runner.step_builder import StepBuilder
@@ -71,9 +77,10 @@ class FollowerGraphs:
         self._padding_line = num_lines
         self._capture = capture
         self._has_turns = has_rotary_positions
-        host_tables = np.zeros((num_lines + 1, max_num_blocks), np.int32)
+        most_rows = padded_rows(num_lines + 2, num_lines)  # of any graph
+        host_tables = np.zeros((most_rows, max_num_blocks), np.int32)
         tables = torch.zeros(host_tables.shape, dtype=torch.int32, device=spec.device)
-        newest = torch.zeros(num_lines + 1, dtype=torch.int64, device=spec.device)
+        newest = torch.zeros(most_rows, dtype=torch.int64, device=spec.device)
         self._lines = SentLines(host_tables, tables, newest)
         self._graphs: dict[GraphKey, _FollowerGraph] = {}
         self._uploads = Uploads(spec.device)
@@ -86,6 +93,7 @@ class FollowerGraphs:
         """
         model, layers, device = self._model, self._cache.layers, self._spec.device
         num_rows, is_decode = key.num_rows, key.num_tokens is None
+        assert num_rows <= len(self._lines.tables), "each row reads a line"
         bounds = self._bounds(key)
         columns = self._columns(_pad(key, _nothing(key)), _NO_NUMBERS, _NO_NUMBERS)
         sizes = [column.size for column in columns]
