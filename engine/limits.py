@@ -7,6 +7,9 @@ import msgspec
 from engine.config import EngineConfig, SchedulerConfig
 from engine.types import EngineInfo
 
+# The most tokens of a captured step with prompts.
+MAX_CAPTURED_TOKENS = 2048
+
 
 def step_limits(config: EngineConfig, info: EngineInfo) -> SchedulerConfig:
     """The scheduler's limits for this model on its device."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.config import SchedulerConfig
+from engine.limits import MAX_CAPTURED_TOKENS
 from engine.models.recurrence import ChannelScanSpec, GatedDeltaSpec, RecurrenceSpec
 from engine.models.spec import DecoderSpec, MoeSpec
 from kernels.recurrent import CHUNK, max_chunks
@@ -22,13 +23,16 @@ def step_bytes(
         dtype: of the model.
         has_codes: matrices are quantised, and widened in memory for many tokens.
     """
-    needed = _token_bytes(spec, dtype) * limits.step_tokens
-    chunks = max_chunks(limits.step_tokens, limits.max_num_seqs)
-    needed += torch.float32.itemsize * _chunk_floats(spec.recurrence) * chunks
     # Logits and copies of them made by sampling, in float32.
-    needed += 6 * 4 * spec.vocab_size * limits.max_num_seqs
+    needed = 6 * 4 * spec.vocab_size * limits.max_num_seqs
     # For steps that are launched, and in the memory of captured ones.
-    return needed + 2 * _widened_bytes(spec, dtype) if has_codes else needed
+    for num_tokens in (limits.step_tokens, min(limits.step_tokens, MAX_CAPTURED_TOKENS)):
+        needed += _token_bytes(spec, dtype) * num_tokens
+        chunks = max_chunks(num_tokens, limits.max_num_seqs)
+        needed += torch.float32.itemsize * _chunk_floats(spec.recurrence) * chunks
+        if has_codes:
+            needed += _widened_bytes(spec, dtype)
+    return needed
 
 
 def _token_bytes(spec: DecoderSpec, dtype: torch.dtype) -> int:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from engine.kv_cache.storage import KVCache
+from engine.limits import MAX_CAPTURED_TOKENS
 from engine.lora.batch import CapturedAdapters
 from engine.lora.store import AdapterStore
 from engine.models.decoder import Decoder
@@ -39,7 +40,8 @@ from kernels.attention import AttentionSpec, BatchGeometry
 from kernels.inputs import StepRows
 from kernels.operations import Kernels
 
-_SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # tokens
+# Tokens.
+_SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, MAX_CAPTURED_TOKENS)
 # Up to here reading the weights takes longest, so that padding costs nothing.
 _ALWAYS_CAPTURED = 64
 # Of a layer: the host of an H200 took 10 to 15 ms for a step of 28 layers.

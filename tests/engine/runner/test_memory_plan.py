@@ -152,9 +152,9 @@ def test_a_gpus_cache_leaves_room_for_widened_weights(free, monkeypatch):
 
 
 def test_rows_of_a_tokens_experts_are_counted():
-    """GPT-OSS's first products of 8,192 tokens alone take 360 MiB."""
+    """GPT-OSS's first products of 8,192 tokens alone take 360 MiB; captured steps have 2,048."""
     limits = SchedulerConfig(max_num_batched_tokens=8192)
     experts = replace(SPEC, moe=MoeSpec(32, 4, 2880, normalised=True), hidden_size=2880)
     counted = step_bytes(experts, limits, torch.bfloat16, has_codes=False)
     without = step_bytes(replace(experts, moe=None), limits, torch.bfloat16, has_codes=False)
-    assert counted - without == 8192 * 4 * (3 + 1) * 2880 * 2 == 2 * 360 * MIB
+    assert counted - without == (8192 + 2048) * 4 * (3 + 1) * 2880 * 2 == 2 * 450 * MIB
