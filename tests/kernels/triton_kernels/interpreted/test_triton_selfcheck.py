@@ -150,10 +150,11 @@ _RETURN_NOTHING = (
     *("add_experts", "copy_blocks", "feed_back", "latent_rope_store"),
     *("index_rope_store", "select_slots"),
 )
-# Kernels that verify drafts are not checked at start, and sizes are not results.
+# Kernels that verify drafts are not checked at start, sizes are not results, and what adapters plan
+# is part of their products, which plan for themselves where nothing has.
 _UNCHECKED = {
     *("accept_drafts", "distribution", "sample_from_probs", "moe_token_thresholds"),
-    "verify_drafts",
+    *("plan_adapters", "verify_drafts"),
 }
 _OWN = {
     n for n in operations.__all__ if getattr(operations, n).__module__.startswith("kernels.tri")
