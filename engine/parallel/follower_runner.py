@@ -111,6 +111,7 @@ class FollowerRunner:
 
         Raises:
             NotCapturedError: this rank could not; it has communicated as if it could.
+            EngineDead: it captures nothing, which it has told rank 0.
         """
         if self._graphs is None:
             raise EngineDead("rank 0 captures steps, and this rank cannot")

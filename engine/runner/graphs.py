@@ -104,7 +104,7 @@ class HeadFeatures(NamedTuple):
 class DecodeGraph:
     """A captured batch size."""
 
-    packed: torch.Tensor  # [3 * size] int32: slots, starts, token ids; on a GPU also ``turns``
+    packed: torch.Tensor  # [3 * size] int32: slots, starts, token ids; see ``padding_rows``
     bounds: BatchGeometry
     logits: torch.Tensor  # [size, vocab] float32, or the dtype that the head rounds to
     positions: torch.Tensor  # [size] int64, of the tokens to be sampled

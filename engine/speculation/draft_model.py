@@ -56,7 +56,7 @@ _MAX_CHUNK_TOKENS = 1024
 # Mean number of tokens per row up to which a recorded single-token step is cheaper than a chunk,
 # and a captured one of a head, which reads all of a row's last drafts again.
 _MAX_SINGLE_TOKENS = 2
-_MAX_CAPTURED_TOKENS = 8
+_MAX_SINGLE_TOKENS_OF_HEAD = 8
 # Total number of tokens up to which recorded programs read them faster than a chunk would.
 _MAX_RECORDED_TOKENS = 256
 
@@ -105,7 +105,7 @@ class DraftModel:
         self._max_single_tokens = _MAX_SINGLE_TOKENS
         self._head_states: torch.Tensor | None = None  # which captured passes leave
         if isinstance(self._programs, HeadGraphs):
-            self._max_single_tokens = _MAX_CAPTURED_TOKENS
+            self._max_single_tokens = _MAX_SINGLE_TOKENS_OF_HEAD
             self._head_states = self._programs.states
             self._reading, self._following = self._programs.reading, self._programs.following
         else:
