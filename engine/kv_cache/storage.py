@@ -154,6 +154,8 @@ def plan_memory(
     num_on_trial = min(
         scheduler.for_device(device.type).step_tokens, scheduler.max_num_seqs * (1 + num_drafts)
     )
+    if device.type == "cuda":
+        num_on_trial += scheduler.max_num_seqs  # those of captured steps
     trial_bytes = num_on_trial * spec.trial_bytes(dtype.itemsize) if num_drafts else 0
     available = max(0, available - image_bytes - trial_bytes)
     num_states = _num_states(spec, scheduler, dtype, device, available, lines_per_state)

@@ -19,6 +19,7 @@ class StepKind(NamedTuple):
 
     size: int  # the most rows, or tokens
     adapted: bool  # whether any row has an adapter
+    on_trial: bool = False  # whether any row verifies drafts, in a recurrent model
 
 
 class GraphLadder(Generic[_Graph]):
@@ -33,6 +34,7 @@ class GraphLadder(Generic[_Graph]):
         sizes: ascending.
         capture: captures the steps of a kind.
         adapters: the store of the rows' adapters; None: steps with adapters are not captured.
+        has_trials: steps on trial are captured, too, and last.
     """
 
     def __init__(
@@ -42,6 +44,8 @@ class GraphLadder(Generic[_Graph]):
         sizes: Sequence[int],
         capture: Callable[[StepKind], _Graph],
         adapters: AdapterStore | None,
+        *,
+        has_trials: bool = False,
     ) -> None:
         self._what = what
         self._unit = unit
@@ -51,14 +55,17 @@ class GraphLadder(Generic[_Graph]):
         self._adapted_version = 0  # the store's version at capturing time
         self._graphs: dict[StepKind, _Graph] = {}
         self._stale: list[_Graph] = []  # perhaps being replayed
-        self._to_capture = [StepKind(size, adapted=False) for size in self._sizes]  # from the end
+        self._has_trials = has_trials
+        self._to_capture = self._kinds(adapted=False)  # from the end
 
-    def find(self, count: int, most: int, *, adapted: bool) -> _Graph | None:
+    def find(
+        self, count: int, most: int, *, adapted: bool, on_trial: bool = False
+    ) -> _Graph | None:
         """Return the smallest graph that has been captured for ``count`` to ``most``."""
         if adapted:
             self._drop_stale()
         for size in self._sizes:
-            graph = self._graphs.get(StepKind(size, adapted))
+            graph = self._graphs.get(StepKind(size, adapted, on_trial))
             if graph is not None and count <= size <= most:
                 return graph
         return None
@@ -81,10 +88,13 @@ class GraphLadder(Generic[_Graph]):
         except EngineDead:
             raise
         except Exception as error:
-            which = f"{self._what} with adapters" if kind.adapted else self._what
+            which = self._what
+            if kind.adapted or kind.on_trial:
+                beside = ["adapters"] * kind.adapted + ["drafts"] * kind.on_trial
+                which += " with " + " and ".join(beside)
             what = "%s of %d %s and fewer are not captured: %s"
             logger.warning(what, which, kind.size, self._unit, first_line(error))
-            rest = [each for each in self._to_capture if each.adapted != kind.adapted]
+            rest = [each for each in self._to_capture if each._replace(size=kind.size) != kind]
             self._to_capture = rest
         else:
             self._stale.clear()  # capturing has waited for the device
@@ -101,7 +111,12 @@ class GraphLadder(Generic[_Graph]):
         adapted = [kind for kind in self._graphs if kind.adapted]
         self._stale += [self._graphs.pop(kind) for kind in adapted]
         plain = [kind for kind in self._to_capture if not kind.adapted]
-        self._to_capture = [*(StepKind(size, adapted=True) for size in self._sizes), *plain]
+        self._to_capture = self._kinds(adapted=True) + plain
+
+    def _kinds(self, *, adapted: bool) -> list[StepKind]:
+        """The kinds with or without adapters, the last to be captured first."""
+        ways = (True, False) if self._has_trials else (False,)
+        return [StepKind(size, adapted, on_trial) for on_trial in ways for size in self._sizes]
 
 
 def first_line(error: BaseException) -> str:

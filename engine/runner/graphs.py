@@ -146,6 +146,7 @@ class DecodeGraphs:
         enable_feedback: sampled tokens become the rows' newest tokens.
         peers: the ranks with the other shards; None: the whole model is here.
         lead: how far behind the next position a sampled token is.
+        verifies_drafts: some rows may have drafts.
     """
 
     def __init__(
@@ -163,6 +164,7 @@ class DecodeGraphs:
         enable_feedback: bool = True,
         peers: StepPeers | None = None,
         lead: int = 0,
+        verifies_drafts: bool = False,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -178,7 +180,14 @@ class DecodeGraphs:
         self._adapters = adapters
         self._uploads = Uploads(spec.device)  # of the rows' adapters
         sizes = capture_sizes(max_num_rows)
-        self._ladder = GraphLadder("decode steps", "rows", sizes, self._capture_kind, adapters)
+        self._ladder = GraphLadder(
+            "decode steps",
+            "rows",
+            sizes,
+            self._capture_kind,
+            adapters,
+            has_trials=verifies_drafts and model.spec.is_recurrent,
+        )
         self._logits: torch.Tensor | None = None  # shared by the larger sizes
 
     def find(
@@ -188,11 +197,12 @@ class DecodeGraphs:
 
         ``adapted``: some rows have adapters. None if running without a graph costs less.
         """
-        if not batch.is_decode or (has_drafts and self._model.spec.is_recurrent):
+        if not batch.is_decode:
             return None
-        num_rows = batch.slots.size
+        num_rows, on_trial = batch.slots.size, has_drafts and self._model.spec.is_recurrent
         # Padding to twice the rows costs less than the launches, except for the largest models.
-        graph = self._ladder.find(num_rows, 2 * num_rows + 8, adapted=adapted)
+        most = 2 * num_rows + 8
+        graph = self._ladder.find(num_rows, most, adapted=adapted, on_trial=on_trial)
         if graph is None:
             return None
         known = batch.query_start, batch.seq_lens, batch.slots, self._rows.host_tables
@@ -226,6 +236,7 @@ class DecodeGraphs:
             assert self._adapters is not None
             given = self._adapters, size, self._kernels.operations, self._uploads
             adapters = CapturedAdapters(*given)
+        trial = RecordedTrial(size, device) if kind.on_trial else None
         num_columns = 3 if table.mrope is None else 4
         packed, rows = padding_rows(size, table.padding_slot, device, num_columns)
         turns = None if table.mrope is None else packed[3 * size :]
@@ -240,6 +251,8 @@ class DecodeGraphs:
             if adapters is not None:
                 own = adapters.of_step()
                 state = replace(state, adapters=own, output_adapters=own)
+            if trial is not None:
+                state = replace(state, rows=trial.rows, trial=trial.begin_layers())
             given = inputs.input_ids, state, self._cache.layers
             kept = None
             if self._features is None:
@@ -262,8 +275,10 @@ class DecodeGraphs:
                 do.feed_back(table.newest, rows.slots, sampled.token_ids, parameters.count_line)
 
         replay_sample, _ = self._capture(sample)
+        if trial is not None:
+            trial.replay_commit(self._capture(trial.commit)[0])
         given = packed, bounds, logits, positions, sampled, kept, replay_forward, replay_sample
-        return DecodeGraph(*given, adapters=adapters, rotary_positions=turns)
+        return DecodeGraph(*given, adapters=adapters, rotary_positions=turns, trial=trial)
 
     def _persist_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """Return where a step's logits stay until its tokens are sampled.

@@ -331,7 +331,15 @@ def _graphs(
     capture = CudaCapture()
     # On several ranks, steps with adapters are launched.
     kept = adapters if team is None else None
-    decode = DecodeGraphs(*parts, most, capture, features, adapters=kept, peers=team)
+    decode = DecodeGraphs(
+        *parts,
+        most,
+        capture,
+        features,
+        adapters=kept,
+        peers=team,
+        verifies_drafts=plan.config.speculation is not None,
+    )
     if not can_capture(attention):
         return decode, None
     most_tokens = plan.config.scheduler.for_device("cuda").step_tokens

@@ -217,8 +217,8 @@ class ModelRunner:
         elif inputs is None:
             inputs = self._send(batch, copies, adapted, drafts)
             if drafts is not None and self._info.is_recurrent:
-                state_rows, trial = begin_trial(batch, drafts, self._uploads)
-                tried = replace(inputs.state, rows=state_rows, trial=trial.trial)
+                state_rows, held, trial = begin_trial(batch, drafts, self._uploads)
+                tried = replace(inputs.state, rows=state_rows, trial=held)
                 inputs = inputs._replace(state=tried)
         masks = self._sampler.masks(batch) if self._is_cpu and drafts is None else None
         return PreparedBatch(graph, inputs, drafts, masks, trial)

@@ -32,6 +32,7 @@ from engine.lora.batch import RecordedAdapters
 from engine.lora.store import AdapterStore
 from engine.models.decoder import Decoder
 from engine.runner.captured_batches import decode_bounds
+from engine.runner.graph_ladder import StepKind
 from engine.runner.graphs import DecodeGraph, GreedyStep, HeadFeatures, padding_rows
 from engine.runner.inputs import HostBatch
 from engine.runner.rows import RowTable
@@ -49,14 +50,6 @@ logger = logging.getLogger(__name__)
 
 # Occurrences of a number of rows with drafts after which recording it pays off.
 _MIN_OCCURRENCES = 8
-
-
-class _Kind(NamedTuple):
-    """The steps that a program serves."""
-
-    size: int  # number of rows
-    adapted: bool  # whether any row has an adapter
-    on_trial: bool = False  # whether any row verifies drafts, in a recurrent model
 
 
 class PrefillProgram(NamedTuple):
@@ -100,9 +93,9 @@ class DecodePrograms:
         self._enable_feedback = enable_feedback
         self._features = features
         self._workspace = Workspace()
-        self._programs: dict[_Kind, DecodeGraph] = {}
+        self._programs: dict[StepKind, DecodeGraph] = {}
         self._prefill_programs: dict[int, PrefillProgram] = {}
-        self._num_seen: Counter[_Kind] = Counter()  # unrecorded steps with drafts
+        self._num_seen: Counter[StepKind] = Counter()  # unrecorded steps with drafts
         self._unrecordable: set[bool] = set()  # steps without or with adapters
 
     def find(
@@ -117,7 +110,7 @@ class DecodePrograms:
             return None
         if adapted:
             self._drop_stale()
-        kind = _Kind(batch.slots.size, adapted, has_drafts and self._model.spec.is_recurrent)
+        kind = StepKind(batch.slots.size, adapted, has_drafts and self._model.spec.is_recurrent)
         if has_drafts and kind not in self._programs:
             self._num_seen[kind] += 1
             if self._num_seen[kind] < _MIN_OCCURRENCES:
@@ -127,9 +120,9 @@ class DecodePrograms:
     def of_size(self, size: int) -> DecodeGraph | None:
         """Return the program for ``size`` rows without adapters, recorded if need be; None if
         none."""
-        return self._of_kind(_Kind(size, adapted=False))
+        return self._of_kind(StepKind(size, adapted=False))
 
-    def _of_kind(self, kind: _Kind) -> DecodeGraph | None:
+    def _of_kind(self, kind: StepKind) -> DecodeGraph | None:
         found = self._programs.get(kind)
         if found is None and kind.adapted not in self._unrecordable:
             try:
@@ -175,7 +168,7 @@ class DecodePrograms:
         """Return False: programs are recorded when they are needed."""
         return False
 
-    def _record(self, kind: _Kind) -> DecodeGraph:
+    def _record(self, kind: StepKind) -> DecodeGraph:
         size, adapters = kind.size, None
         if kind.adapted:
             assert self._adapters is not None
@@ -192,6 +185,8 @@ class DecodePrograms:
         choose, likeliest = record(partial(self._likeliest, hidden, rows.slots))
         greedy = None if likeliest is None else GreedyStep(layers + choose, likeliest)
         forward = layers + head
+        if trial is not None:
+            trial.replay_commit(record(trial.commit)[0])
         given = packed, where, logits, positions, sampled, kept, forward, sample
         return DecodeGraph(*given, greedy, adapters, turns, trial)
 
@@ -211,7 +206,7 @@ class DecodePrograms:
         inputs, where, state = built
         state = replace(state, adapters=adapters, output_adapters=adapters)
         if trial is not None:
-            state = replace(state, rows=trial.rows, trial=trial.trial)
+            state = replace(state, rows=trial.rows, trial=trial.begin_layers())
         given = inputs.input_ids, state, self._cache.layers
         if self._features is None:
             return where, self._model.forward(*given), None

@@ -10,8 +10,9 @@ held: the rows between two sequences' accepted tokens are padding and change no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -56,15 +57,17 @@ class _HostRows:
         return np.cumsum(self.sizes) - self.sizes
 
     def settled(
-        self, begins: np.ndarray, num_held: int
+        self, begins: np.ndarray, num_held: int, num_rows: int | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return slots, query starts and starts of the settling rows, with one token kept per
         sequence.
 
         ``begins`` [T] is where the sequences begin among the ``num_held`` tokens that are held.
+        ``num_rows`` is at least 2 T + 1, and not ``num_held``; None: as many as are needed.
         """
-        num_rows = 2 * self.draft_rows.size + 1
-        num_rows += num_rows == num_held  # see ``StepRows``
+        if num_rows is None:
+            num_rows = 2 * self.draft_rows.size + 1
+            num_rows += num_rows == num_held  # see ``StepRows``
         slots = np.zeros(num_rows, np.int32)
         bounds = np.full(num_rows + 1, num_held, np.int32)
         starts = np.full(num_rows, _PADS)
@@ -82,11 +85,11 @@ class _HostRows:
 
 @dataclass(frozen=True, slots=True)
 class StepTrial:
-    """A step's tokens on trial, and the rows that settle them."""
+    """How a step's tokens on trial are settled."""
 
-    trial: Trial
-    rows: StepRows  # with one token kept per sequence
+    query_start: torch.Tensor  # of the settling rows, with one token kept per sequence
     groups: torch.Tensor  # [T] int32, the sequences' groups among the verified tokens
+    commit: Callable[[], object]  # feeds what these rows keep to the states
 
     def settle(self, num_accepted: torch.Tensor) -> None:
         """Feed the accepted tokens to the states, without waiting for the device. Called once.
@@ -95,14 +98,14 @@ class StepTrial:
             num_accepted: [G] int64, accepted drafts of each group.
         """
         kept = num_accepted.index_select(0, self.groups)
-        self.rows.query_start[2 : 2 * self.groups.numel() + 1 : 2].add_(kept)
-        self.trial.commit(self.rows)
+        self.query_start[2 : 2 * self.groups.numel() + 1 : 2].add_(kept)
+        self.commit()
 
 
 def begin_trial(
     batch: HostBatch, drafts: StepDrafts, uploads: Uploads
-) -> tuple[StepRows, StepTrial]:
-    """Return a step's rows as recurrent layers read them, and its trial.
+) -> tuple[StepRows, Trial, StepTrial]:
+    """Return a step's rows as recurrent layers read them, its trial, and how that is settled.
 
     Args:
         batch: with a row per token for sequences that verify drafts.
@@ -118,11 +121,16 @@ def begin_trial(
         settled = rows.settled(rows.begins, tokens.size)
     sent = uploads.send((*rows.on_trial(), *settled, _groups(drafts), tokens))
     trial = Trial(sent[7] if tokens.size else None)
-    return _rows(sent[:3]), StepTrial(trial, _rows(sent[3:6]), sent[6])
+    settling = _rows(sent[3:6])
+    commit = partial(trial.commit, settling)
+    return _rows(sent[:3]), trial, StepTrial(settling.query_start, sent[6], commit)
 
 
 class RecordedTrial:
     """The trial of a recorded or captured step of single tokens, whatever drafts it verifies.
+
+    The step has two pieces: one computes the layers with ``rows`` and ``begin_layers``, and the
+    other one, ``commit``, feeds the states once the drafts have been judged.
 
     Args:
         size: number of tokens.
@@ -130,31 +138,52 @@ class RecordedTrial:
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
+        self._size = size
         # One row more than tokens, because as many rows as tokens would mean one token each
-        # (``StepRows``).
-        self._num_rows = size + 1
-        self._packed = torch.zeros(3 * self._num_rows + 1, dtype=torch.int32, device=device)
-        slots, query_start, starts = self._packed.split(
-            (self._num_rows, self._num_rows + 1, self._num_rows)
-        )
-        starts.fill_(int(_PADS))
-        self.rows = _rows((slots, query_start, starts))
-        self.trial = Trial()
+        # (``StepRows``). It suffices to settle half as many sequences, of two tokens at least.
+        self._num_rows = num_rows = size + 1
+        sizes = 2 * [num_rows, num_rows + 1, num_rows] + [size // 2]
+        self._packed = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        *parts, self._groups = self._packed.split(sizes)
+        self.rows, self._settling = _rows(parts[:3]), _rows(parts[3:])
+        for rows in (self.rows, self._settling):
+            rows.query_start[1:] = size
+            rows.starts.fill_(int(_PADS))
+        self._trial = Trial()
+        self._commit: Callable[[], object] = self.commit
+
+    def begin_layers(self) -> Trial:
+        """Return what the layers of a step record what they feed to states in."""
+        self._trial = Trial()
+        return self._trial
+
+    def commit(self) -> None:
+        """Feed the accepted tokens to the states."""
+        self._trial.commit(self._settling)
+
+    def replay_commit(self, replay: Callable[[], object]) -> None:
+        """Let ``replay`` do what ``commit`` does from now on.
+
+        The inputs that the layers have recorded are let go: their memory is also that of other
+        captured steps, and holds them from a replay of the layers until the next replay.
+        """
+        self._commit, self._trial = replay, Trial()
 
     def begin(self, batch: HostBatch, drafts: StepDrafts, uploads: Uploads) -> StepTrial:
         """Copy a batch to where the step reads its rows; see ``begin_trial``."""
-        rows, num_tokens = _HostRows(batch), self._num_rows - 1
+        rows = _HostRows(batch)
         slots, query_start, starts = rows.on_trial()
         spare = self._num_rows - slots.size
+        groups = _groups(drafts)
         columns = (
             np.pad(slots, (0, spare)),
-            np.pad(query_start, (0, spare), constant_values=np.int32(num_tokens)),
+            np.pad(query_start, (0, spare), constant_values=np.int32(self._size)),
             np.pad(starts, (0, spare), constant_values=_PADS),
+            *rows.settled(rows.query_start[rows.draft_rows], self._size, self._num_rows),
+            np.pad(groups, (0, self._groups.numel() - groups.size)),
         )
         uploads.fill(self._packed, columns)
-        settled = rows.settled(rows.query_start[rows.draft_rows], num_tokens)
-        sent = uploads.send((*settled, _groups(drafts)))
-        return StepTrial(self.trial, _rows(sent[:3]), sent[3])
+        return StepTrial(self._settling.query_start, self._groups[: groups.size], self._commit)
 
 
 def _rows(parts: Sequence[torch.Tensor]) -> StepRows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.core import EngineCore
+from engine.runner.graphs import DecodeGraphs
 from engine.runner.model_runner import ModelRunner
 
 
@@ -23,4 +24,18 @@ def count_prompt_replays(core: EngineCore) -> list[bool]:
             return loaded
 
         graphs.load = counting
+    return found
+
+
+def count_draft_replays(graphs: DecodeGraphs) -> list[bool]:
+    """Record whether each decode step with drafts from now on was captured."""
+    find, found = graphs.find, []
+
+    def counting(batch: Any, *, has_drafts: bool = False, adapted: bool = False) -> Any:
+        graph = find(batch, has_drafts=has_drafts, adapted=adapted)
+        if has_drafts:
+            found.append(graph is not None)
+        return graph
+
+    graphs.find = counting
     return found

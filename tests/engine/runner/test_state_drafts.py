@@ -14,11 +14,16 @@ from engine.core import EngineCore
 from engine.models.trial import Trial
 from engine.pass_budget import PassBudget
 from engine.runner import load_runner, programs, trials
+from engine.runner.graphs import DecodeGraphs
 from engine.runner.programs import DecodePrograms
 from engine.speculation.proposer import Drafter
 from engine.speculation.speculator import Speculator
 from engine.types import Request, SamplingParams
+from kernels.cpu.backend import CpuAttention
+from kernels.cpu.native import build
 from tests import tiny_models
+from tests.called_again import called_again
+from tests.engine.replays import count_draft_replays
 from tests.engine.running import Guesser, prompts_that_share, texts
 
 KINDS = (
@@ -144,6 +149,28 @@ def test_steps_with_drafts_are_recorded(model, monkeypatch):
     assert texts(make(model, Oracle(expected), dtype="bfloat16"), *requests) == expected
     assert sum(found) > 10
     assert sum(found) < len(found)  # rare batch sizes are not captured
+
+
+@pytest.mark.skipif(build.load() is None, reason="no native kernels here")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_steps_with_drafts_are_captured(model, told, overlap, monkeypatch):
+    """A function that is called again stands for a graph, and its batches are padded."""
+    monkeypatch.setattr(
+        CpuAttention, "can_replay", lambda _, bounds, batch, spec: batch.num_rows <= bounds.num_rows
+    )
+    greedy, seeded = told
+    core = make(model, oracle := Oracle(seeded), overlap=overlap, attention_backend="cpu")
+    runner = core._runner
+    parts = runner._model, runner._cache, runner._kernels, runner._builder._spec, runner._rows
+    runner._graphs = graphs = DecodeGraphs(*parts, 24, called_again, verifies_drafts=True)
+    while runner.prepare():
+        pass
+    replays = count_draft_replays(graphs)
+    assert texts(core, *requests_of(**SEEDED)) == seeded
+    oracle.texts = greedy
+    assert texts(core, *requests_of(**GREEDY)) == greedy
+    assert 0 < core.stats.drafts.num_accepted_tokens < core.stats.drafts.num_draft_tokens
+    assert sum(replays) > 10, "all but those with prompts beside them"
 
 
 def one_draft_is_lost(patch: pytest.MonkeyPatch) -> None:

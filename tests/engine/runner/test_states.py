@@ -292,7 +292,7 @@ def test_no_model_with_states_drafts(tmp_path):
         make(tiny_models.save("llama", tmp_path / "model"), speculation=speculation)
 
 
-def _plan(spec, free_bytes: int, monkeypatch, *, num_drafts: int = 0, **changes):
+def _plan(spec, free_bytes: int, monkeypatch, *, num_drafts: int = 0, device="cpu", **changes):
     monkeypatch.setattr(storage, "available_bytes", lambda _device: free_bytes)
     return storage.plan_memory(
         spec,
@@ -301,7 +301,7 @@ def _plan(spec, free_bytes: int, monkeypatch, *, num_drafts: int = 0, **changes)
         block_size=16,
         max_model_len=None,
         dtype=torch.float32,
-        device=torch.device("cpu"),
+        device=torch.device(device),
         weights_bytes=MIB,
         num_drafts=num_drafts,
     )
@@ -334,3 +334,5 @@ def test_what_drafts_feed_is_planned_for(tmp_path, monkeypatch):
     assert drafting.trial_bytes == 8 * 4 * spec.trial_bytes(4)
     assert "draft states" in drafting.describe()
     assert without.free_bytes - drafting.free_bytes == drafting.trial_bytes
+    on_gpu = _plan(spec, 1024 * MIB, monkeypatch, num_drafts=3, device="cuda", num_blocks=8)
+    assert on_gpu.trial_bytes == (8 * 4 + 8) * spec.trial_bytes(4), "and those of captured steps"

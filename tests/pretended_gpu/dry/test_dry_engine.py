@@ -18,7 +18,7 @@ from engine.config import SpeculationConfig
 from engine.runner import load_runner
 from engine.types import Request, SamplingParams
 from tests import tiny_draft_heads, tiny_models
-from tests.engine.replays import count_prompt_replays
+from tests.engine.replays import count_draft_replays, count_prompt_replays
 from tests.pretended_gpu.engines import config_of, on_cpu, on_pretended_gpu, texts
 from tests.pretended_gpu.stand_in import pretended_gpu
 
@@ -257,10 +257,13 @@ def test_states_are_fed_what_stays_of_drafts_without_waiting(kind: str, tmp_path
     model = saved(kind, tmp_path)
     requests = requests_with_drafts(guesses_are_known=True)
     expected = on_cpu(config_of(model), requests)
-    with on_pretended_gpu(config_of(model, speculation=guessing), "main") as rig:
+    config = config_of(model, speculation=guessing, scheduler={"max_num_seqs": 8})
+    with on_pretended_gpu(config, "main") as rig:
+        replays = count_draft_replays(rig.core._runner._graphs)
         assert texts(rig.core, requests) == expected
         drafts = rig.core.stats.drafts
         assert 0 < drafts.num_accepted_tokens < drafts.num_draft_tokens
+        assert any(replays)
 
 
 @pytest.mark.slow
