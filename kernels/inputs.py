@@ -8,7 +8,7 @@ import torch
 
 
 class StepRows(NamedTuple):
-    """The rows of a step; slices of one packed transfer, all int32.
+    """The rows of a step; the tensors are slices of one packed transfer, all int32.
 
     A padding row of a captured batch has no tokens, or n that start at position -n. For recurrent
     layers rows may also be on trial, or without tokens (``kernels/recurrent.py``); if there are as
@@ -19,6 +19,9 @@ class StepRows(NamedTuple):
     query_start: torch.Tensor  # [rows + 1], first token of each row in the batch
     starts: torch.Tensor  # [rows], position of each row's first token
     token_ids: torch.Tensor  # [tokens]; -1: the row's newest token, on the device
+    # The most tokens of a row that is not padding; None: unknown. Recurrent layers do without
+    # kernels for longer ones.
+    longest: int | None = None
 
 
 class StepInputs(NamedTuple):

@@ -57,12 +57,13 @@ class ScanShape(NamedTuple):
         return self.heads * self.head_dim + 2 * self.groups * self.state_size
 
 
-def max_chunks(num_tokens: int, num_rows: int) -> int:
-    """Return an upper bound of the number of chunks; 0 if each row has a single token.
+def max_chunks(num_tokens: int, num_rows: int, longest: int | None = None) -> int:
+    """Return an upper bound of the number of chunks; 0 if no row can be cut into any.
 
+    That is known of rows with a single token each, and where the ``longest`` row is known.
     Otherwise it is at least one, so that the first prompt compiles the kernels, however short it
     is.
     """
-    if num_tokens == num_rows:
+    if num_tokens == num_rows or (longest is not None and longest < MIN_CHUNKED_TOKENS):
         return 0
     return num_tokens // CHUNK + max(1, min(num_rows, num_tokens // MIN_CHUNKED_TOKENS))

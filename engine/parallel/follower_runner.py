@@ -127,12 +127,13 @@ class FollowerRunner:
         last = batch.query_start[1:][batch.sampling_rows] - 1
         of_states = unpack(message.lines) if message.lines else batch.slots
         on_host = unpack(message.query_ends) if message.query_ends else None
-        *sent, tables, wanted, lines, turns, ends, shown = self._upload(
+        sent = self._upload(
             *(batch.slots, batch.query_start, batch.starts, batch.token_ids),
             *(host_tables, last, of_states, unpack(message.rotary_positions).reshape(3, -1)),
             *(unpack(message.query_ends), unpack(message.image_places)),
         )
-        rows = StepRows(*sent)
+        slots, query_start, starts, token_ids, tables, wanted, lines, turns, ends, shown = sent
+        rows = StepRows(slots, query_start, starts, token_ids)
         of_rows = SentLines(host_tables, tables, rows.slots.long())
         seen = StepImages(
             self._receive_images(shown.long(), message.num_deepstack),

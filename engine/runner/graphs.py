@@ -146,7 +146,7 @@ class DecodeGraphs:
         enable_feedback: sampled tokens become the rows' newest tokens.
         peers: the ranks with the other shards; None: the whole model is here.
         lead: how far behind the next position a sampled token is.
-        verifies_drafts: some rows may have drafts.
+        num_drafts: the most drafts of a row.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class DecodeGraphs:
         enable_feedback: bool = True,
         peers: StepPeers | None = None,
         lead: int = 0,
-        verifies_drafts: bool = False,
+        num_drafts: int = 0,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -175,6 +175,7 @@ class DecodeGraphs:
         self._capture = capture
         self._peers = peers
         self._lead = lead
+        self._num_drafts = num_drafts
         self._features = features
         self._enable_feedback = enable_feedback
         self._adapters = adapters
@@ -186,7 +187,7 @@ class DecodeGraphs:
             sizes,
             self._capture_kind,
             adapters,
-            has_trials=verifies_drafts and model.spec.is_recurrent,
+            has_trials=num_drafts > 0 and model.spec.is_recurrent,
         )
         self._logits: torch.Tensor | None = None  # shared by the larger sizes
 
@@ -236,7 +237,7 @@ class DecodeGraphs:
             assert self._adapters is not None
             given = self._adapters, size, self._kernels.operations, self._uploads
             adapters = CapturedAdapters(*given)
-        trial = RecordedTrial(size, device) if kind.on_trial else None
+        trial = RecordedTrial(size, device, self._num_drafts) if kind.on_trial else None
         num_columns = 3 if table.mrope is None else 4
         packed, rows = padding_rows(size, table.padding_slot, device, num_columns)
         turns = None if table.mrope is None else packed[3 * size :]

@@ -113,7 +113,8 @@ def send(
         )
     )
     table.write(*sent[7:])
-    return DeviceBatch(StepRows(*sent[:4]), *sent[4:7])
+    slots, query_start, starts, token_ids, *_ = sent
+    return DeviceBatch(StepRows(slots, query_start, starts, token_ids), *sent[4:7])
 
 
 class AttentionEnds(NamedTuple):

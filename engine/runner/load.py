@@ -321,10 +321,15 @@ def _graphs(
     """Make the runners of captured decode steps and of steps with prompts; None: not captured."""
     attention = plan.attention
     parts = decoder, cache, plan.kernels, attention, rows
+    speculation = plan.config.speculation
+    num_drafts = 0 if speculation is None else speculation.num_draft_tokens
     if not plan.captures_steps:
         if team is not None or not plan.is_capturable:
             return None, None
-        return DecodePrograms(*parts, adapters=adapters, features=features), None
+        programs = DecodePrograms(
+            *parts, adapters=adapters, features=features, num_drafts=num_drafts
+        )
+        return programs, None
     if team is not None and not team.captures_steps:
         return None, None
     most = rows.padding_slot  # the slots before the spare one
@@ -338,7 +343,7 @@ def _graphs(
         features,
         adapters=kept,
         peers=team,
-        verifies_drafts=plan.config.speculation is not None,
+        num_drafts=num_drafts,
     )
     if not can_capture(attention):
         return decode, None

@@ -68,6 +68,7 @@ class DecodePrograms:
         adapters: the store of the rows' adapters; None: they have none.
         enable_feedback: sampled tokens become the rows' newest tokens.
         features: those of the draft head, if there is one.
+        num_drafts: the most drafts of a row.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class DecodePrograms:
         adapters: AdapterStore | None = None,
         enable_feedback: bool = True,
         features: Features | None = None,
+        num_drafts: int = 0,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -92,6 +94,7 @@ class DecodePrograms:
         self._adapted_version = -1  # the store's version at recording time
         self._enable_feedback = enable_feedback
         self._features = features
+        self._num_drafts = num_drafts
         self._workspace = Workspace()
         self._programs: dict[StepKind, DecodeGraph] = {}
         self._prefill_programs: dict[int, PrefillProgram] = {}
@@ -177,7 +180,9 @@ class DecodePrograms:
         positions = torch.zeros(size, dtype=torch.int64)  # of the tokens to be sampled
         turns = None if self._rows.mrope is None else torch.zeros(size, dtype=torch.int64)
         record = Recorder(self._workspace)
-        trial = RecordedTrial(size, self._spec.device) if kind.on_trial else None
+        trial: RecordedTrial | None = None
+        if kind.on_trial:
+            trial = RecordedTrial(size, self._spec.device, self._num_drafts)
         run = partial(self._forward, size, rows, adapters, turns, trial)
         layers, (where, hidden, kept) = record(run)
         head, logits = record(partial(self._model.logits, hidden))

@@ -121,9 +121,10 @@ def begin_trial(
         settled = rows.settled(rows.begins, tokens.size)
     sent = uploads.send((*rows.on_trial(), *settled, _groups(drafts), tokens))
     trial = Trial(sent[7] if tokens.size else None)
-    settling = _rows(sent[3:6])
+    settling = _rows(sent[3:6], int(rows.sizes.max()))
     commit = partial(trial.commit, settling)
-    return _rows(sent[:3]), trial, StepTrial(settling.query_start, sent[6], commit)
+    tried = _rows(sent[:3], int(np.diff(rows.query_start).max()))
+    return tried, trial, StepTrial(settling.query_start, sent[6], commit)
 
 
 class RecordedTrial:
@@ -135,17 +136,19 @@ class RecordedTrial:
     Args:
         size: number of tokens.
         device: of the kernels.
+        num_drafts: the most drafts of a sequence.
     """
 
-    def __init__(self, size: int, device: torch.device) -> None:
+    def __init__(self, size: int, device: torch.device, num_drafts: int) -> None:
         self._size = size
         # One row more than tokens, because as many rows as tokens would mean one token each
-        # (``StepRows``). It suffices to settle half as many sequences, of two tokens at least.
+        # (``StepRows``). It suffices for rows of one token that are padding, and to settle half as
+        # many sequences, of two tokens at least.
         self._num_rows = num_rows = size + 1
         sizes = 2 * [num_rows, num_rows + 1, num_rows] + [size // 2]
         self._packed = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
         *parts, self._groups = self._packed.split(sizes)
-        self.rows, self._settling = _rows(parts[:3]), _rows(parts[3:])
+        self.rows, self._settling = (_rows(own, num_drafts + 1) for own in (parts[:3], parts[3:]))
         for rows in (self.rows, self._settling):
             rows.query_start[1:] = size
             rows.starts.fill_(int(_PADS))
@@ -174,10 +177,12 @@ class RecordedTrial:
         rows = _HostRows(batch)
         slots, query_start, starts = rows.on_trial()
         spare = self._num_rows - slots.size
+        # Each token that the step lacks has a row: nothing is computed from one to the next.
+        ends = batch.token_ids.size + 1 + np.arange(spare, dtype=np.int32)
         groups = _groups(drafts)
         columns = (
             np.pad(slots, (0, spare)),
-            np.pad(query_start, (0, spare), constant_values=np.int32(self._size)),
+            np.concatenate((query_start, np.minimum(ends, np.int32(self._size)))),
             np.pad(starts, (0, spare), constant_values=_PADS),
             *rows.settled(rows.query_start[rows.draft_rows], self._size, self._num_rows),
             np.pad(groups, (0, self._groups.numel() - groups.size)),
@@ -186,10 +191,10 @@ class RecordedTrial:
         return StepTrial(self._settling.query_start, self._groups[: groups.size], self._commit)
 
 
-def _rows(parts: Sequence[torch.Tensor]) -> StepRows:
-    """Make rows whose token ids are never read."""
+def _rows(parts: Sequence[torch.Tensor], longest: int) -> StepRows:
+    """Make rows whose token ids are never read; see ``StepRows.longest``."""
     slots, query_start, starts = parts
-    return StepRows(slots, query_start, starts, slots[:0])
+    return StepRows(slots, query_start, starts, slots[:0], longest)
 
 
 def _groups(drafts: StepDrafts) -> np.ndarray:

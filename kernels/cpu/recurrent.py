@@ -205,5 +205,5 @@ def _with_contiguous_rows(x: torch.Tensor) -> torch.Tensor:
 
 def _pointers(rows: StepRows) -> tuple[int, int, int, int]:
     """Return the number of rows, and the addresses of the fields that are read."""
-    slots, query_start, starts, _ = rows
+    slots, query_start, starts = rows.slots, rows.query_start, rows.starts
     return slots.numel(), slots.data_ptr(), query_start.data_ptr(), starts.data_ptr()

@@ -75,7 +75,7 @@ def gated_delta(
     """
     y = walk(mixed, gates, log_a, dt_bias, state, rows, shape, most=MIN_CHUNKED_TOKENS - 1)
     heads, num_rows, wide = shape.value_heads, rows.slots.shape[0], dot_width(shape.key_dim)
-    num_chunks = max_chunks(mixed.shape[0], num_rows)
+    num_chunks = max_chunks(mixed.shape[0], num_rows, rows.longest)
     if not num_chunks:
         return y
     # Of bfloat16 two numbers are kept for one in float32: a chunk's programs need not split it.

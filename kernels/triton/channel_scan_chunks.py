@@ -47,7 +47,7 @@ def channel_scan(
     given, last = (x, time_steps, write), MIN_CHUNKED_TOKENS - 1
     y = walk(*given, read, rates, skip, state, rows, most=last)
     (size, channels), num_rows = rates.shape, rows.slots.shape[0]
-    num_chunks = max_chunks(x.shape[0], num_rows)
+    num_chunks = max_chunks(x.shape[0], num_rows, rows.longest)
     if not num_chunks:
         return y
     # A chunk's sums from zero, and then the states that it begins with.

@@ -57,7 +57,7 @@ def gated_delta(
         return channel_delta_chunks.gated_delta(mixed, gates, log_a, dt_bias, state, rows, shape)
     y = walk(mixed, gates, log_a, dt_bias, state, rows, shape, most=MIN_CHUNKED_TOKENS - 1)
     heads, num_rows = shape.value_heads, rows.slots.shape[0]
-    num_chunks = max_chunks(mixed.shape[0], num_rows)
+    num_chunks = max_chunks(mixed.shape[0], num_rows, rows.longest)
     if not num_chunks:
         return y
     floats = partial(torch.empty, dtype=torch.float32, device=mixed.device)

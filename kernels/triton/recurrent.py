@@ -20,6 +20,7 @@ from kernels.triton.tiles import sigmoid
 # Columns of a state per program, in the registers of one warp, whose sums need no other. Adjacent
 # programs have adjacent strips: together they read whole lines of memory at the same time.
 _STRIP = 16
+_PADS: tl.constexpr = tl.constexpr(-1)  # the start of a row that is padding
 _CHANNEL_STRIP = 32  # of channels with a few states each
 
 
@@ -37,7 +38,7 @@ def gated_delta(
     """See ``kernels.reference.recurrent.gated_delta``; mixed is contiguous.
 
     Rows of more than ``most`` tokens are skipped: their states are unchanged, their results
-    undefined.
+    undefined. The results of padding are zeros.
     """
     heads, value_dim = shape.value_heads, shape.value_dim
     y = torch.empty((mixed.shape[0], heads, value_dim), dtype=mixed.dtype, device=mixed.device)
@@ -160,6 +161,12 @@ def channel_scan(
 
 
 @triton.jit
+def _store_zeros(places, mask):
+    """Store the results of padding: they must be finite, and nobody waits for a state."""
+    tl.store(places, tl.zeros(places.shape, places.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def begins_with_state(start):
     """Return whether a row with this start begins with the stored state, or with zeros."""
     return (start > 0) | (start < -1)
@@ -221,6 +228,11 @@ def _gated_delta_kernel(
     is_key, is_column = keys < KEY_DIM, columns < VALUE_DIM
     is_used = is_key[:, None] & is_column[None, :]
     start = tl.load(starts + row)
+    if start == _PADS:
+        for token in range(begin.to(tl.int64), end.to(tl.int64)):
+            at = (token * HEADS + head) * VALUE_DIM + columns
+            _store_zeros(y + at, is_column)
+        return
     line = tl.load(slots + row).to(tl.int64) * HEADS + head
     places = state + line * KEY_DIM * VALUE_DIM + keys[:, None] * VALUE_DIM + columns[None, :]
     s = tl.load(places, mask=is_used & begins_with_state(start), other=0.0)
@@ -296,6 +308,11 @@ def _selective_scan_kernel(
     is_line, is_column = lines < SIZE, columns < HEAD_DIM
     is_used = is_line[:, None] & is_column[None, :]
     start = tl.load(starts + row)
+    if start == _PADS:
+        for token in range(begin.to(tl.int64), end.to(tl.int64)):
+            at = (token * HEADS + head) * HEAD_DIM + columns
+            _store_zeros(y + at, is_column)
+        return
     first = (tl.load(slots + row).to(tl.int64) * HEADS + head) * SIZE * HEAD_DIM
     places = state + first + lines[:, None] * HEAD_DIM + columns[None, :]
     s = tl.load(places, mask=is_used & begins_with_state(start), other=0.0)
@@ -356,6 +373,10 @@ def _channel_scan_kernel(
     is_line, is_column = lines < SIZE, columns < CHANNELS
     is_used = is_line[:, None] & is_column[None, :]
     start = tl.load(starts + row)
+    if start == _PADS:
+        for token in range(begin.to(tl.int64), end.to(tl.int64)):
+            _store_zeros(y + token * CHANNELS + columns, is_column)
+        return
     within = lines[:, None] * CHANNELS + columns[None, :]
     places = state + tl.load(slots + row).to(tl.int64) * SIZE * CHANNELS + within
     s = tl.load(places, mask=is_used & begins_with_state(start), other=0.0)

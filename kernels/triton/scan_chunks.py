@@ -40,7 +40,7 @@ def selective_scan(
     factors = log_a, dt_bias, skip
     y = walk(mixed, time_steps, *factors, state, rows, shape, most=MIN_CHUNKED_TOKENS - 1)
     num_rows, wide = rows.slots.shape[0], dot_width(shape.state_size)
-    if not max_chunks(mixed.shape[0], num_rows):
+    if not max_chunks(mixed.shape[0], num_rows, rows.longest):
         return y
     strip = min(dot_width(shape.head_dim), _MAX_SUMS // wide)
     launch(

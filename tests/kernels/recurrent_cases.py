@@ -126,14 +126,17 @@ def run_on_trial(
     left = state.clone()
     places = [(slot, n + p) for slot, n, count, _ in tried for p in range(count)]
     on_trial = [(slot, ~before, count) for slot, before, count, _ in tried]
-    y = case.layer(twin, _tokens(places), state, step_rows(on_trial))
+    longest = max(count for _, _, count, _ in tried)
+    rows = step_rows(on_trial)._replace(longest=longest)
+    y = case.layer(twin, _tokens(places), state, rows)
     assert torch.equal(state, left)
     found |= dict(zip(places, y.unbind(), strict=True))
     settled = [(LINES - 1, -1, 0)]
     for slot, before, count, stay in tried:
         settled += [(slot, before, stay), (LINES - 1, -1, count - stay)]
     settled += [(LINES - 1, -1, 0)] * (len(settled) == len(places))
-    case.layer(twin, _tokens(places), state, step_rows(settled))
+    longest = max(stay for _, _, _, stay in tried)
+    case.layer(twin, _tokens(places), state, step_rows(settled)._replace(longest=longest))
     return found, state
 
 

@@ -162,7 +162,7 @@ def test_steps_with_drafts_are_captured(model, told, overlap, monkeypatch):
     core = make(model, oracle := Oracle(seeded), overlap=overlap, attention_backend="cpu")
     runner = core._runner
     parts = runner._model, runner._cache, runner._kernels, runner._builder._spec, runner._rows
-    runner._graphs = graphs = DecodeGraphs(*parts, 24, called_again, verifies_drafts=True)
+    runner._graphs = graphs = DecodeGraphs(*parts, 24, called_again, num_drafts=8)
     while runner.prepare():
         pass
     replays = count_draft_replays(graphs)

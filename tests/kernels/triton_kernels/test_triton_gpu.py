@@ -156,7 +156,7 @@ def test_prompts_meet_states_as_by_the_twin(nearness: float) -> None:
 def _moved(value: Any) -> Any:
     """A copy of a tensor, or of rows, on the GPU."""
     if isinstance(value, StepRows):
-        return StepRows(*(part.to(DEVICE) for part in value))
+        return StepRows(*(part.to(DEVICE) for part in value[:4]), value.longest)
     return value.clone().to(DEVICE) if isinstance(value, torch.Tensor) else value
 
 

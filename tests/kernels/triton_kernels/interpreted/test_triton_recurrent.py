@@ -12,6 +12,7 @@ from kernels.recurrent import CHUNK, MIN_CHUNKED_TOKENS, GatedDeltaShape, ScanSh
 from kernels.reference import operations as reference
 from kernels.triton import invariant_operations, operations
 from tests.kernels.recurrent_cases import (
+    LINES,
     Case,
     channel_case,
     conv_case,
@@ -136,6 +137,25 @@ def test_tokens_on_trial_leave_nothing_but_what_stays(case: Case, tried: list) -
     for place, value in sides[1][0].items():
         close(sides[0][0][place], value, 1e-4)
     close(sides[0][1], sides[1][1], 1e-4)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        delta_case(GatedDeltaShape(1, 3, 24, 20), torch.float32),
+        scan_case(ScanShape(4, 2, 20, 24, UNLIMITED), torch.float32),
+        channel_case(40, 16, torch.float32),
+    ],
+    ids=["delta", "scan", "channels"],
+)
+def test_padding_has_finite_results(case: Case, monkeypatch) -> None:
+    """They go through the rest of a model beside those of texts, whatever memory held before."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, **more: empty(*a, **more).fill_(torch.nan))
+    monkeypatch.setattr(torch, "empty_like", lambda x: torch.full_like(x, torch.nan))
+    rows = [(2, 1, 3), (LINES - 1, -1, 9)]
+    found, _ = run_steps(case, operations, [rows])
+    assert all(each.isfinite().all() for each in found.values())
 
 
 def test_chunks_are_found_among_many_rows() -> None:
