@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from engine.lora.store import AdapterStore
 from engine.models.adapters import LoraDelta
+from engine.models.step_state import StepState
 from engine.runner.inputs import HostBatch
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
@@ -86,34 +88,56 @@ class RecordedAdapters(StepAdapters):
 
 
 class CapturedAdapters:
-    """The adapters of a decode step that is captured once and replayed with any adapters.
+    """The adapters of a step that is captured once and replayed with any adapters.
 
     Args:
         store: must not change its ``version`` in between.
-        size: rows of the step.
+        num_rows: rows of the step.
+        num_tokens: its tokens; None: one for each row.
         operations: the kernels.
         uploads: to the store's device.
     """
 
     def __init__(
-        self, store: AdapterStore, size: int, operations: Operations, uploads: Uploads
+        self,
+        store: AdapterStore,
+        num_rows: int,
+        num_tokens: int | None,
+        operations: Operations,
+        uploads: Uploads,
     ) -> None:
         self._store = store
         self._operations = operations
         self._uploads = uploads
-        self._slots = torch.full((size,), -1, dtype=torch.int32, device=store.device)
+        self._of_rows = self._without_any(num_rows)
+        self._of_tokens = None if num_tokens is None else self._without_any(num_tokens)
 
-    def set(self, slots: np.ndarray) -> None:
+    def set(self, slots: np.ndarray, lengths: np.ndarray | None = None) -> None:
         """Set the adapter slots of the next replay's rows: [n] int64, -1 for none; others have
-        none."""
-        given = np.full(self._slots.shape[0], -1, np.int32)
-        given[: slots.size] = slots
-        self._uploads.fill(self._slots, [given])
+        none. ``lengths`` are the tokens of each; None: one."""
+        self._fill(self._of_rows, slots)
+        if self._of_tokens is not None:
+            assert lengths is not None
+            self._fill(self._of_tokens, np.repeat(slots, lengths))
 
-    def of_step(self) -> StepAdapters:
-        """Return the adapters of a step that is being captured."""
-        nothing = self._slots[:0]
-        rows = AdapterRows(self._slots.long(), nothing, nothing, np.empty((0, 3), np.int64))
+    def applied(self, state: StepState) -> StepState:
+        """Add the adapters to the state of a step that is being captured, in which the last tokens
+        of all rows are sampled from."""
+        of_rows = self._of_step(self._of_rows)
+        of_tokens = of_rows if self._of_tokens is None else self._of_step(self._of_tokens)
+        return replace(state, adapters=of_tokens, output_adapters=of_rows)
+
+    def _without_any(self, count: int) -> torch.Tensor:
+        return torch.full((count,), -1, dtype=torch.int32, device=self._store.device)
+
+    def _fill(self, target: torch.Tensor, slots: np.ndarray) -> None:
+        given = np.full(target.shape[0], -1, np.int32)
+        given[: slots.size] = slots
+        self._uploads.fill(target, [given])
+
+    def _of_step(self, slots: torch.Tensor) -> StepAdapters:
+        nothing = slots[:0]
+        rows = AdapterRows(slots.long(), nothing, nothing, np.empty((0, 3), np.int64))
         return _CapturedStepAdapters(self._store, rows, self._operations)
 
 

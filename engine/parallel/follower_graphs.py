@@ -6,6 +6,7 @@ lines that the captured kernels read, one for each row in its order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ import numpy as np
 import torch
 
 from engine.kv_cache.storage import KVCache
+from engine.lora.batch import CapturedAdapters
+from engine.lora.store import AdapterStore
 from engine.models.decoder import Decoder
 from engine.parallel.frames import Forward, unpack
 from engine.runner.captured_batches import (
@@ -29,6 +32,7 @@ from engine.runner.step_peers import GraphKey
 from engine.runner.transfer import Uploads
 from kernels.attention import AttentionSpec
 from kernels.inputs import StepRows
+from kernels.operations import Kernels
 
 
 class SentLines(NamedTuple):
@@ -44,17 +48,21 @@ class _FollowerGraph(NamedTuple):
 
     packed: torch.Tensor  # int32, what is sent for a step: see ``_columns``
     forward: Replay
+    launch: Callable[[], object]  # does the same without the graph
+    adapters: CapturedAdapters | None  # of its rows; None: they have none
+    version: int  # of the store of adapters, at capturing time
 
 
 class FollowerGraphs:
     """The steps that have been captured so far.
 
     Args:
-        model, cache, spec: this rank's.
+        model, cache, kernels, spec: this rank's.
         builder: of its steps.
         num_lines: the most rows of a step, and the line of states that padding rows have.
         max_num_blocks: the most blocks of one sequence.
         capture: records what a step launches.
+        adapters: this rank's shard of the rows' adapters.
         has_rotary_positions: tokens may have rotary positions other than their own.
     """
 
@@ -62,20 +70,24 @@ class FollowerGraphs:
         self,
         model: Decoder,
         cache: KVCache,
+        kernels: Kernels,
         spec: AttentionSpec,
         builder: StepBuilder,
         num_lines: int,
         max_num_blocks: int,
         capture: Capture,
+        adapters: AdapterStore,
         *,
         has_rotary_positions: bool,
     ) -> None:
         self._model = model
         self._cache = cache
+        self._operations = kernels.operations
         self._spec = spec
         self._builder = builder
         self._padding_line = num_lines
         self._capture = capture
+        self._adapters = adapters
         self._has_turns = has_rotary_positions
         most_rows = padded_rows(num_lines + 2, num_lines)  # of any graph
         host_tables = np.zeros((most_rows, max_num_blocks), np.int32)
@@ -103,20 +115,36 @@ class FollowerGraphs:
         slots = torch.arange(num_rows, dtype=torch.int32, device=device)
         token_ids = torch.zeros(bounds.token_ids.size, dtype=torch.int32, device=device)
         rows = StepRows(slots, query_start, starts, token_ids)
+        adapters: CapturedAdapters | None = None
+        if key.adapted:
+            given = self._operations, self._uploads
+            adapters = CapturedAdapters(self._adapters, num_rows, key.num_tokens, *given)
 
         def forward() -> torch.Tensor:
             given = turns if turns.numel() else None
             built = self._builder.build(bounds, rows, self._lines, rotary_positions=given)
             state = replace(built.state, rows=rows._replace(slots=state_lines))
+            if adapters is not None:
+                state = adapters.applied(state)
             wanted = None if is_decode else query_start[1:] - 1
             hidden = model.forward(built.inputs.input_ids, state, layers, wanted)
             return model.raw_logits(hidden) if is_decode else hidden
 
         replay, _ = self._capture(forward)
-        self._graphs[key] = _FollowerGraph(packed, replay)
+        version = self._adapters.version
+        self._graphs[key] = _FollowerGraph(packed, replay, forward, adapters, version)
 
-    def replay(self, key: GraphKey, message: Forward, batch: HostBatch) -> None:
-        """Compute a step; ``batch`` has the message's rows."""
+    def replay(
+        self, key: GraphKey, message: Forward, batch: HostBatch, adapted: np.ndarray | None
+    ) -> None:
+        """Compute a step.
+
+        Args:
+            key: names its graph.
+            message: the step.
+            batch: the same rows.
+            adapted: [R] int64, the slots of their adapters; None: they have none.
+        """
         graph, padded = self._graphs[key], _pad(key, batch)
         turns = unpack(message.rotary_positions)
         columns = self._columns(padded, unpack(message.lines), turns)
@@ -124,7 +152,13 @@ class FollowerGraphs:
         num_rows = batch.slots.size
         (tables,) = self._uploads.send([unpack(message.tables).reshape(num_rows, -1)])
         self._lines.tables[:num_rows, : tables.shape[1]] = tables
-        graph.forward()
+        if graph.adapters is None or adapted is None:
+            graph.forward()
+            return
+        graph.adapters.set(adapted, np.diff(batch.query_start))
+        # Adapters move when rank 0's do, unless a step failed there before it was sent here.
+        run = graph.forward if self._adapters.version == graph.version else graph.launch
+        run()
 
     def _bounds(self, key: GraphKey) -> HostBatch:
         longest = longest_row(key.num_rows, self._cache, self._lines, self._spec)

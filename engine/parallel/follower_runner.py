@@ -14,6 +14,7 @@ from engine.kv_cache.host_store import HostStore
 from engine.kv_cache.states import copy_states
 from engine.kv_cache.storage import KVCache
 from engine.lora.batch import step_adapters
+from engine.lora.store import AdapterStore
 from engine.models.decoder import Decoder
 from engine.models.layer_state import LayerState
 from engine.models.step_state import StepImageEmbeddings, StepState
@@ -31,7 +32,6 @@ from engine.parallel.frames import (
 from engine.parallel.group import Group
 from engine.parallel.pipeline import Pipeline
 from engine.parallel.shard import Shard
-from engine.runner.adapter_load import make_adapters
 from engine.runner.images import StepImages
 from engine.runner.inputs import AttentionEnds, HostBatch
 from engine.runner.load_plan import LoadPlan
@@ -60,6 +60,7 @@ class FollowerRunner:
         caches: for the state of sequences.
         group: the ranks of its stage; None: it is alone there.
         pipeline: connections to other stages; None: there are none.
+        adapters: an empty store.
         graphs: of this rank's steps; None: they cannot be captured.
     """
 
@@ -71,13 +72,14 @@ class FollowerRunner:
         caches: RankCaches,
         group: Group | None,
         pipeline: Pipeline | None,
+        adapters: AdapterStore,
         graphs: FollowerGraphs | None,
     ) -> None:
         self._plan = plan
         self._shard = shard
         self._group = group
         self._pipeline = pipeline
-        self._adapters = make_adapters(plan)
+        self._adapters = adapters
         self._model = model
         self._cache, self._states, self._host = caches
         self._graphs = graphs
@@ -119,9 +121,10 @@ class FollowerRunner:
 
     def _forward(self, message: Forward) -> None:
         batch = _batch(message)
+        adapted = self._adapter_slots(message) if message.adapters else None
         if message.graph is not None:
             assert self._graphs is not None
-            self._graphs.replay(message.graph, message, batch)
+            self._graphs.replay(message.graph, message, batch, adapted)
             return
         host_tables = unpack(message.tables).reshape(batch.slots.size, -1)
         last = batch.query_start[1:][batch.sampling_rows] - 1
@@ -142,8 +145,10 @@ class FollowerRunner:
         turning = turns if message.rotary_positions else None
         built = self._builder.build(batch, rows, of_rows, seen, rotary_positions=turning)
         state = replace(built.state, rows=rows._replace(slots=lines))
-        if message.adapters:
-            state = self._with_adapters(state, message, batch)
+        if adapted is not None:
+            operations = self._plan.kernels.operations
+            of_tokens, of_wanted = step_adapters(self._adapters, adapted, batch, operations)
+            state = replace(state, adapters=of_tokens, output_adapters=of_wanted)
         is_trimmed = message.sampling_rows is not None and self._shard.is_last_stage
         self._run(built.inputs.input_ids, state, wanted if is_trimmed else None)
 
@@ -170,14 +175,11 @@ class FollowerRunner:
         embeddings, *deep = self._group.broadcast(states)
         return StepImageEmbeddings(places, embeddings, tuple(deep))
 
-    def _with_adapters(self, state: StepState, message: Forward, batch: HostBatch) -> StepState:
-        """Add the rows' adapters to the state, in this rank's own slots."""
+    def _adapter_slots(self, message: Forward) -> np.ndarray:
+        """[R] int64, the slots of the rows' adapters on this rank; -1: none."""
         found = self._adapters.slots(message.adapters)
         by_place = np.array([*(found[adapter.id] for adapter in message.adapters), -1], np.int64)
-        slots = by_place[unpack(message.adapter_rows)]
-        operations = self._plan.kernels.operations
-        of_tokens, of_wanted = step_adapters(self._adapters, slots, batch, operations)
-        return replace(state, adapters=of_tokens, output_adapters=of_wanted)
+        return by_place[unpack(message.adapter_rows)]
 
     def _upload(self, *arrays: np.ndarray) -> list[torch.Tensor]:
         return self._uploads.send(arrays)

@@ -23,6 +23,7 @@ from engine.kv_cache.host_store import HostStore
 from engine.kv_cache.states import make_states, num_state_lines
 from engine.kv_cache.storage import KVCache
 from engine.limits import num_row_lines
+from engine.lora.store import AdapterStore
 from engine.models.checkpoint import read_config
 from engine.models.decoder import Decoder
 from engine.models.spec import DecoderSpec
@@ -42,6 +43,7 @@ from engine.parallel.frames import (
 from engine.parallel.layers import parallelize_modules
 from engine.parallel.pipeline import Connections
 from engine.parallel.shard import Shard
+from engine.runner.adapter_load import make_adapters
 from engine.runner.graphs import CudaCapture
 from engine.runner.host_copy import HostCopy
 from engine.runner.load import LoadedWeights, read_weights
@@ -171,19 +173,26 @@ class FollowerWorker:
             modules = parallelize_modules(modules, plan.spec, self._shard, group)
         length = self._serve.max_model_len
         decoder = Decoder(plan.spec, modules, plan.kernels, length, group)
-        graphs = self._graphs(plan, decoder, caches.cache) if plan.captures_steps else None
-        return FollowerRunner(plan, self._shard, decoder, caches, group, pipeline, graphs)
+        adapters, graphs = make_adapters(plan), None
+        if plan.captures_steps:
+            graphs = self._graphs(plan, decoder, caches.cache, adapters)
+        connections = group, pipeline
+        return FollowerRunner(plan, self._shard, decoder, caches, *connections, adapters, graphs)
 
-    def _graphs(self, plan: LoadPlan, decoder: Decoder, cache: KVCache) -> FollowerGraphs:
+    def _graphs(
+        self, plan: LoadPlan, decoder: Decoder, cache: KVCache, adapters: AdapterStore
+    ) -> FollowerGraphs:
         spec, serve = plan.attention, self._serve
         return FollowerGraphs(
             decoder,
             cache,
+            plan.kernels,
             spec,
             StepBuilder(decoder.rotations, plan.kernels, spec),
             num_row_lines(plan.config, serve.num_states),
             min(serve.num_blocks, -(-serve.max_model_len // spec.block_size)),
             CudaCapture(),
+            adapters,
             has_rotary_positions=plan.images is not None and plan.images.table_cell is not None,
         )
 

@@ -124,6 +124,11 @@ class DecodeGraph:
         return self.bounds.num_rows
 
     @property
+    def key(self) -> GraphKey:
+        """Names it on other ranks."""
+        return GraphKey(self.size, adapted=self.adapters is not None)
+
+    @property
     def slots(self) -> torch.Tensor:
         """[size] int32, of the last batch that was loaded."""
         return self.packed[: self.size]
@@ -235,8 +240,8 @@ class DecodeGraphs:
         adapters: CapturedAdapters | None = None
         if kind.adapted:
             assert self._adapters is not None
-            given = self._adapters, size, self._kernels.operations, self._uploads
-            adapters = CapturedAdapters(*given)
+            do = self._kernels.operations
+            adapters = CapturedAdapters(self._adapters, size, None, do, self._uploads)
         trial = RecordedTrial(size, device, self._num_drafts) if kind.on_trial else None
         num_columns = 3 if table.mrope is None else 4
         packed, rows = padding_rows(size, table.padding_slot, device, num_columns)
@@ -250,8 +255,7 @@ class DecodeGraphs:
             built = self._builder.build(batch, rows, table, rotary_positions=turns)
             inputs, bounds, state = built
             if adapters is not None:
-                own = adapters.of_step()
-                state = replace(state, adapters=own, output_adapters=own)
+                state = adapters.applied(state)
             if trial is not None:
                 state = replace(state, rows=trial.rows, trial=trial.begin_layers())
             given = inputs.input_ids, state, self._cache.layers
@@ -266,7 +270,7 @@ class DecodeGraphs:
             positions = inputs.next_positions + self._lead if self._lead else inputs.next_positions
             return bounds, logits, positions, kept
 
-        with capturing(self._peers, GraphKey(size)):
+        with capturing(self._peers, GraphKey(size, adapted=kind.adapted)):
             replay_forward, (bounds, logits, positions, kept) = self._capture(forward)
 
         def sample() -> None:

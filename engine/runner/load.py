@@ -334,14 +334,12 @@ def _graphs(
         return None, None
     most = rows.padding_slot  # the slots before the spare one
     capture = CudaCapture()
-    # On several ranks, steps with adapters are launched.
-    kept = adapters if team is None else None
     decode = DecodeGraphs(
         *parts,
         most,
         capture,
         features,
-        adapters=kept,
+        adapters=adapters,
         peers=team,
         num_drafts=num_drafts,
     )
@@ -349,7 +347,7 @@ def _graphs(
         return decode, None
     most_tokens = plan.config.scheduler.for_device("cuda").step_tokens
     return decode, PromptGraphs(
-        *parts, most, most_tokens, capture, features, adapters=kept, peers=team
+        *parts, most, most_tokens, capture, features, adapters=adapters, peers=team
     )
 
 

@@ -306,7 +306,7 @@ class ModelRunner:
                 self._store_features(graph.head_features, batch)
             return SampledRows(graph.greedy.sampled)
         with self._spans("forward"):
-            with self._shared(batch, sampled_only=True, graph=GraphKey(graph.size)):
+            with self._shared(batch, sampled_only=True, graph=graph.key):
                 graph.forward()
             self._store_features(graph.head_features, batch)
         with self._spans("sample"):

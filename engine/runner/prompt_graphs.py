@@ -13,8 +13,7 @@ overlapped loop launches them ahead of time. How large depends on the model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -49,18 +48,6 @@ _LAUNCH_S = 400e-6
 _FLOPS_PER_S = 400e12  # of an H200, in products of some hundred rows
 
 
-class _PromptAdapters(NamedTuple):
-    """The adapters of a captured step."""
-
-    of_tokens: CapturedAdapters
-    of_rows: CapturedAdapters  # of their last tokens
-
-    def set(self, slots: np.ndarray, lengths: np.ndarray) -> None:
-        """Set the rows' slots, see ``CapturedAdapters.set``; ``lengths`` are their tokens."""
-        self.of_tokens.set(np.repeat(slots, lengths))
-        self.of_rows.set(slots)
-
-
 @dataclass(frozen=True, slots=True)
 class PromptGraph:
     """A captured number of tokens."""
@@ -72,7 +59,7 @@ class PromptGraph:
     hidden: torch.Tensor  # [rows, hidden_size], of each row's last token
     head_features: HeadFeatures | None  # of all tokens, for a draft head
     forward: Replay
-    adapters: _PromptAdapters | None = None  # of its rows; None: they have none
+    adapters: CapturedAdapters | None = None  # of its rows; None: they have none
 
     @property
     def num_rows(self) -> int:
@@ -87,7 +74,7 @@ class PromptGraph:
     @property
     def key(self) -> GraphKey:
         """Names it on other ranks."""
-        return GraphKey(self.num_rows, self.num_tokens)
+        return GraphKey(self.num_rows, self.num_tokens, self.adapters is not None)
 
 
 class PromptGraphs:
@@ -183,24 +170,17 @@ class PromptGraphs:
         packed, rows, sampling_rows, turns = _packed(size, num_rows, table, device)
         num_slots = num_rows * longest_row(num_rows, self._cache, table, self._spec)
         batch = prompt_bounds(size, num_rows, num_slots, table.padding_slot)
-        adapters: _PromptAdapters | None = None
+        adapters: CapturedAdapters | None = None
         if kind.adapted:
             assert self._adapters is not None
-            given = self._kernels.operations, self._uploads
-            of_tokens = CapturedAdapters(self._adapters, size, *given)
-            adapters = _PromptAdapters(
-                of_tokens, CapturedAdapters(self._adapters, num_rows, *given)
-            )
+            do = self._kernels.operations
+            adapters = CapturedAdapters(self._adapters, num_rows, size, do, self._uploads)
 
         def forward() -> tuple[BuiltStep, torch.Tensor, HeadFeatures | None]:
             turning = turns if turns.numel() else None
             built = self._builder.build(batch, rows, table, rotary_positions=turning)
             last_tokens = rows.query_start[1:] - 1  # a row without any has those of the one before
-            state = built.state
-            if adapters is not None:
-                of_wanted = adapters.of_rows.of_step()
-                own = adapters.of_tokens.of_step()
-                state = replace(state, adapters=own, output_adapters=of_wanted)
+            state = built.state if adapters is None else adapters.applied(built.state)
             given = built.inputs.input_ids, state, self._cache.layers
             if self._features is None:
                 return built, self._model.forward(*given, last_tokens), None
@@ -208,7 +188,7 @@ class PromptGraphs:
             kept = HeadFeatures(built.inputs.slot_mapping, features)
             return built, hidden.index_select(0, last_tokens), kept
 
-        with capturing(self._peers, GraphKey(num_rows, size)):
+        with capturing(self._peers, GraphKey(num_rows, size, kind.adapted)):
             replay, left = self._capture(forward)
         return PromptGraph(packed, rows, sampling_rows, *left, replay, adapters)
 

@@ -13,6 +13,7 @@ class GraphKey(msgspec.Struct, frozen=True, array_like=True):
 
     num_rows: int  # padding included
     num_tokens: int | None = None  # padding included; None: a decode step, captured with its logits
+    adapted: bool = False  # whether any row has an adapter
 
 
 class NotCapturedError(RuntimeError):

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from engine.config import LoraConfig, SpeculationConfig
 from engine.core import EngineCore
 from engine.errors import EngineDead
+from engine.lora import batch
 from engine.parallel import follower_worker, group
 from engine.parallel.follower_graphs import FollowerGraphs
 from engine.runner import load
@@ -23,6 +26,7 @@ from engine.runner.step_peers import NotCapturedError
 from engine.types import Request, SamplingParams
 from kernels.cpu.backend import CpuAttention
 from kernels.cpu.native import build
+from kernels.lora import adapter_rows
 from tests import tiny_models, tiny_vision
 from tests.called_again import called_again
 from tests.engine.lora.test_lora import ADAPTERS, make_served, requests_of, run
@@ -63,11 +67,23 @@ def replays(monkeypatch) -> Counter[str]:
     replay = FollowerGraphs.replay
 
     def counting(self, key, *given) -> None:
-        counted["decode" if key.num_tokens is None else "prompts"] += 1
+        kind = "decode" if key.num_tokens is None else "prompts"
+        counted[kind + ", adapted" * key.adapted] += 1
         replay(self, key, *given)
 
     monkeypatch.setattr(FollowerGraphs, "replay", counting)
     return counted
+
+
+def _plan_adapters_on_device(monkeypatch) -> None:
+    """Derive rows' adapters from the slots where a graph reads them, as a GPU's kernels do."""
+
+    def of_step(self, slots: torch.Tensor) -> batch.StepAdapters:
+        store = self._store
+        rows = adapter_rows(slots.numpy().astype(np.int64), store.num_slots, store.device)
+        return batch.StepAdapters(store, rows, self._operations)
+
+    monkeypatch.setattr(batch.CapturedAdapters, "_of_step", of_step)
 
 
 def start(directory: Path, size: int = 2, **settings: Any) -> tuple[EngineCore, ModelRunner]:
@@ -161,20 +177,64 @@ def test_texts_behind_images_turn_where_the_images_moved_them(tmp_path, kind, re
     assert replays["decode"] >= 8
 
 
-def test_rows_with_adapters_are_launched_beside_captured_steps(tmp_path, replays):
-    base, adapters, prompts, texts = make_served("llama", tmp_path, {"all": ADAPTERS["all"]})
-    core, runner = start(base, lora=LoraConfig(max_loaded=1, max_on_host=1))
-    order = [(name, i) for i in range(len(prompts)) for name in (None, *adapters)]
-    for _ in range(2):
+@pytest.mark.parametrize("kind", ["llama", "qwen3_next"])
+def test_rows_with_adapters_are_captured(kind, tmp_path, replays, monkeypatch):
+    """The second adapter makes all of them move in memory."""
+    _plan_adapters_on_device(monkeypatch)
+    names = ("all", "attention")
+    base, adapters, prompts, texts = make_served(kind, tmp_path, {n: ADAPTERS[n] for n in names})
+    core, runner = start(base, lora=LoraConfig(max_loaded=2, max_on_host=2))
+
+    def check(*used: str | None) -> None:
+        order = [(name, i) for i in range(len(prompts)) for name in used]
         tokens = run(core, requests_of(adapters, prompts, order))
         assert {key: tokens[f"{key[0]}-{key[1]}"] for key in order} == {
             (name, i): texts[name][i] for name, i in order
         }
-        num_replays = replays.total()
+
+    for used in (("all",), (None, *names)):
+        check(*used)
         prepare(runner)
-    plain = run(core, requests_of(adapters, prompts, [(None, 0)]))
-    assert plain["None-0"] == texts[None][0]
-    assert replays.total() > num_replays
+        before = replays["decode, adapted"]
+        check(*used)
+        assert replays["decode, adapted"] > before
+    assert replays["prompts, adapted"]
+    before = replays.copy()
+    check(None)
+    assert replays["decode"], "rows without adapters have graphs of their own"
+    assert replays["decode, adapted"] == before["decode, adapted"]
+
+
+def test_a_rank_whose_adapters_have_moved_launches_what_others_replay(
+    tmp_path, replays, monkeypatch
+):
+    """They move on a rank alone when a step had failed on rank 0 before it was sent."""
+    _plan_adapters_on_device(monkeypatch)
+    base, adapters, prompts, texts = make_served("llama", tmp_path, {"all": ADAPTERS["all"]})
+    core, runner = start(base, lora=LoraConfig(max_loaded=1, max_on_host=1))
+    order = [("all", i) for i in range(len(prompts))]
+    run(core, requests_of(adapters, prompts, order))
+    prepare(runner)
+    moved: list[FollowerGraphs] = []
+    replay = FollowerGraphs.replay
+
+    def reads_what_is_gone() -> None:
+        raise AssertionError("replayed")
+
+    def moving(self, key, *given) -> None:
+        if not moved:
+            moved.append(self)
+            self._adapters._grow(self._adapters.num_slots + 1)
+            for each, graph in self._graphs.items():
+                if each.adapted:
+                    self._graphs[each] = graph._replace(forward=reads_what_is_gone)
+        replay(self, key, *given)
+
+    monkeypatch.setattr(FollowerGraphs, "replay", moving)
+    tokens = run(core, requests_of(adapters, prompts, order))
+    assert moved
+    assert replays["decode, adapted"]
+    assert [tokens[f"all-{i}"] for _, i in order] == [texts["all"][i] for _, i in order]
 
 
 def test_after_a_rest_steps_are_captured_again(model, replays):
