@@ -57,6 +57,8 @@ _NARROW, _WIDE = (
     tuple(quantised.TileShape(rows, columns, columns // 16) for rows in (16, 32, 64, 128))
     for columns in (64, 128)
 )
+# Four warps side by side, so that each weight is widened once.
+_UNTURNED = (*(quantised.TileShape(rows, 128, 4) for rows in (16, 32)), *_WIDE[2:])
 TRIALS = (
     Trial(
         "decode",
@@ -101,6 +103,8 @@ TRIALS = (
             (
                 AS_IT_IS,
                 *(Variant({"num_stages": stages}) for stages in (3, 6)),
+                Variant(constants={"_MOST_UNTURNED_ROWS": 0}),
+                Variant(constants={"_MOST_UNTURNED_ROWS": 32, "_TILES": _UNTURNED}),
                 *(Variant(constants={"_TILES": tiles}) for tiles in (_NARROW, _WIDE)),
             ),
         )

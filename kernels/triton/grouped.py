@@ -30,7 +30,7 @@ from kernels.triton.packed_tiles import (
     packed_product,
     scales_sums,
 )
-from kernels.triton.quantised import num_stages, tile_shape
+from kernels.triton.quantised import is_turned, num_stages, tile_shape
 from kernels.triton.routing import Routing
 from kernels.triton.tiles import dot_add
 from kernels.triton.widening import MAX_PACKED_ROWS, matrices_at_once, widen_lines
@@ -195,6 +195,7 @@ def _multiply_packed(
         EXPERTS=power_of_2(num_experts),
         INPUT_TILES=num_input_tiles(weights),
         SCALES_SUMS=scales_sums(weights, routing.rows, x.dtype, invariant=invariant),
+        IS_TURNED=is_turned(shape, x.dtype, invariant=invariant),
         ROWS=routing.rows,
         COLUMNS=shape.columns,
         **kernel_params(weights),
@@ -228,13 +229,17 @@ def _rows_of_tile(
 
 @triton.jit
 def _store_pairs(output, acc, pair, is_row, columns, expert, factors, biases, outputs):
-    """Store ``(acc + bias) * factor`` for valid pairs: pair [ROWS], columns [COLUMNS]."""
+    """Store ``(acc + bias) * factor`` for valid pairs: pair [ROWS], columns [COLUMNS].
+
+    With a factor of 0 that is 0, whatever the product is.
+    """
     is_column = columns < outputs
     if biases is not None:
         bias = tl.load(biases + expert * outputs + columns, mask=is_column, other=0.0)
         acc += bias.to(tl.float32)[None, :]
     if factors is not None:
-        acc *= tl.load(factors + pair, mask=is_row, other=0.0)[:, None]
+        factor = tl.load(factors + pair, mask=is_row, other=0.0)[:, None]
+        acc = tl.where(factor == 0.0, 0.0, acc * factor)
     place = output + (pair * outputs)[:, None] + columns[None, :]
     is_written = is_row[:, None] & is_column[None, :]
     tl.store(place, acc.to(output.dtype.element_ty), mask=is_written)
@@ -371,6 +376,7 @@ def _grouped_packed_kernel(
     EXPERTS: tl.constexpr,
     INPUT_TILES: tl.constexpr,
     SCALES_SUMS: tl.constexpr,
+    IS_TURNED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -411,6 +417,7 @@ def _grouped_packed_kernel(
         INPUT_TILES,
         INPUT_TILES * 2 * BLOCK == INPUTS,
         SCALES_SUMS,
+        IS_TURNED,
         ROWS,
         COLUMNS,
         INPUTS,

@@ -2,25 +2,31 @@
 
     codes, 64 bytes of each output ─► registers ─► levels ─► (level - zero) * scale ─► W x^T
 
-The weight is the instruction's register operand: its rows are outputs, its columns are rows of x,
-so little work is spent on rows that do not exist, and widened tiles do not pass through shared
-memory. Codes and rows of x wait there for their turn, several tiles ahead; scales and zeros are
-loaded one tile ahead.
+The weight is an operand in registers, so that widened tiles do not pass through shared memory.
+Codes and rows of x wait there for their turn, several tiles ahead; scales and zeros are loaded one
+tile ahead.
 
-An instruction multiplies 16 inputs, of which a thread, one of the four of an output, has two pairs
-(PTX ISA, "Matrix Fragments for wgmma.mma_async.m64nNk16"; ``mma.m16n8k16`` is the same):
+Many rows  The product is turned: the weight's outputs are rows of the instruction, rows of x its
+           columns. It is a group of warps' (wgmma), and in flight while they do something else.
+Few rows   An instruction of one warp (``mma.m16n8k16``), which nothing has to wait for or fence:
+           what takes time here is widening.
+
+A warp's instruction multiplies 16 inputs, of which a thread, one of the four of an output, has two
+pairs (PTX ISA, "Matrix Fragments for mma.m16n8k16"; those for wgmma are the same):
 
     place    0  1 | 2  3 | 4  5 | 6  7 | 8  9 | 10 11 | 12 13 | 14 15
     thread     0      1      2      3      0       1       2       3
 
 Which inputs take these places is free, as long as those of the weight and of x agree. A thread
 loads 16 adjacent bytes of codes, for four instructions; what it has loaded is what it multiplies,
-and the pairs of x are arranged to match, as they are copied to shared memory. (Marlin, Frantar et
-al. 2024, arranges the codes instead; here they keep an order that other kernels use too.)
+and the inputs of x are arranged to match, as they are copied to shared memory: by pairs, or by four
+where Triton has two instructions share a thread's inputs, as it does with codes of bytes if the
+product is not turned. (Marlin, Frantar et al. 2024, arranges the codes instead; here they keep an
+order that other kernels use too.)
 
 A tile is 128 inputs in two parts: the halves of a block of 64 bytes with 4-bit codes, two blocks of
-8-bit codes. Each part is a product, and only one is in flight at a time: registers from which a
-product reads must not be written until it is awaited, which no compiler sees to. One product of
+8-bit codes. Each part is a product. Of turned ones only one is in flight at a time: registers that
+a product reads must not be written until it is awaited, which no compiler sees to. One product of
 both would be cut into steps that stay in flight while the next tile is widened into their
 registers; the tests of compiled kernels look for that.
 """
@@ -102,6 +108,7 @@ def packed_product(
     COUNT: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     SCALES_SUMS: tl.constexpr,
+    IS_TURNED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -121,7 +128,8 @@ def packed_product(
     Returns:
         [COLUMNS, ROWS] float32.
     """
-    acc = tl.zeros([COLUMNS, ROWS], tl.float32)
+    shape: tl.constexpr = [COLUMNS, ROWS] if IS_TURNED else [ROWS, COLUMNS]  # pyright: ignore[reportAssignmentType]
+    acc = tl.zeros(shape, tl.float32)
     following = load_groups(lines, scales, zeros, first, GROUP, GROUPS, CODES_A_BYTE, BLOCK)
     for number in range(COUNT):
         tile = first + number
@@ -130,14 +138,14 @@ def packed_product(
         for part in tl.static_range(2):
             if CODES_A_BYTE == 1 or part == 0:
                 held = load_block(
-                    *(codes, lines, tile, part, IS_WHOLE),
+                    *(codes, lines, tile, part, IS_WHOLE, IS_TURNED),
                     *(COLUMNS, BYTES, CODES_A_BYTE, BLOCK),
                 )
             widened = widen(
-                *(held, levels, groups[part], part, zeros is not None, SCALES_SUMS),
+                *(held, levels, groups[part], part, zeros is not None, SCALES_SUMS, IS_TURNED),
                 *(x_rows.dtype.element_ty, COLUMNS, GROUPS, KIND, LIFT, OFFSET, BLOCK),
             )
-            place = inputs_of_places(tile, part, CODES_A_BYTE, BLOCK)
+            place = inputs_of_places(tile, part, IS_TURNED, CODES_A_BYTE, BLOCK)
             is_input = place < INPUTS
             if order is not None:
                 place = tl.load(order + place, mask=is_input, other=0)
@@ -145,26 +153,42 @@ def packed_product(
                 x = tl.load(x_rows[:, None] + place[None, :])
             else:
                 x = tl.load(x_rows[:, None] + place[None, :], mask=is_input[None, :], other=0.0)
-            if not SCALES_SUMS or GROUPS == 1:
-                acc = dot_add(widened, tl.trans(x), acc)
-            elif part == 0:
-                sums = dot(widened, tl.trans(x))
+            if IS_TURNED:
+                a, b = widened, tl.trans(x)
             else:
-                sums = dot_add(widened, tl.trans(x), sums)
-                scale = tl.broadcast_to(as_scale(groups[0][0])[:, None], [COLUMNS, ROWS])
-                acc = tl.fma(sums, scale, acc)
+                a, b = x, tl.trans(widened)
+            if not SCALES_SUMS or GROUPS == 1:
+                acc = dot_add(a, b, acc)
+            elif part == 0:
+                sums = dot(a, b)
+            else:
+                sums = dot_add(a, b, sums)
+                scale = as_scale(groups[0][0])
+                scale = scale[:, None] if IS_TURNED else scale[None, :]
+                acc = tl.fma(sums, tl.broadcast_to(scale, shape), acc)
     common = output_factor(lines, scales, zeros, factor, GROUPS, LIFT if not SCALES_SUMS else 1.0)
-    return acc * common[:, None]
+    if IS_TURNED:
+        return acc * common[:, None]
+    else:
+        return tl.trans(acc * common[None, :])
 
 
 @triton.jit
-def inputs_of_places(tile, PART: tl.constexpr, CODES_A_BYTE: tl.constexpr, BLOCK: tl.constexpr):
+def inputs_of_places(
+    tile,
+    PART: tl.constexpr,
+    IS_TURNED: tl.constexpr,
+    CODES_A_BYTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Return which input is in each place of a tile's part, [BLOCK] int32.
 
-    Place 16 s + 8 h + 2 q + e is element e of thread q's pair h for instruction s.
+    Place w (8 s + 4 h + q) + e is element e of thread q's half h for instruction s.
     """
+    W: tl.constexpr = 2 if IS_TURNED else 4  # pyright: ignore[reportAssignmentType]
     place = tl.arange(0, BLOCK)
-    thread, byte = place // 2 % 4, place // 16 * 4 + place // 8 % 2 * 2 + place % 2
+    thread = place // W % 4
+    byte = place // (8 * W) * (2 * W) + place // (4 * W) % 2 * W + place % W
     LANE: tl.constexpr = BLOCK // 4
     if CODES_A_BYTE == 2:
         return tile * (2 * BLOCK) + thread * (2 * LANE) + (byte + PART * LANE)
@@ -179,6 +203,7 @@ def load_block(
     tile,
     PART: tl.constexpr,
     IS_WHOLE: tl.constexpr,
+    IS_TURNED: tl.constexpr,
     COLUMNS: tl.constexpr,
     BYTES: tl.constexpr,
     CODES_A_BYTE: tl.constexpr,
@@ -188,23 +213,30 @@ def load_block(
     past the end.
 
     The layout that the compiler gives to the load, of 16 bytes a thread, is then that of the
-    instruction's operand, and nothing moves. There a warp has 16 adjacent lines, a thread two of
-    them, 8 apart; but a load goes through the first half of all lines first.
+    instruction's operand, and nothing moves. If the product is turned, a warp has 16 adjacent
+    lines there, a thread two of them, 8 apart; but a load goes through the first half of all lines
+    first.
     """
-    WARPS: tl.constexpr = COLUMNS // 16
     if CODES_A_BYTE == 2:
         block = tile
     else:
         block = 2 * tile + PART
     place = block * BLOCK + tl.arange(0, BLOCK)
-    by_half = tl.permute(tl.reshape(lines, [WARPS, 2, 8]), (1, 0, 2))
-    at = codes + tl.reshape(by_half, [COLUMNS])[:, None] * BYTES + place[None, :]
+    WARPS: tl.constexpr = COLUMNS // 16
+    if IS_TURNED:
+        by_half = tl.permute(tl.reshape(lines, [WARPS, 2, 8]), (1, 0, 2))
+        lines = tl.reshape(by_half, [COLUMNS])
+    at = codes + lines[:, None] * BYTES + place[None, :]
     if IS_WHOLE:
         held = tl.load(at)
     else:
         held = tl.load(at, mask=place[None, :] < BYTES, other=0)
-    by_thread = tl.reshape(held, [2, WARPS, 8, 4, 4, 2, 2])
-    return tl.reshape(tl.permute(by_thread, (1, 0, 2, 4, 5, 3, 6)), [COLUMNS, BLOCK])
+    if IS_TURNED:
+        by_thread = tl.reshape(held, [2, WARPS, 8, 4, 4, 2, 2])
+        return tl.reshape(tl.permute(by_thread, (1, 0, 2, 4, 5, 3, 6)), [COLUMNS, BLOCK])
+    else:
+        by_thread = tl.reshape(held, [COLUMNS, 4, 2, 2, 4])
+        return tl.reshape(tl.permute(by_thread, (0, 2, 3, 1, 4)), [COLUMNS, BLOCK])
 
 
 @triton.jit
@@ -278,6 +310,7 @@ def widen(
     PART: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     SCALES_SUMS: tl.constexpr,
+    IS_TURNED: tl.constexpr,
     DTYPE: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -294,12 +327,12 @@ def widen(
     scale, zero = group
     if SCALES_SUMS:
         if HAS_ZEROS:
-            return decode_exactly(held, _spread(zero, COLUMNS, BLOCK), PART, KIND, DTYPE)
+            return decode_exactly(held, _spread(zero, IS_TURNED, COLUMNS, BLOCK), PART, KIND, DTYPE)
         else:
             return decode_exactly(held, None, PART, KIND, DTYPE)
     # A scale that does not exist is no byte.
     if KIND == "e2m1" and not HAS_ZEROS and scale.dtype == tl.uint8 and tl.bfloat16 == DTYPE:
-        return decode_scaled(held, _spread(scale, COLUMNS, BLOCK), PART)
+        return decode_scaled(held, _spread(scale, IS_TURNED, COLUMNS, BLOCK), PART)
     level = decode_codes(held, levels, PART, KIND)
     if GROUPS == 1:
         if HAS_ZEROS:
@@ -309,9 +342,9 @@ def widen(
             level -= OFFSET
     else:
         step = as_scale(scale)
-        gain = _spread(step * LIFT, COLUMNS, BLOCK)
+        gain = _spread(step * LIFT, IS_TURNED, COLUMNS, BLOCK)
         if HAS_ZEROS:
-            shift = _spread((zero.to(tl.float32) + OFFSET) * step, COLUMNS, BLOCK)
+            shift = _spread((zero.to(tl.float32) + OFFSET) * step, IS_TURNED, COLUMNS, BLOCK)
             level = tl.fma(level, gain, -shift)
         elif OFFSET != 0.0:
             level = tl.fma(level, gain, gain * -OFFSET)
@@ -321,12 +354,13 @@ def widen(
 
 
 @triton.jit
-def _spread(values, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+def _spread(values, IS_TURNED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
     """[COLUMNS], or [COLUMNS, 4] by thread, to [COLUMNS, BLOCK] by place."""
     if len(values.shape) == 1:
         return tl.broadcast_to(values[:, None], [COLUMNS, BLOCK])
     else:
-        each = tl.broadcast_to(values[:, None, :, None], [COLUMNS, BLOCK // 8, 4, 2])
+        W: tl.constexpr = 2 if IS_TURNED else 4  # pyright: ignore[reportAssignmentType]
+        each = tl.broadcast_to(values[:, None, :, None], [COLUMNS, BLOCK // (4 * W), 4, W])
         return tl.reshape(each, [COLUMNS, BLOCK])
 
 

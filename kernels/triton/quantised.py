@@ -53,6 +53,7 @@ _TILES = (
     TileShape(64, 128, 8, 128),
     TileShape(128, 128, 8),
 )
+_MOST_UNTURNED_ROWS = 16  # of x in a tile
 _MOST_STAGES = 4
 _KEPT_SHARED_BYTES = 16 << 10  # of a program, for what is not staged
 _TARGET_WARPS = 2112  # 16 per multiprocessor of an H100
@@ -110,6 +111,7 @@ def packed_linear(
         SPLITS=splits,
         INPUT_TILES=input_tiles,
         SCALES_SUMS=scales_sums(weight, shape.rows, x.dtype, invariant=invariant),
+        IS_TURNED=is_turned(shape, x.dtype, invariant=invariant),
         ROWS=shape.rows,
         COLUMNS=shape.columns,
         **kernel_params(weight),
@@ -125,6 +127,11 @@ def packed_linear(
 def tile_shape(num_rows: int) -> TileShape:
     """Return the tile for a number of rows."""
     return next((shape for shape in _TILES if num_rows <= shape.rows), _TILES[-1])
+
+
+def is_turned(shape: TileShape, dtype: torch.dtype, *, invariant: bool) -> bool:
+    """Return whether outputs and rows of x swap roles in the instruction (``packed_tiles.py``)."""
+    return invariant or shape.rows > _MOST_UNTURNED_ROWS or dtype.itemsize > 2
 
 
 def num_stages(shape: TileShape, weight: TiledWeight, x: torch.Tensor) -> int:
@@ -182,6 +189,7 @@ def _packed_kernel(
     SPLITS: tl.constexpr,
     INPUT_TILES: tl.constexpr,
     SCALES_SUMS: tl.constexpr,
+    IS_TURNED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -222,6 +230,7 @@ def _packed_kernel(
         COUNT,
         COUNT * SPLITS * 2 * BLOCK == INPUTS,
         SCALES_SUMS,
+        IS_TURNED,
         ROWS,
         COLUMNS,
         INPUTS,

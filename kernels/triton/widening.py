@@ -131,13 +131,13 @@ def _widen_kernel(
         for part in tl.static_range(2):  # pyright: ignore[reportGeneralTypeIssues]
             if CODES_A_BYTE == 1 or part == 0:
                 held = load_block(
-                    codes, lines, tile, part, False, LINES, BYTES, CODES_A_BYTE, BLOCK
+                    codes, lines, tile, part, False, True, LINES, BYTES, CODES_A_BYTE, BLOCK
                 )
             value = widen(
-                *(held, levels, groups[part], part, zeros is not None, False),
+                *(held, levels, groups[part], part, zeros is not None, False, True),
                 *(tl.float32, LINES, GROUPS, KIND, LIFT, OFFSET, BLOCK),
             )
-            place = inputs_of_places(tile, part, CODES_A_BYTE, BLOCK)
+            place = inputs_of_places(tile, part, True, CODES_A_BYTE, BLOCK)
             where = dense + own.to(tl.int64)[:, None] * INPUTS + place[None, :]
             is_written = (own < count)[:, None] & (place < INPUTS)[None, :]
             value *= common[:, None]

@@ -247,9 +247,16 @@ def test_codes_are_widened_in_the_registers_that_are_multiplied(
     for report in reports:
         if report["kernel"] == "_packed_kernel":
             layouts = (tmp_path / f"{report['case']}.{report['kernel']}.ttgir").read_text()
-            assert "local_alloc" not in layouts.partition("scf.for")[2], report
-            assert report["products"] == 8, report
-            assert report["product_waits"] == 2, report
+            loop = layouts.partition("scf.for")[2].partition("scf.yield")[0]
+            assert "local_alloc" not in loop, report
+            if report["wgmma"]:
+                assert report["products"] == 8, report
+                assert report["product_waits"] == 2, report
+            else:  # few rows: nothing waits for a product
+                assert report["mma"] > 0, report
+                assert "convert_layout" not in loop, report
+    of_few = [report["case"] for report in reports if not report["wgmma"]]
+    assert {"awq-8-llama-8b", "fp8-8-llama-8b"} <= set(of_few)
 
 
 @pytest.mark.slow
@@ -311,14 +318,14 @@ def test_layers_with_decays_by_channel_compile_for_hopper(
 def test_codes_are_copied_ahead_and_widened_in_registers(
     tmp_path: Path, compile_cases: CompileCases
 ) -> None:
-    """Sixteen bytes per thread of codes, and pairs of activations; experts in MXFP4."""
+    """Sixteen bytes per thread of codes, and four activations; experts in MXFP4."""
     reports = compile_cases(tmp_path, "moe-mxfp4-1-gpt-oss-20b")
     check(reports)
     kernel, others = "_grouped_packed_kernel", {"_sort_kernel", "_sum_kernel"}
     assert {r["kernel"] for r in reports} == {kernel, "_clamped_swiglu_kernel", *others}
     for ptx in tmp_path.glob(f"*.{kernel}.ptx"):
         sizes = re.findall(r"cp\.async\.c[ag].* (0x[0-9a-f]+)", ptx.read_text())
-        assert set(sizes) == {"0x10", "0x4"}, sizes
+        assert set(sizes) == {"0x10", "0x8"}, sizes
 
 
 @pytest.mark.slow
