@@ -148,7 +148,8 @@ def _select_group(
         num_warps=4,
         num_stages=3,
     )
-    select_highest(scores, tokens, slots, block_size)
+    # The last group may have fewer tokens than there is room for.
+    select_highest(scores[:count], tokens, slots, block_size)
 
 
 @triton.jit

@@ -33,13 +33,21 @@ def test_slots_are_selected_as_by_the_definition() -> None:
 def test_groups_of_tokens_select_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = sparse_cases.make_problem([1] * 5, [20, 3, 50, 9, 70], top_k=8)
     made = []
-    for limit in (sparse._SCORES_BYTES, 2 * 71 * 4):
+    own = problem.geometry.device
+    # As if there were more tokens: those are no part of the last group.
+    behind = torch.full((3,), 60, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+    lengths, lines = (
+        torch.cat(each) for each in zip((own.seq_lens, own.slots), behind, strict=True)
+    )
+    own = own._replace(seq_lens=lengths[:5], slots=lines[:5])
+    for limit in (sparse._SCORES_BYTES, 2 * 71 * 4, 3 * 71 * 4):
         monkeypatch.setattr(sparse, "_SCORES_BYTES", limit)
-        slots = torch.zeros(5, 8, dtype=torch.int32)
-        own = problem.geometry.device
-        sparse.select_slots(problem.index, problem.cache.index_keys, own, 71, slots)
-        made.append(slots)
-    assert torch.equal(*made)
+        slots = torch.full((8, 8), -7, dtype=torch.int32)
+        sparse.select_slots(problem.index, problem.cache.index_keys, own, 71, slots[:5])
+        assert (slots[5:] == -7).all()
+        made.append(slots[:5])
+    assert torch.equal(made[0], made[1])
+    assert torch.equal(made[0], made[2])
 
 
 @pytest.mark.parametrize(
