@@ -106,6 +106,8 @@ class CapturedAdapters:
         operations: Operations,
         uploads: Uploads,
     ) -> None:
+        if store.has_absorbed:  # before other ranks are asked to capture
+            raise NotRecordableError("an adapter's part in latent_up")
         self._store = store
         self._operations = operations
         self._uploads = uploads

@@ -169,7 +169,10 @@ class _Reader:
         up = torch.cat(ups, dim=1)
         order = self._order(name)
         up = up if order is None else up[order]
-        return Delta(torch.cat(downs).to(self._dtype), up.to(self._dtype))
+        delta = Delta(torch.cat(downs).to(self._dtype), up.to(self._dtype))
+        if not (delta.down.isfinite().all() and delta.up.isfinite().all()):
+            raise _refused(f"'{name}' has numbers that are not finite in {self._dtype}")
+        return delta
 
     def _order(self, name: str) -> torch.Tensor | None:
         """The order in which a layer's outputs are stored; None: as loaded."""

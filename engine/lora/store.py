@@ -65,6 +65,11 @@ class AdapterStore:
         """Whether no adapter was ever loaded."""
         return not self._on_host
 
+    @property
+    def has_absorbed(self) -> bool:
+        """Whether an adapter on the device changes what latent attention absorbs."""
+        return any(name.endswith(".latent_up") for name in self._layers)
+
     def load(self, adapter: Adapter) -> None:
         """Read an adapter onto the host, if it is not there already.
 

@@ -41,7 +41,7 @@ def add_adapters(
     groups = rows.groups.tolist()
     if len(groups) > 1 and x.shape[0] < _LONG_GROUP * len(groups):
         inner = functional.linear(x, weights.down.view(num_slots * rank, inputs))
-        inner = inner.view(-1, num_slots, rank) * rows.slot_mask
+        inner = inner.view(-1, num_slots, rank).masked_fill(~rows.slot_mask, 0)
         return out.add_(inner.view(-1, num_slots * rank) @ weights.up.flatten(0, 1))
     for slot, begin, end in groups:
         is_all = end - begin == x.shape[0]

@@ -28,7 +28,7 @@ def add_adapters(
     out: torch.Tensor, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows
 ) -> torch.Tensor:
     """See ``kernels.reference.lora.add_adapters``. A token without an adapter goes through the
-    first slot with factor 0."""
+    first slot with factor 0, which leaves nothing of it, not even what is not finite."""
     if rows.plan is None:
         rows = plan_adapters(rows, weights.down.shape[0])
     routing, factors = rows.plan

@@ -69,3 +69,13 @@ def test_the_span_of_a_rank_is_where_its_row_is_not_zero():
     up[0, 4:7] = 1
     up[2] = 1
     assert nonzero_spans(up).tolist() == [[4, 7], [0, 0], [0, 10]]
+
+
+@pytest.mark.parametrize("operations", _SETS, ids=lambda module: module.__name__.split(".")[1])
+def test_what_overflows_in_one_adapter_stays_there(operations):
+    slots = np.array([0, -1, 1, 0, -1, 1], np.int64)
+    weights = make_weights(torch.Generator().manual_seed(1), 2, 4, 16, [32], torch.float32)
+    weights.down[0] = torch.inf
+    rows = adapter_rows(slots, 2, torch.device("cpu"))
+    made = operations.add_adapters(torch.zeros(6, 32), torch.randn(6, 16), weights, rows)
+    assert made.isfinite().all(dim=1).tolist() == (slots != 0).tolist()

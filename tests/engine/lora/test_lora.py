@@ -235,6 +235,12 @@ def _cut(tensors):
     return {name: tensor[:, :-1].contiguous() for name, tensor in tensors.items()}
 
 
+def _infinite(tensors):
+    name = next(name for name in tensors if "lora_B" in name)
+    tensors[name][1, 2] = torch.inf
+    return tensors
+
+
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
@@ -252,6 +258,7 @@ def _cut(tensors):
         (_tensors(_without_first), "one of its two matrices"),
         (_tensors(_renamed), "can be adapted"),
         (_tensors(_cut), "matrices of"),
+        (_tensors(_infinite), "not finite"),
         (_tensors(lambda tensors: {"x": torch.zeros(2)}), "no part of a LoRA"),
     ],
 )
