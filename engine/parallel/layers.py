@@ -8,6 +8,7 @@ computes the logits of its own tokens, and rank 0 concatenates them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -19,7 +20,8 @@ from engine.models.spec import DecoderSpec
 from engine.parallel.group import Group
 from engine.parallel.shard import Shard
 
-Announce = Callable[[int], None]  # tells the other ranks to compute logits of so many rows
+# Has the other ranks compute logits of so many rows, while rank 0 does.
+Announce = Callable[[int], AbstractContextManager[None]]
 
 
 class VocabParallelEmbedding:
@@ -89,8 +91,10 @@ class ParallelLMHead:
 
         Returns [n, vocab_size] float32 on rank 0, and only this rank's part on the others.
         """
-        if self._announce is not None:
-            self._announce(x.shape[0])
+        with nullcontext() if self._announce is None else self._announce(x.shape[0]):
+            return self._gathered(x)
+
+    def _gathered(self, x: torch.Tensor) -> torch.Tensor:
         own = self._head.logits(self._group.broadcast(x)).float()
         widest = max(self._sizes)
         parts = self._group.gather(functional.pad(own, (0, widest - own.shape[1])))

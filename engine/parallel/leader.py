@@ -304,9 +304,14 @@ class Team:
         if failure is not None:
             raise failure
 
-    def _announce_logits(self, num_rows: int) -> None:
-        if not self._in_captured:
-            self._broadcast(ComputeLogits(num_rows), self.shard.size)
+    @contextlib.contextmanager
+    def _announce_logits(self, num_rows: int) -> Iterator[None]:
+        if self._in_captured:
+            yield
+            return
+        self._broadcast(ComputeLogits(num_rows), self.shard.size)
+        with _shared_pass():
+            yield
 
     @contextlib.contextmanager
     def _captured(self, graph: GraphKey | None) -> Iterator[None]:

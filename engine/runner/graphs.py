@@ -333,9 +333,11 @@ class CudaCapture:
             NotCapturedError: the capture failed.
         """
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            function()
-        torch.cuda.current_stream().wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                function()
+        finally:  # it may still read what the caller then frees
+            torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         # Driver calls of other threads must not invalidate the capture. If a capture fails, torch
         # may leave its stream as the current one.

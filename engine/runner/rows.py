@@ -70,7 +70,6 @@ class RowTable:
         self._removed: set[int] = set()  # removed slots that are still held
         self._free = list(range(max_num_rows - 1, -1, -1))
         self._places: list[int] = []
-        self._blocks: list[int] = []
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -144,9 +143,10 @@ class RowTable:
         """Return the changes since the last call."""
         places, blocks = _NOTHING, _NOTHING
         if self._places:
-            places, blocks = np.array(self._places, np.int32), np.array(self._blocks, np.int32)
+            # A step that failed may leave places that belong to other rows by now.
+            places = np.unique(np.array(self._places, np.int32))
+            blocks = self.host_tables.reshape(-1)[places]
             self._places.clear()
-            self._blocks.clear()
         return Changes(places, blocks, *self.sampling.flush())
 
     def write(self, places: torch.Tensor, blocks: torch.Tensor, *sampling: torch.Tensor) -> None:
@@ -162,4 +162,3 @@ class RowTable:
         if self._is_mirrored:
             line = slot * self.host_tables.shape[1]
             self._places += range(line + begin, line + end)
-            self._blocks += block_ids

@@ -161,7 +161,7 @@ class SamplingState:
     # ------------------------------------------------------------ to the device
 
     def flush(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The changes since the last call: slots [k], columns [fields, k], seeds [k, 2].
+        """The changes that have not been written: slots [k], columns [fields, k], seeds [k, 2].
 
         All are int32, to be transferred with the step and passed to ``write``; empty on a CPU.
         """
@@ -171,13 +171,13 @@ class SamplingState:
             self._changed.clear()
             return _NO_SLOTS, _NO_COLUMNS, _NO_SEEDS
         changed = np.array(self._changed, np.int32)
-        self._changed.clear()
         columns = np.ascontiguousarray(self._columns[:, changed])
         return changed, columns, self._seeds[changed].view(np.int32)
 
     def write(self, slots: torch.Tensor, columns: torch.Tensor, seeds: torch.Tensor) -> None:
         """Apply changes from ``flush``, now on the device, to the table."""
         if slots.numel():
+            self._changed.clear()
             at = slots.long()
             self._device_columns.index_copy_(1, at, columns)
             # Not a view as int64, since a slice of the transfer may be unaligned.

@@ -237,6 +237,42 @@ def test_a_rank_whose_adapters_have_moved_launches_what_others_replay(
     assert [tokens[f"all-{i}"] for _, i in order] == [texts["all"][i] for _, i in order]
 
 
+def test_rows_whose_adapters_change_latent_attention_are_launched(
+    tmp_path, replays, monkeypatch, caplog
+):
+    """Their part in what is absorbed depends on the rows; no rank begins to capture it."""
+    _plan_adapters_on_device(monkeypatch)
+    base, adapters, prompts, texts = make_served("deepseek_v3", tmp_path, {"all": ADAPTERS["all"]})
+    core, runner = start(base, lora=LoraConfig(max_loaded=2, max_on_host=2))
+    order = [(name, i) for i in range(len(prompts)) for name in ("all", None)]
+    for _ in range(2):
+        tokens = run(core, requests_of(adapters, prompts, order))
+        assert [tokens[f"{name}-{i}"] for name, i in order] == [texts[name][i] for name, i in order]
+        prepare(runner)
+    assert "with adapters of 3 rows and fewer are not captured" in caplog.text
+    assert not replays["decode, adapted"]
+    check = run(core, requests_of(adapters, prompts, [(None, 0)]))
+    assert check["None-0"] == texts[None][0]
+    assert replays["decode"]
+
+
+def test_logits_that_fail_on_one_rank_end_the_engine_at_once(model, monkeypatch):
+    """The others wait for them, and would take the next pass for these."""
+    monkeypatch.setattr(group, "TIMEOUT_S", 2.0)  # a thread, unlike a process, cannot be killed
+    core, _ = start(model)
+    gather = group.Group.gather
+
+    def fails(self, tensor: torch.Tensor) -> object:
+        if self.rank == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return gather(self, tensor)
+
+    monkeypatch.setattr(group.Group, "gather", fails)
+    core.add(Request(id="0", prompt_token_ids=(5, 6), sampling=SAMPLINGS[0]))
+    with pytest.raises(EngineDead, match="OutOfMemoryError in a pass that ranks share"):
+        core.step()
+
+
 def test_after_a_rest_steps_are_captured_again(model, replays):
     core, runner = start(model)
     prepare(runner)
