@@ -25,7 +25,8 @@ _PAGE = """\
 Quire serves a model from a directory in Hugging Face format: `config.json`, safetensors (one file
 or shards) and a tokenizer. The config's `model_type` selects the family from the table below. An
 unknown `model_type` is refused with this list. So is any config key that the family's reader does
-not understand, because a key that is ignored silently gives wrong answers. Code from a model's
+not understand, because a key that is ignored silently gives wrong answers; except for keys that
+Hugging Face's own implementation does not read either, which are logged. Code from a model's
 directory is never run.
 
 A tokenizer is a `tokenizer.json`, or an older file that transformers converts without the model's

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ModelLoadError
+from engine.models.unused_keys import unused_keys
+
+logger = logging.getLogger(__name__)
 
 # Keys that do not affect inference, or that are read elsewhere.
 _EXPORTED = """
-    _attn_implementation_autoset _name_or_path architectures attention_dropout bos_token_id
-    chunk_size_feed_forward embd_pdrop finetuning_task hidden_dropout id2label initializer_range
-    is_llama_config keys_to_ignore_at_inference label2id max_sequence_length model_type
-    output_attentions output_hidden_states pad_token_id pretraining_tp problem_type resid_pdrop
-    return_dict sep_token_id task_specific_params tokenizer_class torchscript transformers.js_config
-    transformers_version unsloth_fixed unsloth_version use_bfloat16 use_cache
+    _attn_implementation _attn_implementation_autoset _name_or_path architectures
+    attention_dropout bos_token_id chunk_size_feed_forward embd_pdrop finetuning_task
+    hidden_dropout id2label initializer_range is_llama_config keys_to_ignore_at_inference
+    label2id max_sequence_length model_type output_attentions output_hidden_states pad_token_id
+    pretraining_tp problem_type resid_pdrop return_dict sep_token_id task_specific_params
+    tokenizer_class torchscript transformers.js_config transformers_version unsloth_fixed
+    unsloth_version use_bfloat16 use_cache
 """
 # Defaults of Hugging Face's generate(), which older exports write among the model's own keys.
 _GENERATION = """
-    bad_words_ids begin_suppress_tokens decoder_start_token_id diversity_penalty do_sample
-    early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty
-    forced_bos_token_id forced_eos_token_id length_penalty max_length min_length
-    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores prefix
-    remove_invalid_values repetition_penalty return_dict_in_generate suppress_tokens temperature
-    tf_legacy_loss top_k top_p typical_p
+    bad_words_ids begin_suppress_tokens cache_implementation decoder_start_token_id
+    diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
+    exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty
+    max_length min_length no_repeat_ngram_size num_beam_groups num_beams num_return_sequences
+    output_scores prefix remove_invalid_values repetition_penalty return_dict_in_generate
+    suppress_tokens temperature tf_legacy_loss top_k top_p typical_p
 """
 _HARMLESS = frozenset((_EXPORTED + _GENERATION).split())
 # Keys of whole models that a decoder lacks; they appear when one config is nested in another.
 _FOREIGN = """
-    add_cross_attention cross_attention_hidden_size is_encoder_decoder pruned_heads
+    add_cross_attention cross_attention_hidden_size is_decoder is_encoder_decoder pruned_heads
     tie_encoder_decoder
 """
 _ABSENT = frozenset(_FOREIGN.split())
@@ -233,12 +238,18 @@ class ConfigReader:
             raise self.error(key, why)
 
     def finish(self) -> None:
-        """Raise ModelLoadError naming the keys that were never read."""
+        """Raise ModelLoadError naming the keys that were never read.
+
+        Those that Hugging Face's implementation does not read either are logged.
+        """
         absent = {key for key in _ABSENT if not self._config.get(key)}
-        unknown = sorted(self._unread - _HARMLESS - absent)
-        if unknown:
-            names = ", ".join(f"{key[:80]!r}" for key in unknown[:8])
-            raise ModelLoadError(f"{self._where}: unsupported keys: {names}")
+        unknown = self._unread - _HARMLESS - absent
+        unused = unused_keys(str(self._config.get("model_type", "")), unknown)
+        if unused:
+            message = "%s: not used by Hugging Face's implementation, and ignored: %s"
+            logger.info(message, self._where, _names(unused))
+        if unknown - unused:
+            raise ModelLoadError(f"{self._where}: unsupported keys: {_names(unknown - unused)}")
 
     def error(self, key: str, problem: str) -> ModelLoadError:
         """Make the one-line error about a key."""
@@ -247,3 +258,7 @@ class ConfigReader:
     def _take(self, key: str, default: Any) -> Any:
         self._unread.discard(key)
         return self._config.get(key, default)
+
+
+def _names(keys: set[str]) -> str:
+    return ", ".join(f"{key[:80]!r}" for key in sorted(keys)[:8])

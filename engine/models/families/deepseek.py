@@ -178,7 +178,7 @@ def _sparse(
     reader.require("mlp_bias", False)
     reader.ignore("head_dim")  # the rotary dimensions
     for kind in reader.list_of_length("layer_types", num_layers(reader)) or []:
-        if kind != "indexed_attention":
+        if kind not in ("indexed_attention", "deepseek_sparse_attention"):
             raise reader.error("layer_types", f"has {kind!r:.80}, which is not supported")
     indexer = IndexerSpec(
         num_heads=reader.count("index_n_heads", 64),
@@ -296,7 +296,11 @@ def _experts(reader: ConfigReader) -> MoeSpec:
 
 
 def _num_experts(reader: ConfigReader) -> int:
-    return reader.count("num_experts" if "num_experts" in reader else "n_routed_experts")
+    if "num_experts" not in reader:
+        return reader.count("n_routed_experts")
+    count = reader.count("num_experts")
+    reader.require("n_routed_experts", count)
+    return count
 
 
 def _grouped(reader: ConfigReader, moe: MoeSpec, groups: tuple[int, int] = (1, 1)) -> MoeSpec:

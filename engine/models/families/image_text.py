@@ -30,7 +30,7 @@ _COHERE = (
     *("vision_feature_layer", "vision_feature_select_strategy"),
 )
 _COHERE_TEXT = {"cohere": cohere.cohere, "cohere2": cohere.cohere2}
-_EXAONE = ("video_token_id", "vision_start_token_id", "vision_end_token_id")
+_EXAONE = ("video_token_id", "vision_start_token_id", "vision_end_token_id", "vocab_size")
 _EXAONE_TEXT = {"exaone4": llama.exaone4, "exaone4_5_text": llama.exaone4}
 _EXAONE_DRAFTS = ("num_nextn_predict_layers", "num_mtp_layers")  # under ``mtp.``, not read
 _LFM2 = (

@@ -168,6 +168,8 @@ def smollm3(reader: ConfigReader) -> DecoderSpec:
 def phi3(reader: ConfigReader) -> DecoderSpec:
     """Phi-3, Phi-3.5 and Phi-4: fused projections, and in some rope on part of the head."""
     window = reader.optional_count("sliding_window")
+    if window is not None and window >= reader.count("max_position_embeddings", 4096):
+        window = None  # as in some published ones: no text is longer
     return read_decoder(
         reader,
         norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),

@@ -27,6 +27,13 @@ _GEMMA4 = (
     *("boi_token_id", "eoi_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index"),
 )
 _QWEN = ("video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id")
+# Of the text model, at the top level as well in some exports; its own may differ.
+_QWEN_REPEATED = (
+    *("hidden_act", "hidden_size", "intermediate_size", "layer_types", "max_position_embeddings"),
+    *("max_window_layers", "num_attention_heads", "num_hidden_layers", "num_key_value_heads"),
+    *("rms_norm_eps", "rope_scaling", "rope_theta", "sliding_window", "use_sliding_window"),
+    "vocab_size",
+)
 _QWEN2_MROPE = MropeSpec((16, 24, 24))
 _QWEN3_MROPE = MropeSpec((24, 20, 20), interleaved=True)
 QWEN3_5_MROPE = MropeSpec((11, 11, 10), interleaved=True)
@@ -38,6 +45,7 @@ _MISTRAL = (
 _LLAVA = (
     *("image_seq_length", "multimodal_projector_bias", "projector_hidden_act", "ignore_index"),
     *("vision_feature_layer", "vision_feature_select_strategy", "pixel_values_dtype"),
+    "vocab_size",  # the text model has its own
 )
 # Values that the text sections of LLaVA's configs leave out.
 _LLAMA_DEFAULTS = {
@@ -177,7 +185,13 @@ def llava(reader: ConfigReader) -> DecoderSpec:
 
 def qwen_vl(reader: ConfigReader) -> DecoderSpec:
     """Qwen2-VL and Qwen2.5-VL; in older exports the text model's keys are at the top level."""
-    return text_part(reader, lambda text: llama.qwen2(text, mrope=_QWEN2_MROPE), _QWEN)
+
+    def read(text: ConfigReader) -> DecoderSpec:
+        for key in _QWEN:
+            text.ignore(key)
+        return llama.qwen2(text, mrope=_QWEN2_MROPE)
+
+    return text_part(reader, read, (*_QWEN, *_QWEN_REPEATED))
 
 
 def qwen3_vl(reader: ConfigReader) -> DecoderSpec:

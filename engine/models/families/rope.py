@@ -191,16 +191,16 @@ def _llama3(section: ConfigReader, trained: int, original: int) -> Llama3Scaling
             "original_max_position_embeddings", original
         ),
     )
-    if scaling.high_freq_factor <= scaling.low_freq_factor:
-        raise section.error("high_freq_factor", "must be above low_freq_factor")
+    if scaling.high_freq_factor < scaling.low_freq_factor:
+        raise section.error("high_freq_factor", "must not be below low_freq_factor")
     return scaling
 
 
 def _yarn(section: ConfigReader, trained: int, original: int) -> YarnScaling:
     original = section.count("original_max_position_embeddings", original)
     factor = _factor(section, trained / original)
-    mscale = section.optional_number("mscale")
-    mscale_all_dim = section.optional_number("mscale_all_dim")
+    mscale = section.non_negative_number("mscale", 0.0)  # 0: as if it were absent
+    mscale_all_dim = section.non_negative_number("mscale_all_dim", 0.0)
     attention_factor = _yarn_mscale(factor, 1.0)
     if mscale and mscale_all_dim:
         attention_factor = _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all_dim)

@@ -96,6 +96,7 @@ def jais2(reader: ConfigReader) -> DecoderSpec:
 
 def starcoder2(reader: ConfigReader) -> DecoderSpec:
     """StarCoder2: layer norms, GELU and biases; in some, a window in all layers."""
+    reader.require("scale_attn_weights", True)
     for key in ("residual_dropout", "embedding_dropout"):
         reader.ignore(key)
     bias, window = reader.flag("use_bias", True), reader.optional_count("sliding_window")

@@ -90,6 +90,7 @@ def test_what_exports_write_besides_is_harmless():
     assert spec(**extra) == spec()
 
 
+@pytest.mark.usefixtures("all_keys_matter")
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

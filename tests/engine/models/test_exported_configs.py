@@ -556,6 +556,7 @@ def test_a_whole_config_may_say_what_is_not_there():
     assert read_spec(WHOLE).num_layers == 4
 
 
+@pytest.mark.usefixtures("all_keys_matter")
 @pytest.mark.parametrize(
     ("key", "there"), [("is_encoder_decoder", True), ("pruned_heads", {"0": [1]})]
 )

@@ -41,6 +41,7 @@ def test_which_layers_share_a_selection() -> None:
     assert shared(indexer_types=kinds, index_topk_pattern="FFFFFFF") == letters("FSSFFSS")
 
 
+@pytest.mark.usefixtures("all_keys_matter")
 @pytest.mark.parametrize(
     ("kind", "keys", "named"),
     [

@@ -95,6 +95,7 @@ def test_defaults_of_qwen3_asr(tmp_path: Path) -> None:
     assert rules.transcription.prompt_for("yue") == ("", "language Cantonese<asr_text>")
 
 
+@pytest.mark.usefixtures("all_keys_matter")
 @pytest.mark.parametrize(("changes", "extractor", "words"), [
     ({"magic": 1}, {}, "magic"),
     ({"scale_embedding": True}, {}, "scale_embedding"),

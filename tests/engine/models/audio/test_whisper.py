@@ -178,6 +178,7 @@ def test_what_cannot_be_configured(twin: Twin, options: dict[str, Any], reason: 
         EngineCore.load(EngineConfig(model=str(twin.directory), num_threads=1, **options))
 
 
+@pytest.mark.usefixtures("all_keys_matter")
 @pytest.mark.parametrize(("change", "reason"), [
     ({"scale_embedding": True}, "scale_embedding"),
     ({"num_languages": 3}, "num_languages"),

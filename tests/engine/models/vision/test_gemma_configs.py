@@ -148,6 +148,7 @@ def test_gemma_without_a_tokenizer_is_told_no_names(tmp_path):
     assert vision_of(read_config(str(tmp_path))).rules.rewriting is None
 
 
+@pytest.mark.usefixtures("all_keys_matter")
 @pytest.mark.parametrize(
     ("kind", "changes", "reason"),
     [

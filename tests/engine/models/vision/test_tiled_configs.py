@@ -195,6 +195,7 @@ def test_images_that_are_not_cut(tmp_path):
     assert found.rules.scaling == GridScaling(448, 1, 1)
 
 
+@pytest.mark.usefixtures("all_keys_matter")
 @pytest.mark.parametrize(
     ("kind", "changes", "reason"),
     [
@@ -237,6 +238,7 @@ def test_images_that_are_not_served_leave_the_text(tmp_path, kind, changes, reas
     assert config.spec.num_layers == 4
 
 
+@pytest.mark.usefixtures("all_keys_matter")
 @pytest.mark.parametrize(
     ("kind", "changes", "reason"),
     [
