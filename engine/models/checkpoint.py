@@ -27,6 +27,7 @@ _Part = TypeVar("_Part")
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_MODELOPT = "hf_quant_config.json"
 _TORCH_INDEX = "pytorch_model.bin.index.json"
 _TORCH_SINGLE = "pytorch_model.bin"
 
@@ -82,7 +83,7 @@ def read_config(model: str) -> ModelConfig:
         spec,
         sentence,
         raw,
-        quantization_config=_quantization(config),
+        quantization_config=_quantization(config, directory),
         vision=vision,
         vision_unsupported_reason=images_refused,
         audio=audio,
@@ -155,11 +156,20 @@ def _check_index(index: Path, headers: list[Header]) -> None:
             raise ModelLoadError(f"{index}: tensor {tensor[:80]!r} is not in {name}")
 
 
-def _quantization(config: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the section that tells how weights are stored; some are in the text section."""
+def _quantization(config: dict[str, Any], directory: Path) -> dict[str, Any] | None:
+    """Return the section that tells how weights are stored.
+
+    Some are in the text section, and older ones of ModelOpt in a file of their own.
+    """
     text = config.get("text_config")
     inner = text.get("quantization_config") if isinstance(text, dict) else None
-    return config.get("quantization_config") or inner
+    found, file = config.get("quantization_config") or inner, directory / _MODELOPT
+    if not found and file.is_file():
+        own = parse_object(file, read_bytes(file)).get("quantization")
+        if not isinstance(own, dict):
+            raise ModelLoadError(f"{file}: has no 'quantization'")
+        return {"quant_method": "modelopt", **own}
+    return found
 
 
 def _read_part(

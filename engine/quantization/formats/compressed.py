@@ -27,7 +27,8 @@ from engine.models.safetensors import TensorEntry
 from engine.quantization.formats.bits import integer_weight, num_words, unpack_words
 from engine.quantization.formats.fp8 import float8_recipe, make_float8
 from engine.quantization.formats.module_names import ModuleNames
-from engine.quantization.formats.mxfp4 import powers_of_two
+from engine.quantization.formats.mxfp4 import GROUP, powers_of_two
+from engine.quantization.formats.nvfp4 import make_nvfp4, nvfp4_tensors
 from engine.quantization.formats.shared import (
     FLOAT8,
     FLOATS,
@@ -249,25 +250,20 @@ def _float8_recipe(
 def _float4_recipe(
     scheme: Scheme, stem: str, shape: tuple[int, int], unused: tuple[str, ...]
 ) -> Recipe:
-    outputs, inputs = shape
-    is_nv = scheme.format == _NVFP4
-    group = 16 if is_nv else 32
-    groups = -(-inputs // group)
-    tensors = {
-        "codes": ExpectedTensor(f"{stem}.weight_packed", (outputs, -(-inputs // 2)), UINT8),
-        "scales": ExpectedTensor(
-            f"{stem}.weight_scale", (outputs, groups), FLOAT8 if is_nv else UINT8
-        ),
-    }
-    if is_nv:
+    (outputs, inputs), names = shape, (f"{stem}.weight_packed", f"{stem}.weight_scale")
+    if scheme.format == _NVFP4:
+        tensors = nvfp4_tensors(*names, shape)
         tensors["divisor"] = ExpectedTensor(f"{stem}.weight_global_scale", (1,), (torch.float32,))
-    return Recipe(tensors, partial(_make_float4, inputs, group), unused)
+    else:
+        tensors = {
+            "codes": ExpectedTensor(names[0], (outputs, -(-inputs // 2)), UINT8),
+            "scales": ExpectedTensor(names[1], (outputs, -(-inputs // GROUP)), UINT8),
+        }
+    return Recipe(tensors, partial(_make_float4, inputs), unused)
 
 
-def _make_float4(inputs: int, group: int, tensors: Mapping[str, torch.Tensor]) -> PackedWeight:
-    if "divisor" not in tensors:
-        scales = powers_of_two(tensors["scales"])
-        return PackedWeight(tensors["codes"], scales, inputs, group, MXFP4_LEVELS)
-    scales = tensors["scales"].float() / tensors["divisor"].float()
-    scales = expand_scales(scales, scales.shape[0])
-    return PackedWeight(tensors["codes"], scales, inputs, group, MXFP4_LEVELS)
+def _make_float4(inputs: int, tensors: Mapping[str, torch.Tensor]) -> PackedWeight:
+    codes, scales = tensors["codes"], tensors["scales"]
+    if "divisor" in tensors:
+        return make_nvfp4(codes, scales.float() / tensors["divisor"], inputs)
+    return PackedWeight(codes, powers_of_two(scales), inputs, GROUP, MXFP4_LEVELS)

@@ -13,6 +13,7 @@ from engine.quantization.formats.bitsandbytes import read_bitsandbytes
 from engine.quantization.formats.compressed import read_compressed_tensors
 from engine.quantization.formats.fp8 import read_fp8
 from engine.quantization.formats.gptq import read_gptq
+from engine.quantization.formats.modelopt import read_modelopt
 from engine.quantization.formats.mxfp4 import read_mxfp4
 
 
@@ -37,6 +38,9 @@ FORMATS: dict[str, FormatReader] = {
     "fp8": FormatReader(read_fp8, "FP8 in blocks, by tensor, by channel"),
     "gptq": FormatReader(
         read_gptq, "2, 3, 4 and 8 bits, any group size, symmetric or not, act-order, v1 and v2"
+    ),
+    "modelopt": FormatReader(
+        read_modelopt, "NVFP4, FP8 by tensor and channel, and both in one checkpoint"
     ),
     "mxfp4": FormatReader(read_mxfp4, "experts, as GPT-OSS has them"),
 }

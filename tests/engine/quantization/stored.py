@@ -177,6 +177,17 @@ def nvfp4(weight):
     return stored, meant
 
 
+def modelopt_nvfp4(weight):
+    stored, meant = nvfp4(weight)
+    own = {
+        ".weight": stored[".weight_packed"],
+        ".weight_scale": stored[".weight_scale"],
+        ".weight_scale_2": 1 / stored[".weight_global_scale"][0],
+        ".input_scale": torch.tensor(0.25),
+    }
+    return own, meant
+
+
 def compressed_mxfp4(weight):
     codes, exponents, meant = mxfp4(weight)
     return {".weight_packed": codes.flatten(1), ".weight_scale": exponents}, meant

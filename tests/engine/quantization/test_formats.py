@@ -111,6 +111,17 @@ FORMATS = {
         stored.nvfp4,
         _compressed("nvfp4-pack-quantized", _float("tensor_group", 4, group_size=16)),
     ),
+    "nvfp4_modelopt": (
+        stored.modelopt_nvfp4,
+        {
+            **{"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
+            **{"producer": {"name": "modelopt"}, "kv_cache_scheme": {"num_bits": 8}},
+        },
+    ),
+    "fp8_modelopt": (
+        functools.partial(stored.float8, form="scalar"),
+        {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
+    ),
     "mxfp4_compressed": (
         stored.compressed_mxfp4,
         _compressed("mxfp4-pack-quantized", _float("group", 4, group_size=32)),
@@ -236,6 +247,7 @@ def test_the_memory_told_is_that_of_the_codes(written, most, tmp_path):
         ("cohere", "fp8_block"),
         ("mixtral", "gptq4_act"),
         ("qwen3_moe", "fp8_block"),
+        ("mixtral", "nvfp4_modelopt"),
         ("qwen3_next", "gptq4_act"),
         ("qwen3_5_text", "fp8_block"),
         ("olmo_hybrid", "w8a8"),
@@ -250,6 +262,19 @@ def test_in_other_families_too(kind, written, tmp_path):
     directory, expected = _write(kind, written, tmp_path, **_WIDTHS.get(kind, {}))
     atol = 2e-4 if kind in _WIDTHS else 1e-4  # see test_parity.py
     torch.testing.assert_close(paged_logits(directory), expected, atol=atol, rtol=0)
+
+
+@pytest.mark.usefixtures("widened")
+def test_modelopts_config_may_be_a_file_of_its_own(tmp_path):
+    directory, expected = _write("llama", "nvfp4_modelopt", tmp_path)
+    tiny_models.edit_config(directory, quantization_config=None)
+    own = directory / "hf_quant_config.json"
+    told = {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}
+    own.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": told}))
+    torch.testing.assert_close(paged_logits(directory), expected, atol=1e-4, rtol=0)
+    own.write_text(json.dumps({"quantization": {**told, "quant_algo": "W4A8_AWQ"}}))
+    with pytest.raises(ModelLoadError, match="'quant_algo' is 'W4A8_AWQ'; supported: NVFP4"):
+        paged_logits(directory)
 
 
 @pytest.mark.usefixtures("widened")
