@@ -109,7 +109,8 @@ def make_float8(
 def read_fp8(reader: ConfigReader) -> Fp8:
     """Read a ``quantization_config`` of either name. Raises ModelLoadError."""
     reader.ignore("quant_method")
-    reader.require("fmt", "e4m3")
+    if not reader.has_value("fmt", "float8_e4m3fn"):  # as MiniMax writes it
+        reader.require("fmt", "e4m3")
     for key in _UNREAD.split():
         reader.ignore(key)
     if "weight_block_size" not in reader:

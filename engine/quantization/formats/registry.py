@@ -61,6 +61,8 @@ def read_format(config: dict[str, Any], where: str) -> QuantFormat:
     method = reader.text("quant_method", "")
     if not method and ("load_in_4bit" in reader or "load_in_8bit" in reader):
         method = "bitsandbytes"  # older exports have no quant_method
+    if not method and "quant_algo" in reader:
+        method = "modelopt"  # some have none either
     found = FORMATS.get(method.replace("compressed_tensors", "compressed-tensors"))
     if found is None:
         known = ", ".join(FORMATS)

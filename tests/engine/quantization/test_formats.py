@@ -120,7 +120,7 @@ FORMATS = {
     ),
     "fp8_modelopt": (
         functools.partial(stored.float8, form="scalar"),
-        {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
+        {"quant_algo": "FP8", "kv_cache_scheme": "FP8", "producer": {"name": "modelopt"}},
     ),
     "mxfp4_compressed": (
         stored.compressed_mxfp4,
@@ -130,7 +130,10 @@ FORMATS = {
         functools.partial(stored.float8, form="block", name=".weight_scale_inv", block=(24, 40)),
         {"quant_method": "fp8", "weight_block_size": [24, 40], "activation_scheme": "dynamic"},
     ),
-    "fp8_scalar": (functools.partial(stored.float8, form="scalar"), {"quant_method": "fp8"}),
+    "fp8_scalar": (
+        functools.partial(stored.float8, form="scalar"),
+        {"quant_method": "fp8", "fmt": "float8_e4m3fn"},
+    ),
     "fp8_channel": (functools.partial(stored.float8, form="flat"), {"quant_method": "fbgemm_fp8"}),
     "nf4": (stored.nf4, _bnb4),
     "nf4_nested": (functools.partial(stored.nf4, nested=True), _bnb4),
