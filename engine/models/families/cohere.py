@@ -129,7 +129,7 @@ def _cohere(reader: ConfigReader, *, theta: float, **fields: Any) -> DecoderSpec
 
 FAMILIES: dict[str, Family] = {
     "cohere": Family(
-        cohere, "Command R", "layer norms, parallel attention and MLP, interleaved rope"
+        cohere, "Command R, not R+", "layer norms, parallel attention and MLP, interleaved rope"
     ),
     "cohere2": Family(
         cohere2,
