@@ -282,8 +282,19 @@ class DecodeGraphs:
         replay_sample, _ = self._capture(sample)
         if trial is not None:
             trial.replay_commit(self._capture(trial.commit)[0])
-        given = packed, bounds, logits, positions, sampled, kept, replay_forward, replay_sample
-        return DecodeGraph(*given, adapters=adapters, rotary_positions=turns, trial=trial)
+        return DecodeGraph(
+            packed=packed,
+            bounds=bounds,
+            logits=logits,
+            positions=positions,
+            sampled=sampled,
+            head_features=kept,
+            forward=replay_forward,
+            sample=replay_sample,
+            adapters=adapters,
+            rotary_positions=turns,
+            trial=trial,
+        )
 
     def _persist_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """Return where a step's logits stay until its tokens are sampled.

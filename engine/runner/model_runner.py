@@ -306,7 +306,7 @@ class ModelRunner:
                 self._store_features(graph.head_features, batch)
             return SampledRows(graph.greedy.sampled)
         with self._spans("forward"):
-            with self._shared(batch, sampled_only=True, graph=graph.key):
+            with self._on_other_ranks(batch, sampled_only=True, graph=graph.key):
                 graph.forward()
             self._store_features(graph.head_features, batch)
         with self._spans("sample"):
@@ -385,7 +385,7 @@ class ModelRunner:
         """Compute this process's layers: the hidden states of all tokens if these are needed, else
         of the sampling rows' last tokens."""
         if (graph := inputs.graph) is not None:
-            with self._shared(batch, sampled_only=True, graph=graph.key):
+            with self._on_other_ranks(batch, sampled_only=True, graph=graph.key):
                 graph.forward()
             self._store_features(graph.head_features, batch)
             hidden = graph.hidden.index_select(0, inputs.sent.sampling_rows)
@@ -399,10 +399,10 @@ class ModelRunner:
             hidden, features = self._features.run(self._model, *given)
             self._features.store(step.slot_mapping, features)
             return HiddenStates(hidden, is_of_all)
-        with self._shared(batch, inputs.images, sampled_only=trims):
+        with self._on_other_ranks(batch, inputs.images, sampled_only=trims):
             return HiddenStates(self._model.forward(*given, wanted), is_of_all)
 
-    def _shared(
+    def _on_other_ranks(
         self,
         batch: HostBatch,
         images: StepImages = NO_IMAGES,

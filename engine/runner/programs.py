@@ -188,12 +188,22 @@ class DecodePrograms:
         head, logits = record(partial(self._model.logits, hidden))
         sample, sampled = record(partial(self._sample, logits, rows.slots, positions))
         choose, likeliest = record(partial(self._likeliest, hidden, rows.slots))
-        greedy = None if likeliest is None else GreedyStep(layers + choose, likeliest)
-        forward = layers + head
         if trial is not None:
             trial.replay_commit(record(trial.commit)[0])
-        given = packed, where, logits, positions, sampled, kept, forward, sample
-        return DecodeGraph(*given, greedy, adapters, turns, trial)
+        return DecodeGraph(
+            packed=packed,
+            bounds=where,
+            logits=logits,
+            positions=positions,
+            sampled=sampled,
+            head_features=kept,
+            forward=layers + head,
+            sample=sample,
+            greedy=None if likeliest is None else GreedyStep(layers + choose, likeliest),
+            adapters=adapters,
+            rotary_positions=turns,
+            trial=trial,
+        )
 
     def _forward(
         self,
