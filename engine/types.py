@@ -104,8 +104,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check(0.0 <= self.min_p <= 1.0, "min_p", "must be between 0 and 1")
         for field in ("presence_penalty", "frequency_penalty"):
             _check(-2.0 <= getattr(self, field) <= 2.0, field, "must be between -2 and 2")
-        penalty = self.repetition_penalty
-        _check(0.0 < penalty <= 10.0, "repetition_penalty", "must be above 0 and at most 10")
+        in_range = 0.01 <= self.repetition_penalty <= 10.0  # a tiny divisor makes logits overflow
+        _check(in_range, "repetition_penalty", "must be between 0.01 and 10")
         biases = self.logit_bias
         _check(len(biases) <= _MAX_BIAS_ENTRIES, "logit_bias", "must have at most 1024 entries")
         in_range = all(-100.0 <= bias <= 100.0 for bias in biases.values())

@@ -50,7 +50,8 @@ class SamplerOutput(NamedTuple):
     """The results of each row."""
 
     token_ids: torch.Tensor  # [n] int64
-    is_finite: torch.Tensor  # [n] bool; False: broken logits, a meaningless token
+    # [n] bool; False: logits that are broken or overflow, a meaningless token
+    is_finite: torch.Tensor
 
     @classmethod
     def empty(cls, num_rows: int, device: torch.device) -> SamplerOutput:

@@ -107,7 +107,7 @@ def distribution(
     """Return the distribution that ``sample`` samples from: [n, vocab] float32; one-hot for greedy
     rows.
 
-    Takes the same arguments as ``sample``. Rows without a finite entry are meaningless.
+    Takes the same arguments as ``sample``. Rows that it reports as not finite are meaningless.
     """
     slots = slots.long()
     token_ids, _ = _adjust(logits, slots, positions, table, counts, bias, masks)
@@ -129,7 +129,7 @@ def _adjust(
     masks: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Apply bias, penalties and masks in place; return the likeliest tokens, and whether rows
-    are finite."""
+    are finite, over the temperature as well: where that overflows, unlike scores become equal."""
     if bias is not None:
         _add_bias(logits, slots, positions, table, bias)
     if counts is not None:
@@ -137,7 +137,8 @@ def _adjust(
     if masks is not None:
         _apply_mask(logits, table.mask_line[slots], masks)
     token_ids = argmax(logits)
-    return token_ids, logits.gather(1, token_ids.unsqueeze(1)).squeeze(1).isfinite()
+    best, warmth = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1), table.temperature[slots]
+    return token_ids, torch.where(warmth > 0, best / warmth, best).isfinite()
 
 
 def _truncate(logits: torch.Tensor, slots: torch.Tensor, table: SamplingTable) -> torch.Tensor:

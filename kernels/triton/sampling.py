@@ -80,8 +80,8 @@ class PieceSummaries(NamedTuple):
     """Summaries of each piece of each row, after its logits are adjusted."""
 
     # [4, at least rows * pieces] float32: the best score; the highest logit, inf if any is nan or
-    # inf; the lowest finite one; the mass in units of exp(highest). The last two are undefined for
-    # rows without a search.
+    # inf, or becomes so over the temperature; the lowest finite one; the mass in units of
+    # exp(highest). The last two are undefined for rows without a search.
     numbers: torch.Tensor
     best_ids: torch.Tensor  # [rows, pieces] int32, the token with the best score
     maxima: torch.Tensor  # [rows, chunks] float32, likewise; past the vocabulary -inf
@@ -298,8 +298,6 @@ def _adjust_kernel(
     tl.store(best_scores + summary, best)
     # Past the vocabulary all is -inf, and the piece begins before.
     tl.store(best_ids + summary, tl.min(tl.where(score == best, tokens, vocab - 1), axis=0))
-    # A quotient may be infinite, which is no fault of the logits.
-    high = tl.minimum(high, 3.4028234663852886e38)
     tl.store(highest + summary, tl.where(broken, float("inf"), high))
 
 

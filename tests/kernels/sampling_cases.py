@@ -93,3 +93,36 @@ def check(
         assert torch.equal(sampled.is_finite, good)
         assert torch.equal(sampled.token_ids[good], expected.token_ids[good])
     return room.token_ids
+
+
+def check_overflows(sample: Callable[..., SamplerOutput]) -> None:
+    """Compare rows with logits that penalties or temperature divide beyond the largest float."""
+    random, vocab = torch.Generator().manual_seed(1), 300
+    logits = torch.randn(SLOTS, vocab, generator=random) * 4
+    logits[:, 70:73] = torch.tensor([20.0, 25.0, 22.0])
+    logits[2, 100] = 3e38  # over a temperature of a half
+    table = make_table(
+        random,
+        temperature=torch.tensor([0.01, 0.01, 0.5, 0.0, 0.01, 0.01]),
+        min_p=torch.full((SLOTS,), 0.05),
+        repetition=torch.tensor([1e-37, 1e-37, 1.0, 1e-37, 5e-38, 0.01]),
+        count_line=torch.tensor([0, 1, -1, 0, 0, 0], dtype=torch.int32),
+    )
+    is_seen = torch.zeros(2, vocab, dtype=torch.bool)
+    is_seen[0] = True
+    is_seen[1, 71] = True  # of a row's tokens, one
+    counts = TokenCounts(torch.zeros(2, vocab, dtype=torch.int32), is_seen)
+    slots, positions = torch.arange(SLOTS, dtype=torch.int32), torch.arange(SLOTS)
+    for top_p in (0.9, 1.0):
+        for top_k in (0, 2):
+            cuts = {
+                "top_p": torch.full((SLOTS,), top_p),
+                "top_k": torch.full((SLOTS,), top_k, dtype=torch.int32),
+            }
+            given = slots, positions, table._replace(**cuts), counts
+            expected = reference_sample(logits.clone(), *given)
+            assert expected.is_finite.tolist() == [False, False, False, True, False, True]
+            sampled = sample(logits.clone(), *given)
+            assert torch.equal(sampled.is_finite, expected.is_finite)
+            good = expected.is_finite
+            assert torch.equal(sampled.token_ids[good], expected.token_ids[good])

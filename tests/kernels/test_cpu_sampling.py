@@ -12,7 +12,13 @@ from kernels.cpu.sampling import candidates, sample
 from kernels.reference.sampling_step import candidates as reference_candidates
 from kernels.reference.sampling_step import sample as reference_sample
 from kernels.sampling import LogitBias, TokenCounts
-from tests.kernels.sampling_cases import SLOTS, check, make_extras, make_table
+from tests.kernels.sampling_cases import (
+    SLOTS,
+    check,
+    check_overflows,
+    make_extras,
+    make_table,
+)
 
 pytestmark = pytest.mark.skipif(build.load() is None, reason="no native kernels here")
 
@@ -69,6 +75,10 @@ def test_broken_rows_are_told_and_harm_no_other() -> None:
     table = make_table(random, top_k=torch.full((SLOTS,), 4, dtype=torch.int32))
     check(sample, random, logits, table._replace(temperature=torch.ones(SLOTS)))
     check(sample, random, logits, table)
+
+
+def test_rows_that_overflow_are_told_and_harm_no_other() -> None:
+    check_overflows(sample)
 
 
 @given(

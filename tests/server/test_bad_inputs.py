@@ -279,7 +279,10 @@ ROWS = [
         for field in ("presence_penalty", "frequency_penalty")
         for value in (-2.1, 2.1)
     ),
-    chat("55 repetition_penalty 0", "repetition_penalty", repetition_penalty=0),
+    *(
+        chat(f"55 repetition_penalty {p}", "repetition_penalty", repetition_penalty=p)
+        for p in (0, 1e-37, 10.5)
+    ),
     *(chat(f"56 max_tokens {m}", "max_tokens", max_tokens=m) for m in (-1, 0, 2**63, "5", 1.5)),
     completion("56 max_tokens -1", "max_tokens", max_tokens=-1),
     chat("57 top_logprobs 21", "top_logprobs", logprobs=True, top_logprobs=21),

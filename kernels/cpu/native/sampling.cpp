@@ -110,6 +110,11 @@ Best arg_max(const float* x, int64_t count) {
   return found;
 }
 
+// A row's largest logit as draws compare it: where it overflows, unlike tokens become equal.
+inline float over_temperature(const Sampling& s, int64_t slot, float logit) {
+  return s.temperature[slot] > 0.0f ? logit / s.temperature[slot] : logit;
+}
+
 // logits /= temperature; returns the largest of each chunk.
 std::vector<float>& heat(float* logits, int64_t vocab, float temperature) {
   thread_local std::vector<float> tops;
@@ -153,7 +158,9 @@ float nucleus(const float* x, int64_t vocab, float floor, float best, float top_
   constexpr int BINS = 1024;
   constexpr float BINS_PER_UNIT = 32.0f;
   const auto bin_of = [best](float score) {
-    return static_cast<int>(std::min((best - score) * BINS_PER_UNIT, BINS - 1.0f));
+    const float below = (best - score) * BINS_PER_UNIT;
+    // Never outside the bins, even if it is nan.
+    return below < BINS - 1 ? static_cast<int>(std::max(below, 0.0f)) : BINS - 1;
   };
   double masses[BINS] = {}, total = 0.0;
   for (int64_t i = 0; i < vocab; i += LANES) {
@@ -283,7 +290,7 @@ void candidates_of_row(const Sampling& s, int64_t slot, int64_t position, const 
   float* x = own.data();
   if (s.bias_ids) add_bias(s, slot, position, x);
   if (s.output && s.count_line[slot] >= 0) penalise(s, slot, x);
-  if (!std::isfinite(arg_max(x, s.vocab).score)) {
+  if (!std::isfinite(over_temperature(s, slot, arg_max(x, s.vocab).score))) {
     std::fill_n(tokens, count, -1);
     return;
   }
@@ -307,14 +314,14 @@ void sample_row(const Sampling& s, int64_t slot, int64_t position, float* logits
   if (s.masks && s.mask_line[slot] >= 0) {
     if (const int64_t only = only_one(s, slot); only >= 0) {
       *token = only;
-      *is_finite = std::isfinite(logits[only]);
+      *is_finite = std::isfinite(over_temperature(s, slot, logits[only]));
       return;
     }
     forbid(s, slot, logits);
   }
   const Best best = arg_max(logits, s.vocab);
   *token = best.token;
-  *is_finite = std::isfinite(best.score);
+  *is_finite = std::isfinite(over_temperature(s, slot, best.score));
   if (!*is_finite || s.temperature[slot] <= 0.0f) return;
   const auto& tops = heat(logits, s.vocab, s.temperature[slot]);
   const float least = threshold(s, slot, logits, logits[best.token], tops);

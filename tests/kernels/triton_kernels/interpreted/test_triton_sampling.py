@@ -14,7 +14,13 @@ from kernels.reference.sampling_step import position_keys
 from kernels.triton import noise, truncation
 from kernels.triton.sampling import sample
 from kernels.triton.truncation import CHUNK, TILE_CHUNKS
-from tests.kernels.sampling_cases import SLOTS, check, make_extras, make_table
+from tests.kernels.sampling_cases import (
+    SLOTS,
+    check,
+    check_overflows,
+    make_extras,
+    make_table,
+)
 
 
 @pytest.mark.parametrize("vocab", [7, 4097])
@@ -153,12 +159,8 @@ def test_a_nucleus_is_a_share_of_all_tokens() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")
-def test_a_quotient_may_overflow() -> None:
-    """It does not make a row broken."""
-    random = torch.Generator().manual_seed(1)
-    logits = torch.randn(SLOTS, 300, generator=random)
-    logits[:, 77] = 3e38
-    check(sample, random, logits, make_table(random, temperature=torch.full((SLOTS,), 0.5)))
+def test_rows_that_overflow_are_told_and_harm_no_other() -> None:
+    check_overflows(sample)
 
 
 def test_noise_is_that_of_the_reference() -> None:
