@@ -23,7 +23,7 @@ from engine.types import (
     TokenLogprobs,
 )
 
-_MAX_RESUMED = 2  # engines that may die with a request before it is failed
+MAX_RESUMED = 2  # engines that may die with a request; with the next death it is failed
 
 
 class Stream:
@@ -282,7 +282,7 @@ class StreamTable:
         """
         requests: list[Request] = []
         for stream in streams:
-            if stream.num_resumed >= _MAX_RESUMED:
+            if stream.num_resumed >= MAX_RESUMED:
                 stream.fail(RequestFailed("the engine has died too often with this request"))
                 continue
             stream.reattach(self._abort)

@@ -110,10 +110,9 @@ async def test_a_step_that_hangs_is_ended_and_its_requests_go_on(
     await client.close()
 
 
-async def test_a_request_that_every_engine_dies_with_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+async def test_a_request_that_every_engine_dies_with_is_given_up_and_the_engine_is_not(
+    capfd: pytest.CaptureFixture,
 ) -> None:
-    monkeypatch.setattr("engine.supervisor.MAX_CRASHES", 10)
     client = subprocess_client(kill="r1")
     await client.start()
     (stream,) = client.submit(make_requests(2)[1:])
@@ -127,7 +126,10 @@ async def test_a_request_that_every_engine_dies_with_is_given_up(
     await client.close()
 
 
-async def test_an_engine_that_keeps_dying_is_given_up(capfd: pytest.CaptureFixture) -> None:
+async def test_an_engine_that_keeps_dying_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("engine.streams.MAX_RESUMED", 10)  # whatever the requests are
     client = subprocess_client(kill="r1")
     await client.start()
     streams = client.submit(make_requests(2))
@@ -136,7 +138,7 @@ async def test_an_engine_that_keeps_dying_is_given_up(capfd: pytest.CaptureFixtu
             await collect(stream)
     assert client.dead
     assert not client.alive
-    assert client.num_restarts == 2
+    assert client.num_restarts == supervisor.MAX_CRASHES - 1
     with pytest.raises(EngineDead, match="keeps dying"):
         client.submit(make_requests(1))
     await client.close()
