@@ -6,7 +6,8 @@
 
 When a client disconnects, its own requests end and no others. Output is written by the loop's
 thread, which a client that does not read would block, so such a client is disconnected after a
-short timeout. One that was only slow reconnects and resumes its streams.
+short timeout. One that was only slow reconnects and resumes its streams, with requests of the same
+ids, perhaps before the engine has reported the end of the old ones.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import logging
 import socket
 import struct
 import threading
+from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from time import monotonic
@@ -54,7 +56,8 @@ class ClientHub:
     """The clients of one engine, and the owners of its requests.
 
     ``emit`` is called by the loop's thread. Each client has a thread that records the owner of a
-    request before passing it on, so the owner of any output is known.
+    request before passing it on, so the owner of any output is known. Every request has one row
+    that ends it, and only then may another with its id follow.
     """
 
     def __init__(self, listener: socket.socket, info: EngineInfo) -> None:
@@ -62,6 +65,8 @@ class ClientHub:
         self._ready_frame = encode(Ready(info))
         self._put: Callable[[Submit | Abort | ControlCall], None] = lambda command: None
         self._owners: dict[str, _Client] = {}  # of live requests
+        self._ending: Counter[str] = Counter()  # ends to come of requests whose client is gone
+        self._owners_lock = threading.Lock()  # for both
         self._clients: list[_Client] = []
         self._clients_lock = threading.Lock()  # a new client must not miss a change
         self._numbers = count(1)
@@ -92,21 +97,11 @@ class ClientHub:
     # ------------------------------------------------------------ the loop's thread
 
     def _split(self, output: EngineOutput) -> dict[_Client, OutputBuilder]:
-        owners = self._owners
-        shares: dict[_Client, OutputBuilder] = {}
-        for request_id, token_ids, reason in zip(
-            output.ids, output.token_ids, output.finish_reasons, strict=True
-        ):
-            owner = owners.get(request_id)
-            if owner is None:
-                continue  # its client is gone
-            share = shares.get(owner)
-            if share is None:
-                share = shares[owner] = OutputBuilder()
-            share.append(request_id, token_ids, reason)
+        with self._owners_lock:
+            shares, is_whole = self._split_rows(output)
         # Every id in a sparse column is also in ``output.ids``.
         for share in shares.values():
-            own = set(share.ids) if len(shares) > 1 else None
+            own = None if is_whole else set(share.ids)
             share.logprobs = _select_ids(own, output.logprobs)
             share.prompt_logprobs = _select_ids(own, output.prompt_logprobs)
             share.embeddings = _select_ids(own, output.embeddings)
@@ -115,10 +110,34 @@ class ClientHub:
             share.stop_token_ids = _select_ids(own, output.stop_token_ids)
             share.timings = _select_ids(own, output.timings)
             share.errors = _select_ids(own, output.errors)
-        for request_id, reason in zip(output.ids, output.finish_reasons, strict=True):
-            if reason is not None:
-                owners.pop(request_id, None)
         return shares
+
+    def _split_rows(self, output: EngineOutput) -> tuple[dict[_Client, OutputBuilder], bool]:
+        """Each client's rows, and whether all are one client's."""
+        owners, ending = self._owners, self._ending
+        shares: dict[_Client, OutputBuilder] = {}
+        is_skipped = False
+        for request_id, token_ids, reason in zip(
+            output.ids, output.token_ids, output.finish_reasons, strict=True
+        ):
+            if ending and request_id in ending:  # not the request that its client has made since
+                is_skipped = True
+                if reason is not None:
+                    ending[request_id] -= 1
+                    if not ending[request_id]:
+                        del ending[request_id]
+                continue
+            owner = owners.get(request_id)
+            if owner is None:
+                is_skipped = True
+                continue
+            share = shares.get(owner)
+            if share is None:
+                share = shares[owner] = OutputBuilder()
+            share.append(request_id, token_ids, reason)
+            if reason is not None:
+                del owners[request_id]
+        return shares, len(shares) == 1 and not is_skipped
 
     def _send(self, client: _Client, frame: bytes) -> None:
         try:
@@ -173,7 +192,8 @@ class ClientHub:
             with client.lock:  # else it could be added after its client's requests were aborted
                 if client.is_disconnected:
                     return
-                self._owners.update((request.id, client) for request in message.requests)
+                with self._owners_lock:
+                    self._owners.update((request.id, client) for request in message.requests)
                 self._put(message)
         elif isinstance(message, Abort):
             self._put(message)
@@ -188,9 +208,11 @@ class ClientHub:
             client.is_disconnected = True
         if client in self._clients:
             self._clients.remove(client)
-        ids = tuple(id_ for id_, owner in list(self._owners.items()) if owner is client)
-        for request_id in ids:
-            self._owners.pop(request_id, None)
+        with self._owners_lock:
+            ids = tuple(id_ for id_, owner in self._owners.items() if owner is client)
+            for request_id in ids:
+                del self._owners[request_id]
+            self._ending.update(ids)
         self._put(Abort(ids))
         with contextlib.suppress(OSError):  # it has disconnected itself
             client.connection.shutdown(socket.SHUT_RDWR)

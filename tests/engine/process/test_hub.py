@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
 from pathlib import Path
 
-from engine.frames import Abort, Submit, encode
+from engine.frames import Abort, FrameReader, Output, Submit, encode, receive
 from engine.hub import ClientHub
 from engine.sleep_controller import ControlCall
-from engine.types import EngineOutput, Request
+from engine.types import EngineOutput, FinishReason, Request
 from tests.engine.fakes import make_info
 
 LIMIT_S = 30.0
+
+Row = tuple[str, tuple[int, ...], FinishReason | None]
 
 
 def test_what_a_lost_client_has_asked_for_last_is_aborted_too(tmp_path: Path) -> None:
@@ -54,3 +57,69 @@ def test_what_a_lost_client_has_asked_for_last_is_aborted_too(tmp_path: Path) ->
     aborted = [id_ for one in commands if isinstance(one, Abort) for id_ in one.ids]
     assert sorted(aborted) == sorted(submitted)
     assert isinstance(commands[-1], Abort), "asked for by nobody"
+
+
+class Client:
+    """A client of the hub, and the rows that it is sent."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(LIMIT_S)
+        self.socket.connect(str(path))
+        self._reader = FrameReader()
+        receive(self.socket, self._reader)  # its greeting: the hub knows it
+
+    def rows(self, count: int) -> list[Row]:
+        rows: list[Row] = []
+        while len(rows) < count:
+            for message in receive(self.socket, self._reader):
+                assert isinstance(message, Output)
+                told = message.output
+                rows += zip(told.ids, told.token_ids, told.finish_reasons, strict=True)
+        return rows
+
+
+def output(*rows: Row) -> EngineOutput:
+    ids, token_ids, reasons = zip(*rows, strict=True)
+    return EngineOutput(ids=ids, token_ids=token_ids, finish_reasons=reasons)
+
+
+def test_who_comes_back_is_told_of_its_new_requests_alone(tmp_path: Path) -> None:
+    """It asks again under the same ids while the engine is still in a step with the old ones."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "engine"))
+    listener.listen()
+    commands: queue.Queue[Submit | Abort | ControlCall] = queue.Queue()
+    hub = ClientHub(listener, make_info(8, 4, 20))
+    hub.start(commands.put)
+    submit = Submit(tuple(Request(id=id_, prompt_token_ids=(1,)) for id_ in "ab"))
+
+    for _ in range(2):  # it is lost twice before the engine has told of any end
+        client = Client(tmp_path / "engine")
+        client.socket.sendall(encode(submit))
+        assert commands.get(timeout=LIMIT_S) == submit
+        client.socket.close()
+        aborted = commands.get(timeout=LIMIT_S)
+        assert isinstance(aborted, Abort)
+        assert sorted(aborted.ids) == ["a", "b"]
+    client = Client(tmp_path / "engine")
+    client.socket.sendall(encode(submit))
+    assert commands.get(timeout=LIMIT_S) == submit
+
+    hub.emit(output(("a", (3,), None), ("b", (3,), "length")))  # of the step
+    hub.emit(output(("a", (), "abort")))
+    hub.emit(output(("a", (), "abort"), ("b", (), "abort"), ("a", (4,), None), ("b", (4,), None)))
+    hub.emit(output(("a", (5,), None), ("b", (5,), "stop")))
+    hub.emit(output(("a", (6,), "length")))
+    assert client.rows(5) == [
+        ("a", (4,), None),
+        ("b", (4,), None),
+        ("a", (5,), None),
+        ("b", (5,), "stop"),
+        ("a", (6,), "length"),
+    ]
+    client.socket.close()
+    aborted = commands.get(timeout=LIMIT_S)
+    assert isinstance(aborted, Abort)
+    assert aborted.ids == (), "they have ended"
+    listener.close()
