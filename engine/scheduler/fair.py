@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from collections.abc import Sequence as List
 
 from engine.plan_rows import PlanRows
@@ -101,11 +101,16 @@ class FairPolicy:
         return counters[tenant] > counters[self._recent.least_served(tenant)]
 
     def victim(
-        self, head: Sequence, running: Iterable[Sequence], waiting: SequenceQueue, short: Shortage
+        self,
+        head: Sequence,
+        running: Iterable[Sequence],
+        kept: Set[str],
+        waiting: SequenceQueue,
+        short: Shortage,
     ) -> Sequence | None:
         """The last sequence of a tenant over its share, if the head's stays within its own."""
         assert isinstance(waiting, _FairQueue)
-        running = list(running)
+        running = list(running)  # with those that are kept: their tenants hold what they do
         held: Counter[str] = Counter()
         weights = dict(waiting.weights())
         for seq in running:
@@ -122,7 +127,7 @@ class FairPolicy:
             and count > weights[tenant] * share
             and counters[tenant] >= counters[own]  # else it would be readmitted at once
         }
-        candidates = (seq for seq in running if seq.request.tenant in over)
+        candidates = (seq for seq in running if seq.request.tenant in over and seq.id not in kept)
         return max(candidates, key=self.rank, default=None)
 
 
@@ -227,23 +232,29 @@ class _TenantQueues:
             if seq is not None:
                 return seq
             heapq.heappop(self._heap)
-            del self._queues[tenant], self._weights[tenant], self.num_waiting[tenant]
+            del self._queues[tenant]
             self._last_left = tenant
         return None
 
     def pop(self, seq: Sequence) -> None:
         request = seq.request
         self._queues[request.tenant].pop(seq)
-        self.num_waiting[request.tenant] -= 1
+        self._count_out(request.tenant)
         # Tokens of the cached prefix count as computed and cost nothing.
         self._counters[request.tenant] += (len(seq.token_ids) - seq.num_computed) / request.weight
 
     def discard(self, seq: Sequence) -> None:
         self._queues[seq.request.tenant].discard(seq)
-        self.num_waiting[seq.request.tenant] -= 1
+        self._count_out(seq.request.tenant)
 
     def weights(self) -> dict[str, float]:
         return self._weights
+
+    def _count_out(self, tenant: str) -> None:
+        """Note that one fewer waits. The tenant's queue, if empty, stays until it is at the top."""
+        self.num_waiting[tenant] -= 1
+        if not self.num_waiting[tenant]:
+            del self.num_waiting[tenant], self._weights[tenant]
 
     def _fix_heap_top(self) -> bool:
         """Correct the smallest entry; false if the heap is empty."""

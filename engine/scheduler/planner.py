@@ -212,12 +212,14 @@ class Planner:
         if seq.num_pending or seq.request.background or self._config.unchunked_prefill:
             return False
         kept = step.copy_source_ids.union(row.request.id for row in step.added)
-        running = (other for other in state.running.values() if other.id not in kept)
+        running = state.running.values()
         if state.num_background:
-            background = (other for other in running if other.request.background)
+            background = (
+                other for other in running if other.request.background and other.id not in kept
+            )
             victim = max(background, key=state.policy.rank, default=None)
         else:
-            victim = state.policy.victim(seq, running, state.waiting, short)
+            victim = state.policy.victim(seq, running, kept, state.waiting, short)
         if victim is None or not self._chunk_budget(
             step, throttled=state.policy.should_throttle_prompt(seq)
         ):

@@ -13,7 +13,7 @@ while a sequence waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from collections.abc import Sequence as List
 from typing import NamedTuple, Protocol
 
@@ -61,9 +61,17 @@ class Policy(Protocol):
         ...
 
     def victim(
-        self, head: Sequence, running: Iterable[Sequence], waiting: SequenceQueue, short: Shortage
+        self,
+        head: Sequence,
+        running: Iterable[Sequence],
+        kept: Set[str],
+        waiting: SequenceQueue,
+        short: Shortage,
     ) -> Sequence | None:
-        """The one of ``running``, equally urgent, to preempt for ``head``; None if it must wait."""
+        """The one of ``running``, equally urgent, to preempt for ``head``; None if it must wait.
+
+        It is none of those whose ids are ``kept``, which the step that is planned depends on.
+        """
         ...
 
 
@@ -98,7 +106,12 @@ class KeyPolicy:
         return False
 
     def victim(
-        self, head: Sequence, running: Iterable[Sequence], waiting: SequenceQueue, short: Shortage
+        self,
+        head: Sequence,
+        running: Iterable[Sequence],
+        kept: Set[str],
+        waiting: SequenceQueue,
+        short: Shortage,
     ) -> Sequence | None:
         """None: running sequences are not displaced."""
         return None

@@ -147,6 +147,49 @@ def test_who_holds_no_more_than_its_share_is_left_alone() -> None:
         assert {row.id[0] for row in plan.rows} == {"a", "b"}
 
 
+def places(scheduler: Scheduler) -> Counter[str]:
+    """How many sequences of each tenant run."""
+    return Counter(seq.id[0] for seq in scheduler.running)
+
+
+@pytest.mark.parametrize("end", ["admitted", "aborted"])
+def test_who_does_not_wait_any_more_takes_no_share_from_others(end: str) -> None:
+    scheduler = fair(max_num_seqs=4)
+    send(scheduler, "c", 1, num_prompt=300 if end == "aborted" else 2, max_tokens=1)
+    run(scheduler)
+    send(scheduler, "a", 8, max_tokens=300)
+    for _ in range(5):
+        run(scheduler)
+    (last,) = send(scheduler, "c", 1, num_prompt=300, max_tokens=1)
+    if end == "aborted":
+        run(scheduler)
+        assert last in scheduler.sequences
+        scheduler.abort(last)
+    else:
+        assert first_token(scheduler, last) == 1
+    assert last not in scheduler.sequences
+    send(scheduler, "b", 8, max_tokens=300)
+    for _ in range(5):
+        run(scheduler)
+    assert places(scheduler) == {"a": 2, "b": 2}
+
+
+def test_nobody_is_made_room_for_beyond_its_share_in_one_step() -> None:
+    """What the rest of its requests would take is a third tenant's, which has to wait longer."""
+    scheduler = fair(max_num_seqs=6)
+    send(scheduler, "c", 1, num_prompt=300, max_tokens=1)
+    run(scheduler)
+    send(scheduler, "a", 12, max_tokens=300)
+    run(scheduler)
+    send(scheduler, "c", 6, max_tokens=300)
+    for _ in range(10):
+        run(scheduler)
+    assert places(scheduler) == {"a": 6}
+    send(scheduler, "b", 6, max_tokens=300)
+    run(scheduler)
+    assert places(scheduler) == {"a": 4, "b": 2}
+
+
 def test_a_pause_saves_up_no_more_than_a_burst() -> None:
     scheduler = fair(max_num_seqs=2, max_num_batched_tokens=16)
     halves = Counter[str](), Counter[str]()
@@ -208,7 +251,7 @@ def test_nobody_makes_room_of_whose_block_the_same_step_makes_a_copy() -> None:
     scheduler = fair(max_num_seqs=3)
     send(scheduler, "b", 1, num_prompt=11, max_tokens=1)
     run(scheduler)
-    send(scheduler, "a", 1, num_prompt=2)
+    (first,) = send(scheduler, "a", 1, num_prompt=2)
     fields = {"prompt": (1, 2, 3, 4, 5, 6), "tenant": "a"}
     scheduler.add(request("leader", **fields))
     scheduler.add(request("fork", fork_of="leader", **fields))
@@ -217,6 +260,6 @@ def test_nobody_makes_room_of_whose_block_the_same_step_makes_a_copy() -> None:
     plan, _ = run(scheduler)  # with the fork, a has had no less service than b
     (copy,) = plan.copies
     assert copy.source in scheduler.sequences["leader"].table.block_ids
-    plan, _ = run(scheduler)
     assert plan.num_preempted == 1
-    assert late in plan.rows.ids
+    assert plan.rows.ids == ["leader", "fork", late]
+    assert first in scheduler.sequences
