@@ -90,7 +90,7 @@ class RequestIntake:
             InvalidParameter: its prompt is empty, its id is in use, or its grammar is known to be
                 unusable.
         """
-        if request.id in self:
+        if request.id in self or request.id in self._scheduler.sequences:
             raise InvalidParameter(f"request id {request.id!r} is in use", param="id")
         if not self._images.try_hold(request):
             self._advance(request)

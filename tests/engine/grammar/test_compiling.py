@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -109,6 +110,20 @@ def test_who_waits_for_a_grammar_can_be_aborted(slow: SlowBackend):
         core.add(request)
     core.abort("held")
     assert run(core, {"held"}) == {"held": "abort"}
+    assert not core.has_work
+
+
+def test_an_id_in_use_is_refused_at_once_and_harms_its_owner_in_nothing(slow: SlowBackend):
+    core = make_core(slow)
+    (request,) = held("held", "a")
+    plain = msgspec.structs.replace(
+        request, sampling=msgspec.structs.replace(request.sampling, grammar=None)
+    )
+    core.add(plain)
+    with pytest.raises(InvalidParameter, match="in use"):
+        core.add(request)
+    slow.go.set()
+    assert run(core, {"held"}) == {"held": expected_output(plain, 100)[1]}
     assert not core.has_work
 
 
