@@ -265,8 +265,9 @@ class LLM(OfflineText, OfflineInspection, OfflineSleep, OfflineSpeech):
         Args:
             prompts: as in ``generate``.
             beams: how to search.
-            params: only ``max_tokens``, ``stop_token_ids``, ``ignore_eos``, ``logprobs`` and
-                ``skip_special_tokens`` apply, since nothing is sampled.
+            params: only ``max_tokens``, ``stop_token_ids``, ``ignore_eos``, ``logprobs``,
+                ``include_stop_str_in_output`` (for these tokens) and ``skip_special_tokens`` apply,
+                since nothing is sampled.
 
         Returns:
             One result per prompt, in order, with ``beams.width`` completions each, best first.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
+import msgspec
+
 from engine.beam_search import BeamParams, BeamSearch, Hypothesis, make_search, one_token_request
 from engine.driver import Choice, Driver
 from engine.errors import InvalidParameter
@@ -97,7 +99,9 @@ def _token_logprobs(choice: Choice) -> TokenLogprobs:
 def _completion(
     index: int, found: Hypothesis, tokenizer: Tokenizer, params: SamplingParams
 ) -> Completion:
-    delta = OutputDecoder(tokenizer, params, continuation=True).push(
+    # A stop string does not end a beam, so it must not cut the beam's text.
+    shown = msgspec.structs.replace(params, stop=())
+    delta = OutputDecoder(tokenizer, shown, continuation=True).push(
         RequestOutput(
             id="",
             token_ids=found.beam.token_ids,

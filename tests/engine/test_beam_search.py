@@ -125,6 +125,15 @@ def test_the_logprobs_are_those_of_the_tokens(driver: Driver) -> None:
             assert all(entry.rank != 1 or entry.logprob == entry.top[0].logprob for entry in told)
 
 
+def test_a_stop_string_does_not_apply(driver: Driver) -> None:
+    beams = BeamParams(width=3)
+    expected = search(driver, beams, max_tokens=6)
+    texts = [completion.text for result in expected for completion in result.outputs]
+    assert all(texts)
+    stops = tuple({text[-1] for text in texts})
+    assert search(driver, beams, max_tokens=6, stop=stops) == expected
+
+
 async def test_through_a_client_it_finds_the_same(driver: Driver, twin: tuple[Path, Any]) -> None:
     beams = BeamParams(width=4)
     params = SamplingParams(max_tokens=10, n=4, stop_token_ids=(11, 58), logprobs=0)
