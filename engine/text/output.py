@@ -191,12 +191,10 @@ class OutputDecoder:
         waiting = self._pending_logprobs
         entries: list[TokenLogprob] = []
         while waiting and (self.finished or waiting[0][1] <= self._num_emitted):
-            entry, _ = waiting.popleft()
-            if (
-                self._matched is not None
-                and entry.visible
-                and entry.text_offset >= self._num_emitted
-            ):
+            entry, end = waiting.popleft()
+            # One without any text of its own stays: it may have been released before the match.
+            is_cut = entry.text_offset >= self._num_emitted and end > self._num_emitted
+            if self._matched is not None and entry.visible and is_cut:
                 entry = msgspec.structs.replace(entry, visible=False)
             entries.append(entry)
         return tuple(entries)

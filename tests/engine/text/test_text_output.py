@@ -9,6 +9,7 @@ from engine.text.output import OutputDecoder, TextDelta, TokenLogprob, prompt_en
 from engine.text.stops import StopMatcher
 from engine.text.tokenizer import Tokenizer
 from engine.types import RequestOutput, SamplingParams, TokenLogprobs
+from tests.engine.text.conftest import metaspace
 
 TEXTS = ["hello world\nhello 你好，世界 👍🏽👩‍👩‍👧‍👦", "the <|im_end|> hell"]
 STOPS = ["\n", "lo", "hell", "世", "👍", "\ufffd", " w", "<|im_end|>"]
@@ -85,7 +86,8 @@ def test_text_and_tokens_do_not_depend_on_the_split(
         min_tokens=data.draw(st.sampled_from([0, 0, 3])),
         logprobs=data.draw(st.sampled_from([None, 2])),
     )
-    cuts = data.draw(st.lists(st.integers(0, len(ids)), max_size=8))
+    # A token that ends the text comes with the reason.
+    cuts = data.draw(st.lists(st.integers(0, len(ids) - ends_by_token), max_size=8))
     wanted = sampling.logprobs is not None
     deltas = run(tokenizer, sampling, outputs(ids, cuts, stop_id, wanted))
 
@@ -96,6 +98,8 @@ def test_text_and_tokens_do_not_depend_on_the_split(
     assert deltas[-1].finish_reason == ("stop" if matched or ends_by_token else "length")
     if wanted:
         check_entries(tokenizer, deltas, ids[:count])
+        (at_once,) = run(tokenizer, sampling, outputs(ids, [], stop_id, True))
+        assert tuple(entry for delta in deltas for entry in delta.logprobs) == at_once.logprobs
     else:
         assert not any(delta.logprobs for delta in deltas)
 
@@ -159,6 +163,20 @@ def test_a_stop_string_after_broken_bytes_hides_its_own_token_only(chatml: Token
     (delta,) = run(chatml, sampling, outputs(ids, [], None, True))
     assert delta.text == "a\ufffd"
     assert [entry.visible for entry in delta.logprobs] == [True, True, False]
+
+
+@pytest.mark.parametrize("cuts", [[], [1]])
+def test_a_token_without_text_before_a_stop_string_is_visible(cuts: list[int]) -> None:
+    """As a space is that a text does not begin with, whenever it is told."""
+    backend = metaspace()
+    vocabulary = backend.get_vocab()
+    ids = [vocabulary[piece] for piece in ("▁", "E")]
+    deltas = run(
+        Tokenizer(backend), SamplingParams(stop=("E",), logprobs=0), outputs(ids, cuts, None, True)
+    )
+    assert [delta.text for delta in deltas] == [""] * len(deltas)
+    entries = [entry for delta in deltas for entry in delta.logprobs]
+    assert [entry.visible for entry in entries] == [True, False]
 
 
 def test_the_token_that_ends_it_is_silent(chatml: Tokenizer) -> None:
