@@ -23,7 +23,11 @@ from engine.types import (
     TokenLogprobs,
 )
 
-MAX_RESUMED = 2  # engines that may die with a request; with the next death it is failed
+# Engines that may die with a request that makes no progress in between; with the next one it is
+# failed. That is one death before the engine would be given up (``engine/supervisor.py``).
+MAX_FRUITLESS = 1
+# Tokens. Some requests do not kill an engine at once: these go on for a step or a few.
+_LEAST_PROGRESS = 16
 
 
 class Stream:
@@ -51,6 +55,8 @@ class Stream:
         self._progress: PromptProgress | None = None  # not read yet
         self._first_token_s: float | None = None
         self.num_resumed = 0  # engines that have died with this request
+        self._num_fruitless = 0  # of these, without progress in between
+        self._num_at_death: int | None = None  # tokens at the last death
 
         self._has_unread = False
         self._has_details = False  # there is more to report than tokens
@@ -187,6 +193,15 @@ class Stream:
             self._error = error
             self._wake(has_unread=False)
 
+    def count_death(self) -> int:
+        """Count an engine that has died with this request; how many have since it made progress."""
+        count, before = len(self._token_ids), self._num_at_death
+        if before is None or count - before >= _LEAST_PROGRESS:
+            self._num_fruitless = 0
+        self._num_at_death = count
+        self._num_fruitless += 1
+        return self._num_fruitless
+
     def resume(self) -> Request:
         """The request that continues where this stream's output ends."""
         self.num_resumed += 1
@@ -278,11 +293,12 @@ class StreamTable:
     def adopt(self, streams: Sequence[Stream]) -> list[Request]:
         """The requests to submit so that streams of a dead engine continue here, in order.
 
-        A request that was live at too many deaths may be their cause, so it fails instead.
+        A request that was live at several deaths, without progress between them, may be their
+        cause, so it fails instead.
         """
         requests: list[Request] = []
         for stream in streams:
-            if stream.num_resumed >= MAX_RESUMED:
+            if stream.count_death() > MAX_FRUITLESS:
                 stream.fail(RequestFailed("the engine has died too often with this request"))
                 continue
             stream.reattach(self._abort)

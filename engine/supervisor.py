@@ -21,14 +21,11 @@ from engine.config import EngineConfig
 from engine.errors import EngineDead, EngineError
 from engine.frames import Configure, Output, Ready, Shutdown, encode
 from engine.link import EngineLink
-from engine.streams import MAX_RESUMED
 from engine.types import EngineInfo
 
 logger = logging.getLogger(__name__)
 
-# Within CRASH_WINDOW_S; then there is no further restart. A request that kills every engine is
-# failed one death earlier, so that the next engine serves the others.
-MAX_CRASHES = MAX_RESUMED + 2
+MAX_CRASHES = 3  # within CRASH_WINDOW_S; then there is no further restart
 CRASH_WINDOW_S = 60.0
 SPAWN_PAUSE_S = 5.0  # after the system refused a process, for instance for want of memory
 _EXIT_GRACE_S = 5.0  # from Shutdown to SIGTERM, and from there to SIGKILL

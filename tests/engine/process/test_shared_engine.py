@@ -146,7 +146,7 @@ async def test_streams_of_all_clients_outlive_the_engine(
 async def test_an_engine_given_up_ends_the_streams_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr("engine.streams.MAX_RESUMED", 10)  # whatever the requests are
+    monkeypatch.setattr("engine.streams.MAX_FRUITLESS", 10)  # whatever the requests are
     async with shared_engine(tmp_path, kill="0-r1") as shared:
         streams = [
             *shared.clients[0].submit(own_requests(0, 2)),
