@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
+from server.cli.foreign_flags import foreign_advice
 from server.settings import Setting, Settings, settings_table
 
 _DESCRIPTION = """\
@@ -75,14 +76,38 @@ def parse_settings(argv: Sequence[str]) -> Settings:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
-    """Parse ``argv`` into values by name. Exits with 2 on an unknown flag, naming the nearest."""
+    """Parse ``argv`` into values by name. Exits with 2 on an unknown flag, with what to use."""
     given, unknown = parser.parse_known_args(argv)
     if unknown:
-        flags = [row.flag for row in settings_table()]
-        close = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_hints(argv, unknown)}")
     return vars(given)
+
+
+def _hints(argv: Sequence[str], unknown: Sequence[str]) -> str:
+    """What was probably meant: of one flag in the same line, of several in a line each."""
+    flags = dict.fromkeys(word.partition("=")[0] for word in unknown if word.startswith("-"))
+    hints = {flag: hint for flag in flags if (hint := foreign_advice(flag) or _nearest(flag))}
+    if len(flags) > 1:
+        return "".join(f"\n  {flag}: {hint}" for flag, hint in hints.items())
+    hint = next(iter(hints.values()), "") if flags else _repeat_hint(argv, unknown[0])
+    return f"; {hint}" if hint else ""
+
+
+def _nearest(flag: str) -> str | None:
+    """A question with the setting whose flag is nearly spelt so."""
+    if not flag.startswith("--"):
+        return None  # too short to resemble anything
+    known = [row.flag for row in settings_table()]
+    close = difflib.get_close_matches(flag, known, n=1, cutoff=0.75)
+    return f"did you mean {close[0]}?" if close else None
+
+
+def _repeat_hint(argv: Sequence[str], value: str) -> str:
+    """For a second value after the flag of a list; other servers take several there."""
+    lists = {row.flag for row in settings_table() if row.kind == "list"}
+    before = [word for word in argv[: list(argv).index(value)] if word.startswith("-")]
+    flag = before[-1].partition("=")[0] if before else ""
+    return f"repeat {flag} before each value" if flag in lists else ""
 
 
 def _argument(row: Setting) -> dict[str, Any]:

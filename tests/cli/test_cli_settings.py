@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
 
 from server.cli.flags import build_parser, parse_settings
+from server.cli.foreign_flags import FOREIGN_FLAGS, foreign_advice
 from server.setting_sources import misspelt_variables
 from server.settings import DEMO_MODEL_NAME, InvalidSettings, Settings, settings_table
 
@@ -169,6 +171,17 @@ def test_the_source_of_a_bad_value_is_named(monkeypatch):
         (["--max-num-seq", "4"], "--max-num-seq; did you mean --max-num-seqs?"),
         (["--prot=9"], "--prot=9; did you mean --port?"),
         (["--xyzzy"], "unrecognized arguments: --xyzzy\n"),
+        (["-xyzzy"], "unrecognized arguments: -xyzzy\n"),
+        (["--enable-blora", "x"], "--enable-blora\n"),  # nothing is near enough
+        (["m", "--ctx-size", "8192"], "--ctx-size 8192; use --max-model-len\n"),
+        (["m", "-tp", "2"], "-tp 2; use --tensor-parallel-size\n"),
+        (["m", "-ngl=99"], "-ngl=99; not supported: the whole model"),
+        (["--trust_remote_code"], "--trust_remote_code; not needed: models are built in"),
+        (["--no-enable-chunked-prefill"], "; not needed: prompts are always computed in chunks"),
+        (["--task", "embed", "--prot=9"], "9\n  --task: not needed: the model's architecture"),
+        (["--task", "embed", "--prot=9"], "\n  --prot: did you mean --port?\n"),
+        (["m", "--served-model-name", "a", "b"], "b; repeat --served-model-name before each value"),
+        (["m", "--port", "1", "b"], "unrecognized arguments: b\n"),
     ],
 )
 def test_a_flag_that_is_none_is_told_with_its_nearest(flags, told, capsys):
@@ -176,6 +189,16 @@ def test_a_flag_that_is_none_is_told_with_its_nearest(flags, told, capsys):
         parse_settings(flags)
     assert caught.value.code == 2
     assert told in capsys.readouterr().err
+
+
+def test_what_is_advised_for_flags_of_others_exists():
+    known = {name for action in build_parser()._actions for name in action.option_strings}
+    assert len(FOREIGN_FLAGS) == len(set(FOREIGN_FLAGS))
+    for flag in FOREIGN_FLAGS:
+        assert flag not in known
+        advice = foreign_advice(flag)
+        assert advice
+        assert set(re.findall(r"--[a-z-]+", advice)) <= known, flag
 
 
 def test_a_variable_that_is_nearly_a_setting_is_told():
