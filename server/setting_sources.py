@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from server.foreign_values import value_advice
 from server.setting import Setting
 from server.validation import reason
 
@@ -92,4 +93,5 @@ def explain(rows: Sequence[Setting], error: ValidationError, flags: Mapping[str,
     value = problem["input"]
     shown = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     given = "" if row.name == "api_key" else f", not {shown[:80]!r}"
-    return f"{where}: {reason(problem)}{given}"
+    advice = value_advice(row.name, value)
+    return f"{where}: {reason(problem)}{given}" + (f"; {advice}" if advice else "")

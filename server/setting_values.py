@@ -8,7 +8,9 @@ from decimal import Decimal
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from engine.config import Dtype
 
 _SCALES = {
     "": 1,
@@ -18,6 +20,7 @@ _SCALES = {
     **{f"{unit}iB": 1024**power for power, unit in enumerate("KMGT", start=1)},
 }
 
+_DTYPES = {"half": "float16", "float": "float32"}
 _MAX_NAME = 256  # of a model; a request may name no longer one
 
 
@@ -30,11 +33,23 @@ def is_loopback(host: str) -> bool:
 
 
 def _read_number(value: Any) -> Any:
-    """``"2GiB"`` -> 2147483648, ``"8K"`` -> 8192, ``"8k"`` -> 8000; anything else unchanged."""
+    """``"2GiB"`` -> 2147483648, ``"8K"`` -> 8192, ``"8k"`` -> 8000; other types unchanged."""
     if not isinstance(value, str):
         return value
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgtKMGT]?|[KMGT]i?B)", value.strip())
-    return round(Decimal(match[1]) * _SCALES[match[2]]) if match else value
+    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*([kmgtKMGT]?|[KMGT]i?B)", value.strip())
+    if match is None:
+        raise ValueError("must be a number such as 4096, 8K or 2GiB")
+    return round(Decimal(match[1]) * _SCALES[match[2]])
+
+
+def _read_dtype(value: Any) -> Any:
+    """The two aliases that PyTorch and vLLM have; anything else unchanged."""
+    return _DTYPES.get(value, value) if isinstance(value, str) else value
+
+
+def _read_length(value: Any) -> Any:
+    """None, the default, for what stands for it in vLLM; anything else unchanged."""
+    return None if value in ("auto", "-1", -1) else value
 
 
 def _read_list(value: Any) -> Any:
@@ -111,6 +126,8 @@ def _check_endpoint(url: str) -> str:
 
 
 ScaledInt = Annotated[int, BeforeValidator(_read_number)]
+Length = Annotated[Annotated[ScaledInt, Field(ge=1)] | None, BeforeValidator(_read_length)]
+NumberFormat = Annotated[Dtype, BeforeValidator(_read_dtype)]
 Endpoint = Annotated[str, AfterValidator(_check_endpoint)]
 Host = Annotated[str, AfterValidator(_check_host)]
 MetricsPrefix = Annotated[str, AfterValidator(_check_prefix)]

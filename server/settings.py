@@ -1,11 +1,11 @@
-"""All settings of a server, and the only code that reads flags, environment and YAML.
+"""All settings of a server: one table for flags, environment and YAML.
 
     flags  >  environment (QUIRE_*)  >  YAML (--config)  >  defaults
 
 All sources share one table, the fields of :class:`Settings`. A field named ``max_num_seqs`` is the
 flag ``--max-num-seqs``, the variable ``QUIRE_MAX_NUM_SEQS`` and the YAML key ``max_num_seqs`` (or
-``max-num-seqs``), and its row in ``docs/cli.md`` is generated from it. Names shared with other
-inference servers have the same meaning here.
+``max-num-seqs``), and its row in ``docs/cli.md`` is generated from it. Names that vLLM also has
+have the same meaning here, but for the exceptions in ``docs/cli.md``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from pydantic_settings import (
 
 from engine.config import (
     Device,
-    Dtype,
     EngineConfig,
     LoadFormat,
     LogFormat,
@@ -49,8 +48,10 @@ from server.setting_values import (
     AdapterList,
     Host,
     KeyList,
+    Length,
     MetricsPrefix,
     NameList,
+    NumberFormat,
     OriginList,
     ScaledInt,
     is_loopback,
@@ -126,12 +127,12 @@ class Settings(
         _MODEL,
         "Format of the model's reasoning. auto detects it from the chat template.",
     )
-    dtype: Dtype = setting(
+    dtype: NumberFormat = setting(
         "auto",
         _MODEL,
         "Number format of weights and KV cache. auto: on a GPU the checkpoint's; on a CPU "
         "bfloat16 if there are native kernels for it or the processor computes in it, else "
-        "float32.",
+        "float32. half and float are float16 and float32.",
     )
     quantization: Quantization | None = setting(
         None,
@@ -168,12 +169,11 @@ class Settings(
         "benchmarks, dummy makes random weights from the config alone, and stub has no model at "
         "all.",
     )
-    max_model_len: ScaledInt | None = setting(
+    max_model_len: Length = setting(
         None,
         _MODEL,
-        "Longest context in tokens, prompt and output together (8k = 8000, 8K = 8192). Default: "
-        "the model's own, reduced to what the KV cache holds.",
-        ge=1,
+        "Longest context in tokens, prompt and output together (8k = 8000, 8K = 8192). Default, "
+        "also with auto: the model's own, reduced to what the KV cache holds.",
     )
     attention_backend: str = setting(
         "auto", _MODEL, "Attention implementation. auto uses the fastest that supports the model."

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from server.cli.flags import build_parser, parse_settings
 from server.cli.foreign_flags import FOREIGN_FLAGS, foreign_advice
+from server.foreign_values import REASONING_PARSERS, TOOL_CALL_PARSERS
 from server.setting_sources import misspelt_variables
 from server.settings import DEMO_MODEL_NAME, InvalidSettings, Settings, settings_table
+from server.text.answer_format import ReasoningParser, ToolCallParser
 
 ROOT = Path(__file__).parents[2]
 
@@ -109,12 +112,42 @@ def test_sizes_as_people_write_them(text, number):
         ("--served-model-name", "a" * 257, "must be a name"),
         ("--cors-origin", "app.example", "must be an origin, such as https://app.example, or \\*"),
         ("--metrics-prefix", "a b", "must be letters, digits and underscores"),
+        ("--max-model-len", "8q", "must be a number such as 4096, 8K or 2GiB, not '8q'$"),
+        ("--max-model-len", "0", "must be greater than or equal to 1, not '0'$"),
+        ("--quantization", "awq", "must be .*, not 'awq'; leave it out for a quantised checkpoint"),
+        ("--load-format", "gguf", ".*; leave it out: a GGUF file"),
+        ("--tool-call-parser", "llama3_json", ".*; here it is llama3, and auto, the default"),
+        ("--tool-call-parser", "mine", ".*, not 'mine'; auto, the default, detects"),
+        ("--reasoning-parser", "deepseek_r1", ".*; here it is think, and auto, the default"),
         ("--max-num-seqs", "0", "must be greater than or equal to 1, not '0'$"),
     ],
 )
 def test_what_can_never_be_meant_is_refused(flag, value, told):
     with pytest.raises(InvalidSettings, match=f"^{flag}: {told}"):
         parse_settings([flag, value])
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "field", "read"),
+    [
+        ("--dtype", "half", "dtype", "float16"),
+        ("--dtype", "float", "dtype", "float32"),
+        ("--max-model-len", "auto", "max_model_len", None),
+        ("--max-model-len", "-1", "max_model_len", None),
+        ("--max-model-len", "8k", "max_model_len", 8000),
+    ],
+)
+def test_values_that_vllm_takes(flag, value, field, read):
+    assert getattr(parse_settings([flag, value]), field) == read
+
+
+def test_parsers_of_other_servers_are_told_by_names_that_exist():
+    for ours, parsers in (
+        (get_args(ToolCallParser), TOOL_CALL_PARSERS),
+        (get_args(ReasoningParser), REASONING_PARSERS),
+    ):
+        assert set(parsers.values()) <= set(ours)
+        assert not set(parsers) & set(ours)
 
 
 def test_lists_come_from_repeated_flags_and_from_commas(monkeypatch):
