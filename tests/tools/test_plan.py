@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 
 import msgspec
@@ -217,6 +218,21 @@ def test_calibrate_then_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert told["most"]["rate"] > 2
 
 
+def test_too_few_requests_find_no_greatest_rate(tmp_path: Path, capsys) -> None:
+    """All of them at once keep the limits, which says nothing about longer traffic."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    device = ["--bandwidth-gb-s", "3350", "--tflops", "990", "--memory-gib", "80"]
+    asks = ["--rate", "1", "--ttft-p99-ms", "2000", "--output-len", "8", "--num-requests"]
+    assert main(["plan", str(tmp_path), *device, *asks, "5"]) == 0
+    told = capsys.readouterr().out
+    assert "The most that one replica takes: unknown, as 5 requests are too few" in told
+    assert json.loads(told.splitlines()[-1])["is_short"] is True
+    assert main(["plan", str(tmp_path), *device, *asks, "600"]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"The most that one replica takes: \d+ requests a second", told)
+    assert "is_short" not in json.loads(told.splitlines()[-1])
+
+
 def test_a_device_by_its_ceilings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = dict(LLAMA_8B)
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -249,7 +265,7 @@ def test_a_device_by_its_ceilings(tmp_path: Path, capsys: pytest.CaptureFixture[
         ([], "name a calibration's file"),
         (["{}/none.json"], "none.json: No such file"),
         (["{}/odd.json"], "odd.json: "),
-        (["{}"], "wants --calibrate or ceilings"),
+        (["{}"], "needs --calibrate, or with the device's --bandwidth-gb-s, --tflops and"),
         (["{}", "--tflops", "3"], "all positive"),
         (["{}/here.json", "--rate", "nan"], "--rate: must be more than 0, not nan"),
         (["{}/here.json", "--rate", "inf"], "--rate: must be more than 0, not inf"),

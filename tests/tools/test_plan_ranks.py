@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -126,7 +127,10 @@ def test_ranks_share_the_bytes_and_stages_do_not_hurry_a_token(model, capsys) ->
     calls = 2 * 32 + 1 + 3  # two sums per layer, the embeddings' and its ids; states and logits
     linked = tpot_ms(capsys, model, "--tensor-parallel-size", "4", *slow)
     assert linked - four == pytest.approx(calls * 0.1)
-    launched = tpot_ms(capsys, model, "--tensor-parallel-size", "4", *FREE_LINK[:-1], "500")
+    slow_host = [*FREE_LINK[:-1], "500"]
+    captured = tpot_ms(capsys, model, "--tensor-parallel-size", "4", *slow_host)
+    assert captured == pytest.approx(four)
+    launched = tpot_ms(capsys, model, "--pipeline-parallel-size", "4", *slow_host)
     assert launched == pytest.approx(32 * 0.5, rel=0.01)
 
 
@@ -134,6 +138,9 @@ def test_what_one_device_cannot_hold_is_given_the_fewest_that_can(model, capsys)
     """15 GiB of weights on devices of 10: two hold them, four are faster but not needed."""
     asks = ["--memory-gib", "10", "--rate", "2", "--num-requests", "20", "--output-len", "32"]
     given = [model, *H100, *asks, "--max-ranks", "4"]
+    assert main(["plan", *given, "--tpot-p99-ms", "100"]) == 0
+    table = capsys.readouterr().out
+    assert re.search(r"^ +2 +1 +unknown +1 +2$", table, re.MULTILINE)  # for so few requests
     told = planned(capsys, *given, "--tpot-p99-ms", "100")
     problems = [each["problem"] for each in told["tried"]]
     sizes = [

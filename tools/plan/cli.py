@@ -25,6 +25,7 @@ from tools.plan.report import (
     format_layout,
     format_layouts,
     format_link,
+    format_max_rate,
     format_prediction,
     format_rate,
 )
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from tools.plan.ranks import Device
 
 _GIB = 2**30
+_WAYS = "--calibrate, or with the device's --bandwidth-gb-s, --tflops and --memory-gib"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -115,7 +117,9 @@ def _plan(options: argparse.Namespace) -> int:
         print("No rate keeps the limits: a request that is alone takes longer.")
         print(_json(result))
         return 1
-    print(f"The most that one replica takes: {format_rate(most.rate)}\n{format_prediction(most)}")
+    if most.is_short:
+        result["is_short"] = True
+    print(f"The most that one replica takes: {format_max_rate(most)}\n{format_prediction(most)}")
     if rate is not None:
         count, each = replicas_for(replica, arrivals, slo, rate, most, options.front_ms)
         result |= {"replicas": count, "devices": count * replica.num_ranks, "each": each}
@@ -153,7 +157,9 @@ def _search(options: argparse.Namespace, slo: Slo) -> int:
         "tried": [each.as_json() for each in tried],
     }
     assert most is not None
-    print(f"\nBest: {format_layout(replica)}, which take {format_rate(most.rate)}")
+    if most.is_short:
+        result["is_short"] = True
+    print(f"\nBest: {format_layout(replica)}, which take {format_max_rate(most)}")
     print(format_prediction(most))
     if rate is not None and best.replicas is not None and best.each is not None:
         count = best.replicas
@@ -185,11 +191,12 @@ def _replicas(count: int, replica: Replica) -> str:
 def _print_assumptions(options: argparse.Namespace, replica: Replica) -> None:
     """Print the assumptions of a plan with several ranks."""
     if isinstance(replica.cost, ParallelCost):
-        print(
-            f"Taken for granted between ranks: {options.link_gb_s:g} GB/s, "
-            f"{options.link_latency_us:g} us a call, {options.layer_launch_us:g} us to launch a "
-            "layer\n(--link-gb-s, --link-latency-us, --layer-launch-us)\n"
-        )
+        assumed = f"{options.link_gb_s:g} GB/s, {options.link_latency_us:g} us a call"
+        flags = "--link-gb-s, --link-latency-us"
+        if len(replica.cost.stages) > 1:
+            assumed += f", {options.layer_launch_us:g} us to launch a layer"
+            flags += ", --layer-launch-us"
+        print(f"Taken for granted between ranks: {assumed}\n({flags})\n")
 
 
 def _replica(options: argparse.Namespace) -> Replica:
@@ -213,10 +220,10 @@ def _has_ceilings(options: argparse.Namespace) -> bool:
     """Whether the device is given by ceilings. Raises PlanError if none or only some are set."""
     ceilings = (options.bandwidth_gb_s, options.tflops, options.memory_gib)
     if options.source is None:
-        raise PlanError("name a calibration's file, or a model with --calibrate or ceilings")
+        raise PlanError(f"name a calibration's file, or a model with {_WAYS}")
     if all(value is None for value in ceilings):
         if Path(options.source).is_dir():
-            raise PlanError(f"{options.source}: a model's directory wants --calibrate or ceilings")
+            raise PlanError(f"{options.source}: a model's directory needs {_WAYS}")
         return False
     if None in ceilings:
         raise PlanError("give --bandwidth-gb-s, --tflops and --memory-gib, all positive")

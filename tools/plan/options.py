@@ -123,7 +123,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=float,
         default=200.0,
         metavar="T",
-        help="host time to launch a layer; with ranks, steps are not CUDA graphs (default: 200)",
+        help="host time to launch a layer; with stages, steps are not CUDA graphs (default: 200)",
     )
     ranks(
         "--measure-link",

@@ -33,6 +33,15 @@ class Prediction(msgspec.Struct, frozen=True):
     e2e_ms: dict[str, float] | None
     preemptions: int
 
+    @property
+    def is_short(self) -> bool:
+        """Whether all requests come within the time that one takes.
+
+        Then no steady state is reached, and a rate within the limits says nothing about longer
+        traffic.
+        """
+        return self.e2e_ms is not None and self.requests / self.rate < self.e2e_ms["p50"] / 1e3
+
     def meets(self, slo: Slo) -> bool:
         """Whether the limits are met."""
         return not self.refused and all(
@@ -92,7 +101,7 @@ def find_max_rate(
                 break
             low = found
             if high > 1e6:
-                return low  # nothing limits the rate
+                return low  # nothing limits the rate; see Prediction.is_short
     else:
         high = first.rate
         low = at(high / len(arrivals))  # each request is alone, or nearly so

@@ -46,7 +46,7 @@ class Device:
         efficiency: the share of both ceilings that is reached.
         overhead_s: additional time per step.
         layer_launch_s: host time to launch a layer's kernels if steps are not captured, as with
-            several ranks.
+            several stages.
         link: the interconnect with the other devices.
     """
 
@@ -152,7 +152,7 @@ def _capacity(rank: _Rank, config: EngineConfig, device: Device) -> _Capacity:
 
 def _cost(ranks: list[_Rank], device: Device, size: int, num_stages: int) -> Cost:
     """The cost of steps; each stage counts as its rank with the most to read."""
-    launch_s = device.layer_launch_s if len(ranks) > 1 else 0.0
+    launch_s = device.layer_launch_s if num_stages > 1 else 0.0
     stages: list[Stage] = []
     for stage in range(num_stages):
         of_stage = ranks[stage * size : (stage + 1) * size]

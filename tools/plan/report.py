@@ -45,6 +45,17 @@ def format_rate(rate: float) -> str:
     return f"{rate:,.0f} requests a second" if rate >= 100 else f"{rate:.3g} requests a second"
 
 
+def format_max_rate(most: Prediction) -> str:
+    """The greatest rate, or that the requests are too few to find it."""
+    if not most.is_short:
+        return format_rate(most.rate)
+    return (
+        f"unknown, as {most.requests} requests are too few:\nat {format_rate(most.rate)} all of "
+        "them come before one is done. Give more (--num-requests or\na longer --trace); without "
+        "--ttft-p99-ms they may also wait for any time.\n"
+    )
+
+
 def format_layout(replica: Replica) -> str:
     """A replica's parallel layout, such as ``4 ranks in 2 stages``."""
     size, stages = replica.num_ranks, replica.pipeline_parallel_size
@@ -65,7 +76,9 @@ def format_layouts(tried: Sequence[LayoutResult]) -> str:
         needed = ""
         if each.replicas is not None:
             needed = f"{each.replicas:10,}{each.replicas * each.num_ranks:9,}"
-        lines.append(f"{sizes}  {each.at_max_rate.rate:17,.3g}{needed}")
+        most = each.at_max_rate
+        rate = f"{'unknown':>17}" if most.is_short else f"{most.rate:17,.3g}"
+        lines.append(f"{sizes}  {rate}{needed}")
     return "\n".join(lines)
 
 
