@@ -100,7 +100,7 @@ endurance: $(SERVER) ## Thousands of requests; nothing lost, nothing grows (ARGS
 gpu-check: install ## Check a GPU: tests, kernels, steps, end to end (ARGS="--only steps")
 	@$(BIN)/python -m tools.bench $(ARGS)
 
-docker: ## Build the GPU image (ARGS="--build-arg TORCH=cpu" for the CPU one)
+docker: ## Build the GPU image (ARGS="--build-arg TORCH_INDEX=URL" for the CPU one)
 	docker build -t quire $(ARGS) .
 
 clean: ## Remove the virtual environment and all caches

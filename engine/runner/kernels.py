@@ -25,9 +25,11 @@ def choose_kernels(name: str, spec: AttentionSpec, *, invariant: bool = False) -
     except NoKernelsError as error:
         raise ModelLoadError(str(error)) from None
     for loser, reason in refusals:
-        # On a GPU nothing else is nearly as fast, so Triton's absence means a problem.
-        is_costly = loser == "triton" and spec.device.type == "cuda"
-        level = logging.WARNING if is_costly else logging.INFO
+        level = logging.INFO
+        if loser == "triton":
+            # On a GPU nothing else is nearly as fast, so its absence means a problem; on a CPU it
+            # is never chosen.
+            level = logging.WARNING if spec.device.type == "cuda" else logging.DEBUG
         logger.log(level, "attention backend %s: not used, %s", loser, reason)
     logger.info("attention backend: %s", kernels.name)
     return kernels

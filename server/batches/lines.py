@@ -95,6 +95,11 @@ class InputValidator:
         self.model: str | None = None  # of the first line
         self.errors: list[BatchError] = []
 
+    @property
+    def ids(self) -> frozenset[str]:
+        """The ids of the valid requests."""
+        return frozenset(self._ids)
+
     async def validate(self, path: Path) -> None:
         """Validate a whole file, up to the maximum number of errors. Raises OSError."""
         async with contextlib.aclosing(read_raw_lines(path, self._max_bytes)) as chunks:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import time
 from typing import TextIO
 
+from engine.config import LogFormat
 from engine.types import EngineInfo
+
+logger = logging.getLogger(__name__)
 
 _BAR_WIDTH = 30
 _LINE_PERIOD_S = 2.0  # between two lines without a terminal
@@ -15,29 +19,44 @@ _QUESTION = "What is the capital of France?"
 
 
 class LoadDisplay:
-    """Progress of loading: a bar redrawn in place on a terminal, otherwise an occasional line."""
+    """Progress of loading: a bar redrawn in place on a terminal, otherwise an occasional line.
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    Args:
+        form: where logs are JSON, progress is records among them, on a terminal too.
+        stream: where bars and lines are written; standard error by default.
+    """
+
+    def __init__(self, form: LogFormat = "text", stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
-        self._terminal = self._stream.isatty()
+        self._is_json = form == "json"
+        self._has_bar = self._stream.isatty() and not self._is_json
         self._started_s = time.monotonic()
-        # time.monotonic() before which no line is written: a quick load prints none.
-        self._next_line_s = self._started_s + _LINE_PERIOD_S
+        # time.monotonic() before which no line is written: a quick load prints none, however long
+        # it took to begin.
+        self._next_line_s: float | None = None
         self._drawn = False
 
     def __call__(self, fraction: float, what: str) -> None:
         """Report that ``fraction`` (0 to 1) of the loading is done, with ``what`` in progress."""
         fraction = min(max(fraction, 0.0), 1.0)
-        if self._terminal:
+        now_s = time.monotonic()
+        if self._has_bar:
             full = round(fraction * _BAR_WIDTH)
             bar = "█" * full + "·" * (_BAR_WIDTH - full)
-            elapsed_s = time.monotonic() - self._started_s
+            elapsed_s = now_s - self._started_s
             # The cursor returns to the left, so that a log line of the engine replaces the bar.
             self._write(f"\r\x1b[K{fraction:4.0%} {bar} {elapsed_s:4.1f} s  {what}\r")
             self._drawn = True
-        elif time.monotonic() >= self._next_line_s:
-            self._next_line_s = time.monotonic() + _LINE_PERIOD_S
-            self._write(f"{fraction:4.0%}  {what}\n")
+            return
+        if self._next_line_s is None:
+            self._next_line_s = now_s + _LINE_PERIOD_S
+        if now_s >= self._next_line_s:
+            self._next_line_s = now_s + _LINE_PERIOD_S
+            if self._is_json:
+                fields = {"fraction": round(fraction, 3)}
+                logger.info("%s", what, extra={"fields": fields})
+            else:
+                self._write(f"{fraction:4.0%}  {what}\n")
 
     def clear(self) -> None:
         """Remove the bar, so that the next line starts at the left."""
@@ -54,6 +73,23 @@ class LoadDisplay:
         with contextlib.suppress(OSError):  # the reader is gone or the disk is full: keep serving
             self._stream.write(text)
             self._stream.flush()
+
+
+def log_ready(
+    info: EngineInfo, *, url: str, model: str, has_dashboard: bool, took_s: float
+) -> None:
+    """What :func:`ready_message` says, as a record of a JSON log."""
+    fields = {
+        "url": url,
+        "model": model,
+        "num_parameters": info.num_parameters,
+        "dtype": info.dtype,
+        "device": info.device,
+        "took_s": round(took_s, 1),
+    }
+    if has_dashboard:
+        fields["dashboard"] = f"{url}/dashboard"
+    logger.info("serving", extra={"fields": fields})
 
 
 def ready_message(

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine import logs
+from engine.config import LogFormat
 from engine.errors import EngineError, ModelLoadError
 from server.cli.flags import add_settings, parse
 from server.cli.serve import with_model_directory
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from engine.client import EngineClient
     from server.store.batches import LineResult
 
+logger = logging.getLogger(__name__)
+
+_LOG_PERIOD_S = 10.0  # between two records of progress without a terminal
 _DESCRIPTION = """\
 Process a file of requests without a server. The input has one JSON object per line, as for
 /v1/batches:
@@ -65,7 +71,10 @@ async def _run(settings: Settings, source: Path, output: Path, resume: bool) -> 
     if found.errors:
         return 1
     done = prune_output(output, discard_all=not resume)
-    display = _Display(found.num_lines, len(done))
+    if found.ids <= done:
+        logger.info("all %d requests are done already; see %s", found.num_lines, output)
+        return 0
+    display = _Display(found.num_lines, len(found.ids & done), settings.log_format)
     try:
         engine = _engine(settings)
         await run_file(settings, engine, source, output, done, display.add_result)
@@ -85,7 +94,7 @@ def _engine(settings: Settings) -> EngineClient:
 
     class Shown(InlineClient):
         async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
-            display = LoadDisplay()
+            display = LoadDisplay(settings.log_format)
             try:
                 return await super().start(on_progress or display)
             finally:
@@ -95,28 +104,46 @@ def _engine(settings: Settings) -> EngineClient:
 
 
 class _Display:
-    """A progress bar over lines, with the rate of output tokens."""
+    """Counts results: a progress bar on a terminal, otherwise an occasional record of the log."""
 
-    def __init__(self, num_lines: int, num_done: int) -> None:
+    def __init__(self, num_lines: int, num_done: int, form: LogFormat) -> None:
         from tqdm import tqdm
 
         self.num_failed = 0
+        self._num_lines, self._num_done = num_lines, num_done
         self._num_tokens = 0
-        self._bar = tqdm(total=num_lines, initial=num_done, unit="request", file=sys.stderr)
+        self._started_s = self._logged_s = time.monotonic()
+        self._bar = None
+        if sys.stderr.isatty() and form == "text":
+            self._bar = tqdm(total=num_lines, initial=num_done, unit="request", file=sys.stderr)
 
     def add_result(self, result: LineResult) -> None:
         """Count a result."""
         self.num_failed += not result.ok
+        self._num_done += 1
         self._num_tokens += result.output_tokens
-        elapsed_s = self._bar.format_dict["elapsed"] or 1.0
-        rate = f"{self._num_tokens / elapsed_s:,.0f} tokens/s"
-        failed = f", {self.num_failed} failed" if self.num_failed else ""
-        self._bar.set_postfix_str(rate + failed, refresh=False)
-        self._bar.update()
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._summary(), refresh=False)
+            self._bar.update()
+        elif time.monotonic() >= self._logged_s + _LOG_PERIOD_S:
+            self._log()
 
     def close(self) -> None:
-        """Leave the bar as it is."""
-        self._bar.close()
+        """Leave the bar as it is, or log the end."""
+        if self._bar is not None:
+            self._bar.close()
+        else:
+            self._log()
+
+    def _log(self) -> None:
+        self._logged_s = time.monotonic()
+        logger.info("%d/%d requests, %s", self._num_done, self._num_lines, self._summary())
+
+    def _summary(self) -> str:
+        """The rate of output tokens, and the failures if any."""
+        elapsed_s = max(time.monotonic() - self._started_s, 1e-3)
+        failed = f", {self.num_failed} failed" if self.num_failed else ""
+        return f"{self._num_tokens / elapsed_s:,.0f} tokens/s{failed}"
 
 
 def _parse(argv: Sequence[str]) -> tuple[Path, Path, bool, bool, dict[str, Any]]:

@@ -34,7 +34,7 @@ from engine.replicas.startup import replica_configs
 from engine.types import EngineInfo
 from server.chat_template import read_chat_template
 from server.cli.flags import parse_settings
-from server.cli.progress import LoadDisplay, display_url, ready_message
+from server.cli.progress import LoadDisplay, display_url, log_ready, ready_message
 from server.model_source import resolve_model
 from server.setting_sources import misspelt_variables
 from server.settings import InvalidSettings, Settings, settings_table
@@ -201,7 +201,8 @@ class Announcer:
         on_progress: LoadProgress | None = None,
     ) -> EngineInfo:
         """Await ``start`` and report its progress. Raises what it raises."""
-        display = LoadDisplay()
+        settings = self._settings
+        display = LoadDisplay(settings.log_format)
 
         def show(fraction: float, what: str) -> None:
             display(fraction, what)
@@ -212,15 +213,20 @@ class Announcer:
             info = await start(show)
         finally:
             display.clear()
-        settings = self._settings
+        url = display_url(settings.host, self._port, tls=settings.ssl_certfile is not None)
+        model, has_dashboard = settings.model_names[0], settings.is_dashboard_enabled
+        took_s = time.monotonic() - self._started_s
+        if settings.log_format == "json":
+            log_ready(info, url=url, model=model, has_dashboard=has_dashboard, took_s=took_s)
+            return info
         display.line(
             ready_message(
                 info,
-                url=display_url(settings.host, self._port, tls=settings.ssl_certfile is not None),
-                model=settings.model_names[0],
+                url=url,
+                model=model,
                 needs_key=bool(settings.api_keys or settings.api_key_file),
-                has_dashboard=settings.is_dashboard_enabled,
-                took_s=time.monotonic() - self._started_s,
+                has_dashboard=has_dashboard,
+                took_s=took_s,
             )
         )
         return info

@@ -48,7 +48,8 @@ def test_a_file_of_requests_is_answered_and_gone_on_with(tmp_path: Path) -> None
     done = run(source, "-o", output, "--num-threads", "1")
     assert done.returncode == 1, done.stderr
     assert "1 of 8 requests failed" in done.stderr
-    assert "8/8" in done.stderr
+    assert "8/8 requests" in done.stderr
+    assert "\r" not in done.stderr  # no bar in a pipe
     results = read(output)
     assert len(results) == 8
     assert results["bad"]["response"]["body"]["error"]["param"] == "temperature"
@@ -68,6 +69,11 @@ def test_a_file_of_requests_is_answered_and_gone_on_with(tmp_path: Path) -> None
     results = read(output)
     assert len(results) == 8
     assert all(results[i] == line for i, line in kept.items()), "an answer was made again"
+
+    before = output.read_bytes()
+    done = run(source, "-o", output, "--resume", "--max-model-len", "1T")  # loading would fail
+    assert (done.returncode, output.read_bytes()) == (0, before), done.stderr
+    assert "all 8 requests are done already" in done.stderr
 
 
 def read_whole(lines: list[bytes]) -> dict[str, dict[str, Any]]:

@@ -74,6 +74,29 @@ def test_from_start_to_sigterm():
             process.stderr.close()
 
 
+def test_a_json_log_is_one_object_a_line_from_start_to_end():
+    """What is written to people otherwise, the address above all, is a record too."""
+    process = subprocess.Popen(
+        [*SERVE, "--port", "0", "--log-format", "json", *SMALL], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        records = []
+        for line in process.stderr:
+            records.append(json.loads(line))
+            if records[-1]["message"] == "serving":
+                process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        if process.stderr:
+            process.stderr.close()
+    (ready,) = [record for record in records if record["message"] == "serving"]
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+", ready["url"])
+    assert (ready["model"], ready["dashboard"]) == ("quire-demo", ready["url"] + "/dashboard")
+
+
 def test_a_busy_port_is_told_before_anything_is_loaded():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -183,7 +206,7 @@ class Terminal:
 def test_progress_is_one_line_redrawn_at_a_terminal_and_few_lines_elsewhere():
     for is_terminal in (True, False):
         stream = Terminal(is_terminal)
-        display = LoadDisplay(stream)
+        display = LoadDisplay(stream=stream)
         for step in range(101):
             display(step / 100, "model.safetensors")
         display.line("done")
@@ -196,7 +219,7 @@ def test_where_there_is_no_terminal_a_slow_load_tells_a_line_now_and_then(monkey
     now_s = 100.0
     monkeypatch.setattr("server.cli.progress.time.monotonic", lambda: now_s)
     stream = Terminal(False)
-    display = LoadDisplay(stream)
+    display = LoadDisplay(stream=stream)
     for step in range(51):
         display(step / 100, "model.safetensors")
         now_s += 0.125
@@ -205,12 +228,24 @@ def test_where_there_is_no_terminal_a_slow_load_tells_a_line_now_and_then(monkey
     )
 
 
+def test_progress_that_begins_late_and_ends_soon_is_not_told(monkeypatch):
+    now_s = 100.0
+    monkeypatch.setattr("server.cli.progress.time.monotonic", lambda: now_s)
+    stream = Terminal(False)
+    display = LoadDisplay(stream=stream)
+    now_s += 10.0  # the engine process imports torch
+    display(0.0, "loading model.safetensors")
+    now_s += 1.0
+    display(1.0, "loading model.safetensors")
+    assert stream.text == ""
+
+
 def test_progress_goes_on_when_nobody_can_read_it():
     class Full(Terminal):
         def write(self, text: str) -> None:
             raise OSError(28, "No space left on device")
 
-    display = LoadDisplay(Full(False))
+    display = LoadDisplay(stream=Full(False))
     display(0.5, "model.safetensors")
     display.line("done")
 

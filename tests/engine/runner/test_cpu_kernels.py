@@ -48,3 +48,4 @@ def test_without_the_library_the_reference_answers_and_the_log_says_why(
     assert all(texts)
     assert "attention backend cpu: not used, no C++ compiler" in caplog.text
     assert "attention backend: reference" in caplog.text
+    assert "triton" not in caplog.text  # on a CPU it is never chosen
