@@ -1,7 +1,7 @@
 #!/bin/sh
 # Talk to a running server with nothing but curl: sh examples/curl.sh [BASE_URL]
 set -eu
-base="${1:-http://127.0.0.1:8000/v1}"
+base="${1:-${OPENAI_BASE_URL:-http://127.0.0.1:8000/v1}}"
 key="Authorization: Bearer ${OPENAI_API_KEY:-none}"
 json="Content-Type: application/json"
 

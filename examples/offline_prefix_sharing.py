@@ -4,8 +4,12 @@ import sys
 
 from engine import LLM, SamplingParams
 
-system = "You answer questions about the planets in one short sentence. " * 8
-questions = ["Which planet is red?", "Which planet has rings?", "Which planet is the largest?"]
+system = "You are a helpful assistant who answers questions about the planets. " * 8
+questions = [
+    "Which planet is the largest?",
+    "What is the third planet from the Sun?",
+    "What is the fourth planet from the Sun?",
+]
 params = SamplingParams(temperature=0.0, max_tokens=24)
 
 with LLM(*sys.argv[1:]) as llm:

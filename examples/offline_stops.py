@@ -16,7 +16,7 @@ with LLM(*sys.argv[1:]) as llm:
         params = SamplingParams(
             temperature=0.0, max_tokens=24, ignore_eos=True, frequency_penalty=penalty
         )
-        (result,) = llm.generate("red, blue, red, blue,", params)
+        (result,) = llm.generate("The capital of France is", params)
         print(f"frequency penalty {penalty}: {result.outputs[0].text!r}")
 
     # A bias forbids a token (-100), or forces it (100).

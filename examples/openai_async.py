@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 
-from openai import AsyncOpenAI
+from openai import APIConnectionError, AsyncOpenAI
 
 COUNTRIES = ["France", "Italy", "Spain", "Japan", "Egypt", "Peru", "Norway", "Greece"]
 
@@ -12,7 +12,10 @@ COUNTRIES = ["France", "Italy", "Spain", "Japan", "Egypt", "Peru", "Norway", "Gr
 async def main(base_url: str) -> None:
     key = os.environ.get("OPENAI_API_KEY", "none")
     async with AsyncOpenAI(base_url=base_url, api_key=key) as client:
-        model = (await client.models.list()).data[0].id
+        try:
+            model = (await client.models.list()).data[0].id
+        except APIConnectionError:
+            sys.exit(f"no server answers at {base_url}; start one with: quire serve")
 
         async def ask(country: str) -> str:
             answer = await client.chat.completions.create(
@@ -26,4 +29,7 @@ async def main(base_url: str) -> None:
             print(answer)
 
 
-asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1"))
+base_url = os.environ.get("OPENAI_BASE_URL") or "http://127.0.0.1:8000/v1"
+if len(sys.argv) > 1:
+    base_url = sys.argv[1]
+asyncio.run(main(base_url))

@@ -5,9 +5,11 @@ import os
 import sys
 from typing import Any
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
-base_url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1"
+base_url = os.environ.get("OPENAI_BASE_URL") or "http://127.0.0.1:8000/v1"
+if len(sys.argv) > 1:
+    base_url = sys.argv[1]
 
 parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 about = "Get the weather of a city."
@@ -20,7 +22,10 @@ def get_weather(city: str) -> dict[str, object]:
 
 
 with OpenAI(base_url=base_url, api_key=os.environ.get("OPENAI_API_KEY", "none")) as client:
-    model = client.models.list().data[0].id
+    try:
+        model = client.models.list().data[0].id
+    except APIConnectionError:
+        sys.exit(f"no server answers at {base_url}; start one with: quire serve")
     messages: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
     while True:
         completion = client.chat.completions.create(

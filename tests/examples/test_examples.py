@@ -2,6 +2,7 @@
 
 import runpy
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,14 +14,14 @@ OFFLINE = sorted(path.name for path in EXAMPLES.glob("offline_*.py"))
 HTTP = sorted(path.name for path in EXAMPLES.glob("openai_*.py"))
 
 SAYS = {
-    "offline_generate.py": "'The capital of France is' -> ",
+    "offline_generate.py": "'Monday, Tuesday,' -> ' Wednesday",
     "offline_stream.py": "\n[",
     "offline_chat.py": "> And of Italy?\n",
     "offline_logprobs.py": "likeliest",
     "offline_choices.py": "the same again: True",
     "offline_beams.py": "Paris",
     "offline_embeddings.py": " numbers for ",
-    "offline_prefix_sharing.py": "hold a reusable prefix",
+    "offline_prefix_sharing.py": "The third planet from the Sun is Earth.  [",
     "offline_stops.py": "frequency penalty 1.5: ",
     "openai_chat.py": "stop, ",
     "openai_stream.py": " tokens]",
@@ -54,6 +55,26 @@ def test_offline_examples_run(name: str, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize("name", HTTP)
 def test_sdk_examples_run(name: str, base_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert SAYS[name] in run(name, capsys, base_url)
+
+
+@pytest.mark.parametrize("name", HTTP)
+def test_sdk_examples_say_in_one_line_that_no_server_runs(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the address from the environment, as for the SDK itself."""
+
+    async def skip(delay_s: float) -> None:
+        """Before the SDK tries again."""
+
+    monkeypatch.setattr("time.sleep", lambda delay_s: None)
+    monkeypatch.setattr("anyio.sleep", skip)
+    with socket.socket() as taken:  # bound, but nobody listens
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        with pytest.raises(SystemExit) as caught:
+            run(name, capsys)
+    assert caught.value.code == f"no server answers at {url}; start one with: quire serve"
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
