@@ -1,10 +1,11 @@
-"""Step limits that depend on both the model and its device."""
+"""Limits that depend on the model: of a step, on its device too, and of a context."""
 
 from __future__ import annotations
 
 import msgspec
 
 from engine.config import EngineConfig, SchedulerConfig
+from engine.errors import ModelLoadError
 from engine.types import EngineInfo
 
 # The most tokens of a captured step with prompts.
@@ -70,3 +71,11 @@ def atomic_image_cell(info: EngineInfo) -> int | None:
 def _is_pipelined(config: EngineConfig) -> bool:
     """Whether several steps may be in flight in the pipeline; false if overlap is turned off."""
     return config.pipeline_parallel_size > 1 and config.scheduler.overlap is not False
+
+
+def check_max_model_len(asked: int | None, longest: int) -> None:
+    """Raise ModelLoadError for a context other than what a model of ``longest`` tokens has."""
+    if asked is not None and not 0 < asked <= longest:
+        raise ModelLoadError(
+            f"max_model_len {asked:,} is out of range: this model's context is {longest:,} tokens"
+        )

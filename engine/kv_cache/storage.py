@@ -20,6 +20,7 @@ import torch
 from engine.config import CacheConfig, SchedulerConfig
 from engine.errors import ModelLoadError
 from engine.kv_cache.step_memory import step_bytes
+from engine.limits import check_max_model_len
 from engine.memory import free_host_bytes
 from engine.models.layer_state import HybridMemory, LayerMemory, LayerState
 from engine.models.spec import DecoderSpec
@@ -138,11 +139,7 @@ def plan_memory(
     Raises:
         ModelLoadError: not even one block fits, or ``max_model_len`` exceeds the model's.
     """
-    longest = spec.max_context_len
-    if max_model_len is not None and not 0 < max_model_len <= longest:
-        raise ModelLoadError(
-            f"max_model_len {max_model_len} is out of range: this model's context is {longest}"
-        )
+    check_max_model_len(max_model_len, spec.max_context_len)
     wanted_len = max_model_len or spec.default_context_len
     a_token = bytes_per_token(spec, dtype, codes) + draft_bytes_per_token
     block_bytes = a_token * block_size

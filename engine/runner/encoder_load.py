@@ -118,9 +118,4 @@ def load_encoder(
 def _longest(config: EngineConfig, model: ModelConfig, spec: EncoderSpec) -> int:
     """Return the maximum length: the configured one, the one trained for, or all positions."""
     longest = spec.max_context_len
-    if config.max_model_len is not None and config.max_model_len > longest:
-        raise ModelLoadError(
-            f"max_model_len {config.max_model_len} is out of range: this model's context is "
-            f"{longest}"
-        )
     return config.max_model_len or min(longest, model.sentence.max_tokens or longest)

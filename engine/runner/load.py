@@ -17,7 +17,7 @@ from engine.errors import ModelLoadError
 from engine.images.types import Image
 from engine.kv_cache.states import make_states, num_state_lines
 from engine.kv_cache.storage import KVCache, plan_memory
-from engine.limits import num_row_lines
+from engine.limits import check_max_model_len, num_row_lines
 from engine.lora.store import AdapterStore
 from engine.media import Media
 from engine.models.audio.encoder import AudioEncoder
@@ -66,6 +66,7 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
     """See ``engine.runner.load_runner``. Refusals come before weights load where possible."""
     config = divide_machine(config)
     model = read_config(config.model)
+    check_max_model_len(config.max_model_len, model.spec.max_context_len)
     if isinstance(model.spec, EncoderSpec):
         from engine.runner.encoder_load import load_encoder
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.errors import InvalidParameter, ModelLoadError
+from engine.limits import check_max_model_len
 from engine.models.checkpoint import fingerprint, read_config
 from engine.models.encoder.spec import EncoderSpec
 from engine.models.spec import DecoderSpec
@@ -190,12 +191,8 @@ def load_stub_runner(config: EngineConfig, on_progress: LoadProgress | None = No
 
 def _plan(spec: DecoderSpec | EncoderSpec, config: EngineConfig) -> MemoryPlan:
     """Plan blocks for every sequence at full length, within reason; they take no memory."""
+    check_max_model_len(config.max_model_len, spec.max_context_len)
     longest = config.max_model_len or spec.default_context_len
-    if longest > spec.max_context_len:
-        raise ModelLoadError(
-            f"max_model_len {longest} is out of range: this model's context is "
-            f"{spec.max_context_len}"
-        )
     block_size = config.cache.block_size or _BLOCK_SIZE
     num_blocks = config.cache.num_blocks or min(
         -(-longest // block_size) * config.scheduler.max_num_seqs, _MAX_BLOCKS

@@ -99,6 +99,8 @@ class ApiClient:
         if response.status >= 400:
             message = _error_message(response.read(65536))
             connection.close()
+            if response.status == 401:
+                message = f"{message.rstrip('.')}; give one with --api-key or QUIRE_API_KEY"
             raise ServerError(f"the server answered {response.status}: {message}")
         return connection, response
 

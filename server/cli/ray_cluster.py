@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import os
 import secrets
 import signal
 import sys
@@ -50,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         ray.init(address=own.address or "auto", configure_logging=False)
     except ConnectionError as error:
-        print(f"quire ray: there is no Ray cluster to join: {error}", file=sys.stderr)
+        print(f"quire ray: {_explain_no_cluster(own.address, error)}", file=sys.stderr)
         return 1
     try:
         return _Cluster(settings, flags).serve()
@@ -74,6 +75,16 @@ def _split(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         help="address of the cluster (default: RAY_ADDRESS, else the local one)",
     )
     return parser.parse_known_args(argv)
+
+
+def _explain_no_cluster(address: str | None, error: ConnectionError) -> str:
+    """Why no cluster was joined; without an address Ray's own words name a flag of Ray's."""
+    if address is None and not os.environ.get("RAY_ADDRESS"):
+        return (
+            "there is no Ray cluster here; start one with 'ray start --head', or name one with "
+            "--ray-address or RAY_ADDRESS"
+        )
+    return f"there is no Ray cluster to join: {' '.join(str(error).split())}"
 
 
 def _check(settings: Settings) -> None:

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from server.cli import main
+from server.cli.ray_cluster import _explain_no_cluster
 
 
 def test_alone_it_tells_a_newcomer_what_to_do(capsys):
@@ -75,3 +76,12 @@ def test_talking_to_a_server_needs_no_library():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_where_no_ray_cluster_runs_our_own_flag_is_named(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    error = ConnectionError("Please specify the one to connect to by setting `--address` flag")
+    told = _explain_no_cluster(None, error)
+    assert "--ray-address or RAY_ADDRESS" in told
+    assert "`--address`" not in told
+    assert str(error) in _explain_no_cluster("10.0.0.1:6379", error)

@@ -60,7 +60,7 @@ def test_from_start_to_sigterm():
         assert done.stdout.strip()
         refused = subprocess.run([*chat, "wrong", "Hello"], capture_output=True, text=True)
         assert refused.returncode == 1
-        assert "401" in refused.stderr
+        assert "401: A valid API key is required; give one with --api-key" in refused.stderr
         family = psutil.Process(process.pid).children(recursive=True)
         assert family
         process.send_signal(signal.SIGTERM)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from engine.config import CacheConfig, SchedulerConfig
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.errors import ModelLoadError
 from engine.kv_cache import storage
 from engine.kv_cache.step_memory import step_bytes
 from engine.models.rope_spec import RopeSpec
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
+from engine.paths import default_model_dir
 from engine.runner.device import default_threads, set_threads
+from engine.runner.load import load_runner
 
 MIB = 2**20
 GIB = 2**30
@@ -91,7 +95,7 @@ def test_the_context_is_cut_to_what_the_cache_holds_unless_it_is_asked_for(free)
     assert plan().max_model_len == 8192
     assert plan(small).max_model_len == 160
     assert plan(small, max_model_len=1000).max_model_len == 1000  # only prompts are rejected
-    with pytest.raises(ModelLoadError, match="context is 8192"):
+    with pytest.raises(ModelLoadError, match="context is 8,192 tokens"):
         plan(max_model_len=8193)
 
 
@@ -158,3 +162,11 @@ def test_rows_of_a_tokens_experts_are_counted():
     counted = step_bytes(experts, limits, torch.bfloat16, has_codes=False)
     without = step_bytes(replace(experts, moe=None), limits, torch.bfloat16, has_codes=False)
     assert counted - without == (8192 + 2048) * 4 * (3 + 1) * 2880 * 2 == 2 * 450 * MIB
+
+
+def test_a_context_that_the_model_lacks_is_refused_before_weights_are_read(tmp_path: Path) -> None:
+    """There are none here."""
+    shutil.copy(default_model_dir() / "config.json", tmp_path)
+    told = r"^max_model_len 1,000,000 is out of range: this model's context is 4,096 tokens$"
+    with pytest.raises(ModelLoadError, match=told):
+        load_runner(EngineConfig(model=str(tmp_path), max_model_len=10**6))
