@@ -45,7 +45,7 @@ def _triton(spec: AttentionSpec) -> Kernels | str:
     if spec.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         return "no CUDA device (TRITON_INTERPRET=1 runs the kernels on a CPU, slowly)"
     if importlib.util.find_spec("triton") is None:
-        return "triton is not installed (pip install 'quire[gpu]')"
+        return "triton is not installed (.venv/bin/pip install -e '.[gpu]')"
     from kernels.operations import Kernels
     from kernels.triton import operations
     from kernels.triton.backend import TritonAttention

@@ -30,5 +30,5 @@ class OperationSettings(SettingsPart):
         OPERATION,
         "URL of an OpenTelemetry collector that accepts spans over HTTP, such as "
         "http://localhost:4318. Each request makes one span, whose parent comes from "
-        "traceparent. Needs quire[otel]. Default: no tracing.",
+        "traceparent. Needs the extra otel, see docs/tracing.md. Default: no tracing.",
     )

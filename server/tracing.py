@@ -167,7 +167,8 @@ def _check_packages() -> None:
         import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401
     except ImportError as error:
         raise InvalidSettings(
-            f"--otlp-traces-endpoint: there is no module {error.name}; install quire[otel]"
+            f"--otlp-traces-endpoint: there is no module {error.name}; "
+            "'.venv/bin/pip install -e .[otel]' installs it"
         ) from None
 
 

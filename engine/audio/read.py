@@ -2,7 +2,7 @@
 
 Files are decoded by libsndfile in a confined process, as they come from clients and the library is
 written in C. What it does not read is decoded by FFmpeg in another such process, if PyAV is
-installed (``quire[video]``). The result is resampled here.
+installed (the extra ``video``). The result is resampled here.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class AudioReader:
         if not data:
             raise InvalidParameter(problem)
         if not has_pyav():
-            problem = f"{problem}; {_MORE_FORMATS} need PyAV (pip install 'quire[video]')"
+            problem = f"{problem}; {_MORE_FORMATS} need PyAV (.venv/bin/pip install -e '.[video]')"
             raise InvalidParameter(problem)
         try:
             return self._pyav, _send(self._pyav, data)

@@ -1,6 +1,6 @@
 """From the bytes of a video file, or a list of frames, to the pixels that a model sees.
 
-Files are decoded by FFmpeg through PyAV, which is optional (``quire[video]``), in a confined
+Files are decoded by FFmpeg through PyAV, which is optional (the extra ``video``), in a confined
 process, as they come from clients and the library is written in C. There, frames are also scaled,
 with Pillow as images are.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = "MP4, MOV, WebM, Matroska, AVI, MPEG-TS or GIF"
-NEEDS_PYAV = "PyAV is not installed here (pip install 'quire[video]')"
+NEEDS_PYAV = "PyAV is not installed here (.venv/bin/pip install -e '.[video]')"
 MAX_PIXELS = 2**24  # of a frame before scaling; admits 4K
 _HANDLER = Path(__file__).with_name("decode_worker.py")
 _LIMIT_S = 30.0  # CPU time of an answer: up to the next frame that is shown

@@ -269,7 +269,7 @@ def test_without_the_packages_it_is_one_line() -> None:
     assert done.returncode == 1
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("quire serve: --otlp-traces-endpoint: there is no module")
-    assert "quire[otel]" in line
+    assert "'.venv/bin/pip install -e .[otel]' installs it" in line
 
 
 @pytest.mark.parametrize(
