@@ -183,7 +183,7 @@ def _no_route(request: Request) -> str:
     for path in (f"/v1/{end}", f"/{end}"):
         if end and any(route.path == path for route in request.app.state.described):
             return f"There is no such route, but there is {path}."
-    return "There is no such route; /docs lists all routes."
+    return "There is no such route; /openapi.json lists all routes."
 
 
 async def _on_invalid_parameter(request: Request, error: Exception) -> NoReturn:

@@ -188,10 +188,6 @@ class Tokenizer:
                 text += self._guard_text
         return text
 
-    def unguard(self, text: str) -> str:
-        """Undo ``guard``."""
-        return text.replace(self._guard_text, "")
-
     # ------------------------------------------------------------ ids to text
 
     def decode(

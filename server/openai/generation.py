@@ -1,6 +1,6 @@
 """The sequences of one API request, from submission to completion.
 
-The only module that submits, aborts and counts sequences. A :class:`Generation` is a context
+Submits, aborts and counts sequences. A :class:`Generation` is a context
 manager: however its block exits, every sequence has ended, its blocks are being freed, and it has
 been counted exactly once, as finished, failed or aborted.
 """

@@ -19,9 +19,9 @@ CHAT = "/v1/chat/completions"
         ("/v1/completions/", "There is no such route, but there is /v1/completions."),
         ("//v1/models", "There is no such route, but there is /v1/models."),
         ("/v1/metrics", "There is no such route, but there is /metrics."),
-        ("/", "There is no such route; /docs lists all routes."),
-        ("/v1", "There is no such route; /docs lists all routes."),
-        ("/v1/images/generations", "There is no such route; /docs lists all routes."),
+        ("/", "There is no such route; /openapi.json lists all routes."),
+        ("/v1", "There is no such route; /openapi.json lists all routes."),
+        ("/v1/images/generations", "There is no such route; /openapi.json lists all routes."),
     ],
 )
 async def test_a_path_that_misses_by_little_is_told_the_right_one(path: str, told: str) -> None:

@@ -15,8 +15,6 @@ from tools.quantize.sites import Site
 Scheme = Literal["int4", "int8", "w8a8", "fp8"]
 Algorithm = Literal["rtn", "gptq", "awq", "awq+gptq"]
 
-SCHEMES: tuple[Scheme, ...] = ("int4", "int8", "w8a8", "fp8")
-ALGORITHMS: tuple[Algorithm, ...] = ("rtn", "gptq", "awq", "awq+gptq")
 # Group sizes that kernels support, the most common first.
 GROUP_SIZES = (128, 64, 32)
 PER_CHANNEL = -1  # as a group size: one scale for all inputs of an output
