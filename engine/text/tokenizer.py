@@ -29,6 +29,10 @@ from engine.text.tokenizer_files import (
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
+# The library keeps the interpreter's lock while it encodes one text, and releases it for a batch. A
+# longer text is therefore a batch of one, so that other threads run meanwhile.
+_MAX_HELD_CHARS = 4096
+
 
 class Tokenizer:
     """A model's tokenizer. Immutable once made, and thread-safe."""
@@ -379,6 +383,9 @@ def _add_guard_token(backend: Backend, joint: str) -> int:
 
 
 def _encode(backend: Backend, text: str, add_special_tokens: bool) -> list[int]:
+    if len(text) > _MAX_HELD_CHARS:
+        _check_encodable(text)
+        return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
     try:
         return backend.encode(text, add_special_tokens=add_special_tokens).ids
     except TypeError:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from engine.audio.placeholders import expand_audio_tokens
 from engine.audio.types import AudioClip, ProcessedAudio
 from engine.errors import InvalidParameter
@@ -14,6 +16,7 @@ from engine.images.types import Image
 from engine.video.types import ProcessedVideo
 from server.errors import bad_field
 from server.openai.content import audio_of, videos_of
+from server.openai.endpoint import check_length
 from server.openai.inputs import ChatRequest, Message, TokenizeRequest
 from server.state import Model, ServerState
 
@@ -65,6 +68,7 @@ async def encode_chat(
 
     Raises:
         ApiError: 400, an image, a video or a clip cannot be shown to the model.
+        ContextLengthExceeded: the messages, the tools or the prompt are longer than any context.
         InvalidParameter: the template does not show the images, the videos or the audio.
         TemplateError: the template refused the messages, or timed out.
     """
@@ -73,13 +77,16 @@ async def encode_chat(
     wanted = body.add_generation_prompt
     if continue_final and body.messages[-1].role != "assistant":
         raise bad_field("continue_final_message", "needs a last message of the assistant")
+    # One thread renders and encodes: a text that is useless would make other requests wait.
+    check_length(sum(message.num_chars for message in body.messages), model, "messages")
+    check_length(len(msgspec.json.encode(tools)), model, "tools")
     pictures = await _read_pictures(state, model, body.messages)
     seen = await _read_videos(state, model, body)
     sounds = await _read_sounds(state, model, body.messages)
     rules = model.info.images if pictures or seen else None
     token_ids = await model.template.encode_chat(
         [message.for_template(model.answer_format) for message in body.messages],
-        _with_suffix(None if rules is None else make_rewriter(pictures, rules, seen), suffix),
+        _rewriter(model, None if rules is None else make_rewriter(pictures, rules, seen), suffix),
         tools=tools,
         add_generation_prompt=not continue_final if wanted is None else wanted,
         continue_final_message=continue_final,
@@ -181,8 +188,13 @@ async def _decode_each(
     return decoded
 
 
-def _with_suffix(rewrite: Callable[[str], str] | None, suffix: str) -> Callable[[str], str] | None:
-    """Return ``rewrite`` with ``suffix`` behind its result."""
-    if not suffix:
-        return rewrite
-    return lambda text: (text if rewrite is None else rewrite(text)) + suffix
+def _rewriter(
+    model: Model, rewrite: Callable[[str], str] | None, suffix: str
+) -> Callable[[str], str]:
+    """Check a rendered text's length, then apply ``rewrite`` and append ``suffix``."""
+
+    def rewritten(text: str) -> str:
+        check_length(len(text), model, "messages")
+        return (text if rewrite is None else rewrite(text)) + suffix
+
+    return rewritten

@@ -27,7 +27,7 @@ from server.access.caller import Caller
 from server.errors import bad_field
 from server.openai.chat_prompt import encode_chat
 from server.openai.choice_parser import ChoiceParser
-from server.openai.endpoint import check_grammar, check_length, new_id
+from server.openai.endpoint import check_grammar, new_id
 from server.openai.generation import Choice, Generation, Job
 from server.openai.inputs import ChatRequest
 from server.openai.prompts import truncate_prompt
@@ -110,7 +110,6 @@ class Conversation:
         """
         model = await state.get_model(body.model)
         model.check_generates()
-        check_length(sum(message.num_chars for message in body.messages), model, "messages")
         tools = ToolUse.of(body, model.answer_format)
         whole, images, audio = await encode_chat(
             state,

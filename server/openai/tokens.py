@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from server.errors import bad_field
 from server.openai.chat_prompt import encode_chat
-from server.openai.endpoint import encode_texts, json_response, read_request, state_of
+from server.openai.endpoint import check_length, encode_texts, json_response, read_request, state_of
 from server.openai.inputs import DetokenizeRequest, TokenizeRequest
 from server.openai.openapi_schema import describe
 from server.openai.outputs import DetokenizeResponse, TokenizeResponse
@@ -31,6 +31,7 @@ async def tokenize(request: Request) -> Response:
     if body.model is not None:
         model.check_name(body.model)
     if body.prompt is not None:
+        check_length(len(body.prompt), model, "prompt")
         wanted = body.add_special_tokens
         add_special = True if wanted is None else wanted
         (tokens,) = await encode_texts(

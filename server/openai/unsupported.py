@@ -12,10 +12,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
+
 from server.errors import bad_field
 
 MAX_NAMED = 32  # ignored fields in a header or an error
 _MAX_NAME_CHARS = 64
+_MAX_TEMPLATE_KWARGS_BYTES = 64 * 1024
 
 _RESERVED_TEMPLATE_KWARGS = frozenset(
     {
@@ -109,6 +112,10 @@ def refuse_unsupported(body: Mapping[str, Any]) -> None:
         for name in kwargs:
             if name in _RESERVED_TEMPLATE_KWARGS:
                 raise bad_field("chat_template_kwargs", f"may not set {name!r}")
+        # Templates render one after the other, so what one is given costs all requests time.
+        if len(msgspec.json.encode(kwargs)) > _MAX_TEMPLATE_KWARGS_BYTES:
+            limit = f"{_MAX_TEMPLATE_KWARGS_BYTES >> 10} KiB"
+            raise bad_field("chat_template_kwargs", f"must be at most {limit} of JSON")
 
 
 def ignored_params(extra: Mapping[str, Any] | None, prefix: str = "") -> list[str]:

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,39 @@ def test_plain_text_has_the_ids_that_the_library_gives(
 ) -> None:
     assert tokenizer.encode(text) == backend.encode(text).ids
     assert tokenizer.encode_batch([text, "x"]) == [tokenizer.encode(text), tokenizer.encode("x")]
+
+
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+def test_a_long_text_has_the_ids_that_the_library_gives(
+    tokenizer: Tokenizer, backend: Backend, add_special_tokens: bool
+) -> None:
+    text = "hello, the naïve cat 你好 \U0001f408\n" * 1000
+    expected = backend.encode(text, add_special_tokens=add_special_tokens).ids
+    assert tokenizer.encode(text, add_special_tokens=add_special_tokens) == expected
+    with pytest.raises(InvalidParameter):
+        tokenizer.encode(text + "\ud83d")
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
+    ready, begun, ran = threading.Event(), threading.Event(), threading.Event()
+
+    def run() -> None:
+        ready.set()
+        begun.wait()
+        ran.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    ready.wait()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # so that the interpreter's lock is only given up freely
+    try:
+        begun.set()
+        tokenizer.encode("hello the cat " * 20_000)
+        assert ran.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
 
 
 @given(text=plain_text, data=st.data())

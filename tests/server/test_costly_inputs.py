@@ -1,0 +1,68 @@
+"""Inputs that would cost all requests time are refused before they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.text.template import ChatTemplate
+from tests.server.asgi import running_app
+
+CHAT = "/v1/chat/completions"
+USER = [{"role": "user", "content": "Hi"}]
+LONG = "word " * 2000  # more than the fake engine's 64 tokens can be
+FUNCTION = {"name": "f", "description": LONG}
+CALL = {"type": "function", "function": {"name": LONG}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"messages": USER, "tools": [{"type": "function", "function": FUNCTION}]}, "tools"),
+        (
+            CHAT,
+            {"messages": [*USER, {"role": "assistant", "tool_calls": [CALL]}, *USER]},
+            "messages",
+        ),
+        ("/v1/responses", {"input": "Hi", "tools": [{"type": "function", **FUNCTION}]}, "tools"),
+        (
+            "/tokenize",
+            {"messages": USER, "tools": [{"type": "function", "function": FUNCTION}]},
+            "",
+        ),
+        ("/tokenize", {"messages": [{"role": "user", "content": LONG}]}, "messages"),
+        ("/tokenize", {"prompt": LONG}, "prompt"),
+    ],
+)
+async def test_what_no_context_holds_is_not_tokenised(
+    monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any], param: str
+) -> None:
+    async with running_app() as app:
+        model = await app.state.model()
+        monkeypatch.setattr(
+            type(model.tokenizer), "encode", lambda *_, **__: pytest.fail("encodes")
+        )
+        answer = await app.post(path, **fields).done()
+        assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+        assert answer.error["param"] == (param or "tools")
+
+
+async def test_messages_with_long_tools_are_refused_in_anthropics_shape() -> None:
+    async with running_app() as app:
+        tools = [{"name": "f", "description": LONG, "input_schema": {"type": "object"}}]
+        answer = await app.post("/v1/messages", messages=USER, tools=tools, max_tokens=4).done()
+        assert answer.status == 400
+        assert "maximum context length" in answer.error["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+async def test_templates_are_not_given_variables_of_any_size(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(ChatTemplate, "render_sync", lambda *_, **__: pytest.fail("renders"))
+    async with running_app() as app:
+        kwargs = {"words": ["x" * 70] * 1000}
+        answer = await app.post(path, messages=USER, chat_template_kwargs=kwargs).done()
+        assert answer.status == 400
+        assert answer.error["message"] == "'chat_template_kwargs' must be at most 64 KiB of JSON"
