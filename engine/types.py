@@ -40,6 +40,7 @@ PENDING_TOKEN = -1  # in a row: a token sampled by an earlier step that is still
 DRAFT_TOKEN = -2  # in a row: a token to be proposed by the runner's draft model in this step
 _MAX_SEED = 2**63 - 1
 _MAX_BIAS_ENTRIES = 1024
+_MAX_BAD_WORD_CHARS = 256
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -123,8 +124,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _check(within, field, f"must be between 0 and {MAX_RETURNED_LOGPROBS}")
         _check(1 <= self.n <= 128, "n", "must be between 1 and 128")
         _check(all(self.stop), "stop", "a stop string must not be empty")
-        _check(all(self.bad_words), "bad_words", "a bad word must not be empty")
-        _check(all(self.bad_token_ids), "bad_words", "a bad word must have tokens")
+        within = all(0 < len(word) <= _MAX_BAD_WORD_CHARS for word in self.bad_words)
+        problem = f"must hold strings of 1 to {_MAX_BAD_WORD_CHARS} characters"
+        _check(within, "bad_words", problem)
+        _check(all(self.bad_token_ids), "bad_words", "must hold words that have tokens")
         _check(self.allowed_token_ids != (), "allowed_token_ids", "must not be empty")
         is_one = self.speech is None or self.grammar is None
         _check(is_one, "grammar", "cannot apply to a transcript")

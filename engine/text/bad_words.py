@@ -16,11 +16,12 @@ def with_bad_token_ids(sampling: SamplingParams, tokenizer: Tokenizer) -> Sampli
     """
     if not sampling.bad_words:
         return sampling
-    found = dict.fromkeys(sampling.bad_token_ids)
+    texts: dict[str, None] = {}  # each once
     for word in sampling.bad_words:
         bare = word.lstrip(" ")
-        for text in (word, bare, f" {bare}"):
-            ids = tokenizer.encode(text, add_special_tokens=False) if text else []
-            if ids:
-                found[tuple(ids)] = None
+        texts |= dict.fromkeys(text for text in (word, bare, f" {bare}") if text)
+    found = dict.fromkeys(sampling.bad_token_ids)
+    for ids in tokenizer.encode_batch([*texts], add_special_tokens=False):
+        if ids:
+            found[tuple(ids)] = None
     return msgspec.structs.replace(sampling, bad_token_ids=tuple(found))

@@ -11,6 +11,7 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from engine.text.output import TokenLogprob, prompt_entries
+from engine.types import SamplingParams
 from server.access.caller import Caller
 from server.openai.best_of import ChoiceOutput, select_choices
 from server.openai.endpoint import check_grammar, new_id, respond
@@ -28,7 +29,7 @@ from server.openai.outputs import (
 )
 from server.openai.progress import progress_of
 from server.openai.prompts import encode_prompts, infill_of, truncate_prompt
-from server.openai.sampling import DEFAULT_COMPLETION_TOKENS, completion_sampling
+from server.openai.sampling import DEFAULT_COMPLETION_TOKENS, completion_sampling, encode_bad_words
 from server.state import Model, ServerState
 
 router = APIRouter()
@@ -83,14 +84,17 @@ class CompletionCall:
         model = await state.get_model(body.model)
         model.check_generates()
         ends = infill_of(model).stop_token_ids if body.suffix else ()
-        jobs: list[Job] = []
+        prompts: list[list[int]] = []
+        samplings: list[SamplingParams] = []
         for whole in await encode_prompts(body, model):
             limit = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
             prompt = truncate_prompt(whole, body, limit, model.info)
             sampling = completion_sampling(body, len(prompt), model, stop_token_ids=ends)
-            jobs.append(Job(prompt, sampling))
+            prompts.append(prompt)
+            samplings.append(sampling)
+        samplings = await encode_bad_words(samplings, model)
         await check_grammar(state, body)
-        return cls(state, caller, model, body, jobs)
+        return cls(state, caller, model, body, list(map(Job, prompts, samplings)))
 
     def _generation(self) -> Generation:
         return Generation(

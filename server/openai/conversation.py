@@ -31,7 +31,7 @@ from server.openai.endpoint import check_grammar, new_id
 from server.openai.generation import Choice, Generation, Job
 from server.openai.inputs import ChatRequest
 from server.openai.prompts import truncate_prompt
-from server.openai.sampling import chat_sampling
+from server.openai.sampling import chat_sampling, encode_bad_words
 from server.openai.thinking import Thinking, may_think, thinking_kwargs, thinking_of
 from server.openai.tool_use import ToolUse
 from server.settings import ReasoningFields
@@ -121,7 +121,8 @@ class Conversation:
             suffix=suffix,
         )
         prompt = truncate_prompt(whole, body, body.output_limit or 1, model.info)
-        sampling = chat_sampling(body, len(prompt), model)
+        wanted = chat_sampling(body, len(prompt), model)
+        (sampling,) = await encode_bad_words([wanted], model)
         await check_grammar(state, body)
         thinking = thinking_of(model, body, prompt)
         grammar = _output_grammar(model, body, sampling.grammar, tools, thinking)

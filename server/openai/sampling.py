@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from engine.text.bad_words import with_bad_token_ids
 from engine.types import MAX_LOGPROBS, EngineInfo, SamplingParams
@@ -13,6 +16,7 @@ from server.openai.structured import requested_grammar
 from server.state import Model
 
 DEFAULT_COMPLETION_TOKENS = 16
+_INLINE_BAD_CHARS = 1024  # longer bad words are encoded on a thread; each is encoded three times
 
 # Fields with the same meaning on both sides.
 _SHARED = (
@@ -79,6 +83,25 @@ def completion_sampling(
     return _build_params(body, model, stop_token_ids, **given)
 
 
+async def encode_bad_words(
+    samplings: Sequence[SamplingParams], model: Model
+) -> list[SamplingParams]:
+    """The sampling of one request's prompts, which have the same bad words, with their token ids.
+
+    Raises:
+        InvalidParameter: a word cannot be encoded.
+    """
+    first = samplings[0]
+    if not first.bad_words:
+        return list(samplings)
+    if sum(map(len, first.bad_words)) <= _INLINE_BAD_CHARS:
+        first = with_bad_token_ids(first, model.tokenizer)
+    else:
+        first = await asyncio.to_thread(with_bad_token_ids, first, model.tokenizer)
+    bad_ids = first.bad_token_ids
+    return [msgspec.structs.replace(each, bad_token_ids=bad_ids) for each in samplings]
+
+
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
     """Raise ApiError (400) unless every id is in the vocabulary."""
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
@@ -101,7 +124,7 @@ def _build_params(
     allowed_ids = body.allowed_token_ids
     check_token_ids(allowed_ids or [], vocab_size, "allowed_token_ids")
     held = requested_grammar(body)
-    sampling = SamplingParams(
+    return SamplingParams(
         grammar=None if held is None else held.grammar,
         allowed_token_ids=None if allowed_ids is None else tuple(allowed_ids),
         bad_words=tuple(body.bad_words or ()),
@@ -110,7 +133,6 @@ def _build_params(
         logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
         **values,
     )
-    return with_bad_token_ids(sampling, model.tokenizer)
 
 
 def _logit_bias(biases: dict[str, float], vocab_size: int) -> dict[int, float]:

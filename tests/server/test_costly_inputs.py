@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from engine.text.template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
 from tests.server.asgi import running_app
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hi"}]
+_ENCODE_BATCH = Tokenizer.encode_batch
 LONG = "word " * 2000  # more than the fake engine's 64 tokens can be
 FUNCTION = {"name": "f", "description": LONG}
 CALL = {"type": "function", "function": {"name": LONG}}
@@ -66,3 +69,29 @@ async def test_templates_are_not_given_variables_of_any_size(
         answer = await app.post(path, messages=USER, chat_template_kwargs=kwargs).done()
         assert answer.status == 400
         assert answer.error["message"] == "'chat_template_kwargs' must be at most 64 KiB of JSON"
+
+
+async def test_bad_words_are_encoded_once_for_all_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_app() as app:
+        tokenizer = (await app.state.model()).tokenizer
+        expected = {
+            tuple(tokenizer.encode(text, add_special_tokens=False))
+            for word in ("Rome", "Oslo")
+            for text in (word, f" {word}")
+        }
+        num_words = 0
+
+        def encode_batch(self: Tokenizer, texts: Sequence[str], **options: Any) -> list[list[int]]:
+            nonlocal num_words
+            num_words += sum("Rome" in text for text in texts)
+            return _ENCODE_BATCH(self, texts, **options)
+
+        monkeypatch.setattr(Tokenizer, "encode_batch", encode_batch)
+        fields = {"prompt": [[5], [6], [7]], "bad_words": ["Rome", "Oslo"]}
+        exchange = app.post("/v1/completions", **fields)
+        await app.engine.next_stream()
+        for stream in app.engine.streams:
+            assert set(stream.request.sampling.bad_token_ids) == expected
+            stream.put(5, end="stop")
+        assert (await exchange.done()).status == 200
+        assert num_words == 2  # with and without a space

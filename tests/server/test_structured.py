@@ -262,6 +262,7 @@ def test_what_no_text_satisfies_is_told_so(server: Server, fields: dict):
         ({"allowed_token_ids": []}, "allowed_token_ids"),
         ({"allowed_token_ids": [10**6]}, "allowed_token_ids"),
         ({"bad_words": [""]}, "bad_words"),
+        ({"bad_words": ["x" * 257]}, "bad_words"),
     ],
     ids=lambda value: str(value)[:60],
 )
