@@ -309,7 +309,13 @@ class Settings(
         512 * 2**20, _LIMITS, "Largest file that can be uploaded to /v1/files.", ge=1
     )
     max_messages: int = setting(10_000, _LIMITS, "Most messages in a chat request.", ge=1)
-    max_prompts: int = setting(1024, _LIMITS, "Most prompts in a completion request.", ge=1)
+    max_prompts: int = setting(
+        1024,
+        _LIMITS,
+        "Most prompts in a completion request. Prompts times 'n' may not exceed the sequences that "
+        "can run and wait, either.",
+        ge=1,
+    )
     dashboard: bool | None = setting(
         None,
         _LIMITS,

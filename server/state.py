@@ -27,7 +27,7 @@ from server.adapter_table import AdapterTable
 from server.adapters import Adapters
 from server.audio import AudioDecoder
 from server.chat_template import read_chat_template
-from server.errors import ApiError, asleep, overloaded, unavailable
+from server.errors import ApiError, asleep, bad_field, overloaded, unavailable
 from server.grammars import GrammarValidator
 from server.images import ImageDecoder
 from server.metrics import Metrics, MetricValues
@@ -255,11 +255,28 @@ class ServerState:
         """Running and waiting sequences, without those of background requests."""
         return self.admission.num_live
 
-    def admit(self, num_sequences: int, caller: Caller, media_bytes: int = 0) -> None:
+    def admit(
+        self, num_sequences: int, caller: Caller, media_bytes: int = 0, *, param: str = "n"
+    ) -> None:
         """Admit sequences, and the media that they hold, which ``images.release`` releases.
 
-        Raises ApiError (503) if the queue is full or nothing is served.
+        Args:
+            num_sequences: of one request.
+            caller: who sent it.
+            media_bytes: the size of the media.
+            param: the request's field that decides how many sequences it makes.
+
+        Raises:
+            ApiError: 503, the queue is full or nothing is served; 400, there are more sequences
+                than the queue can ever hold.
         """
+        most = self.admission.max_sequences
+        if num_sequences > most and not caller.background:
+            problem = (
+                f"makes this request one of {num_sequences} sequences, and the server's limit of "
+                f"running and waiting sequences is {most}"
+            )
+            raise bad_field(param, problem)
         if self.failure is not None:
             raise unavailable()
         self._check_awake()

@@ -108,6 +108,7 @@ class CompletionCall:
             continuation=True,
             report_progress=self._body.reports_progress,
             beams=self._body.beams,
+            count_param=self._body.count_param,
         )
 
     async def complete(self) -> Completion:

@@ -168,6 +168,7 @@ class Conversation:
                 shown_special_ids=frozenset(self._hidden.values()),
                 report_progress=self.body.reports_progress,
                 beams=self.body.beams,
+                count_param=self.body.count_param,
             ) as generation:
                 yield generation
         except ContextLengthExceeded as error:

@@ -116,6 +116,14 @@ class ExtraFields(BaseModel):
             width=width, length_penalty=penalty, early_stopping=self.early_stopping or False
         )
 
+    @property
+    def count_param(self) -> str:
+        """The field that decides how many continuations of a prompt are generated."""
+        if self.use_beam_search and self.beam_width:
+            return "beam_width"
+        best_of, n = getattr(self, "best_of", None), getattr(self, "n", None)
+        return "best_of" if best_of and best_of > (n or 1) else "n"
+
     def ignored_extra_fields(self) -> list[str]:
         """Names of fields that request something but have no effect next to the others."""
         idle = dict(_IGNORED_WITH_BEAMS if self.use_beam_search else _IGNORED_WITHOUT_BEAMS)

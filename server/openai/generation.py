@@ -117,9 +117,10 @@ class Generation:
         report_progress: report the prefill progress of each prompt with its first choice.
         beams: use beam search instead of sampling, with width ``n``; the choices of a prompt arrive
             whole, the likeliest first.
+        count_param: the request's field that ``n`` comes from.
 
-    Entering raises ApiError (429 beyond the caller's limits, 503 when the queue is full), and
-    EngineDead.
+    Entering raises ApiError (429 beyond the caller's limits, 503 when the queue is full, 400 when
+    it could never hold the sequences), and EngineDead.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class Generation:
         shown_special_ids: frozenset[int] = frozenset(),
         report_progress: bool = False,
         beams: BeamParams | None = None,
+        count_param: str = "n",
     ) -> None:
         self._state = state
         self._model = model
@@ -149,6 +151,7 @@ class Generation:
         self._shown_special_ids = shown_special_ids
         self._report_progress = report_progress
         self._beams = beams
+        self._count_param = count_param if jobs[0].sampling.n > 1 else "prompt"
         self._cached_tokens = 0
         self._num_drafted = self._num_accepted = 0  # draft tokens, of the choices that have ended
         self._charge: Charge | None = None
@@ -168,7 +171,7 @@ class Generation:
         account, background = self._caller.account, self._caller.background
         charge = account.charge(prompt_tokens, most, background=background)
         try:
-            state.admit(count, self._caller, self._media_bytes)
+            state.admit(count, self._caller, self._media_bytes, param=self._count_param)
         except BaseException:
             charge.settle(UsageCounts())
             raise

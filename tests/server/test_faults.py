@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -204,13 +205,37 @@ async def test_the_queue_limit_is_exact() -> None:
         assert {call.status for call in refused} == {503}
         assert len(app.engine.streams) == 5
         assert await app.metric("admission_rejections_total") == 20
-        many = await app.post(COMPLETIONS, prompt="Hi", n=128).done()
-        assert many.status == 503
+        two = await app.post(COMPLETIONS, prompt="Hi", n=2).done()
+        assert two.status == 503
         for stream in app.engine.streams:
             stream.put(300, end="length")
         await asyncio.gather(*(call.done() for call in calls))
         assert {call.status for call in calls[:5]} == {200}
         assert app.state.num_live_sequences == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 6}, "n"),
+        ({"prompt": ["Hi", "Ho"], "n": 3}, "n"),
+        ({"prompt": ["Hi"] * 6}, "prompt"),
+        ({"best_of": 6}, "best_of"),
+        ({"use_beam_search": True, "beam_width": 6}, "beam_width"),
+        ({"use_beam_search": True, "n": 6}, "n"),
+    ],
+)
+async def test_more_sequences_than_the_queue_holds_are_refused_for_good(
+    fields: dict[str, Any], param: str
+) -> None:
+    async with running_app(max_num_seqs=2, max_queued_requests=3) as app:
+        answer = await app.post(COMPLETIONS, **{"prompt": "Hi", **fields}).done()
+        assert (answer.status, answer.error["param"]) == (400, param)
+        assert answer.error["message"] == (
+            f"'{param}' makes this request one of 6 sequences, and the server's limit of running "
+            "and waiting sequences is 5"
+        )
+        assert await app.metric("admission_rejections_total") == 0
 
 
 async def test_timings_become_histograms() -> None:
