@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -21,6 +22,7 @@ from server.openai.conversation import Conversation
 from server.openai.endpoint import respond
 from server.openai.generation import Choice, Generation, Step
 from server.openai.inputs import ChatRequest
+from server.openai.large_answers import build_choices
 from server.openai.logprobs import chat_logprobs, prompt_logprobs
 from server.openai.openapi_schema import describe
 from server.openai.outputs import (
@@ -108,31 +110,33 @@ class ChatCall:
                 for choice, gained, delta in turns:
                     gathered.add(choice, gained, delta)
         self._common_fields["system_fingerprint"] = generation.fingerprint
-        answer = self._build_response(generation, gathered)
+        answer = await self._build_response(generation, gathered)
         if self._recorder is not None and not await self._recorder.save(answer):
             answer.store = False
         return answer
 
-    def _build_response(self, generation: Generation, gathered: ChoiceCollector) -> ChatCompletion:
-        parts = gathered.parts
+    async def _build_response(
+        self, generation: Generation, gathered: ChoiceCollector
+    ) -> ChatCompletion:
+        def build(_: int, whole: ChoiceOutput) -> ChatChoice:
+            return self._full_choice(whole, gathered.parts[whole.choice.index])
+
         return ChatCompletion(
             **self._common_fields,
-            choices=[
-                ChatChoice(
-                    index=whole.choice.index,
-                    message=self._parts.message(
-                        parts[whole.choice.index], echoed=self._body.echoed
-                    ),
-                    logprobs=self._logprobs(whole.logprobs),
-                    finish_reason=self._finish_reason(whole.choice),
-                    stop_reason=whole.choice.stop_reason,
-                    token_ids=whole.token_ids if self._body.return_token_ids else UNSET,
-                    **self._timings(whole.choice),
-                )
-                for whole in select_choices(gathered.outputs, self._body.n or 1)
-            ],
+            choices=await build_choices(build, select_choices(gathered.outputs, self._body.n or 1)),
             usage=generation.usage,
-            **self._prompt_fields(generation.choices[0]),
+            **await self._all_prompt_fields(generation.choices[0]),
+        )
+
+    def _full_choice(self, whole: ChoiceOutput, parts: Sequence[Part]) -> ChatChoice:
+        return ChatChoice(
+            index=whole.choice.index,
+            message=self._parts.message(parts, echoed=self._body.echoed),
+            logprobs=self._logprobs(whole.logprobs),
+            finish_reason=self._finish_reason(whole.choice),
+            stop_reason=whole.choice.stop_reason,
+            token_ids=whole.token_ids if self._body.return_token_ids else UNSET,
+            **self._timings(whole.choice),
         )
 
     async def events(self) -> AsyncGenerator[bytes]:
@@ -151,7 +155,8 @@ class ChatCall:
                 if event:
                     yield event
         if self._recorder is not None and gathered is not None:  # before its client can look it up
-            is_kept = await self._recorder.save(self._build_response(generation, gathered))
+            answer = await self._build_response(generation, gathered)
+            is_kept = await self._recorder.save(answer)
             if not is_kept:
                 yield to_event(ChatChunk(**self._common_fields, choices=[], store=False))
         if self._body.include_usage:
@@ -196,6 +201,11 @@ class ChatCall:
     def _first_chunk(self, choice: Choice, usage: Usage | None) -> ChatChunk:
         about = self._prompt_fields(choice)
         return self._chunk(choice, Delta(role="assistant", content=""), usage, prompt_fields=about)
+
+    async def _all_prompt_fields(self, choice: Choice) -> dict[str, Any]:
+        if not choice.prompt_logprobs:
+            return self._prompt_fields(choice)
+        return await asyncio.to_thread(self._prompt_fields, choice)
 
     def _prompt_fields(self, choice: Choice) -> dict[str, Any]:
         """The requested fields about the prompt; its logprobs come with the first choice."""

@@ -17,6 +17,7 @@ from server.openai.best_of import ChoiceOutput, select_choices
 from server.openai.endpoint import check_grammar, new_id, respond
 from server.openai.generation import Choice, Generation, Job, Step
 from server.openai.inputs import CompletionRequest
+from server.openai.large_answers import build_choices
 from server.openai.logprobs import completion_logprobs, prompt_logprobs
 from server.openai.openapi_schema import describe
 from server.openai.outputs import (
@@ -122,7 +123,7 @@ class CompletionCall:
         wholes = select_choices(wholes, self._body.n or 1, by_likelihood=self._body.uses_best_of)
         return Completion(
             **self._common_fields,
-            choices=[self._full_choice(index, whole) for index, whole in enumerate(wholes)],
+            choices=await build_choices(self._full_choice, wholes),
             usage=generation.usage,
         )
 
