@@ -28,7 +28,8 @@ from server.text.answer_format import AnswerFormat
 
 _MAX_TOOLS = 1024
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}  # as models know it
+_NO_ARGUMENTS: dict[str, Any] = {**_NO_PARAMETERS, "additionalProperties": False}
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -66,14 +67,14 @@ def _read_function(value: Any) -> Function:
     if not isinstance(value.get("strict", False), bool | None):
         raise ValueError("must have a 'strict' that is true or false")
     if parameters is None:
-        parameters = _NO_PARAMETERS
+        parameters = _NO_ARGUMENTS
     if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
         raise ValueError("must have parameters that are the JSON schema of an object")
     if problem := schema_problem(parameters):
         raise ValueError(f"must have parameters that are a JSON schema; {problem}")
     about = ("name", "description", "parameters")
     shown = {key: value[key] for key in value if key in about and value[key] is not None}
-    shown["parameters"] = parameters
+    shown["parameters"] = _NO_PARAMETERS if parameters is _NO_ARGUMENTS else parameters
     unused = {key: value[key] for key in value if key not in (*about, "strict")}
     return Function(name, parameters, bool(value.get("strict")), shown, unused)
 

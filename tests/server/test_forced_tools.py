@@ -77,6 +77,28 @@ def test_named(client: openai.OpenAI, name: str, temperature: float) -> None:
         assert check_calls(answered) == [name]
 
 
+@pytest.mark.parametrize("temperature", [0, 2])
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_function_without_parameters_gets_no_arguments(
+    client: openai.OpenAI, strict: bool, temperature: float
+) -> None:
+    bare = [{"type": "function", "function": {"name": "get_weather", "strict": strict}}]
+    choice: Any = "auto" if strict else "required"
+    answer = ask(
+        client,
+        "What is the weather in Rome?",
+        tools=bare,
+        tool_choice=choice,
+        parallel_tool_calls=False,
+        temperature=temperature,
+        n=4,
+        seed=1,
+    )
+    calls = [call for each in answer.choices for call in each.message.tool_calls or []]
+    assert calls
+    assert {call.function.arguments for call in calls} == {"{}"}
+
+
 def test_named_on_a_stream(client: openai.OpenAI) -> None:
     choice = {"type": "function", "function": {"name": "order"}}
     whole = ask(client, tool_choice=choice).choices[0]
