@@ -31,6 +31,7 @@ class ChoiceParser:
         shown_special_ids: frozenset[int],
         buffer_calls: bool,
         include_reasoning: bool,
+        is_forced: bool,
     ) -> None:
         """Begin; see ``AnswerParser`` for the other arguments.
 
@@ -48,6 +49,7 @@ class ChoiceParser:
             schemas=schemas,
             hidden=hidden,
             buffer_calls=buffer_calls,
+            is_forced=is_forced,
         )
         self._include_reasoning = include_reasoning
         self._counter: _ReasoningCounter | None = None

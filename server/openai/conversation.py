@@ -194,6 +194,7 @@ class Conversation:
             shown_special_ids=frozenset(self._hidden.values()),
             buffer_calls=not self.body.stream,
             include_reasoning=self.body.include_reasoning is not False,
+            is_forced=tools is not None and tools.is_required,
         )
 
     async def parsed_steps(self, generation: Generation) -> AsyncIterator[list[ParsedDelta]]:

@@ -39,6 +39,7 @@ class AnswerParser:
         schemas: Mapping[str, Mapping[str, Any]] | None = None,
         buffer_calls: bool = False,
         hidden: Collection[str] = (),
+        is_forced: bool = False,
     ) -> None:
         """Begin an answer.
 
@@ -52,11 +53,14 @@ class AnswerParser:
                 arguments are emitted as they arrive, and those of a call that turns out malformed
                 remain.
             hidden: markers that are never content, because they are special tokens.
+            is_forced: a grammar makes the content consist of calls, so that the beginning of one
+                that is cut off before its arguments is not content either.
         """
         self._reasoning = reasoning
         self._is_thinking = is_thinking
         self._dialect = dialect
         self._hidden = frozenset(hidden)
+        self._is_forced = is_forced
         self._source = Source()
         self._out: list[Part] = []
         new_id = partial(_new_id, dialect)  # not of this parser: a cycle would keep it alive
@@ -88,7 +92,7 @@ class AnswerParser:
     def finish(self, *, truncated: bool = False) -> list[Part]:
         """The text held back, at the end; ``truncated`` if it was cut off, not ended by the model.
 
-        An unfinished call is emitted as far as it was read.
+        An unfinished call is emitted as far as it was read, from its arguments on.
         """
         self._source.ended = True
         self._is_truncated = truncated
@@ -210,11 +214,15 @@ class AnswerParser:
             yield from dialect.read(source, calls)
         except Malformed as error:
             malformed = error
-        is_cut = self._is_truncated and isinstance(malformed, Unfinished) and calls.is_open
+        is_cut = self._is_truncated and (
+            (self._is_forced and malformed is not None)
+            or (isinstance(malformed, Unfinished) and calls.is_open)
+        )
         if calls.count > num_before or calls.is_emitted or is_cut:
             self._pending_space, self._strip_space = "", True  # white space before a call
         if is_cut:
-            calls.emit_partial()
+            if calls.is_open:
+                calls.emit_partial()
             source.skip_rest()
         elif malformed is not None and calls.is_emitted:
             yield from self._read_rest_of_call(dialect)
@@ -261,6 +269,8 @@ class AnswerParser:
         return any(end.startswith(text.strip()) for end in ends)
 
     def _emit_text(self, text: str, kind: type[Text | Reasoning] = Text) -> None:
+        if self._is_forced and self._is_truncated and kind is Text:
+            return  # the beginning of a call
         if self._strip_space:
             text = text.lstrip()
             if not text:

@@ -115,6 +115,42 @@ def test_named_on_a_stream(client: openai.OpenAI) -> None:
     assert num_pieces > 3
 
 
+@pytest.mark.parametrize("limit", [1, 5, 12, 20])
+def test_a_forced_call_that_is_cut_off_is_never_content(
+    client: openai.OpenAI, server: Server, limit: int
+) -> None:
+    answer = ask(client, tool_choice="required", max_tokens=limit).choices[0]
+    assert answer.finish_reason == "length"
+    assert not answer.message.content
+    calls = [call.function for call in answer.message.tool_calls or []]
+    names: list[str] = []
+    arguments = ""
+    for chunk in ask(client, tool_choice="required", max_tokens=limit, stream=True):
+        assert not chunk.choices[0].delta.content
+        for delta in chunk.choices[0].delta.tool_calls or []:
+            names += [delta.function.name] if delta.function.name else []
+            arguments += delta.function.arguments
+    assert names == [call.name for call in calls]
+    assert arguments == "".join(call.arguments for call in calls)
+
+    functions = [{"type": "function", "name": n, "parameters": s} for n, s in SCHEMAS.items()]
+    body = {"model": MODEL, "temperature": 0, "input": "Tell me of Sweden.", "tools": functions}
+    limits = {"max_output_tokens": limit, "tool_choice": "required"}
+    response = server.post("/v1/responses", {**body, **limits}).json()
+    assert response["status"] == "incomplete"
+    told = [each for each in response["output"] if each["type"] == "function_call"]
+    assert len(told) == len(calls)
+    messages = [each for each in response["output"] if each["type"] == "message"]
+    assert not any(part["text"] for each in messages for part in each["content"])
+
+    given = [{"name": name, "input_schema": schema} for name, schema in SCHEMAS.items()]
+    body = {"model": MODEL, "temperature": 0, "max_tokens": limit, "tools": given}
+    said = {"messages": [{"role": "user", "content": "Tell me of Sweden."}]}
+    message = server.post("/v1/messages", {**body, **said, "tool_choice": {"type": "any"}}).json()
+    assert message["stop_reason"] == "max_tokens"
+    assert "text" not in {block["type"] for block in message["content"]}
+
+
 def test_allowed_tools_when_one_is_required(client: openai.OpenAI) -> None:
     allowed = {
         "type": "allowed_tools",

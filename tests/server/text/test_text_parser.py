@@ -325,6 +325,17 @@ def test_wherever_a_call_is_cut_off_a_stream_tells_what_a_whole_answer_does(name
             assert "</" not in arguments
 
 
+@pytest.mark.parametrize("name", dialects.BY_NAME)
+def test_wherever_a_forced_call_is_cut_off_none_of_it_is_content(name: str) -> None:
+    calls = [("add", {"a": 1, "b": "long"}), ("now", {})]
+    text = written(dialects.BY_NAME[name], calls, SCHEMAS)
+    for end in range(len(text) + 1):
+        told = joined(read(parser(name, is_forced=True), [*text[:end]], cut=True))
+        assert [row[0] for row in told] in ([], ["call"], ["call", "call"]), text[:end]
+        whole = parser(name, is_forced=True, buffer_calls=True)
+        assert joined(read(whole, [text[:end]], cut=True)) == told
+
+
 def test_special_tokens_never_become_content() -> None:
     hidden = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
     for text, content in (
