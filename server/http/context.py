@@ -6,7 +6,6 @@ import asyncio
 import logging
 import re
 import time
-import uuid
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,10 +14,10 @@ from server.access.caller import caller_of_scope
 from server.anthropic.errors import error_body, is_messages_path
 from server.errors import ApiError, to_api_error, unavailable
 from server.http.disconnect import ClientDisconnected
+from server.http.standard_headers import new_request_id, standard_headers
 from server.state import ServerState
 from server.tracing import trace_headers
 
-API_VERSION = "2020-10-01"  # the version string that OpenAI's API has sent from the start
 # Answered while draining, and not logged.
 _PROBES = frozenset({"/health", "/ready", "/metrics", "/dashboard/state"})
 _VALID_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -54,10 +53,9 @@ class RequestContext:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = request_id
-                elapsed_ms = (time.perf_counter() - started_s) * 1000
-                headers["openai-processing-ms"] = str(round(elapsed_ms))
-                headers["openai-version"] = API_VERSION
+                headers.update(standard_headers(request_id, started_s))
+                if is_messages_path(scope["path"]):
+                    headers["request-id"] = request_id  # the name that Anthropic's clients read
                 headers.update(caller_of_scope(scope).account.headers())
             await send(message)
 
@@ -96,7 +94,7 @@ class RequestContext:
                 if _VALID_ID.fullmatch(given) and given not in self._live_ids:
                     self._live_ids.add(given)
                     return given
-        request_id = f"req_{uuid.uuid4().hex}"
+        request_id = new_request_id()
         self._live_ids.add(request_id)
         return request_id
 

@@ -18,6 +18,7 @@ _MAX_AGE_S = "600"
 _EXPOSED = ", ".join(
     (
         "x-request-id",
+        "request-id",
         "retry-after",
         "openai-processing-ms",
         "openai-version",

@@ -16,12 +16,14 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+import time
 from asyncio import TimerHandle
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from server.errors import ApiError, overloaded
+from server.http.standard_headers import new_request_id, standard_headers
 
 MAX_HEADER_BYTES = 64 * 1024  # request line and headers together
 MAX_HEADERS = 128
@@ -46,6 +48,7 @@ class HardenedProtocol(HttpToolsProtocol):
         self._discards_input = False  # refused: further input is discarded
         self._header_bytes = 0  # of headers parsed, or received and still incomplete
         self._num_headers = 0
+        self._begun_s = time.perf_counter()  # when the request began, or the connection
         self._refusal: ApiError | None = None
         self._header_timer: TimerHandle | None = None
         self._write_timer: TimerHandle | None = None
@@ -106,6 +109,7 @@ class HardenedProtocol(HttpToolsProtocol):
         self._in_headers = True
         self._header_bytes = 0
         self._num_headers = 0
+        self._begun_s = time.perf_counter()
         if self._header_timer is None:
             self._arm_header_timer()
 
@@ -124,7 +128,11 @@ class HardenedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Hand the request to the application."""
+        """Hand the request to the application, unless it names no host, or several."""
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts != 1 and self.parser.get_http_version() == "1.1":  # RFC 9112, 3.2
+            self._refusal = ApiError(400, "There must be exactly one Host header.")
+            raise ValueError("not one host")
         self._in_headers = False
         self._in_body = True
         if self._header_timer is not None:
@@ -166,7 +174,8 @@ class HardenedProtocol(HttpToolsProtocol):
             cycle.message_event.set()
         body = error.body()
         head = [STATUS_LINE[error.status]]
-        headers = [(name.encode(), value.encode()) for name, value in error.headers.items()]
+        given = error.headers | standard_headers(new_request_id(), self._begun_s)
+        headers = [(name.encode(), value.encode()) for name, value in given.items()]
         for name, value in (*self.server_state.default_headers, *headers):
             head += [name, b": ", value, b"\r\n"]
         head += [

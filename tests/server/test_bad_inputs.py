@@ -225,6 +225,11 @@ ROWS = [
         malformed_length("Transfer-Encoding: chunked\r\n\r\nzz"),
         closes=True,
     ),
+    *(
+        Row(f"17 {number} hosts", f"GET /health HTTP/1.1\r\n{lines}\r\n".encode(), closes=True)
+        for number, lines in (("no", "Accept: *\r\n"), ("two", "Host: t\r\n" * 2))
+    ),
+    Row("17 no host in HTTP/1.0", b"GET /health HTTP/1.0\r\n\r\n", 200),
     Row("17 no HTTP", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", closes=True),
     chat("28 model missing", "model", model=LEFT_OUT),
     not_found("29 unknown model", "gpt-none"),
@@ -379,6 +384,7 @@ def test_row(server: Server, canary: tuple[list[int], float], row: Row) -> None:
     answer = server.raw(row.send) if isinstance(row.send, bytes) else row.send(server)
 
     assert answer.status == row.status, answer.body[:500]
+    assert {"x-request-id", "openai-processing-ms", "openai-version"} <= answer.headers.keys()
     if answer.status != 200:
         assert len(answer.body) <= 4096
         assert not _LEAK.search(answer.body)
