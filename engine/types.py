@@ -110,7 +110,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         biases = self.logit_bias
         _check(len(biases) <= _MAX_BIAS_ENTRIES, "logit_bias", "must have at most 1024 entries")
         in_range = all(-100.0 <= bias <= 100.0 for bias in biases.values())
-        _check(in_range, "logit_bias", "values must be between -100 and 100")
+        _check(in_range, "logit_bias", "must hold values between -100 and 100")
         seed = self.seed
         in_range = seed is None or -_MAX_SEED - 1 <= seed <= _MAX_SEED
         _check(in_range, "seed", "must be a 64-bit signed integer")
@@ -123,7 +123,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             within = count is None or 0 <= count <= MAX_RETURNED_LOGPROBS
             _check(within, field, f"must be between 0 and {MAX_RETURNED_LOGPROBS}")
         _check(1 <= self.n <= 128, "n", "must be between 1 and 128")
-        _check(all(self.stop), "stop", "a stop string must not be empty")
+        _check(all(self.stop), "stop", "must not hold an empty string")
         within = all(0 < len(word) <= _MAX_BAD_WORD_CHARS for word in self.bad_words)
         problem = f"must hold strings of 1 to {_MAX_BAD_WORD_CHARS} characters"
         _check(within, "bad_words", problem)

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _NEEDS = re.compile(r"^(?:Input|List|String|Tuple|Dictionary|Set|URL) should ")
+
+# How pydantic names the members of a union, which clients know nothing of.
+_UNION_MEMBER = re.compile(r"(?:bool|dict|float|int|list|none|str|function-\w+)(?:\[.*\])?$")
+
+
+def field_path(location: Iterable[int | str]) -> str:
+    """The path of a ``ValidationError``'s ``loc``, such as ``messages.0.content``."""
+    parts = [str(part) for part in location]
+    while len(parts) > 1 and _UNION_MEMBER.match(parts[-1]):
+        parts.pop()
+    return ".".join(parts)
 
 
 def reason(problem: Mapping[str, Any]) -> str:

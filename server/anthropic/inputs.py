@@ -61,6 +61,8 @@ class InputMessage(ApiModel):
 
     @model_validator(mode="after")
     def _check_blocks(self) -> Self:
+        if not self.content and self.role != "assistant":
+            raise ValueError("content: must be a string or a list of blocks, at least one")
         for block in self.content:
             if not isinstance(block, _BLOCKS[self.role]):
                 kind = type(block).__struct_config__.tag
@@ -82,7 +84,7 @@ class ToolDefinition(ApiModel):
     def _refuse_server_tools(cls, value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
         if kind not in (None, "custom"):
-            problem = f"tools of type {shorten(str(kind), 40)!r} are not supported"
+            problem = f"{shorten(str(kind), 40)!r} is not supported"
             raise ValueError(f"type: {problem}; define what the client runs by an input_schema")
         return value
 

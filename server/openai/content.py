@@ -188,11 +188,12 @@ def _read_part(part: Any, index: int) -> str | MediaPart:
     if kind not in _TEXT_PARTS:
         shown = shorten(str(kind), 40)
         raise ValueError(
-            f"parts of type {shown!r} are not supported; send text, images, videos or audio"
+            f"holds a part of type {shown!r}, which is not supported; send text, images, videos or "
+            "audio"
         )
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
-        raise ValueError("a text part must hold a string")
+        raise ValueError(f"part {index} must hold its text as a string")
     return text
 
 

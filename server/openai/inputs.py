@@ -32,7 +32,7 @@ from server.openai.tool_fields import EarlierCall, EarlierFunction, ToolFields, 
 from server.openai.unread_fields import always, read_fields_of, unread_fields
 from server.openai.unsupported import ignored_params, refuse_unsupported
 from server.text.answer_format import AnswerFormat
-from server.validation import reason
+from server.validation import field_path, reason
 
 MAX_MODEL_NAME = 256
 _MAX_LABEL = 512
@@ -78,9 +78,9 @@ def _read_prompts(value: Any) -> list[Prompt]:
             if not ids:
                 raise ValueError("must not be empty")
             if set(map(type, ids)) != {int}:
-                raise ValueError("token ids must be integers")
+                raise ValueError("must hold integers as token ids")
     else:
-        raise ValueError("must not mix kinds, and token ids must be integers")
+        raise ValueError("must not mix kinds, and must hold integers as token ids")
     return value
 
 
@@ -409,7 +409,7 @@ class TokenizeRequest(FeatureRequest):
     @model_validator(mode="after")
     def _check_exactly_one(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("prompt: send either 'prompt' or 'messages'")
+            raise ValueError("prompt: or else 'messages' must be sent, and not both")
         _check_prompt_ending(self.add_generation_prompt, self.continue_final_message)
         return self
 
@@ -434,7 +434,7 @@ def _check_prompt_ending(generation_prompt: bool | None, continue_final: bool | 
 def _to_api_error(error: ValidationError, at: str) -> ApiError:
     """The first problem, with the field's name as the API spells it."""
     problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    param = at + ".".join(str(part) for part in problem["loc"])
+    param = at + field_path(problem["loc"])
     message = reason(problem)
     if problem["type"] == "value_error" and _has_field_prefix(message):
         # A check across several fields names the invalid one itself.

@@ -105,7 +105,7 @@ async def encode_bad_words(
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
     """Raise ApiError (400) unless every id is in the vocabulary."""
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-        raise bad_field(param, f"token ids must be between 0 and {vocab_size - 1}")
+        raise bad_field(param, f"must hold token ids between 0 and {vocab_size - 1}")
 
 
 def _build_params(
@@ -137,7 +137,7 @@ def _build_params(
 
 def _logit_bias(biases: dict[str, float], vocab_size: int) -> dict[int, float]:
     if not all(key.isascii() and key.isdigit() and len(key) < 12 for key in biases):
-        raise bad_field("logit_bias", "keys must be token ids")
+        raise bad_field("logit_bias", "must have token ids as its keys")
     by_id = {int(key): value for key, value in biases.items()}
     check_token_ids(list(by_id), vocab_size, "logit_bias")
     return by_id

@@ -139,6 +139,42 @@ HELLO = [{"role": "user", "content": "hi"}]
             "'messages.0.content' part 0: must be an object with a 'type'",
         ),
         (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
+            "'messages.0.content' part 0 must hold its text as a string",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "file"}]}]},
+            "'messages.0.content' holds a part of type 'file', which is not supported; send text, "
+            "images, videos or audio",
+        ),
+        (CHAT, {"bad_words": [""]}, "'bad_words' must hold strings of 1 to 256 characters"),
+        (CHAT, {"logit_bias": {"x": 1}}, "'logit_bias' must have token ids as its keys"),
+        (
+            CHAT,
+            {"stop_token_ids": [10**6]},
+            "'stop_token_ids' must hold token ids between 0 and 4095",
+        ),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": 1}}},
+            "'response_format.json_schema.schema' must be an object",
+        ),
+        (CHAT, {"guided_json": 1}, "'guided_json' must be an object"),
+        ("/tokenize", {"prompt": "hi"}, "'prompt' or else 'messages' must be sent, and not both"),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": []}]},
+            "'messages.0.content' must be a string or a list of blocks, at least one",
+        ),
+        (
+            "/v1/messages",
+            {"tools": [{"name": "f", "type": "bash_20250124"}]},
+            "'tools.0.type' 'bash_20250124' is not supported; define what the client runs by an "
+            "input_schema",
+        ),
+        (
             "/v1/responses",
             {"text": {"format": {"type": "json_schema", "name": "a b", "schema": SCHEMA}}},
             "'text.format.name' must match the pattern '^[a-zA-Z0-9_-]{1,64}$'",
