@@ -99,7 +99,7 @@ class RequestContext:
         return request_id
 
     def _count(self, scope: Scope, status: int, request_id: str, elapsed_s: float) -> None:
-        route = getattr(scope.get("route"), "path", "unmatched")
+        route = _route_of(scope)
         self._state.metrics.record_http_request(scope["method"], route, status)
         if self._log_requests and route not in _PROBES:
             fields = {
@@ -114,6 +114,16 @@ class RequestContext:
                 fields,
                 extra={"fields": fields},
             )
+
+
+def _route_of(scope: Scope) -> str:
+    """The path of the route that served the request, without its parameters' values."""
+    route = scope.get("route")
+    if route is not None:
+        return route.path
+    # The framework does not name its own routes, such as /docs, which have no parameters.
+    is_served = scope.get("endpoint") is not None and not scope.get("path_params")
+    return scope["path"] if is_served else "unmatched"
 
 
 async def _send_error(error: ApiError, scope: Scope, send: Send) -> None:

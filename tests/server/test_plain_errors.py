@@ -66,6 +66,18 @@ async def test_compaction_is_told_to_be_unsupported() -> None:
         }
 
 
+async def test_the_documentation_is_counted_under_its_routes() -> None:
+    async with running_app() as app:
+        for path in ("/docs", "/openapi.json"):
+            assert (await app.get(path)).status == 200
+        counted = (await app.get("/metrics")).body.decode()
+        assert 'route="/docs"' in counted
+        assert 'route="/openapi.json"' in counted
+        assert 'route="unmatched"' not in counted
+        assert (await app.get("/nowhere")).status == 404
+        assert 'route="unmatched"' in (await app.get("/metrics")).body.decode()
+
+
 async def test_probes_may_ask_by_head() -> None:
     async with running_app() as app:
         for path in ("/health", "/ready"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -182,6 +183,17 @@ def test_background(client: openai.OpenAI) -> None:
     assert [event.sequence_number for event in events] == list(range(len(events)))
     later = list(client.responses.retrieve(queued.id, stream=True, starting_after=4))
     assert [event.to_dict() for event in later] == [event.to_dict() for event in events[5:]]
+    for number in (len(events) - 1, 999):
+        assert not list(client.responses.retrieve(queued.id, stream=True, starting_after=number))
+
+
+def test_what_a_stored_response_may_include(client: openai.OpenAI, server: Server) -> None:
+    id = ask(client).id
+    assert client.responses.retrieve(id, include=["message.output_text.logprobs"]).id == id
+    unknown: Any = ["everything"]
+    with pytest.raises(openai.BadRequestError, match="'include' cannot hold 'everything'"):
+        client.responses.retrieve(id, include=unknown)
+    assert server.get(f"/v1/responses/{id}?include=everything").status_code == 400
 
 
 def test_a_background_stream_goes_on_without_its_client(client: openai.OpenAI) -> None:

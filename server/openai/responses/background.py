@@ -231,10 +231,11 @@ class BackgroundResponses:
             if response is None:  # deleted meanwhile
                 return
             if response.ended:
-                if not (events and events[-1].event.startswith(_FINAL_EVENTS)):
-                    last = await self._store.events(id, after - 1)
-                    if not (last and last[-1].event.startswith(_FINAL_EVENTS)):
-                        yield to_sse(_last_event(response, after + 1))
+                events = events or await self._store.events(id, -1)
+                last = events[-1] if events else StoredEvent(-1, b"")
+                # A client that already knows more than is stored has had the event made here.
+                if not last.event.startswith(_FINAL_EVENTS) and after <= last.number:
+                    yield to_sse(_last_event(response, last.number + 1))
                 return
             await asyncio.sleep(_POLL_INTERVAL_S)
 

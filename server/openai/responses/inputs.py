@@ -6,7 +6,7 @@ here and are forwarded. A chat field that has another name here is refused with 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PlainValidator, model_validator
@@ -297,6 +297,12 @@ class ResponseInput(ApiModel):
         return unread_fields(body["input"], kind_of_item, "input")
 
 
+def include_problem(names: Sequence[str]) -> str | None:
+    """The problem with the values of ``include``, to follow the field's name; None if none."""
+    unknown = set(names) - _INCLUDES - _UNSUPPORTED_INCLUDES
+    return f"cannot hold {shorten(min(unknown), 80)!r}" if unknown else None
+
+
 class ResponsesRequest(ResponseInput):
     """POST /v1/responses."""
 
@@ -322,9 +328,8 @@ class ResponsesRequest(ResponseInput):
             raise ValueError("stream_options: is only allowed when 'stream' is true")
         if self.background and self.store is False:
             raise ValueError("background: needs 'store', as the answer is fetched later")
-        unknown = set(self.include or ()) - _INCLUDES - _UNSUPPORTED_INCLUDES
-        if unknown:
-            raise ValueError(f"include: cannot hold {shorten(min(unknown), 80)!r}")
+        if problem := include_problem(self.include or ()):
+            raise ValueError(f"include: {problem}")
         return self
 
     @property

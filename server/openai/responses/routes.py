@@ -23,7 +23,11 @@ from server.openai.responses.call import (
     prepare_conversation,
 )
 from server.openai.responses.events import StreamEvent
-from server.openai.responses.inputs import InputTokensRequest, ResponsesRequest
+from server.openai.responses.inputs import (
+    InputTokensRequest,
+    ResponsesRequest,
+    include_problem,
+)
 from server.openai.responses.items import read_item
 from server.openai.responses.outputs import InputTokens, ItemList, Response, ResponseDeleted
 from server.openai.sse import EventStream
@@ -37,6 +41,9 @@ Order = Annotated[Literal["asc", "desc"], Query(description="Oldest or newest fi
 StreamFlag = Annotated[bool, Query(description="Send the events instead of the response.")]
 StartingAfter = Annotated[
     int | None, Query(ge=0, lt=2**31, description="The number of the last event that is known.")
+]
+Include = Annotated[
+    list[str] | None, Query(description="No effect: what is stored is returned. As in a request.")
 ]
 
 
@@ -95,8 +102,12 @@ async def retrieve_response(
     request: Request,
     stream: StreamFlag = False,
     starting_after: StartingAfter = None,
+    include: Include = None,
 ) -> HttpResponse:
     """Retrieve a response; with ``stream=true`` the events of a background response."""
+    # OpenAI's clients write lists in a URL with brackets.
+    if problem := include_problem([*(include or ()), *request.query_params.getlist("include[]")]):
+        raise bad_field("include", problem)
     caller = caller_of(request)
     background = _background(request)
     response = await background.find(response_id, caller.tenant)
