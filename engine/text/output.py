@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -14,7 +13,7 @@ from engine.text.tokenizer import Tokenizer
 from engine.types import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
 
 
-class TopLogprob(NamedTuple):
+class TopLogprob(msgspec.Struct, frozen=True, gc=False):
     """One likely token at a position."""
 
     token_id: int

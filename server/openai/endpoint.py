@@ -21,7 +21,6 @@ from server.http.disconnect import ClientDisconnected, until_disconnect
 from server.openai.deadline import caller_with_deadline, until_deadline
 from server.openai.inputs import ApiModel, GenerationRequest
 from server.openai.json_body import parse_json_body
-from server.openai.large_answers import encode_answer
 from server.openai.outputs import to_json
 from server.openai.sse import Ending, EventStream
 from server.openai.structured import StructuredFields, requested_grammar
@@ -131,8 +130,8 @@ async def serve_call(
             _events(prepare), heartbeat_s=heartbeat_s, headers=headers, ending=ending
         )
     async with until_disconnect(request.receive):
-        body = await encode_answer(await (await prepare()).complete())
-    return _json_body_response(body, headers)
+        whole = await (await prepare()).complete()
+    return json_response(whole, headers)
 
 
 async def _events(prepare: Callable[[], Awaitable[Call]]) -> AsyncGenerator[bytes]:
@@ -145,11 +144,7 @@ async def _events(prepare: Callable[[], Awaitable[Call]]) -> AsyncGenerator[byte
 
 def json_response(value: Any, headers: Mapping[str, str] | None = None) -> Response:
     """A response of one JSON object."""
-    return _json_body_response(to_json(value), headers)
-
-
-def _json_body_response(body: bytes, headers: Mapping[str, str] | None) -> Response:
-    return Response(body, media_type="application/json", headers=dict(headers or {}))
+    return Response(to_json(value), media_type="application/json", headers=dict(headers or {}))
 
 
 def new_id(prefix: str) -> str:

@@ -43,7 +43,7 @@ class Usage(Struct):
     completion_tokens_details: CompletionTokensDetails
 
 
-class TopLogprob(Struct):
+class TopLogprob(Struct, gc=False):  # a long answer has a million
     """A likely token at a position; ``bytes`` are its own, even if it is part of a character."""
 
     token: str
@@ -51,7 +51,7 @@ class TopLogprob(Struct):
     bytes: list[int]
 
 
-class TokenLogprob(Struct):
+class TokenLogprob(Struct, gc=False):
     """A token of a chat response."""
 
     token: str
