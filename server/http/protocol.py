@@ -130,6 +130,7 @@ class HardenedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Hand the request to the application, unless it names no host, or several."""
         num_hosts = sum(name == b"host" for name, _ in self.headers)
+        assert self.parser is not None
         if num_hosts != 1 and self.parser.get_http_version() == "1.1":  # RFC 9112, 3.2
             self._refusal = ApiError(400, "There must be exactly one Host header.")
             raise ValueError("not one host")
