@@ -128,7 +128,7 @@ def test_logprobs_are_told_for_every_token(llm: LLM) -> None:
     assert tuple(entry.token_id for entry in completion.logprobs) == completion.token_ids
     for entry in completion.logprobs:
         assert len(entry.top) == 3
-        assert entry.top[0][:1] == (entry.token_id,)  # greedy
+        assert entry.top[0].token_id == entry.token_id  # greedy
         assert entry.top[0].logprob == entry.logprob
     assert result.prompt_logprobs is not None
     assert tuple(entry.token_id for entry in result.prompt_logprobs) == result.prompt_token_ids

@@ -89,7 +89,7 @@ def test_without_pyav_the_extra_is_named(
 ) -> None:
     data = contained(speech(0.5), 16_000, "aac", "mp4")
     monkeypatch.setattr(read, "has_pyav", lambda: False)
-    with pytest.raises(InvalidParameter, match=r"pip install 'quire\[video\]'"):
+    with pytest.raises(InvalidParameter, match=r"pip install -e '\.\[video\]'"):
         reader.read(data, RULES)
 
 

@@ -105,7 +105,7 @@ def test_what_an_encoder_cannot_do_is_refused(tmp_path):
         with pytest.raises(ModelLoadError):
             load(tmp_path, **changes)
     config = json.loads((tmp_path / "config.json").read_text())
-    for key, value in (("is_decoder", True), ("hidden_act", "mish"), ("new_key", 1)):
+    for key, value in (("is_decoder", True), ("hidden_act", "mish"), ("add_cross_attention", True)):
         (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
         with pytest.raises(ModelLoadError, match=key):
             load(tmp_path)

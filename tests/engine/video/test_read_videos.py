@@ -162,7 +162,7 @@ def test_without_pyav_the_extra_is_named(
     reader: VideoReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read, "is_available", lambda: False)
-    with pytest.raises(InvalidParameter, match=r"pip install 'quire\[video\]'"):
+    with pytest.raises(InvalidParameter, match=r"pip install -e '\.\[video\]'"):
         reader.read(recorded(moving(2)), RULES, ALL)
 
 
