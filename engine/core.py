@@ -212,7 +212,7 @@ class EngineCore:
         check_tokens(request, self._info.vocab_size)
         if request.adapter is not None:
             self._runner.load_adapter(request.adapter)
-            self._has_adapters = True
+            self._has_adapters, self._is_prepared = True, False
         self._intake.add(request)
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:

@@ -12,7 +12,7 @@ from engine.core import EngineCore
 from engine.errors import EngineDead, Failure, InvalidParameter, OutOfMemory
 from engine.requests import fan_out
 from engine.scheduler import Scheduler
-from engine.types import EngineInfo, EngineOutput, Request, SamplingParams, StepPlan
+from engine.types import Adapter, EngineInfo, EngineOutput, Request, SamplingParams, StepPlan
 from tests.engine.fakes import FakeRunner, FaultyRunner, expected_output, make_config, make_info
 from tests.engine.scheduler.lives import BrokenContract, Life
 from tests.engine.stateful_fakes import StatefulFaulty
@@ -277,3 +277,26 @@ def test_tokens_that_the_model_does_not_have_are_refused(prompt, sampling, param
         core.add(Request(id="a", prompt_token_ids=prompt, sampling=SamplingParams(**sampling)))
     assert caught.value.param == param
     assert not core.has_work
+
+
+def test_the_first_adapter_is_prepared_for_though_all_else_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it is captured for comes with it."""
+    core = make_core()
+    (plain,) = fan_out("plain", (1, 2, 3), SamplingParams(max_tokens=2))
+    core.add(plain)
+    drain(core, [plain])
+    remaining: list[str] = ["plain"]
+    monkeypatch.setattr(core._runner, "prepare", lambda: bool(remaining and remaining.pop()))
+    while core.prepare():
+        pass
+    remaining.append("with adapters")
+    assert not core.prepare()
+    monkeypatch.setattr(core._runner, "load_adapter", lambda adapter: None, raising=False)
+    adapter = Adapter(id="a", name="a", path="a")
+    (adapted,) = fan_out("adapted", (1, 2, 3), SamplingParams(max_tokens=2), adapter=adapter)
+    core.add(adapted)
+    drain(core, [adapted])
+    assert core.prepare()
+    assert not remaining
