@@ -47,13 +47,15 @@ from kernels.triton.chunks import (
     product,
     row_of_chunk,
 )
-from kernels.triton.launch import dot_width, launch, wait_for_prior_kernels
+from kernels.triton.launch import dot_width, launch, power_of_2, wait_for_prior_kernels
 from kernels.triton.recurrent import begins_with_state, log_decay
 from kernels.triton.recurrent import gated_delta as walk
 from kernels.triton.tiles import sigmoid
 
 _STRIP = 32  # columns of a state per program
-_BLOCK = 64  # channels that are prepared at a time
+# Channels that are prepared at a time. With 16 and 32 products came out wrong on an H200 (Triton 3.6),
+# though not in the interpreter; models have more.
+_BLOCK = 64
 _MAX_AHEAD = 128  # channels of a head whose next chunk is read ahead
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 # The least logarithm of a decay, to base 2. It is a decay to 0 already; infinite ones could not be
@@ -74,7 +76,8 @@ def gated_delta(
     channel.
     """
     y = walk(mixed, gates, log_a, dt_bias, state, rows, shape, most=MIN_CHUNKED_TOKENS - 1)
-    heads, num_rows, wide = shape.value_heads, rows.slots.shape[0], dot_width(shape.key_dim)
+    heads, num_rows = shape.value_heads, rows.slots.shape[0]
+    wide = max(_BLOCK, power_of_2(shape.key_dim))
     num_chunks = max_chunks(mixed.shape[0], num_rows, rows.longest)
     if not num_chunks:
         return y
@@ -113,8 +116,7 @@ def gated_delta(
         KEY_HEADS=shape.key_heads,
         MOST_BETA=2.0 if shape.allows_negative else 1.0,
         LEAST_LOG=shape.least_log_decay,
-        BLOCK=min(_BLOCK, wide),
-        VALUE_BLOCK=min(_BLOCK, dot_width(shape.value_dim)),
+        BLOCK=_BLOCK,
         num_warps=4,
     )
     launch(
@@ -164,7 +166,6 @@ def _prepare_channels_kernel(
     MOST_BETA: tl.constexpr,
     LEAST_LOG: tl.constexpr,
     BLOCK: tl.constexpr,
-    VALUE_BLOCK: tl.constexpr,
 ):
     """One chunk of one head."""
     wait_for_prior_kernels()
@@ -267,8 +268,8 @@ def _prepare_channels_kernel(
         tl.debug_barrier()  # all threads have read it
         _keep(recalling + place, WHOLE, product(inverse, k * decay, DTYPE))
     alone += at * CHUNK * VALUE_DIM
-    for first in range(0, VALUE_DIM, VALUE_BLOCK):
-        column = first + tl.arange(0, VALUE_BLOCK)[None, :]
+    for first in range(0, VALUE_DIM, BLOCK):
+        column = first + tl.arange(0, BLOCK)[None, :]
         is_value = column < VALUE_DIM
         v = tl.load(values + (t * CHANNELS + column), mask=is_token & is_value, other=0.0)
         tl.store(alone + (t * VALUE_DIM + column), product(inverse, v, DTYPE), mask=is_value)
