@@ -57,8 +57,15 @@ _NARROW, _WIDE = (
     tuple(quantised.TileShape(rows, columns, columns // 16) for rows in (16, 32, 64, 128))
     for columns in (64, 128)
 )
-# Four warps side by side, so that each weight is widened once.
-_UNTURNED = (*(quantised.TileShape(rows, 128, 4) for rows in (16, 32)), *_WIDE[2:])
+# Of few rows, as many stages as leave room for so many programs on a multiprocessor.
+_FEW = tuple(
+    Variant(constants={"_TILES": (quantised.TileShape(16, *tile), *_NARROW[1:]), "_MOST_STAGES": n})
+    for tile, n in (
+        *(((64, 4), 5), ((64, 4), 6), ((64, 4), 9), ((64, 2), 6), ((64, 2), 9)),
+        *(((128, 4), 4), ((128, 4), 6), ((128, 4), 8), ((128, 4), 12)),
+        *(((128, 8), 8), ((256, 8), 4), ((256, 8), 8)),
+    )
+)
 TRIALS = (
     Trial(
         "decode",
@@ -68,7 +75,7 @@ TRIALS = (
             AS_IT_IS,
             *(
                 Variant({"num_stages": stages, "num_warps": warps}, {"_PROGRAMS": programs})
-                for stages, warps, programs in ((5, 4, 3), (4, 4, 3), (3, 4, 3), (5, 8, 2))
+                for stages, warps, programs in ((7, 4, 1), (3, 4, 3), (5, 8, 1))
             ),
         ),
     ),
@@ -79,8 +86,7 @@ TRIALS = (
         (
             AS_IT_IS,
             *(Variant({"num_stages": stages}) for stages in (2, 4)),
-            *(Variant({"num_stages": stages, "maxnreg": None}) for stages in (3, 5)),
-            *(Variant({"num_stages": stages}, {"COPIES_TILES": True}) for stages in (3, 2)),
+            *(Variant({"num_stages": stages}, {"COPIES_TILES": False}) for stages in (3, 2)),
         ),
     ),
     Trial(
@@ -102,10 +108,9 @@ TRIALS = (
             "_packed_kernel",
             (
                 AS_IT_IS,
-                *(Variant({"num_stages": stages}) for stages in (3, 6)),
                 Variant(constants={"_MOST_UNTURNED_ROWS": 0}),
-                Variant(constants={"_MOST_UNTURNED_ROWS": 32, "_TILES": _UNTURNED}),
                 *(Variant(constants={"_TILES": tiles}) for tiles in (_NARROW, _WIDE)),
+                *_FEW,
             ),
         )
         for codes in ("int4", "int4 in groups of 128", "fp8")

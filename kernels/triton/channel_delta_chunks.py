@@ -47,14 +47,14 @@ from kernels.triton.chunks import (
     product,
     row_of_chunk,
 )
-from kernels.triton.launch import dot_width, launch, power_of_2, wait_for_prior_kernels
+from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
 from kernels.triton.recurrent import begins_with_state, log_decay
 from kernels.triton.recurrent import gated_delta as walk
 from kernels.triton.tiles import sigmoid
 
 _STRIP = 32  # columns of a state per program
-# Channels that are prepared at a time. With 16 and 32 products came out wrong on an H200 (Triton 3.6),
-# though not in the interpreter; models have more.
+# Channels that are prepared at a time. With 16 and 32 products came out wrong on an H200 (Triton
+# 3.6), though not in the interpreter; models have more.
 _BLOCK = 64
 _MAX_AHEAD = 128  # channels of a head whose next chunk is read ahead
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)

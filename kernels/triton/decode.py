@@ -107,6 +107,8 @@ def decode_attention(
         TILE=_TILE // 2 if dim > (256 if cache.key_scales is None else 128) else _TILE,
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
+        # Keys of a source may be stored in this step.
+        READS_AHEAD=not layer.reads_source,
         HEADS=power_of_2(group),
         PARTS=parts_at_once(group, dim),
         num_warps=4,
@@ -162,12 +164,14 @@ def _share_kernel(
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    READS_AHEAD: tl.constexpr,
     HEADS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
     """One program's share, part by part; the grid is as large as the machine.
 
-    Until it waits for its turn it reads only the plan, which was complete before the first layer.
+    Until it waits for its turn it reads only the plan, which was complete before the first layer,
+    and keys and values of earlier steps, which were complete before the plan.
     """
     num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
     total = tl.load(unit_starts + num_rows) * NUM_KV_HEADS
@@ -183,14 +187,48 @@ def _share_kernel(
     dims = tl.arange(0, DIM)
     in_group = group < GROUP
     in_tile = in_group[:, None] & (dims < HEAD_DIM)[None, :]
-    if begin < end:
-        _prefetch_unit(
-            *(keys, values, tables + line * table_stride, seq_len),
-            *(begin - row_begin * NUM_KV_HEADS, num_units),
-            *(NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, UNIT, TILE, WINDOW),
+    table = tables + line * table_stride
+    # A share of one unit is too short for a loop, which would prepare several tiles before the
+    # first is used. It is read ahead, but for the newest token.
+    READS_UNIT: tl.constexpr = READS_AHEAD and UNIT == TILE
+    is_unit = READS_UNIT & (share == 1) & (begin < end)
+    kv_head, first = _place_of_unit(
+        *(begin - row_begin * NUM_KV_HEADS, tl.maximum(num_units, 1), seq_len, UNIT, WINDOW)
+    )
+    slots = first + tl.arange(0, TILE)
+    if READS_UNIT:
+        is_seen = (slots < seq_len) & is_unit
+        if WINDOW > 0:
+            is_seen = is_seen & (slots >= seq_len - WINDOW)
+        k, v, key_scale, value_scale = _load_tile(
+            *(keys, values, key_scales, value_scales, table, first),
+            *(is_seen & (slots < seq_len - 1), kv_head, query.dtype.element_ty),
+            *(NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, TILE),
+        )
+    if (begin < end) & (not is_unit):
+        _prefetch_tile(
+            *(keys, values, table, first, slots < seq_len, kv_head),
+            *(NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE),
         )
     wait_for_prior_kernels()
     unit = begin
+    if READS_UNIT:  # noqa: SIM102 - compiled only if so
+        if is_unit:
+            heads = kv_head * GROUP + group
+            place = query + token * query_stride + heads[:, None] * HEAD_DIM + dims[None, :]
+            q = tl.load(place, mask=in_tile, other=0.0)
+            mean, lse = _attend_unit(
+                *(q, k, v, key_scale, value_scale, keys, values, key_scales, value_scales),
+                *(table, first, is_seen, seq_len, kv_head, scale, softcap, scale_in_cap),
+                *(NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, TILE, HAS_SOFTCAP),
+            )
+            head_begin = row_begin * NUM_KV_HEADS + kv_head * num_units
+            finish_part(
+                *(output + token * num_heads * HEAD_DIM, parts, part_lse, arrivals, sinks),
+                *(mean, lse, begin, end, begin, share, head_begin, num_units),
+                *(row, kv_head, NUM_KV_HEADS, GROUP, HEADS, HEAD_DIM, DIM, PARTS),
+            )
+            unit = end
     while unit < end:
         kv_head = (unit - row_begin * NUM_KV_HEADS) // num_units
         head_begin = row_begin * NUM_KV_HEADS + kv_head * num_units
@@ -272,24 +310,26 @@ def _row_of_unit(unit, unit_starts, num_rows, NUM_KV_HEADS: tl.constexpr):
 
 
 @triton.jit
-def _prefetch_unit(
+def _place_of_unit(unit, num_units, seq_len, UNIT: tl.constexpr, WINDOW: tl.constexpr):
+    """Return the head and the first slot of a row's unit, counted over all heads."""
+    kv_head = unit // num_units
+    return kv_head, (_units_before(seq_len, UNIT, WINDOW) + unit - kv_head * num_units) * UNIT
+
+
+@triton.jit
+def _prefetch_tile(
     keys,
     values,
     table,
-    seq_len,
-    unit,  # of the row, over all heads
-    num_units,
+    begin,
+    is_used,
+    kv_head,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    UNIT: tl.constexpr,
     TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
 ):
-    """Request a unit's first tile of keys and values."""
-    kv_head = unit // num_units
-    begin = (_units_before(seq_len, UNIT, WINDOW) + unit - kv_head * num_units) * UNIT
-    is_used = begin + tl.arange(0, TILE) < seq_len
+    """Request a tile of keys and values."""
     first_row, rows = rows_of_tile(  # pyright: ignore[reportGeneralTypeIssues]
         table, begin, is_used, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE
     )
@@ -298,6 +338,86 @@ def _prefetch_unit(
         offsets = (first_row + rows) * HEAD_DIM + dim
         prefetch(keys + offsets)
         prefetch(values + offsets)
+
+
+@triton.jit
+def _load_tile(
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    table,
+    begin,
+    is_read,
+    kv_head,
+    DTYPE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Return keys and values [TILE, DIM], 0 where ``is_read`` is false, and their scales [TILE],
+    which are 1 if there are none."""
+    dims = tl.arange(0, DIM)
+    first_row, rows = rows_of_tile(  # pyright: ignore[reportGeneralTypeIssues]
+        table, begin, is_read, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE
+    )
+    offsets = rows[:, None] * HEAD_DIM + dims[None, :]
+    is_number = is_read[:, None] & (dims < HEAD_DIM)[None, :]
+    k = load_rows(keys + first_row * HEAD_DIM + offsets, is_number, DTYPE)
+    v = load_rows(values + first_row * HEAD_DIM + offsets, is_number, DTYPE)
+    if key_scales is None:
+        ones = tl.full([TILE], 1.0, tl.float32)
+        return k, v, ones, ones
+    else:
+        key_scale = tl.load(key_scales + first_row + rows, mask=is_read, other=0.0)
+        return k, v, key_scale, tl.load(value_scales + first_row + rows, mask=is_read, other=0.0)
+
+
+@triton.jit
+def _attend_unit(
+    q,
+    k,  # [TILE, DIM], read ahead but for the newest token
+    v,
+    key_scale,  # [TILE] likewise
+    value_scale,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    table,
+    begin,
+    is_seen,
+    seq_len,
+    kv_head,
+    scale,
+    softcap,
+    scale_in_cap,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+):
+    """Attend to one tile of slots; return the mean value, and log2 of its weight."""
+    slots = begin + tl.arange(0, TILE)
+    if begin + TILE >= seq_len:
+        is_new = is_seen & (slots == seq_len - 1)
+        new_k, new_v, new_key_scale, new_value_scale = _load_tile(  # pyright: ignore[reportGeneralTypeIssues]
+            *(keys, values, key_scales, value_scales, table, begin, is_new, kv_head, q.dtype),
+            *(NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, TILE),
+        )
+        k, v = tl.where(is_new[:, None], new_k, k), tl.where(is_new[:, None], new_v, v)
+        key_scale = tl.where(is_new, new_key_scale, key_scale)
+        value_scale = tl.where(is_new, new_value_scale, value_scale)
+    top, total, acc = _nothing_seen(q)  # pyright: ignore[reportGeneralTypeIssues]
+    top, total, acc = _attend_tile(
+        *(q, k, v, key_scale, value_scale, is_seen, top, total, acc),
+        *(scale, softcap, scale_in_cap, key_scales is not None, HAS_SOFTCAP, True),
+    )
+    return _mean_of_values(top, total, acc)
 
 
 @triton.jit
@@ -324,37 +444,69 @@ def _attend_part(
     HAS_SOFTCAP: tl.constexpr,
 ):
     """Attend to slots [begin, end); return the mean value, and log2 of its weight."""
-    dims = tl.arange(0, DIM)
-    top = tl.full([q.shape[0]], -float("inf"), tl.float32)
-    total = tl.zeros([q.shape[0]], tl.float32)
-    acc = tl.zeros([q.shape[0], DIM], tl.float32)
+    top, total, acc = _nothing_seen(q)  # pyright: ignore[reportGeneralTypeIssues]
     if WINDOW > 0:
         begin = tl.maximum(begin, (seq_len - WINDOW) // TILE * TILE)
     for tile in range(begin, end, TILE):
         slots = tile + tl.arange(0, TILE)
+        # Slots past the end are unowned and may hold anything: they are not read.
         is_seen = slots < seq_len
         if WINDOW > 0:
             is_seen = is_seen & (slots >= seq_len - WINDOW)
-        first_row, rows = rows_of_tile(  # pyright: ignore[reportGeneralTypeIssues]
-            table, tile, is_seen, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE
+        k, v, key_scale, value_scale = _load_tile(
+            *(keys, values, key_scales, value_scales, table, tile, is_seen, kv_head, q.dtype),
+            *(NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, TILE),
         )
-        offsets = rows[:, None] * HEAD_DIM + dims[None, :]
-        # Slots past the end are unowned and may hold anything: they are not read.
-        is_read = is_seen[:, None] & (dims < HEAD_DIM)[None, :]
-        k = load_rows(keys + first_row * HEAD_DIM + offsets, is_read, q.dtype)
-        scores = dot(q, tl.trans(k))
-        if key_scales is not None:
-            scores *= tl.load(key_scales + first_row + rows, mask=is_seen, other=0.0)[None, :]
-        if HAS_SOFTCAP:
-            scores = tanh(scores * scale_in_cap)
-        scores = tl.where(is_seen[None, :], scores, -float("inf"))
-        weights, shrink, top, total = online_softmax(  # pyright: ignore[reportGeneralTypeIssues]
-            scores, softcap if HAS_SOFTCAP else scale, top, total, False
+        top, total, acc = _attend_tile(
+            *(q, k, v, key_scale, value_scale, is_seen, top, total, acc),
+            *(scale, softcap, scale_in_cap, key_scales is not None, HAS_SOFTCAP, False),
         )
-        if value_scales is not None:
-            weights *= tl.load(value_scales + first_row + rows, mask=is_seen, other=0.0)[None, :]
-        v = load_rows(values + first_row * HEAD_DIM + offsets, is_read, q.dtype)
-        acc = dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
+    return _mean_of_values(top, total, acc)
+
+
+@triton.jit
+def _nothing_seen(q):
+    """Return the top, total and sums of queries [rows, DIM] that have seen no key."""
+    top = tl.full([q.shape[0]], -float("inf"), tl.float32)
+    return top, tl.zeros([q.shape[0]], tl.float32), tl.zeros(q.shape, tl.float32)
+
+
+@triton.jit
+def _attend_tile(
+    q,
+    k,
+    v,
+    key_scale,
+    value_scale,
+    is_seen,
+    top,
+    total,
+    acc,
+    scale,
+    softcap,
+    scale_in_cap,
+    HAS_SCALES: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    MAY_SEE_NONE: tl.constexpr,
+):
+    """Attend to a tile of keys and values; return the new top, total and sums."""
+    scores = dot(q, tl.trans(k))
+    if HAS_SCALES:
+        scores *= key_scale[None, :]
+    if HAS_SOFTCAP:
+        scores = tanh(scores * scale_in_cap)
+    scores = tl.where(is_seen[None, :], scores, -float("inf"))
+    weights, shrink, top, total = online_softmax(  # pyright: ignore[reportGeneralTypeIssues]
+        scores, softcap if HAS_SOFTCAP else scale, top, total, MAY_SEE_NONE
+    )
+    if HAS_SCALES:
+        weights *= value_scale[None, :]
+    return top, total, dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
+
+
+@triton.jit
+def _mean_of_values(top, total, acc):
+    """Return the mean values, and log2 of their weights."""
     # A row of length 0 is padding: its mean is 0.
     total = tl.where(total > 0.0, total, 1.0)
     return acc / total[:, None], top + tl.log2(total)

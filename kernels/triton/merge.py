@@ -12,12 +12,14 @@ from kernels.triton.plan import AttentionPlan, WorkList
 from kernels.triton.tiles import LOG2_E
 
 _MERGE_TILE = 16
-_PART_NUMBERS = 8192  # in flight, of the parts that one program merges
+_THREADS: tl.constexpr = tl.constexpr(128)
+_MOST_PARTS = 8
+_PART_NUMBERS = 4096  # of the parts that one program merges at once; as many are in flight
 
 
 def parts_at_once(group: int, dim: int) -> int:
     """Return how many parts of a row ``finish_part`` merges at once."""
-    return max(1, min(16, _PART_NUMBERS // (power_of_2(group) * dim)))
+    return max(1, min(_MOST_PARTS, _PART_NUMBERS // (power_of_2(group) * dim)))
 
 
 def merge_splits(
@@ -174,50 +176,77 @@ def _merge_parts(
     """Store the weighted mean of a row's parts, which adjacent programs have left.
 
     Each part is a tensor of its own: a thread has the same numbers of all of them, and adds them up
-    alone. One tensor of all parts would be summed across threads, through shared memory.
+    alone. One tensor of all parts would be summed across threads, through shared memory. Numbers
+    are [heads, dims / RUN, RUN], and their weights [heads, dims / RUN], one for a thread's run.
     """
-    group, dims = tl.arange(0, HEADS), tl.arange(0, DIM)
+    RUN: tl.constexpr = max(1, min(4, HEADS * DIM // _THREADS))  # pyright: ignore[reportAssignmentType]
+    group, runs = tl.arange(0, HEADS), tl.arange(0, DIM // RUN)
+    dims = (runs * RUN)[None, :, None] + tl.arange(0, RUN)[None, None, :]
     in_group = group < GROUP
-    in_head = in_group[:, None] & (dims < HEAD_DIM)[None, :]
+    in_run = in_group[:, None] & (runs * RUN < HEAD_DIM)[None, :]
+    in_head = in_group[:, None, None] & (dims < HEAD_DIM)
     STRIDE: tl.constexpr = 2 * GROUP  # programs leave two parts each, and these are the first ones
-    first_mean = parts + (first_slot * GROUP + group)[:, None] * HEAD_DIM + dims[None, :]
-    first_lse = part_lse + (first_slot * GROUP + group)[:, None]
-    top = tl.full([HEADS, 1], -float("inf"), tl.float32)
-    total = tl.zeros([HEADS, 1], tl.float32)
-    acc = tl.zeros([HEADS, DIM], tl.float32)
+    lines = first_slot * GROUP + group
+    lse_place = part_lse + lines[:, None] + runs[None, :] * 0
+    mean_place = parts + lines[:, None, None] * HEAD_DIM + dims
+    top = tl.full([HEADS, DIM // RUN], -float("inf"), tl.float32)
+    total = tl.zeros([HEADS, DIM // RUN], tl.float32)
+    acc = tl.zeros([HEADS, DIM // RUN, RUN], tl.float32)
+    # The row's first part may be the second of its program.
+    moved = starts_inside * GROUP
+    all_lse, all_means = _load_parts(
+        lse_place, mean_place, moved, num_parts, in_run, in_head, STRIDE, HEAD_DIM, PARTS
+    )
     for first in range(0, num_parts, PARTS):
-        all_lse, all_means = (), ()
-        # But for the row's first part, which may be the second of its program.
-        moved = tl.where(first == 0, starts_inside, 0) * GROUP
-        for i in tl.static_range(PARTS):  # pyright: ignore[reportGeneralTypeIssues]
-            is_part = first + i < num_parts
-            at = first * STRIDE + i * STRIDE
-            if i == 0:
-                at += moved
-            # Other programs have written these: not from this multiprocessor's own cache.
-            is_read = in_group[:, None] & is_part
-            lse = tl.load(first_lse + at, mask=is_read, other=-float("inf"), cache_modifier=".cg")
-            is_read = in_head & is_part
-            place = first_mean + at * HEAD_DIM
-            mean = tl.load(place, mask=is_read, other=0.0, cache_modifier=".cg")
-            all_lse += (lse,)
-            all_means += (mean,)
+        lse_place += PARTS * STRIDE
+        mean_place += PARTS * STRIDE * HEAD_DIM
+        following = num_parts - first - PARTS
+        next_lse, next_means = _load_parts(
+            lse_place, mean_place, 0, following, in_run, in_head, STRIDE, HEAD_DIM, PARTS
+        )
         new_top = top
         for i in tl.static_range(PARTS):  # pyright: ignore[reportGeneralTypeIssues]
             new_top = tl.maximum(new_top, all_lse[i])
         base = tl.where(new_top == -float("inf"), 0.0, new_top)  # a head past the group
         shrink = tl.exp2(top - base)
-        total, acc = total * shrink, acc * shrink
+        total, acc = total * shrink, acc * shrink[:, :, None]
         for i in tl.static_range(PARTS):  # pyright: ignore[reportGeneralTypeIssues]
             weight = tl.exp2(all_lse[i] - base)
             total += weight
-            acc += all_means[i] * weight
-        top = new_top
+            acc += all_means[i] * weight[:, :, None]
+        top, all_lse, all_means = new_top, next_lse, next_means
     heads = kv_head * GROUP + group
     if sinks is not None:
         sink = tl.load(sinks + heads, mask=in_group, other=0.0)[:, None] * LOG2_E
         total += tl.exp2(sink - top)
-    # Heads past the group have no weight at all.
-    mean = acc / tl.where(in_group[:, None], total, 1.0)
-    place = target + heads[:, None] * HEAD_DIM + dims[None, :]
+    # What is past the group or the head has no weight at all.
+    mean = acc / tl.where(total > 0.0, total, 1.0)[:, :, None]
+    place = target + heads[:, None, None] * HEAD_DIM + dims
     tl.store(place, mean.to(target.dtype.element_ty), mask=in_head)
+
+
+@triton.jit
+def _load_parts(
+    lse_place,
+    mean_place,
+    moved,  # the first one, by so many lines
+    num_parts,
+    in_run,
+    in_head,
+    STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Return the first ``PARTS`` of the parts, as tuples of log2 of their weights, and means."""
+    all_lse, all_means = (), ()
+    for i in tl.static_range(PARTS):  # pyright: ignore[reportGeneralTypeIssues]
+        at = i * STRIDE
+        if i == 0:
+            at += moved
+        # Other programs have written these: not from this multiprocessor's own cache.
+        is_read = in_run & (i < num_parts)
+        lse = tl.load(lse_place + at, mask=is_read, other=-float("inf"), cache_modifier=".cg")
+        is_read, place = in_head & (i < num_parts), mean_place + at * HEAD_DIM
+        all_lse += (lse,)
+        all_means += (tl.load(place, mask=is_read, other=0.0, cache_modifier=".cg"),)
+    return all_lse, all_means

@@ -136,7 +136,7 @@ def prefill(
     codes: torch.dtype | None = None,
     dtype: torch.dtype = BF16,
     is_bidirectional: bool = False,
-    copies_tiles: bool = False,
+    copies_tiles: bool = True,
 ) -> None:
     prefill_module.COPIES_TILES = copies_tiles
     bounds = WorkBounds(8, 0, 64, tiles_only=False)
@@ -590,7 +590,7 @@ CASES: dict[str, Callable[[], object]] = {
     },
     **{f"prefill-{name}": partial(prefill, *shape) for name, shape in _SHAPES.items()},
     **{
-        f"prefill-{name}-tiles": partial(prefill, *_SHAPES[name], copies_tiles=True)
+        f"prefill-{name}-pointers": partial(prefill, *_SHAPES[name], copies_tiles=False)
         for name in ("llama-8b", "mistral-7b-window", "qwen2-0.5b")
     },
     **{

@@ -13,7 +13,7 @@ import pytest
 
 MODULES = sorted((Path(__file__).parents[3] / "kernels" / "triton").glob("*.py"))
 # Two read their weights ahead of their turn, two request them, and no more. Attention reads its
-# plan, which is complete before the first layer (``plan.py``).
+# plan, which is complete before the first layer (``plan.py``), and what earlier steps have stored.
 _EARLY = {
     "_skinny_kernel": ["weights"],
     "_skinny_packed_kernel": ["places"],
@@ -27,7 +27,7 @@ _EARLY_CALLS = {
     "_share_kernel": {
         "_row_of_unit(begin, unit_starts, num_rows, NUM_KV_HEADS)",
         "_read_row(row, unit_starts, seq_lens, query_start, lines)",
-        "_prefetch_unit",
+        *("_place_of_unit", "_load_tile", "_prefetch_tile"),
     },
     "_packed_kernel": {"prefetch"},
     "_turned_matmul_kernel": {"prefetch"},

@@ -1,0 +1,136 @@
+"""Decode steps so small that a program has one tile of keys, which it reads before its turn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.triton import decode
+from kernels.triton.backend import TritonAttention
+from kernels.triton.plan import UNIT
+from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
+
+PAST = [0, UNIT - 2, UNIT - 1, UNIT, 17 * UNIT + 5, 8 * UNIT - 1]
+
+
+@pytest.fixture(autouse=True)
+def _many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "persistent_programs", lambda *_: 4096)
+
+
+def run(problem: Problem) -> torch.Tensor:
+    backend = TritonAttention()
+    state = backend.plan(problem.geometry, problem.spec)
+    return backend.forward(state, problem.layer, problem.query, problem.cache)
+
+
+def error(problem: Problem) -> float:
+    expected = attend(problem)
+    return float((run(problem).double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "head_dim", "block_size"),
+    [(2, 1, 64, 16), (1, 4, 80, 32), (2, 7, 96, 64), (1, 16, 128, 128), (3, 2, 128, 64)],
+)
+@pytest.mark.parametrize(
+    ("window", "softcap", "has_sinks", "cache_dtype"),
+    [
+        (None, None, False, None),
+        (37, None, True, None),
+        (150, 20.0, False, torch.int8),
+        (None, 20.0, True, torch.float8_e4m3fn),
+    ],
+)
+def test_texts_equal_the_definition(
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    block_size: int,
+    window: int | None,
+    softcap: float | None,
+    has_sinks: bool,
+    cache_dtype: torch.dtype | None,
+) -> None:
+    """Among rows with several queries, which have no units."""
+    problem = make_problem(
+        [3, *(1 for _ in PAST), 2],
+        [10, *PAST, 0],
+        num_kv_heads=kv_heads,
+        group=group,
+        head_dim=head_dim,
+        block_size=block_size,
+        window=window,
+        softcap=softcap,
+        sinks=torch.linspace(-2, 6, kv_heads * group) if has_sinks else None,
+        cache_dtype=cache_dtype,
+    )
+    assert error(problem) < 2e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    problem = make_problem([1] * len(PAST), PAST, head_dim=128, block_size=64, dtype=dtype)
+    assert error(problem) < (2e-3 if dtype == torch.float16 else 2e-2)
+
+
+@pytest.mark.parametrize("cache_dtype", [None, torch.int8])
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("programs", [4096, 3])
+def test_the_newest_token_is_read_after_the_turn(
+    programs: int,
+    block_size: int,
+    cache_dtype: torch.dtype | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prior kernels store it, and only when they have ended it is there."""
+    problem = make_problem([1] * len(PAST), PAST, block_size=block_size, cache_dtype=cache_dtype)
+    expected = attend(problem)
+    tensors = [each for each in problem.cache if each is not None]
+    places = [
+        (problem.geometry.tables[row, past // block_size], slice(None), past % block_size)
+        for row, past in enumerate(PAST)
+    ]
+    stored = [[tensor[place].clone() for place in places] for tensor in tensors]
+
+    def write(*, is_there: bool) -> None:
+        for tensor, rows in zip(tensors, stored, strict=True):
+            for place, row in zip(places, rows, strict=True):
+                poison = float("nan") if tensor.is_floating_point() else 0
+                tensor[place] = row if is_there else torch.full_like(row, poison)
+
+    row_of_unit = decode._row_of_unit
+
+    def begin_program(*given: Any) -> Any:
+        write(is_there=False)
+        return row_of_unit(*given)
+
+    monkeypatch.setattr(decode, "persistent_programs", lambda *_: programs)
+    monkeypatch.setattr(decode, "_row_of_unit", begin_program)
+    monkeypatch.setattr(decode, "wait_for_prior_kernels", lambda: write(is_there=True))
+    assert (run(problem).double() - expected).norm() < 2e-5 * expected.norm()
+
+
+def test_of_a_source_nothing_is_read_before_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys and values may be stored in the same step."""
+    problem = make_problem([1, 1], [40, 70])
+    problem = replace(problem, layer=replace(problem.layer, reads_source=True))
+    expected = attend(problem)
+    true = [tensor.clone() for tensor in problem.cache.tensors()]
+    row_of_unit = decode._row_of_unit
+
+    def begin_program(*given: Any) -> Any:
+        for tensor in problem.cache.tensors():
+            tensor.fill_(float("nan"))
+        return row_of_unit(*given)
+
+    def take_turn() -> None:
+        for tensor, values in zip(problem.cache.tensors(), true, strict=True):
+            tensor.copy_(values)
+
+    monkeypatch.setattr(decode, "_row_of_unit", begin_program)
+    monkeypatch.setattr(decode, "wait_for_prior_kernels", take_turn)
+    assert (run(problem).double() - expected).norm() < 2e-5 * expected.norm()
