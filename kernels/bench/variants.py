@@ -57,14 +57,15 @@ _NARROW, _WIDE = (
     tuple(quantised.TileShape(rows, columns, columns // 16) for rows in (16, 32, 64, 128))
     for columns in (64, 128)
 )
-# Of few rows, as many stages as leave room for so many programs on a multiprocessor.
-_FEW = tuple(
-    Variant(constants={"_TILES": (quantised.TileShape(16, *tile), *_NARROW[1:]), "_MOST_STAGES": n})
-    for tile, n in (
-        *(((64, 4), 5), ((64, 4), 6), ((64, 4), 9), ((64, 2), 6), ((64, 2), 9)),
-        *(((128, 4), 4), ((128, 4), 6), ((128, 4), 8), ((128, 4), 12)),
-        *(((128, 8), 8), ((256, 8), 4), ((256, 8), 8)),
-    )
+# Of few rows: fewer outputs, other stages, fewer splits of the inputs, and by groups of warps.
+_FEW = (
+    *(
+        Variant(constants={"_TILES": (quantised.TileShape(16, *tile), *quantised._TILES[1:])})
+        for tile in ((64, 4), (128, 8))
+    ),
+    *(Variant({"num_stages": stages}) for stages in (4, 6, 8)),
+    *(Variant(constants={"_TARGET_WARPS": warps}) for warps in (512, 1056)),
+    *(Variant(constants={"_TILES": tiles, "_MOST_UNTURNED_ROWS": 0}) for tiles in (_NARROW, _WIDE)),
 )
 TRIALS = (
     Trial(
@@ -108,13 +109,13 @@ TRIALS = (
             "_packed_kernel",
             (
                 AS_IT_IS,
-                Variant(constants={"_MOST_UNTURNED_ROWS": 0}),
                 *(Variant(constants={"_TILES": tiles}) for tiles in (_NARROW, _WIDE)),
                 *_FEW,
             ),
         )
         for codes in ("int4", "int4 in groups of 128", "fp8")
     ),
+    Trial("experts gpt-oss-20b mxfp4 64", quantised, "_packed_kernel", (AS_IT_IS, *_FEW)),
     *(
         Trial(
             part,

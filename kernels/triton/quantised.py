@@ -21,6 +21,7 @@ from torch.nn import functional
 from kernels.tiled import TiledWeight
 from kernels.triton.launch import (
     launch,
+    persistent_programs,
     prefetch,
     shared_memory_bytes,
     wait_for_prior_kernels,
@@ -46,16 +47,21 @@ class TileShape(NamedTuple):
 
 
 # In warps of 16 outputs, whose codes are widened once for all rows. Two warp groups share the rows
-# of x, which are read as often as there are tiles of outputs.
+# of x, which are read as often as there are tiles of outputs. With few rows a warp has 32 outputs,
+# for which it reads x from shared memory once.
 _TILES = (
-    TileShape(16, 64, 4),
+    TileShape(16, 128, 4),
     TileShape(32, 128, 8, 128),
     TileShape(64, 128, 8, 128),
     TileShape(128, 128, 8),
 )
 _MOST_UNTURNED_ROWS = 16  # of x in a tile
+_FEW_TURNED = TileShape(16, 64, 4)
 _MOST_STAGES = 4
+_MOST_STAGES_OF_FEW = 8
+_MOST_RESIDENT = 4  # programs of few rows on a multiprocessor
 _KEPT_SHARED_BYTES = 16 << 10  # of a program, for what is not staged
+_KEPT_SHARED_BYTES_OF_FEW = 2 << 10
 _TARGET_WARPS = 2112  # 16 per multiprocessor of an H100
 _LEAST_TILES = 4  # of a split's inputs
 _MOST_SPLITS = 8
@@ -86,7 +92,7 @@ def packed_linear(
     if num_rows > MAX_PACKED_ROWS and not invariant:
         return _widened_linear(x, weight, bias)
     outputs = weight.outputs
-    shape = tile_shape(num_rows)
+    shape = tile_shape(num_rows, x.dtype, invariant=invariant)
     tiles, input_tiles = -(-outputs // shape.columns), num_input_tiles(weight)
     row_tiles = -(-num_rows // shape.rows)
     splits = 1 if invariant else _num_splits(row_tiles * tiles * shape.num_warps, input_tiles)
@@ -116,7 +122,7 @@ def packed_linear(
         COLUMNS=shape.columns,
         **kernel_params(weight),
         num_warps=shape.num_warps,
-        num_stages=num_stages(shape, weight, x),
+        num_stages=num_stages(shape, weight, x, tiles * splits),
         # A table of levels needs more for addresses.
         maxnreg=None if weight.kind == "table" else shape.max_registers,
         enable_fp_fusion=not invariant,
@@ -124,9 +130,11 @@ def packed_linear(
     return output if splits == 1 else sum_parts(sums, output)
 
 
-def tile_shape(num_rows: int) -> TileShape:
-    """Return the tile for a number of rows."""
-    return next((shape for shape in _TILES if num_rows <= shape.rows), _TILES[-1])
+def tile_shape(num_rows: int, dtype: torch.dtype, *, invariant: bool) -> TileShape:
+    """Return the tile for a number of rows of ``dtype``."""
+    shape = next((shape for shape in _TILES if num_rows <= shape.rows), _TILES[-1])
+    is_few = shape.rows <= _FEW_TURNED.rows
+    return _FEW_TURNED if is_few and (invariant or dtype.itemsize > 2) else shape
 
 
 def is_turned(shape: TileShape, dtype: torch.dtype, *, invariant: bool) -> bool:
@@ -134,13 +142,27 @@ def is_turned(shape: TileShape, dtype: torch.dtype, *, invariant: bool) -> bool:
     return invariant or shape.rows > _MOST_UNTURNED_ROWS or dtype.itemsize > 2
 
 
-def num_stages(shape: TileShape, weight: TiledWeight, x: torch.Tensor) -> int:
-    """Return how many tiles of codes, with their rows of ``x``, fit in shared memory."""
+def num_stages(
+    shape: TileShape, weight: TiledWeight, x: torch.Tensor, programs: int | None = None
+) -> int:
+    """Return how many tiles of codes, with their rows of ``x``, are in shared memory.
+
+    Programs of few rows fill it, as many as a multiprocessor has of ``programs``. If there were
+    room for more, the next kernel's, which become resident before this one has ended, would go
+    where there is room, and some multiprocessors would have twice as many as others.
+    """
     of_a_column = TILE_INPUTS // weight.codes_per_byte
     staged = shape.columns * of_a_column + shape.rows * TILE_INPUTS * x.dtype.itemsize
-    programs = 1 if shape.max_registers is None else 2
-    room = shared_memory_bytes(x.device) // programs - _KEPT_SHARED_BYTES
-    return max(2, min(_MOST_STAGES, room // staged))
+    shared = shared_memory_bytes(x.device)
+    if is_turned(shape, x.dtype, invariant=False):
+        resident = 1 if shape.max_registers is None else 2
+        return max(2, min(_MOST_STAGES, (shared // resident - _KEPT_SHARED_BYTES) // staged))
+    resident = _MOST_RESIDENT
+    if programs is not None:
+        resident = min(resident, -(-programs // persistent_programs(x.device, 1)))
+    # The last tile is multiplied from where it is copied to.
+    room = shared // resident - _KEPT_SHARED_BYTES_OF_FEW
+    return max(2, min(_MOST_STAGES_OF_FEW, 1 + room // staged))
 
 
 def _widened_linear(
