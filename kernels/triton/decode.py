@@ -1,15 +1,20 @@
-"""Paged attention of single queries: equal shares of all keys, with the heads of a group packed
-together.
+"""Paged attention of single queries, with the heads of a group packed together.
 
-    rows and heads, one after the other, in units of UNIT slots:
+Rows and heads follow one another, in units of UNIT slots. If there are enough programs, the units
+of each head are cut into parts of nearly the same size, one for a program (``plan.py``):
+
+    | row 0, head 0     | row 0, head 1     | row 1, head 0 | row 1, head 1 |
+    | prog. 0 | prog. 1 | prog. 2 | prog. 3 | program 4     | program 5     |
+
+Otherwise all are cut into equal shares, whatever rows these cut: no multiprocessor has more to do
+than any other (the idea is Stream-K's, Osama et al. 2023), and within a row nothing interrupts the
+reading of keys:
 
     | row 0, head 0 | row 0, head 1 | row 1, head 0         | row 1, head 1         |
     | program 0 | program 1 | program 2 | program 3 | program 4 | program 5 | prog. 6 |
 
-A program attends to its share, whatever rows it cuts: no multiprocessor has more to do than any
-other (the idea is Stream-K's, Osama et al. 2023), and within a row nothing interrupts the reading
-of keys. A row that one program has to itself is finished there. The parts of a row that was cut are
-merged by the program that finishes last, which an atomic counter tells.
+A row that one program has to itself is finished there. The parts of a row that was cut are merged
+by the program that finishes last, which an atomic counter tells.
 
 This is PagedAttention (Kwon et al. 2023) with the merge of Flash-Decoding (Dao et al. 2023) and the
 online softmax of FlashAttention-2 (Dao 2023). The heads that share a KV head are the rows of one
@@ -23,26 +28,24 @@ import triton
 import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
+from kernels.triton.decode_tiles import attend_part, attend_unit, load_tile, prefetch_tile
 from kernels.triton.launch import (
     dot_width,
     launch,
-    persistent_programs,
     power_of_2,
-    prefetch,
     shared_memory_bytes,
     wait_for_prior_kernels,
 )
 from kernels.triton.merge import finish_part, parts_at_once
 from kernels.triton.plan import UNIT, AttentionPlan
-from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, online_softmax, rows_of_tile, tanh
+from kernels.triton.tiles import LOG2_E
 
 _TILE = 64
-_PROGRAMS = 2  # per multiprocessor
-# By its shared memory, which has to hold both. Half of the stages are for block numbers.
+# By a multiprocessor's shared memory, which has to hold two programs. Half of the stages are for
+# block numbers.
 _STAGES = ((216 << 10, 7), (150 << 10, 5), (0, 3))
 _WIDE_STAGES = 4  # for heads over 128
 _SEARCHED: tl.constexpr = tl.constexpr(512)  # rows, at once
-_LINE: tl.constexpr = tl.constexpr(64)  # numbers of two bytes in a cache line
 
 
 def decode_attention(
@@ -67,8 +70,7 @@ def decode_attention(
     group = num_heads // num_kv_heads
     units, (query_start, seq_lens, lines, tables, _) = plan.units[layer.window], plan.geometry
     dim = dot_width(head_dim)
-    programs = persistent_programs(query.device, _PROGRAMS)
-    programs = min(units.capacity * num_kv_heads, programs)
+    programs = units.programs
     # Of its share a program may leave the first row to be merged, and the last.
     parts = torch.empty((2 * programs, group, head_dim), dtype=torch.float32, device=query.device)
     part_lse = torch.empty((2 * programs, group), dtype=torch.float32, device=query.device)
@@ -89,6 +91,7 @@ def decode_attention(
         lines,
         tables,
         units.starts,
+        units.parts,
         layer.sinks,
         seq_lens.shape[0],
         query.stride(0),
@@ -130,6 +133,7 @@ def _num_stages(shared_bytes: int) -> int:
         "lines",
         "tables",
         "unit_starts",
+        "part_starts",
     ],
 )
 def _share_kernel(
@@ -147,6 +151,7 @@ def _share_kernel(
     lines,  # of the tables
     tables,
     unit_starts,
+    part_starts,  # the last -1: shares
     sinks,
     num_rows,
     query_stride,
@@ -168,45 +173,60 @@ def _share_kernel(
     HEADS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """One program's share, part by part; the grid is as large as the machine.
+    """One program's part, or its share, part by part; the grid is as large as the machine.
 
     Until it waits for its turn it reads only the plan, which was complete before the first layer,
     and keys and values of earlier steps, which were complete before the plan.
     """
     num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
+    program = tl.program_id(0)
     total = tl.load(unit_starts + num_rows) * NUM_KV_HEADS
     share = tl.cdiv(total, tl.num_programs(0))
-    begin = tl.program_id(0) * share
-    end = tl.minimum(begin + share, total)
-    row = _row_of_unit(begin, unit_starts, num_rows, NUM_KV_HEADS)
+    all_parts = tl.load(part_starts + num_rows) * NUM_KV_HEADS
+    has_shares = all_parts < 0
+    begin = program * share
+    row = _row_of_item(
+        *(tl.where(has_shares, begin, program), tl.where(has_shares, unit_starts, part_starts)),
+        *(num_rows, NUM_KV_HEADS),
+    )
     row = tl.minimum(row, num_rows - 1)  # an idle program's is past the end
     row_begin, num_units, seq_len, token, line = _read_row(
         row, unit_starts, seq_lens, query_start, lines
     )
+    first_part = tl.load(part_starts + row)
+    row_parts = tl.maximum(tl.load(part_starts + row + 1) - first_part, 1)
+    # Of the row's, over all heads.
+    item = tl.where(has_shares, begin - row_begin * NUM_KV_HEADS, program)
+    item -= tl.where(has_shares, 0, first_part * NUM_KV_HEADS)
+    kv_head = item // tl.where(has_shares, tl.maximum(num_units, 1), row_parts)
+    cut = item - kv_head * row_parts
+    head_begin = row_begin * NUM_KV_HEADS + kv_head * num_units
+    begin = tl.where(has_shares, begin, head_begin + cut * num_units // row_parts)
+    end = tl.where(has_shares, begin + share, head_begin + (cut + 1) * num_units // row_parts)
+    end = tl.minimum(end, total)
+    end = tl.where(has_shares | (program < all_parts), end, begin)
     group = tl.arange(0, GROUP_ROWS)
     dims = tl.arange(0, DIM)
     in_group = group < GROUP
     in_tile = in_group[:, None] & (dims < HEAD_DIM)[None, :]
     table = tables + line * table_stride
-    # A share of one unit is too short for a loop, which would prepare several tiles before the
-    # first is used. It is read ahead, but for the newest token.
+    # One unit is too short for a loop, which would prepare several tiles before the first is used.
+    # It is read ahead, but for the newest token.
     READS_UNIT: tl.constexpr = READS_AHEAD and UNIT == TILE
-    is_unit = READS_UNIT & (share == 1) & (begin < end)
-    kv_head, first = _place_of_unit(
-        *(begin - row_begin * NUM_KV_HEADS, tl.maximum(num_units, 1), seq_len, UNIT, WINDOW)
-    )
+    is_unit = READS_UNIT & (end - begin == 1)
+    first = (_units_before(seq_len, UNIT, WINDOW) + begin - head_begin) * UNIT
     slots = first + tl.arange(0, TILE)
     if READS_UNIT:
         is_seen = (slots < seq_len) & is_unit
         if WINDOW > 0:
             is_seen = is_seen & (slots >= seq_len - WINDOW)
-        k, v, key_scale, value_scale = _load_tile(
+        k, v, key_scale, value_scale = load_tile(
             *(keys, values, key_scales, value_scales, table, first),
             *(is_seen & (slots < seq_len - 1), kv_head, query.dtype.element_ty),
             *(NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, TILE),
         )
     if (begin < end) & (not is_unit):
-        _prefetch_tile(
+        prefetch_tile(
             *(keys, values, table, first, slots < seq_len, kv_head),
             *(NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE),
         )
@@ -217,15 +237,18 @@ def _share_kernel(
             heads = kv_head * GROUP + group
             place = query + token * query_stride + heads[:, None] * HEAD_DIM + dims[None, :]
             q = tl.load(place, mask=in_tile, other=0.0)
-            mean, lse = _attend_unit(
+            mean, lse = attend_unit(
                 *(q, k, v, key_scale, value_scale, keys, values, key_scales, value_scales),
                 *(table, first, is_seen, seq_len, kv_head, scale, softcap, scale_in_cap),
                 *(NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, TILE, HAS_SOFTCAP),
             )
-            head_begin = row_begin * NUM_KV_HEADS + kv_head * num_units
+            first_program, num_parts, starts_inside = _parts_of_head(
+                *(has_shares, share, head_begin, num_units, first_part, row_parts, kv_head),
+                NUM_KV_HEADS,
+            )
             finish_part(
                 *(output + token * num_heads * HEAD_DIM, parts, part_lse, arrivals, sinks),
-                *(mean, lse, begin, end, begin, share, head_begin, num_units),
+                *(mean, lse, 2 * program, 2 * first_program, num_parts, starts_inside),
                 *(row, kv_head, NUM_KV_HEADS, GROUP, HEADS, HEAD_DIM, DIM, PARTS),
             )
             unit = end
@@ -238,7 +261,7 @@ def _share_kernel(
         q = tl.load(place, mask=in_tile, other=0.0)
         # The slots begin with the first unit of the window.
         before = _units_before(seq_len, UNIT, WINDOW) - head_begin
-        mean, lse = _attend_part(
+        mean, lse = attend_part(
             q,
             keys,
             values,
@@ -260,9 +283,14 @@ def _share_kernel(
             WINDOW,
             HAS_SOFTCAP,
         )
+        first_program, num_parts, starts_inside = _parts_of_head(
+            *(has_shares, share, head_begin, num_units, first_part, row_parts, kv_head),
+            NUM_KV_HEADS,
+        )
+        part = 2 * program + (unit > begin).to(tl.int32)
         finish_part(
             *(output + token * num_heads * HEAD_DIM, parts, part_lse, arrivals, sinks),
-            *(mean, lse, unit, part_end, begin, share, head_begin, num_units),
+            *(mean, lse, part, 2 * first_program, num_parts, starts_inside),
             *(row, kv_head, NUM_KV_HEADS, GROUP, HEADS, HEAD_DIM, DIM, PARTS),
         )
         unit = part_end
@@ -299,214 +327,33 @@ def _units_before(seq_len, UNIT: tl.constexpr, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def _row_of_unit(unit, unit_starts, num_rows, NUM_KV_HEADS: tl.constexpr):
-    """Return the row of a unit, or ``num_rows`` past the last: those before it end before it."""
+def _row_of_item(item, starts, num_rows, NUM_KV_HEADS: tl.constexpr):
+    """Return the row of a unit or part, or ``num_rows`` past the last: those before it end before
+    it."""
     row = 0
     for first in range(0, num_rows, _SEARCHED):
         rows = first + tl.arange(0, _SEARCHED)
-        ends = tl.load(unit_starts + rows + 1, mask=rows < num_rows, other=2**30 // NUM_KV_HEADS)
-        row += tl.sum((ends * NUM_KV_HEADS <= unit).to(tl.int32), axis=0)
+        ends = tl.load(starts + rows + 1, mask=rows < num_rows, other=2**30 // NUM_KV_HEADS)
+        row += tl.sum((ends * NUM_KV_HEADS <= item).to(tl.int32), axis=0)
     return row
 
 
 @triton.jit
-def _place_of_unit(unit, num_units, seq_len, UNIT: tl.constexpr, WINDOW: tl.constexpr):
-    """Return the head and the first slot of a row's unit, counted over all heads."""
-    kv_head = unit // num_units
-    return kv_head, (_units_before(seq_len, UNIT, WINDOW) + unit - kv_head * num_units) * UNIT
-
-
-@triton.jit
-def _prefetch_tile(
-    keys,
-    values,
-    table,
-    begin,
-    is_used,
+def _parts_of_head(
+    has_shares,
+    share,
+    head_begin,
+    num_units,
+    first_part,  # of the row's heads, if there are parts
+    row_parts,
     kv_head,
     NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
 ):
-    """Request a tile of keys and values."""
-    first_row, rows = rows_of_tile(  # pyright: ignore[reportGeneralTypeIssues]
-        table, begin, is_used, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE
-    )
-    rows = tl.where(is_used, rows, tl.min(rows))
-    for dim in tl.static_range(0, HEAD_DIM, _LINE):
-        offsets = (first_row + rows) * HEAD_DIM + dim
-        prefetch(keys + offsets)
-        prefetch(values + offsets)
-
-
-@triton.jit
-def _load_tile(
-    keys,
-    values,
-    key_scales,
-    value_scales,
-    table,
-    begin,
-    is_read,
-    kv_head,
-    DTYPE: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Return keys and values [TILE, DIM], 0 where ``is_read`` is false, and their scales [TILE],
-    which are 1 if there are none."""
-    dims = tl.arange(0, DIM)
-    first_row, rows = rows_of_tile(  # pyright: ignore[reportGeneralTypeIssues]
-        table, begin, is_read, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE
-    )
-    offsets = rows[:, None] * HEAD_DIM + dims[None, :]
-    is_number = is_read[:, None] & (dims < HEAD_DIM)[None, :]
-    k = load_rows(keys + first_row * HEAD_DIM + offsets, is_number, DTYPE)
-    v = load_rows(values + first_row * HEAD_DIM + offsets, is_number, DTYPE)
-    if key_scales is None:
-        ones = tl.full([TILE], 1.0, tl.float32)
-        return k, v, ones, ones
-    else:
-        key_scale = tl.load(key_scales + first_row + rows, mask=is_read, other=0.0)
-        return k, v, key_scale, tl.load(value_scales + first_row + rows, mask=is_read, other=0.0)
-
-
-@triton.jit
-def _attend_unit(
-    q,
-    k,  # [TILE, DIM], read ahead but for the newest token
-    v,
-    key_scale,  # [TILE] likewise
-    value_scale,
-    keys,
-    values,
-    key_scales,
-    value_scales,
-    table,
-    begin,
-    is_seen,
-    seq_len,
-    kv_head,
-    scale,
-    softcap,
-    scale_in_cap,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-):
-    """Attend to one tile of slots; return the mean value, and log2 of its weight."""
-    slots = begin + tl.arange(0, TILE)
-    if begin + TILE >= seq_len:
-        is_new = is_seen & (slots == seq_len - 1)
-        new_k, new_v, new_key_scale, new_value_scale = _load_tile(  # pyright: ignore[reportGeneralTypeIssues]
-            *(keys, values, key_scales, value_scales, table, begin, is_new, kv_head, q.dtype),
-            *(NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, TILE),
-        )
-        k, v = tl.where(is_new[:, None], new_k, k), tl.where(is_new[:, None], new_v, v)
-        key_scale = tl.where(is_new, new_key_scale, key_scale)
-        value_scale = tl.where(is_new, new_value_scale, value_scale)
-    top, total, acc = _nothing_seen(q)  # pyright: ignore[reportGeneralTypeIssues]
-    top, total, acc = _attend_tile(
-        *(q, k, v, key_scale, value_scale, is_seen, top, total, acc),
-        *(scale, softcap, scale_in_cap, key_scales is not None, HAS_SOFTCAP, True),
-    )
-    return _mean_of_values(top, total, acc)
-
-
-@triton.jit
-def _attend_part(
-    q,
-    keys,
-    values,
-    key_scales,
-    value_scales,
-    table,
-    begin,
-    end,
-    seq_len,
-    kv_head,
-    scale,
-    softcap,
-    scale_in_cap,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-):
-    """Attend to slots [begin, end); return the mean value, and log2 of its weight."""
-    top, total, acc = _nothing_seen(q)  # pyright: ignore[reportGeneralTypeIssues]
-    if WINDOW > 0:
-        begin = tl.maximum(begin, (seq_len - WINDOW) // TILE * TILE)
-    for tile in range(begin, end, TILE):
-        slots = tile + tl.arange(0, TILE)
-        # Slots past the end are unowned and may hold anything: they are not read.
-        is_seen = slots < seq_len
-        if WINDOW > 0:
-            is_seen = is_seen & (slots >= seq_len - WINDOW)
-        k, v, key_scale, value_scale = _load_tile(
-            *(keys, values, key_scales, value_scales, table, tile, is_seen, kv_head, q.dtype),
-            *(NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, TILE),
-        )
-        top, total, acc = _attend_tile(
-            *(q, k, v, key_scale, value_scale, is_seen, top, total, acc),
-            *(scale, softcap, scale_in_cap, key_scales is not None, HAS_SOFTCAP, False),
-        )
-    return _mean_of_values(top, total, acc)
-
-
-@triton.jit
-def _nothing_seen(q):
-    """Return the top, total and sums of queries [rows, DIM] that have seen no key."""
-    top = tl.full([q.shape[0]], -float("inf"), tl.float32)
-    return top, tl.zeros([q.shape[0]], tl.float32), tl.zeros(q.shape, tl.float32)
-
-
-@triton.jit
-def _attend_tile(
-    q,
-    k,
-    v,
-    key_scale,
-    value_scale,
-    is_seen,
-    top,
-    total,
-    acc,
-    scale,
-    softcap,
-    scale_in_cap,
-    HAS_SCALES: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    MAY_SEE_NONE: tl.constexpr,
-):
-    """Attend to a tile of keys and values; return the new top, total and sums."""
-    scores = dot(q, tl.trans(k))
-    if HAS_SCALES:
-        scores *= key_scale[None, :]
-    if HAS_SOFTCAP:
-        scores = tanh(scores * scale_in_cap)
-    scores = tl.where(is_seen[None, :], scores, -float("inf"))
-    weights, shrink, top, total = online_softmax(  # pyright: ignore[reportGeneralTypeIssues]
-        scores, softcap if HAS_SOFTCAP else scale, top, total, MAY_SEE_NONE
-    )
-    if HAS_SCALES:
-        weights *= value_scale[None, :]
-    return top, total, dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
-
-
-@triton.jit
-def _mean_of_values(top, total, acc):
-    """Return the mean values, and log2 of their weights."""
-    # A row of length 0 is padding: its mean is 0.
-    total = tl.where(total > 0.0, total, 1.0)
-    return acc / total[:, None], top + tl.log2(total)
+    """Return the program of a head's first part, the number of parts, and 1 if the first one is not
+    at the beginning of its program's share."""
+    first = head_begin // share
+    num_parts = (head_begin + num_units - 1) // share - first + 1
+    starts_inside = (head_begin > first * share).to(tl.int32)
+    first = tl.where(has_shares, first, first_part * NUM_KV_HEADS + kv_head * row_parts)
+    num_parts = tl.where(has_shares, num_parts, row_parts)
+    return first, num_parts, tl.where(has_shares, starts_inside, 0)

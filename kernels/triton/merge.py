@@ -106,14 +106,12 @@ def finish_part(
     part_lse,  # [2 * programs, GROUP] float32, log2 of a part's sum of 2^score
     arrivals,  # [rows, NUM_KV_HEADS], 0 before and after
     sinks,
-    mean,  # [rows of heads, DIM], of the units from ``unit`` to ``part_end``
+    mean,  # [rows of heads, DIM]
     lse,
-    unit,
-    part_end,
-    begin,  # of the program's share
-    share,
-    head_begin,
-    num_units,  # of the head
+    part,  # number of it
+    first,  # part of the head
+    num_parts,  # of the head
+    starts_inside,
     row,
     kv_head,
     NUM_KV_HEADS: tl.constexpr,
@@ -123,36 +121,34 @@ def finish_part(
     DIM: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Store what a program of equal shares has of a row: the result, or a part of it.
+    """Store what a program has of a row: the result, or a part of it.
 
-    The program that leaves a row's last part merges all of them.
+    The program that leaves a row's last part merges all of them. A program has two parts at most,
+    whose numbers are twice its own, and one more. Of a head, all are their program's first, but for
+    the first one if it ``starts_inside`` (0 or 1).
     """
     group, dims = tl.arange(0, mean.shape[0]), tl.arange(0, DIM)
     in_group = group < GROUP
     heads = kv_head * GROUP + group
     in_head = in_group[:, None] & (dims < HEAD_DIM)[None, :]
-    if part_end - unit == num_units:
+    if num_parts == 1:
         if sinks is not None:
             sink = tl.load(sinks + heads, mask=in_group, other=0.0) * LOG2_E
             mean = mean / (1.0 + tl.exp2(sink - lse))[:, None]
         place = target + heads[:, None] * HEAD_DIM + dims[None, :]
         tl.store(place, mean.to(target.dtype.element_ty), mask=in_head)
     else:
-        slot = 2 * tl.program_id(0) + (unit > begin).to(tl.int32)
-        part = parts + slot * GROUP * HEAD_DIM
-        tl.store(part + group[:, None] * HEAD_DIM + dims[None, :], mean, mask=in_head)
-        tl.store(part_lse + slot * GROUP + group, lse, mask=in_group)
-        first = head_begin // share
-        num_parts = (head_begin + num_units - 1) // share - first + 1
+        own = parts + part * GROUP * HEAD_DIM
+        tl.store(own + group[:, None] * HEAD_DIM + dims[None, :], mean, mask=in_head)
+        tl.store(part_lse + part * GROUP + group, lse, mask=in_group)
         counter = arrivals + row * NUM_KV_HEADS + kv_head
         # All threads' stores come before the atomic operation, which one of them does.
         tl.debug_barrier()
         num_before = tl.atomic_add(counter, 1, sem="acq_rel")
         if num_before == num_parts - 1:
             tl.store(counter, 0)
-            starts_inside = (head_begin > first * share).to(tl.int32)
             _merge_parts(
-                *(target, parts, part_lse, sinks, 2 * first, starts_inside, num_parts, kv_head),
+                *(target, parts, part_lse, sinks, first, starts_inside, num_parts, kv_head),
                 *(GROUP, HEADS, HEAD_DIM, DIM, PARTS),
             )
 
@@ -163,8 +159,8 @@ def _merge_parts(
     parts,
     part_lse,
     sinks,
-    first_slot,
-    starts_inside,  # 1: the first part is not at the beginning of its program's share
+    first,
+    starts_inside,
     num_parts,
     kv_head,
     GROUP: tl.constexpr,
@@ -186,7 +182,7 @@ def _merge_parts(
     in_run = in_group[:, None] & (runs * RUN < HEAD_DIM)[None, :]
     in_head = in_group[:, None, None] & (dims < HEAD_DIM)
     STRIDE: tl.constexpr = 2 * GROUP  # programs leave two parts each, and these are the first ones
-    lines = first_slot * GROUP + group
+    lines = first * GROUP + group
     lse_place = part_lse + lines[:, None] + runs[None, :] * 0
     mean_place = parts + lines[:, None, None] * HEAD_DIM + dims
     top = tl.full([HEADS, DIM // RUN], -float("inf"), tl.float32)
@@ -197,10 +193,10 @@ def _merge_parts(
     all_lse, all_means = _load_parts(
         lse_place, mean_place, moved, num_parts, in_run, in_head, STRIDE, HEAD_DIM, PARTS
     )
-    for first in range(0, num_parts, PARTS):
+    for begin in range(0, num_parts, PARTS):
         lse_place += PARTS * STRIDE
         mean_place += PARTS * STRIDE * HEAD_DIM
-        following = num_parts - first - PARTS
+        following = num_parts - begin - PARTS
         next_lse, next_means = _load_parts(
             lse_place, mean_place, 0, following, in_run, in_head, STRIDE, HEAD_DIM, PARTS
         )

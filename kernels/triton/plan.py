@@ -1,10 +1,10 @@
 """Divide a step's attention into work items, on the device, from the lengths there.
 
-    a row with one query     ─► units of UNIT slots, in equal shares  ─► decode.py
+    a row with one query     ─► units of UNIT slots, in parts         ─► decode.py
                              ─► or splits: runs of SPLIT_SIZE slots   ─► latent.py, invariant_decode
     a row with several       ─► tiles: runs of adjacent queries       ─► prefill.py
 
-Shares keep all multiprocessors busy to the end, but where they cut a row depends on the batch.
+Parts keep all multiprocessors busy to the end, but where they cut a row depends on the batch.
 Splits have a fixed size: which keys are summed together depends only on a row's own length, so its
 result has the same bits in any batch. The host knows only bounds, which determine grids and
 buffers: one captured CUDA graph serves all batches within them.
@@ -20,17 +20,24 @@ import triton
 import triton.language as tl
 
 from kernels.attention import BatchGeometry, DeviceGeometry
-from kernels.triton.launch import launch, wait_for_prior_kernels
+from kernels.triton.launch import (
+    launch,
+    persistent_programs,
+    power_of_2,
+    wait_for_prior_kernels,
+)
 
 # In slots. One sequence of 4k tokens with 8 KV heads makes 128 work items, about one for each
 # multiprocessor. The partial results of a group of 4 heads take 3 % of the bytes of their keys and
 # values, and are read again while they are still in the L2 cache.
 SPLIT_SIZE = 256
-UNIT = 64  # slots; a share is a whole number of units
+UNIT = 64  # slots; a part is a whole number of units
+PROGRAMS_PER_SM = 2  # that attend to parts
 TILE_ROWS = 128  # queries times heads per KV head: products of two warp groups
 _PLAN_ROWS = 512
 _FILL = 128
 _TILES = -1  # stands for tiles where a window stands for splits
+_SIZES: tl.constexpr = tl.constexpr(16)  # of parts, that are tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +55,12 @@ class WorkList:
 
 @dataclass(frozen=True, slots=True)
 class WorkUnits:
-    """Units of single queries' keys, numbered row by row; their shares are computed from these."""
+    """Units of single queries' keys, numbered row by row, and the parts that each head's are cut
+    into: as many as there are programs for, if there are enough for all heads."""
 
     starts: torch.Tensor  # [rows + 1] int32, first unit of each row
-    capacity: int  # an upper bound of the number of units
+    parts: torch.Tensor  # [rows + 1] int32, first part of each row's heads; the last -1: no parts
+    programs: int  # an upper bound of the parts of all heads
     arrivals: torch.Tensor  # [rows, kv_heads] int32, 0 between layers: finished parts of a row
 
 
@@ -154,7 +163,8 @@ def plan_attention(
     kinds = (_TILES, *(window or 0 for window in windows))
     # The lists are concatenated, each with room for the longest. Units are not listed.
     capacity = max(bounds.num_tiles, 0 if bounds.has_units else bounds.num_splits)
-    starts = torch.empty((len(kinds), num_rows + 1), dtype=torch.int32, device=device)
+    starts = torch.empty((2, len(kinds), num_rows + 1), dtype=torch.int32, device=device)
+    programs = persistent_programs(device, PROGRAMS_PER_SM)
     rows = torch.empty((len(kinds), capacity), dtype=torch.int32, device=device)
     launch(
         _plan_kernel,
@@ -173,20 +183,25 @@ def plan_attention(
         ROWS=_PLAN_ROWS,
         FILL=_FILL,
         LISTS_SPLITS=not bounds.has_units,
+        PROGRAMS=programs,
+        HEADS=num_kv_heads,
+        PART_ROWS=power_of_2(max(programs // num_kv_heads, 1)),
     )
     arrivals = None
     if bounds.has_units and bounds.num_splits:
         # A library's operation, which waits for the whole plan: later kernels may read the plan
         # before they wait for their turns.
         arrivals = torch.zeros((num_rows, num_kv_heads), dtype=torch.int32, device=device)
-    tiles = WorkList(starts[0], rows[0, : bounds.num_tiles]) if bounds.num_tiles else None
+    begins, parts = starts.unbind()
+    tiles = WorkList(begins[0], rows[0, : bounds.num_tiles]) if bounds.num_tiles else None
     splits, units = {}, {}
     for kind, window in enumerate(windows, start=1):
         most = bounds.splits_within(window)
         if bounds.num_splits and arrivals is not None:
-            units[window] = WorkUnits(starts[kind], most, arrivals)
+            most = min(most * num_kv_heads, programs)
+            units[window] = WorkUnits(begins[kind], parts[kind], most, arrivals)
         elif bounds.num_splits:
-            splits[window] = WorkList(starts[kind], rows[kind, :most])
+            splits[window] = WorkList(begins[kind], rows[kind, :most])
     return AttentionPlan(geometry, splits, units, tiles, bounds.merges)
 
 
@@ -236,7 +251,7 @@ def _num_items(
     do_not_specialize_on_alignment=["starts", "items", "query_start", "seq_lens"],
 )
 def _plan_kernel(
-    starts,  # [kinds, num_rows + 1] out
+    starts,  # [2, kinds, num_rows + 1] out; the second half: of parts of units
     items,  # [kinds, capacity] out, the rows of the items
     query_start,
     seq_lens,
@@ -250,6 +265,9 @@ def _plan_kernel(
     ROWS: tl.constexpr,
     FILL: tl.constexpr,
     LISTS_SPLITS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    HEADS: tl.constexpr,
+    PART_ROWS: tl.constexpr,
 ):
     """One program per row and kind; each counts the items before its row itself, so none waits."""
     wait_for_prior_kernels()
@@ -272,8 +290,50 @@ def _plan_kernel(
     if row == num_rows - 1:
         tl.store(starts + num_rows, start + count)
     if not LISTS_SPLITS and kind > 0:
+        _cut_units(
+            *(starts + NUM_KINDS * (num_rows + 1), query_start, seq_lens, row, num_rows, window),
+            *(TILES_ONLY, QUERIES, SPLIT_SIZE, PROGRAMS, HEADS, PART_ROWS),
+        )
         return
     place = items + kind.to(tl.int64) * capacity + start
     for first in range(0, count, FILL):
         at = first + tl.arange(0, FILL)
         tl.store(place + at, row + at * 0, mask=at < count)
+
+
+@triton.jit
+def _cut_units(
+    part_starts,  # [num_rows + 1] out
+    query_start,
+    seq_lens,
+    row,
+    num_rows,
+    window,
+    TILES_ONLY: tl.constexpr,
+    QUERIES: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    HEADS: tl.constexpr,
+    PART_ROWS: tl.constexpr,
+):
+    """Number a row's parts: of the smallest of some sizes for which the programs suffice.
+
+    With no programs for all heads, or none of the sizes, there are no parts.
+    """
+    start, end = row * 0, row * 0 - 1
+    if num_rows <= PART_ROWS:
+        rows = tl.arange(0, PART_ROWS)
+        units = _num_items(
+            *(query_start, seq_lens, rows, rows < num_rows, window),
+            *(TILES_ONLY, QUERIES, SPLIT_SIZE),
+        )
+        least = tl.maximum(tl.cdiv(tl.sum(units, axis=0) * HEADS, PROGRAMS), 1)
+        sizes = least + least * tl.arange(0, _SIZES) // 8
+        needed = tl.sum(tl.cdiv(units[:, None], sizes[None, :]), axis=0) * HEADS
+        size = tl.min(tl.where(needed <= PROGRAMS, sizes, 2**30), axis=0)
+        parts = tl.cdiv(units, size)
+        start = tl.sum(tl.where(rows < row, parts, 0), axis=0)
+        end = tl.where(size < 2**30, start + tl.sum(tl.where(rows == row, parts, 0), axis=0), -1)
+    tl.store(part_starts + row, start)
+    if row == num_rows - 1:
+        tl.store(part_starts + num_rows, end)

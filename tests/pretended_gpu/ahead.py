@@ -1,6 +1,7 @@
 """Compiles without a GPU what the benches compile on one, so that a lent GPU need not.
 
     python -m tests.pretended_gpu.ahead FOLDER [--models qwen3-0.6b,llama-3.1-8b] [--kernels WORD]
+        [--quantization int4]
 
 Runs the engine and the cases of ``kernels.bench`` on the pretended device, at full size. Instead of
 running a kernel, a launch compiles it for sm_90 into FOLDER, a cache of Triton's; large tensors are
@@ -29,6 +30,7 @@ import torch
 import triton
 from triton.backends.nvidia import driver
 
+from engine.config import Quantization
 from kernels.bench.suite import full_suite
 from kernels.bench.variants import applied, trials_of
 from kernels.triton import launch as launcher
@@ -96,7 +98,7 @@ def _compiling() -> Iterator[Compiled]:
             stream.drop()
 
 
-def _compile_engine(model: str) -> int:
+def _compile_engine(model: str, quantization: Quantization | None) -> int:
     """Compile a model's steps, and return how many kernels failed."""
     from tools.bench import shapes
     from tools.bench.session import Session, load_core, parser
@@ -105,10 +107,10 @@ def _compile_engine(model: str) -> int:
     arguments = ["--model", model, "--device", "cuda", "--attention-backend", "triton"]
     options = parser(None, model).parse_args(arguments)
     with _compiling() as launches:
-        for invariant in (False, True):
+        for invariant in (False, True) if quantization is None else (False,):
             longest = max(_PROMPTS) + 64
             given = {"max_model_len": longest, "cache_bytes": 6 * 2**30}
-            core = load_core(options, batch_invariant=invariant, **given)
+            core = load_core(options, batch_invariant=invariant, quantization=quantization, **given)
             session = Session(core)
             for length in _PROMPTS:
                 session.submit([7] * length, 1)
@@ -165,13 +167,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--kernels", default="", metavar="WORD", help="cases with it in their names"
     )
+    parser.add_argument("--quantization", help="of the models; default: none")
     options = parser.parse_args(argv)
     if _READY not in os.environ:
         return _run_with_driver(options.folder.resolve())
     assert not launcher.INTERPRETED, "compile without TRITON_INTERPRET"
     torch.set_num_threads(1)
     triton.runtime.driver.set_active(Hopper())
-    num_failed = sum(map(_compile_engine, filter(None, options.models.split(","))))
+    models = filter(None, options.models.split(","))
+    num_failed = sum(_compile_engine(model, options.quantization) for model in models)
     num_failed += _compile_kernels(options.kernels)
     num_kernels = len(list(options.folder.glob("*/*.cubin")))
     print(f"{num_kernels} kernels in {options.folder}, {num_failed} failed")

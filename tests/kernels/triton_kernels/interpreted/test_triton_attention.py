@@ -11,7 +11,7 @@ import torch
 from kernels.attention import BatchGeometry, DeviceGeometry
 from kernels.reference.attention import ReferenceAttention
 from kernels.select import select_kernels
-from kernels.triton import decode, prefill
+from kernels.triton import decode, plan, prefill
 from kernels.triton.backend import TritonAttention
 from kernels.triton.plan import SPLIT_SIZE, UNIT
 from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
@@ -184,12 +184,12 @@ def test_whole_tiles_are_copied_without_what_is_nobodys(
 
 @pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("window", [None, 300])
-@pytest.mark.parametrize("programs", [1, 3, 7, 50])
-def test_shares_cut_rows_anywhere(
+@pytest.mark.parametrize("programs", [1, 3, 7, 20, 50])
+def test_shares_and_parts_cut_rows_anywhere(
     programs: int, window: int | None, has_sinks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row may be one program's, several's, or end where a share ends; padding has no keys."""
-    monkeypatch.setattr(decode, "persistent_programs", lambda *_: programs)
+    monkeypatch.setattr(plan, "persistent_programs", lambda *_: programs)
     past = [UNIT - 1, UNIT, 3, 8 * UNIT + 12, -1, 4 * UNIT - 1, 90, 0]
     queries = [1, 1, 1, 1, 1, 1, 9, 1]
     sinks = torch.randn(6) if has_sinks else None
@@ -197,6 +197,8 @@ def test_shares_cut_rows_anywhere(
         queries, past, num_kv_heads=2, group=3, block_size=64, window=window, sinks=sinks
     )
     state = TritonAttention().plan(problem.geometry, problem.spec)
+    # Seven rows of two heads.
+    assert (int(state.units[window].parts[-1]) >= 7) == (programs >= 14)
     backend, expected = TritonAttention(), attend(problem)
     for _ in range(2):  # a layer leaves the plan as it was
         output = backend.forward(state, problem.layer, problem.query, problem.cache)
@@ -209,7 +211,7 @@ def test_shares_cut_rows_anywhere(
 def test_many_rows_are_searched_piece_by_piece(
     searched: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode, "persistent_programs", lambda *_: 6)
+    monkeypatch.setattr(plan, "persistent_programs", lambda *_: 6)
     monkeypatch.setattr(decode, "_SEARCHED", searched)
     check(make_problem([1, 4, 1, 1, 1], [200, 0, 70, 0, 130], num_kv_heads=2, group=2))
 

@@ -25,6 +25,7 @@ from kernels.triton import (
     invariant_decode,
     invariant_prefill,
     operations,
+    plan,
     prefill,
     selfcheck,
 )
@@ -211,7 +212,7 @@ def test_attention_has_the_same_bits_or_is_not_taken_for_such(
     spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ordinary kernels round differently alone and in a chunk."""
-    monkeypatch.setattr(decode, "persistent_programs", lambda *_: 20)
+    monkeypatch.setattr(plan, "persistent_programs", lambda *_: 20)
     assert (
         check_batch_invariance(Kernels(TritonAttention(invariant=True), operations), spec) is None
     )

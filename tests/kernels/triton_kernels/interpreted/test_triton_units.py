@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from kernels.triton import decode
+from kernels.attention import BatchGeometry
+from kernels.triton import decode, plan
 from kernels.triton.backend import TritonAttention
 from kernels.triton.plan import UNIT
 from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
@@ -18,7 +20,7 @@ PAST = [0, UNIT - 2, UNIT - 1, UNIT, 17 * UNIT + 5, 8 * UNIT - 1]
 
 @pytest.fixture(autouse=True)
 def _many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "persistent_programs", lambda *_: 4096)
+    monkeypatch.setattr(plan, "persistent_programs", lambda *_: 4096)
 
 
 def run(problem: Problem) -> torch.Tensor:
@@ -71,6 +73,38 @@ def test_texts_equal_the_definition(
     assert error(problem) < 2e-5
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_parts_are_of_nearly_the_same_size_and_one_for_a_program(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(seed)
+    programs, heads = int(random.integers(1, 80)), int(random.choice([1, 2, 5]))
+    monkeypatch.setattr(plan, "persistent_programs", lambda *_: programs)
+    queries = random.choice([1, 1, 1, 4], random.integers(1, 20))
+    lengths = random.integers(1, 40 * UNIT, queries.size)
+    lengths = np.maximum(lengths, queries)
+    tables = np.zeros((queries.size, 40), np.int64)
+    starts = np.concatenate(([0], np.cumsum(queries)))
+    geometry = BatchGeometry.of(starts, lengths, tables, torch.device("cpu"))
+    bounds = plan.WorkBounds.of(geometry, 1, tiles_only=False, split_size=UNIT)
+    made = plan.plan_attention(bounds, geometry.device, (None,), 1, heads)
+    if not (queries == 1).any():
+        assert not made.units
+        return
+    parts = made.units[None].parts.numpy()
+    units = np.where(queries == 1, -(-lengths // UNIT), 0)
+    sizes = [size for size in range(1, 41) if (-(-units // size)).sum() * heads <= programs]
+    if parts[-1] < 0:
+        least = -(-units.sum() * heads // programs)
+        assert not [size for size in sizes if size in least + least * np.arange(16) // 8]
+        return
+    counts = np.diff(parts)
+    assert parts[-1] * heads <= programs
+    assert ((counts > 0) == (units > 0)).all()
+    largest = max(-(-unit // count) for unit, count in zip(units, counts, strict=True) if count)
+    assert largest <= 1.25 * min(sizes) + 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype: torch.dtype) -> None:
     problem = make_problem([1] * len(PAST), PAST, head_dim=128, block_size=64, dtype=dtype)
@@ -102,14 +136,14 @@ def test_the_newest_token_is_read_after_the_turn(
                 poison = float("nan") if tensor.is_floating_point() else 0
                 tensor[place] = row if is_there else torch.full_like(row, poison)
 
-    row_of_unit = decode._row_of_unit
+    row_of_unit = decode._row_of_item
 
     def begin_program(*given: Any) -> Any:
         write(is_there=False)
         return row_of_unit(*given)
 
-    monkeypatch.setattr(decode, "persistent_programs", lambda *_: programs)
-    monkeypatch.setattr(decode, "_row_of_unit", begin_program)
+    monkeypatch.setattr(plan, "persistent_programs", lambda *_: programs)
+    monkeypatch.setattr(decode, "_row_of_item", begin_program)
     monkeypatch.setattr(decode, "wait_for_prior_kernels", lambda: write(is_there=True))
     assert (run(problem).double() - expected).norm() < 2e-5 * expected.norm()
 
@@ -120,7 +154,7 @@ def test_of_a_source_nothing_is_read_before_the_turn(monkeypatch: pytest.MonkeyP
     problem = replace(problem, layer=replace(problem.layer, reads_source=True))
     expected = attend(problem)
     true = [tensor.clone() for tensor in problem.cache.tensors()]
-    row_of_unit = decode._row_of_unit
+    row_of_unit = decode._row_of_item
 
     def begin_program(*given: Any) -> Any:
         for tensor in problem.cache.tensors():
@@ -131,6 +165,6 @@ def test_of_a_source_nothing_is_read_before_the_turn(monkeypatch: pytest.MonkeyP
         for tensor, values in zip(problem.cache.tensors(), true, strict=True):
             tensor.copy_(values)
 
-    monkeypatch.setattr(decode, "_row_of_unit", begin_program)
+    monkeypatch.setattr(decode, "_row_of_item", begin_program)
     monkeypatch.setattr(decode, "wait_for_prior_kernels", take_turn)
     assert (run(problem).double() - expected).norm() < 2e-5 * expected.norm()
