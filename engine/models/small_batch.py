@@ -89,14 +89,7 @@ class SmallBatchLayer(NamedTuple):
     def supports(self, x: torch.Tensor, state: StepState) -> bool:
         """Return whether it can run a step with the residual stream ``x``, or finish one."""
         joins_in = (state.adapters, state.images, state.per_layer)
-        return x.shape[0] <= self.max_rows and all(part is None for part in joins_in)
-
-    @property
-    def max_rows(self) -> int:
-        """Up to how many rows it is worth while; experts take most of the time."""
-        if isinstance(self.mlp, SmallBatchExperts):
-            return self.mlp.max_rows
-        return min(self.mlp.max_rows, self.qkv.max_fused_rows, self.output.max_fused_rows)
+        return x.shape[0] <= self.mlp.max_rows and all(part is None for part in joins_in)
 
     def __call__(self, x: torch.Tensor, state: StepState, cache: LayerMemory) -> None:
         """Run the layer on the residual stream, [num_tokens, hidden_size], in place."""
@@ -186,7 +179,7 @@ class SmallBatchExperts(NamedTuple):
 
     @property
     def max_rows(self) -> int:
-        """Up to how many rows it is worth while."""
+        """Up to how many rows it is worth while: experts take most of the time."""
         return MAX_SKINNY_ROWS
 
     def __call__(self, x: torch.Tensor) -> None:

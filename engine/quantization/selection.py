@@ -235,7 +235,7 @@ def _gpu_method(dtype: torch.dtype, device: torch.device) -> tuple[DenseLinearMe
         return UnquantizedLinearMethod(), f"torch; no kernels for few rows, {reason}"
     from engine.quantization.skinny import SkinnyMethod
 
-    return SkinnyMethod(), "triton for few rows, torch above"
+    return SkinnyMethod(), "triton for one row, torch above"
 
 
 def _invariant_method(

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from engine.models.linear import DenseLinear, Head, Linear
 from kernels.moe import GatedActivation
-from kernels.skinny import MAX_SKINNY_ROWS, GateKind, RowNorm, fused_gate_kind
+from kernels.skinny import GateKind, RowNorm, fused_gate_kind
 from kernels.triton.skinny import skinny_linear
 
 
@@ -28,7 +28,7 @@ class SmallBatchLinear(ABC):
 
     @property
     def max_fused_rows(self) -> int:
-        """One of a large weight: matrix units multiply two rows as fast as one."""
+        """One: matrix units multiply two rows as fast as one."""
         return 1
 
     @abstractmethod
@@ -71,18 +71,8 @@ class SmallBatchLinear(ABC):
         self.forward_small(x, stream=stream)
 
 
-# Numbers of a weight that is read before the library's product has begun: it takes 5 us for any few
-# rows, and its neighbours are kernels of their own.
-_SMALL_WEIGHT = 8 << 20
-
-
 class SkinnyLinear(SmallBatchLinear, DenseLinear):
     """A dense weight; many rows are multiplied by the library."""
-
-    @property
-    def max_fused_rows(self) -> int:
-        """See ``SmallBatchLinear``; more of a small weight."""
-        return MAX_SKINNY_ROWS if self.weight.numel() <= _SMALL_WEIGHT else 1
 
     def forward_small(self, x: torch.Tensor, **fused_ops: Unpack[FusedOps]) -> torch.Tensor:
         """See ``SmallBatchLinear``."""

@@ -51,7 +51,7 @@ def test_a_gpu_takes_few_rows_where_the_kernels_are_right(kernels_of_a_gpu, capl
             method = choose_method(quantization, torch.bfloat16, torch.device("cuda"))
         assert type(method.make_head(weight)) is kind
         assert type(method.make_unquantized(weight)) is kind
-        assert quantization or (reason or "triton for few rows") in caplog.text
+        assert quantization or (reason or "triton for one row") in caplog.text
 
 
 @pytest.mark.parametrize("stored", ["GPTQ, 4 bits", "FP8 in blocks", "GGUF Q4_K"])
