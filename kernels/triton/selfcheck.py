@@ -302,8 +302,16 @@ def _sampling(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) ->
 def _states(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
     """Yield recurrent layers, for models with some.
 
-    The rows have several tokens, in chunks or not, or one each; one begins, and one is padding.
+    The rows have several tokens, in chunks or not, or one each; one begins, and the last is padding
+    of one token, whose result may be anything finite.
     """
+
+    def told(sides: tuple[Any, Any]) -> tuple[Any, Any]:
+        (made, changed), (expected, expected_changes) = sides
+        made[-1] *= 0.0  # not if it is not finite
+        expected[-1] = 0.0
+        return (made, changed), (expected, expected_changes)
+
     for lengths in ((3, 70, 20, 1), (1, 1, 1, 1)) if spec.has_recurrent_layers else ():
         ends = torch.tensor((0, *lengths)).cumsum(0).int()
         tokens = int(ends[-1])
@@ -319,17 +327,19 @@ def _states(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> P
             yield _both(kernels, spec, "gated_conv", noise(tokens, 288), *by)
         state, heads = wide(5, 4, 32, 32), [wide(4) for _ in range(3)]
         gates = noise(tokens, 8), *heads[:2], state, rows, delta
-        yield _both(kernels, spec, "gated_delta", noise(tokens, delta.channels), *gates)
+        yield told(_both(kernels, spec, "gated_delta", noise(tokens, delta.channels), *gates))
         channels = delta._replace(key_heads=4, decays_channels=True)
         gates = noise(tokens, 132), heads[0], wide(128), state, rows, channels
         for bound in (0.0, -5.0):
             gates = *gates[:-1], channels._replace(least_log_decay=bound)
-            yield _both(kernels, spec, "gated_delta", noise(tokens, channels.channels), *gates)
+            made = _both(kernels, spec, "gated_delta", noise(tokens, channels.channels), *gates)
+            yield told(made)
         steps = noise(tokens, 4), *heads, state, rows, scan
-        yield _both(kernels, spec, "selective_scan", noise(tokens, scan.channels), *steps)
+        yield told(_both(kernels, spec, "selective_scan", noise(tokens, scan.channels), *steps))
         shared, states = noise(tokens, 40), wide(5, 16, 128)
         shares = shared[:, 8:24], shared[:, 24:], -wide(16, 128).exp(), wide(128), states, rows
-        yield _both(kernels, spec, "channel_scan", noise(tokens, 128), noise(tokens, 128), *shares)
+        x = noise(tokens, 128)
+        yield told(_both(kernels, spec, "channel_scan", x, noise(tokens, 128), *shares))
         x, gate = noise(tokens, 4, 32), noise(tokens, 128)
         for first in (True, False):
             yield _both(kernels, spec, "gated_rms_norm", x, gate, noise(32), 1e-5, first)
