@@ -92,6 +92,7 @@ def decode_attention(
         tables,
         units.starts,
         units.parts,
+        units.past,
         layer.sinks,
         seq_lens.shape[0],
         query.stride(0),
@@ -110,8 +111,9 @@ def decode_attention(
         TILE=_TILE // 2 if dim > (256 if cache.key_scales is None else 128) else _TILE,
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
-        # Keys of a source may be stored in this step.
-        READS_AHEAD=not layer.reads_source,
+        HAS_PARTS=units.may_have_parts,
+        # Keys of a source may be stored in this step. Of more heads a program has more units.
+        READS_AHEAD=units.may_have_parts and not layer.reads_source,
         HEADS=power_of_2(group),
         PARTS=parts_at_once(group, dim),
         num_warps=4,
@@ -134,6 +136,7 @@ def _num_stages(shared_bytes: int) -> int:
         "tables",
         "unit_starts",
         "part_starts",
+        "past_lens",
     ],
 )
 def _share_kernel(
@@ -152,6 +155,7 @@ def _share_kernel(
     tables,
     unit_starts,
     part_starts,  # the last -1: shares
+    past_lens,  # of the rows' sequences, before the step
     sinks,
     num_rows,
     query_stride,
@@ -169,6 +173,7 @@ def _share_kernel(
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_PARTS: tl.constexpr,  # or shares; otherwise shares
     READS_AHEAD: tl.constexpr,
     HEADS: tl.constexpr,
     PARTS: tl.constexpr,
@@ -182,47 +187,53 @@ def _share_kernel(
     program = tl.program_id(0)
     total = tl.load(unit_starts + num_rows) * NUM_KV_HEADS
     share = tl.cdiv(total, tl.num_programs(0))
-    all_parts = tl.load(part_starts + num_rows) * NUM_KV_HEADS
-    has_shares = all_parts < 0
     begin = program * share
-    row = _row_of_item(
-        *(tl.where(has_shares, begin, program), tl.where(has_shares, unit_starts, part_starts)),
-        *(num_rows, NUM_KV_HEADS),
-    )
+    all_parts, has_shares, item, starts = 0, program >= 0, begin, unit_starts
+    if HAS_PARTS:
+        all_parts = tl.load(part_starts + num_rows) * NUM_KV_HEADS
+        has_shares = all_parts < 0
+        item = tl.where(has_shares, begin, program)
+        starts = tl.where(has_shares, unit_starts, part_starts)
+    row = _row_of_item(item, starts, num_rows, NUM_KV_HEADS)
     row = tl.minimum(row, num_rows - 1)  # an idle program's is past the end
     row_begin, num_units, seq_len, token, line = _read_row(
         row, unit_starts, seq_lens, query_start, lines
     )
-    first_part = tl.load(part_starts + row)
-    row_parts = tl.maximum(tl.load(part_starts + row + 1) - first_part, 1)
-    # Of the row's, over all heads.
-    item = tl.where(has_shares, begin - row_begin * NUM_KV_HEADS, program)
-    item -= tl.where(has_shares, 0, first_part * NUM_KV_HEADS)
-    kv_head = item // tl.where(has_shares, tl.maximum(num_units, 1), row_parts)
-    cut = item - kv_head * row_parts
+    kv_head = (begin - row_begin * NUM_KV_HEADS) // tl.maximum(num_units, 1)
+    end = begin + share
+    first_part, row_parts = row * 0, row * 0 + 1
+    if HAS_PARTS:
+        first_part = tl.load(part_starts + row)
+        row_parts = tl.maximum(tl.load(part_starts + row + 1) - first_part, 1)
+        item = program - first_part * NUM_KV_HEADS  # of the row's, over all heads
+        kv_head = tl.where(has_shares, kv_head, item // row_parts)
+        cut = item - kv_head * row_parts
+        head_begin = row_begin * NUM_KV_HEADS + kv_head * num_units
+        begin = tl.where(has_shares, begin, head_begin + cut * num_units // row_parts)
+        part_end = head_begin + (cut + 1) * num_units // row_parts
+        end = tl.where(has_shares, end, tl.where(program < all_parts, part_end, begin))
     head_begin = row_begin * NUM_KV_HEADS + kv_head * num_units
-    begin = tl.where(has_shares, begin, head_begin + cut * num_units // row_parts)
-    end = tl.where(has_shares, begin + share, head_begin + (cut + 1) * num_units // row_parts)
     end = tl.minimum(end, total)
-    end = tl.where(has_shares | (program < all_parts), end, begin)
     group = tl.arange(0, GROUP_ROWS)
     dims = tl.arange(0, DIM)
     in_group = group < GROUP
     in_tile = in_group[:, None] & (dims < HEAD_DIM)[None, :]
     table = tables + line * table_stride
     # One unit is too short for a loop, which would prepare several tiles before the first is used.
-    # It is read ahead, but for the newest token.
+    # It is read ahead, but for the step's tokens.
     READS_UNIT: tl.constexpr = READS_AHEAD and UNIT == TILE
     is_unit = READS_UNIT & (end - begin == 1)
+    past = seq_len
     first = (_units_before(seq_len, UNIT, WINDOW) + begin - head_begin) * UNIT
     slots = first + tl.arange(0, TILE)
     if READS_UNIT:
+        past = tl.load(past_lens + row)
         is_seen = (slots < seq_len) & is_unit
         if WINDOW > 0:
             is_seen = is_seen & (slots >= seq_len - WINDOW)
         k, v, key_scale, value_scale = load_tile(
             *(keys, values, key_scales, value_scales, table, first),
-            *(is_seen & (slots < seq_len - 1), kv_head, query.dtype.element_ty),
+            *(is_seen & (slots < past), kv_head, query.dtype.element_ty),
             *(NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, TILE),
         )
     if (begin < end) & (not is_unit):
@@ -239,7 +250,7 @@ def _share_kernel(
             q = tl.load(place, mask=in_tile, other=0.0)
             mean, lse = attend_unit(
                 *(q, k, v, key_scale, value_scale, keys, values, key_scales, value_scales),
-                *(table, first, is_seen, seq_len, kv_head, scale, softcap, scale_in_cap),
+                *(table, first, is_seen, past, kv_head, scale, softcap, scale_in_cap),
                 *(NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, TILE, HAS_SOFTCAP),
             )
             first_program, num_parts, starts_inside = _parts_of_head(

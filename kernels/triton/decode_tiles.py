@@ -54,26 +54,50 @@ def load_tile(
 ):
     """Return keys and values [TILE, DIM], 0 where ``is_read`` is false, and their scales [TILE],
     which are 1 if there are none."""
+    k, key_scale = _load_part(  # pyright: ignore[reportGeneralTypeIssues]
+        *(keys, key_scales, table, begin, is_read, kv_head, DTYPE),
+        *(NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, TILE),
+    )
+    v, value_scale = _load_part(
+        *(values, value_scales, table, begin, is_read, kv_head, DTYPE),
+        *(NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, TILE),
+    )
+    return k, v, key_scale, value_scale
+
+
+@triton.jit
+def _load_part(
+    stored,
+    scales,
+    table,
+    begin,
+    is_read,
+    kv_head,
+    DTYPE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Return keys or values, as ``load_tile`` does."""
     dims = tl.arange(0, DIM)
     first_row, rows = rows_of_tile(  # pyright: ignore[reportGeneralTypeIssues]
         table, begin, is_read, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE
     )
     offsets = rows[:, None] * HEAD_DIM + dims[None, :]
     is_number = is_read[:, None] & (dims < HEAD_DIM)[None, :]
-    k = load_rows(keys + first_row * HEAD_DIM + offsets, is_number, DTYPE)
-    v = load_rows(values + first_row * HEAD_DIM + offsets, is_number, DTYPE)
-    if key_scales is None:
-        ones = tl.full([TILE], 1.0, tl.float32)
-        return k, v, ones, ones
+    x = load_rows(stored + first_row * HEAD_DIM + offsets, is_number, DTYPE)
+    if scales is None:
+        return x, tl.full([TILE], 1.0, tl.float32)
     else:
-        key_scale = tl.load(key_scales + first_row + rows, mask=is_read, other=0.0)
-        return k, v, key_scale, tl.load(value_scales + first_row + rows, mask=is_read, other=0.0)
+        return x, tl.load(scales + first_row + rows, mask=is_read, other=0.0)
 
 
 @triton.jit
 def attend_unit(
     q,
-    k,  # [TILE, DIM], read ahead but for the newest token
+    k,  # [TILE, DIM], read ahead but for the step's tokens
     v,
     key_scale,  # [TILE] likewise
     value_scale,
@@ -84,7 +108,7 @@ def attend_unit(
     table,
     begin,
     is_seen,
-    seq_len,
+    past,
     kv_head,
     scale,
     softcap,
@@ -98,8 +122,8 @@ def attend_unit(
 ):
     """Attend to one tile of slots; return the mean value, and log2 of its weight."""
     slots = begin + tl.arange(0, TILE)
-    if begin + TILE >= seq_len:
-        is_new = is_seen & (slots == seq_len - 1)
+    if begin + TILE > past:
+        is_new = is_seen & (slots >= past)
         new_k, new_v, new_key_scale, new_value_scale = load_tile(  # pyright: ignore[reportGeneralTypeIssues]
             *(keys, values, key_scales, value_scales, table, begin, is_new, kv_head, q.dtype),
             *(NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, TILE),
@@ -108,10 +132,13 @@ def attend_unit(
         key_scale = tl.where(is_new, new_key_scale, key_scale)
         value_scale = tl.where(is_new, new_value_scale, value_scale)
     top, total, acc = _nothing_seen(q)  # pyright: ignore[reportGeneralTypeIssues]
-    top, total, acc = _attend_tile(
-        *(q, k, v, key_scale, value_scale, is_seen, top, total, acc),
-        *(scale, softcap, scale_in_cap, key_scales is not None, HAS_SOFTCAP, True),
+    weights, _, top, total = _weights_of_tile(
+        *(q, k, key_scale, is_seen, top, total, scale, softcap, scale_in_cap),
+        *(key_scales is not None, HAS_SOFTCAP, True),
     )
+    if value_scales is not None:
+        weights *= value_scale[None, :]
+    acc = dot_add(weights.to(v.dtype), v, acc)
     return _mean_of_values(top, total, acc)
 
 
@@ -148,14 +175,21 @@ def attend_part(
         is_seen = slots < seq_len
         if WINDOW > 0:
             is_seen = is_seen & (slots >= seq_len - WINDOW)
-        k, v, key_scale, value_scale = load_tile(
-            *(keys, values, key_scales, value_scales, table, tile, is_seen, kv_head, q.dtype),
+        k, key_scale = _load_part(
+            *(keys, key_scales, table, tile, is_seen, kv_head, q.dtype),
             *(NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, TILE),
         )
-        top, total, acc = _attend_tile(
-            *(q, k, v, key_scale, value_scale, is_seen, top, total, acc),
-            *(scale, softcap, scale_in_cap, key_scales is not None, HAS_SOFTCAP, False),
+        weights, shrink, top, total = _weights_of_tile(
+            *(q, k, key_scale, is_seen, top, total, scale, softcap, scale_in_cap),
+            *(key_scales is not None, HAS_SOFTCAP, False),
         )
+        v, value_scale = _load_part(
+            *(values, value_scales, table, tile, is_seen, kv_head, q.dtype),
+            *(NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, TILE),
+        )
+        if value_scales is not None:
+            weights *= value_scale[None, :]
+        acc = dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
     return _mean_of_values(top, total, acc)
 
 
@@ -167,16 +201,13 @@ def _nothing_seen(q):
 
 
 @triton.jit
-def _attend_tile(
+def _weights_of_tile(
     q,
     k,
-    v,
     key_scale,
-    value_scale,
     is_seen,
     top,
     total,
-    acc,
     scale,
     softcap,
     scale_in_cap,
@@ -184,19 +215,14 @@ def _attend_tile(
     HAS_SOFTCAP: tl.constexpr,
     MAY_SEE_NONE: tl.constexpr,
 ):
-    """Attend to a tile of keys and values; return the new top, total and sums."""
+    """Return what ``online_softmax`` does, of the scores of a tile of keys."""
     scores = dot(q, tl.trans(k))
     if HAS_SCALES:
         scores *= key_scale[None, :]
     if HAS_SOFTCAP:
         scores = tanh(scores * scale_in_cap)
     scores = tl.where(is_seen[None, :], scores, -float("inf"))
-    weights, shrink, top, total = online_softmax(  # pyright: ignore[reportGeneralTypeIssues]
-        scores, softcap if HAS_SOFTCAP else scale, top, total, MAY_SEE_NONE
-    )
-    if HAS_SCALES:
-        weights *= value_scale[None, :]
-    return top, total, dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
+    return online_softmax(scores, softcap if HAS_SOFTCAP else scale, top, total, MAY_SEE_NONE)
 
 
 @triton.jit

@@ -37,7 +37,8 @@ TILE_ROWS = 128  # queries times heads per KV head: products of two warp groups
 _PLAN_ROWS = 512
 _FILL = 128
 _TILES = -1  # stands for tiles where a window stands for splits
-_SIZES: tl.constexpr = tl.constexpr(16)  # of parts, that are tried
+_SIZES: tl.constexpr = tl.constexpr(4)  # of parts, that are tried
+_FEW_UNITS: tl.constexpr = tl.constexpr(8)  # in a part that may be one larger than a share
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,9 @@ class WorkUnits:
 
     starts: torch.Tensor  # [rows + 1] int32, first unit of each row
     parts: torch.Tensor  # [rows + 1] int32, first part of each row's heads; the last -1: no parts
+    past: torch.Tensor  # [rows + 1] int32, each sequence's tokens before the step
     programs: int  # an upper bound of the parts of all heads
+    may_have_parts: bool  # otherwise there are more heads than programs
     arrivals: torch.Tensor  # [rows, kv_heads] int32, 0 between layers: finished parts of a row
 
 
@@ -173,6 +176,7 @@ def plan_attention(
         rows,
         geometry.query_start,
         geometry.seq_lens,
+        geometry.slots,
         num_rows,
         capacity,
         KINDS=kinds,
@@ -198,8 +202,10 @@ def plan_attention(
     for kind, window in enumerate(windows, start=1):
         most = bounds.splits_within(window)
         if bounds.num_splits and arrivals is not None:
-            most = min(most * num_kv_heads, programs)
-            units[window] = WorkUnits(begins[kind], parts[kind], most, arrivals)
+            units[window] = WorkUnits(
+                *(begins[kind], parts[kind], parts[0], min(most * num_kv_heads, programs)),
+                *(num_rows * num_kv_heads <= programs, arrivals),
+            )
         elif bounds.num_splits:
             splits[window] = WorkList(begins[kind], rows[kind, :most])
     return AttentionPlan(geometry, splits, units, tiles, bounds.merges)
@@ -248,13 +254,14 @@ def _num_items(
 # while requests wait.
 @triton.jit(
     do_not_specialize=["num_rows", "capacity"],
-    do_not_specialize_on_alignment=["starts", "items", "query_start", "seq_lens"],
+    do_not_specialize_on_alignment=["starts", "items", "query_start", "seq_lens", "lines"],
 )
 def _plan_kernel(
-    starts,  # [2, kinds, num_rows + 1] out; the second half: of parts of units
+    starts,  # [2, kinds, num_rows + 1] out; the second half, with units: see ``WorkUnits``
     items,  # [kinds, capacity] out, the rows of the items
     query_start,
     seq_lens,
+    lines,
     num_rows,
     capacity,
     KINDS: tl.constexpr,  # _TILES, or a window for splits, 0 for none
@@ -289,12 +296,15 @@ def _plan_kernel(
     tl.store(starts + row, start)
     if row == num_rows - 1:
         tl.store(starts + num_rows, start + count)
-    if not LISTS_SPLITS and kind > 0:
-        _cut_units(
-            *(starts + NUM_KINDS * (num_rows + 1), query_start, seq_lens, row, num_rows, window),
-            *(TILES_ONLY, QUERIES, SPLIT_SIZE, PROGRAMS, HEADS, PART_ROWS),
-        )
-        return
+    if not LISTS_SPLITS:
+        of_units = starts + NUM_KINDS * (num_rows + 1)
+        if kind > 0:
+            _cut_units(
+                *(of_units, query_start, seq_lens, row, num_rows, window),
+                *(TILES_ONLY, QUERIES, SPLIT_SIZE, PROGRAMS, HEADS, PART_ROWS),
+            )
+            return
+        _store_past(of_units + row, query_start, seq_lens, lines, row, num_rows, ROWS)
     place = items + kind.to(tl.int64) * capacity + start
     for first in range(0, count, FILL):
         at = first + tl.arange(0, FILL)
@@ -318,7 +328,8 @@ def _cut_units(
 ):
     """Number a row's parts: of the smallest of some sizes for which the programs suffice.
 
-    With no programs for all heads, or none of the sizes, there are no parts.
+    There are none if parts would be larger than shares by more than a share's cuts cost: at each,
+    a program begins anew.
     """
     start, end = row * 0, row * 0 - 1
     if num_rows <= PART_ROWS:
@@ -328,7 +339,8 @@ def _cut_units(
             *(TILES_ONLY, QUERIES, SPLIT_SIZE),
         )
         least = tl.maximum(tl.cdiv(tl.sum(units, axis=0) * HEADS, PROGRAMS), 1)
-        sizes = least + least * tl.arange(0, _SIZES) // 8
+        more = tl.where(least < _FEW_UNITS, 1, least // 32)
+        sizes = least + tl.minimum(tl.arange(0, _SIZES), more)
         needed = tl.sum(tl.cdiv(units[:, None], sizes[None, :]), axis=0) * HEADS
         size = tl.min(tl.where(needed <= PROGRAMS, sizes, 2**30), axis=0)
         parts = tl.cdiv(units, size)
@@ -337,3 +349,22 @@ def _cut_units(
     tl.store(part_starts + row, start)
     if row == num_rows - 1:
         tl.store(part_starts + num_rows, end)
+
+
+@triton.jit
+def _store_past(place, query_start, seq_lens, lines, row, num_rows, ROWS: tl.constexpr):
+    """Store how many of a row's tokens earlier steps have stored.
+
+    Drafts that are verified may be rows of one sequence, with the same line, each behind the other.
+    """
+    line = tl.load(lines + row)
+    past = tl.full([ROWS], 2**30, tl.int32)
+    for begin in range(0, num_rows, ROWS):
+        rows = begin + tl.arange(0, ROWS)
+        is_row = rows < num_rows
+        is_same = is_row & (tl.load(lines + rows, mask=is_row, other=0) == line)
+        first = tl.load(query_start + rows, mask=is_row, other=0)
+        count = tl.load(query_start + rows + 1, mask=is_row, other=0) - first
+        before = tl.load(seq_lens + rows, mask=is_row, other=0) - count
+        past = tl.minimum(past, tl.where(is_same, before, 2**30))
+    tl.store(place, tl.min(past, axis=0))

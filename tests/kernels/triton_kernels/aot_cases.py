@@ -14,6 +14,7 @@ from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 from kernels.skinny import RowNorm
 from kernels.sparse import IndexQuery
 from kernels.tiled import TiledWeight
+from kernels.triton import plan as plan_module
 from kernels.triton import prefill as prefill_module
 from kernels.triton.channel_scan_chunks import channel_scan
 from kernels.triton.decode import decode_attention
@@ -114,12 +115,15 @@ def decode(
     codes: torch.dtype | None = None,
     dtype: torch.dtype = BF16,
     invariant: bool = False,
+    rows: int = 256,
 ) -> None:
+    """``rows``: so few have parts (decode.py)."""
+    plan_module.persistent_programs = lambda _, of_each: 132 * of_each
     size = SPLIT_SIZE if invariant else UNIT
-    bounds = WorkBounds(256, 1024, 0, tiles_only=False, split_size=size)
+    bounds = WorkBounds(rows, 1024, 0, tiles_only=False, split_size=size)
     plan = attention_plan(bounds, window, heads // kv_heads, kv_heads)
     cache = cache_of(kv_heads, block, dim, codes, dtype)
-    query, output = (empty(256, heads, dim, dtype=dtype) for _ in range(2))
+    query, output = (empty(rows, heads, dim, dtype=dtype) for _ in range(2))
     attend = invariant_decode if invariant else decode_attention
     attend(plan, LayerAttention(0.1, window, cap), query, cache, output)
 
@@ -472,6 +476,8 @@ _CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 CASES: dict[str, Callable[[], object]] = {
     **{f"decode-{name}": partial(decode, *shape) for name, shape in _SHAPES.items()},
+    **{f"decode-few-{name}": partial(decode, *shape, rows=8) for name, shape in _SHAPES.items()},
+    "decode-few-llama-8b-int8": partial(decode, *_SHAPES["llama-8b"], rows=8, codes=torch.int8),
     "layer-llama-8b": partial(layer_parts, 4096, 14336, 32, 8, 128),
     "layer-qwen2-0.5b": partial(layer_parts, 896, 4864, 14, 2, 64),
     "sampling-128k": partial(sampling, 128256),

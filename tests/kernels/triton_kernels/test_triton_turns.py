@@ -19,7 +19,7 @@ _EARLY = {
     "_skinny_packed_kernel": ["places"],
     "_share_kernel": [
         *("unit_starts + num_rows", "part_starts + num_rows"),
-        *("part_starts + row", "part_starts + row + 1"),
+        *("part_starts + row", "part_starts + row + 1", "past_lens + row"),
     ],
 }
 _COMPUTED = {
