@@ -172,7 +172,7 @@ def _multiply_packed(
 ) -> None:
     """Write the products, with weights widened in registers."""
     num_experts, outputs = weights.num_matrices, weights.outputs
-    shape = tile_shape(routing.rows, x.dtype, invariant=invariant)
+    shape = tile_shape(routing.rows, weights, x.dtype, invariant=invariant)
     launch(
         _grouped_packed_kernel,
         (routing.num_tiles, -(-outputs // shape.columns)),

@@ -56,7 +56,7 @@ _TILES = (
     TileShape(128, 128, 8),
 )
 _MOST_UNTURNED_ROWS = 16  # of x in a tile
-_FEW_TURNED = TileShape(16, 64, 4)
+_FEW_NARROW = TileShape(16, 64, 4)  # turned, or by a table, whose levels are staged as well
 _MOST_STAGES = 4
 _MOST_STAGES_OF_FEW = 8
 _MOST_RESIDENT = 4  # programs of few rows on a multiprocessor
@@ -92,7 +92,7 @@ def packed_linear(
     if num_rows > MAX_PACKED_ROWS and not invariant:
         return _widened_linear(x, weight, bias)
     outputs = weight.outputs
-    shape = tile_shape(num_rows, x.dtype, invariant=invariant)
+    shape = tile_shape(num_rows, weight, x.dtype, invariant=invariant)
     tiles, input_tiles = -(-outputs // shape.columns), num_input_tiles(weight)
     row_tiles = -(-num_rows // shape.rows)
     splits = 1 if invariant else _num_splits(row_tiles * tiles * shape.num_warps, input_tiles)
@@ -130,11 +130,13 @@ def packed_linear(
     return output if splits == 1 else sum_parts(sums, output)
 
 
-def tile_shape(num_rows: int, dtype: torch.dtype, *, invariant: bool) -> TileShape:
+def tile_shape(
+    num_rows: int, weight: TiledWeight, dtype: torch.dtype, *, invariant: bool
+) -> TileShape:
     """Return the tile for a number of rows of ``dtype``."""
     shape = next((shape for shape in _TILES if num_rows <= shape.rows), _TILES[-1])
-    is_few = shape.rows <= _FEW_TURNED.rows
-    return _FEW_TURNED if is_few and (invariant or dtype.itemsize > 2) else shape
+    is_narrow = invariant or dtype.itemsize > 2 or weight.kind == "table"
+    return _FEW_NARROW if is_narrow and shape.rows <= _FEW_NARROW.rows else shape
 
 
 def is_turned(shape: TileShape, dtype: torch.dtype, *, invariant: bool) -> bool:
@@ -154,7 +156,7 @@ def num_stages(
     of_a_column = TILE_INPUTS // weight.codes_per_byte
     staged = shape.columns * of_a_column + shape.rows * TILE_INPUTS * x.dtype.itemsize
     shared = shared_memory_bytes(x.device)
-    if is_turned(shape, x.dtype, invariant=False):
+    if shape == _FEW_NARROW or is_turned(shape, x.dtype, invariant=False):
         resident = 1 if shape.max_registers is None else 2
         return max(2, min(_MOST_STAGES, (shared // resident - _KEPT_SHARED_BYTES) // staged))
     resident = _MOST_RESIDENT

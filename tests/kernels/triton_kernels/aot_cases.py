@@ -16,6 +16,7 @@ from kernels.sparse import IndexQuery
 from kernels.tiled import TiledWeight
 from kernels.triton import plan as plan_module
 from kernels.triton import prefill as prefill_module
+from kernels.triton import quantised as quantised_module
 from kernels.triton.channel_scan_chunks import channel_scan
 from kernels.triton.decode import decode_attention
 from kernels.triton.delta_chunks import gated_delta
@@ -381,6 +382,7 @@ def tiled(form: str, outputs: int, inputs: int, count: int = 1) -> TiledWeight:
 def packed_matmul(
     rows: int, inputs: int, outputs: int, form: str, *, invariant: bool = False
 ) -> None:
+    quantised_module.persistent_programs = lambda _, of_each: 132 * of_each
     weight = tiled(form, outputs, inputs)
     packed_linear(empty(rows, inputs), weight, empty(outputs), invariant=invariant)
 
@@ -538,6 +540,8 @@ CASES: dict[str, Callable[[], object]] = {
         for form in _PACKED
         for rows in (8, 32, 64, 8192)
     },
+    # So few programs that each has the memory of a whole multiprocessor.
+    **{f"{form}-8-few-outputs": partial(packed_matmul, 8, 4096, 256, form) for form in _PACKED},
     **{
         f"invariant-{form}-{rows}-llama-8b": partial(
             packed_matmul, rows, 4096, 28672, form, invariant=True
