@@ -59,7 +59,6 @@ _MOST_UNTURNED_ROWS = 16  # of x in a tile
 _FEW_NARROW = TileShape(16, 64, 4)  # turned, or by a table, whose levels are staged as well
 _MOST_STAGES = 4
 _MOST_STAGES_OF_FEW = 8
-_MOST_RESIDENT = 4  # programs of few rows on a multiprocessor
 _KEPT_SHARED_BYTES = 16 << 10  # of a program, for what is not staged
 _KEPT_SHARED_BYTES_OF_FEW = 2 << 10
 _TARGET_WARPS = 2112  # 16 per multiprocessor of an H100
@@ -149,22 +148,20 @@ def num_stages(
 ) -> int:
     """Return how many tiles of codes, with their rows of ``x``, are in shared memory.
 
-    Programs of few rows fill it, as many as a multiprocessor has of ``programs``. If there were
-    room for more, the next kernel's, which become resident before this one has ended, would go
-    where there is room, and some multiprocessors would have twice as many as others.
+    Two ``programs`` of few rows on each multiprocessor fill it. If there were room for more, the
+    next kernel's, which become resident before this one has ended, would go where there is room,
+    and some multiprocessors would have twice as many as others.
     """
     of_a_column = TILE_INPUTS // weight.codes_per_byte
     staged = shape.columns * of_a_column + shape.rows * TILE_INPUTS * x.dtype.itemsize
     shared = shared_memory_bytes(x.device)
-    if shape == _FEW_NARROW or is_turned(shape, x.dtype, invariant=False):
-        resident = 1 if shape.max_registers is None else 2
-        return max(2, min(_MOST_STAGES, (shared // resident - _KEPT_SHARED_BYTES) // staged))
-    resident = _MOST_RESIDENT
-    if programs is not None:
-        resident = min(resident, -(-programs // persistent_programs(x.device, 1)))
-    # The last tile is multiplied from where it is copied to.
-    room = shared // resident - _KEPT_SHARED_BYTES_OF_FEW
-    return max(2, min(_MOST_STAGES_OF_FEW, 1 + room // staged))
+    is_few = shape != _FEW_NARROW and not is_turned(shape, x.dtype, invariant=False)
+    if is_few and programs is not None and programs <= persistent_programs(x.device, 2):
+        # The last tile is multiplied from where it is copied to.
+        room = shared // 2 - _KEPT_SHARED_BYTES_OF_FEW
+        return max(2, min(_MOST_STAGES_OF_FEW, 1 + room // staged))
+    resident = 1 if shape.max_registers is None else 2
+    return max(2, min(_MOST_STAGES, (shared // resident - _KEPT_SHARED_BYTES) // staged))
 
 
 def _widened_linear(
