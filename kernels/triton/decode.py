@@ -224,7 +224,9 @@ def _share_kernel(
     READS_UNIT: tl.constexpr = READS_AHEAD and UNIT == TILE
     is_unit = READS_UNIT & (end - begin == 1)
     past = seq_len
-    first = (_units_before(seq_len, UNIT, WINDOW) + begin - head_begin) * UNIT
+    # An idle program's would be past the table.
+    before = tl.where(begin < end, begin - head_begin, 0)
+    first = (_units_before(seq_len, UNIT, WINDOW) + before) * UNIT
     slots = first + tl.arange(0, TILE)
     if READS_UNIT:
         past = tl.load(past_lens + row)
