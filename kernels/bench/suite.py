@@ -148,7 +148,8 @@ def _states(
 
 def full_suite() -> list[MakeCase]:
     """Return what ``python -m kernels.bench`` measures."""
-    contexts = ((1, 4096), (8, 4096), (32, 4096), (64, 1024), (256, 1024), (1, 65536))
+    contexts = ((1, 1024), (8, 1024), (64, 1024), (256, 1024))
+    contexts += ((1, 4096), (8, 4096), (32, 4096), (1, 65536))
     return [
         *(_decode("8b", _LLAMA_8B, *shape) for shape in contexts),
         *(_decode("0.6b", _QWEN_0_6B, *shape) for shape in contexts),

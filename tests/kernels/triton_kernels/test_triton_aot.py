@@ -161,7 +161,9 @@ def check(reports: list[dict[str, Any]]) -> None:
 
 
 def test_attention_compiles_for_hopper(tmp_path: Path, compile_cases: CompileCases) -> None:
-    reports = compile_cases(tmp_path, "decode-llama-8b", "prefill-llama-8b")
+    names = ("decode-llama-8b", "decode-few-llama-8b", "prefill-llama-8b")
+    reports = compile_cases(tmp_path, *names)
+    assert {report["case"] for report in reports} == set(names)
     assert {"_share_kernel", "_prefill_kernel"} <= {report["kernel"] for report in reports}
     check(reports)
 
@@ -261,6 +263,27 @@ def test_codes_are_widened_in_the_registers_that_are_multiplied(
                 assert all(re.fullmatch(r"\d+x[a-z]\w+", shape) for shape in moved), moved
     of_few = [report["case"] for report in reports if not report["wgmma"]]
     assert {"awq-8-llama-8b", "fp8-8-llama-8b"} <= set(of_few)
+
+
+@pytest.mark.slow
+def test_products_of_few_outputs_fit_in_a_multiprocessor(
+    tmp_path: Path, compile_cases: CompileCases
+) -> None:
+    """They stage as much as there is room for."""
+    names = [f"{form}-8-few-outputs" for form in ("gptq", "nf4", "fp8", "q4_k", "q6_k")]
+    reports = compile_cases(tmp_path, *names)
+    assert {report["case"] for report in reports} == set(names)
+    check(reports)
+
+
+@pytest.mark.slow
+def test_few_rows_of_all_heads_compile(tmp_path: Path, compile_cases: CompileCases) -> None:
+    """A tile of keys and values that is read ahead, in registers."""
+    models = ("qwen3-0.6b", "gemma2-9b", "gemma4-31b-full", "llama-8b-int8", "tiny-heads")
+    names = [f"decode-few-{name}" for name in models]
+    reports = compile_cases(tmp_path, *names)
+    assert {report["case"] for report in reports} == set(names)
+    check(reports)
 
 
 @pytest.mark.slow
