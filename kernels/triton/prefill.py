@@ -54,7 +54,7 @@ from kernels.triton.tiles import (
     tanh,
 )
 
-COPIES_TILES = True  # where it can; otherwise a variant of ``kernels.bench.variants``
+COPIES_TILES = True  # where it can; without is a variant of ``kernels.bench.variants``
 _TILE = 64
 _MAX_SUMS = 256  # of a value's numbers per program
 _WARPS = TILE_ROWS // 16
