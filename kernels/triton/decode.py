@@ -249,7 +249,8 @@ def _share_kernel(
         if is_unit:
             heads = kv_head * GROUP + group
             place = query + token * query_stride + heads[:, None] * HEAD_DIM + dims[None, :]
-            q = tl.load(place, mask=in_tile, other=0.0)
+            # Padding, which has no keys, may be no number.
+            q = tl.load(place, mask=in_tile & (seq_len > 0), other=0.0)
             mean, lse = attend_unit(
                 *(q, k, v, key_scale, value_scale, keys, values, key_scales, value_scales),
                 *(table, first, is_seen, past, kv_head, scale, softcap, scale_in_cap),
