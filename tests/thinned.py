@@ -176,7 +176,7 @@ ONE_IN = {
         "test_invariant_queries_have_the_same_bits_in_any_chunk": 3,
         "test_mixed_batches_equal_the_definition": 5,
         "test_queries_that_look_ahead_equal_the_definition": 6,
-        "test_shares_cut_rows_anywhere": 5,
+        "test_shares_and_parts_cut_rows_anywhere": 6,
     },
     f"{_INTERPRETED}/test_triton_channel_chunks.py": {
         "test_delta_rules": 2,
@@ -220,6 +220,11 @@ ONE_IN = {
         "test_each_pair_of_token_and_expert_is_a_row": 2,
         "test_products_equal_the_twins": 6,
         "test_products_of_codes_equal_the_twins": 4,
+    },
+    f"{_INTERPRETED}/test_triton_units.py": {
+        "test_parts_are_of_nearly_the_same_size_and_one_for_a_program": 6,
+        "test_texts_equal_the_definition": 5,
+        "test_the_steps_tokens_are_read_after_the_turn": 3,
     },
     "tests/server/test_data_parallel.py": {
         "test_what_cannot_be_is_one_line": 2,

@@ -20,7 +20,7 @@ PAST = [0, UNIT - 2, UNIT - 1, UNIT, 17 * UNIT + 5, 8 * UNIT - 1]
 
 @pytest.fixture(autouse=True)
 def _many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "persistent_programs", lambda *_: 4096)
+    monkeypatch.setattr(plan, "persistent_programs", lambda *_: 400)
 
 
 def run(problem: Problem) -> torch.Tensor:
@@ -110,7 +110,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("cache_dtype", [None, torch.int8])
 @pytest.mark.parametrize("block_size", [16, 64])
-@pytest.mark.parametrize("programs", [4096, 3])
+@pytest.mark.parametrize("programs", [400, 3])
 @pytest.mark.parametrize("num_drafts", [0, 3])
 def test_the_steps_tokens_are_read_after_the_turn(
     num_drafts: int,
