@@ -12,7 +12,7 @@ from kernels.triton.plan import AttentionPlan, WorkList
 from kernels.triton.tiles import LOG2_E
 
 _MERGE_TILE = 16
-_THREADS: tl.constexpr = tl.constexpr(128)
+_THREADS: tl.constexpr = tl.constexpr(128)  # of a program of decode.py
 _MOST_PARTS = 8
 _PART_NUMBERS = 4096  # of the parts that one program merges at once; as many are in flight
 

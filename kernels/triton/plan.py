@@ -202,6 +202,7 @@ def plan_attention(
     for kind, window in enumerate(windows, start=1):
         most = bounds.splits_within(window)
         if bounds.num_splits and arrivals is not None:
+            # Tiles have no parts: ``past`` is in their place.
             units[window] = WorkUnits(
                 *(begins[kind], parts[kind], parts[0], min(most * num_kv_heads, programs)),
                 *(num_rows * num_kv_heads <= programs, arrivals),

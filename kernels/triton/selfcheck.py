@@ -49,6 +49,8 @@ from kernels.triton.plan import queries_per_tile
 _CODES_TOLERANCE = 5e-2
 _ROWS = 6
 _VOCAB = 4500
+# Tokens of the rows of steps with states: in chunks or not, and one each.
+_STATE_STEPS = ((3, 70, 20, 1), (1, 1, 1, 1))
 
 
 def self_check(kernels: Kernels, spec: AttentionSpec) -> str | None:
@@ -312,7 +314,7 @@ def _states(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> P
         expected[-1] = 0.0
         return (made, changed), (expected, expected_changes)
 
-    for lengths in ((3, 70, 20, 1), (1, 1, 1, 1)) if spec.has_recurrent_layers else ():
+    for lengths in _STATE_STEPS if spec.has_recurrent_layers else ():
         ends = torch.tensor((0, *lengths)).cumsum(0).int()
         tokens = int(ends[-1])
         slots, starts = torch.tensor([2, 0, 3, 4]).int(), torch.tensor([0, 7, 2, -1]).int()

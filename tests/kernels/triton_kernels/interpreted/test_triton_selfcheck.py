@@ -81,6 +81,24 @@ def test_right_kernels_pass(spec: AttentionSpec, invariant: bool) -> None:
     assert self_check(Kernels(TritonAttention(invariant=invariant), operations), spec) is None
 
 
+@pytest.mark.parametrize("padding", [7.0, float("nan")])
+def test_padding_of_states_may_be_anything_finite(
+    padding: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selfcheck, "_CHECKS", {"states": selfcheck._states})
+    monkeypatch.setattr(selfcheck, "_STATE_STEPS", ((1, 1, 1, 1),))
+    ordinary = Kernels(TritonAttention(), operations)
+    assert self_check(ordinary, STATES) is None
+
+    def left(*given: Any) -> torch.Tensor:
+        made = operations.gated_delta(*given)
+        made[-1] = padding
+        return made
+
+    told = self_check(with_operations(gated_delta=left), STATES)
+    assert (told is None) == (padding == 7.0)
+
+
 @pytest.mark.slow
 def test_products_of_codes_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_packed(torch.float16, SPEC.device) is None
