@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from kernels.bench.adapter_cases import adapter_case
 from kernels.bench.attention_cases import attention_case
 from kernels.bench.case import Case
 from kernels.bench.layer_cases import (
@@ -104,6 +105,13 @@ def _experts(name: str, model: dict[str, int], tokens: int, kind: str | None = N
     return partial(moe_case, name, tokens=tokens, kind=kind, **model)
 
 
+def _adapters(name: str, tokens: int, adapters: int, inputs: int, outputs: int) -> MakeCase:
+    """Of rank 16, for a layer that fuses three."""
+    name = f"{adapters} adapters {name} {tokens}"
+    shape = {"inputs": inputs, "outputs": outputs, "rank": 48}
+    return partial(adapter_case, name, tokens=tokens, adapters=adapters, **shape)
+
+
 def _sampling(
     rows: int,
     vocab: int,
@@ -174,6 +182,8 @@ def full_suite() -> list[MakeCase]:
         *(_packed("fp8", rows, 4096, 28672) for rows in (1, 8, 64, 128)),
         *(_scaled(rows, 4096, 28672) for rows in (8, 64, 8192)),
         *(_packed("int4", rows, 14336, 4096) for rows in (1, 8)),
+        _adapters("0.6b qkv", 32, 8, 1024, 4096),
+        *(_adapters("8b qkv", tokens, 8, 4096, 6144) for tokens in (1, 32, 512, 8192)),
         partial(norm_case, "add + norm 8192 x 4096", rows=8192, hidden=4096),
         partial(silu_case, "silu * 8192 x 14336", rows=8192, inner=14336),
         partial(xielu_case, "xielu 8192 x 21504", rows=8192, inner=21504),
@@ -234,6 +244,7 @@ def tiny_suite() -> list[MakeCase]:
         *(_packed("int4", rows, 64, 130) for rows in (1, 5)),
         _packed("int4 in groups of 128", 5, 256, 130),
         _scaled(5, 64, 128),
+        _adapters("tiny", 5, 2, 64, 72),
         partial(norm_case, "norm", rows=3, hidden=64),
         partial(silu_case, "silu", rows=3, inner=64),
         partial(xielu_case, "xielu", rows=3, inner=64),

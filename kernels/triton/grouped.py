@@ -206,7 +206,7 @@ def _multiply_packed(
 
 
 @triton.jit
-def _rows_of_tile(
+def pairs_of_tile(
     tile,
     pairs,
     starts,
@@ -215,11 +215,14 @@ def _rows_of_tile(
     EXPERTS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Return a tile's expert, its pairs, and a mask of those that exist."""
+    """Return a tile's expert, its pairs, and a mask of those that exist.
+
+    Past the last tile none do.
+    """
     # The tile's expert is the last one with tiles that begins no later than the tile.
     experts = tl.arange(0, EXPERTS)
     ends = tl.load(tile_starts + 1 + experts, mask=experts < NUM_EXPERTS, other=2**31 - 1)
-    expert = tl.sum((ends <= tile).to(tl.int32), axis=0)
+    expert = tl.minimum(tl.sum((ends <= tile).to(tl.int32), axis=0), NUM_EXPERTS - 1)
     first = tl.load(starts + expert) + (tile - tl.load(tile_starts + expert)) * ROWS
     at = first + tl.arange(0, ROWS)
     is_row = at < tl.load(starts + expert + 1)
@@ -325,7 +328,7 @@ def _multiply_tile(
     IS_TURNED: tl.constexpr,
 ):
     """Store what this program's outputs are for a tile of rows."""
-    expert, pair, is_row = _rows_of_tile(  # pyright: ignore[reportGeneralTypeIssues]
+    expert, pair, is_row = pairs_of_tile(  # pyright: ignore[reportGeneralTypeIssues]
         tile, pairs, starts, tile_starts, NUM_EXPERTS, EXPERTS, ROWS
     )
     columns = column_tile * COLUMNS + tl.arange(0, COLUMNS)
@@ -394,7 +397,7 @@ def _grouped_packed_kernel(
     tile = tl.program_id(0)
     if tile >= tl.load(tile_starts + NUM_EXPERTS):
         return
-    expert, pair, is_row = _rows_of_tile(  # pyright: ignore[reportGeneralTypeIssues]
+    expert, pair, is_row = pairs_of_tile(  # pyright: ignore[reportGeneralTypeIssues]
         tile, pairs, starts, tile_starts, NUM_EXPERTS, EXPERTS, ROWS
     )
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 
 from kernels.attention import DeviceGeometry, LayerAttention, LayerCache
+from kernels.lora import AdapterRows, AdapterWeights
 from kernels.moe import ExpertMatrices, ExpertTensors, GatedActivation, RouterWeights, RoutingRule
 from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
@@ -39,6 +41,7 @@ from kernels.triton.layers import (
     silu_mul,
     xielu,
 )
+from kernels.triton.lora import add_adapters
 from kernels.triton.matmul import invariant_heads, invariant_linear
 from kernels.triton.moe import add_experts, fused_moe, invariant_moe
 from kernels.triton.plan import (
@@ -459,6 +462,13 @@ def routing(
     router(empty(tokens, hidden), empty(experts, hidden), None, correction, rule)
 
 
+def adapters(tokens: int, slots: int, rank: int, inputs: int, outputs: int) -> None:
+    nothing = empty(0)
+    rows = AdapterRows(longs(tokens), nothing, nothing, np.empty((0, 3), np.int64))
+    weights = AdapterWeights(empty(slots, rank, inputs), empty(slots, rank, outputs), nothing)
+    add_adapters(empty(tokens, outputs), empty(tokens, inputs), weights, rows)
+
+
 def shared_expert_gate(tokens: int, hidden: int) -> None:
     add_gated(*(empty(tokens, hidden) for _ in range(3)), empty(1, hidden))
 
@@ -573,6 +583,11 @@ CASES: dict[str, Callable[[], object]] = {
         *(routing, 64, 16, 4096), RoutingRule(2, "sparse_mixer", normalised=False, margin=0.02)
     ),
     "invariant-routing-qwen3-30b": partial(routing, 64, 128, 2048, RoutingRule(8), invariant=True),
+    **{
+        f"adapters-{tokens}-llama-8b": partial(adapters, tokens, 8, 48, 4096, 6144)
+        for tokens in (1, 32, 512, 8192)
+    },
+    "adapters-32-llama-8b-down": partial(adapters, 32, 8, 128, 14336, 4096),
     "shared-expert-gate-qwen3-next": partial(shared_expert_gate, 64, 2048),
     **{
         f"invariant-moe-{tokens}-qwen3-30b{form and '-' + form}": partial(

@@ -21,7 +21,7 @@ CompileCases = Callable[..., list[dict[str, Any]]]
 
 _PIPELINED = (
     *("_prefill_kernel", "_share_kernel", "_grouped_matmul_kernel", "_matmul_kernel"),
-    "_turned_matmul_kernel",
+    *("_turned_matmul_kernel", "_shrink_kernel"),
     *("_latent_prefill_kernel", "_latent_split_kernel"),
     *("_runs_of_tile_kernel", "_run_kernel"),
     *("_packed_kernel", "_grouped_packed_kernel"),
@@ -70,6 +70,7 @@ _OF_PROMPTS = (
     *("_prepare_kernel", "_delta_chunks_kernel", "_scan_chunks_kernel"),
     *("_prepare_channels_kernel", "_channel_delta_chunks_kernel"),
 )
+_OF_ADAPTERS = ("_shrink_kernel", "_expand_kernel")
 # Registers needed before a loop and after it may be spilled meanwhile.
 _MOST_STACK_BYTES = 64
 # 256 state values per channel need more registers than exist: slower, but not wrong.
@@ -101,6 +102,8 @@ def check(reports: list[dict[str, Any]]) -> None:
             before = set(report["before_turn"])
             assert "ld.global.b32" in before, report
             assert all(each.startswith("ld.") for each in before), report
+        elif report["kernel"] in _OF_ADAPTERS:
+            assert set(report["before_turn"]) == {"ld.global.b32"}, report  # the plan's numbers
         else:
             assert report["before_turn"] == [], report
         # These only have to run: their products use other units, operands on the stack, or three
@@ -284,6 +287,19 @@ def test_few_rows_of_all_heads_compile(tmp_path: Path, compile_cases: CompileCas
     reports = compile_cases(tmp_path, *names)
     assert {report["case"] for report in reports} == set(names)
     check(reports)
+
+
+@pytest.mark.slow
+def test_adapters_products_compile_for_hopper(tmp_path: Path, compile_cases: CompileCases) -> None:
+    """For few tokens, whose inputs are cut into groups, and for many."""
+    names = [f"adapters-{rows}-llama-8b" for rows in (1, 32, 512, 8192)]
+    reports = compile_cases(tmp_path, *names, "adapters-32-llama-8b-down")
+    check(reports)
+    for report in reports:
+        # Both kernels and both heights of tiles multiply the same way, so that a token has the same
+        # bits in any batch (lora.py).
+        if report["kernel"] in _OF_ADAPTERS:
+            assert report["wgmma"] > 0, report
 
 
 @pytest.mark.slow

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 MODULES = sorted((Path(__file__).parents[3] / "kernels" / "triton").glob("*.py"))
-# Two read their weights ahead of their turn, two request them, and no more. Attention reads its
-# plan, which is complete before the first layer (``plan.py``), and what earlier steps have stored.
+# Two read their weights ahead of their turn, four request them, and no more. Attention and adapters
+# read their plans, which are complete before the first layer (``plan.py``, ``lora.py``), and
+# attention what earlier steps have stored.
 _EARLY = {
     "_skinny_kernel": ["weights"],
     "_skinny_packed_kernel": ["places"],
@@ -32,6 +33,8 @@ _EARLY_CALLS = {
         *("_row_of_item", "_units_before", "load_tile", "prefetch_tile"),
     },
     "_packed_kernel": {"prefetch"},
+    "_shrink_kernel": {"pairs_of_tile", "prefetch"},
+    "_expand_kernel": {"pairs_of_tile", "prefetch"},
     "_turned_matmul_kernel": {"prefetch"},
 }
 
