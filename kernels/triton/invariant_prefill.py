@@ -18,7 +18,7 @@ from kernels.triton.invariant_attention import (
     sink_weight,
 )
 from kernels.triton.launch import launch, wait_for_prior_kernels
-from kernels.triton.plan import SPLIT_SIZE, TILE_ROWS, AttentionPlan
+from kernels.triton.plan import SPLIT_SIZE, TILE_ROWS, AttentionPlan, describe_tile
 from kernels.triton.tiles import part_of_keys
 
 
@@ -41,7 +41,7 @@ def invariant_prefill(
     assert plan.tiles is not None
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = cache.keys.shape[1]
-    tiles, (query_start, seq_lens, lines, tables, _) = plan.tiles, plan.geometry
+    tiles, tables = plan.tiles, plan.geometry.tables
     shape = head_shape(query, cache)
     launch(
         _runs_of_tile_kernel,
@@ -49,14 +49,10 @@ def invariant_prefill(
         output,
         query,
         *cache[:4],
-        query_start,
-        seq_lens,
-        lines,
+        tiles.count,
+        tiles.lines,
         tables,
-        tiles.starts,
-        tiles.rows,
         layer.sinks,
-        seq_lens.shape[0],
         query.stride(0),
         tables.stride(0),
         *score_scales(layer),
@@ -79,15 +75,8 @@ def invariant_prefill(
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "table_stride"],
-    do_not_specialize_on_alignment=[
-        "query_start",
-        "seq_lens",
-        "lines",
-        "tables",
-        "tile_starts",
-        "tile_rows",
-    ],
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["num_tiles", "tables"],
 )
 def _runs_of_tile_kernel(
     output,
@@ -96,14 +85,10 @@ def _runs_of_tile_kernel(
     values,
     key_scales,  # None unless the cache is quantised
     value_scales,
-    query_start,
-    seq_lens,
-    lines,  # of the tables
+    num_tiles,
+    tiles,
     tables,
-    tile_starts,
-    tile_rows,
     sinks,
-    num_rows,
     query_stride,
     table_stride,
     scale,  # times log2 e
@@ -125,15 +110,11 @@ def _runs_of_tile_kernel(
     """``ROWS`` rows of a query tile of one KV head, and ``SUMS`` elements of each value."""
     wait_for_prior_kernels()
     tile, kv_head = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
+    first_of_tile, num_queries, begin, seq_len, line = describe_tile(tile, tiles)
     # The grid has an upper bound of the tiles.
-    if tile >= tl.load(tile_starts + num_rows):
+    if tile >= tl.load(num_tiles):
         return
-    row = tl.load(tile_rows + tile)
-    begin, seq_len = tl.load(query_start + row), tl.load(seq_lens + row)
-    num_queries = tl.load(query_start + row + 1) - begin
     past = seq_len - num_queries
-    # A row's last tile has the most keys: it starts first, so that it does not finish alone.
-    first_of_tile = (tl.load(tile_starts + row + 1) - 1 - tile) * QUERIES
     first_place = tl.program_id(1) * ROWS
     first_query = first_of_tile + first_place // GROUP
     if first_query >= num_queries:
@@ -158,7 +139,7 @@ def _runs_of_tile_kernel(
         unmasked = tl.maximum(unmasked, 0)  # padding ends before position 0
     seen_by_all = tl.maximum(seen_by_all, unmasked)
 
-    table = tables + tl.load(lines + row).to(tl.int64) * table_stride
+    table = tables + line.to(tl.int64) * table_stride
     value_dims = tl.program_id(2) * SUMS + tl.arange(0, SUMS)
     # Of the current run, and of those before.
     acc = tl.zeros([ROWS, SUMS], tl.float32)

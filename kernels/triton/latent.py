@@ -24,7 +24,7 @@ from kernels.triton.launch import (
     wait_for_prior_kernels,
 )
 from kernels.triton.merge import merge_splits
-from kernels.triton.plan import SPLIT_SIZE, TILE_ROWS, AttentionPlan, locate_split
+from kernels.triton.plan import SPLIT_SIZE, TILE_ROWS, AttentionPlan, describe_tile, locate_split
 from kernels.triton.tiles import LOG2_E, dot, dot_add, online_softmax, rows_of_tile
 
 MAX_RANK = 512
@@ -103,20 +103,16 @@ def latent_prefill(
     assert plan.tiles is not None
     num_heads, width = query.shape[1:]
     rank, block_size = cache.values.shape[-1], cache.keys.shape[2]
-    tiles, (query_start, seq_lens, lines, tables, _) = plan.tiles, plan.geometry
+    tiles, tables = plan.tiles, plan.geometry.tables
     launch(
         _latent_prefill_kernel,
         (tiles.capacity, TILE_ROWS // _PAIRS),
         output,
         query,
         cache.keys,
-        query_start,
-        seq_lens,
-        lines,
+        tiles.count,
+        tiles.lines,
         tables,
-        tiles.starts,
-        tiles.rows,
-        seq_lens.shape[0],
         tables.stride(0),
         layer.scale * LOG2_E.value,
         NUM_HEADS=num_heads,
@@ -215,27 +211,16 @@ def _latent_split_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "table_stride"],
-    do_not_specialize_on_alignment=[
-        "query_start",
-        "seq_lens",
-        "lines",
-        "tables",
-        "tile_starts",
-        "tile_rows",
-    ],
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["num_tiles", "tables"],
 )
 def _latent_prefill_kernel(
     output,
     query,
     keys,
-    query_start,
-    seq_lens,
-    lines,  # of the tables
+    num_tiles,
+    tiles,
     tables,
-    tile_starts,
-    tile_rows,
-    num_rows,
     table_stride,
     scale,  # times log2 e
     NUM_HEADS: tl.constexpr,
@@ -251,14 +236,10 @@ def _latent_prefill_kernel(
     """Some (query, head) pairs of a query tile."""
     wait_for_prior_kernels()
     tile = tl.program_id(0)
+    first_query, num_queries, begin, seq_len, line = describe_tile(tile, tiles)
     # The grid has an upper bound of the tiles.
-    if tile >= tl.load(tile_starts + num_rows):
+    if tile >= tl.load(num_tiles):
         return
-    row = tl.load(tile_rows + tile)
-    begin, seq_len = tl.load(query_start + row), tl.load(seq_lens + row)
-    num_queries = tl.load(query_start + row + 1) - begin
-    # A row's last tile has the most keys: it starts first, so that it does not finish alone.
-    first_query = (tl.load(tile_starts + row + 1) - 1 - tile) * QUERIES
     place = tl.program_id(1) * PAIRS + tl.arange(0, PAIRS)
     local = first_query + place // NUM_HEADS
     is_pair = (place < QUERIES * NUM_HEADS) & (local < num_queries)
@@ -269,7 +250,7 @@ def _latent_prefill_kernel(
     mean, _ = _attend_latents(  # pyright: ignore[reportGeneralTypeIssues]
         query,
         keys,
-        tables + tl.load(lines + row).to(tl.int64) * table_stride,
+        tables + line.to(tl.int64) * table_stride,
         pairs,
         is_pair,
         positions,

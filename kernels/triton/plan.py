@@ -36,6 +36,7 @@ PROGRAMS_PER_SM = 2  # that attend to parts
 TILE_ROWS = 128  # queries times heads per KV head: products of two warp groups
 _PLAN_ROWS = 512
 _FILL = 128
+_TILE_FIELDS: tl.constexpr = tl.constexpr(8)  # 32 bytes, five of the eight used
 _TILES = -1  # stands for tiles where a window stands for splits
 _SIZES: tl.constexpr = tl.constexpr(4)  # of parts, that are tried
 _FEW_UNITS: tl.constexpr = tl.constexpr(8)  # in a part that may be one larger than a share
@@ -43,15 +44,32 @@ _FEW_UNITS: tl.constexpr = tl.constexpr(8)  # in a part that may be one larger t
 
 @dataclass(frozen=True, slots=True)
 class WorkList:
-    """Work items, numbered row by row; entries after the last item are unused."""
+    """Splits, numbered row by row; entries after the last one are unused."""
 
-    starts: torch.Tensor  # [rows + 1] int32, first item of each row
-    rows: torch.Tensor  # [capacity] int32, row of each item
+    starts: torch.Tensor  # [rows + 1] int32, first split of each row
+    rows: torch.Tensor  # [capacity] int32, row of each split
 
     @property
     def capacity(self) -> int:
-        """An upper bound of the number of items."""
+        """An upper bound of the number of splits."""
         return self.rows.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class TileList:
+    """Query tiles, row by row; those of a row from its end on. Lines after the last are unused.
+
+    A tile is described by itself, not by its row: what a program needs before it can request its
+    first keys is one access away.
+    """
+
+    count: torch.Tensor  # [1] int32
+    lines: torch.Tensor  # [capacity, _TILE_FIELDS] int32: see ``describe_tile``
+
+    @property
+    def capacity(self) -> int:
+        """An upper bound of the number of tiles."""
+        return self.lines.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +96,7 @@ class AttentionPlan:
     geometry: DeviceGeometry
     splits: dict[int | None, WorkList]
     units: dict[int | None, WorkUnits]
-    tiles: WorkList | None  # None if no row may have several queries
+    tiles: TileList | None  # None if no row may have several queries
     merges: bool  # False: no row has more than one split
 
 
@@ -164,15 +182,17 @@ def plan_attention(
     num_rows, device = bounds.num_rows, geometry.seq_lens.device
     # All kinds, even those without items in this batch: the kernel is compiled once.
     kinds = (_TILES, *(window or 0 for window in windows))
-    # The lists are concatenated, each with room for the longest. Units are not listed.
-    capacity = max(bounds.num_tiles, 0 if bounds.has_units else bounds.num_splits)
+    # The lists of splits are concatenated, each with room for the longest. Units are not listed.
+    capacity = 0 if bounds.has_units else bounds.num_splits
+    tiles = torch.empty((bounds.num_tiles, _TILE_FIELDS.value), dtype=torch.int32, device=device)
     starts = torch.empty((2, len(kinds), num_rows + 1), dtype=torch.int32, device=device)
     programs = persistent_programs(device, PROGRAMS_PER_SM)
-    rows = torch.empty((len(kinds), capacity), dtype=torch.int32, device=device)
+    rows = torch.empty((len(windows), capacity), dtype=torch.int32, device=device)
     launch(
         _plan_kernel,
         (num_rows, len(kinds)),
         starts,
+        tiles,
         rows,
         geometry.query_start,
         geometry.seq_lens,
@@ -197,7 +217,7 @@ def plan_attention(
         # before they wait for their turns.
         arrivals = torch.zeros((num_rows, num_kv_heads), dtype=torch.int32, device=device)
     begins, parts = starts.unbind()
-    tiles = WorkList(begins[0], rows[0, : bounds.num_tiles]) if bounds.num_tiles else None
+    tile_list = TileList(begins[0, num_rows:], tiles) if bounds.num_tiles else None
     splits, units = {}, {}
     for kind, window in enumerate(windows, start=1):
         most = bounds.splits_within(window)
@@ -208,14 +228,31 @@ def plan_attention(
                 *(num_rows * num_kv_heads <= programs, arrivals),
             )
         elif bounds.num_splits:
-            splits[window] = WorkList(begins[kind], rows[kind, :most])
-    return AttentionPlan(geometry, splits, units, tiles, bounds.merges)
+            splits[window] = WorkList(begins[kind], rows[kind - 1, :most])
+    return AttentionPlan(geometry, splits, units, tile_list, bounds.merges)
 
 
 @triton.jit
 def first_split_of(seq_len, window, SPLIT_SIZE: tl.constexpr):
     """Return the number of the first split that a single query attends to."""
     return tl.where(window > 0, tl.maximum(seq_len - window, 0) // SPLIT_SIZE, 0)
+
+
+@triton.jit
+def describe_tile(tile, tiles):
+    """Return a tile's first query in its row, the row's number of queries, the first one's number
+    in the batch, the row's length, and its line of the block tables.
+
+    They may be read before it is known whether there is such a tile.
+    """
+    line = tiles + tile * _TILE_FIELDS
+    return (
+        tl.load(line),
+        tl.load(line + 1),
+        tl.load(line + 2),
+        tl.load(line + 3),
+        tl.load(line + 4),
+    )
 
 
 @triton.jit
@@ -255,11 +292,12 @@ def _num_items(
 # while requests wait.
 @triton.jit(
     do_not_specialize=["num_rows", "capacity"],
-    do_not_specialize_on_alignment=["starts", "items", "query_start", "seq_lens", "lines"],
+    do_not_specialize_on_alignment=["starts", "split_rows", "query_start", "seq_lens", "lines"],
 )
 def _plan_kernel(
     starts,  # [2, kinds, num_rows + 1] out; the second half, with units: see ``WorkUnits``
-    items,  # [kinds, capacity] out, the rows of the items
+    tiles,  # [capacity of tiles, _TILE_FIELDS] out
+    split_rows,  # [kinds - 1, capacity] out
     query_start,
     seq_lens,
     lines,
@@ -306,10 +344,41 @@ def _plan_kernel(
             )
             return
         _store_past(of_units + row, query_start, seq_lens, lines, row, num_rows, ROWS)
-    place = items + kind.to(tl.int64) * capacity + start
+    if kind == 0:
+        _describe_tiles(tiles, query_start, seq_lens, lines, row, start, count, QUERIES, FILL)
+        return
+    place = split_rows + (kind - 1).to(tl.int64) * capacity + start
     for first in range(0, count, FILL):
         at = first + tl.arange(0, FILL)
         tl.store(place + at, row + at * 0, mask=at < count)
+
+
+@triton.jit
+def _describe_tiles(
+    tiles,
+    query_start,
+    seq_lens,
+    lines,
+    row,
+    start,
+    count,
+    QUERIES: tl.constexpr,
+    FILL: tl.constexpr,
+):
+    """Store a row's tiles from ``start`` on, for ``describe_tile``."""
+    begin = tl.load(query_start + row)
+    num_queries = tl.load(query_start + row + 1) - begin
+    seq_len, line = tl.load(seq_lens + row), tl.load(lines + row)
+    for first in range(0, count, FILL):
+        at = first + tl.arange(0, FILL)
+        place, is_tile = tiles + (start + at) * _TILE_FIELDS, at < count
+        # The last tile has the most keys: it starts first, so that it does not finish alone.
+        tl.store(place, (count - 1 - at) * QUERIES, mask=is_tile)
+        same = at * 0
+        tl.store(place + 1, num_queries + same, mask=is_tile)
+        tl.store(place + 2, begin + same, mask=is_tile)
+        tl.store(place + 3, seq_len + same, mask=is_tile)
+        tl.store(place + 4, line + same, mask=is_tile)
 
 
 @triton.jit

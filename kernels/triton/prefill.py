@@ -36,11 +36,12 @@ from kernels.triton.launch import (
     shared_memory_bytes,
     wait_for_prior_kernels,
 )
-from kernels.triton.plan import TILE_ROWS, AttentionPlan
+from kernels.triton.plan import TILE_ROWS, AttentionPlan, describe_tile
 from kernels.triton.prefill_tiles import (
     are_copied_whole,
     attend_to_tiles,
     only_seen,
+    row_of_slot,
     tiles_of,
 )
 from kernels.triton.tiles import (
@@ -77,7 +78,7 @@ def prefill_attention(
     assert plan.tiles is not None
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = cache.keys.shape[1:3]
-    tiles, (query_start, seq_lens, lines, tables, ends) = plan.tiles, plan.geometry
+    tiles, tables, ends = plan.tiles, plan.geometry.tables, plan.geometry.query_ends
     dim, is_coded = dot_width(head_dim), cache.key_scales is not None
     # float32 takes twice the bytes; it need not be fast, but it has to fit.
     is_wide = query.dtype.itemsize > 2
@@ -101,15 +102,11 @@ def prefill_attention(
         value_tiles,
         cache.key_scales,
         cache.value_scales,
-        query_start,
-        seq_lens,
-        lines,
+        tiles.count,
+        tiles.lines,
         tables,
-        tiles.starts,
-        tiles.rows,
         ends if layer.is_bidirectional else None,
         layer.sinks,
-        seq_lens.shape[0],
         query.stride(0),
         tables.stride(0),
         layer.scale * LOG2_E.value,
@@ -133,16 +130,8 @@ def prefill_attention(
 
 # Arguments that change from step to step are not specialised on: see plan.py.
 @triton.jit(
-    do_not_specialize=["num_rows", "table_stride"],
-    do_not_specialize_on_alignment=[
-        "query_start",
-        "seq_lens",
-        "lines",
-        "tables",
-        "tile_starts",
-        "tile_rows",
-        "ends",
-    ],
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["num_tiles", "tables", "ends"],
 )
 def _prefill_kernel(
     output,
@@ -153,15 +142,11 @@ def _prefill_kernel(
     value_tiles,
     key_scales,  # None unless the cache is quantised
     value_scales,
-    query_start,
-    seq_lens,
-    lines,  # of the tables
+    num_tiles,
+    tiles,
     tables,
-    tile_starts,
-    tile_rows,
     ends,  # None: queries attend up to themselves
     sinks,
-    num_rows,
     query_stride,
     table_stride,
     scale,  # times log2 e
@@ -181,16 +166,12 @@ def _prefill_kernel(
     """One query tile of one KV head, and ``SUMS`` elements of each value."""
     wait_for_prior_kernels()
     tile, kv_head = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
+    first_query, num_queries, begin, seq_len, line = describe_tile(tile, tiles)
     # The grid has an upper bound of the tiles.
-    if tile >= tl.load(tile_starts + num_rows):
+    if tile >= tl.load(num_tiles):
         return
     QUERIES: tl.constexpr = ROWS // GROUP
-    row = tl.load(tile_rows + tile)
-    begin, seq_len = tl.load(query_start + row), tl.load(seq_lens + row)
-    num_queries = tl.load(query_start + row + 1) - begin
     past = seq_len - num_queries
-    # A row's last tile has the most keys: it starts first, so that it does not finish alone.
-    first_query = (tl.load(tile_starts + row + 1) - 1 - tile) * QUERIES
     num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
 
     place = tl.arange(0, ROWS)
@@ -200,11 +181,6 @@ def _prefill_kernel(
     is_query = (place < QUERIES * GROUP) & (local < num_queries)
     in_tile = is_query[:, None] & (dims < HEAD_DIM)[None, :]
     tokens = (begin + local).to(tl.int64)
-    q = tl.load(
-        query + (tokens * query_stride + heads * HEAD_DIM)[:, None] + dims[None, :],
-        mask=in_tile,
-        other=0.0,
-    )
     # Rows without a query use the last one's position, which keeps their softmax finite.
     last_query = tl.minimum(first_query + QUERIES, num_queries) - 1
     positions = past + tl.minimum(local, last_query)
@@ -225,13 +201,22 @@ def _prefill_kernel(
         unmasked = tl.maximum(tl.minimum(unmasked, end), 0)  # padding ends before position 0
     seen_by_all = tl.maximum(seen_by_all, unmasked)
     first_seen = first_position - WINDOW + 1
-    table = tables + tl.load(lines + row).to(tl.int64) * table_stride
+    table = tables + line.to(tl.int64) * table_stride
+    first_row = 0
+    if key_tiles is not None:
+        # Ahead of the queries, whose arrival the compiler awaits where they are loaded.
+        first_row = row_of_slot(table, lowest, kv_head, NUM_KV_HEADS, BLOCK_SIZE)
+    q = tl.load(
+        query + (tokens * query_stride + heads * HEAD_DIM)[:, None] + dims[None, :],
+        mask=in_tile,
+        other=0.0,
+    )
     value_dims = dims
     if SUMS < DIM:
         value_dims = tl.program_id(1) * SUMS + tl.arange(0, SUMS)
     if key_tiles is not None:
         acc, top, total = attend_to_tiles(
-            *(q, key_tiles, value_tiles, table, kv_head, seq_len),
+            *(q, key_tiles, value_tiles, table, kv_head, first_row, seq_len),
             *(lowest, unmasked, seen_by_all, end, positions, last_seen),
             *(scale, softcap, scale_in_cap),
             *(NUM_KV_HEADS, BLOCK_SIZE, TILE, WINDOW, HAS_SOFTCAP),
@@ -247,7 +232,7 @@ def _prefill_kernel(
         sink = tl.load(sinks + heads) * LOG2_E
         total += tl.exp2(sink - top)
     # A row of length 0 is padding: its output is 0.
-    acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    acc *= (1.0 / tl.where(total > 0.0, total, 1.0))[:, None]
     target = output + (tokens * num_heads + heads)[:, None] * HEAD_DIM + value_dims[None, :]
     is_made = is_query[:, None] & (value_dims < HEAD_DIM)[None, :]
     tl.store(target, acc.to(output.dtype.element_ty), mask=is_made)

@@ -57,6 +57,7 @@ def attend_to_tiles(
     value_tiles,
     table,
     kv_head,
+    first_row,  # of slot ``lowest``, in the cache
     seq_len,
     lowest,
     unmasked,
@@ -87,7 +88,7 @@ def attend_to_tiles(
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DIM], tl.float32)
     last = tl.maximum(end - 1, 0) // TILE * TILE
-    row = _first_row(table, lowest, kv_head, NUM_KV_HEADS, BLOCK_SIZE)
+    row = first_row
     scores = dot(q, tl.trans(key_tiles.load([row, 0])))
     FIRST_PART: tl.constexpr = 0 if WINDOW > 0 else 1
     for part in tl.static_range(FIRST_PART, 3):
@@ -103,7 +104,7 @@ def attend_to_tiles(
             )
             v = value_tiles.load([row, 0])
             acc = complete(dot_add(weights.to(v.dtype), v, acc * shrink[:, None]))
-            row = _first_row(table, begin + TILE, kv_head, NUM_KV_HEADS, BLOCK_SIZE)
+            row = row_of_slot(table, begin + TILE, kv_head, NUM_KV_HEADS, BLOCK_SIZE)
             scores = dot(q, tl.trans(key_tiles.load([row, 0])))
     if HAS_SOFTCAP:
         scores = tanh(scores * scale_in_cap)
@@ -118,7 +119,7 @@ def attend_to_tiles(
 
 
 @triton.jit
-def _first_row(table, begin, kv_head, NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+def row_of_slot(table, begin, kv_head, NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     """The row of slot ``begin`` in a cache viewed as [rows, head_dim]."""
     block = tl.load(table + begin // BLOCK_SIZE)
     return (block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + begin % BLOCK_SIZE
