@@ -21,6 +21,7 @@ from kernels.triton.launch import (
     launch,
     power_of_2,
     shared_memory_bytes,
+    stages_that_fit,
     wait_for_prior_kernels,
 )
 from kernels.triton.matmul import WIDE_SHARED_BYTES
@@ -115,6 +116,7 @@ def _multiply(
     num_experts = routing.starts.shape[0] - 1
     is_turned = routing.rows <= _FEW_ROWS
     columns, stages = _tile_shape(routing, outputs, x)
+    stage_bytes = (routing.rows + columns) * _DEPTH * x.itemsize
     num_tiles, column_tiles = routing.num_tiles, -(-outputs // columns)
     is_slice = end - first < num_experts
     share = -(-num_tiles * (end - first) // num_experts)
@@ -145,7 +147,7 @@ def _multiply(
         DEPTH=_DEPTH,
         IS_TURNED=is_turned,
         num_warps=4 if is_turned else 8,
-        num_stages=stages if x.dtype.itemsize == 2 else 2,
+        num_stages=stages_that_fit(x.device, stages, stage_bytes) if x.itemsize == 2 else 2,
         enable_fp_fusion=not invariant,
     )
 

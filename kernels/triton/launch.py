@@ -37,6 +37,7 @@ _launches = KnownLaunches()
 _INTERPRETED_PROGRAMS = 2
 _MIN_DOT = 16
 _HOPPER_SHARED_BYTES = 228 << 10
+_KEPT_SHARED_BYTES = 3 << 10  # by the driver, and for sums across warps
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
@@ -115,6 +116,12 @@ def shared_memory_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return _HOPPER_SHARED_BYTES
     return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
+
+
+def stages_that_fit(device: torch.device, most: int, stage_bytes: int) -> int:
+    """Return how many tiles in flight fit in the shared memory of one program, up to ``most``."""
+    room = shared_memory_bytes(device) - _KEPT_SHARED_BYTES
+    return max(1, min(most, room // stage_bytes))
 
 
 def has_group_products(device: torch.device) -> bool:

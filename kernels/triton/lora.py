@@ -26,7 +26,14 @@ import triton.language as tl
 
 from kernels.lora import AdapterRows, AdapterWeights
 from kernels.triton.grouped import pairs_of_tile
-from kernels.triton.launch import dot_width, launch, power_of_2, prefetch, wait_for_prior_kernels
+from kernels.triton.launch import (
+    dot_width,
+    launch,
+    power_of_2,
+    prefetch,
+    stages_that_fit,
+    wait_for_prior_kernels,
+)
 from kernels.triton.routing import Routing, sort_pairs
 from kernels.triton.tiles import complete, dot_add
 
@@ -77,6 +84,7 @@ def _shrink(x: torch.Tensor, down: torch.Tensor, routing: Routing) -> torch.Tens
     groups = -(-inputs // _GROUP) if num_tokens <= _MAX_CUT_TOKENS else 1
     inner = torch.empty((groups, num_tokens, rank), dtype=torch.float32, device=x.device)
     shape = _FEW if routing.rows <= _FEW_ROWS else _MANY
+    stage_bytes = (routing.rows + _RANKS) * _DEPTH * x.itemsize
     launch(
         _shrink_kernel,
         (routing.num_tiles, groups, -(-rank // _RANKS)),
@@ -98,7 +106,7 @@ def _shrink(x: torch.Tensor, down: torch.Tensor, routing: Routing) -> torch.Tens
         DEPTH=_DEPTH,
         IS_TURNED=routing.rows <= _FEW_ROWS,
         num_warps=shape.num_warps,
-        num_stages=shape.num_stages if x.dtype.itemsize == 2 else 2,
+        num_stages=stages_that_fit(x.device, shape.num_stages, stage_bytes),
     )
     return inner
 
@@ -128,7 +136,7 @@ def _expand(out: torch.Tensor, inner: torch.Tensor, up: torch.Tensor, routing: R
         RANKS=min(_RANKS, dot_width(rank)),
         IS_TURNED=routing.rows <= _FEW_ROWS,
         num_warps=shape.num_warps,
-        num_stages=2,
+        num_stages=1,  # there is hardly ever a second tile of ranks
     )
 
 
