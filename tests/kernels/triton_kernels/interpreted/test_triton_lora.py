@@ -79,14 +79,14 @@ def test_a_token_has_the_same_bits_in_any_batch(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone, with others, in tiles of every height, its inputs cut into groups or not."""
-    monkeypatch.setattr(lora, "_MAX_CUT_TOKENS", 100)
+    monkeypatch.setattr(lora, "_MAX_CUT_TOKENS", 60)
     random = torch.Generator().manual_seed(1)
-    weights = make_weights(random, (3, 70, 1300, 150), dtype)
-    x = torch.randn(500, 1300, generator=random).to(dtype)
-    out = torch.randn(500, 150, generator=random).to(dtype)
-    slots = [(0, 2, -1, 0)[token % 4] for token in range(500)]
+    weights = make_weights(random, (3, 20, 600, 70), dtype)
+    x = torch.randn(280, 600, generator=random).to(dtype)
+    out = torch.randn(280, 70, generator=random).to(dtype)
+    slots = [(0, 2, -1, 0)[token % 4] for token in range(280)]
     whole = add_adapters(out.clone(), x, weights, rows_of(slots, 3))
-    for begin, end in ((0, 1), (37, 42), (3, 90), (64, 264)):
+    for begin, end in ((0, 1), (37, 42), (3, 60), (64, 264)):
         part = add_adapters(
             out[begin:end].clone(), x[begin:end], weights, rows_of(slots[begin:end], 3)
         )
