@@ -81,7 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--api-key",
         metavar="KEY",
-        default=os.environ.get("QUIRE_API_KEY"),
+        default=os.environ.get("QUIRE_API_KEY", "").split(",")[0] or None,
         help="bearer token (QUIRE_API_KEY)",
     )
     add(
@@ -150,7 +150,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--rate",
         "--request-rate",
         metavar="R",
-        type=float,
+        type=_positive,
         help="requests per second with Poisson arrivals, instead of --concurrency",
     )
     add(
@@ -217,12 +217,22 @@ async def run(options: argparse.Namespace) -> int:
         "runs": [{"load": asdict(each.load), **each.summary} for each in runs],
     }
     print(format_table(runs))
+    files: list[tuple[Path, str]] = []
     if options.html:
-        options.html.write_text(render_html(result, runs), encoding="utf-8")
-        print(f"report: {options.html}")
+        files.append((options.html, render_html(result, runs)))
     if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        files.append((options.json, json.dumps(result, indent=2) + "\n"))
+    problems: list[str] = []
+    for path, text in files:
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            problems.append(f"cannot write {path}: {error.strerror or error}")
+    if options.html and not problems:
+        print(f"report: {options.html}")
     print(json.dumps(result))
+    if problems:
+        raise ValueError("; ".join(problems))
     return 0 if all(each.summary["completed"] == each.summary["requests"] for each in runs) else 1
 
 
@@ -330,6 +340,13 @@ def _positive_list(text: str) -> list[int]:
     if not numbers or min(numbers) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of positive numbers")
     return numbers
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return number
 
 
 def _own_cpu_s() -> float:

@@ -57,7 +57,11 @@ class GrammarChecker:
             self._verdicts.move_to_end(key)
             return self._verdicts[key]
         loop = asyncio.get_running_loop()
-        verdict = await loop.run_in_executor(self._executor, self._check_in_process, grammar)
+        try:
+            verdict = await loop.run_in_executor(self._executor, self._check_in_process, grammar)
+        except OSError:
+            # Perhaps it was not the grammar that ended the process, so this is not remembered.
+            return Refusal("compiling it ended its process", None)
         self._verdicts[key] = verdict
         if len(self._verdicts) > _MAX_CACHED:
             self._verdicts.popitem(last=False)
@@ -77,8 +81,6 @@ class GrammarChecker:
             return Refusal(
                 f"it could not be compiled within {self._limit_s:g} s", "grammar_timeout"
             )
-        except OSError:
-            return Refusal("compiling it ended its process", None)
         finally:
             self._idle.append(process)
         return None if reply.get("ok") else Refusal(reply["message"], reply["code"])

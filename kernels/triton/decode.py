@@ -191,7 +191,8 @@ def _share_kernel(
     all_parts, has_shares, item, starts = 0, program >= 0, begin, unit_starts
     if HAS_PARTS:
         all_parts = tl.load(part_starts + num_rows) * NUM_KV_HEADS
-        has_shares = all_parts < 0
+        # A captured grid may be smaller than what there are parts for.
+        has_shares = (all_parts < 0) | (all_parts > tl.num_programs(0))
         item = tl.where(has_shares, begin, program)
         starts = tl.where(has_shares, unit_starts, part_starts)
     row = _row_of_item(item, starts, num_rows, NUM_KV_HEADS)

@@ -343,7 +343,7 @@ def _plan_kernel(
                 *(TILES_ONLY, QUERIES, SPLIT_SIZE, PROGRAMS, HEADS, PART_ROWS),
             )
             return
-        _store_past(of_units + row, query_start, seq_lens, lines, row, num_rows, ROWS)
+        _store_past(of_units + row, query_start, seq_lens, row, ROWS)
     if kind == 0:
         _describe_tiles(tiles, query_start, seq_lens, lines, row, start, count, QUERIES, FILL)
         return
@@ -422,19 +422,27 @@ def _cut_units(
 
 
 @triton.jit
-def _store_past(place, query_start, seq_lens, lines, row, num_rows, ROWS: tl.constexpr):
+def _store_past(place, query_start, seq_lens, row, ROWS: tl.constexpr):
     """Store how many of a row's tokens earlier steps have stored.
 
-    Drafts that are verified may be rows of one sequence, with the same line, each behind the other.
+    Drafts that are verified may be rows of one sequence, each beginning where the one before ends.
+    Their lines need not tell: chunks of a context have lines of their own (``kernels.chunked``), as
+    have all rows on other ranks. A row that begins there by chance reads less ahead, and no more.
     """
-    line = tl.load(lines + row)
-    past = tl.full([ROWS], 2**30, tl.int32)
-    for begin in range(0, num_rows, ROWS):
+    first = tl.zeros([ROWS], tl.int32)  # row of the sequence
+    for begin in range(0, row + 1, ROWS):
         rows = begin + tl.arange(0, ROWS)
-        is_row = rows < num_rows
-        is_same = is_row & (tl.load(lines + rows, mask=is_row, other=0) == line)
-        first = tl.load(query_start + rows, mask=is_row, other=0)
-        count = tl.load(query_start + rows + 1, mask=is_row, other=0) - first
-        before = tl.load(seq_lens + rows, mask=is_row, other=0) - count
-        past = tl.minimum(past, tl.where(is_same, before, 2**30))
-    tl.store(place, tl.min(past, axis=0))
+        is_behind = (rows > 0) & (rows <= row)
+        before = _tokens_before(query_start, seq_lens, rows, rows <= row)
+        ended = tl.load(seq_lens + rows - 1, mask=is_behind, other=0)
+        first = tl.maximum(first, tl.where(is_behind & (before != ended), rows, 0))
+    first_row = tl.max(first, axis=0)
+    tl.store(place, _tokens_before(query_start, seq_lens, first_row, first_row >= 0))
+
+
+@triton.jit
+def _tokens_before(query_start, seq_lens, rows, is_row):
+    """Return how many tokens rows have before this step's."""
+    start = tl.load(query_start + rows, mask=is_row, other=0)
+    count = tl.load(query_start + rows + 1, mask=is_row, other=0) - start
+    return tl.load(seq_lens + rows, mask=is_row, other=0) - count

@@ -86,7 +86,7 @@ class RateLimitStore:
     def _clear_stale_requests(self) -> None:
         """Clear the requests of a dead worker whose place this one takes."""
         for offset in range(0, self._size * _NUM_RECORDS, self._size):
-            if self._bytes[offset]:
+            if any(self._bytes[offset : offset + _NAME_BYTES]):
                 TenantRecord(self._bytes, offset, self._worker, self._num_workers).set_serving(0)
 
 

@@ -74,7 +74,8 @@ async def read_usage(
     if wanted != caller.tenant and "admin" not in caller.scopes:
         raise ApiError(403, "Only keys with the scope 'admin' may see the usage of others.")
     last = _read_day("end_date", end_date) or dt.datetime.now(dt.UTC).date()
-    first = _read_day("start_date", start_date) or last - dt.timedelta(days=_DEFAULT_DAYS - 1)
+    days_before = min(_DEFAULT_DAYS, last.toordinal()) - 1  # there is no day before 0001-01-01
+    first = _read_day("start_date", start_date) or last - dt.timedelta(days=days_before)
     days = await book.daily_usage(None if wanted == "*" else wanted, f"{first}", f"{last}")
     own = _quotas(book, caller.account)
     rows = [

@@ -41,7 +41,7 @@ class _OutputLine(msgspec.Struct):
 
 async def validate_file(path: Path, settings: Settings) -> InputValidator:
     """Validate a file; the result has its lines' count and errors. Raises OSError."""
-    names = settings.model_names
+    names = {*settings.model_names, *settings.adapters}
     found = InputValidator(HANDLERS, names.__contains__, settings.max_body_bytes, max_lines=None)
     await found.validate(path)
     return found

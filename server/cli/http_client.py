@@ -28,9 +28,13 @@ class ApiClient:
     """
 
     def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 300.0) -> None:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname or not _has_port(parts):
-            raise ServerError(f"'{url}' is not an address like http://127.0.0.1:8000")
+        try:
+            parts = urlsplit(url if "//" in url else f"http://{url}")
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
+        except ValueError:  # from brackets
+            is_address = False
+        if not is_address or not _has_port(parts) or not url.isprintable() or " " in url:
+            raise ServerError(f"{url!r} is not an address like http://127.0.0.1:8000")
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
         self._parts = urlsplit(self.url)
         self._headers = {"Content-Type": "application/json", "Accept": "*/*"}

@@ -20,6 +20,7 @@ _EXPOSED = ", ".join(
         "x-request-id",
         "request-id",
         "retry-after",
+        "x-should-retry",
         "openai-processing-ms",
         "openai-version",
         "x-quire-ignored-params",

@@ -14,7 +14,9 @@ client would lose the response.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+import socket
 import sys
 import time
 from asyncio import TimerHandle
@@ -28,6 +30,7 @@ from server.http.standard_headers import new_request_id, standard_headers
 MAX_HEADER_BYTES = 64 * 1024  # request line and headers together
 MAX_HEADERS = 128
 _WRITE_BUFFER_BYTES = 32 * 1024  # per connection, before its writer waits for the client
+_UNSENT_BYTES = 32 * 1024  # the same in the kernel, which by itself takes megabytes
 _LINGER_S = 2.0
 _MAX_REFUSED = 8  # connections above the limit that get an answer at the same time
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
@@ -60,6 +63,10 @@ class HardenedProtocol(HttpToolsProtocol):
         """Bound the write buffer, the wait for the first headers, and the number of connections."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        # What is on its way to the client does not count, so a fast one is not slowed.
+        with contextlib.suppress(OSError, AttributeError):  # not TCP, or not Linux
+            connection = transport.get_extra_info("socket")
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         num_excess = len(self.connections) - self.max_connections
         if num_excess <= 0:
             self._arm_header_timer()

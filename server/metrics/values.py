@@ -58,6 +58,14 @@ class MetricValues(msgspec.Struct):
         counts = self.labelled[name]
         counts[label] = counts.get(label, 0) + times
 
+    def fail_live(self, reason: str) -> None:
+        """Count the sequences that were submitted and have not ended as failed."""
+        ends = ("request_success", "request_failed", "request_aborted")
+        ended = sum(sum(self.labelled[name].values()) for name in ends)
+        live = sum(self.histograms["request_prompt_tokens"].counts) - ended
+        if live > 0:
+            self.count("request_failed", reason, live)
+
     def observe(self, name: str, value: float, times: int = 1) -> None:
         """Add ``value`` to a histogram, ``times`` times."""
         histogram = self.histograms[name]

@@ -27,9 +27,7 @@ async def tokenize(request: Request) -> Response:
     """Count and list the tokens, exactly as the generating endpoints would see them."""
     body, headers = await read_request(request, TokenizeRequest)
     state = state_of(request)
-    model = await state.model()
-    if body.model is not None:
-        model.check_name(body.model)
+    model = await (state.model() if body.model is None else state.get_model(body.model))
     if body.prompt is not None:
         check_length(len(body.prompt), model, "prompt")
         wanted = body.add_special_tokens
@@ -58,9 +56,8 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """Decode tokens to text, including special tokens."""
     body, headers = await read_request(request, DetokenizeRequest)
-    model = await state_of(request).model()
-    if body.model is not None:
-        model.check_name(body.model)
+    state = state_of(request)
+    model = await (state.model() if body.model is None else state.get_model(body.model))
     check_token_ids(body.tokens, model.tokenizer.vocab_size, "tokens")
     if len(body.tokens) > model.info.max_model_len * 16:
         raise bad_field("tokens", "holds far more tokens than the context")

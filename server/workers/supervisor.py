@@ -169,7 +169,9 @@ class Supervisor:
             worker = self._workers[index] = _Worker(self._sockets[index], setup)
             await worker.listen(self._handle_message)
             code = await asyncio.to_thread(worker.child.end, _REAP_GRACE_S)
-            self._ended_values = merge([self._ended_values, self._workers.pop(index).values])
+            values = self._workers.pop(index).values
+            values.fail_live("worker_died")
+            self._ended_values = merge([self._ended_values, values])
             if self._ending:
                 return
             _log.error("API worker %d ended with code %s", worker.child.pid, code)
