@@ -101,9 +101,8 @@ model's dtype, although their configs ask for float32 (`residual_in_fp32`); that
 only, and `--dtype float32` avoids it. Checkpoints in the format of the `mamba_ssm` package are
 refused.
 
-The GPU kernels of states take prompts 64 tokens at a time. On an H200 all equal their references,
-except that those for prompts of Mamba-1 and of decays per channel are newer and have not run on a
-GPU yet ([measurements](measurements.md#on-a-gpu)).
+The GPU kernels of states take prompts 64 tokens at a time. On an H200 all equal their references
+in the shapes of published models ([measurements](measurements.md#on-a-gpu)).
 
 ## Encoders
 
