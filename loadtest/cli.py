@@ -122,7 +122,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         type=int,
         default=0,
-        help="shared-prefix: tokens in common (default: 0)",
+        help="shared-prefix: tokens in common (default: three quarters of the prompt)",
     )
     add(
         "--max-total",

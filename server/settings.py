@@ -176,7 +176,10 @@ class Settings(
         "also with auto: the model's own, reduced to what the KV cache holds.",
     )
     attention_backend: str = setting(
-        "auto", _MODEL, "Attention implementation. auto uses the fastest that supports the model."
+        "auto",
+        _MODEL,
+        "Implementation of attention and the other kernels: triton on a GPU, cpu (native, on a "
+        "CPU) or reference (plain torch, on both). auto uses the fastest that supports the model.",
     )
     batch_invariant: bool = setting(
         False,

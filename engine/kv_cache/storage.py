@@ -193,9 +193,10 @@ def plan_memory(
             f"{available / 2**20:,.0f} MiB are free beside {weights_bytes / 2**20:,.0f} of weights"
         )
     if num_blocks * block_bytes > available:
+        asked = "kv_cache_memory_bytes" if cache.num_blocks is None else "num_gpu_blocks_override"
         raise ModelLoadError(
-            f"the requested KV cache takes {num_blocks * block_bytes / 2**20:,.0f} MiB, "
-            f"{available / 2**20:,.0f} MiB are free"
+            f"{asked}: the KV cache takes {num_blocks * block_bytes / 2**20:,.0f} MiB, "
+            f"{max(0, available) / 2**20:,.0f} MiB are free beside the weights"
         )
     host_bytes = num_host_blocks * block_bytes
     free = available - num_blocks * block_bytes

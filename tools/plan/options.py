@@ -171,7 +171,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="shared-prefix: tokens in common (default: 0)",
+        help="shared-prefix: tokens in common (default: three quarters of the prompt)",
     )
     traffic(
         "--num-requests",

@@ -80,8 +80,11 @@ def test_what_is_asked_for_is_what_there_is(free):
     free(8 * GIB)
     assert plan(CacheConfig(memory_bytes=GIB, block_size=8)).num_blocks == GIB // (8 * A_TOKEN)
     assert plan(CacheConfig(num_blocks=7)).kv_cache_bytes == 7 * 16 * A_TOKEN
-    with pytest.raises(ModelLoadError, match="takes 9,216 MiB, 8,192 MiB are free"):
+    too_large = "kv_cache_memory_bytes: the KV cache takes 9,216 MiB, 8,192 MiB are free"
+    with pytest.raises(ModelLoadError, match=too_large):
         plan(CacheConfig(memory_bytes=9 * GIB))
+    with pytest.raises(ModelLoadError, match="num_gpu_blocks_override: the KV cache takes"):
+        plan(CacheConfig(num_blocks=10**9))
     with pytest.raises(ModelLoadError, match="is too little: one block of 16 tokens takes"):
         plan(CacheConfig(memory_bytes=A_TOKEN))
     free(0)
