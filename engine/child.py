@@ -68,6 +68,18 @@ class Child:
         return self.process.wait()
 
 
+def describe_exit(code: int) -> str:
+    """How a child ended, in words; ``code`` is its exit code, or minus the signal's number."""
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    # The kernel's out-of-memory killer leaves no other trace in the process.
+    return f"{name} (is there enough memory?)" if name == "SIGKILL" else name
+
+
 def die_with_parent() -> None:
     """Let the kernel kill this process when the thread that started it ends (Linux only).
 

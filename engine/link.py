@@ -112,6 +112,11 @@ class EngineLink(asyncio.Protocol):
         if merged:
             self._transport.write(b"".join(map(encode, merged)))
 
+    @property
+    def has_reason(self) -> bool:
+        """Whether the process said why it ends."""
+        return self._fatal is not None
+
     def close(self) -> None:
         """Close the connection."""
         if self._transport is not None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.child import Child
+from engine.child import Child, describe_exit
 from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.errors import EngineDead, EngineError
@@ -145,8 +145,15 @@ class EngineSupervisor:
             self._on_output, on_progress, self._handle_ready, self._config.engine_name
         )
         loop = asyncio.get_running_loop()
-        await loop.create_unix_connection(lambda: link, sock=self._child.socket)
-        return link, await link.ready
+        child = self._child
+        await loop.create_unix_connection(lambda: link, sock=child.socket)
+        try:
+            return link, await link.ready
+        except EngineDead as error:
+            if link.has_reason or self._child is not child:  # or it was closed meanwhile
+                raise
+            code = await asyncio.to_thread(child.end, _REAP_GRACE_S)
+            raise EngineDead(f"{error}: {describe_exit(code)}") from None
 
     def _handle_ready(self, ready: Ready) -> None:
         """Remember the current weights, which an engine that replaces this one will load."""
@@ -196,4 +203,4 @@ class EngineSupervisor:
         if child is not None:
             code = await asyncio.to_thread(child.end, _REAP_GRACE_S)
             name = self._config.engine_name
-            logger.error("the process %d of %s ended with code %s", child.pid, name, code)
+            logger.error("the process %d of %s ended: %s", child.pid, name, describe_exit(code))

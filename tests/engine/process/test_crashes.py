@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from engine import supervisor
-from engine.child import Child
+from engine.child import Child, describe_exit
 from engine.errors import EngineDead, ModelLoadError, RequestFailed
 from engine.frames import Configure, FrameReader, Loading, encode, receive
 from engine.process import SubprocessClient
@@ -187,6 +187,25 @@ async def test_a_model_that_cannot_be_loaded_is_told_in_one_line() -> None:
     assert progress == [(0.5, "half of nothing")]
     assert client.dead
     await client.close()
+
+
+async def test_an_engine_killed_while_it_loads_is_told_with_its_signal() -> None:
+    client = subprocess_client(load_s=60)
+    starting = asyncio.create_task(client.start())
+    await until(lambda: client.pid is not None)
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    with pytest.raises(EngineDead, match=r"while it was loading: SIGKILL \(is there enough memory"):
+        await starting
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(0, "exit status 0"), (1, "exit status 1"), (-signal.SIGSEGV, "SIGSEGV"), (-99, "signal 99")],
+)
+def test_an_exit_code_is_told_in_words(code: int, words: str) -> None:
+    assert describe_exit(code) == words
 
 
 async def test_an_inline_engine_closed_while_it_loads_ends_when_it_has() -> None:
