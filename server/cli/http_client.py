@@ -95,6 +95,12 @@ class ApiClient:
         try:
             connection.request(method, self._parts.path + path, payload, self._headers)
             response = connection.getresponse()
+        except ssl.SSLCertVerificationError as error:
+            connection.close()
+            raise ServerError(
+                f"the certificate of {self.url} is not trusted ({error.verify_message}); name its "
+                "authorities in SSL_CERT_FILE"
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise ServerError(

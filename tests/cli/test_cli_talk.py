@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import socket
+import ssl
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from server.cli.chat import _CONTROLS, chat_main, complete_main
+
+CERTIFICATE = Path(__file__).parents[1] / "server" / "certificates" / "server.pem"
 
 
 class Script:
@@ -173,6 +179,26 @@ def test_a_refusal_and_an_absent_server_are_told_in_one_line(command, script, ca
     for key in ("ключ", "key\n"):
         assert command(["--url", script.url, "--api-key", key, "Hi"]) == 1
         assert "no header can hold" in capsys.readouterr().err
+
+
+def test_an_untrusted_certificate_is_not_taken_for_an_absent_server(capsys):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATE)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def refuse_once() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                context.wrap_socket(connection, server_side=True)
+
+        thread = threading.Thread(target=refuse_once)
+        thread.start()
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+        assert chat_main(["--url", url, "Hi"]) == 1
+        thread.join()
+    error = capsys.readouterr().err
+    assert error.startswith(f"quire: the certificate of {url} is not trusted (")
+    assert error.endswith("name its authorities in SSL_CERT_FILE\n")
 
 
 def test_an_error_inside_the_stream_is_told(script, capsys):
