@@ -20,8 +20,8 @@ class SchedulingSettings(SettingsPart):
         SCHEDULING,
         "Most tokens computed per step, prompts and outputs together. Default: 8192 on a GPU of "
         "64 GiB and more, otherwise 2048; on a CPU 64 more than the running sequences, at least "
-        "256. By default prompts are limited to what takes 0.1 s, on a CPU 0.2 s, while outputs "
-        "are being produced.",
+        "256. With the default, prompts are also limited to what takes 0.1 s, on a CPU 0.2 s, "
+        "while outputs are being produced; a value given here turns that off.",
         ge=1,
     )
     scheduling_policy: Policy | None = setting(
