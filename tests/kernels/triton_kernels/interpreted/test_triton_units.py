@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kernels.attention import BatchGeometry
+from kernels.chunked import ChunkedAttention
 from kernels.triton import decode, plan
 from kernels.triton.backend import TritonAttention
 from kernels.triton.plan import UNIT
@@ -124,33 +125,106 @@ def test_the_steps_tokens_are_read_after_the_turn(
     problem = make_problem(
         [1 + num_drafts] * len(PAST), PAST, block_size=block_size, cache_dtype=cache_dtype
     )
-    tables = problem.geometry.tables
+    stored = StoredAtTheTurn(problem, PAST, num_drafts)
     problem = with_a_row_for_each_query(problem)
     expected = attend(problem)
-    tensors = [each for each in problem.cache if each is not None]
-    places = [
-        (tables[line, slot // block_size], slice(None), slot % block_size)
-        for line, past in enumerate(PAST)
-        for slot in range(past, past + 1 + num_drafts)
-    ]
-    stored = [[tensor[place].clone() for place in places] for tensor in tensors]
-
-    def write(*, is_there: bool) -> None:
-        for tensor, rows in zip(tensors, stored, strict=True):
-            for place, row in zip(places, rows, strict=True):
-                poison = float("nan") if tensor.is_floating_point() else 0
-                tensor[place] = row if is_there else torch.full_like(row, poison)
-
-    row_of_item = decode._row_of_item
-
-    def begin_program(*given: Any) -> Any:
-        write(is_there=False)
-        return row_of_item(*given)
-
     monkeypatch.setattr(plan, "persistent_programs", lambda *_: programs)
-    monkeypatch.setattr(decode, "_row_of_item", begin_program)
-    monkeypatch.setattr(decode, "wait_for_prior_kernels", lambda: write(is_there=True))
+    stored.install(monkeypatch)
     assert (run(problem).double() - expected).norm() < 2e-5 * expected.norm()
+
+
+def test_drafts_of_rows_with_lines_of_their_own_are_read_after_the_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on ranks that are told of rows only."""
+    problem = make_problem([4] * len(PAST), PAST, block_size=64)
+    stored = StoredAtTheTurn(problem, PAST, 3)
+    problem = with_a_row_for_each_query(problem)
+    expected = attend(problem)
+    known = problem.geometry
+    lines = np.arange(known.slots.size, dtype=np.int32)
+    on_device = known.device._replace(
+        slots=torch.from_numpy(lines), tables=known.device.tables[known.device.slots.long()]
+    )
+    problem = replace(problem, geometry=replace(known, slots=lines, device=on_device))
+    stored.install(monkeypatch)
+    assert (run(problem).double() - expected).norm() < 2e-5 * expected.norm()
+
+
+def test_drafts_in_chunks_of_a_context_are_read_after_the_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chunk = 4 * UNIT
+    past = [2 * chunk + 10, chunk - 2, chunk + UNIT - 2, 5]
+    problem = make_problem([4] * len(past), past, block_size=64)
+    stored = StoredAtTheTurn(problem, past, 3)
+    problem = with_a_row_for_each_query(problem)
+    spec = replace(problem.spec, chunk_size=chunk)
+    layer = replace(problem.layer, chunk_size=chunk)
+    backend = ChunkedAttention(TritonAttention())
+    state = backend.plan(problem.geometry, spec)
+    expected = backend.forward(state, layer, problem.query, problem.cache)
+    assert expected.isfinite().all()
+    stored.install(monkeypatch)
+    made = backend.forward(state, layer, problem.query, problem.cache)
+    torch.testing.assert_close(made, expected)
+
+
+@pytest.mark.parametrize("lengths", [[65, 4, 4, 4, 4], [39] * 5])
+def test_a_captured_grid_computes_all_parts(
+    lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Captured for rows of up to 4 tokens each: sequences that share blocks may have more."""
+    monkeypatch.setattr(plan, "persistent_programs", lambda *_: 264)
+    problem = make_problem([1] * len(lengths), [length - 1 for length in lengths], block_size=4)
+    # The host knows bounds, the device the lengths.
+    bounds = np.full(len(lengths), 4, np.int32)
+    problem = replace(problem, geometry=replace(problem.geometry, seq_lens=bounds))
+    expected = attend(
+        replace(problem, geometry=replace(problem.geometry, seq_lens=np.array(lengths)))
+    )
+    backend = TritonAttention()
+    state = backend.plan(problem.geometry, problem.spec)
+    made = backend.forward(state, problem.layer, problem.query, problem.cache)
+    assert (made.double() - expected).norm() < 2e-5 * expected.norm()
+    assert not state.units[None].arrivals.any()
+
+
+class StoredAtTheTurn:
+    """Keys and values of a step's tokens, which are in the cache when a program's turn has come.
+
+    Args:
+        problem: a row for each sequence.
+        past: tokens of each sequence before the step.
+        num_drafts: tokens of each sequence in the step, but for one.
+    """
+
+    def __init__(self, problem: Problem, past: list[int], num_drafts: int) -> None:
+        block_size, tables = problem.cache.keys.shape[2], problem.geometry.tables
+        self._places = [
+            (int(tables[line, slot // block_size]), slice(None), slot % block_size)
+            for line, before in enumerate(past)
+            for slot in range(before, before + 1 + num_drafts)
+        ]
+        self._tensors = [each for each in problem.cache if each is not None]
+        self._stored = [[part[place].clone() for place in self._places] for part in self._tensors]
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Have each program begin without them."""
+        row_of_item = decode._row_of_item
+
+        def begin_program(*given: Any) -> Any:
+            self._write(is_there=False)
+            return row_of_item(*given)
+
+        monkeypatch.setattr(decode, "_row_of_item", begin_program)
+        monkeypatch.setattr(decode, "wait_for_prior_kernels", lambda: self._write(is_there=True))
+
+    def _write(self, *, is_there: bool) -> None:
+        for tensor, rows in zip(self._tensors, self._stored, strict=True):
+            poison = float("nan") if tensor.is_floating_point() else 0
+            for place, row in zip(self._places, rows, strict=True):
+                tensor[place] = row if is_there else torch.full_like(row, poison)
 
 
 def with_a_row_for_each_query(problem: Problem) -> Problem:
