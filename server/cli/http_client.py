@@ -28,12 +28,8 @@ class ApiClient:
     """
 
     def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 300.0) -> None:
-        try:
-            parts = urlsplit(url if "//" in url else f"http://{url}")
-            is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
-        except ValueError:  # from brackets
-            is_address = False
-        if not is_address or not _has_port(parts) or not url.isprintable() or " " in url:
+        parts = _split(url)
+        if parts is None:
             raise ServerError(f"{url!r} is not an address like http://127.0.0.1:8000")
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
         self._parts = urlsplit(self.url)
@@ -115,12 +111,16 @@ class ApiClient:
         return connection, response
 
 
-def _has_port(parts: SplitResult) -> bool:
-    """Whether the port is valid or absent."""
+def _split(url: str) -> SplitResult | None:
+    """The parts of a server's address; None if it is none."""
+    if not url.isprintable() or " " in url:
+        return None
     try:
-        return parts.port != 0
-    except ValueError:
-        return False
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # from brackets, or the port
+        return None
+    return parts if is_address else None
 
 
 def _reason(error: Exception) -> str:

@@ -93,3 +93,8 @@ def test_an_input_at_fault_is_told_before_anything_is_loaded(tmp_path: Path) -> 
     assert missing.returncode == 1
     assert missing.stderr.count("\n") == 1
     assert run("-o", output).returncode == 2
+    good = write(tmp_path / "good.jsonl", chat_line("a"))
+    before = good.read_bytes()
+    done = run(good, "-o", good, "--overwrite")
+    assert (done.returncode, "is the input" in done.stderr) == (1, True)
+    assert good.read_bytes() == before

@@ -173,7 +173,7 @@ def test_a_refusal_and_an_absent_server_are_told_in_one_line(command, script, ca
     error = capsys.readouterr().err
     assert error.startswith("quire: no server answers at http://127.0.0.1:9 (")
     assert "start one with: quire serve" in error
-    for url in ("ftp://x", "http://x:port", "http://x:0"):
+    for url in ("ftp://x", "http://x:port", "http://x:0", "http://[::1", "http://a b/"):
         assert command(["--url", url, "Hi"]) == 1
         assert "is not an address" in capsys.readouterr().err
     for key in ("ключ", "key\n"):

@@ -47,6 +47,26 @@ def options(server: Script, *more: str) -> argparse.Namespace:
     return build_parser().parse_args(["--url", server.url, *sizes, *more])
 
 
+@pytest.mark.parametrize("rate", ["0", "-1", "nan", "inf"])
+def test_a_rate_is_a_positive_number(rate, capsys):
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["--rate", rate])
+    assert f"'{rate}' is not a positive number" in capsys.readouterr().err
+
+
+def test_of_several_keys_the_first_is_sent(monkeypatch):
+    monkeypatch.setenv("QUIRE_API_KEY", "aaa,bbb")
+    assert build_parser().parse_args([]).api_key == "aaa"
+
+
+async def test_a_report_that_cannot_be_written_costs_no_result(tmp_path, capsys):
+    async with scripted_server(Script()) as server:
+        asked = options(server, "--concurrency", "1", "--json", str(tmp_path / "none" / "r.json"))
+        with pytest.raises(ValueError, match=r"cannot write .*r\.json: No such file"):
+            await run(asked)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]
+
+
 async def test_bench_from_flags_to_json(tmp_path, capsys):
     html, file = tmp_path / "r.html", tmp_path / "r.json"
     async with scripted_server(Script()) as server:

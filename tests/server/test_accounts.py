@@ -131,6 +131,20 @@ def test_workers_share_what_is_left(tmp_path: Path) -> None:
     refused(again.begin)  # three at once: two of the first worker's, and this one
 
 
+def test_a_dead_workers_requests_are_forgotten_for_every_name(tmp_path: Path) -> None:
+    """Of 2,000 names, some have records whose first byte is 0."""
+    names = [f"t{number}" for number in range(2000)]
+    died = RateLimitStore(tmp_path / "l", 1, 2)
+    for name in names:
+        with died.record(name) as record:
+            record.set_serving(2)
+    other = RateLimitStore(tmp_path / "l", 0, 2)
+    RateLimitStore(tmp_path / "l", 1, 2)
+    for name in names:
+        with other.record(name) as record:
+            assert record.num_serving == 0
+
+
 def test_a_bucket_is_exact_however_many_take_from_it(tmp_path: Path) -> None:
     work = """
 import sys

@@ -17,8 +17,10 @@ import pytest
 from engine.errors import EngineAsleep, EngineDead, OutOfMemory
 from server.batches import line_execution
 from server.batches.environment import BatchEnvironment, SharedSlots
+from server.batches.offline import validate_file
 from server.batches.runner import BatchRunner
 from server.errors import ApiError
+from server.settings import Settings
 from server.store.batches import ACTIVE_STATUSES, BatchStore, StoredBatch
 from server.store.database import Database, StoreError
 from server.store.files import FileStore, StoredFile, new_file_id
@@ -276,3 +278,20 @@ async def test_an_output_that_cannot_be_kept_is_not_there(
         assert "disk is full" in (ended.errors or "")
         left = {path.name for path in (tmp_path / "files").iterdir()}
         assert left == {batch.input_file_id}
+
+
+async def test_lines_of_a_file_that_is_answered_offline_may_name_adapters(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    lines = [
+        {
+            "custom_id": name,
+            "method": "POST",
+            "url": ENDPOINT,
+            "body": {"model": name, "prompt": "a"},
+        }
+        for name in ("one", "two")
+    ]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = await validate_file(source, Settings.load({"loras": ["one=/adapters/one"]}))
+    (error,) = found.errors
+    assert (error.line, error.code) == (2, "model_not_found")

@@ -195,6 +195,8 @@ def test_usage_is_counted_by_owner_and_told_to_owner_and_admin(
     assert {"anna", "spent"} <= {r["tenant"] for r in everybody}
     past = get(server, KEYS["anna"], "/v1/usage?start_date=2020-01-01&end_date=2020-12-31")
     assert past.json()["data"] == []
+    first = get(server, KEYS["anna"], "/v1/usage?end_date=0001-01-05")
+    assert (first.status_code, first.json()["data"]) == (200, [])
     bad = get(server, KEYS["anna"], "/v1/usage?start_date=monday")
     assert bad.json()["error"]["param"] == "start_date"
     metrics = get(server, KEYS["boss"], "/metrics").text

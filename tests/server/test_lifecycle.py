@@ -189,6 +189,19 @@ def test_an_offer_to_upgrade_is_ignored(server: Server) -> None:
 # ---------------------------------------------------------------- separate servers
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="bounded by Linux only")
+def test_a_reader_that_stops_is_disconnected(tmp_path: Path) -> None:
+    """Little is buffered for it, in the kernel neither, so it is noticed before the text ends."""
+    body = {**LONG, "stream": True, "logprobs": 5}
+    with running_server(tmp_path / "log", "--body-timeout-s", "2") as server:
+        with server.connect() as lazy:
+            lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            lazy.sendall(http_post(COMPLETIONS, json.dumps(body).encode()))
+            metrics = server.wait_for(lambda m: m.get("request_aborted_total", 0) == 1, "the end")
+        assert metrics.get("request_success_total", 0) == 0
+        server.wait_idle()
+
+
 def test_sigterm_lets_requests_finish(tmp_path: Path) -> None:
     """Unready at once, no new work, running requests are answered in full, exit status 0."""
     with running_server(tmp_path / "log") as server:

@@ -97,6 +97,11 @@ def test_an_adapter_is_a_model_by_its_name(
         assert client.models.retrieve("one").id == "one"
     streamed = lora_server.complete("The capital of", model="one", stream=True)
     assert '"model":"one"' in streamed.text
+    answer = lora_server.post("/tokenize", {"model": "one", "prompt": "The capital"})
+    body = {"model": "one", "tokens": answer.json()["tokens"]}
+    text = lora_server.post("/detokenize", body).json()
+    assert text["prompt"].endswith("The capital")
+    assert lora_server.post("/tokenize", {"model": "no", "prompt": "a"}).status_code == 404
 
 
 def test_the_metrics_name_the_adapters_in_use(lora_server: Server) -> None:

@@ -161,6 +161,9 @@ async def test_a_killed_worker_is_replaced_and_the_other_does_not_notice(
     told = ("generation_tokens_total", "http_requests_total", "request_success_total")
     assert all(after[name] >= before[name] for name in told)
     assert after["request_success_total"] >= before["request_success_total"] + len(whole)
+    # Each that was accepted has ended, and is counted once.
+    ends = ("request_success_total", "request_failed_total", "request_aborted_total")
+    assert after["request_prompt_tokens_count"] == sum(after.get(name, 0) for name in ends)
 
 
 async def test_metrics_are_the_whole_servers_whichever_worker_answers(workers: Server) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -18,6 +20,7 @@ from engine.grammar.check import GrammarChecker
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.llguidance_backend import LlguidanceBackend
 from engine.requests import fan_out
+from engine.sandbox.process import SandboxedProcess
 from engine.text.tokenizer import Tokenizer
 from engine.types import Grammar, SamplingParams
 from tests.engine.fakes import FakeRunner, expected_output, make_config, make_info
@@ -284,3 +287,49 @@ async def test_a_killed_child_is_replaced(checker: GrammarChecker):
             os.kill(process._child.pid, signal.SIGKILL)
             process._child.wait()
     assert await checker.check(Grammar("regex", "b")) is None
+
+
+async def test_a_child_that_is_killed_at_work_is_replaced_and_asked_again(checker: GrammarChecker):
+    assert await checker.check(Grammar("regex", "a")) is None
+    child = checker._idle[-1]._child
+    assert child is not None
+    os.kill(child.pid, signal.SIGSTOP)
+    asked = asyncio.create_task(checker.check(Grammar("regex", "b")))
+    await asyncio.sleep(0.1)
+    os.kill(child.pid, signal.SIGKILL)
+    assert await asked is None
+
+
+async def test_what_is_not_a_grammars_fault_is_not_remembered(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+):
+    grammar = Grammar("regex", "good[a-z]+")
+
+    def call(*_: object) -> None:
+        raise OSError("no more descriptors")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SandboxedProcess, "call", call)
+        refusal = await checker.check(grammar)
+    assert refusal is not None
+    assert await checker.check(grammar) is None
+
+
+async def test_a_time_out_is_remembered_for_a_while(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+):
+    grammar, calls = Grammar("regex", "late[a-z]+"), []
+
+    def call(*_: object) -> None:
+        calls.append(None)
+        raise TimeoutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SandboxedProcess, "call", call)
+        for _ in range(2):
+            refusal = await checker.check(grammar)
+            assert refusal is not None
+            assert refusal.code == "grammar_timeout"
+    assert len(calls) == 1
+    monkeypatch.setattr("engine.grammar.check.time.monotonic", lambda: time.time() + 1e9)
+    assert await checker.check(grammar) is None
