@@ -199,6 +199,7 @@ _DENSE: Kinds = {
     ),
     "falcon_serial": ("FalconConfig", {**_FALCON, "parallel_attn": False, "multi_query": False}),
     "cohere": ("CohereConfig", {**_LAYER_NORM, "logit_scale": 0.3, "pad_token_id": 0}),
+    "cohere_qk": ("CohereConfig", {**_LAYER_NORM, "use_qk_norm": True, "pad_token_id": 0}),
     "cohere2": (
         "Cohere2Config",
         {

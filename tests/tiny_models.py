@@ -67,7 +67,8 @@ def build(kind: str, seed: int = 0, **changes: Any) -> Any:
         for name, parameter in model.named_parameters():
             # Norms differ from one, biases from zero, and scores are far enough apart to be ranked.
             is_norm = ("norm" in name or "ln_" in name) and name.endswith("weight")
-            is_norm &= parameter.dim() == 1  # not what DBRX has between two
+            # Not what DBRX has between two; Command R+'s heads have norms of their own.
+            is_norm &= parameter.dim() == 1 or name.endswith(("q_norm.weight", "k_norm.weight"))
             is_norm |= name.endswith(("router.scale", "per_expert_scale"))
             parameter.data.normal_(1.0 if is_norm else 0.0, 0.2 if is_norm else 0.25)
         for name, buffer in model.named_buffers():

@@ -45,6 +45,7 @@ class Architecture:
     keys: Mapping[str, str] = field(default_factory=dict[str, str])  # of numbers
     flags: Mapping[str, str] = field(default_factory=dict[str, str])
     optional: Mapping[str, str] = field(default_factory=dict[str, str])  # 0 means absent
+    by_tensor: Mapping[str, str] = field(default_factory=dict[str, str])  # flags: a tensor is there
     fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
     common: Mapping[str, str] = field(default_factory=lambda: _COMMON)
     derive: Callable[[dict[str, Any]], dict[str, Any]] | None = None
@@ -133,7 +134,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "stablelm": Architecture(
         "stablelm", _LAYER_NORM, flags={"use_parallel_residual": "use_parallel_residual"}
     ),
-    "command-r": Architecture("cohere", _LAYER_NORM, keys={"logit_scale": "logit_scale"}),
+    "command-r": Architecture(
+        "cohere",
+        _LAYER_NORM,
+        keys={"logit_scale": "logit_scale"},
+        by_tensor={"blk.0.attn_q_norm.weight": "use_qk_norm"},
+    ),
     "cohere2": Architecture("cohere2", _LAYER_NORM, keys={**_WINDOW, "logit_scale": "logit_scale"}),
     "gptneox": Architecture(
         "gpt_neox", _LAYER_NORM, flags={"use_parallel_residual": "use_parallel_residual"}
@@ -191,6 +197,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         if metadata.get(prefix + key):
             config[ours] = _number(reader, prefix + key)
         reader.ignore(prefix + key)
+    config |= {ours: True for name, ours in known.by_tensor.items() if name in file.tensors}
     config |= known.fixed
     if known.has_rope:
         _read_heads(reader, prefix, config)

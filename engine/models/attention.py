@@ -60,6 +60,9 @@ class Attention:
 
         self._query_norm = wide_norm(weights.wide_query_norm)
         self._key_norm = wide_norm(weights.wide_key_norm)
+        # The kernels' layer norm has one weight for all rows; those of the heads come after it.
+        layer_norm = weights.qk_layer_norm
+        self._unit = None if layer_norm is None else torch.ones_like(layer_norm[0])
         self._latent = None
         if weights.latent is not None and spec.latent is not None:
             self._latent = LatentAttention(
@@ -96,6 +99,8 @@ class Attention:
             return self._attend_shared_kv(fused, state, cache)
         if self._query_norm is not None:
             fused = self._norm_query_key(fused)
+        if weights.qk_layer_norm is not None:
+            self._norm_heads(fused, weights.qk_layer_norm)
         if weights.value_norm is not None:
             self._norm_values(fused, weights.value_norm)
         query = self._operations.norm_rope_store(
@@ -139,6 +144,17 @@ class Attention:
         )
         attended = self._attention.forward(state.attention, weights.attention, query, cache)
         return attended.view(-1, spec.query_size)
+
+    def _norm_heads(self, fused: torch.Tensor, weight: torch.Tensor) -> None:
+        """Apply a layer norm to each head's query and key, in place.
+
+        fused: [num_tokens, outputs]; weight: [num_heads + num_kv_heads, head_dim].
+        """
+        assert self._unit is not None
+        heads = fused[:, : weight.numel()].unflatten(1, weight.shape)
+        rows = heads.contiguous().view(-1, weight.shape[1])
+        normed = self._operations.layer_norm(rows, self._unit, None, self._spec.norm.eps)
+        heads.copy_(normed.view(heads.shape).mul_(weight))
 
     def _norm_values(self, fused: torch.Tensor, norm: torch.Tensor) -> None:
         """Norm each head's value, in place."""

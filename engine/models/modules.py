@@ -71,13 +71,15 @@ class AttentionWeights:
     latent: LatentWeights | None = None  # if set, ``qkv`` is its first projection
     query_scale: torch.Tensor | None = None  # [head_dim], a factor of rotated queries
     value_norm: torch.Tensor | None = None  # [head_dim], of each head's value
+    qk_layer_norm: torch.Tensor | None = None  # [num_heads + num_kv_heads, head_dim]
 
     @property
     def num_bytes(self) -> int:
         """Their size in memory."""
         parts = (self.qkv, self.output, self.latent, self.wide_query_norm, self.wide_key_norm)
         num_bytes = sum(part.num_bytes for part in parts if part is not None)
-        return num_bytes + (0 if self.qk_norm is None else self.qk_norm.nbytes)
+        head_norms = (self.qk_norm, self.qk_layer_norm)
+        return num_bytes + sum(norm.nbytes for norm in head_norms if norm is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +267,7 @@ def _make_attention(
         latent=make_latent(spec, weights, method, i),
         query_scale=_query_scale(spec, weights, i),
         value_norm=_value_norm(spec, like),
+        qk_layer_norm=_joined_norms(spec, weights, i) if spec.qk_layer_norm else None,
     )
 
 
@@ -343,10 +346,18 @@ def _head_norms(
         return like.weight.new_ones((spec.num_heads + spec.num_kv_heads, spec.head_dim))
     if not spec.qk_norm:
         return None
+    if spec.uses_shared_kv:
+        query = _norm(spec, weights, f"{i}.query_norm")
+        assert query is not None
+        return query.weight.unsqueeze(0)
+    return _joined_norms(spec, weights, i)
+
+
+def _joined_norms(spec: DecoderSpec, weights: Mapping[str, torch.Tensor], i: int) -> torch.Tensor:
+    """The norms of all heads of queries and keys, which may share theirs, with dimensions in the
+    order the kernels rotate: [num_heads + num_kv_heads, head_dim]."""
     query, key = (_norm(spec, weights, f"{i}.{name}") for name in ("query_norm", "key_norm"))
     assert query is not None
-    if spec.uses_shared_kv:
-        return query.weight.unsqueeze(0)
     assert key is not None
     norms = torch.cat(
         (query.weight.expand(spec.num_heads, -1), key.weight.expand(spec.num_kv_heads, -1))

@@ -153,6 +153,7 @@ class DecoderSpec:
     per_layer_vocab_size: int = 0  # their number of tokens
     per_layer_pad_id: int = 0  # used for image tokens
     layer_scales: bool = False  # a learned factor of the residual stream after each layer
+    qk_layer_norm: bool = False  # instead: layer norms, and each head has its own weights
     qk_norm_after_rope: bool = False  # with qk_norm: after rope
     unit_qk_norm: bool = False  # without weights, in layers with rope
     temperature: TemperatureSpec | None = None

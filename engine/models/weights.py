@@ -363,6 +363,9 @@ def _norms(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Parameter]:
         found |= _norm(spec, "attention_after", spec.hidden_size)
         if layer.mlp:
             found |= _norm(spec, "mlp_after", spec.hidden_size)
+    if spec.qk_layer_norm:
+        found["query_norm"] = Parameter((spec.num_heads,), (spec.head_dim,), is_norm=True)
+        found["key_norm"] = Parameter((spec.num_kv_heads,), (spec.head_dim,), is_norm=True)
     if (spec.qk_norm or spec.wide_qk_norm) and not layer.recurrent:
         head = spec.head_dim
         query, key = (head, head) if spec.qk_norm else (spec.query_size, spec.kv_size)

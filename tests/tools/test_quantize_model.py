@@ -35,7 +35,7 @@ FAMILIES = [
     "olmo2",
     "granite",
     "stablelm_parallel",
-    "cohere",
+    "cohere_qk",
     "gpt_neox",
     "mixtral",
     "deepseek_v3",

@@ -19,9 +19,12 @@ from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
 
 
 def cohere(reader: ConfigReader) -> DecoderSpec:
-    """Command R: parallel attention and MLP on one norm, interleaved rope."""
-    reader.refuse("use_qk_norm", "is true, which is not supported")
-    return _cohere(reader, theta=500_000.0)
+    """Command R: parallel attention and MLP on one norm, interleaved rope.
+
+    Command R+ also norms each head's query and key (``use_qk_norm``).
+    """
+    normed = reader.flag("use_qk_norm")
+    return _cohere(reader, theta=500_000.0, qk_layer_norm=normed)
 
 
 def cohere2(reader: ConfigReader) -> DecoderSpec:
@@ -129,7 +132,9 @@ def _cohere(reader: ConfigReader, *, theta: float, **fields: Any) -> DecoderSpec
 
 FAMILIES: dict[str, Family] = {
     "cohere": Family(
-        cohere, "Command R, not R+", "layer norms, parallel attention and MLP, interleaved rope"
+        cohere,
+        "Command R and R+",
+        "layer norms, parallel attention and MLP, interleaved rope, QK layer norms in R+",
     ),
     "cohere2": Family(
         cohere2,

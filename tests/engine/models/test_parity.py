@@ -347,6 +347,8 @@ def test_parity_catches_a_wrong_spec(checkpoints, monkeypatch, name):
         ("llama_bias", "mlp.up_proj.bias"),
         ("qwen3", "self_attn.q_norm.weight"),
         ("qwen3", "self_attn.k_norm.weight"),
+        ("cohere_qk", "self_attn.q_norm.weight"),
+        ("cohere_qk", "self_attn.k_norm.weight"),
         ("apertus", "mlp.act_fn.alpha_p"),
         ("apertus", "mlp.act_fn.alpha_n"),
         ("apertus", "mlp.act_fn.beta"),

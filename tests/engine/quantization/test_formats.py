@@ -247,7 +247,7 @@ def test_the_memory_told_is_that_of_the_codes(written, most, tmp_path):
         ("qwen2", "gptq4_act"),
         ("phi3", "awq"),
         ("gpt_neox", "w4a16_act"),
-        ("cohere", "fp8_block"),
+        ("cohere_qk", "fp8_block"),
         ("mixtral", "gptq4_act"),
         ("qwen3_moe", "fp8_block"),
         ("mixtral", "nvfp4_modelopt"),
