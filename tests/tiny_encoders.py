@@ -34,18 +34,31 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert_relu": ("BertConfig", {**_SHAPE, "hidden_act": "relu", "layer_norm_eps": 1e-5}),
     "distilbert": ("DistilBertConfig", _DISTIL),
     "mpnet": ("MPNetConfig", _ROBERTA),
+    "modernbert": ("ModernBertConfig", {**_SHAPE, "local_attention": 8}),
+    "modernbert_biases": (
+        "ModernBertConfig",
+        {
+            **{**_SHAPE, "local_attention": 31, "norm_eps": 1e-3, "hidden_activation": "silu"},
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), True),
+            **{"classifier_pooling": "mean", "classifier_activation": "relu"},
+            **{"num_attention_heads": 3, "bos_token_id": 2, "eos_token_id": 3},
+        },
+    ),
     "roberta": ("RobertaConfig", {**_ROBERTA, "type_vocab_size": 1}),
     "xlm_roberta": ("XLMRobertaConfig", {**_ROBERTA, "hidden_act": "gelu_new"}),
 }
 
 
-def build(kind: str, *, num_labels: int = 0, seed: int = 0) -> Any:
+def build(kind: str, *, num_labels: int = 0, seed: int = 0, **changes: Any) -> Any:
     """A Hugging Face model, with a classification head if labels are requested."""
     import torch
     import transformers
 
     config_class, values = KINDS[kind]
-    config = getattr(transformers, config_class)(**values, num_labels=num_labels or 2)
+    config = getattr(transformers, config_class)(
+        **{**values, **changes}, num_labels=num_labels or 2
+    )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         loader = (

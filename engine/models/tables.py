@@ -38,7 +38,12 @@ def tables_of(spec: Spec) -> TensorTables:
     """Return the tables of the model that ``spec`` describes."""
     if isinstance(spec, EncoderSpec):
         wanted = encoder_parameters(spec)
-        return TensorTables(wanted, encoder_targets(spec, wanted), canonical_name, is_skippable)
+        return TensorTables(
+            wanted,
+            encoder_targets(spec, wanted),
+            canonical_name,
+            lambda name: is_skippable(spec, name),
+        )
     if isinstance(spec, DraftHeadSpec):
         wanted = draft_head.draft_head_parameters(spec)
         return TensorTables(

@@ -82,8 +82,9 @@ class EncoderRunner:
             bounds = [0]
             for length in lengths:
                 bounds.append(bounds[-1] + length)
+            scored = self._model.spec.head.pooling
             parts = list(
-                pool_rows(rows, requests, bounds, hidden, self._model.score, scores_first=True)
+                pool_rows(rows, requests, bounds, hidden, self._model.score, scored=scored)
             )
         pooled: dict[str, bytes] = {}
         errors: dict[str, Failure] = {}

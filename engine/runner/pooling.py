@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.plan_rows import ScheduledRow
+from engine.pooling import PoolingKind
 from engine.types import Request
 
 
@@ -26,7 +27,7 @@ def pool_rows(
     hidden: torch.Tensor,
     score: Callable[[torch.Tensor], torch.Tensor],
     *,
-    scores_first: bool = False,
+    scored: PoolingKind = "last",
 ) -> Iterator[PooledRow]:
     """Yield the contributions of rows whose requests ask for a vector; see the runner's row
     contract.
@@ -37,7 +38,7 @@ def pool_rows(
         query_start: each row's first token in the batch, and the end of the last row.
         hidden: [num_tokens, hidden_size] of all the step's tokens, after the final norm.
         score: the classification head: [n, hidden_size] -> [n, num_labels] float32.
-        scores_first: it reads the first token's state, as in encoders, instead of the last one's.
+        scored: which hidden states it reads: those of rows that are whole, or the last one.
     """
     for index, (row, request) in enumerate(zip(rows, requests, strict=True)):
         params = request.pooling
@@ -47,8 +48,7 @@ def pool_rows(
         holds_last = row.start + len(row.token_ids) == len(request.prompt_token_ids)
         if params.use_score_head:
             if holds_last:
-                at = begin if scores_first else end - 1
-                yield PooledRow(row.id, score(hidden[at : at + 1])[0])
+                yield PooledRow(row.id, score(_scored(hidden[begin:end], scored))[0])
         elif params.kind == "last":
             if holds_last:
                 yield PooledRow(row.id, hidden[end - 1].float())
@@ -59,3 +59,11 @@ def pool_rows(
             yield PooledRow(row.id, hidden[begin:end].sum(0, dtype=torch.float32))
         else:
             yield PooledRow(row.id, hidden[begin:end].amax(0).float())
+
+
+def _scored(hidden: torch.Tensor, kind: PoolingKind) -> torch.Tensor:
+    """[tokens, hidden_size] of a row -> [1, hidden_size] for the head, in the same dtype."""
+    if kind == "mean":
+        return hidden.mean(0, keepdim=True, dtype=torch.float32).to(hidden.dtype)
+    assert kind in ("cls", "last")
+    return hidden[:1] if kind == "cls" else hidden[-1:]

@@ -2,6 +2,13 @@
 
 Texts of similar lengths are padded to the longest and go through torch's attention together; the
 padding is masked, and is at most a quarter of the tokens.
+
+Where tokens attend to their neighbours only, a text is cut into blocks of queries, and each meets
+the keys of its block and of both margins: time and memory grow with a text's length, not with its
+square.
+
+    keys     ┌──margin──┬──────block──────┬──margin──┐
+    queries             └─────────────────┘
 """
 
 from __future__ import annotations
@@ -13,6 +20,17 @@ import torch
 from torch.nn import functional
 
 _SLACK_TOKENS = 4
+_BLOCK_TOKENS = 128
+
+
+class LocalBlocks(NamedTuple):
+    """How texts of a bucket are cut for local attention."""
+
+    num_blocks: int  # of a text; the last one may end behind it
+    block_size: int
+    margin: int  # tokens
+    # [B * num_blocks, 1, block_size, block_size + 2 * margin] bool, true where a query may attend.
+    mask: torch.Tensor
 
 
 class Bucket(NamedTuple):
@@ -23,13 +41,17 @@ class Bucket(NamedTuple):
     is_token: torch.Tensor | None  # [B, T] bool; None: there is no padding
     # Of the scores, [B or 1, heads or 1, T or 1, T]: an additive bias, or a boolean mask.
     mask: torch.Tensor | None
+    local: LocalBlocks | None  # None: the window, if there is one, holds all tokens
 
 
 Bias = Callable[[int], torch.Tensor]  # T -> [heads, T, T], added to the scores of T tokens
 
 
 def make_buckets(
-    lengths: Sequence[int], device: torch.device, bias: Bias | None = None
+    lengths: Sequence[int],
+    device: torch.device,
+    bias: Bias | None = None,
+    window: int | None = None,
 ) -> list[Bucket]:
     """Group the texts of a batch by length.
 
@@ -37,6 +59,7 @@ def make_buckets(
         lengths: of the concatenated texts, in tokens.
         device: of the batch.
         bias: of the model's scores, if it has one.
+        window: the distance up to which tokens attend in the model's local layers, if it has any.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     starts = [0]
@@ -46,21 +69,24 @@ def make_buckets(
     members: list[int] = []
     for index in order:
         if members and lengths[index] > lengths[members[0]] * 5 // 4 + _SLACK_TOKENS:
-            buckets.append(_bucket(members, starts, lengths, device, bias))
+            buckets.append(_bucket(members, starts, lengths, device, bias, window))
             members = []
         members.append(index)
     if members:
-        buckets.append(_bucket(members, starts, lengths, device, bias))
+        buckets.append(_bucket(members, starts, lengths, device, bias, window))
     return buckets
 
 
-def attend(fused: torch.Tensor, buckets: Sequence[Bucket], num_heads: int) -> torch.Tensor:
+def attend(
+    fused: torch.Tensor, buckets: Sequence[Bucket], num_heads: int, *, is_local: bool = False
+) -> torch.Tensor:
     """Scaled dot-product attention without a causal mask.
 
     Args:
         fused: [num_tokens, 3 * hidden_size], queries, keys and values.
         buckets: of the batch.
         num_heads: of the model.
+        is_local: tokens attend within the window that the buckets were made with.
 
     Returns:
         [num_tokens, hidden_size]
@@ -69,10 +95,15 @@ def attend(fused: torch.Tensor, buckets: Sequence[Bucket], num_heads: int) -> to
     out = torch.empty((fused.shape[0], size), dtype=fused.dtype, device=fused.device)
     for bucket in buckets:
         padded = fused.index_select(0, bucket.tokens)  # [B * T, 3 * hidden_size]
-        shape = (bucket.num_texts, -1, 3, num_heads, size // num_heads)
-        query, key, value = padded.view(shape).permute(2, 0, 3, 1, 4)  # [B, heads, T, head_dim]
-        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=bucket.mask)
-        flat = attended.transpose(1, 2).reshape(-1, size)
+        padded = padded.view(bucket.num_texts, -1, 3, num_heads, size // num_heads)
+        if is_local and bucket.local is not None:
+            attended = _attend_locally(padded, bucket.local)
+        else:
+            query, key, value = padded.permute(2, 0, 3, 1, 4)  # [B, heads, T, head_dim]
+            attended = functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=bucket.mask
+            ).transpose(1, 2)
+        flat = attended.reshape(-1, size)
         if bucket.is_token is None:
             out.index_copy_(0, bucket.tokens, flat)
         else:
@@ -81,12 +112,34 @@ def attend(fused: torch.Tensor, buckets: Sequence[Bucket], num_heads: int) -> to
     return out
 
 
+def _attend_locally(padded: torch.Tensor, local: LocalBlocks) -> torch.Tensor:
+    """[B, T, 3, heads, head_dim] -> [B, T, heads, head_dim]."""
+    num_texts, num_tokens, _, num_heads, head_dim = padded.shape
+    num_blocks, block, margin, mask = local
+    behind = num_blocks * block - num_tokens
+    wider = functional.pad(padded, (0, 0, 0, 0, 0, 0, margin, margin + behind))
+    query, key, value = wider.unbind(2)
+    query = query[:, margin : margin + num_blocks * block]
+    query = query.reshape(-1, block, num_heads, head_dim).transpose(1, 2)
+
+    def overlapping(tensor: torch.Tensor) -> torch.Tensor:
+        pieces = tensor.unfold(1, block + 2 * margin, block)  # [B, blocks, heads, head_dim, piece]
+        return pieces.flatten(0, 1).transpose(2, 3)
+
+    attended = functional.scaled_dot_product_attention(
+        query, overlapping(key), overlapping(value), attn_mask=mask
+    )  # [B * blocks, heads, block, head_dim]
+    whole = attended.transpose(1, 2).reshape(num_texts, -1, num_heads, head_dim)
+    return whole[:, :num_tokens]
+
+
 def _bucket(
     members: Sequence[int],
     starts: Sequence[int],
     lengths: Sequence[int],
     device: torch.device,
     bias: Bias | None,
+    window: int | None,
 ) -> Bucket:
     begins = torch.tensor([starts[index] for index in members])
     counts = torch.tensor([lengths[index] for index in members])
@@ -98,4 +151,22 @@ def _bucket(
     if bias is not None:
         added = bias(steps.numel())[None]
         mask = added if mask is None else added.masked_fill(~mask, float("-inf"))
-    return Bucket(tokens.view(-1).to(device), len(members), kept, mask)
+    local = None
+    if window is not None and window < steps.numel() - 1:
+        local = _local_blocks(counts.to(device), steps.numel(), window)
+    return Bucket(tokens.view(-1).to(device), len(members), kept, mask, local)
+
+
+def _local_blocks(counts: torch.Tensor, num_tokens: int, window: int) -> LocalBlocks:
+    """Cut texts of ``counts`` tokens [B], padded to ``num_tokens``, for local attention.
+
+    A query behind a text's end may have nothing to attend to, which gives NaNs that nothing reads.
+    """
+    block = min(_BLOCK_TOKENS, num_tokens)
+    num_blocks = -(-num_tokens // block)
+    at = torch.arange(block + 2 * window, device=counts.device) - window
+    near = (at - at[window : window + block, None]).abs() <= window  # [block, piece]
+    keys = at + torch.arange(num_blocks, device=counts.device)[:, None] * block  # [blocks, piece]
+    is_key = (keys >= 0) & (keys < counts[:, None, None])  # [B, blocks, piece]
+    mask = is_key.flatten(0, 1)[:, None, None, :] & near
+    return LocalBlocks(num_blocks, block, window, mask)

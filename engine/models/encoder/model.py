@@ -1,6 +1,7 @@
 """The encoder: one implementation for all families, made from a spec and weights.
 
 embedding + positions + token types ─► norm ─► [ attention ─ + ─ norm ─ MLP ─ + ─ norm ] x layers
+embedding ─► norm ─► [ norm ─ attention ─ + ─ norm ─ MLP ─ + ] x layers ─► norm      with pre-norm
 """
 
 from __future__ import annotations
@@ -11,29 +12,35 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from engine.models.encoder.attention import attend, make_buckets
+from engine.models.encoder.attention import Bucket, attend, make_buckets
 from engine.models.encoder.relative_positions import distance_buckets
-from engine.models.encoder.spec import EncoderActivation, EncoderSpec
+from engine.models.encoder.spec import EncoderSpec, HeadActivation
+from engine.models.encoder.weights import has_attention_norm
 from engine.models.linear import DenseLinear, Linear, LinearMethod
 from engine.models.loader import Weights, load_matrix
-from engine.models.norms import LayerNorm, NormWeights
+from engine.models.norms import IdentityNorm, LayerNorm, Norm, NormWeights
+from engine.models.rope import inverse_frequencies
+from kernels.reference.layers import rope, rope_tables
 
-_ACTIVATIONS: dict[EncoderActivation, Callable[[torch.Tensor], torch.Tensor]] = {
+_ACTIVATIONS: dict[HeadActivation, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "relu": functional.relu,
     "silu": functional.silu,
+    "tanh": torch.tanh,
 }
+_Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, [num_tokens, 1, head_dim / 2]
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
     qkv: Linear
     output: Linear
-    attention_norm: LayerNorm
+    attention_norm: Norm
     up: Linear
     down: Linear
-    mlp_norm: LayerNorm
+    mlp_norm: Norm
+    is_local: bool
 
 
 class Encoder:
@@ -53,15 +60,23 @@ class Encoder:
         self.num_bytes = 0
         self._weights = weights
         self._embedding = self._tensor("embedding")
-        self._positions = self._tensor("positions")
+        self._positions = self._tensor("positions") if spec.rope is None else None
         self._token_types = self._tensor("token_types") if spec.num_token_types else None
         self._relative = self._tensor("relative_bias") if spec.relative_buckets else None
         self._embedding_norm = self._norm("embedding_norm")
         self._layers = tuple(self._layer(i, method) for i in range(spec.num_layers))
-        self._head: tuple[Linear, Linear] | None = None
+        self._final_norm = self._norm("norm") if spec.pre_norm else IdentityNorm()
+        self._head: tuple[Linear, Norm, Linear] | None = None
         if spec.num_labels:
-            self._head = self._dense("pooler"), self._dense("classifier")
+            norm = self._norm("head_norm") if spec.head.has_norm else IdentityNorm()
+            pooler = self._dense("pooler", has_bias=spec.head.bias)
+            self._head = pooler, norm, self._dense("classifier")
         self._activate = _ACTIVATIONS[spec.activation]
+        # Of global layers, and of local ones.
+        longest = spec.max_context_len
+        ropes = [kind for kind in (spec.rope, spec.local_rope) if kind is not None]
+        made = [inverse_frequencies(kind, spec.head_dim, longest, longest) for kind in ropes]
+        self._frequencies = [(each.to(self.device), scale) for each, scale in made]
 
     @property
     def device(self) -> torch.device:
@@ -85,29 +100,57 @@ class Encoder:
         steps = [torch.arange(first, first + length) for length in lengths]
         positions = torch.cat(steps).to(self.device)
         x = functional.embedding(token_ids, self._embedding)
-        x = x + functional.embedding(positions, self._positions)
+        if self._positions is not None:
+            x = x + functional.embedding(positions, self._positions)
         if self._token_types is not None:
             # Families trained without token types have a single row.
             kinds = token_types.clamp(max=self._token_types.shape[0] - 1)
             x = x + functional.embedding(kinds, self._token_types)
         x = self._embedding_norm(x)
         bias = None if self._relative is None else self._bias
-        buckets = make_buckets(lengths, self.device, bias)
+        window = self.spec.window if self.spec.local_layers else None
+        buckets = make_buckets(lengths, self.device, bias, window)
+        rotations = [
+            rope_tables(positions, frequencies, scale) for frequencies, scale in self._frequencies
+        ]
         for layer in self._layers:
-            attended = attend(layer.qkv(x), buckets, self.spec.num_heads)
-            x = layer.attention_norm(layer.output(attended) + x)
-            x = layer.mlp_norm(layer.down(self._activate(layer.up(x))) + x)
-        return x
+            rotation = rotations[int(layer.is_local)] if rotations else None
+            if self.spec.pre_norm:
+                x = x + self._attend(layer, layer.attention_norm(x), buckets, rotation)
+                x = x + self._mlp(layer, layer.mlp_norm(x))
+            else:
+                x = layer.attention_norm(self._attend(layer, x, buckets, rotation) + x)
+                x = layer.mlp_norm(self._mlp(layer, x) + x)
+        return self._final_norm(x)
 
     def score(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Apply the classification head to texts' first hidden states.
+        """Apply the classification head to texts' pooled hidden states (``HeadSpec.pooling``).
 
         [n, hidden_size] -> [n, num_labels] float32.
         """
         assert self._head is not None, "an encoder without a head was asked for scores"
-        pooler, classifier = self._head
-        activate = torch.tanh if self.spec.head_activation == "tanh" else torch.relu
-        return classifier(activate(pooler(hidden))).float()
+        pooler, norm, classifier = self._head
+        activate = _ACTIVATIONS[self.spec.head.activation]
+        return classifier(norm(activate(pooler(hidden)))).float()
+
+    def _attend(
+        self, layer: _Layer, x: torch.Tensor, buckets: Sequence[Bucket], rotation: _Rotation | None
+    ) -> torch.Tensor:
+        """Return the attention's output: [num_tokens, hidden_size] -> the same."""
+        fused, spec = layer.qkv(x), self.spec
+        if rotation is not None:
+            turned = fused[:, : 2 * spec.hidden_size]  # queries and keys
+            heads = turned.reshape(-1, 2 * spec.num_heads, spec.head_dim)
+            turned.copy_(rope(heads, *rotation).view(turned.shape))
+        return layer.output(attend(fused, buckets, spec.num_heads, is_local=layer.is_local))
+
+    def _mlp(self, layer: _Layer, x: torch.Tensor) -> torch.Tensor:
+        """Return the MLP's output: [num_tokens, hidden_size] -> the same."""
+        inner = layer.up(x)
+        if not self.spec.gated:
+            return layer.down(self._activate(inner))
+        gate, up = inner.chunk(2, dim=-1)
+        return layer.down(self._activate(gate) * up)
 
     def _bias(self, num_tokens: int) -> torch.Tensor:
         """Return the score bias for ``num_tokens`` tokens: [heads, num_tokens, num_tokens]."""
@@ -123,16 +166,18 @@ class Encoder:
         return tensor
 
     def _norm(self, name: str) -> LayerNorm:
-        weights = NormWeights(self._tensor(name), self._tensor(f"{name}.bias"))
-        return LayerNorm(weights, self.spec.norm_eps)
+        bias = self._tensor(f"{name}.bias") if self.spec.norm_bias else None
+        return LayerNorm(NormWeights(self._tensor(name), bias), self.spec.norm_eps)
 
-    def _dense(self, name: str) -> Linear:
-        return DenseLinear(self._tensor(f"{name}.weight"), self._tensor(f"{name}.bias"))
+    def _dense(self, name: str, *, has_bias: bool = True) -> Linear:
+        bias = self._tensor(f"{name}.bias") if has_bias else None
+        return DenseLinear(self._tensor(f"{name}.weight"), bias)
 
     def _layer(self, i: int, method: LinearMethod) -> _Layer:
         def linear(name: str) -> Linear:
             layer = method.make(
-                load_matrix(self._weights, f"{i}.{name}.weight"), self._weights[f"{i}.{name}.bias"]
+                load_matrix(self._weights, f"{i}.{name}.weight"),
+                self._weights.get(f"{i}.{name}.bias"),
             )
             self.num_bytes += layer.num_bytes
             return layer
@@ -140,8 +185,11 @@ class Encoder:
         return _Layer(
             qkv=linear("qkv"),
             output=linear("output"),
-            attention_norm=self._norm(f"{i}.attention_norm"),
+            attention_norm=self._norm(f"{i}.attention_norm")
+            if has_attention_norm(self.spec, i)
+            else IdentityNorm(),
             up=linear("up"),
             down=linear("down"),
             mlp_norm=self._norm(f"{i}.mlp_norm"),
+            is_local=i in self.spec.local_layers,
         )

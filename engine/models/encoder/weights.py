@@ -12,7 +12,7 @@ from engine.models.weights import Parameter, Target
 _NORM = (("weight", ""), ("bias", ".bias"))
 
 
-def _linear(pattern: str, parameter: str, part: int = 0) -> tuple[Rule, ...]:
+def _linear(pattern: str, parameter: str, part: int | None = 0) -> tuple[Rule, ...]:
     return tuple(
         Rule(f"{pattern}.{kind}", f"{parameter}.{kind}", part) for kind in ("weight", "bias")
     )
@@ -77,21 +77,39 @@ _MPNET = (
     *_linear("classifier.dense", "pooler"),
     *_linear("classifier.out_proj", "classifier"),
 )
+_MODERN_LAYER = "layers.{i}."
+_MODERNBERT = (
+    Rule("embeddings.tok_embeddings.weight", "embedding"),
+    *_norm("embeddings.norm", "embedding_norm"),
+    *_norm(_MODERN_LAYER + "attn_norm", "{i}.attention_norm"),
+    *_linear(_MODERN_LAYER + "attn.Wqkv", "{i}.qkv", None),
+    *_linear(_MODERN_LAYER + "attn.Wo", "{i}.output"),
+    *_norm(_MODERN_LAYER + "mlp_norm", "{i}.mlp_norm"),
+    *_linear(_MODERN_LAYER + "mlp.Wi", "{i}.up", None),
+    *_linear(_MODERN_LAYER + "mlp.Wo", "{i}.down"),
+    *_norm("final_norm", "norm"),
+    *_linear("head.dense", "pooler"),
+    *_norm("head.norm", "head_norm"),
+    *_linear("classifier", "classifier"),
+)
 _TABLES = {
     "bert": _BERT,
+    "modernbert": _MODERNBERT,
     "mpnet": _MPNET,
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "distilbert": _DISTILBERT,
 }
 # Whole models prefix their encoder's names; the oldest checkpoints name norms as TensorFlow did.
-_PREFIX = re.compile(r"(bert|roberta|distilbert|mpnet)\.")
+_PREFIX = re.compile(r"(bert|roberta|distilbert|mpnet|model)\.")
 _OLD_NORMS = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 # Buffers, and training heads that do not affect embeddings.
 _UNUSED = re.compile(
     r"embeddings\.(position_ids|token_type_ids)|pooler\..*|cls\..*|lm_head\..*"
-    r"|vocab_(transform|layer_norm|projector)\..*"
+    r"|vocab_(transform|layer_norm|projector)\..*|(.*\.)?rotary_emb\.inv_freq"
 )
+# ModernBERT's head for masked words has the names of its classification head.
+_UNUSED_WITHOUT_LABELS = re.compile(r"head\.(dense|norm)\..*|decoder\.(weight|bias)")
 
 
 def encoder_targets(spec: EncoderSpec, wanted: Mapping[str, Parameter]) -> dict[str, Target]:
@@ -113,41 +131,57 @@ def canonical_name(name: str) -> str:
     return name
 
 
-def is_skippable(name: str) -> bool:
+def is_skippable(spec: EncoderSpec, name: str) -> bool:
     """Return whether a tensor without a place may be skipped: no embedding depends on it."""
+    if spec.architecture == "modernbert":
+        return not spec.num_labels and _UNUSED_WITHOUT_LABELS.fullmatch(name) is not None
     return _UNUSED.fullmatch(name) is not None
+
+
+def has_attention_norm(spec: EncoderSpec, i: int) -> bool:
+    """Return whether layer ``i`` has a norm beside its attention: with norms before it, the first
+    layer's would follow that of the embeddings."""
+    return i > 0 or not spec.pre_norm
 
 
 def encoder_parameters(spec: EncoderSpec) -> dict[str, Parameter]:
     """Return all parameters of an encoder, by name."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
+    up = (inner, inner) if spec.gated else (inner,)
+
+    def linear(
+        name: str, parts: tuple[int, ...], inputs: int, *, has_bias: bool
+    ) -> dict[str, Parameter]:
+        weight = {f"{name}.weight": Parameter(parts, (inputs,))}
+        return weight | ({f"{name}.bias": Parameter(parts)} if has_bias else {})
+
+    def norm(name: str) -> dict[str, Parameter]:
+        bias = {f"{name}.bias": Parameter((hidden,))} if spec.norm_bias else {}
+        return {name: Parameter((hidden,), is_norm=True)} | bias
+
     found = {
         "embedding": Parameter((spec.vocab_size,), (hidden,)),
-        "positions": Parameter((spec.max_position_embeddings,), (hidden,)),
-        **_norm_parameters("embedding_norm", hidden),
+        **norm("embedding_norm"),
     }
+    if spec.rope is None:
+        found["positions"] = Parameter((spec.max_position_embeddings,), (hidden,))
     if spec.relative_buckets:
         found["relative_bias"] = Parameter((spec.relative_buckets,), (spec.num_heads,))
     if spec.num_token_types:
         found["token_types"] = Parameter((spec.num_token_types,), (hidden,))
     for i in range(spec.num_layers):
         found |= {
-            **_linear_parameters(f"{i}.qkv", (hidden, hidden, hidden), hidden),
-            **_linear_parameters(f"{i}.output", (hidden,), hidden),
-            **_norm_parameters(f"{i}.attention_norm", hidden),
-            **_linear_parameters(f"{i}.up", (inner,), hidden),
-            **_linear_parameters(f"{i}.down", (hidden,), inner),
-            **_norm_parameters(f"{i}.mlp_norm", hidden),
+            **linear(f"{i}.qkv", (hidden,) * 3, hidden, has_bias=spec.attention_bias),
+            **linear(f"{i}.output", (hidden,), hidden, has_bias=spec.attention_bias),
+            **(norm(f"{i}.attention_norm") if has_attention_norm(spec, i) else {}),
+            **linear(f"{i}.up", up, hidden, has_bias=spec.up_bias),
+            **linear(f"{i}.down", (hidden,), inner, has_bias=spec.down_bias),
+            **norm(f"{i}.mlp_norm"),
         }
+    if spec.pre_norm:
+        found |= norm("norm")
     if spec.num_labels:
-        found |= _linear_parameters("pooler", (hidden,), hidden)
-        found |= _linear_parameters("classifier", (spec.num_labels,), hidden)
+        found |= linear("pooler", (hidden,), hidden, has_bias=spec.head.bias)
+        found |= norm("head_norm") if spec.head.has_norm else {}
+        found |= linear("classifier", (spec.num_labels,), hidden, has_bias=True)
     return found
-
-
-def _linear_parameters(name: str, parts: tuple[int, ...], inputs: int) -> dict[str, Parameter]:
-    return {f"{name}.weight": Parameter(parts, (inputs,)), f"{name}.bias": Parameter(parts)}
-
-
-def _norm_parameters(name: str, size: int) -> dict[str, Parameter]:
-    return {name: Parameter((size,), is_norm=True), f"{name}.bias": Parameter((size,))}

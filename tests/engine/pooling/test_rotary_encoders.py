@@ -1,0 +1,177 @@
+"""Encoders with rotary positions: their windows, their checkpoints and published configs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch.nn import functional
+
+from engine.errors import ModelLoadError
+from engine.models.encoder import attention
+from engine.models.encoder.spec import EncoderSpec, HeadSpec
+from engine.models.families import read_spec
+from engine.models.rope_spec import RopeSpec
+from engine.pooling import PoolingParams
+from engine.runner import load as load_module
+from tests import tiny_encoders
+from tests.engine.pooling.drive import embed, load
+from tests.engine.pooling.test_encoder_parity import prompts, states
+
+MEAN = PoolingParams(kind="mean", normalize=False)
+LONG = 300  # more than two blocks of local attention
+
+# As published, without the keys of training that all configs have.
+MODERNBERT = {
+    **{"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"]},
+    **{"attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 50281},
+    **{"classifier_activation": "gelu", "classifier_bias": False, "classifier_dropout": 0.0},
+    **{"classifier_pooling": "mean", "cls_token_id": 50281, "decoder_bias": True},
+    **{"deterministic_flash_attn": False, "embedding_dropout": 0.0, "eos_token_id": 50282},
+    **{"global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "hidden_size": 768},
+    **{"gradient_checkpointing": False, "hidden_activation": "gelu", "mlp_dropout": 0.0},
+    **{"initializer_cutoff_factor": 2.0, "initializer_range": 0.02, "intermediate_size": 1152},
+    **{"layer_norm_eps": 1e-05, "local_attention": 128, "local_rope_theta": 10000.0},
+    **{"max_position_embeddings": 8192, "mlp_bias": False, "norm_bias": False, "norm_eps": 1e-05},
+    **{"num_attention_heads": 12, "num_hidden_layers": 22, "pad_token_id": 50283},
+    **{"position_embedding_type": "absolute", "reference_compile": None, "sep_token_id": 50282},
+    **{"sparse_pred_ignore_index": -100, "sparse_prediction": False, "vocab_size": 50368},
+    **{"tie_word_embeddings": True, "torch_dtype": "float32", "transformers_version": "4.48.0"},
+}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "window", "block"),
+    [((300, 299, 241), 5, 128), ((64, 50), 3, 16), ((33, 33), 20, 8), ((9, 2, 1), 0, 4)],
+)
+def test_local_attention_is_that_of_a_mask(monkeypatch, lengths, window, block):
+    monkeypatch.setattr(attention, "_BLOCK_TOKENS", block)
+    generator = torch.Generator().manual_seed(0)
+    fused = torch.randn((sum(lengths), 3 * 12), generator=generator)
+    buckets = attention.make_buckets(lengths, fused.device, window=window)
+    assert any(bucket.local is not None for bucket in buckets)
+    found = attention.attend(fused, buckets, 3, is_local=True)
+    for text, attended in zip(fused.split(list(lengths)), found.split(list(lengths)), strict=True):
+        query, key, value = text.view(-1, 3, 3, 4).permute(1, 2, 0, 3)
+        at = torch.arange(len(text))
+        near = (at[:, None] - at).abs() <= window
+        expected = functional.scaled_dot_product_attention(query, key, value, attn_mask=near)
+        torch.testing.assert_close(attended, expected.transpose(0, 1).reshape(-1, 12))
+    whole = attention.attend(fused, buckets, 3)
+    assert (whole - found).abs().max() > 0.1
+
+
+def test_memory_of_local_attention_grows_with_the_text():
+    (short,), (long,) = (
+        attention.make_buckets((length,), torch.device("cpu"), window=64) for length in (512, 8192)
+    )
+    assert short.local is not None
+    assert long.local is not None
+    assert long.local.mask.numel() == 16 * short.local.mask.numel()
+    assert long.mask is None
+
+
+@pytest.mark.parametrize("kind", ["modernbert", "modernbert_biases"])
+def test_texts_of_several_blocks_equal_hugging_face(tmp_path, kind):
+    model = tiny_encoders.save(kind, tmp_path, max_position_embeddings=LONG)
+    texts = prompts(LONG, LONG - 1, 290, 129, 5)
+    found = embed(load(tmp_path), texts, MEAN)
+    for index, text in enumerate(texts):
+        expected = states(model, text).mean(0).numpy()
+        np.testing.assert_allclose(found[index], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("changes", [{"quantization": "int8"}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize("kind", ["modernbert", "modernbert_biases"])
+def test_rounded_weights_and_values_give_nearly_the_same(tmp_path, kind, changes):
+    model = tiny_encoders.save(kind, tmp_path)
+    (text,) = prompts(40)
+    found = torch.from_numpy(embed(load(tmp_path, **changes), [text], MEAN)[0].copy())
+    expected = states(model, text).mean(0)
+    assert torch.cosine_similarity(found, expected, dim=0) > 0.99
+
+
+def _spec_with(**changes):
+    return lambda spec: dataclasses.replace(spec, **changes)
+
+
+MUTANTS = {
+    "window off by one": ("modernbert", _spec_with(window=5)),
+    "windows in no layer": ("modernbert", _spec_with(local_layers=frozenset())),
+    "windows in other layers": ("modernbert", _spec_with(local_layers=frozenset({0, 1}))),
+    "one rope for all layers": ("modernbert", _spec_with(local_rope=RopeSpec(160_000.0))),
+    "another epsilon": ("modernbert_biases", _spec_with(norm_eps=1e-5)),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_parity_catches_a_wrong_spec(tmp_path, monkeypatch, name):
+    kind, mutate = MUTANTS[name]
+    model = tiny_encoders.save(kind, tmp_path)
+    read = load_module.read_config
+
+    def mutated(directory):
+        config = read(directory)
+        return dataclasses.replace(config, spec=mutate(config.spec))
+
+    monkeypatch.setattr(load_module, "read_config", mutated)
+    (text,) = prompts(60)
+    difference = embed(load(tmp_path), [text], MEAN)[0] - states(model, text).mean(0).numpy()
+    assert np.abs(difference).max() > 1e-3
+
+
+def test_a_masked_language_model_is_an_encoder_without_its_head(tmp_path):
+    import transformers
+
+    config_class, values = tiny_encoders.KINDS["modernbert"]
+    config = getattr(transformers, config_class)(**values)
+    model = transformers.AutoModelForMaskedLM.from_config(config).eval()
+    model.save_pretrained(tmp_path)
+    (text,) = prompts(20)
+    vector = embed(load(tmp_path), [text], MEAN)[0]
+    np.testing.assert_allclose(vector, states(model.model, text).mean(0).numpy(), atol=1e-4)
+
+
+def test_a_bias_that_the_config_denies_is_refused(tmp_path):
+    tiny_encoders.save("modernbert", tmp_path, num_labels=1)
+    path = tmp_path / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    safetensors.torch.save_file({**tensors, "head.norm.bias": torch.zeros(48)}, path)
+    with pytest.raises(ModelLoadError, match=r"head\.norm\.bias.* has no place"):
+        load(tmp_path)
+
+
+def test_published_configs_are_read():
+    spec = read_spec(MODERNBERT)
+    assert isinstance(spec, EncoderSpec)
+    assert (spec.rope, spec.local_rope) == (RopeSpec(160_000.0), RopeSpec(10_000.0))
+    assert (spec.window, spec.max_context_len, spec.num_labels) == (64, 8192, 0)
+    assert sorted(set(range(22)) - spec.local_layers) == list(range(0, 22, 3))
+    reranker = read_spec({**MODERNBERT, "architectures": ["ModernBertForSequenceClassification"]})
+    assert reranker.num_labels == 2
+    assert isinstance(reranker, EncoderSpec)
+    assert reranker.head == HeadSpec("mean", "gelu", bias=False, has_norm=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "reason"),
+    [
+        (MODERNBERT, {"layer_types": ["chunked_attention"] * 22}, "'layer_types'"),
+        (MODERNBERT, {"classifier_pooling": "late"}, "'classifier_pooling'"),
+        (MODERNBERT, {"rope_scaling": {"type": "linear", "factor": 2.0}}, "'rope_scaling'"),
+        (MODERNBERT, {"rope_parameters": {"rope_type": "yarn"}}, "unsupported keys"),
+        (
+            *(MODERNBERT, {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}),
+            "'rope_type' is 'yarn'",
+        ),
+        (MODERNBERT, {"hidden_size": 780}, "'num_attention_heads' must leave heads of an even"),
+        (MODERNBERT, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        (MODERNBERT, {"is_decoder": True}, "is_decoder"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(config, changes, reason):
+    with pytest.raises(ModelLoadError, match=reason):
+        read_spec({**config, **changes})
