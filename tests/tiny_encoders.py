@@ -45,6 +45,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"num_attention_heads": 3, "bos_token_id": 2, "eos_token_id": 3},
         },
     ),
+    "nomic_bert": ("NomicBertConfig", {**_SHAPE, "layer_norm_eps": 1e-4}),
     "roberta": ("RobertaConfig", {**_ROBERTA, "type_vocab_size": 1}),
     "xlm_roberta": ("XLMRobertaConfig", {**_ROBERTA, "hidden_act": "gelu_new"}),
 }

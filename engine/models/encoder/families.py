@@ -14,7 +14,7 @@ from engine.models.encoder.config import (
     read_dtype,
     read_num_heads,
 )
-from engine.models.encoder.rotary_families import modernbert
+from engine.models.encoder.rotary_families import modernbert, nomic_bert
 from engine.models.encoder.spec import EncoderSpec, HeadSpec
 from engine.models.output_head import read_head
 
@@ -67,6 +67,7 @@ class EncoderFamily(NamedTuple):
 
     read: Callable[[ConfigReader], EncoderSpec]
     models: str
+    has_remote_code: bool = False  # see ``engine.models.families.family``
 
 
 ENCODERS: dict[str, EncoderFamily] = {
@@ -76,6 +77,9 @@ ENCODERS: dict[str, EncoderFamily] = {
         modernbert, "ModernBERT, GTE and Nomic's embeddings on it, rerankers"
     ),
     "mpnet": EncoderFamily(mpnet, "MPNet, all-mpnet-base"),
+    "nomic_bert": EncoderFamily(
+        nomic_bert, "Nomic BERT, nomic-embed-text v1 and v1.5", has_remote_code=True
+    ),
     "roberta": EncoderFamily(roberta, "RoBERTa"),
     "xlm-roberta": EncoderFamily(roberta, "XLM-RoBERTa, BGE-M3, multilingual E5, BGE rerankers"),
 }

@@ -27,6 +27,20 @@ _MODERN_WITHOUT_EFFECT = (
     *("sparse_pred_ignore_index", "sparse_prediction"),
 )
 
+# Names of the keys in the code that Nomic published its models with (contrastors).
+_NOMIC_ALIASES = {
+    **{"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers"},
+    **{"n_inner": "intermediate_size", "layer_norm_epsilon": "layer_norm_eps"},
+}
+_NOMIC_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu"}
+# Of training, of that code's kernels, and of GPT-2, whose config it extends.
+_NOMIC_WITHOUT_EFFECT = (
+    *("attn_pdrop", "dense_seq_output", "embd_pdrop", "fused_bias_fc", "fused_dropout_add_ln"),
+    *("reorder_and_upcast_attn", "resid_pdrop", "summary_activation", "summary_first_dropout"),
+    *("summary_proj_to_labels", "summary_type", "summary_use_proj", "use_flash_attn"),
+    "use_xentropy",
+)
+
 
 def modernbert(reader: ConfigReader) -> EncoderSpec:
     """ModernBERT (Warner et al. 2024): rotary positions, windows in two layers of three."""
@@ -104,3 +118,92 @@ def _modern_head(reader: ConfigReader) -> HeadSpec:
         bias=reader.flag("classifier_bias"),
         has_norm=True,
     )
+
+
+def nomic_bert(reader: ConfigReader) -> EncoderSpec:
+    """Nomic BERT (Nussbaum et al. 2024): BERT with rotary positions, SwiGLU and no biases.
+
+    Published configs have the keys of Nomic's own code, or these beside Hugging Face's.
+    """
+    reader.require("is_decoder", False)
+    for key in (*WITHOUT_EFFECT, *_NOMIC_WITHOUT_EFFECT):
+        reader.ignore(key)
+    is_own = "n_embd" in reader
+    if is_own:
+        _require_nomic(reader)
+    hidden_size = reader.count("hidden_size", 768)
+    num_heads = read_num_heads(reader, "num_attention_heads", hidden_size, rotary=True)
+    reader.require("head_dim", hidden_size // num_heads)
+    head = read_head(reader)
+    theta = _nomic_theta(reader)
+    rope = read_rope(reader.section("rope_parameters"), theta)
+    if "rotary_emb_base" in reader and rope.theta != theta:
+        raise reader.error("rotary_emb_base", f"is {theta:g}, but 'rope_parameters' differ")
+    # Of the own code's padding, the checkpoint has the rows.
+    multiple = reader.count("pad_vocab_size_multiple", 1) if is_own else 1
+    return EncoderSpec(
+        architecture=reader.text("model_type"),
+        vocab_size=-(-reader.count("vocab_size", 30_528) // multiple) * multiple,
+        hidden_size=hidden_size,
+        intermediate_size=reader.count("intermediate_size", 3072),
+        num_heads=num_heads,
+        num_layers=reader.count("num_hidden_layers", 12, limit=MAX_LAYERS),
+        max_position_embeddings=_nomic_positions(reader),
+        rope=rope,
+        num_token_types=reader.count("type_vocab_size", 2),
+        norm_eps=reader.number("layer_norm_eps", 1e-12),
+        attention_bias=False,
+        activation=read_activation(reader, "hidden_act", "silu"),
+        gated=True,
+        up_bias=False,
+        down_bias=False,
+        num_labels=head.num_labels,
+        score_sigmoid=head.sigmoid,
+        checkpoint_dtype=read_dtype(reader),
+    )
+
+
+def _require_nomic(reader: ConfigReader) -> None:
+    """Check the keys of Nomic's own code, and give Hugging Face's their values.
+
+    Raises:
+        ModelLoadError: two keys for one thing differ, or a key has an unsupported value. Absent
+            keys have the defaults of that code, which differ from what was published.
+    """
+    for alias, own in _NOMIC_ALIASES.items():
+        if alias in reader:
+            reader.set_defaults({own: reader.value(alias)})
+            reader.require(own, reader.value(alias))
+    activation = reader.text("activation_function", "gelu")
+    if activation not in _NOMIC_ACTIVATIONS:
+        known = ", ".join(sorted(_NOMIC_ACTIVATIONS))
+        raise reader.error("activation_function", f"is {activation[:80]!r}; known: {known}")
+    reader.set_defaults({"hidden_act": _NOMIC_ACTIVATIONS[activation]})
+    reader.require("hidden_act", _NOMIC_ACTIVATIONS[activation])
+    for key in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"):
+        if reader.flag(key, True):
+            raise reader.error(key, "is true, which is not supported")
+    if reader.non_negative_number("rotary_emb_fraction", 0.0) != 1.0:
+        raise reader.error("rotary_emb_fraction", "is not 1: other positions are not supported")
+    reader.refuse("rotary_emb_scale_base", "is set, which is not supported")
+    for key in ("num_experts", "moe_every_n_layers"):
+        reader.refuse(key, "is set: experts are not supported in encoders")
+    for key in ("causal", "parallel_block", "parallel_block_tied_norm", "prenorm"):
+        reader.require(key, False)
+    for key in ("rotary_emb_interleaved", "scale_attn_by_inverse_layer_idx", "use_rms_norm"):
+        reader.require(key, False)
+    reader.require("scale_attn_weights", True)
+
+
+def _nomic_theta(reader: ConfigReader) -> float:
+    """Return the rotary base where there is no section of it."""
+    return reader.number("rotary_emb_base", 10_000.0 if "n_embd" in reader else 1000.0, above=1.0)
+
+
+def _nomic_positions(reader: ConfigReader) -> int:
+    """Return the longest text in tokens. Frequencies that would change in longer texts
+    (``rotary_scaling_factor``) are not supported, but up to the trained length they do not."""
+    trained = reader.count("max_trained_positions", 2048)
+    longest = reader.count("max_position_embeddings", 2048)
+    longest = max(longest, reader.count("n_positions", longest))
+    return longest if reader.optional_number("rotary_scaling_factor") is None else trained

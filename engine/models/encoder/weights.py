@@ -92,16 +92,41 @@ _MODERNBERT = (
     *_norm("head.norm", "head_norm"),
     *_linear("classifier", "classifier"),
 )
+_NOMIC_LAYER = "layers.{i}."
+_OWN_LAYER = "encoder.layers.{i}."  # in Nomic's own code
+_NOMIC = (
+    *(rule for rule in _EMBEDDINGS if rule.parameter != "positions"),
+    *_linear(_NOMIC_LAYER + "self_attn.q_proj", "{i}.qkv", 0),
+    *_linear(_NOMIC_LAYER + "self_attn.k_proj", "{i}.qkv", 1),
+    *_linear(_NOMIC_LAYER + "self_attn.v_proj", "{i}.qkv", 2),
+    *_linear(_NOMIC_LAYER + "self_attn.o_proj", "{i}.output"),
+    *_norm(_NOMIC_LAYER + "post_attention_layernorm", "{i}.attention_norm"),
+    *_linear(_NOMIC_LAYER + "mlp.gate_proj", "{i}.up", 0),
+    *_linear(_NOMIC_LAYER + "mlp.up_proj", "{i}.up", 1),
+    *_linear(_NOMIC_LAYER + "mlp.down_proj", "{i}.down"),
+    *_norm(_NOMIC_LAYER + "post_mlp_layernorm", "{i}.mlp_norm"),
+    *_norm("emb_ln", "embedding_norm"),
+    *_linear(_OWN_LAYER + "attn.Wqkv", "{i}.qkv", None),
+    *_linear(_OWN_LAYER + "attn.out_proj", "{i}.output"),
+    *_norm(_OWN_LAYER + "norm1", "{i}.attention_norm"),
+    *_linear(_OWN_LAYER + "mlp.fc12", "{i}.up", 0),
+    *_linear(_OWN_LAYER + "mlp.fc11", "{i}.up", 1),
+    *_linear(_OWN_LAYER + "mlp.fc2", "{i}.down"),
+    *_norm(_OWN_LAYER + "norm2", "{i}.mlp_norm"),
+    *_linear("pooler.dense", "pooler"),
+    *_linear("classifier", "classifier"),
+)
 _TABLES = {
     "bert": _BERT,
     "modernbert": _MODERNBERT,
     "mpnet": _MPNET,
+    "nomic_bert": _NOMIC,
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "distilbert": _DISTILBERT,
 }
 # Whole models prefix their encoder's names; the oldest checkpoints name norms as TensorFlow did.
-_PREFIX = re.compile(r"(bert|roberta|distilbert|mpnet|model)\.")
+_PREFIX = re.compile(r"(bert|roberta|distilbert|mpnet|nomic_bert|model)\.")
 _OLD_NORMS = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 # Buffers, and training heads that do not affect embeddings.
 _UNUSED = re.compile(

@@ -100,7 +100,8 @@ def read_spec(config: dict[str, Any]) -> DecoderSpec | EncoderSpec:
     reader = ConfigReader(config)
     model_type = reader.text("model_type", "")
     family, encoder = FAMILIES.get(model_type), ENCODERS.get(model_type)
-    if family is not None and family.has_remote_code:
+    known = family or encoder
+    if known is not None and known.has_remote_code:
         reader.ignore("auto_map")
     else:
         reader.refuse("auto_map", "asks for code from the model's directory, which is never run")
@@ -110,9 +111,9 @@ def read_spec(config: dict[str, Any]) -> DecoderSpec | EncoderSpec:
         reader.finish()
         return spec
     if family is None:
-        known = ", ".join(sorted({*FAMILIES, *ENCODERS}))
+        names = ", ".join(sorted({*FAMILIES, *ENCODERS}))
         raise ModelLoadError(
-            f"config.json: architecture {model_type[:80]!r} is not supported (known: {known})"
+            f"config.json: architecture {model_type[:80]!r} is not supported (known: {names})"
         )
     reader.section("quantization_config")  # see engine/quantization/formats
     spec = with_head(family.read(reader), reader)

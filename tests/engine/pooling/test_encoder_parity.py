@@ -47,7 +47,7 @@ def test_vectors_equal_hugging_face(tmp_path, kind):
 WITHOUT_TYPES = ("distilbert", "mpnet", "modernbert", "modernbert_biases")
 
 
-@pytest.mark.parametrize("kind", ["bert", "xlm_roberta", *WITHOUT_TYPES])
+@pytest.mark.parametrize("kind", ["bert", "xlm_roberta", "nomic_bert", *WITHOUT_TYPES])
 def test_heads_score_as_hugging_face_does(tmp_path, kind):
     model = tiny_encoders.save(kind, tmp_path, num_labels=1)
     core, texts = load(tmp_path), prompts(12, 40, 33)

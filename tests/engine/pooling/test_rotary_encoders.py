@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -40,6 +41,24 @@ MODERNBERT = {
     **{"position_embedding_type": "absolute", "reference_compile": None, "sep_token_id": 50282},
     **{"sparse_pred_ignore_index": -100, "sparse_prediction": False, "vocab_size": 50368},
     **{"tie_word_embeddings": True, "torch_dtype": "float32", "transformers_version": "4.48.0"},
+}
+NOMIC = {
+    **{"model_type": "nomic_bert", "architectures": ["NomicBertModel"]},
+    "auto_map": {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"},
+    **{"activation_function": "swiglu", "attn_pdrop": 0.0, "bos_token_id": None, "causal": False},
+    **{"dense_seq_output": True, "embd_pdrop": 0.0, "eos_token_id": None, "fused_bias_fc": True},
+    **{"fused_dropout_add_ln": True, "initializer_range": 0.02, "layer_norm_epsilon": 1e-12},
+    **{"max_trained_positions": 2048, "mlp_fc1_bias": False, "mlp_fc2_bias": False, "n_embd": 768},
+    **{"n_head": 12, "n_inner": 3072, "n_layer": 12, "n_positions": 8192, "parallel_block": False},
+    **{"pad_vocab_size_multiple": 64, "parallel_block_tied_norm": False, "prenorm": False},
+    **{"qkv_proj_bias": False, "reorder_and_upcast_attn": False, "resid_pdrop": 0.0},
+    **{"rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False},
+    **{"rotary_emb_scale_base": None, "rotary_scaling_factor": None, "scale_attn_weights": True},
+    **{"scale_attn_by_inverse_layer_idx": False, "summary_activation": None},
+    **{"summary_first_dropout": 0.0, "summary_proj_to_labels": True, "summary_type": "cls_index"},
+    **{"summary_use_proj": True, "torch_dtype": "float32", "type_vocab_size": 2},
+    **{"use_cache": True, "use_flash_attn": True, "use_rms_norm": False, "use_xentropy": True},
+    "vocab_size": 30522,
 }
 
 
@@ -85,7 +104,7 @@ def test_texts_of_several_blocks_equal_hugging_face(tmp_path, kind):
 
 
 @pytest.mark.parametrize("changes", [{"quantization": "int8"}, {"dtype": "bfloat16"}])
-@pytest.mark.parametrize("kind", ["modernbert", "modernbert_biases"])
+@pytest.mark.parametrize("kind", ["modernbert_biases", "nomic_bert"])
 def test_rounded_weights_and_values_give_nearly_the_same(tmp_path, kind, changes):
     model = tiny_encoders.save(kind, tmp_path)
     (text,) = prompts(40)
@@ -103,7 +122,9 @@ MUTANTS = {
     "windows in no layer": ("modernbert", _spec_with(local_layers=frozenset())),
     "windows in other layers": ("modernbert", _spec_with(local_layers=frozenset({0, 1}))),
     "one rope for all layers": ("modernbert", _spec_with(local_rope=RopeSpec(160_000.0))),
+    "another base": ("nomic_bert", _spec_with(rope=RopeSpec(10_000.0))),
     "another epsilon": ("modernbert_biases", _spec_with(norm_eps=1e-5)),
+    "another activation": ("nomic_bert", _spec_with(activation="gelu")),
 }
 
 
@@ -144,6 +165,35 @@ def test_a_bias_that_the_config_denies_is_refused(tmp_path):
         load(tmp_path)
 
 
+def test_nomics_own_names_and_keys_are_read(tmp_path):
+    model = tiny_encoders.save("nomic_bert", tmp_path, intermediate_size=128)
+    hub = {**NOMIC, "n_embd": 48, "n_head": 6, "n_layer": 3, "n_inner": 128, "n_positions": 128}
+    hub |= {"max_trained_positions": 64, "vocab_size": 150, "pad_vocab_size_multiple": 32}
+    hub |= {"max_position_embeddings": 64, "layer_norm_epsilon": 1e-4}
+    (tmp_path / "config.json").write_text(json.dumps(hub))
+    tensors, state = {}, model.state_dict()
+    for name, tensor in state.items():
+        own = name.replace("embeddings.LayerNorm", "emb_ln").replace("layers.", "encoder.layers.")
+        for ours, theirs in (
+            *(("self_attn.o_proj", "attn.out_proj"), ("mlp.up_proj", "mlp.fc11")),
+            *(("mlp.gate_proj", "mlp.fc12"), ("mlp.down_proj", "mlp.fc2")),
+            *(("post_attention_layernorm", "norm1"), ("post_mlp_layernorm", "norm2")),
+        ):
+            own = own.replace(ours, theirs)
+        if ".q_proj" in own:
+            parts = [state[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+            tensors[own.replace("self_attn.q_proj", "attn.Wqkv")] = torch.cat(parts)
+        elif "self_attn" not in own:
+            tensors[own] = tensor.contiguous()
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    core, texts = load(tmp_path), prompts(128, 30)
+    assert core.info.max_model_len == 128
+    found = embed(core, texts, MEAN)
+    for index, text in enumerate(texts):
+        expected = states(model, text).mean(0).numpy()
+        np.testing.assert_allclose(found[index], expected, atol=1e-4)
+
+
 def test_published_configs_are_read():
     spec = read_spec(MODERNBERT)
     assert isinstance(spec, EncoderSpec)
@@ -154,6 +204,14 @@ def test_published_configs_are_read():
     assert reranker.num_labels == 2
     assert isinstance(reranker, EncoderSpec)
     assert reranker.head == HeadSpec("mean", "gelu", bias=False, has_norm=True)
+    nomic = read_spec(NOMIC)
+    assert isinstance(nomic, EncoderSpec)
+    assert (nomic.vocab_size, nomic.max_context_len, nomic.rope) == (30528, 8192, RopeSpec(1000.0))
+    both = {"hidden_size": 768, "max_position_embeddings": 2048, "hidden_act": "silu"}
+    both["rope_parameters"] = {"rope_theta": 1000.0, "rope_type": "default"}
+    assert read_spec({**NOMIC, **both}) == nomic
+    # Scaled frequencies are those of short texts up to the trained length.
+    assert read_spec({**NOMIC, "rotary_scaling_factor": 2}).max_context_len == 2048
 
 
 @pytest.mark.parametrize(
@@ -170,6 +228,16 @@ def test_published_configs_are_read():
         (MODERNBERT, {"hidden_size": 780}, "'num_attention_heads' must leave heads of an even"),
         (MODERNBERT, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         (MODERNBERT, {"is_decoder": True}, "is_decoder"),
+        (NOMIC, {"causal": True}, "'causal'"),
+        (NOMIC, {"prenorm": True}, "'prenorm'"),
+        (NOMIC, {"qkv_proj_bias": None}, "'qkv_proj_bias'"),
+        (NOMIC, {"num_experts": 8}, "'num_experts'"),
+        (NOMIC, {"rotary_emb_fraction": None}, "'rotary_emb_fraction'"),
+        (NOMIC, {"rotary_emb_scale_base": 512}, "'rotary_emb_scale_base'"),
+        (NOMIC, {"activation_function": "gelu"}, "'activation_function'"),
+        (NOMIC, {"hidden_size": 512}, "'hidden_size' is 512"),
+        (NOMIC, {"rope_parameters": {"rope_theta": 10.0}}, "'rotary_emb_base' is 1000"),
+        (NOMIC, {"head_dim": 32}, "'head_dim'"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(config, changes, reason):
