@@ -1,4 +1,5 @@
-"""Tiny Gemma 4 models, whose layers differ in their heads, so that ranks need separate tests."""
+"""Tiny Gemma 4 models, whose layers differ in their heads, so that ranks need separate tests, and
+Gemma 3n models, which have one rank only."""
 
 from __future__ import annotations
 
@@ -44,4 +45,31 @@ GEMMAS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma4_unified": ("Gemma4UnifiedTextConfig", {**_GEMMA4, "attention_k_eq_v": False}),
+}
+
+_GEMMA3N = {
+    "head_dim": 8,
+    "sliding_window": 12,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_hidden_layers": 6,
+    "num_kv_shared_layers": 3,
+    "intermediate_size": [80, 80, 72, 80, 96, 80],
+    "activation_sparsity_pattern": [0.8, 0.8, 0.95, 0.0, 0.0, 0.0],
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 150,  # the last tokens have none of their own
+    "laurel_rank": 4,
+    "final_logit_softcapping": 4.0,
+    "pad_token_id": 0,
+}
+
+GEMMAS_3N: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3n": ("Gemma3nTextConfig", _GEMMA3N),
+    "gemma3n_other": (
+        "Gemma3nTextConfig",
+        {
+            **{**_GEMMA3N, "num_kv_shared_layers": 0, "intermediate_size": 80},
+            **{"altup_num_inputs": 3, "altup_active_idx": 1, "altup_correct_scale": False},
+            "activation_sparsity_pattern": [0.0] * 6,
+        },
+    ),
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import tiny_kinds
-from tests.tiny_gemmas import GEMMAS
+from tests.tiny_gemmas import GEMMAS, GEMMAS_3N
 from tests.tiny_hybrids import HYBRIDS
 from tests.tiny_shape import ABSENT, SHAPE
 
@@ -21,7 +21,7 @@ _SEEING = {
     **{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_ratio": 2.0},
     **{"image_size": 28, "patch_size": 7, "max_position_embeddings": 16},
 }
-KINDS = tiny_kinds.KINDS | GEMMAS | HYBRIDS
+KINDS = tiny_kinds.KINDS | GEMMAS | GEMMAS_3N | HYBRIDS
 
 # One of each family, except for those that differ from others only in names and numbers.
 FAMILIES = [
@@ -46,7 +46,7 @@ FAMILIES = [
     *("qwen3_next", "olmo_hybrid", "lfm2", "granitemoehybrid", "bamba", "nemotron_h", "falcon_h1"),
     *("nemotron_h_moe", "phimoe", "mamba2", "gpt_neo", "mimo_v2_flash", "apertus"),
     *("falcon_mamba", "jamba", "flex_olmo", "kimi_linear", "cohere2_moe", "step3p7"),
-    "bailing_hybrid",
+    *("bailing_hybrid", "gemma3n"),
 ]
 
 

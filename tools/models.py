@@ -75,6 +75,14 @@ values as wide as keys, of which it uses 128 of 192 numbers. Laguna's and Step's
 have more query heads than the others, and as many KV heads; `quire quantize` does not support them
 either, nor DBRX, whose files have all experts of a layer in one tensor.
 
+## Models with several residual streams
+
+A layer of Gemma 3n reads one of four residual streams and corrects all of them
+(`engine/models/altup.py`). Refused with such models: several ranks, `mtp` and `eagle` draft heads,
+`--batch-invariant` and `quire quantize`. On a CPU their decode steps are not recorded as programs,
+so each costs some more Python. Gemma 3n is served as a text model: the tokens from 262,144 on,
+which stand for images and sound, mean nothing here.
+
 ## Models with a state
 
 Some layers keep a fixed-size state of each sequence instead of keys and values

@@ -38,6 +38,8 @@ def step_bytes(
 def _token_bytes(spec: DecoderSpec, dtype: torch.dtype) -> int:
     per_layer = 3 * spec.num_remaining_layers * spec.per_layer_size
     numbers = 3 * spec.hidden_size + 2 * _widest(spec) + per_layer
+    if spec.altup is not None:
+        numbers += 4 * spec.altup.num_streams * spec.hidden_size
     if spec.moe is not None:
         # Both products of each of its experts, and what the activation makes of the first.
         of_an_expert = 3 * spec.moe.intermediate_size + _experts_width(spec, spec.moe)

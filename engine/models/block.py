@@ -203,6 +203,12 @@ class Block:
             x += self._per_layer_input(x, per_layer_input)
         return x if self._stream_scale == 1.0 else x.mul_(self._stream_scale)
 
+    def per_layer_addend(self, x: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        """Return what its part [n, per_layer_size] of the per-layer embeddings adds, given the
+        stream [n, hidden_size] -> the same."""
+        assert self._per_layer_input is not None
+        return self._per_layer_input(x, part)
+
     def _sum(self, out: torch.Tensor) -> torch.Tensor:
         """Sum over all ranks."""
         return out if self._peers is None else self._peers.all_reduce(out)

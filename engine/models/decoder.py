@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import torch
 
+from engine.models.altup import AltUpLayerStack
 from engine.models.block import AuxHiddenStates, Block, LayerStack
 from engine.models.cross_attention import CrossAttention
 from engine.models.embeddings import Embeddings, Rotations, finish_logits
@@ -71,7 +72,14 @@ class Decoder:
         last_norm: Norm = IdentityNorm()  # in a stage before the last
         if modules.norm is not None:
             last_norm = bind_norm(spec.norm, modules.norm, kernels.operations)
-        self._layers = LayerStack(spec, blocks, last_norm)
+        self._layers: LayerStack | AltUpLayerStack
+        if modules.altup is not None:
+            layers = [layer.altup for layer in modules.layers if layer.altup is not None]
+            self._layers = AltUpLayerStack(
+                *(spec, blocks, layers, modules.altup, last_norm, kernels.operations)
+            )
+        else:
+            self._layers = LayerStack(spec, blocks, last_norm)
         self._source_layers: SourceLayerStack | None = None
         if spec.source is not None and self._embed is not None:
             weights = [layer.cross_attention for layer in modules.layers]

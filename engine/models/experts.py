@@ -35,7 +35,9 @@ def bind_mlp(
     """Make the MLP of layer ``index``: [n, hidden_size] -> [n, hidden_size], in a new tensor."""
     layer = spec.layers[index - spec.first_layer]
     if isinstance(weights, MlpWeights):
-        activate = bind_activation(spec, operations, weights.xielu, layer.gate_limit)
+        activate = bind_activation(
+            *(spec, operations, weights.xielu, layer.gate_limit, layer.activation_sparsity)
+        )
         names = f"{index}.gate_up.weight", f"{index}.down.weight"
         return partial(_apply_mlp, Mlp(weights, activate), names)
     assert spec.moe is not None

@@ -45,6 +45,7 @@ class LayerSpec:
     intermediate_size: int | None = None  # of its MLP; None: the model's
     gate_limit: float | None = None  # clamps the SwiGLU of its MLP, or of its shared expert
     expert_gate_limit: float | None = None  # the same, of its experts
+    activation_sparsity: float = 0.0  # share of its MLP's gates that is zeroed, as estimated
     mlp: bool = True  # False: it ends with its mixer
     # The checkpoint's numbers of its mixer and its MLP, if they are separate layers there
     # (Nemotron-H); None: the layer's own number.

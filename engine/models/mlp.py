@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from statistics import NormalDist
 
 import torch
 
@@ -47,12 +48,17 @@ def bind_activation(
     operations: Operations,
     xielu: torch.Tensor | None = None,
     limit: float | None = None,
+    sparsity: float = 0.0,
 ) -> Activate:
     """Return the function from the (gate and) up projection to the input of the down projection.
 
     ``xielu`` has the layer's coefficients, if that is the model's activation. A ``limit`` clamps
-    the layer's SwiGLU.
+    the layer's SwiGLU. With ``sparsity``, about that share of the gates is zeroed.
     """
+    if sparsity:
+        dense = bind_activation(spec, operations)
+        deviations = NormalDist().inv_cdf(sparsity)
+        return lambda gate_up: dense(_sparse_gates(gate_up, deviations))
     if limit is not None:
         return GatedActivation(
             lambda gate_up: operations.clamped_silu_mul(gate_up, limit), "clamped_silu", limit=limit
@@ -76,6 +82,18 @@ def bind_activation(
         "gelu": operations.erf_gelu_mul,
     }
     return GatedActivation(known[kind], kind)
+
+
+def _sparse_gates(gate_up: torch.Tensor, deviations: float) -> torch.Tensor:
+    """Subtract from each gate the mean of its row's and so many standard deviations of them, and
+    zero what is negative then (Gemma 3n). That is most of them: gates are about normal.
+
+    [n, 2 * d], gates first -> the same.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    deviation, mean = torch.std_mean(gate, dim=-1, keepdim=True, correction=0)
+    cut = mean + deviation * deviations
+    return torch.cat((torch.relu(gate - cut), up), dim=-1)
 
 
 def _bind_gate_up(gate_up: Linear, activate: Activate) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -14,6 +14,12 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from engine.models.altup_weights import (
+    AltUpEnds,
+    AltUpLayerWeights,
+    make_altup_ends,
+    make_altup_layer,
+)
 from engine.models.cross_attention import CrossAttentionWeights, make_cross_attention
 from engine.models.expert_weights import ExpertWeights, MlpWeights, make_experts
 from engine.models.latent import LatentWeights, latent_qkv_row_order, make_latent
@@ -96,6 +102,7 @@ class Layer:
     experts_alongside: ExpertsAlongsideWeights | None = None  # experts beside ``mlp``
     per_layer_input: PerLayerInputWeights | None = None  # for its per-layer embedding
     recurrence: RecurrentWeights | None = None  # of a hybrid layer, whose ``mixer`` is attention
+    altup: AltUpLayerWeights | None = None  # for several residual streams
     cross_attention: CrossAttentionWeights | None = None  # between ``mixer`` and ``mlp``
 
 
@@ -111,6 +118,7 @@ class Modules:
     head: Head | None  # scores tokens or texts; None: only hidden states
     num_bytes: int
     per_layer: PerLayerEmbeddingWeights | None = None  # per-layer embeddings
+    altup: AltUpEnds | None = None  # of several residual streams
 
     @property
     def sample_parameter(self) -> torch.Tensor:
@@ -149,7 +157,9 @@ def make_modules(
     if spec.per_layer_size and spec.has_embed_and_head:
         table = make_embedding(load_matrix(weights, "per_layer.embedding"), method)
         per_layer = make_per_layer(weights, method, *table)
-    num_bytes += sum(part.num_bytes for part in (norm, ends, per_layer) if part is not None)
+    altup = None if spec.altup is None else make_altup_ends(spec.altup, weights, method)
+    held = (norm, ends, per_layer, altup)
+    num_bytes += sum(part.num_bytes for part in held if part is not None)
     num_bytes += 0 if positions is None else positions.nbytes
     return Modules(
         embed=None if ends is None else ends.embed,
@@ -159,6 +169,7 @@ def make_modules(
         head=None if ends is None else ends.head,
         num_bytes=num_bytes,
         per_layer=per_layer,
+        altup=altup,
     )
 
 
@@ -238,6 +249,7 @@ def make_layer(
         if is_beside
         else None,
         recurrence=recurrence,
+        altup=make_altup_layer(weights, method, i),
         cross_attention=make_cross_attention(spec, weights, method, i),
     )
 
@@ -414,7 +426,7 @@ def layer_bytes(layer: Layer) -> int:
     num_bytes = sum(norm.num_bytes for norm in norms if norm is not None)
     parts = (
         *(layer.mlp, layer.experts_alongside, layer.per_layer_input, layer.recurrence),
-        layer.cross_attention,
+        *(layer.cross_attention, layer.altup),
     )
     num_bytes += sum(part.num_bytes for part in parts if part is not None)
     return num_bytes + layer.mixer.num_bytes

@@ -92,6 +92,26 @@ _GEMMA4 = (
     Rule(LAYER + "pre_feedforward_layernorm_2.weight", "{i}.experts_norm"),
     Rule(LAYER + "post_feedforward_layernorm_2.weight", "{i}.experts_after"),
 )
+_GEMMA3N = (
+    *_GEMMA2,
+    *(rule for rule in _GEMMA4 if "per_layer" in rule.parameter),
+    *(
+        Rule(f"model.altup_projections.{stream}.weight", "altup.enter.weight", stream)
+        for stream in range(8)
+    ),
+    *(
+        Rule(f"model.altup_unembed_projections.{stream}.weight", f"altup.leave.{stream + 1}.weight")
+        for stream in range(8)
+    ),
+    Rule(LAYER + "altup.modality_router.weight", "{i}.altup.router.weight"),
+    Rule(LAYER + "altup.router_norm.weight", "{i}.altup.norm"),
+    Rule(LAYER + "altup.prediction_coefs.weight", "{i}.altup.prediction.weight"),
+    Rule(LAYER + "altup.correction_coefs.weight", "{i}.altup.correction.weight"),
+    Rule(LAYER + "altup.correct_output_scale", "{i}.altup.scale"),
+    Rule(LAYER + "laurel.linear_left.weight", "{i}.laurel.down.weight"),
+    Rule(LAYER + "laurel.linear_right.weight", "{i}.laurel.up.weight"),
+    Rule(LAYER + "laurel.post_laurel_norm.weight", "{i}.laurel.norm"),
+)
 _GLM = (
     *(*MODEL, *ATTENTION, *PRE_NORMS),
     Rule(LAYER + "mlp.gate_up_proj.weight", "{i}.gate_up.weight", None),
@@ -240,6 +260,8 @@ _TABLES = {
     "gemma2": _GEMMA2,
     "gemma3": _in_language_model(_GEMMA2),
     "gemma3_text": _GEMMA2,
+    "gemma3n": _in_multimodal_model(_GEMMA3N),
+    "gemma3n_text": _GEMMA3N,
     "gemma4": _in_multimodal_model(_GEMMA4),
     "gemma4_text": _GEMMA4,
     "gemma4_unified": _in_multimodal_model(_GEMMA4),

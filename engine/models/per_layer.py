@@ -1,4 +1,4 @@
-"""Per-layer embeddings (Gemma 4): every token has a small embedding for each layer.
+"""Per-layer embeddings (Gemma 3n and 4): every token has a small embedding for each layer.
 
     token ─► table ───────────────────┬─► [n, layers, size], a part for each layer
     embedding ─► projection ─► norm ──┘
@@ -29,6 +29,9 @@ class PerLayerEmbeddings:
         self._weights = weights
         self._norm = bind_norm(spec.norm, weights.norm, operations)
         self._shape = spec.num_remaining_layers, spec.per_layer_size
+        # Tokens behind the table have the embedding of the first one (Gemma 3n).
+        self._table_size = spec.per_layer_vocab_size
+        self._has_all = spec.per_layer_vocab_size >= spec.vocab_size
         # Rounded to the model's dtype, as in the code that checkpoints were trained with.
         dtype = weights.norm.weight.dtype
         self._scale = torch.tensor(spec.per_layer_size**0.5, dtype=dtype).item()
@@ -36,6 +39,8 @@ class PerLayerEmbeddings:
 
     def __call__(self, input_ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Ids [n] int64 and their embeddings [n, hidden_size] -> [n, layers, per_layer_size]."""
+        if not self._has_all:
+            input_ids = input_ids.masked_fill(input_ids >= self._table_size, 0)
         of_tokens = self._weights.embed(input_ids) * self._scale
         seen = self._weights.projection(x) * self._projection_scale
         normed = self._norm(seen.view(-1, self._shape[1])).view(of_tokens.shape)

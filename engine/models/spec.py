@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from engine.models.altup_spec import AltUpSpec
 from engine.models.latent_spec import LatentSpec
 from engine.models.layer_spec import HeadSpec, LayerSpec, Placement
 from engine.models.recurrence import RecurrenceSpec, layer_state_bytes
@@ -152,6 +153,7 @@ class DecoderSpec:
     per_layer_size: int = 0  # width of per-layer embeddings; 0: none
     per_layer_vocab_size: int = 0  # their number of tokens
     per_layer_pad_id: int = 0  # used for image tokens
+    altup: AltUpSpec | None = None  # None: there is one residual stream
     layer_scales: bool = False  # a learned factor of the residual stream after each layer
     qk_layer_norm: bool = False  # instead: layer norms, and each head has its own weights
     qk_norm_after_rope: bool = False  # with qk_norm: after rope

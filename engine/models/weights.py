@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from engine.models.altup_parameters import altup_layer_parameters, altup_parameters
 from engine.models.latent_spec import LatentSpec
 from engine.models.layouts import Layout
 from engine.models.names import rules_of
@@ -71,6 +72,8 @@ def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
         layer = mixer | mlp | _norms(own, layer_spec)
         if spec.per_layer_size:
             layer |= _per_layer(spec)
+        if spec.altup is not None:
+            layer |= altup_layer_parameters(spec.altup, spec.hidden_size)
         if spec.layer_scales:
             layer["scale"] = Parameter((1,), is_norm=True, is_float32=True)
         found |= {f"{i}.{name}": parameter for name, parameter in layer.items()}
@@ -127,7 +130,7 @@ _UNREAD = {
     "exaone4_5": (*_VISUAL, "mtp."),
     "exaone_moe": ("mtp.",),
     "gemma3": ("vision_tower.", "multi_modal_projector."),
-    "gemma4": _GEMMA4_TOWERS,
+    **dict.fromkeys(("gemma3n", "gemma4"), _GEMMA4_TOWERS),
     "gemma4_unified": _GEMMA4_TOWERS,
     **dict.fromkeys(("glm46v", "glm4v", "glm4v_moe"), _VISUAL),
     "glm_ocr": (*_VISUAL, "model.language_model.layers.16."),  # the last: a draft layer
@@ -218,6 +221,8 @@ def _embed_and_head(spec: DecoderSpec) -> dict[str, Parameter]:
         found["per_layer.embedding"] = Parameter((spec.per_layer_vocab_size,), (width,))
         found["per_layer.projection.weight"] = Parameter((width,), (hidden,))
         found |= _norm(spec, "per_layer.norm", spec.per_layer_size)
+    if spec.altup is not None:
+        found |= altup_parameters(spec.altup, hidden)
     if spec.is_generative and not spec.tie_word_embeddings:
         found["head"] = Parameter((spec.vocab_size,), (hidden,))
     if spec.is_generative and spec.head_bias:

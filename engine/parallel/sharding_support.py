@@ -28,6 +28,8 @@ def check_sharding_support(config: EngineConfig, spec: DecoderSpec) -> None:
 
 def _stage_problems(config: EngineConfig, spec: DecoderSpec, stages: int) -> Iterator[str]:
     yield from _draft_head_problems(config)
+    if spec.altup is not None:
+        yield "a stage hands on one residual stream, and the model has several"
     if spec.num_layers < stages:
         yield f"the model has {spec.num_layers} layers"
     most = max_stages(spec)
@@ -65,6 +67,8 @@ def _tensor_parallel_problems(config: EngineConfig, spec: DecoderSpec, size: int
     if config.enable_expert_parallel and (spec.moe is None or spec.moe.num_experts < size):
         count = 0 if spec.moe is None else spec.moe.num_experts
         yield f"enable_expert_parallel, and the model has {count} experts"
+    if spec.altup is not None:
+        yield "the gates of an MLP are cut off by their mean over all ranks' parts"
     if spec.vocab_size < size:
         yield f"there are {spec.vocab_size} tokens"
     if spec.wide_qk_norm and spec.norm.kind != "rms":

@@ -48,6 +48,7 @@ from engine.runner.rows import RowTable
 from engine.runner.sleeping import ReloadPlan, SleepingModel
 from engine.runner.snapshots import Snapshots
 from engine.runner.source_support import check_source_room, check_source_support
+from engine.runner.stream_support import check_stream_support
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
 from engine.speculation.load_head import LoadedHead
@@ -205,6 +206,7 @@ def _load_decoder(
     assert isinstance(model.spec, DecoderSpec)
     check_recurrent_support(config, model.spec)
     check_source_support(config, model)
+    check_stream_support(config, model.spec)
     if config.enable_expert_parallel and config.tensor_parallel_size == 1:
         raise ModelLoadError("enable_expert_parallel needs a tensor_parallel_size above 1")
     if config.num_ranks == 1:

@@ -62,7 +62,8 @@ class Source:
                 f"{path}: {self.spec.architecture} models keep a state in some layers, which are "
                 "not rounded here; quire serve --quantization rounds them as they load"
             )
-        if self.spec.has_heterogeneous_layers or self.spec.layer_scales:
+        streams = self.spec.altup is not None
+        if self.spec.has_heterogeneous_layers or self.spec.layer_scales or streams:
             raise QuantizeError(
                 f"{path}: layers of {self.spec.architecture} models have heads unlike other "
                 "layers', which are not rounded here; quire serve --quantization rounds them as "

@@ -29,7 +29,7 @@ def gemma4(reader: ConfigReader) -> DecoderSpec:
         spec,
         per_layer_size=size,
         per_layer_vocab_size=embedded,
-        per_layer_pad_id=_pad_id(reader, embedded),
+        per_layer_pad_id=read_pad_id(reader, embedded),
     )
 
 
@@ -42,7 +42,8 @@ def gemma4_unified(reader: ConfigReader) -> DecoderSpec:
     return _text(reader, max_positions=262_144, window=1024)
 
 
-def _pad_id(reader: ConfigReader, embedded: int) -> int:
+def read_pad_id(reader: ConfigReader, embedded: int) -> int:
+    """Return the padding token, which has one of the ``embedded`` per-layer embeddings."""
     pad_id = reader.non_negative("pad_token_id", 0)
     if pad_id >= embedded:
         raise reader.error("pad_token_id", f"of {pad_id} is none of {embedded} tokens")
@@ -75,7 +76,7 @@ def _text(
             "use_bidirectional_attention", "is 'all': an encoder, which is not supported"
         )
     kinds = _kinds(reader)
-    sources = _sources(reader, kinds)
+    sources = kv_sources(reader, kinds)
     wide = reader.flag("use_double_wide_mlp")  # in layers that read another's keys and values
     wider = 2 * reader.count("intermediate_size") if wide else None
     heads = _heads(reader, kinds)
@@ -137,13 +138,13 @@ def _kinds(reader: ConfigReader) -> list[str]:
     return [*kinds[:-1], _FULL]
 
 
-def _sources(reader: ConfigReader, kinds: list[str]) -> list[int | None]:
+def kv_sources(reader: ConfigReader, kinds: list[str], default: int = 0) -> list[int | None]:
     """Return, for each layer, the layer whose keys and values it reads; None: its own.
 
     The final layers read those of the last preceding layer of their kind.
     """
     count = len(kinds)
-    first = count - reader.non_negative("num_kv_shared_layers", 0)
+    first = count - reader.non_negative("num_kv_shared_layers", default)
     if first < 1 or set(kinds[first:]) - set(kinds[:first]):
         raise reader.error("num_kv_shared_layers", "leaves no layer whose keys others could read")
     last = {kind: i for i, kind in enumerate(kinds[:first])}

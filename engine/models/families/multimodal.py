@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from engine.models.config_reader import ConfigReader
 from engine.models.families import deepseek, gemma, hybrid, llama, llama4, moe
+from engine.models.families import gemma3n as gemma_3n
 from engine.models.families import gemma4 as gemma_4
 from engine.models.families.family import Family
 from engine.models.rope_spec import MropeSpec
@@ -26,6 +27,7 @@ _GEMMA4 = (
     *("audio_config", "audio_token_id", "video_token_id", "vision_soft_tokens_per_image"),
     *("boi_token_id", "eoi_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index"),
 )
+_GEMMA3N = (*_GEMMA4, "audio_soft_tokens_per_image")
 _QWEN = ("video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id")
 # Of the text model, at the top level as well in some exports; its own may differ.
 _QWEN_REPEATED = (
@@ -109,6 +111,11 @@ def gemma3(reader: ConfigReader) -> DecoderSpec:
     spec = text_part(reader, read, _GEMMA)
     layers = (dataclasses.replace(layer, bidirectional_images=True) for layer in spec.layers)
     return dataclasses.replace(spec, layers=tuple(layers))
+
+
+def gemma3n(reader: ConfigReader) -> DecoderSpec:
+    """Gemma 3n with image and sound encoders, which are not read."""
+    return text_part(reader, gemma_3n.gemma3n, _GEMMA3N)
 
 
 def gemma4(reader: ConfigReader) -> DecoderSpec:
@@ -255,6 +262,7 @@ def text_part(
 
 FAMILIES: dict[str, Family] = {
     "gemma3": Family(gemma3, "Gemma 3 4B, 12B and 27B", "as `gemma3_text`; accepts images"),
+    "gemma3n": Family(gemma3n, "Gemma 3n E2B and E4B", "as `gemma3n_text`; text only"),
     "gemma4": Family(
         gemma4,
         "Gemma 4 31B, 26B-A4B, E4B and E2B",

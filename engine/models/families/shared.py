@@ -42,6 +42,7 @@ def read_decoder(
     interleaved: bool = False,
     max_positions: int = 2048,
     intermediate_size: int | None = None,
+    mlp_width: int | None = None,
     rope_extra_keys: tuple[str, ...] = (),
     mrope: MropeSpec | None = None,
     **fields: Any,
@@ -54,6 +55,7 @@ def read_decoder(
         norm: default: RMS with ``rms_norm_eps``.
         tied, head_dim, theta, partial, max_positions, intermediate_size: the family's defaults for
             absent keys.
+        mlp_width: the ``intermediate_size``, if the family reads it by itself.
         interleaved: the family's layout of rotary dimensions.
         rope_extra_keys: keys of the rope section unrelated to frequencies.
         mrope: the family's, if images have three-dimensional positions.
@@ -87,7 +89,7 @@ def read_decoder(
         architecture=reader.text("model_type"),
         vocab_size=reader.count("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=reader.count("intermediate_size", intermediate_size),
+        intermediate_size=mlp_width or reader.count("intermediate_size", intermediate_size),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,

@@ -39,7 +39,7 @@ FAMILIES = ["llama", "qwen3", "cohere", "gpt_neox", "phi3", "gemma2"]
 # Tested under one schedule: only their layers differ.
 _SLOW = (
     *("gpt_oss", "falcon", "deepseek_v2", "mimo_v2_flash", "gemma4_shared", "deepseek_v3_halves"),
-    *("olmo_hybrid", "granitemoehybrid_dense", "jamba", "kimi_linear"),
+    *("olmo_hybrid", "granitemoehybrid_dense", "jamba", "kimi_linear", "gemma3n"),
 )
 MORE_FAMILIES = [
     *("gpt2", "falcon_groups", "llama4", "qwen2_moe", "gemma4"),
