@@ -34,6 +34,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert_relu": ("BertConfig", {**_SHAPE, "hidden_act": "relu", "layer_norm_eps": 1e-5}),
     "distilbert": ("DistilBertConfig", _DISTIL),
     "mpnet": ("MPNetConfig", _ROBERTA),
+    "gte": ("GteConfig", {**_SHAPE, "hidden_act": "gelu_new"}),
+    "gte_untyped": ("GteConfig", {**_SHAPE, "type_vocab_size": 0}),
     "modernbert": ("ModernBertConfig", {**_SHAPE, "local_attention": 8}),
     "modernbert_biases": (
         "ModernBertConfig",

@@ -14,7 +14,7 @@ from engine.models.encoder.config import (
     read_dtype,
     read_num_heads,
 )
-from engine.models.encoder.rotary_families import modernbert, nomic_bert
+from engine.models.encoder.rotary_families import gte, modernbert, nomic_bert
 from engine.models.encoder.spec import EncoderSpec, HeadSpec
 from engine.models.output_head import read_head
 
@@ -73,6 +73,7 @@ class EncoderFamily(NamedTuple):
 ENCODERS: dict[str, EncoderFamily] = {
     "bert": EncoderFamily(bert, "BERT, MiniLM, BGE and E5 in English, many rerankers"),
     "distilbert": EncoderFamily(distilbert, "DistilBERT"),
+    "gte": EncoderFamily(gte, "GTE multilingual, converted for transformers"),
     "modernbert": EncoderFamily(
         modernbert, "ModernBERT, GTE and Nomic's embeddings on it, rerankers"
     ),

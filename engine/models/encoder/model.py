@@ -150,6 +150,8 @@ class Encoder:
         if not self.spec.gated:
             return layer.down(self._activate(inner))
         gate, up = inner.chunk(2, dim=-1)
+        if self.spec.gate_last:
+            gate, up = up, gate
         return layer.down(self._activate(gate) * up)
 
     def _bias(self, num_tokens: int) -> torch.Tensor:

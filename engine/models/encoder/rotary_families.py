@@ -163,6 +163,34 @@ def nomic_bert(reader: ConfigReader) -> EncoderSpec:
     )
 
 
+def gte(reader: ConfigReader) -> EncoderSpec:
+    """GTE (Zhang et al. 2024): BERT with rotary positions and a gated MLP."""
+    reader.require("is_decoder", False)
+    for key in WITHOUT_EFFECT:
+        reader.ignore(key)
+    hidden_size = reader.count("hidden_size", 768)
+    head = read_head(reader)
+    return EncoderSpec(
+        architecture=reader.text("model_type"),
+        vocab_size=reader.count("vocab_size", 250_048),
+        hidden_size=hidden_size,
+        intermediate_size=reader.count("intermediate_size", 3072),
+        num_heads=read_num_heads(reader, "num_attention_heads", hidden_size, rotary=True),
+        num_layers=reader.count("num_hidden_layers", 12, limit=MAX_LAYERS),
+        max_position_embeddings=reader.count("max_position_embeddings", 8192),
+        rope=read_rope(reader.section("rope_parameters"), 160_000.0),
+        num_token_types=reader.non_negative("type_vocab_size", 1),
+        norm_eps=reader.number("layer_norm_eps", 1e-12),
+        activation=read_activation(reader, "hidden_act"),
+        gated=True,
+        gate_last=True,
+        up_bias=False,
+        num_labels=head.num_labels,
+        score_sigmoid=head.sigmoid,
+        checkpoint_dtype=read_dtype(reader),
+    )
+
+
 def _require_nomic(reader: ConfigReader) -> None:
     """Check the keys of Nomic's own code, and give Hugging Face's their values.
 

@@ -46,6 +46,7 @@ class EncoderSpec:
     attention_bias: bool = True
     activation: EncoderActivation = "gelu"
     gated: bool = False  # the activation of one projection is a factor of another (Shazeer 2020)
+    gate_last: bool = False  # in the order of both projections' outputs
     up_bias: bool = True  # of the MLP's first projection, or of both
     down_bias: bool = True
     num_labels: int = 0  # of the classification head; 0: none

@@ -92,19 +92,25 @@ _MODERNBERT = (
     *_norm("head.norm", "head_norm"),
     *_linear("classifier", "classifier"),
 )
-_NOMIC_LAYER = "layers.{i}."
-_OWN_LAYER = "encoder.layers.{i}."  # in Nomic's own code
-_NOMIC = (
+_ROTARY_LAYER = "layers.{i}."
+_ROTARY = (  # but for the MLPs' first projections
     *(rule for rule in _EMBEDDINGS if rule.parameter != "positions"),
-    *_linear(_NOMIC_LAYER + "self_attn.q_proj", "{i}.qkv", 0),
-    *_linear(_NOMIC_LAYER + "self_attn.k_proj", "{i}.qkv", 1),
-    *_linear(_NOMIC_LAYER + "self_attn.v_proj", "{i}.qkv", 2),
-    *_linear(_NOMIC_LAYER + "self_attn.o_proj", "{i}.output"),
-    *_norm(_NOMIC_LAYER + "post_attention_layernorm", "{i}.attention_norm"),
-    *_linear(_NOMIC_LAYER + "mlp.gate_proj", "{i}.up", 0),
-    *_linear(_NOMIC_LAYER + "mlp.up_proj", "{i}.up", 1),
-    *_linear(_NOMIC_LAYER + "mlp.down_proj", "{i}.down"),
-    *_norm(_NOMIC_LAYER + "post_mlp_layernorm", "{i}.mlp_norm"),
+    *_linear(_ROTARY_LAYER + "self_attn.q_proj", "{i}.qkv", 0),
+    *_linear(_ROTARY_LAYER + "self_attn.k_proj", "{i}.qkv", 1),
+    *_linear(_ROTARY_LAYER + "self_attn.v_proj", "{i}.qkv", 2),
+    *_linear(_ROTARY_LAYER + "self_attn.o_proj", "{i}.output"),
+    *_norm(_ROTARY_LAYER + "post_attention_layernorm", "{i}.attention_norm"),
+    *_linear(_ROTARY_LAYER + "mlp.down_proj", "{i}.down"),
+    *_norm(_ROTARY_LAYER + "post_mlp_layernorm", "{i}.mlp_norm"),
+    *_linear("pooler.dense", "pooler"),
+    *_linear("classifier", "classifier"),
+)
+# Each has the names of transformers, and those of the code that it was published with.
+_OWN_LAYER = "encoder.layers.{i}."
+_NOMIC = (
+    *_ROTARY,
+    *_linear(_ROTARY_LAYER + "mlp.gate_proj", "{i}.up", 0),
+    *_linear(_ROTARY_LAYER + "mlp.up_proj", "{i}.up", 1),
     *_norm("emb_ln", "embedding_norm"),
     *_linear(_OWN_LAYER + "attn.Wqkv", "{i}.qkv", None),
     *_linear(_OWN_LAYER + "attn.out_proj", "{i}.output"),
@@ -113,11 +119,21 @@ _NOMIC = (
     *_linear(_OWN_LAYER + "mlp.fc11", "{i}.up", 1),
     *_linear(_OWN_LAYER + "mlp.fc2", "{i}.down"),
     *_norm(_OWN_LAYER + "norm2", "{i}.mlp_norm"),
-    *_linear("pooler.dense", "pooler"),
-    *_linear("classifier", "classifier"),
+)
+_GTE = (
+    *_ROTARY,
+    *_linear(_ROTARY_LAYER + "mlp.up_proj", "{i}.up", 0),
+    *_linear(_ROTARY_LAYER + "mlp.gate_proj", "{i}.up", 1),
+    *_linear(_LAYER + "attention.qkv_proj", "{i}.qkv", None),
+    *_linear(_LAYER + "attention.o_proj", "{i}.output"),
+    *_norm(_LAYER + "attn_ln", "{i}.attention_norm"),
+    *_linear(_LAYER + "mlp.up_gate_proj", "{i}.up", None),
+    *_linear(_LAYER + "mlp.down_proj", "{i}.down"),
+    *_norm(_LAYER + "mlp_ln", "{i}.mlp_norm"),
 )
 _TABLES = {
     "bert": _BERT,
+    "gte": _GTE,
     "modernbert": _MODERNBERT,
     "mpnet": _MPNET,
     "nomic_bert": _NOMIC,
@@ -126,7 +142,7 @@ _TABLES = {
     "distilbert": _DISTILBERT,
 }
 # Whole models prefix their encoder's names; the oldest checkpoints name norms as TensorFlow did.
-_PREFIX = re.compile(r"(bert|roberta|distilbert|mpnet|nomic_bert|model)\.")
+_PREFIX = re.compile(r"(bert|roberta|distilbert|mpnet|nomic_bert|gte|new|model)\.")
 _OLD_NORMS = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 # Buffers, and training heads that do not affect embeddings.
 _UNUSED = re.compile(

@@ -47,13 +47,13 @@ def test_vectors_equal_hugging_face(tmp_path, kind):
 WITHOUT_TYPES = ("distilbert", "mpnet", "modernbert", "modernbert_biases")
 
 
-@pytest.mark.parametrize("kind", ["bert", "xlm_roberta", "nomic_bert", *WITHOUT_TYPES])
+@pytest.mark.parametrize("kind", ["bert", "xlm_roberta", "nomic_bert", "gte", *WITHOUT_TYPES])
 def test_heads_score_as_hugging_face_does(tmp_path, kind):
     model = tiny_encoders.save(kind, tmp_path, num_labels=1)
     core, texts = load(tmp_path), prompts(12, 40, 33)
     assert core.info.pooling.num_labels == 1
     for text in texts:
-        types = torch.tensor([[0] * 9 + [1] * (len(text) - 9)])
+        types = torch.tensor([[0] * 9 + [int(kind != "gte")] * (len(text) - 9)])
         inputs = {} if kind in WITHOUT_TYPES else {"token_type_ids": types}
         with torch.no_grad():
             expected = model(torch.tensor([text]), **inputs).logits[0]

@@ -125,6 +125,7 @@ MUTANTS = {
     "another base": ("nomic_bert", _spec_with(rope=RopeSpec(10_000.0))),
     "another epsilon": ("modernbert_biases", _spec_with(norm_eps=1e-5)),
     "another activation": ("nomic_bert", _spec_with(activation="gelu")),
+    "gates first": ("gte", _spec_with(gate_last=False)),
 }
 
 
@@ -171,20 +172,16 @@ def test_nomics_own_names_and_keys_are_read(tmp_path):
     hub |= {"max_trained_positions": 64, "vocab_size": 150, "pad_vocab_size_multiple": 32}
     hub |= {"max_position_embeddings": 64, "layer_norm_epsilon": 1e-4}
     (tmp_path / "config.json").write_text(json.dumps(hub))
-    tensors, state = {}, model.state_dict()
-    for name, tensor in state.items():
-        own = name.replace("embeddings.LayerNorm", "emb_ln").replace("layers.", "encoder.layers.")
+    tensors = {}
+    for name, tensor in _with_fused(model.state_dict(), "qkv", "self_attn.{}_proj", "attn.Wqkv"):
+        name = name.replace("embeddings.LayerNorm", "emb_ln").replace("layers.", "encoder.layers.")
         for ours, theirs in (
             *(("self_attn.o_proj", "attn.out_proj"), ("mlp.up_proj", "mlp.fc11")),
             *(("mlp.gate_proj", "mlp.fc12"), ("mlp.down_proj", "mlp.fc2")),
             *(("post_attention_layernorm", "norm1"), ("post_mlp_layernorm", "norm2")),
         ):
-            own = own.replace(ours, theirs)
-        if ".q_proj" in own:
-            parts = [state[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
-            tensors[own.replace("self_attn.q_proj", "attn.Wqkv")] = torch.cat(parts)
-        elif "self_attn" not in own:
-            tensors[own] = tensor.contiguous()
+            name = name.replace(ours, theirs)
+        tensors[name] = tensor
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
     core, texts = load(tmp_path), prompts(128, 30)
     assert core.info.max_model_len == 128
@@ -192,6 +189,34 @@ def test_nomics_own_names_and_keys_are_read(tmp_path):
     for index, text in enumerate(texts):
         expected = states(model, text).mean(0).numpy()
         np.testing.assert_allclose(found[index], expected, atol=1e-4)
+
+
+def test_gtes_own_names_are_read(tmp_path):
+    model = tiny_encoders.save("gte", tmp_path)
+    state = _with_fused(model.state_dict(), "qkv", "self_attn.{}_proj", "attention.qkv_proj")
+    tensors = {}
+    for name, tensor in _with_fused(dict(state), ("up", "gate"), "mlp.{}_proj", "mlp.up_gate_proj"):
+        for ours, theirs in (
+            *(("layers.", "encoder.layer."), ("self_attn.o_proj", "attention.o_proj")),
+            *(("post_attention_layernorm", "attn_ln"), ("post_mlp_layernorm", "mlp_ln")),
+        ):
+            name = name.replace(ours, theirs)
+        tensors[f"new.{name}"] = tensor
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    (text,) = prompts(30)
+    vector = embed(load(tmp_path), [text], MEAN)[0]
+    np.testing.assert_allclose(vector, states(model, text).mean(0).numpy(), atol=1e-4)
+
+
+def _with_fused(state, parts, pattern, fused):
+    """Yield the tensors of a state, with those of ``parts`` as one that has the ``fused`` name."""
+    first, *others = (pattern.format(part) for part in parts)
+    for name, tensor in state.items():
+        if first in name:
+            whole = [tensor, *(state[name.replace(first, other)] for other in others)]
+            yield name.replace(first, fused), torch.cat(whole)
+        elif not any(other in name for other in others):
+            yield name, tensor.contiguous()
 
 
 def test_published_configs_are_read():
