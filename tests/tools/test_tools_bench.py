@@ -15,7 +15,7 @@ import torch
 
 from engine.paths import default_model_dir
 from kernels.bench.case import Ceilings
-from tools.bench import answers, breakdown, first_answer, steps, throughput, transformers_peer
+from tools.bench import answers, breakdown, first_answer, lora, steps, throughput, transformers_peer
 from tools.bench.__main__ import format_table, main, missed
 from tools.bench.gates import compare, verdict
 from tools.bench.parts import Part, ResultLog, gpu_parts, run_parts
@@ -108,6 +108,16 @@ def test_files_of_a_model_are_told_apart_by_answers_and_speed(capsys):
 
 
 @pytest.mark.slow
+def test_the_cost_of_adapters_is_told(capsys):
+    """Whether it is within its gate depends on the machine."""
+    assert lora.main(["tiny", "--rows", "3", "--adapters", "2", "--steps", "2"]) in (0, 1)
+    (row,) = rows(capsys.readouterr().out)
+    assert row["case"] == "tiny 3 rows, 2 adapters"
+    assert row["time_ms"] > 0
+    assert row["plain_time_ms"] > 0
+    assert len(row["rounds"]) == 5
+
+
 def test_quire_and_transformers_do_the_same_work(capsys):
     assert throughput.main(TINY) == 0
     ours = rows(capsys.readouterr().out)

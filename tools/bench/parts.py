@@ -86,13 +86,15 @@ def gpu_parts(options: Sequence[str], pytest: Sequence[str]) -> list[list[Part]]
         [bench("steps 8b", "steps", 90, *large)],
         [bench("first answer", "first_answer", 50, *small)],
         [Part("kernels", ("-m", "kernels.bench", "--json"), 90)],
-        [bench("transformers", "transformers_peer", 70, *small)],
         [bench("invariant 0.6b", "steps", 45, "--batch-invariant", *small)],
         [bench("invariant 8b", "steps", 60, "--batch-invariant", *large)],
         [bench("int4 8b", "steps", 50, "--quantization", "int4", *large)],
         [bench("fp8 8b", "steps", 50, "--quantization", "fp8", *large)],
+        [Part("adapters 0.6b", ("-m", "tools.bench.lora", "qwen3-0.6b", "--device", "cuda"), 40)],
         [bench("breakdown 0.6b", "breakdown", 40, *small)],
         [bench("breakdown 8b", "breakdown", 40, *large)],
+        # Last: it has needed more than its time.
+        [bench("transformers", "transformers_peer", 70, *small)],
     ]
 
 
