@@ -17,6 +17,9 @@ ROOT = Path(__file__).parents[1]
 
 _INTERPRETED = "tests/kernels/triton_kernels/interpreted"
 ONE_IN = {
+    "tests/cli/test_cli_quantize.py": {
+        "test_bad_input_is_one_line_and_nothing_is_written": 3,
+    },
     "tests/cli/test_cli_serve.py": {
         "test_a_model_that_cannot_be_loaded_ends_it_with_one_line": 2,
     },
@@ -32,8 +35,9 @@ ONE_IN = {
         "test_texts_are_those_of_masks_that_do_not_wait": 2,
     },
     "tests/engine/lora/test_lora.py": {
-        "test_each_row_of_a_mixed_batch_equals_its_merged_model": 6,
+        "test_each_row_of_a_mixed_batch_equals_its_merged_model": 10,
         "test_layers_of_other_kinds_equal_their_merged_model": 6,
+        "test_prefixes_of_different_adapters_are_kept_apart": 3,
     },
     "tests/engine/lora/test_recorded_adapters.py": {
         "test_the_same_bits_as_steps_from_python": 3,
@@ -43,7 +47,7 @@ ONE_IN = {
     },
     "tests/engine/models/test_images.py": {
         "test_another_image_is_another_text": 3,
-        "test_logits_of_a_prompt_with_images": 3,
+        "test_logits_of_a_prompt_with_images": 5,
         "test_the_text_behind_images_goes_on": 3,
     },
     "tests/engine/models/test_parity.py": {
@@ -56,14 +60,15 @@ ONE_IN = {
         "test_the_part_for_images_is_passed_over": 3,
     },
     "tests/engine/models/vision/test_tower_memory.py": {
-        "test_embeddings_take_no_more_memory_than_is_told": 3,
+        "test_embeddings_take_no_more_memory_than_is_told": 6,
     },
     "tests/engine/models/vision/test_tower_parity.py": {
-        "test_embeddings_equal_hugging_faces": 2,
+        "test_embeddings_equal_hugging_faces": 3,
     },
     "tests/engine/parallel/test_captured_ranks.py": {
         "test_any_schedule_is_replayed": 2,
-        "test_captured_steps_give_the_texts_of_launched_ones": 2,
+        "test_captured_steps_give_the_texts_of_launched_ones": 4,
+        "test_rows_with_adapters_are_captured": 2,
         "test_texts_behind_images_turn_where_the_images_moved_them": 2,
     },
     "tests/engine/parallel/test_several_nodes.py": {
@@ -74,7 +79,8 @@ ONE_IN = {
     },
     "tests/engine/parallel/test_shared_gemmas.py": {
         "test_each_row_equals_its_merged_model": 2,
-        "test_greedy_texts_equal_hugging_face_under_any_schedule": 3,
+        "test_greedy_texts_equal_hugging_face_under_any_schedule": 6,
+        "test_more_ranks_than_heads_of_any_kind": 2,
         "test_rounded_models_are_shared_out": 3,
     },
     "tests/engine/parallel/test_shared_images.py": {
@@ -82,25 +88,28 @@ ONE_IN = {
     },
     "tests/engine/parallel/test_shared_logits.py": {
         "test_rounded_models_are_shared_out": 3,
-        "test_two_ranks_say_what_hugging_face_says": 3,
+        "test_two_ranks_say_what_hugging_face_says": 5,
     },
     "tests/engine/parallel/test_shared_states.py": {
         "test_each_row_equals_its_merged_model": 2,
-        "test_greedy_texts_equal_hugging_face_under_any_schedule": 3,
+        "test_greedy_texts_equal_hugging_face_under_any_schedule": 6,
         "test_rounded_models_are_shared_out": 3,
         "test_two_ranks_say_what_hugging_face_says": 3,
     },
+    "tests/engine/parallel/test_shared_texts.py": {
+        "test_greedy_texts_equal_hugging_face_under_any_schedule": 2,
+    },
     "tests/engine/parallel/test_staged_kinds.py": {
         "test_each_row_has_its_adapter_in_every_stage": 2,
-        "test_greedy_texts_equal_hugging_face_under_any_schedule": 3,
+        "test_greedy_texts_equal_hugging_face_under_any_schedule": 6,
         "test_two_stages_compute_what_one_process_does": 2,
     },
     "tests/engine/parallel/test_staged_logits.py": {
-        "test_three_stages_say_what_hugging_face_says": 3,
+        "test_three_stages_say_what_hugging_face_says": 5,
     },
     "tests/engine/parallel/test_staged_texts.py": {
         "test_each_row_has_its_adapter_in_every_stage": 3,
-        "test_greedy_texts_equal_hugging_face_under_any_schedule": 3,
+        "test_greedy_texts_equal_hugging_face_under_any_schedule": 6,
     },
     "tests/engine/quantization/test_formats.py": {
         "test_in_other_families_too": 2,
@@ -114,22 +123,30 @@ ONE_IN = {
         "test_greedy_text_is_the_same_under_any_schedule_and_kernels": 2,
     },
     "tests/engine/runner/test_host_store.py": {
-        "test_preempted_texts_are_the_same_and_hardly_computed_again": 2,
+        "test_preempted_texts_are_the_same_and_hardly_computed_again": 4,
     },
     "tests/engine/runner/test_programs.py": {
-        "test_the_same_bits_as_steps_from_python": 6,
-        "test_the_steps_of_each_family_are_recorded": 6,
+        "test_the_same_bits_as_steps_from_python": 10,
+        "test_the_steps_of_each_family_are_recorded": 8,
+    },
+    "tests/engine/runner/test_runner.py": {
+        "test_greedy_text_equals_hugging_face_under_any_schedule": 2,
     },
     "tests/engine/runner/test_speculation.py": {
+        "test_a_draft_model_that_is_seldom_asked_has_read_all": 2,
         "test_coupled_drafts_change_no_text_whatever_is_asked_for": 3,
-        "test_greedy_text_is_the_same": 3,
+        "test_greedy_text_is_the_same": 5,
     },
     "tests/engine/runner/test_state_drafts.py": {
         "test_a_planted_bug_is_noticed": 3,
-        "test_texts_are_those_without_drafts": 8,
+        "test_a_step_with_drafts_that_fails_is_run_again": 3,
+        "test_steps_with_drafts_are_captured": 3,
+        "test_steps_with_drafts_are_recorded": 2,
+        "test_texts_are_those_without_drafts": 12,
         "test_who_guesses_changes_no_text": 2,
     },
     "tests/engine/runner/test_states.py": {
+        "test_a_prompt_that_comes_again_begins_with_a_snapshot": 2,
         "test_it_sleeps_and_wakes": 3,
     },
     "tests/engine/runner/test_verification.py": {
@@ -149,7 +166,8 @@ ONE_IN = {
         "test_captured_passes_of_a_head_make_the_same_drafts": 3,
         "test_captured_steps_leave_a_head_what_it_reads": 2,
         "test_coupled_drafts_change_no_text_whatever_is_asked_for": 3,
-        "test_greedy_text_is_the_same_and_foreseen": 6,
+        "test_greedy_text_is_the_same_and_foreseen": 12,
+        "test_heads_that_read_at_the_wrong_place_foresee_little": 3,
     },
     "tests/engine/test_beam_search.py": {
         "test_it_finds_what_hugging_face_finds": 2,
@@ -169,7 +187,7 @@ ONE_IN = {
         "test_weights_in_panels": 3,
     },
     "tests/kernels/test_cpu_lanes.py": {
-        "test_lanes": 2,
+        "test_lanes": 4,
     },
     f"{_INTERPRETED}/test_triton_attention.py": {
         "test_blocks_behind_a_window_are_somebody_elses": 3,
@@ -232,16 +250,23 @@ ONE_IN = {
     "tests/server/test_data_parallel.py": {
         "test_what_cannot_be_is_one_line": 2,
     },
+    "tests/server/test_garbage.py": {
+        "test_a_request_leaves_no_garbage": 2,
+    },
     "tests/server/test_images_api.py": {
         "test_what_cannot_be_shown_is_named": 2,
     },
     "tests/server/test_openapi_fuzz.py": {
-        "test_no_answer_is_undescribed": 3,
+        "test_no_answer_is_undescribed": 6,
+    },
+    "tests/server/test_plain_errors.py": {
+        "test_a_shape_that_is_not_whole_is_told_what_it_lacks": 3,
     },
     "tests/server/test_stacks.py": {
         "test_tasks_and_threads_are_told_on_sigusr1": 2,
     },
     "tests/server/test_states_server.py": {
+        "test_a_stream_goes_on_when_the_engine_dies": 2,
         "test_texts_are_hugging_faces_alone_and_together": 2,
         "test_what_a_state_does_not_bear_is_refused_in_a_line": 2,
     },
@@ -249,7 +274,7 @@ ONE_IN = {
         "test_whatever_the_grammar_admits_is_read_as_calls": 3,
     },
     "tests/server/text/test_text_parser.py": {
-        "test_calls_of_every_dialect": 3,
+        "test_calls_of_every_dialect": 5,
     },
     "tests/tools/test_quantize_model.py": {
         "test_perplexities_are_those_of_hugging_face_before_and_after": 3,

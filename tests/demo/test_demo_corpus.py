@@ -29,6 +29,7 @@ DIGESTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("index", "sha256"), DIGESTS.items())
 def test_the_corpus_is_the_one_that_was_trained_on(index: int, sha256: str) -> None:
     digest = hashlib.sha256()

@@ -189,6 +189,7 @@ def test_all_sleep_wake_record_and_are_looked_at(two: Server) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "engine")
 
 
+@pytest.mark.slow
 async def test_several_workers_share_several_engines(tmp_path: Path) -> None:
     flags = (
         *("--api-workers", "2", "--data-parallel-size", "2"),

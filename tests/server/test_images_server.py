@@ -176,6 +176,7 @@ def test_a_batch_looks_at_images(client: openai.OpenAI, seeing: Server) -> None:
         assert said(json.loads(line)["response"]["body"]) == said(seeing.post(CHAT, body).json())
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_takes_no_image_with_it(twin: Twin, seeing: Server) -> None:
     seeing.wait_idle()
     bodies = [asking(photo(seed), max_tokens=300) for seed in range(10, 18)]

@@ -96,6 +96,7 @@ def wait_for_end_of(processes: list[psutil.Process]) -> None:
     assert not alive
 
 
+@pytest.mark.slow
 def test_two_machines_answer_as_one_and_a_stream_outlives_the_second(
     machines: Machines, tmp_path: Path
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_rank_that_dies_asleep_is_replaced_by_an_engine_that_is_awake(
     assert len(ranks(shared_server)) == 2
 
 
+@pytest.mark.slow
 def test_a_stream_outlives_a_rank(shared_server: Server) -> None:
     body = {"max_tokens": 200, "ignore_eos": True, "stream": True}
     expected = shared_server.chat(QUESTIONS[2], **{**body, "stream": False}).json()
