@@ -122,11 +122,15 @@ def _function_name(tool: Any) -> str | None:
 
 
 def _check_names(tools: list[Tool]) -> list[Tool]:
-    counts = Counter(tool.function.name for tool in tools)
-    for name, count in counts.items():
+    _check_functions([tool.function for tool in tools])
+    return tools
+
+
+def _check_functions(functions: list[Function]) -> list[Function]:
+    for name, count in Counter(function.name for function in functions).items():
         if count > 1:
             raise ValueError(f"must not hold two functions named {name!r}")
-    return tools
+    return functions
 
 
 _FUNCTION = {
@@ -219,7 +223,12 @@ class ToolFields(BaseModel):
     ] = None
     parallel_tool_calls: bool | None = None
     # The deprecated predecessor of ``tools``.
-    functions: Annotated[list[AnyFunction], Field(max_length=_MAX_TOOLS)] | None = None
+    functions: (
+        Annotated[
+            list[AnyFunction], Field(max_length=_MAX_TOOLS), AfterValidator(_check_functions)
+        ]
+        | None
+    ) = None
     function_call: Annotated[
         ToolChoice | None, PlainValidator(_read_function_call), WithJsonSchema(_FUNCTION_CALL)
     ] = None

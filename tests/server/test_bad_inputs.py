@@ -333,6 +333,7 @@ ROWS = [
         tools=[TOOL, tool(parameters={"properties": {"a": {"items": {"type": "int"}}}})],
     ),
     chat("77 twice", "tools", tools=[TOOL, TOOL]),
+    chat("77 twice", "functions", functions=[TOOL["function"]] * 2),
     chat("77 kind", "tools.0.type", tools=[{"type": "custom", "custom": {"name": "f"}}]),
     chat("78 tool_choice", "tool_choice", tools=[TOOL], tool_choice=NAMED),
     chat("78 no tools", "tool_choice", tool_choice="required"),
