@@ -43,13 +43,15 @@ def load_core(
     max_num_seqs: int = 256,
     max_model_len: int | None = None,
     cache_bytes: int | None = None,
+    num_layers: int | None = None,
     batch_invariant: bool = False,
     quantization: Quantization | None = None,
 ) -> EngineCore:
     """Load an engine by the options of :func:`parser`.
 
     The prefix cache is disabled, so that no prompt of a measurement is found in it. ``cache_bytes``
-    is the size of the KV cache; None uses what the device has.
+    is the size of the KV cache; None uses what the device has. ``num_layers`` are fewer than the
+    model's, for what does not depend on them.
 
     Raises:
         ModelLoadError: the device has too little memory, or a backend rejects the shape.
@@ -57,7 +59,7 @@ def load_core(
     is_tiny = options.model == TINY
     with tempfile.TemporaryDirectory() as directory:
         config = EngineConfig(
-            model=str(write_config(options.model, Path(directory))),
+            model=str(write_config(options.model, Path(directory), num_layers)),
             dtype="bfloat16",
             device=cast("Device", options.device),
             load_format="dummy",

@@ -77,10 +77,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def write_config(name: str, directory: Path) -> Path:
-    """Write a model directory with only a config, for ``load_format="dummy"``."""
+def write_config(name: str, directory: Path, num_layers: int | None = None) -> Path:
+    """Write a model directory with only a config, for ``load_format="dummy"``.
+
+    ``num_layers``: instead of the model's.
+    """
+    config = CONFIGS[name]
+    if num_layers is not None:
+        config = config | {"num_hidden_layers": num_layers}
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(CONFIGS[name], indent=2))
+    (directory / "config.json").write_text(json.dumps(config, indent=2))
     return directory
 
 

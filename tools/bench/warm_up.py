@@ -1,7 +1,7 @@
 """Runs each kind of step once, so that later measurements find their kernels compiled.
 
-Triton keeps compiled kernels in the user's cache, where other processes find them. A small KV cache
-is enough, so several of these can share a GPU.
+Triton keeps compiled kernels in the user's cache, where other processes find them. Two layers have
+all kernels of a model, and a small KV cache is enough, so several of these can share a GPU.
 """
 
 from __future__ import annotations
@@ -14,17 +14,28 @@ from typing import Any
 
 from tools.bench.session import MAX_STEP_TOKENS, TINY, Session, load_core, parser, print_row
 
-_CACHE_BYTES = 6 * 2**30
+_NUM_LAYERS = 2
+_CACHE_BYTES = 2**30
 _LONG, _TINY_LONG = 2048, 96  # prompts long enough to use several programs per row
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the engine's log and a line of JSON: how long it took, and with which kernels."""
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
-    options = parser(__doc__, "qwen3-0.6b", "llama-3.1-8b").parse_args(argv)
+    asked = parser(__doc__, "qwen3-0.6b", "llama-3.1-8b")
+    asked.add_argument("--batch-invariant", action="store_true")
+    asked.add_argument("--quantization", choices=("int8", "fp8", "int4", "nf4"))
+    options = asked.parse_args(argv)
     is_tiny = options.model == TINY
     begun_s = time.perf_counter()
-    core = load_core(options, max_model_len=MAX_STEP_TOKENS + 64, cache_bytes=_CACHE_BYTES)
+    core = load_core(
+        options,
+        max_model_len=MAX_STEP_TOKENS + 64,
+        cache_bytes=_CACHE_BYTES,
+        num_layers=_NUM_LAYERS,
+        batch_invariant=options.batch_invariant,
+        quantization=options.quantization,
+    )
     session = Session(core)
     longest, long = (_TINY_LONG,) * 2 if is_tiny else (MAX_STEP_TOKENS, _LONG)
     session.submit([7] * longest, 1)
