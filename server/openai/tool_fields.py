@@ -224,9 +224,7 @@ class ToolFields(BaseModel):
     parallel_tool_calls: bool | None = None
     # The deprecated predecessor of ``tools``.
     functions: (
-        Annotated[
-            list[AnyFunction], Field(max_length=_MAX_TOOLS), AfterValidator(_check_functions)
-        ]
+        Annotated[list[AnyFunction], Field(max_length=_MAX_TOOLS), AfterValidator(_check_functions)]
         | None
     ) = None
     function_call: Annotated[
