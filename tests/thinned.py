@@ -192,11 +192,11 @@ ONE_IN = {
     f"{_INTERPRETED}/test_triton_attention.py": {
         "test_blocks_behind_a_window_are_somebody_elses": 3,
         "test_codes_are_read_with_their_scales": 4,
-        "test_invariant_queries_have_the_same_bits_in_any_chunk": 5,
-        "test_mixed_batches_equal_the_definition": 5,
-        "test_queries_that_look_ahead_equal_the_definition": 6,
+        "test_invariant_queries_have_the_same_bits_in_any_chunk": 8,
+        "test_mixed_batches_equal_the_definition": 10,
+        "test_queries_that_look_ahead_equal_the_definition": 10,
         "test_shares_and_parts_cut_rows_anywhere": 12,
-        "test_whole_tiles_are_copied_without_what_is_nobodys": 3,
+        "test_whole_tiles_are_copied_without_what_is_nobodys": 5,
     },
     f"{_INTERPRETED}/test_triton_channel_chunks.py": {
         "test_delta_rules": 2,
@@ -204,7 +204,7 @@ ONE_IN = {
     },
     f"{_INTERPRETED}/test_triton_drafts.py": {
         "test_drafts_are_judged_as_by_the_twin": 2,
-        "test_shares_are_those_of_sorting": 3,
+        "test_shares_are_those_of_sorting": 6,
     },
     f"{_INTERPRETED}/test_triton_engine.py": {
         "test_layers_with_heads_of_their_own": 2,
@@ -217,10 +217,18 @@ ONE_IN = {
     f"{_INTERPRETED}/test_triton_latent.py": {
         "test_mixed_batches_equal_the_definition": 2,
     },
+    f"{_INTERPRETED}/test_triton_layers.py": {
+        "test_norm_rope_store": 2,
+    },
+    f"{_INTERPRETED}/test_triton_quantised.py": {
+        "test_a_widened_weight_is_the_same_weight": 3,
+        "test_products_equal_the_twins": 2,
+        "test_sums_of_whole_groups_are_scaled": 3,
+    },
     f"{_INTERPRETED}/test_triton_recurrent.py": {
         "test_convolutions": 3,
         "test_invariant_tokens_have_the_same_bits_in_any_cut": 3,
-        "test_recurrences": 10,
+        "test_recurrences": 20,
         "test_tokens_on_trial_leave_nothing_but_what_stays": 10,
     },
     f"{_INTERPRETED}/test_triton_routing.py": {
@@ -234,18 +242,20 @@ ONE_IN = {
         "test_likely_tokens_may_be_anywhere": 4,
     },
     f"{_INTERPRETED}/test_triton_selfcheck.py": {
-        "test_attention_has_the_same_bits_or_is_not_taken_for_such": 2,
-        "test_right_kernels_pass": 6,
+        "test_attention_has_the_same_bits_or_is_not_taken_for_such": 4,
+        "test_padding_of_states_may_be_anything_finite": 2,
+        "test_right_kernels_pass": 12,
     },
     f"{_INTERPRETED}/test_triton_skinny.py": {
         "test_each_pair_of_token_and_expert_is_a_row": 2,
-        "test_products_equal_the_twins": 12,
-        "test_products_of_codes_equal_the_twins": 8,
+        "test_products_equal_the_twins": 20,
+        "test_products_of_codes_equal_the_twins": 12,
     },
     f"{_INTERPRETED}/test_triton_units.py": {
+        "test_half_precision": 2,
         "test_parts_are_of_nearly_the_same_size_and_one_for_a_program": 6,
-        "test_texts_equal_the_definition": 10,
-        "test_the_steps_tokens_are_read_after_the_turn": 6,
+        "test_texts_equal_the_definition": 20,
+        "test_the_steps_tokens_are_read_after_the_turn": 16,
     },
     "tests/server/test_data_parallel.py": {
         "test_what_cannot_be_is_one_line": 2,
@@ -266,7 +276,6 @@ ONE_IN = {
         "test_tasks_and_threads_are_told_on_sigusr1": 2,
     },
     "tests/server/test_states_server.py": {
-        "test_a_stream_goes_on_when_the_engine_dies": 2,
         "test_texts_are_hugging_faces_alone_and_together": 2,
         "test_what_a_state_does_not_bear_is_refused_in_a_line": 2,
     },

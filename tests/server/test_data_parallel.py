@@ -103,6 +103,7 @@ def test_numbers_are_told_of_each_engine_and_of_all(server: Server, two: Server)
     assert "engine_up" not in told
 
 
+@pytest.mark.slow
 async def test_a_killed_engine_costs_no_stream_a_token(two: Server) -> None:
     count = 8
     bodies = [chat(f"Tell me {n} things.", max_tokens=200, ignore_eos=True) for n in range(count)]

@@ -268,6 +268,7 @@ def test_without_a_directory_there_is_no_such_route(base_url: str) -> None:
     assert answer.json()["error"]["code"] == "not_found"
 
 
+@pytest.mark.slow
 def test_a_bad_adapter_ends_the_start_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     command = [sys.executable, "-m", "server", "serve", "--port", "0", "--lora", f"x={tmp_path}"]

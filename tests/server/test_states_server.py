@@ -72,6 +72,7 @@ def test_texts_are_hugging_faces_alone_and_together(served):
     assert 0 < metrics["state_snapshots_used"] <= metrics["state_snapshots_total"]
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_when_the_engine_dies(served):
     server, _, ids, expected = served
     body, found = {**asked(ids), "stream": True}, []

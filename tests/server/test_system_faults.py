@@ -133,6 +133,7 @@ def clock(tmp_path: Path) -> ShiftedClock:
     return ShiftedClock(tmp_path, compiler)
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_set(tmp_path: Path, clock: ShiftedClock) -> None:
     """An hour forward or back while requests arrive, run and have a deadline: nothing notices."""
     half = http_post(COMPLETIONS, json.dumps({**LONG, "max_tokens": 2}).encode())

@@ -218,6 +218,7 @@ def serve_to_end(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "broken", ["config.json", pytest.param("tokenizer.json", marks=pytest.mark.slow)]
 )

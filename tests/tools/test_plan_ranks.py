@@ -134,6 +134,7 @@ def test_ranks_share_the_bytes_and_stages_do_not_hurry_a_token(model, capsys) ->
     assert launched == pytest.approx(32 * 0.5, rel=0.01)
 
 
+@pytest.mark.slow
 def test_what_one_device_cannot_hold_is_given_the_fewest_that_can(model, capsys) -> None:
     """15 GiB of weights on devices of 10: two hold them, four are faster but not needed."""
     asks = ["--memory-gib", "10", "--rate", "2", "--num-requests", "20", "--output-len", "32"]

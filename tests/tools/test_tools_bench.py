@@ -107,7 +107,6 @@ def test_files_of_a_model_are_told_apart_by_answers_and_speed(capsys):
     assert min(told["tokens_per_cpu_s_1"], told["tokens_per_cpu_s_16"]) > 0
 
 
-@pytest.mark.slow
 def test_the_cost_of_adapters_is_told(capsys):
     """Whether it is within its gate depends on the machine."""
     assert lora.main(["tiny", "--rows", "3", "--adapters", "2", "--steps", "2"]) in (0, 1)
@@ -118,6 +117,7 @@ def test_the_cost_of_adapters_is_told(capsys):
     assert len(row["rounds"]) == 5
 
 
+@pytest.mark.slow
 def test_quire_and_transformers_do_the_same_work(capsys):
     assert throughput.main(TINY) == 0
     ours = rows(capsys.readouterr().out)
