@@ -131,7 +131,11 @@ class ChatCall:
     def _full_choice(self, whole: ChoiceOutput, parts: Sequence[Part]) -> ChatChoice:
         return ChatChoice(
             index=whole.choice.index,
-            message=self._parts.message(parts, echoed=self._body.echoed),
+            message=self._parts.message(
+                parts,
+                echoed=self._body.echoed,
+                has_reasoned=whole.choice.num_reasoning_tokens > 0,
+            ),
             logprobs=self._logprobs(whole.logprobs),
             finish_reason=self._finish_reason(whole.choice),
             stop_reason=whole.choice.stop_reason,

@@ -30,8 +30,13 @@ class ChatFormatter:
         self._reasoning_fields = both if reasoning_fields == "both" else (reasoning_fields,)
         self._as_function_call = as_function_call
 
-    def message(self, parts: Sequence[Part], *, echoed: str = "") -> ChatMessage:
-        """The whole message, following ``echoed``, the part of the request that it repeats."""
+    def message(
+        self, parts: Sequence[Part], *, echoed: str = "", has_reasoned: bool = False
+    ) -> ChatMessage:
+        """The whole message, following ``echoed``, the part of the request that it repeats.
+
+        ``has_reasoned``: there was reasoning, which ``parts`` may lack.
+        """
         content = echoed + "".join([part.text for part in parts if isinstance(part, Text)])
         reasoning = "".join([part.text for part in parts if isinstance(part, Reasoning)])
         calls = _tool_calls(parts)
@@ -43,7 +48,8 @@ class ChatFormatter:
         elif calls:
             fields["tool_calls"] = calls
         # The content is null if there are only calls, or generation ended within the reasoning.
-        return ChatMessage(content=content or (None if fields else ""), **fields)
+        is_null = bool(fields) or has_reasoned
+        return ChatMessage(content=content or (None if is_null else ""), **fields)
 
     def deltas(self, parts: Sequence[Part]) -> list[Delta]:
         """The deltas of ``parts``, in order; adjacent pieces of the same kind are merged."""

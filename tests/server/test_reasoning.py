@@ -99,6 +99,8 @@ def test_an_answer_that_ends_within_reasoning_says_nothing(server: Server) -> No
     assert told["content"] is None
     assert told["reasoning"]
     assert usage["completion_tokens_details"]["reasoning_tokens"] == 6
+    told, _ = message(server, reasoning_effort="high", max_tokens=6, include_reasoning=False)
+    assert told == {"role": "assistant", "content": None, "refusal": None}
 
 
 def test_history_keeps_reasoning(server: Server) -> None:
