@@ -27,6 +27,7 @@ def test_the_slowest_of_both_are_cut_off_together() -> None:
     assert max(near + far) == 1.0
 
 
+@pytest.mark.slow
 def test_from_flags_to_json(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--trials", "40"])
     told = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -218,6 +218,7 @@ def test_calibrate_then_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert told["most"]["rate"] > 2
 
 
+@pytest.mark.slow
 def test_too_few_requests_find_no_greatest_rate(tmp_path: Path, capsys) -> None:
     """All of them at once keep the limits, which says nothing about longer traffic."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))

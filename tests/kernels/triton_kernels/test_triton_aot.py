@@ -164,10 +164,8 @@ def check(reports: list[dict[str, Any]]) -> None:
 
 
 def test_attention_compiles_for_hopper(tmp_path: Path, compile_cases: CompileCases) -> None:
-    names = ("decode-few-llama-8b", "prefill-llama-8b")
-    reports = compile_cases(tmp_path, *names)
-    assert {report["case"] for report in reports} == set(names)
-    assert {"_share_kernel", "_prefill_kernel"} <= {report["kernel"] for report in reports}
+    reports = compile_cases(tmp_path, "decode-few-llama-8b")
+    assert "_share_kernel" in {report["kernel"] for report in reports}
     check(reports)
 
 
