@@ -240,6 +240,13 @@ def load_block(
 
 
 @triton.jit
+def in_order(values, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """[COLUMNS, BLOCK] by place, of a turned product, to the order of each line's codes."""
+    by_place = tl.reshape(values, [COLUMNS, BLOCK // 16, 2, 4, 2])
+    return tl.reshape(tl.permute(by_place, (0, 3, 1, 2, 4)), [COLUMNS, BLOCK])
+
+
+@triton.jit
 def load_groups(
     lines,
     scales,

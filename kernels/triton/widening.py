@@ -29,7 +29,7 @@ import triton.language as tl
 from kernels.tiled import MAX_WIDENED_BYTES, TiledWeight
 from kernels.triton.launch import launch, wait_for_prior_kernels
 from kernels.triton.packed_tiles import (
-    inputs_of_places,
+    in_order,
     kernel_params,
     load_block,
     load_groups,
@@ -137,8 +137,14 @@ def _widen_kernel(
                 *(held, levels, groups[part], part, zeros is not None, False, True),
                 *(tl.float32, LINES, GROUPS, KIND, LIFT, OFFSET, BLOCK),
             )
-            place = inputs_of_places(tile, part, True, CODES_A_BYTE, BLOCK)
+            value = in_order((value * common[:, None]).to(dense.dtype.element_ty), LINES, BLOCK)
+            # A thread's sixteen codes are of adjacent inputs.
+            place = tl.arange(0, BLOCK)
+            if CODES_A_BYTE == 2:
+                place = place // 16 * 32 + part * 16 + place % 16
+            else:
+                place += part * BLOCK
+            place += tile * (2 * BLOCK)
             where = dense + own.to(tl.int64)[:, None] * INPUTS + place[None, :]
             is_written = (own < count)[:, None] & (place < INPUTS)[None, :]
-            value *= common[:, None]
-            tl.store(where, value.to(dense.dtype.element_ty), mask=is_written)
+            tl.store(where, value, mask=is_written)

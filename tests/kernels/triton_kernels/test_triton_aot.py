@@ -262,6 +262,9 @@ def test_codes_are_widened_in_the_registers_that_are_multiplied(
                 assert report["mma"] > 0, report
                 moved = re.findall(r"convert_layout.*: tensor<(\w+),.*->", loop)
                 assert all(re.fullmatch(r"\d+x[a-z]\w+", shape) for shape in moved), moved
+        elif report["kernel"] == "_widen_kernel":
+            ptx = (tmp_path / f"{report['case']}.{report['kernel']}.ptx").read_text()
+            assert set(re.findall(r"st\.global\S*", ptx)) == {"st.global.v4.b32"}, report
     of_few = [report["case"] for report in reports if not report["wgmma"]]
     assert {"awq-8-llama-8b", "fp8-8-llama-8b"} <= set(of_few)
 
