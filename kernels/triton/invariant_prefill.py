@@ -50,7 +50,7 @@ def invariant_prefill(
         query,
         *cache[:4],
         tiles.count,
-        tiles.lines,
+        tiles.records,
         tables,
         layer.sinks,
         query.stride(0),

@@ -111,7 +111,7 @@ def latent_prefill(
         query,
         cache.keys,
         tiles.count,
-        tiles.lines,
+        tiles.records,
         tables,
         tables.stride(0),
         layer.scale * LOG2_E.value,

@@ -61,9 +61,10 @@ def plan_adapters(rows: AdapterRows, num_slots: int) -> AdapterRows:
     """See ``kernels.reference.lora.plan_adapters``: the tokens by slot, on the device."""
     is_without = rows.slots < 0
     routing = sort_pairs(rows.slots.masked_fill(is_without, num_slots).unsqueeze(1), num_slots)
-    # A library's operation, which waits for the sort: later kernels may read what it has found
-    # before they wait for their turns.
-    return rows._replace(plan=routing._replace(starts=routing.starts.clone()))
+    # A library's operation waits for all of the sort, so that later kernels may read what it has
+    # found before they wait for their turns. Nobody reads its own result, which might not be there.
+    routing.starts.clone()
+    return rows._replace(plan=routing)
 
 
 def add_adapters(

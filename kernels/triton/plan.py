@@ -57,19 +57,19 @@ class WorkList:
 
 @dataclass(frozen=True, slots=True)
 class TileList:
-    """Query tiles, row by row; those of a row from its end on. Lines after the last are unused.
+    """Query tiles, row by row; those of a row from its end on. Records after the last are unused.
 
     A tile is described by itself, not by its row: what a program needs before it can request its
     first keys is one access away.
     """
 
     count: torch.Tensor  # [1] int32
-    lines: torch.Tensor  # [capacity, _TILE_FIELDS] int32: see ``describe_tile``
+    records: torch.Tensor  # [capacity, _TILE_FIELDS] int32: see ``describe_tile``
 
     @property
     def capacity(self) -> int:
         """An upper bound of the number of tiles."""
-        return self.lines.shape[0]
+        return self.records.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,13 +245,13 @@ def describe_tile(tile, tiles):
 
     They may be read before it is known whether there is such a tile.
     """
-    line = tiles + tile * _TILE_FIELDS
+    record = tiles + tile * _TILE_FIELDS
     return (
-        tl.load(line),
-        tl.load(line + 1),
-        tl.load(line + 2),
-        tl.load(line + 3),
-        tl.load(line + 4),
+        tl.load(record),
+        tl.load(record + 1),
+        tl.load(record + 2),
+        tl.load(record + 3),
+        tl.load(record + 4),
     )
 
 

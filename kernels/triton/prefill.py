@@ -103,7 +103,7 @@ def prefill_attention(
         cache.key_scales,
         cache.value_scales,
         tiles.count,
-        tiles.lines,
+        tiles.records,
         tables,
         ends if layer.is_bidirectional else None,
         layer.sinks,

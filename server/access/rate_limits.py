@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _NAME_BYTES = 16
+_NO_NAME = bytes(_NAME_BYTES)
 _BUCKET = struct.Struct("<dd")  # tokens missing from full, at time.monotonic() seconds
 _BUCKETS = ("requests", "tokens")
 _COUNT = struct.Struct("<I")
@@ -78,7 +79,7 @@ class RateLimitStore:
             there = self._bytes[offset : offset + _NAME_BYTES]
             if there == digest:
                 return offset
-            if not any(there):
+            if there == _NO_NAME:
                 self._bytes[offset : offset + _NAME_BYTES] = digest
                 return offset
         raise RuntimeError("there have been more tenants than the ledger has records")
@@ -86,7 +87,7 @@ class RateLimitStore:
     def _clear_stale_requests(self) -> None:
         """Clear the requests of a dead worker whose place this one takes."""
         for offset in range(0, self._size * _NUM_RECORDS, self._size):
-            if any(self._bytes[offset : offset + _NAME_BYTES]):
+            if self._bytes[offset : offset + _NAME_BYTES] != _NO_NAME:
                 TenantRecord(self._bytes, offset, self._worker, self._num_workers).set_serving(0)
 
 

@@ -134,32 +134,23 @@ def nomic_bert(reader: ConfigReader) -> EncoderSpec:
     hidden_size = reader.count("hidden_size", 768)
     num_heads = read_num_heads(reader, "num_attention_heads", hidden_size, rotary=True)
     reader.require("head_dim", hidden_size // num_heads)
-    head = read_head(reader)
     theta = _nomic_theta(reader)
     rope = read_rope(reader.section("rope_parameters"), theta)
     if "rotary_emb_base" in reader and rope.theta != theta:
         raise reader.error("rotary_emb_base", f"is {theta:g}, but 'rope_parameters' differ")
     # Of the own code's padding, the checkpoint has the rows.
     multiple = reader.count("pad_vocab_size_multiple", 1) if is_own else 1
-    return EncoderSpec(
-        architecture=reader.text("model_type"),
+    return _rotary_bert(
+        reader,
+        hidden_size,
+        num_heads,
         vocab_size=-(-reader.count("vocab_size", 30_528) // multiple) * multiple,
-        hidden_size=hidden_size,
-        intermediate_size=reader.count("intermediate_size", 3072),
-        num_heads=num_heads,
-        num_layers=reader.count("num_hidden_layers", 12, limit=MAX_LAYERS),
         max_position_embeddings=_nomic_positions(reader),
         rope=rope,
         num_token_types=reader.count("type_vocab_size", 2),
-        norm_eps=reader.number("layer_norm_eps", 1e-12),
         attention_bias=False,
         activation=read_activation(reader, "hidden_act", "silu"),
-        gated=True,
-        up_bias=False,
         down_bias=False,
-        num_labels=head.num_labels,
-        score_sigmoid=head.sigmoid,
-        checkpoint_dtype=read_dtype(reader),
     )
 
 
@@ -169,25 +160,37 @@ def gte(reader: ConfigReader) -> EncoderSpec:
     for key in WITHOUT_EFFECT:
         reader.ignore(key)
     hidden_size = reader.count("hidden_size", 768)
-    head = read_head(reader)
-    return EncoderSpec(
-        architecture=reader.text("model_type"),
+    return _rotary_bert(
+        reader,
+        hidden_size,
+        read_num_heads(reader, "num_attention_heads", hidden_size, rotary=True),
         vocab_size=reader.count("vocab_size", 250_048),
-        hidden_size=hidden_size,
-        intermediate_size=reader.count("intermediate_size", 3072),
-        num_heads=read_num_heads(reader, "num_attention_heads", hidden_size, rotary=True),
-        num_layers=reader.count("num_hidden_layers", 12, limit=MAX_LAYERS),
         max_position_embeddings=reader.count("max_position_embeddings", 8192),
         rope=read_rope(reader.section("rope_parameters"), 160_000.0),
         num_token_types=reader.non_negative("type_vocab_size", 1),
-        norm_eps=reader.number("layer_norm_eps", 1e-12),
         activation=read_activation(reader, "hidden_act"),
-        gated=True,
         gate_last=True,
+    )
+
+
+def _rotary_bert(
+    reader: ConfigReader, hidden_size: int, num_heads: int, **fields: Any
+) -> EncoderSpec:
+    """Read what Nomic BERT and GTE have in common: BERT's norms, and a gated MLP."""
+    head = read_head(reader)
+    return EncoderSpec(
+        architecture=reader.text("model_type"),
+        hidden_size=hidden_size,
+        intermediate_size=reader.count("intermediate_size", 3072),
+        num_heads=num_heads,
+        num_layers=reader.count("num_hidden_layers", 12, limit=MAX_LAYERS),
+        norm_eps=reader.number("layer_norm_eps", 1e-12),
+        gated=True,
         up_bias=False,
         num_labels=head.num_labels,
         score_sigmoid=head.sigmoid,
         checkpoint_dtype=read_dtype(reader),
+        **fields,
     )
 
 
