@@ -1,6 +1,11 @@
-"""Cases of paged attention, compared with torch's attention over contiguous keys and values."""
+"""Cases of paged attention, compared with torch's attention over contiguous keys and values.
+
+And with FlashInfer's over the same blocks, where that is installed.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -13,6 +18,7 @@ from kernels.attention import (
     LayerCache,
 )
 from kernels.bench.case import Case
+from kernels.bench.flashinfer_peer import flashinfer_attention
 from kernels.triton.backend import TritonAttention
 
 
@@ -68,11 +74,14 @@ def attention_case(
         )
         return attended.transpose(1, 2).reshape(query.shape)
 
+    peers: dict[str, Callable[[], torch.Tensor]] = {"torch sdpa": torch_sdpa}
+    if (peer := flashinfer_attention(geometry, query, cache, layer.scale)) is not None:
+        peers["flashinfer"] = peer
     seen = queries * past + queries * (queries + 1) / 2
     return Case(
         name,
         run=lambda: backend.forward(state, layer, query, cache),
-        peers={"torch sdpa": torch_sdpa},
+        peers=peers,
         bytes_moved=(2 * keys.numel() + 2 * query.numel()) * dtype.itemsize,
         flops=4.0 * rows * heads * head_dim * seen,
     )
