@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Unpack
 
 import torch
 
 from engine.quantization.skinny import FusedOps, SmallBatchLinear
 from kernels.packed import PackedWeight
-from kernels.scaled import scaled_linear, scaled_unsupported_reason
+from kernels.scaled import MAX_UNROUNDED_ROWS, scaled_linear, scaled_unsupported_reason
 from kernels.tiled import tile
 from kernels.triton.quantised import packed_linear
-from kernels.triton.scaled import quantise_rows
+from kernels.triton.scaled import SCALED_KERNELS
 from kernels.triton.skinny_packed import skinny_packed_linear
 
 
 class TritonPacked(SmallBatchLinear):
     """A packed weight that is widened for the product.
 
-    With ``in_float8``, all but few rows are rounded to float8 and multiplied as codes, if the
-    format rounds activations and the weight has only a scale for each output.
+    All but few rows are rounded as well and multiplied as codes, if the format rounds activations,
+    the weight has only a scale for each output, and ``refuse_scaled`` returns None for the dtype of
+    its codes, instead of a reason.
     """
 
     def __init__(
@@ -28,10 +30,13 @@ class TritonPacked(SmallBatchLinear):
         bias: torch.Tensor | None,
         dtype: torch.dtype,
         *,
-        in_float8: bool = False,
+        refuse_scaled: Callable[[torch.dtype], str | None],
     ) -> None:
-        is_meant = in_float8 and weight.has_quantised_activations
-        self._is_scaled = is_meant and _float8_unsupported_reason(weight, dtype) is None
+        is_meant = weight.has_quantised_activations and _has_scales_of_outputs(weight)
+        codes, shape, device = weight.codes.dtype, weight.shape, weight.codes.device
+        self._multiplied_as: torch.dtype | None = None
+        if is_meant and scaled_unsupported_reason(codes, *shape, dtype, device) is None:
+            self._multiplied_as = codes if refuse_scaled(codes) is None else None
         self._weight = tile(weight)
         self._bias = bias
         self._dtype = dtype
@@ -47,9 +52,9 @@ class TritonPacked(SmallBatchLinear):
 
     def forward_large(self, x: torch.Tensor) -> torch.Tensor:
         """See ``SmallBatchLinear``."""
-        if self._is_scaled:
-            codes = self._weight.codes.view(torch.float8_e4m3fn)
-            return scaled_linear(x, codes, self._weight.scales, self._bias, quantise_rows)
+        if self._multiplied_as is not None and x.shape[0] > MAX_UNROUNDED_ROWS:
+            codes = self._weight.codes.view(self._multiplied_as)
+            return scaled_linear(x, codes, self._weight.scales, self._bias, SCALED_KERNELS)
         return packed_linear(x, self._weight, self._bias)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
@@ -83,10 +88,6 @@ class InvariantPacked:
         return self(x)
 
 
-def _float8_unsupported_reason(weight: PackedWeight, dtype: torch.dtype) -> str | None:
-    """Return why products with a weight cannot be computed in float8, or None if they can."""
-    if weight.codes.dtype != torch.float8_e4m3fn:
-        return f"its codes are {weight.codes.dtype}"
-    if weight.num_groups > 1 or weight.zeros is not None or weight.order is not None:
-        return "it has more than a scale for each output"
-    return scaled_unsupported_reason(*weight.shape, dtype, weight.codes.device)
+def _has_scales_of_outputs(weight: PackedWeight) -> bool:
+    """Return whether a weight is only a code times its output's scale."""
+    return weight.num_groups == 1 and weight.zeros is None and weight.order is None

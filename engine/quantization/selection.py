@@ -158,10 +158,14 @@ def _triton_method(dtype: torch.dtype, device: torch.device) -> PackedLinearMeth
     from engine.quantization.gpu import TritonPacked
     from kernels.triton.check_products import check_scaled
 
-    reason = check_scaled(dtype, device)
-    if reason is not None:
-        logger.info("float8: widened for all products, %s", reason)
-    layer = functools.partial(TritonPacked, in_float8=reason is None)
+    @functools.cache
+    def refuse_scaled(codes: torch.dtype) -> str | None:
+        reason = check_scaled(codes, dtype, device)
+        if reason is not None:
+            logger.info("%s: widened for all products, %s", codes, reason)
+        return reason
+
+    layer = functools.partial(TritonPacked, refuse_scaled=refuse_scaled)
     return KernelLinearMethod(dtype, tiling_unsupported_reason, layer)
 
 

@@ -19,7 +19,7 @@ from kernels.reference.quantised import (
 from kernels.scaled import scaled_linear
 from kernels.tiled import tile
 from kernels.triton.quantised import packed_linear
-from kernels.triton.scaled import quantise_rows
+from kernels.triton.scaled import SCALED_KERNELS
 from kernels.triton.skinny_packed import skinny_packed_linear
 
 QUANTISERS: dict[str, Callable[[torch.Tensor], PackedWeight]] = {
@@ -57,18 +57,25 @@ def packed_case(
 
 
 def scaled_case(
-    name: str, device: torch.device, dtype: torch.dtype, *, rows: int, inputs: int, outputs: int
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    kind: str,
 ) -> Case:
-    """A product in float8 with the rounding of its input, and one of the same values in ``dtype``;
+    """A product of codes with the rounding of its input, and one of the same values in ``dtype``;
     half the bytes and half the time on matrix units."""
     x = torch.randn(rows, inputs, dtype=dtype, device=device)
     dense = torch.randn(outputs, inputs, dtype=dtype, device=device) * 0.02
-    weight = quantise_fp8(dense)
-    codes, steps = quantise_rows(x)
+    weight = QUANTISERS[kind](dense)
+    codes, steps = SCALED_KERNELS.round_rows(x, weight.codes.dtype)
     rounded, widened = (codes.float() * steps).to(dtype), weight.dequantise(dtype)
     return Case(
         name,
-        run=lambda: scaled_linear(x, weight.codes, weight.scales, None, quantise_rows),
+        run=lambda: scaled_linear(x, weight.codes, weight.scales, None, SCALED_KERNELS),
         peers={"torch, widened": lambda: functional.linear(rounded, widened)},
         bytes_moved=weight.num_bytes + (rows * inputs + rows * outputs) * dtype.itemsize,
         flops=1.0 * rows * inputs * outputs,

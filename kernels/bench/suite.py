@@ -95,9 +95,9 @@ def _packed(kind: str, rows: int, inputs: int, outputs: int) -> MakeCase:
     return partial(packed_case, name, rows=rows, inputs=inputs, outputs=outputs, kind=kind)
 
 
-def _scaled(rows: int, inputs: int, outputs: int) -> MakeCase:
-    name = f"float8 product {rows} x {inputs} x {outputs}"
-    return partial(scaled_case, name, rows=rows, inputs=inputs, outputs=outputs)
+def _scaled(kind: str, rows: int, inputs: int, outputs: int) -> MakeCase:
+    name = f"{kind} product of codes {rows} x {inputs} x {outputs}"
+    return partial(scaled_case, name, rows=rows, inputs=inputs, outputs=outputs, kind=kind)
 
 
 def _experts(name: str, model: dict[str, int], tokens: int, kind: str | None = None) -> MakeCase:
@@ -179,8 +179,9 @@ def full_suite() -> list[MakeCase]:
         *_skinny("8b", _LLAMA_8B, 1, 4096, 14336),
         *(_packed("int4", rows, 4096, 28672) for rows in (1, 2, 8, 32, 64, 128, 256, 8192)),
         *(_packed("int4 in groups of 128", rows, 4096, 28672) for rows in (1, 8, 32, 64, 128)),
-        *(_packed("fp8", rows, 4096, 28672) for rows in (1, 8, 64, 128)),
-        *(_scaled(rows, 4096, 28672) for rows in (8, 64, 8192)),
+        *(_packed("fp8", rows, 4096, 28672) for rows in (1, 8, 32, 64, 128)),
+        *(_scaled("fp8", rows, 4096, 28672) for rows in (33, 64, 128, 256, 512, 8192)),
+        *(_scaled("int8", rows, 4096, 28672) for rows in (33, 64, 256, 8192)),
         *(_packed("int4", rows, 14336, 4096) for rows in (1, 8)),
         _adapters("0.6b qkv", 32, 8, 1024, 4096),
         *(_adapters("8b qkv", tokens, 8, 4096, 6144) for tokens in (1, 32, 512, 8192)),
@@ -243,7 +244,7 @@ def tiny_suite() -> list[MakeCase]:
         *_skinny("tiny", _TINY, 3, 64, 72),
         *(_packed("int4", rows, 64, 130) for rows in (1, 5)),
         _packed("int4 in groups of 128", 5, 256, 130),
-        _scaled(5, 64, 128),
+        *(_scaled(kind, 40, 64, 128) for kind in ("fp8", "int8")),
         _adapters("tiny", 5, 2, 64, 72),
         partial(norm_case, "norm", rows=3, hidden=64),
         partial(silu_case, "silu", rows=3, inner=64),

@@ -48,7 +48,7 @@ def quantise_fp8(weight: torch.Tensor) -> PackedWeight:
         scales[rows] = _nonzero_scales(values.abs().amax(1, keepdim=True) / _FP8_MAX)
         scaled = (values / scales[rows]).clamp_(-_FP8_MAX, _FP8_MAX)
         codes[rows] = scaled.to(torch.float8_e4m3fn)
-    return PackedWeight(codes, scales, inputs, inputs)
+    return PackedWeight(codes, scales, inputs, inputs, has_quantised_activations=True)
 
 
 def quantise_int4(weight: torch.Tensor, group: int = INT4_GROUP_SIZE) -> PackedWeight:

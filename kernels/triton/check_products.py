@@ -23,7 +23,7 @@ from kernels.reference.quantised import (
     quantise_nf4,
 )
 from kernels.reference.skinny import skinny_linear as reference_skinny
-from kernels.scaled import quantise_rows, scaled_linear
+from kernels.scaled import MAX_UNROUNDED_ROWS, quantise_rows, scaled_linear
 from kernels.skinny import RowNorm
 from kernels.tiled import tile, tile_experts
 from kernels.triton.check_helpers import (
@@ -39,10 +39,12 @@ from kernels.triton.launch import INTERPRETED
 from kernels.triton.matmul import invariant_linear
 from kernels.triton.moe import fused_moe, invariant_moe
 from kernels.triton.quantised import packed_linear
-from kernels.triton.scaled import quantise_rows as quantise_rows_there
+from kernels.triton.scaled import SCALED_KERNELS
 from kernels.triton.skinny import skinny_linear
 from kernels.triton.skinny_packed import skinny_packed_linear
 from kernels.triton.widening import MAX_PACKED_ROWS
+
+_SCALED = {torch.float8_e4m3fn: ("float8", quantise_fp8), torch.int8: ("int8", quantise_int8)}
 
 
 def check_packed(dtype: torch.dtype, device: torch.device) -> str | None:
@@ -86,11 +88,11 @@ def check_experts(dtype: torch.dtype, device: torch.device) -> str | None:
     )
 
 
-def check_scaled(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return why products in float8 are incorrect on ``device``, or None."""
+def check_scaled(codes: torch.dtype, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Return why products of codes, int8 or float8, are incorrect on ``device``, or None."""
     random = new_generator()
-    pairs = partial(_scaled_products, dtype, device, random)
-    return failure_reason("products in float8", pairs, TOLERANCES[dtype])
+    pairs = partial(_scaled_products, codes, dtype, device, random)
+    return failure_reason(f"products in {_SCALED[codes][0]}", pairs, TOLERANCES[dtype])
 
 
 def _packed_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> Pairs:
@@ -202,12 +204,14 @@ def _experts_by_size(dtype: torch.dtype, device: torch.device, random: torch.Gen
         yield some.view(torch.int16), whole[:rows].cpu().view(torch.int16)
 
 
-def _scaled_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> Pairs:
-    """Yield a product of two rows, the fewest, and of some; the reference's weight is widened."""
-    x, bias = normal(random, dtype, 40, 64), normal(random, dtype, 48)
-    weight = quantise_fp8(normal(random, torch.float32, 48, 64))
+def _scaled_products(
+    codes: torch.dtype, dtype: torch.dtype, device: torch.device, random: torch.Generator
+) -> Pairs:
+    """Yield a product of the fewest rows, and of more; the reference's weight is widened."""
+    x, bias = normal(random, dtype, 80, 64), normal(random, dtype, 48)
+    weight = _SCALED[codes][1](normal(random, torch.float32, 48, 64))
     there, held, scales, added = copy_to((x, weight.codes, weight.scales, bias), device)
-    for rows in (2, 40):
-        codes, steps = quantise_rows(x[:rows])
-        made = scaled_linear(there[:rows], held, scales, added, quantise_rows_there)
-        yield made, linear_packed(codes.float() * steps, weight, bias.float())
+    for rows in (MAX_UNROUNDED_ROWS + 1, 80):
+        rounded, steps = quantise_rows(x[:rows], codes)
+        made = scaled_linear(there[:rows], held, scales, added, SCALED_KERNELS)
+        yield made, linear_packed(rounded.float() * steps, weight, bias.float())

@@ -34,7 +34,7 @@ from kernels.triton.packed_tiles import (
 from kernels.triton.quantised import is_turned, num_stages, tile_shape
 from kernels.triton.routing import Routing
 from kernels.triton.tiles import dot_add
-from kernels.triton.widening import MAX_PACKED_ROWS, matrices_at_once, widen_lines
+from kernels.triton.widening import MAX_PACKED_TILE_ROWS, matrices_at_once, widen_lines
 
 _DEPTH = 64
 # Outputs and stages of a tile. With few rows, outputs and rows swap roles in the instruction, as in
@@ -70,7 +70,7 @@ def grouped_matmul(
     given = pairs_per_row, factors, biases
     if not is_packed:
         _multiply(output, x, weights, routing, 0, weights.shape[0], *given, invariant=invariant)
-    elif invariant or routing.rows <= MAX_PACKED_ROWS or weights.orders is not None:
+    elif invariant or routing.rows <= MAX_PACKED_TILE_ROWS or weights.orders is not None:
         _multiply_packed(output, x, weights, routing, *given, invariant=invariant)
     else:
         _multiply_widened(output, x, weights, routing, *given)

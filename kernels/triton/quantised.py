@@ -34,7 +34,12 @@ from kernels.triton.packed_tiles import (
     scales_sums,
 )
 from kernels.triton.sums import sum_parts
-from kernels.triton.widening import MAX_PACKED_ROWS, lines_at_once, widen_lines
+from kernels.triton.widening import (
+    MAX_PACKED_ROWS,
+    MAX_PACKED_TILE_ROWS,
+    lines_at_once,
+    widen_lines,
+)
 
 
 class TileShape(NamedTuple):
@@ -91,7 +96,9 @@ def packed_linear(
     if num_rows > MAX_PACKED_ROWS and not invariant:
         return _widened_linear(x, weight, bias)
     outputs = weight.outputs
-    shape = tile_shape(num_rows, weight, x.dtype, invariant=invariant)
+    # Higher tiles widen a weight once for more rows, but without a second program beside them.
+    tile_rows = min(num_rows, MAX_PACKED_TILE_ROWS)
+    shape = tile_shape(tile_rows, weight, x.dtype, invariant=invariant)
     tiles, input_tiles = -(-outputs // shape.columns), num_input_tiles(weight)
     row_tiles = -(-num_rows // shape.rows)
     splits = 1 if invariant else _num_splits(row_tiles * tiles * shape.num_warps, input_tiles)

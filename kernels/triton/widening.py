@@ -40,7 +40,8 @@ from kernels.triton.packed_tiles import (
 )
 
 # More rows, or higher tiles of experts' rows, are multiplied by weights in memory.
-MAX_PACKED_ROWS = 64
+MAX_PACKED_ROWS = 128
+MAX_PACKED_TILE_ROWS = 64
 _LINES, _TILES = 32, 4  # per program
 
 

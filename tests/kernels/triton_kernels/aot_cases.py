@@ -55,7 +55,7 @@ from kernels.triton.prefill import prefill_attention
 from kernels.triton.quantised import packed_linear
 from kernels.triton.routing import invariant_route, route
 from kernels.triton.sampling import sample
-from kernels.triton.scaled import quantise_rows
+from kernels.triton.scaled import quantise_rows, rescale
 from kernels.triton.scan_chunks import selective_scan
 from kernels.triton.short_conv import gated_conv, short_conv
 from kernels.triton.skinny import skinny_linear
@@ -390,8 +390,14 @@ def packed_matmul(
     packed_linear(empty(rows, inputs), weight, empty(outputs), invariant=invariant)
 
 
-def float8_rows(inputs: int) -> None:
-    quantise_rows(empty(64, inputs))
+def rounded_rows(inputs: int, codes: torch.dtype) -> None:
+    quantise_rows(empty(64, inputs), codes)
+
+
+def rescaled_sums(outputs: int) -> None:
+    sums = torch.empty((64, outputs), dtype=torch.int32, device=META)
+    steps, scales = (torch.empty((n, 1), device=META) for n in (64, outputs))
+    rescale(sums, steps, scales, empty(outputs), empty(64, outputs))
 
 
 def skinny_packed(rows: int, inputs: int, outputs: int, part: str, form: str) -> None:
@@ -565,7 +571,9 @@ CASES: dict[str, Callable[[], object]] = {
         for rows in (1,)
         for part, shape in {"gate-up": (4096, 14336), "down": (14336, 4096)}.items()
     },
-    "float8-rows-llama-8b": partial(float8_rows, 4096),
+    "float8-rows-llama-8b": partial(rounded_rows, 4096, torch.float8_e4m3fn),
+    "int8-rows-llama-8b": partial(rounded_rows, 4096, torch.int8),
+    "int8-sums-llama-8b": partial(rescaled_sums, 28672),
     "gptq-split-llama-8b": partial(packed_matmul, 8, 14336, 4096, "gptq"),
     **{
         f"few-experts-{tokens}-qwen3-30b": partial(few_experts, tokens, 128, 8, 2048, 768)

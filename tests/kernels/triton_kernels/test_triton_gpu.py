@@ -405,4 +405,5 @@ def test_the_check_at_start_passes(spec: AttentionSpec) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_products_of_codes_are_trusted(dtype: torch.dtype) -> None:
     assert check_packed(dtype, DEVICE) is None
-    assert dtype == torch.float16 or check_scaled(dtype, DEVICE) is None
+    assert check_scaled(torch.int8, dtype, DEVICE) is None
+    assert dtype == torch.float16 or check_scaled(torch.float8_e4m3fn, dtype, DEVICE) is None

@@ -29,7 +29,7 @@ def _stacks(device: torch.device) -> tuple[TiledWeight, TiledWeight]:
 
 def test_a_graph_of_widened_experts_serves_any_routing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host waits for nothing, and no program reads what another slice has left."""
-    monkeypatch.setattr(grouped, "MAX_PACKED_ROWS", 0)
+    monkeypatch.setattr(grouped, "MAX_PACKED_TILE_ROWS", 0)
     monkeypatch.setattr(widening, "_TILES", 1)
     monkeypatch.setattr(widening, "MAX_WIDENED_BYTES", 4 * 2 * _INNER * _HIDDEN)
     x, shares = torch.randn(_TOKENS, _HIDDEN), torch.rand(_TOKENS, 2)

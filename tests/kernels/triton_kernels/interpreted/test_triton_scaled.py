@@ -1,4 +1,4 @@
-"""Activations are rounded to float8 as the reference rounds them."""
+"""Activations are rounded, and sums of integers scaled, as the reference does."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import pytest
 import torch
 
 from kernels.scaled import quantise_rows as reference
+from kernels.scaled import rescale as reference_rescale
 from kernels.triton import scaled
-from kernels.triton.scaled import quantise_rows
+from kernels.triton.scaled import quantise_rows, rescale
 
 
 @pytest.mark.parametrize("inputs", [16, 80, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_rows_have_the_same_codes(monkeypatch, inputs: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.int8])
+def test_rows_have_the_same_codes(
+    monkeypatch, inputs: int, dtype: torch.dtype, kind: torch.dtype
+) -> None:
     """In one tile and in several; of all sizes, nothing, and a wider tensor."""
     monkeypatch.setattr(scaled, "_TILE", 128)
     random = torch.Generator().manual_seed(inputs)
@@ -20,8 +24,21 @@ def test_rows_have_the_same_codes(monkeypatch, inputs: int, dtype: torch.dtype) 
     x = wide[:, :inputs]
     x.copy_(torch.randn(7, inputs, generator=random) * torch.logspace(-6, 4, 7)[:, None])
     x[3] = 0.0
-    codes, scales = quantise_rows(x)
-    expected, steps = reference(x)
-    assert codes.dtype == torch.float8_e4m3fn
+    codes, scales = quantise_rows(x, kind)
+    expected, steps = reference(x, kind)
+    assert codes.dtype == kind
     assert torch.equal(scales, steps)
     assert torch.equal(codes.float(), expected.float())
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_sums_of_integers_are_scaled(monkeypatch, has_bias: bool) -> None:
+    monkeypatch.setattr(scaled, "_SCALED_COLUMNS", 16)
+    random = torch.Generator().manual_seed(3)
+    sums = torch.randint(-(2**24), 2**24, (5, 40), generator=random, dtype=torch.int32)
+    steps, scales = torch.rand(5, 1, generator=random), torch.rand(40, 1, generator=random)
+    bias = torch.randn(40, generator=random).half() if has_bias else None
+    made, expected = torch.full((2, 5, 40), float("nan")).unbind()
+    rescale(sums, steps, scales, bias, made)
+    reference_rescale(sums, steps, scales, bias, expected)
+    torch.testing.assert_close(made, expected, rtol=1e-6, atol=1e-3)

@@ -113,10 +113,14 @@ def test_products_of_codes_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
             assert "products of codes is wrong" in (check_packed(torch.float16, SPEC.device) or "")
 
 
-def test_products_in_float8_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert check_scaled(torch.bfloat16, SPEC.device) is None
+@pytest.mark.parametrize("codes", [torch.float8_e4m3fn, torch.int8])
+def test_products_of_rounded_rows_are_checked(
+    monkeypatch: pytest.MonkeyPatch, codes: torch.dtype
+) -> None:
+    assert check_scaled(codes, torch.bfloat16, SPEC.device) is None
     monkeypatch.setattr(check_products, "scaled_linear", lambda *given: 2 * scaled_linear(*given))
-    assert "products in float8 is wrong" in (check_scaled(torch.bfloat16, SPEC.device) or "")
+    reason = check_scaled(codes, torch.bfloat16, SPEC.device) or ""
+    assert "products in float8 is wrong" in reason or "products in int8 is wrong" in reason
 
 
 def test_products_of_few_rows_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

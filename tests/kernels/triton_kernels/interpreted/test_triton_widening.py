@@ -16,7 +16,12 @@ from kernels.reference.moe import fused_moe as reference_moe
 from kernels.tiled import TiledWeight, tile_experts
 from kernels.triton import grouped, widening
 from kernels.triton.moe import fused_moe, invariant_moe
-from kernels.triton.widening import MAX_PACKED_ROWS, lines_at_once, matrices_at_once, widen_lines
+from kernels.triton.widening import (
+    MAX_PACKED_TILE_ROWS,
+    lines_at_once,
+    matrices_at_once,
+    widen_lines,
+)
 from tests.kernels.packed_weights import KINDS, packed_weight
 
 _ACTIVATE = partial(clamped_swiglu, alpha=1.702, limit=3.0)
@@ -89,7 +94,7 @@ def _choices(tokens: int, experts: int, top_k: int) -> torch.Tensor:
 def test_many_rows_of_an_expert_are_widened(widened: list[tuple[int, int]]) -> None:
     """As many as in a prompt; one row less for each expert, on average, is not."""
     stacks = _stack("e2m1", 2, 192, 96, form="exponents"), _stack("e2m1", 2, 96, 96)
-    chosen = (torch.arange(2 * (MAX_PACKED_ROWS + 1)) % 2)[:, None]
+    chosen = (torch.arange(2 * (MAX_PACKED_TILE_ROWS + 1)) % 2)[:, None]
     _close(stacks, chosen, biased=True)
     assert widened == [(0, 384), (0, 192)]
     widened.clear()
@@ -115,7 +120,7 @@ def test_slices_of_experts_equal_the_loop(
     form: str,
 ) -> None:
     """Five experts in three slices, two by two; outputs that end amid a program's lines."""
-    monkeypatch.setattr(grouped, "MAX_PACKED_ROWS", 0)
+    monkeypatch.setattr(grouped, "MAX_PACKED_TILE_ROWS", 0)
     monkeypatch.setattr(widening, "MAX_WIDENED_BYTES", 2 * 4 * 80 * 80)
     stacks = (
         _stack(kind, 5, 80, 80, group=group, form=form),
@@ -130,7 +135,7 @@ def test_whatever_experts_the_tokens_chose(
     monkeypatch: pytest.MonkeyPatch, widened: list[tuple[int, int]], which: str
 ) -> None:
     """All the tiles are of one slice, which has a third of the programs; or some are of none."""
-    tokens = 6 * MAX_PACKED_ROWS + 6
+    tokens = 6 * MAX_PACKED_TILE_ROWS + 6
     monkeypatch.setattr(widening, "MAX_WIDENED_BYTES", 4 * 64 * 48)
     stacks = _stack("int4", 3, 64, 48, form="zeros"), _stack("e2m1", 3, 48, 32, form="exponents")
     chosen = torch.full((tokens, 1), {"one": 0, "last": 2}.get(which, 3))
@@ -170,19 +175,19 @@ def test_experts_as_wide_as_gpt_osss(
         _stack("e2m1", 3, 64, 2880, form="exponents"),
         _stack("e2m1", 3, 2880, 32, form="exponents"),
     )
-    _close(stacks, _choices(MAX_PACKED_ROWS + 40, 3, 2), biased=True, dtype=dtype)
+    _close(stacks, _choices(MAX_PACKED_TILE_ROWS + 40, 3, 2), biased=True, dtype=dtype)
     assert len(widened) == 3
 
 
 def test_experts_with_orders_of_their_own_are_not_widened(widened: list[tuple[int, int]]) -> None:
     stacks = (_stack("int4", 2, 64, 64, form="orders"), _stack("int4", 2, 64, 32, form="orders"))
-    _close(stacks, _choices(2 * MAX_PACKED_ROWS, 2, 2))
+    _close(stacks, _choices(2 * MAX_PACKED_TILE_ROWS, 2, 2))
     assert not widened
 
 
 def test_batch_invariant_experts_are_not_widened(widened: list[tuple[int, int]]) -> None:
     stacks = _stack("e2m1", 2, 64, 32, form="exponents"), _stack("e2m1", 2, 32, 32)
-    chosen = _choices(2 * MAX_PACKED_ROWS, 2, 2)
+    chosen = _choices(2 * MAX_PACKED_TILE_ROWS, 2, 2)
     given = torch.randn(len(chosen), 32), ExpertTensors(*stacks), chosen, torch.ones(chosen.shape)
     compute: Callable[..., torch.Tensor] = invariant_moe
     assert compute(*given).isfinite().all()
