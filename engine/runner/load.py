@@ -293,7 +293,7 @@ def plan_cache(plan: LoadPlan, loaded: LoadedWeights) -> MemoryPlan:
         max_shared_bytes=config.host_share_bytes,
         image_bytes=image_bytes,
         num_drafts=0 if config.speculation is None else config.speculation.num_draft_tokens,
-        has_codes=config.quantization is not None or plan.files.codes is not None,
+        has_codes=plan.has_codes,
     )
 
 
@@ -349,9 +349,17 @@ def _graphs(
     if not can_capture(attention):
         return decode, None
     most_tokens = plan.config.scheduler.for_device("cuda").step_tokens
-    return decode, PromptGraphs(
-        *parts, most, most_tokens, capture, features, adapters=adapters, peers=team
+    prompts = PromptGraphs(
+        *parts,
+        most,
+        most_tokens,
+        capture,
+        features,
+        has_codes=plan.has_codes,
+        adapters=adapters,
+        peers=team,
     )
+    return decode, prompts
 
 
 def _draft_model(

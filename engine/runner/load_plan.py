@@ -77,7 +77,12 @@ class LoadPlan:
         """Whether a layer's experts are stacked into one tensor."""
         if self.kernels.name != "cpu":
             return self.kernels.name == "triton"
-        return not (self.has_panels or self.config.quantization or self.files.codes)
+        return not (self.has_panels or self.has_codes)
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether weights are quantised, at load or in their files."""
+        return self.config.quantization is not None or self.files.codes is not None
 
 
 def make_plan(

@@ -46,6 +46,8 @@ _ALWAYS_CAPTURED = 64
 # Of a layer: the host of an H200 took 10 to 15 ms for a step of 28 layers.
 _LAUNCH_S = 400e-6
 _FLOPS_PER_S = 400e12  # of an H200, in products of some hundred rows
+# Products of weights in codes take up to three launches, and in float8 half of the time.
+_LAUNCHES_OF_CODES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ class PromptGraphs:
         max_num_tokens: the most tokens of a step.
         capture: records what a step launches.
         features: those of the draft head, if there is one.
+        has_codes: weights are quantised.
         adapters: the store of the rows' adapters; None: they have none.
         peers: the ranks with the other shards; None: the whole model is here.
     """
@@ -102,6 +105,7 @@ class PromptGraphs:
         capture: Capture,
         features: Features | None = None,
         *,
+        has_codes: bool = False,
         adapters: AdapterStore | None = None,
         peers: StepPeers | None = None,
     ) -> None:
@@ -117,8 +121,10 @@ class PromptGraphs:
         self._peers = peers
         self._adapters = adapters
         self._uploads = Uploads(spec.device)  # of the rows' adapters
-        sizes, what = prompt_sizes(model.spec, max_num_tokens), "steps with prompts"
-        self._ladder = GraphLadder(what, "tokens", sizes, self._capture_kind, adapters)
+        sizes = prompt_sizes(model.spec, max_num_tokens, has_codes=has_codes)
+        self._ladder = GraphLadder(
+            "steps with prompts", "tokens", sizes, self._capture_kind, adapters
+        )
 
     def load(
         self, batch: HostBatch, adapted: np.ndarray | None, uploads: Uploads
@@ -199,11 +205,12 @@ def can_capture(spec: AttentionSpec) -> bool:
     return not (is_planned or spec.source is not None)
 
 
-def prompt_sizes(spec: DecoderSpec, max_num_tokens: int) -> list[int]:
+def prompt_sizes(spec: DecoderSpec, max_num_tokens: int, *, has_codes: bool = False) -> list[int]:
     """Return the numbers of tokens to capture, ascending: as long as launching takes longer."""
     share = 1.0 if spec.moe is None else spec.moe.top_k / spec.moe.num_experts
     flops_per_token = 2.0 * num_parameters(spec) * share
     limit = spec.num_layers * _LAUNCH_S * _FLOPS_PER_S / flops_per_token
+    limit *= _LAUNCHES_OF_CODES if has_codes else 1
     most = min(max(limit, _ALWAYS_CAPTURED), max_num_tokens)
     return [size for size in _SIZES if size <= most]
 

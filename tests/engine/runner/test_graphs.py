@@ -187,4 +187,5 @@ def test_small_models_have_larger_steps_with_prompts_captured(tmp_path: Path) ->
     assert prompt_sizes(small, 8192)[-1] == 2048
     assert prompt_sizes(small, 300)[-1] == 256
     assert prompt_sizes(large, 8192)[-1] == 256
+    assert prompt_sizes(large, 8192, has_codes=True)[-1] == 512
     assert prompt_sizes(large, 8) == []
