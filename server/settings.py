@@ -138,7 +138,8 @@ class Settings(
         None,
         _MODEL,
         "Quantise the weights at load: int8 or fp8 (one scale per output), int4 (one per 32 "
-        "inputs) or nf4 (one per 64). Refused for checkpoints that are quantised already.",
+        "inputs) or nf4 (one per 64). With int8 and fp8, steps of many tokens round activations "
+        "as well, if that is faster. Refused for checkpoints that are quantised already.",
     )
     loras: AdapterList = setting(
         [],

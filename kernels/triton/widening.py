@@ -6,16 +6,16 @@ A product that widens in registers (``packed_tiles.py``) does so again for each 
 it is done once, and the product waits. Picoseconds a weight of 4096 x 28672, in int4, on an H200:
 
     rows                                                    64     128     256   1,024
-    in registers, 175 TFLOP/s from 128 on                 0.61    1.48    2.84   11.7
-    to memory, 2.6 bytes                                  0.87    0.87    0.87    0.87
+    in registers, in tiles of 64 rows                     0.61    1.15     2.3     9.2
+    in tiles of 128                                               1.48    2.84    11.7
+    to memory, 2.6 bytes                                  0.83    0.83    0.83    0.83
     + a library's product                                 0.53    0.60    0.88    2.9
     + experts' products: 400 TFLOP/s, but no less than
       2 bytes at 4.27 TB/s take                           0.47    0.64    1.28    5.1
 
-Measured, but for the last line and those of 1,024 rows, which follow from measured rates. So more
-than 64 rows are multiplied by weights in memory. (Codes of 8 bits took 1.25 to memory. Both times
-are those of stores of 4 bytes a thread, in the order of the matrix units. They are of 16 now, in
-the order of the inputs, for which 0.65 and 0.76 are the least.)
+Measured, but for the last line, the right column, and 256 rows in tiles of 64, which follow from
+measured rates. So more than 128 rows are multiplied by weights in memory. (Codes of 8 bits take
+0.98 in registers for 128 rows, and 1.07 to memory.)
 
 Experts' rows come in whole tiles, which are 128 high if an expert has more than 64 on average: the
 host knows that, and a tile that is not full takes as long. So this height is what decides.
