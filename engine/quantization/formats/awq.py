@@ -19,6 +19,7 @@ from engine.models.config_reader import ConfigReader
 from engine.models.packed_tensors import ExpectedTensor, Recipe
 from engine.models.safetensors import TensorEntry
 from engine.quantization.formats.bits import integer_weight, num_words, unpack_words
+from engine.quantization.formats.gptq import HISTORY
 from engine.quantization.formats.shared import (
     FLOATS,
     INT32,
@@ -30,9 +31,8 @@ from kernels.packed import PackedWeight
 
 _BITS = 4
 _NIBBLE_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the nibble of a word that holds output i
-_HISTORY = """
-    backend do_fuse exllama_config fuse_max_seq_len modules_to_fuse modules_to_not_convert
-"""
+# Besides GPTQ's keys, which GPTQModel and transformers 5 write for AWQ, too.
+_HISTORY = "do_fuse fuse_max_seq_len modules_to_fuse modules_to_not_convert"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,13 @@ def read_awq(reader: ConfigReader) -> Awq:
     reader.require("bits", _BITS)
     reader.require("w_bit", _BITS)
     reader.require("zero_point", True)
-    version = reader.text("version", "gemm").lower()
-    if version != "gemm":
-        raise reader.error("version", f"is {version[:80]!r}; only 'gemm' is supported")
-    for key in _HISTORY.split():
+    for key in ("version", "format", "checkpoint_format"):
+        version = reader.text(key, "gemm").lower()
+        if version != "gemm":
+            raise reader.error(key, f"is {version[:80]!r}; only 'gemm' is supported")
+    reader.require("method", "awq")
+    reader.require("pack_dtype", "int32")
+    for key in (*HISTORY.split(), *_HISTORY.split()):
         reader.ignore(key)
     return Awq(read_group_size(reader, "group_size", "q_group_size"))
 

@@ -5,6 +5,10 @@ DeepSeek's.
     X.weight_scale_inv  [outputs / 128, inputs / 128]   factors of blocks of codes, or
     X.weight_scale      [], [1], [outputs] or [outputs, 1]
     X.input_scale       static activation scale; unused, as activations are scaled per row
+    X.activation_scale  the same, as Mistral names it
+
+    X            [experts, outputs, inputs] float8_e4m3fn   all experts of a layer, with
+    X_scale_inv  [experts, 1, 1], or factors of blocks      as in Mistral Small 4
 
 Matrices whose weights are not float8 are dense; ``modules_to_not_convert`` lists them.
 """
@@ -32,8 +36,8 @@ from kernels.packed import PackedWeight
 _SCALES = (*FLOATS, torch.float8_e8m0fnu)
 # The tensors show which matrices are dense; for activations see above.
 _UNREAD = """
-    activation_scale_ub activation_scheme dequantize ignored_layers modules_to_not_convert
-    scale_fmt
+    act_per_tensor activation_scale_ub activation_scheme dequantize ignored_layers kv_cache_scheme
+    modules_to_convert modules_to_not_convert scale_fmt weight_per_tensor
 """
 
 
@@ -55,6 +59,8 @@ class Fp8:
         entry = present.get(name)
         if entry is None or entry.dtype not in FLOAT8:
             return None
+        if len(entry.shape) == 3:
+            return self._experts_recipe(name, shape, entry.shape[0])
         stem = stem_of(name)
         if self.block is None or f"{stem}.weight_scale_inv" not in present:
             return float8_recipe(name, shape, present)
@@ -65,7 +71,26 @@ class Fp8:
             "scales": ExpectedTensor(f"{stem}.weight_scale_inv", blocks, _SCALES),
         }
         make = partial(make_float8, shape, rows, min(columns, inputs))
-        return Recipe(tensors, make, (f"{stem}.input_scale",))
+        return Recipe(tensors, make, _activation_scales(stem))
+
+    def _experts_recipe(self, name: str, shape: tuple[int, int], experts: int) -> Recipe:
+        """Return the recipe of all experts of a layer in one tensor."""
+        (outputs, inputs), count = shape, max(experts, 1)
+        own = outputs // count
+        rows, columns = self.block or (own, inputs)
+        blocks = count, -(-own // rows), -(-inputs // columns)
+        tensors = {
+            "codes": ExpectedTensor(name, (count, own, inputs), FLOAT8),
+            "scales": ExpectedTensor(f"{name}_scale_inv", blocks, _SCALES),
+        }
+
+        def make(read: Mapping[str, torch.Tensor]) -> PackedWeight:
+            # A scale for each output: an expert may end within a block.
+            scales = read["scales"].repeat_interleave(rows, dim=1)[:, :own]
+            flat = {"codes": read["codes"].flatten(0, 1), "scales": scales.flatten(0, 1)}
+            return make_float8(shape, 1, min(columns, inputs), flat)
+
+        return Recipe(tensors, make, (f"{name}_activation_scale",))
 
 
 def float8_recipe(
@@ -87,7 +112,7 @@ def float8_recipe(
         "scales": ExpectedTensor(scale, given if given in forms else (outputs, 1), _SCALES),
     }
     make = partial(make_float8, shape, 1, inputs, rounds_inputs=rounds_inputs)
-    return Recipe(tensors, make, (f"{stem}.input_scale",))
+    return Recipe(tensors, make, _activation_scales(stem))
 
 
 def make_float8(
@@ -109,6 +134,7 @@ def make_float8(
 def read_fp8(reader: ConfigReader) -> Fp8:
     """Read a ``quantization_config`` of either name. Raises ModelLoadError."""
     reader.ignore("quant_method")
+    reader.require("expert_dtype", "fp8")
     if not reader.has_value("fmt", "float8_e4m3fn"):  # as MiniMax writes it
         reader.require("fmt", "e4m3")
     for key in _UNREAD.split():
@@ -117,3 +143,8 @@ def read_fp8(reader: ConfigReader) -> Fp8:
         return Fp8(None)
     rows, columns = reader.int_pair("weight_block_size")
     return Fp8((rows, columns))
+
+
+def _activation_scales(stem: str) -> tuple[str, str]:
+    """Return the names of a matrix's static activation scale."""
+    return f"{stem}.input_scale", f"{stem}.activation_scale"

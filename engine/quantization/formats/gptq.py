@@ -30,14 +30,15 @@ from engine.quantization.formats.shared import (
 )
 from kernels.packed import PackedWeight
 
-_BITS = (2, 3, 4, 8)
+BITS = (2, 3, 4, 8)
 # How the codes were found, or how others compute with them; nothing about their meaning.
-_HISTORY = """
+HISTORY = """
     act_group_aware backend batch_size block_name_to_quantize cache_block_outputs damp_percent
-    damp_auto_increment dataset desc_act device exllama_config lm_head max_input_length meta
-    model_file_base_name model_name_or_path model_seqlen module_name_preceding_first_block
-    modules_in_block_to_quantize mse offload_to_disk offload_to_disk_path pad_token_id quantizer
-    static_groups sym tokenizer true_sequential use_cuda_fp16 use_exllama
+    damp_auto_increment dataset desc_act device disable_exllama exllama_config fail_safe hyb_act
+    lm_head max_input_length meta model_file_base_name model_name_or_path model_seqlen
+    module_name_preceding_first_block modules_in_block_to_quantize mse offload_to_disk
+    offload_to_disk_path pad_token_id pack_impl quantizer static_groups sym tokenizer
+    true_sequential use_cuda_fp16 use_exllama
 """
 
 
@@ -96,7 +97,7 @@ class Gptq:
 def read_gptq(reader: ConfigReader) -> Gptq:
     """Read a ``quantization_config`` of GPTQ. Raises ModelLoadError."""
     bits = reader.count("bits")
-    if bits not in _BITS:
+    if bits not in BITS:
         raise reader.error("bits", f"is {bits}; GPTQ has 2, 3, 4 and 8")
     stored = reader.text("checkpoint_format", reader.text("format", "gptq"))
     if stored not in ("gptq", "gptq_v2"):
@@ -104,8 +105,15 @@ def read_gptq(reader: ConfigReader) -> Gptq:
     reader.require("quant_method", "gptq")
     reader.require("method", "gptq")
     reader.require("pack_dtype", "int32")
-    reader.refuse("dynamic", "sets other bits for some layers, which is not supported")
+    if not all(_is_harmless(*rule) for rule in reader.mapping("dynamic").items()):
+        raise reader.error("dynamic", "sets other bits for some layers, which is not supported")
     reader.refuse("is_marlin_format", "lays codes out for one kernel of another engine")
-    for key in _HISTORY.split():
+    for key in HISTORY.split():
         reader.ignore(key)
     return Gptq(bits, read_group_size(reader, "group_size"), int(stored == "gptq"))
+
+
+def _is_harmless(pattern: str, changes: object) -> bool:
+    """Return whether a rule for some modules changes nothing, or says that they are dense, as the
+    tensors show, too."""
+    return pattern.startswith("-:") or not changes

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from engine.errors import ModelLoadError
 from engine.models.config_reader import ConfigReader
 from engine.models.packed_tensors import QuantFormat
+from engine.quantization.formats.auto_round import read_auto_round
 from engine.quantization.formats.awq import read_awq
 from engine.quantization.formats.bitsandbytes import read_bitsandbytes
 from engine.quantization.formats.compressed import read_compressed_tensors
@@ -25,6 +26,9 @@ class FormatReader(NamedTuple):
 
 
 FORMATS: dict[str, FormatReader] = {
+    "auto-round": FormatReader(
+        read_auto_round, "2, 3, 4 and 8 bits, in the layouts of GPTQ and AWQ, any group size"
+    ),
     "awq": FormatReader(read_awq, "4 bits, the gemm layout, any group size"),
     "bitsandbytes": FormatReader(
         read_bitsandbytes, "NF4 and FP4, their scales quantised or not; INT8"
@@ -35,7 +39,7 @@ FORMATS: dict[str, FormatReader] = {
         "channel, group or block; NVFP4 and MXFP4",
     ),
     "fbgemm_fp8": FormatReader(read_fp8, "FP8 by channel"),
-    "fp8": FormatReader(read_fp8, "FP8 in blocks, by tensor, by channel"),
+    "fp8": FormatReader(read_fp8, "FP8 in blocks, by tensor, by channel; stacked experts"),
     "gptq": FormatReader(
         read_gptq, "2, 3, 4 and 8 bits, any group size, symmetric or not, act-order, v1 and v2"
     ),
