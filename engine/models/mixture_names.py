@@ -172,6 +172,8 @@ LLAMA4 = (
     Rule(_LLAMA4_MLP + "down_proj.weight", "{i}.down.weight"),
     Rule(_LLAMA4_MLP + "router.weight", "{i}.router"),
     *stacked_rules(_LLAMA4_MLP + "experts.", StackedExperts()),
+    # As tools that quantise matrices alone save them.
+    *expert_rules(_LLAMA4_MLP + "experts.{e}.", "gate_proj", "up_proj", "down_proj"),
     *_shared_rules(_LLAMA4_MLP + "shared_expert."),
 )
 SINKS = Rule(LAYER + "self_attn.sinks", "{i}.sinks")

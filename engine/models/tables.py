@@ -17,7 +17,9 @@ from engine.models.encoder.weights import (
     encoder_targets,
     is_skippable,
 )
+from engine.models.names import rules_of
 from engine.models.spec import DecoderSpec
+from engine.models.spelling import speller
 from engine.models.vision import weights as vision
 from engine.models.vision.spec import VisionSpec
 from engine.models.weights import Parameter, Target
@@ -82,8 +84,10 @@ def _decoder_tables(spec: DecoderSpec) -> TensorTables:
     wanted = weights.parameters(spec)
     targets = weights.targets(spec, wanted)
     prefix = weights.base_prefix(spec)
+    spell = speller(rules_of(spec.naming or spec.architecture))
 
     def full_name(name: str) -> str:
+        name = name if name in targets else spell(name)
         is_full = name in targets or name.startswith(prefix) or weights.is_skippable(spec, name)
         return name if is_full else prefix + name
 

@@ -19,9 +19,11 @@ from engine.models.recurrent_parameters import recurrent_parameters
 from engine.models.rules import Rule
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
+# Of the layers, also within a model that sees or hears.
+_LAYERS = r"(?:(?:language_model\.)?model|model\.language_model|backbone)\.layers\.\d+\."
 # Buffers in older checkpoints, which are computed here.
 _COMPUTED = re.compile(
-    r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+    rf"{_LAYERS}self_attn\.rotary_emb\.inv_freq"
     r"|gpt_neox\.layers\.\d+\.attention\.(rotary_emb\.inv_freq|bias|masked_bias)"
     r"|(transformer\.)?h\.\d+\.attn\.(attention\.)?(bias|masked_bias|causal_mask)"
 )
@@ -29,7 +31,7 @@ _COMPUTED = re.compile(
 # (``kernels/reference/cache_quantisation.py``): they never clip, which makes the calibrated ones
 # redundant.
 _CACHE_SCALES = re.compile(
-    r"(?:model|backbone)\.layers\.\d+\.(?:self_attn|mixer)\.((attn\.)?[qkv]_scale|kv_scale|prob_scale"
+    rf"{_LAYERS}(?:self_attn|mixer)\.((attn\.)?[qkv]_scale|kv_scale|prob_scale"
     r"|k_proj\.(k_scale|kv_scale|output_scale)|v_proj\.(v_scale|kv_scale|output_scale))"
 )
 
@@ -129,7 +131,7 @@ _UNREAD = {
     "ernie4_5_moe": ("model.mtp_",),
     "exaone4_5": (*_VISUAL, "mtp."),
     "exaone_moe": ("mtp.",),
-    "gemma3": ("vision_tower.", "multi_modal_projector."),
+    "gemma3": _PROJECTED,
     **dict.fromkeys(("gemma3n", "gemma4"), _GEMMA4_TOWERS),
     "gemma4_unified": _GEMMA4_TOWERS,
     **dict.fromkeys(("glm46v", "glm4v", "glm4v_moe"), _VISUAL),
