@@ -52,6 +52,7 @@ from engine.models.rules import (
     PRE_NORMS,
     QWEN_MOE,
     Rule,
+    expert_rules,
     stacked_rules,
 )
 from engine.models.whisper_names import WHISPER
@@ -88,6 +89,8 @@ _GEMMA4 = (
     Rule(LAYER + "router.scale", "{i}.router.norm"),
     Rule(LAYER + "router.per_expert_scale", "{i}.experts.scale"),
     *stacked_rules(LAYER + "experts.", StackedExperts(outputs_first=True), outputs_first=True),
+    # As tools that quantise matrices alone save them.
+    *expert_rules(LAYER + "experts.{e}.", "gate_proj", "up_proj", "down_proj"),
     Rule(LAYER + "post_feedforward_layernorm_1.weight", "{i}.mlp_own_after"),
     Rule(LAYER + "pre_feedforward_layernorm_2.weight", "{i}.experts_norm"),
     Rule(LAYER + "post_feedforward_layernorm_2.weight", "{i}.experts_after"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests import tiny_models
 from tests.engine.models.test_parity import paged_logits, prompt
 from tests.engine.models.test_text_parts import published
 
@@ -68,9 +69,10 @@ def test_buffers_and_scales_of_the_cache_are_passed_over_there_too(kind, tmp_pat
     torch.testing.assert_close(paged_logits(tmp_path), expected, atol=1e-4, rtol=0)
 
 
-def test_experts_of_llama_4_one_by_one(tmp_path):
+@pytest.mark.parametrize("kind", ["gemma4_moe", "llama4"])
+def test_stacked_experts_one_by_one(kind, tmp_path):
     """As GPTQModel and llm-compressor save them, which quantise matrices."""
-    model = published("llama4")
+    model = tiny_models.build(kind)
     with torch.no_grad():
         expected = model(torch.tensor([prompt()])).logits[0]
     model.save_pretrained(tmp_path)
@@ -78,7 +80,8 @@ def test_experts_of_llama_4_one_by_one(tmp_path):
     tensors = load_file(file)
     for name in [name for name in tensors if ".experts." in name]:
         stem, _, which = name.rpartition(".")
-        for e, expert in enumerate(tensors.pop(name).mT):
+        stacked = tensors.pop(name)
+        for e, expert in enumerate(stacked.mT if kind == "llama4" else stacked):
             parts = expert.chunk(2) if which == "gate_up_proj" else (expert,)
             names = ("gate_proj", "up_proj") if len(parts) == 2 else ("down_proj",)
             for part, own in zip(names, parts, strict=True):

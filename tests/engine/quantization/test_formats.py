@@ -301,7 +301,7 @@ def _written(directory, written="gptq4"):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"quant_method": "hqq"}, "quantisation 'hqq' is not supported .known: awq, "),
+        ({"quant_method": "hqq"}, "quantisation 'hqq' is not supported .known: auto-round, "),
         ({"bits": 5}, "'bits' is 5"),
         ({"bits": "4"}, "'bits' must be a positive integer"),
         ({"group_size": 0}, "'group_size' must be a positive integer"),
