@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.models.config_reader import ConfigReader
 from engine.models.encoder.spec import EncoderActivation
-from engine.models.rope_spec import RopeSpec
+from engine.models.rope_spec import LinearScaling, RopeSpec
 
 MAX_LAYERS = 10_000
 _ACTIVATIONS: dict[str, EncoderActivation] = {
@@ -52,15 +52,25 @@ def read_dtype(reader: ConfigReader) -> str | None:
     return reader.text("dtype", older) or None
 
 
-def read_rope(section: ConfigReader | None, theta: float) -> RopeSpec:
-    """Read a rotary embedding from its section; ``theta`` is the default base.
+def read_rope(section: ConfigReader | None, theta: float, *, scalable: bool = False) -> RopeSpec:
+    """Read a rotary embedding from its section.
+
+    Args:
+        section: ``rope_parameters``; None: absent.
+        theta: the default base.
+        scalable: whether frequencies may be divided by a factor, as GTE's are.
 
     Raises:
-        ModelLoadError: its frequencies are scaled, which no published encoder needs.
+        ModelLoadError: its frequencies are scaled in a way that no published encoder needs.
     """
-    if section is not None:
+    if section is None:
+        return RopeSpec(theta)
+    scaling = None
+    if scalable and section.has_value("rope_type", "linear"):
+        scaling = LinearScaling(section.number("factor"))
+    else:
         section.require("rope_type", "default")
-        section.require("partial_rotary_factor", 1.0)
-        theta = section.number("rope_theta", theta, above=1.0)
-        section.finish()
-    return RopeSpec(theta)
+    section.require("partial_rotary_factor", 1.0)
+    theta = section.number("rope_theta", theta, above=1.0)
+    section.finish()
+    return RopeSpec(theta, scaling)

@@ -73,11 +73,18 @@ class EncoderFamily(NamedTuple):
 ENCODERS: dict[str, EncoderFamily] = {
     "bert": EncoderFamily(bert, "BERT, MiniLM, BGE and E5 in English, many rerankers"),
     "distilbert": EncoderFamily(distilbert, "DistilBERT"),
-    "gte": EncoderFamily(gte, "GTE multilingual, converted for transformers"),
+    "gte": EncoderFamily(
+        gte,
+        "GTE v1.5 and multilingual, converted for transformers; Arctic-Embed M v2.0",
+        has_remote_code=True,
+    ),
     "modernbert": EncoderFamily(
         modernbert, "ModernBERT, GTE and Nomic's embeddings on it, rerankers"
     ),
     "mpnet": EncoderFamily(mpnet, "MPNet, all-mpnet-base"),
+    "new": EncoderFamily(
+        gte, "GTE v1.5 and multilingual, as Alibaba published them", has_remote_code=True
+    ),
     "nomic_bert": EncoderFamily(
         nomic_bert, "Nomic BERT, nomic-embed-text v1 and v1.5", has_remote_code=True
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from engine.models.config_reader import ConfigReader
@@ -15,7 +16,7 @@ from engine.models.encoder.config import (
 )
 from engine.models.encoder.spec import EncoderSpec, HeadSpec
 from engine.models.output_head import read_head
-from engine.models.rope_spec import RopeSpec
+from engine.models.rope_spec import LinearScaling, RopeSpec
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 # Besides ``WITHOUT_EFFECT``: of training and of the masked language model. Published configs have
@@ -32,6 +33,12 @@ _NOMIC_ALIASES = {
     **{"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers"},
     **{"n_inner": "intermediate_size", "layer_norm_epsilon": "layer_norm_eps"},
 }
+# What the configs of GTE's own code say of all published models, and the switches of its kernels.
+_GTE_FIXED: dict[str, Any] = {
+    **{"is_decoder": False, "layer_norm_type": "layer_norm", "position_embedding_type": "rope"},
+    **{"logn_attention_scale": False, "logn_attention_clip1": False, "pack_qkv": True},
+}
+_GTE_WITHOUT_EFFECT = ("unpad_inputs", "use_memory_efficient_attention")
 _NOMIC_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu"}
 # Of training, of that code's kernels, and of GPT-2, whose config it extends.
 _NOMIC_WITHOUT_EFFECT = (
@@ -155,22 +162,46 @@ def nomic_bert(reader: ConfigReader) -> EncoderSpec:
 
 
 def gte(reader: ConfigReader) -> EncoderSpec:
-    """GTE (Zhang et al. 2024): BERT with rotary positions and a gated MLP."""
-    reader.require("is_decoder", False)
-    for key in WITHOUT_EFFECT:
+    """GTE (Zhang et al. 2024): BERT with rotary positions and a gated MLP.
+
+    Published configs have the keys of its own code, under the type ``new`` (Alibaba) or ``gte``
+    (Snowflake).
+    """
+    for key, value in _GTE_FIXED.items():
+        reader.require(key, value)
+    for key in (*WITHOUT_EFFECT, *_GTE_WITHOUT_EFFECT):
         reader.ignore(key)
     hidden_size = reader.count("hidden_size", 768)
-    return _rotary_bert(
+    num_heads = read_num_heads(reader, "num_attention_heads", hidden_size, rotary=True)
+    spec = _rotary_bert(
         reader,
         hidden_size,
-        read_num_heads(reader, "num_attention_heads", hidden_size, rotary=True),
+        num_heads,
         vocab_size=reader.count("vocab_size", 250_048),
         max_position_embeddings=reader.count("max_position_embeddings", 8192),
-        rope=read_rope(reader.section("rope_parameters"), 160_000.0),
+        rope=_gte_rope(reader, hidden_size // num_heads),
         num_token_types=reader.non_negative("type_vocab_size", 1),
         activation=read_activation(reader, "hidden_act"),
         gate_last=True,
     )
+    return replace(spec, architecture="gte")
+
+
+def _gte_rope(reader: ConfigReader, head_dim: int) -> RopeSpec:
+    """Read the rope, in either spelling.
+
+    NTK scaling of its own code multiplies the base by the factor ``f`` and divides frequencies by
+    ``f ^ (2 / d)``. Hugging Face's conversions have both numbers instead.
+    """
+    theta = reader.number("rope_theta", 160_000.0, above=1.0)
+    own = reader.section("rope_scaling")
+    if own is None:
+        return read_rope(reader.section("rope_parameters"), theta, scalable=True)
+    own.require("type", "ntk")
+    own.refuse("mixed_b", "is set, which is not supported")
+    factor = own.number("factor")
+    own.finish()
+    return RopeSpec(theta * factor, LinearScaling(factor ** (2 / head_dim)))
 
 
 def _rotary_bert(

@@ -176,6 +176,8 @@ def is_skippable(spec: EncoderSpec, name: str) -> bool:
     """Return whether a tensor without a place may be skipped: no embedding depends on it."""
     if spec.architecture == "modernbert":
         return not spec.num_labels and _UNUSED_WITHOUT_LABELS.fullmatch(name) is not None
+    if spec.architecture == "gte" and not spec.num_labels and name.startswith("classifier."):
+        return True  # weights of tokens, for sparse vectors
     return _UNUSED.fullmatch(name) is not None
 
 

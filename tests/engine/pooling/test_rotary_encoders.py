@@ -208,6 +208,43 @@ def test_gtes_own_names_are_read(tmp_path):
     np.testing.assert_allclose(vector, states(model, text).mean(0).numpy(), atol=1e-4)
 
 
+# Of gte-multilingual-base, without sizes.
+GTE = {
+    **{"architectures": ["NewModel", "NewForTokenClassification"], "model_type": "new"},
+    **{"auto_map": {"AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel"}, "pad_token_id": 1},
+    **{"attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0, "hidden_act": "gelu"},
+    **{"hidden_dropout_prob": 0.1, "id2label": {"0": "LABEL_0"}, "initializer_range": 0.02},
+    **{"layer_norm_eps": 1e-12, "layer_norm_type": "layer_norm", "torch_dtype": "float16"},
+    **{"logn_attention_clip1": False, "logn_attention_scale": False, "pack_qkv": True},
+    **{"position_embedding_type": "rope", "rope_theta": 20000, "type_vocab_size": 1},
+    **{"rope_scaling": {"factor": 8.0, "type": "ntk"}, "transformers_version": "4.39.1"},
+    **{"unpad_inputs": False, "use_memory_efficient_attention": False},
+}
+
+
+def test_gte_divides_its_frequencies(tmp_path):
+    """As Hugging Face's conversions say it, and as Alibaba's own configs do."""
+    factor = 8 ** (2 / 8)  # for heads of 8
+    rope = {"rope_type": "linear", "rope_theta": 160_000.0, "factor": factor}
+    model = tiny_encoders.save("gte", tmp_path, rope_parameters=rope, hidden_act="gelu")
+    text = prompts(90)
+    expected = states(model, text[0]).mean(0).numpy()
+    np.testing.assert_allclose(embed(load(tmp_path), text, MEAN)[0], expected, atol=1e-4)
+    file = tmp_path / "model.safetensors"
+    sparse = {"classifier.weight": torch.ones(1, 48), "classifier.bias": torch.ones(1)}
+    safetensors.torch.save_file({**safetensors.torch.load_file(file), **sparse}, file)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    sizes = {key: saved[key] for key in saved if key.startswith(("num_", "max_", "vocab_"))}
+    sizes |= {key: saved[key] for key in ("hidden_size", "intermediate_size")}
+    (tmp_path / "config.json").write_text(json.dumps({**GTE, **sizes}))
+    own = embed(load(tmp_path), text, MEAN)[0]
+    np.testing.assert_allclose(own, expected, atol=1e-4)
+    snowflake = {**GTE, **sizes, "model_type": "gte", "rope_theta": 160_000, "rope_scaling": None}
+    spec = read_spec(snowflake)
+    assert isinstance(spec, EncoderSpec)
+    assert spec.rope == RopeSpec(160_000.0)
+
+
 def _with_fused(state, parts, pattern, fused):
     """Yield the tensors of a state, with those of ``parts`` as one that has the ``fused`` name."""
     first, *others = (pattern.format(part) for part in parts)
@@ -253,6 +290,8 @@ def test_published_configs_are_read():
         (MODERNBERT, {"hidden_size": 780}, "'num_attention_heads' must leave heads of an even"),
         (MODERNBERT, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         (MODERNBERT, {"is_decoder": True}, "is_decoder"),
+        (GTE, {"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.5}}, "'mixed_b' is set"),
+        (GTE, {"logn_attention_scale": True}, "'logn_attention_scale' is True"),
         (NOMIC, {"causal": True}, "'causal'"),
         (NOMIC, {"prenorm": True}, "'prenorm'"),
         (NOMIC, {"qkv_proj_bias": None}, "'qkv_proj_bias'"),
