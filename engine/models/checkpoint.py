@@ -20,6 +20,7 @@ from engine.models.json_file import parse_object, read_bytes
 from engine.models.safetensors import Header, read_header
 from engine.models.sentence_transformers import SentenceConfig, read_sentence_config
 from engine.models.spec import DecoderSpec
+from engine.models.tied_head import with_own_head
 from engine.models.torch_file import read_torch_header
 from engine.models.vision.config import VisionConfig, read_vision
 
@@ -76,6 +77,7 @@ def read_config(model: str) -> ModelConfig:
     sentence = read_sentence_config(directory)
     if isinstance(spec, DecoderSpec):
         spec = _with_generation_eos(directory, spec)
+        spec = _with_own_head(directory, spec)
     vision, images_refused = _read_part(read_vision, config, directory, spec)
     audio, audio_refused = _read_part(read_audio, config, directory, spec)
     return ModelConfig(
@@ -195,6 +197,16 @@ def _with_generation_eos(directory: Path, spec: DecoderSpec) -> DecoderSpec:
     reader = ConfigReader(parse_object(path, read_bytes(path)), str(path))
     both = dict.fromkeys((*spec.eos_token_ids, *reader.token_ids("eos_token_id")))
     return replace(spec, eos_token_ids=tuple(both))
+
+
+def _with_own_head(directory: Path, spec: DecoderSpec) -> DecoderSpec:
+    """Add a head that the files have, though the config calls it tied to the embedding."""
+    if not spec.tie_word_embeddings or not spec.is_generative:
+        return spec
+    try:
+        return with_own_head(spec, read_headers(directory))
+    except ModelLoadError:
+        return spec  # who reads the weights reports what is wrong with the files
 
 
 def _in_directory(directory: Path, message: str) -> str:

@@ -120,6 +120,18 @@ def read_tensor(file: BufferedReader, entry: TensorEntry) -> torch.Tensor:
     return tensor
 
 
+def are_equal(first: tuple[Header, TensorEntry], second: tuple[Header, TensorEntry]) -> bool:
+    """Return whether two tensors have the same shape and numbers. Raises as ``read_into``."""
+    entries = [entry for _, entry in (first, second)]
+    if entries[0].shape != entries[1].shape or entries[0].dtype != entries[1].dtype:
+        return False
+    with first[0].path.open("rb") as one, second[0].path.open("rb") as other:
+        one.seek(entries[0].begin)
+        other.seek(entries[1].begin)
+        pairs = zip(_pieces(one, entries[0]), _pieces(other, entries[1]), strict=True)
+        return all(torch.equal(left, right) for left, right in pairs)
+
+
 def _pieces(file: BufferedReader, entry: TensorEntry) -> Iterator[torch.Tensor]:
     """Yield the tensor's values in file order, some MiB at a time, all in the same buffer."""
     # In pages of its own: among long-lived tensors it would fragment the heap.

@@ -16,6 +16,7 @@ from engine.models.families import deepseek, gemma, hybrid, llama, llama4, moe
 from engine.models.families import gemma3n as gemma_3n
 from engine.models.families import gemma4 as gemma_4
 from engine.models.families.family import Family
+from engine.models.families.shared import read_dtype
 from engine.models.rope_spec import MropeSpec
 from engine.models.spec import DecoderSpec
 
@@ -250,7 +251,7 @@ def text_part(
     text.section("quantization_config")  # see engine/models/checkpoint.py
     spec = read(text)
     text.finish()
-    dtype = reader.text("torch_dtype", "") or reader.text("dtype", "")
+    dtype = read_dtype(reader)
     return dataclasses.replace(
         spec,
         architecture=reader.text("model_type"),

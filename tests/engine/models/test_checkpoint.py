@@ -217,7 +217,8 @@ def test_computed_buffers_and_tied_copies_are_passed_over(tmp_path):
     tiny_models.save("llama_mqa", tmp_path)  # tied
     plain = greedy(load(tmp_path))
     _put("model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(4))(tmp_path)
-    _put("lm_head.weight", torch.ones(160, 48))(tmp_path)
+    embedding = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    _put("lm_head.weight", embedding.clone())(tmp_path)
     # KV cache scales from calibration, by either tool's names: here each row has its own.
     for name in ("k_scale", "v_scale", "k_proj.k_scale", "v_proj.output_scale"):
         _put(f"model.layers.1.self_attn.{name}", torch.full((1,), 3e-4))(tmp_path)
