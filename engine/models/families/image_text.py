@@ -29,6 +29,12 @@ _COHERE = (
     *("adapter_layer_norm_eps", "alignment_intermediate_size", "downsample_factor"),
     *("vision_feature_layer", "vision_feature_select_strategy"),
 )
+# Values that Aya Vision's text sections may leave out; see ``multimodal.py``.
+_COHERE_DEFAULTS = {
+    **{"hidden_size": 8192, "intermediate_size": 22_528, "num_hidden_layers": 40},
+    **{"num_attention_heads": 64, "num_key_value_heads": 64, "vocab_size": 256_000},
+    **{"max_position_embeddings": 8192, "eos_token_id": 255_001},
+}
 _COHERE_TEXT = {"cohere": cohere.cohere, "cohere2": cohere.cohere2}
 _EXAONE = ("video_token_id", "vision_start_token_id", "vision_end_token_id", "vocab_size")
 _EXAONE_TEXT = {"exaone4": llama.exaone4, "exaone4_5_text": llama.exaone4}
@@ -155,7 +161,7 @@ def kimi_k25(reader: ConfigReader) -> DecoderSpec:
 def _cohere(reader: ConfigReader, naming: str) -> DecoderSpec:
     def read(text: ConfigReader) -> DecoderSpec:
         read_text = of_kind(text, _COHERE_TEXT, "cohere2")
-        text.set_defaults({"model_type": "cohere2"})
+        text.set_defaults({"model_type": "cohere2", **_COHERE_DEFAULTS})
         return read_text(text)
 
     reader.set_defaults({"tie_word_embeddings": True})

@@ -50,7 +50,8 @@ _LLAVA = (
     *("vision_feature_layer", "vision_feature_select_strategy", "pixel_values_dtype"),
     "vocab_size",  # the text model has its own
 )
-# Values that the text sections of LLaVA's configs leave out.
+# Values that text sections leave out: until about 4.51, transformers saved none that equals its
+# class's default.
 _LLAMA_DEFAULTS = {
     **{"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32},
     **{"num_attention_heads": 32, "vocab_size": 32000, "max_position_embeddings": 2048},
@@ -65,7 +66,11 @@ QWEN2_DEFAULTS = {
     **{"num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 151_936},
     **{"max_position_embeddings": 32768, "rms_norm_eps": 1e-6},
 }
-# Values that the sparse config of Gemma 3 4B's text model leaves out.
+_LLAMA4_DEFAULTS = {
+    **{"hidden_size": 5120, "intermediate_size": 8192, "num_hidden_layers": 48, "eos_token_id": 2},
+    **{"num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 202_048},
+    "attention_chunk_size": 8192,
+}
 _GEMMA3_DEFAULTS = {
     **{"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26},
     **{"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208},
@@ -95,10 +100,10 @@ _INTERNVL_TEXT: dict[str, Callable[[ConfigReader], DecoderSpec]] = {
     "qwen3": llama.qwen3,
     "qwen3_moe": moe.qwen3_moe,
 }
-_MISTRAL_TEXT = {
-    "ministral3": llama.ministral3,
-    "mistral": llama.mistral,
-    "mistral4": deepseek.mistral4,
+_MISTRAL_TEXT: dict[str, tuple[Callable[[ConfigReader], DecoderSpec], dict[str, Any]]] = {
+    "ministral3": (llama.ministral3, {}),
+    "mistral": (llama.mistral, _MISTRAL_DEFAULTS),
+    "mistral4": (deepseek.mistral4, {}),
 }
 
 
@@ -166,14 +171,21 @@ def internvl(reader: ConfigReader) -> DecoderSpec:
 
 def llama_4(reader: ConfigReader) -> DecoderSpec:
     """Llama 4 Scout and Maverick."""
-    return text_part(reader, llama4.llama4_text, ("boi_token_index", "eoi_token_index"))
+
+    def read(text: ConfigReader) -> DecoderSpec:
+        text.set_defaults({"model_type": "llama4_text", **_LLAMA4_DEFAULTS})
+        return llama4.llama4_text(text)
+
+    return text_part(reader, read, ("boi_token_index", "eoi_token_index"))
 
 
 def mistral3(reader: ConfigReader) -> DecoderSpec:
     """Mistral Small 3.1, 3.2 and 4, and Ministral 3."""
 
     def read(text: ConfigReader) -> DecoderSpec:
-        return of_kind(text, _MISTRAL_TEXT, "mistral")(text)
+        read_text, defaults = of_kind(text, _MISTRAL_TEXT, "mistral")
+        text.set_defaults({"model_type": "mistral", **defaults})
+        return read_text(text)
 
     spec = text_part(reader, read, _MISTRAL)
     return dataclasses.replace(spec, naming=spec.naming and f"mistral3_{spec.naming}")

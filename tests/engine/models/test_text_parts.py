@@ -122,6 +122,19 @@ def test_experts_of_qwen3_vl_as_they_were_published(tmp_path):
     torch.testing.assert_close(paged_logits(tmp_path), expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("mistral3", "mistral"), ("aya_vision", "cohere2"), ("llama4", "llama4_text")],
+)
+def test_a_text_section_may_leave_out_what_its_class_says(kind, text):
+    """As transformers saved them until about 4.51."""
+    sparse = {"model_type": kind, "text_config": {"model_type": text, "num_hidden_layers": 8}}
+    config = transformers.CONFIG_MAPPING[kind].from_dict(json.loads(json.dumps(sparse)))
+    whole = json.loads(config.to_json_string(use_diff=False))
+    tied = {"tie_word_embeddings": whole["tie_word_embeddings"]}  # the files decide
+    assert read_spec({**sparse, **tied}) == read_spec({**whole, "transformers_version": None})
+
+
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2"])
 def test_llava_leaves_out_what_its_text_models_class_says(kind):
     config = transformers.LlavaConfig(text_config={"model_type": kind})
