@@ -166,7 +166,8 @@ def _quantization(config: dict[str, Any], directory: Path) -> dict[str, Any] | N
     text = config.get("text_config")
     inner = text.get("quantization_config") if isinstance(text, dict) else None
     found, file = config.get("quantization_config") or inner, directory / _MODELOPT
-    if not found and file.is_file():
+    # Some name no more than the method.
+    if (not found or found == {"quant_method": "modelopt"}) and file.is_file():
         own = parse_object(file, read_bytes(file)).get("quantization")
         if not isinstance(own, dict):
             raise ModelLoadError(f"{file}: has no 'quantization'")

@@ -44,7 +44,7 @@ FORMATS: dict[str, FormatReader] = {
         read_gptq, "2, 3, 4 and 8 bits, any group size, symmetric or not, act-order, v1 and v2"
     ),
     "modelopt": FormatReader(
-        read_modelopt, "NVFP4, FP8 by tensor and channel, and both in one checkpoint"
+        read_modelopt, "NVFP4, FP8 by tensor and channel, MXFP8, and several in one checkpoint"
     ),
     "mxfp4": FormatReader(read_mxfp4, "experts, as GPT-OSS has them"),
 }

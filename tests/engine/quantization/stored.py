@@ -188,6 +188,15 @@ def modelopt_nvfp4(weight):
     return own, meant
 
 
+def modelopt_mxfp8(weight):
+    groups = weight.double().unflatten(1, (-1, 32))
+    powers = torch.floor(torch.log2(groups.abs().amax(2))) - 8
+    scale = torch.exp2(powers)[:, :, None]
+    codes = (groups / scale).clamp(-448, 448).float().to(torch.float8_e4m3fn)
+    meant = (codes.double() * scale).flatten(1)
+    return {".weight": codes.flatten(1), ".weight_scale": (powers + 127).to(torch.uint8)}, meant
+
+
 def compressed_mxfp4(weight):
     codes, exponents, meant = mxfp4(weight)
     return {".weight_packed": codes.flatten(1), ".weight_scale": exponents}, meant

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ModelLoadError
+from engine.models.checkpoint import read_config
 from engine.quantization.formats import read_format
 from tests import tiny_models
 from tests.engine.models.test_parity import paged_logits
 from tests.engine.quantization import stored
-from tests.engine.quantization.test_formats import _write
+from tests.engine.quantization.test_formats import _WIDTHS, FORMATS, _write
 
 _BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 # Of Qwen3.5 with experts: only the experts are quantised.
@@ -90,6 +92,29 @@ def test_what_autoround_may_hold_besides_is_refused(changes, told):
 def test_bits_of_a_modules_own_are_refused():
     with pytest.raises(ModelLoadError, match="'dynamic' sets other bits"):
         read_format({**_GPTQ, "dynamic": {"lm_head": {}, "+:.*down_proj": {"bits": 8}}}, "here")
+
+
+@pytest.mark.parametrize("kind", ["llama", "nemotron_h_moe"])
+def test_mxfp8_of_modelopt(kind, tmp_path, monkeypatch):
+    """Its section may be within the one of config.json, as in ModelOpt's own file."""
+    monkeypatch.setattr("kernels.cpu.linear.is_available", lambda: False)
+    algorithm = {"quant_algo": "MXFP8", "group_size": 32, "exclude_modules": ["lm_head"]}
+    config = {"quant_method": "modelopt", "quantization": algorithm}
+    monkeypatch.setitem(FORMATS, "mxfp8", (stored.modelopt_mxfp8, config))
+    directory, expected = _write(kind, "mxfp8", tmp_path, **_WIDTHS.get(kind, {}))
+    torch.testing.assert_close(paged_logits(directory), expected, atol=2e-4, rtol=0)
+
+
+def test_modelopts_config_may_name_no_more_than_the_method(tmp_path):
+    """As that of Llama-3.3-70B-Instruct-FP4 does."""
+    directory, _ = _write("llama", "nvfp4_modelopt", tmp_path, expect=False)
+    tiny_models.edit_config(directory, quantization_config={"quant_method": "modelopt"})
+    own = {"quant_algo": "NVFP4", "kv_cache_quant_algo": None, "group_size": 16}
+    own |= {"has_zero_point": False, "pre_quant_scale": False}
+    (directory / "hf_quant_config.json").write_text(json.dumps({"quantization": own}))
+    config = read_config(str(directory)).quantization_config
+    assert config is not None
+    assert read_format(config, "here").name == "ModelOpt NVFP4"
 
 
 _LAYOUTS = {"auto_gptq": "gptq4_sym", "auto_awq": "awq"}  # as FORMATS has them
