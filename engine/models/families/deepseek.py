@@ -330,9 +330,9 @@ def _temperature(reader: ConfigReader) -> float:
     section = reader.section("rope_parameters") or reader.section("rope_scaling")
     if section is None or section.text("rope_type", section.text("type", "default")) == "default":
         return 1.0
-    mscale = section.optional_number("mscale_all_dim")
+    mscale = section.non_negative_number("mscale_all_dim", 0.0)  # 0: as if it were absent
     factor = section.number("factor", 1.0)
-    if mscale is None or factor <= 1.0:
+    if factor <= 1.0:
         return 1.0
     return (0.1 * mscale * math.log(factor) + 1.0) ** 2
 
@@ -378,5 +378,5 @@ FAMILIES: dict[str, Family] = {
         "Mistral Small 4, text model only",
         "latent attention, queries that grow with position, routed and shared experts",
     ),
-    "youtu": Family(youtu, "Youtu-LLM 2B", "latent attention"),
+    "youtu": Family(youtu, "Youtu-LLM 2B", "latent attention", has_remote_code=True),
 }

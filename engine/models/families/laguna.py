@@ -88,8 +88,9 @@ def _layers(reader: ConfigReader, head_dim: int) -> tuple[LayerSpec, ...]:
 FAMILIES: dict[str, Family] = {
     "laguna": Family(
         laguna,
-        "Laguna XS.2",
+        "Laguna XS.2, S 2.1",
         "gated attention by softplus, QK norms, partial rope, windows with their own rope and more "
         "heads, experts by corrected sigmoids, a shared expert",
+        has_remote_code=True,
     ),
 }

@@ -79,7 +79,23 @@ EXPORTED: dict[str, dict[str, Any]] = {
         **{"moe_router_logit_softcapping": 0.0, "moe_apply_router_weight_on_input": False},
         **{"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "router_aux_loss_coef": 0.0},
         **{"layer_types": ["full_attention", *["sliding_attention"] * 3], "rope_theta": None},
-        **{"rope_parameters": None, "auto_map": None, "attention_bias": False},
+        **{"attention_bias": False, "norm_topk_prob": True, "gating_types": ["per_head"] * 4},
+        **{"decoder_sparse_step": 1, "mlp_only_layers": [0], "eos_token_id": [2, 24]},
+        "rope_parameters": {
+            "full_attention": {
+                **{"rope_type": "yarn", "rope_theta": 500000.0, "factor": 128.0, "beta_slow": 1.0},
+                **{"beta_fast": 32.0, "attention_factor": 1.4852, "partial_rotary_factor": 0.5},
+                "original_max_position_embeddings": 8,
+            },
+            "sliding_attention": {
+                **{"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+            },
+        },
+    },
+    "youtu": {
+        **{"kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4},
+        **{"v_head_dim": 8, "rope_interleave": True, "qk_head_dim": 12, "head_dim": None},
+        "rope_scaling": {"type": "yarn", "factor": 1.0, "mscale_all_dim": 0},
     },
     "bailing_hybrid": {
         **{"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 2},
