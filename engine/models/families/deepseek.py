@@ -327,7 +327,7 @@ def _groups(reader: ConfigReader, groups: int = 1, top: int = 1) -> tuple[int, i
 
 def _temperature(reader: ConfigReader) -> float:
     """Return YaRN's factor of the scores: ``(0.1 m ln(factor) + 1)^2``."""
-    section = reader.section("rope_parameters") or reader.section("rope_scaling")
+    section = reader.section("rope_scaling") or reader.section("rope_parameters")
     if section is None or section.text("rope_type", section.text("type", "default")) == "default":
         return 1.0
     mscale = section.non_negative_number("mscale_all_dim", 0.0)  # 0: as if it were absent

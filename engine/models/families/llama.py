@@ -208,7 +208,7 @@ def exaone_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
 def windowed_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
     """Return Qwen's layers: windows from ``max_window_layers`` on, or as ``layer_types`` says."""
     count = num_layers(reader)
-    first_windowed = reader.optional_count("max_window_layers") or 0
+    first_windowed = reader.non_negative("max_window_layers", 28)
     window = None
     if reader.flag("use_sliding_window"):
         window = reader.optional_count("sliding_window")

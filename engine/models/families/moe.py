@@ -47,8 +47,15 @@ def mixtral(reader: ConfigReader) -> DecoderSpec:
         width_key="intermediate_size",
         normalised=True,
     )
-    layers = (LayerSpec(window, experts=True),) * num_layers(reader)
-    return with_checked_experts(reader, read_decoder(reader, layers=layers, moe=moe))
+    spec = read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
+        theta=1_000_000.0,
+        max_positions=131_072,
+        layers=(LayerSpec(window, experts=True),) * num_layers(reader),
+        moe=moe,
+    )
+    return with_checked_experts(reader, spec)
 
 
 def qwen2_moe(reader: ConfigReader) -> DecoderSpec:

@@ -49,7 +49,7 @@ def read_rope(
     theta = reader.number("rope_theta", theta, above=1.0)
     original = reader.count("original_max_position_embeddings", trained)
     older, newer = reader.section("rope_scaling"), reader.section("rope_parameters")
-    section = newer or older
+    section = older or newer  # as transformers 5 has it: someone added the older one by hand
     if section is None:
         num_dims = _num_dims(reader, partial, head_dim)
         return _with_mrope(reader, RopeSpec(theta, None, num_dims, interleaved), mrope, head_dim)

@@ -43,6 +43,15 @@ def test_both_spellings_of_rope_are_one_spec():
     assert newer.rope.scaling == Llama3Scaling(8.0, 1.0, 4.0, 16)
 
 
+def test_a_scaling_added_by_hand_decides():
+    """As transformers does with both sections: the older one is what someone added."""
+    longer = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    plain = {"rope_type": "default", "rope_theta": 5e5}
+    both = spec(rope_theta=5e5, rope_parameters=plain, rope_scaling=longer)
+    assert both == spec(rope_theta=5e5, rope_scaling=longer)
+    assert isinstance(both.rope.scaling, YarnScaling)
+
+
 def test_both_spellings_of_dtype_and_null_as_absent():
     assert spec(torch_dtype="float16").checkpoint_dtype == "float16"
     assert spec(dtype="bfloat16").checkpoint_dtype == "bfloat16"
@@ -68,6 +77,15 @@ def test_windows_of_qwen():
     kinds = ["sliding_attention", "full_attention"] * 2
     listed = spec(**base, use_sliding_window=True, layer_types=kinds)
     assert [layer.window for layer in listed.layers] == [8, None, 8, None]
+    every = spec(**{**base, "max_window_layers": 0}, use_sliding_window=True)
+    assert every.windows == (8,)
+    absent = spec(model_type="qwen2", sliding_window=8, use_sliding_window=True)
+    assert absent.windows == (None,), "of so few layers: the class says 28"
+
+
+def test_mixtral_turns_by_its_classs_base():
+    mixtral = spec(model_type="mixtral")
+    assert (mixtral.rope.theta, mixtral.norm.eps) == (1e6, 1e-5)
 
 
 def test_what_exports_write_besides_is_harmless():
