@@ -20,6 +20,7 @@ def gemma(reader: ConfigReader) -> DecoderSpec:
 
 def gemma2(reader: ConfigReader) -> DecoderSpec:
     """Gemma 2: sandwich norms, windows in every other layer, soft-capped scores."""
+    reader.set_defaults({"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0})
     return _gemma2(
         reader,
         head_dim=256,

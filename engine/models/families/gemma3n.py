@@ -18,6 +18,7 @@ _SPARSE_LAYERS, _SPARSITY = 10, 0.95  # of configs that leave them out
 
 def gemma3n(reader: ConfigReader) -> DecoderSpec:
     """Gemma 3n's text model (E2B, E4B)."""
+    reader.set_defaults({"final_logit_softcapping": 30.0})  # null is none
     reader.ignore("altup_coef_clip")  # of training
     reader.ignore("altup_lr_multiplier")
     reader.refuse("use_bidirectional_attention", "is true: an encoder, which is not supported")

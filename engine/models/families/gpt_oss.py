@@ -52,6 +52,7 @@ def gpt_oss(reader: ConfigReader) -> DecoderSpec:
 def _layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
     """Return layers with windows in every other one from the first, or by ``layer_types``."""
     count = num_layers(reader)
+    reader.set_defaults({"sliding_window": 128})  # null is none
     window = reader.optional_count("sliding_window")
     kinds = layer_types(reader, count) or [
         "full_attention" if i % 2 else "sliding_attention" for i in range(count)

@@ -29,12 +29,14 @@ def llama(reader: ConfigReader) -> DecoderSpec:
 
 def mistral(reader: ConfigReader) -> DecoderSpec:
     """Mistral 7B and later: a window in all layers or none."""
+    reader.set_defaults({"sliding_window": 4096})  # null is none
     window = reader.optional_count("sliding_window")
     return read_decoder(reader, layers=(LayerSpec(window=window),) * num_layers(reader))
 
 
 def ministral(reader: ConfigReader) -> DecoderSpec:
     """Ministral 8B: windows in the layers that ``layer_types`` names."""
+    reader.set_defaults({"sliding_window": 4096})  # null is none
     window = reader.optional_count("sliding_window")
     kinds = alternating_layers(reader, window=window, period=num_layers(reader) + 1)
     return read_decoder(reader, layers=windowed(kinds, window))

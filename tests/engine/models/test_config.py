@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,9 +86,23 @@ def test_windows_of_qwen():
     assert absent.windows == (None,), "of so few layers: the class says 28"
 
 
-def test_mixtral_turns_by_its_classs_base():
-    mixtral = spec(model_type="mixtral")
-    assert (mixtral.rope.theta, mixtral.norm.eps) == (1e6, 1e-5)
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("gemma2", ["attn_logit_softcapping", "final_logit_softcapping", "sliding_window"]),
+        ("gemma3n_text", ["final_logit_softcapping", "sliding_window"]),
+        ("gpt_oss", ["sliding_window", "swiglu_limit"]),
+        ("mistral", ["sliding_window"]),
+        ("ministral", ["sliding_window"]),
+        ("mixtral", ["rms_norm_eps", "rope_parameters"]),
+    ],
+)
+def test_what_a_config_leaves_out_is_as_its_class_says(kind, keys):
+    """Of what changes no shape, so that nothing would refuse the weights."""
+    whole = json.loads(transformers.CONFIG_MAPPING[kind]().to_json_string(use_diff=False))
+    del whole["transformers_version"]
+    for key in keys:
+        assert read_spec({name: whole[name] for name in whole if name != key}) == read_spec(whole)
 
 
 def test_what_exports_write_besides_is_harmless():
