@@ -238,6 +238,11 @@ def _in_multimodal_model(rules: tuple[Rule, ...], part: str = "language_model") 
     )
 
 
+def _thinking(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """The part that makes text of a model that speaks, too."""
+    return tuple(rule._replace(pattern="thinker." + rule.pattern) for rule in rules)
+
+
 _NESTED = {"outer": _in_multimodal_model, "whole": _in_language_model}
 _TABLES = {
     "afmoe": AFMOE,
@@ -323,6 +328,7 @@ _TABLES = {
     "phi": PHI,
     "phi3": _PHI3,
     "phimoe": MIXTRAL,
+    "qwen2_5_omni": _thinking(LLAMA),
     "qwen2_audio": _in_language_model(LLAMA),
     "qwen2_moe": QWEN_MOE,
     "qwen3_asr": _in_multimodal_model(LLAMA),
@@ -332,6 +338,7 @@ _TABLES = {
     "qwen3_5_text": QWEN3_5,
     "qwen3_moe": QWEN_MOE,
     "qwen3_next": QWEN3_NEXT,
+    "qwen3_omni_moe": _thinking(QWEN_MOE),
     "qwen3_vl": _in_multimodal_model(LLAMA),
     "qwen3_vl_moe": _in_multimodal_model(QWEN3_VL_MOE),
     "smolvlm": _in_multimodal_model(LLAMA, "text_model"),

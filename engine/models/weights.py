@@ -20,7 +20,7 @@ from engine.models.rules import Rule
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
 # Of the layers, also within a model that sees or hears.
-_LAYERS = r"(?:(?:language_model\.)?model|model\.language_model|backbone)\.layers\.\d+\."
+_LAYERS = r"(?:(?:language_model\.|thinker\.)?model|model\.language_model|backbone)\.layers\.\d+\."
 # Buffers in older checkpoints, which are computed here.
 _COMPUTED = re.compile(
     rf"{_LAYERS}self_attn\.rotary_emb\.inv_freq"
@@ -122,6 +122,7 @@ _HEARING = (
     *("audio_tower.", "multi_modal_projector."),
     *("model.audio_tower.", "model.multi_modal_projector."),
 )
+_SPEAKING = ("thinker.audio_tower.", "thinker.visual.", "talker.", "token2wav.", "code2wav.")
 _IDEFICS3 = ("model.vision_model.", "model.connector.")
 # Checkpoint parts that are not served: vision parts, and multi-token prediction layers that are not
 # named as ``num_draft_layers`` additional layers of the model.
@@ -155,8 +156,10 @@ _UNREAD = {
     "qwen3_5_moe_text": ("mtp.",),
     "qwen3_5_text": ("mtp.",),
     "qwen3_next": ("mtp.",),
+    "qwen2_5_omni": _SPEAKING,
     "qwen2_5_vl": _VISUAL,
     "qwen2_vl": _VISUAL,
+    "qwen3_omni_moe": _SPEAKING,
     "qwen3_vl": _VISUAL,
     "qwen3_vl_moe": _VISUAL,
     "smolvlm": _IDEFICS3,

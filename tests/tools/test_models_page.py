@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.models.families import FAMILIES, MODULES
 from tests import tiny_audio, tiny_models, tiny_vision
+from tests.engine.models.test_omni import KINDS as SPEAKING
 from tests.engine.models.test_text_parts import PUBLISHED
 from tools.models import PAGE, models_page
 
@@ -32,5 +33,5 @@ def test_every_family_has_a_twin() -> None:
     # which has its text model's name. The third one's, in test_gemma3n.py, is its text model.
     nameless = {"kimi_k2", "step3p7", "gemma3n"}
     transcribing = {"whisper"}  # tests/engine/models/audio/test_whisper.py
-    known = twins | beside_images | hearing | nameless | transcribing
+    known = twins | beside_images | hearing | nameless | transcribing | set(SPEAKING)
     assert known == set(FAMILIES)

@@ -37,8 +37,8 @@ _QWEN_REPEATED = (
     *("rms_norm_eps", "rope_scaling", "rope_theta", "sliding_window", "use_sliding_window"),
     "vocab_size",
 )
-_QWEN2_MROPE = MropeSpec((16, 24, 24))
-_QWEN3_MROPE = MropeSpec((24, 20, 20), interleaved=True)
+QWEN2_MROPE = MropeSpec((16, 24, 24))
+QWEN3_MROPE = MropeSpec((24, 20, 20), interleaved=True)
 QWEN3_5_MROPE = MropeSpec((11, 11, 10), interleaved=True)
 _MISTRAL = (
     *("multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size"),
@@ -209,21 +209,21 @@ def qwen_vl(reader: ConfigReader) -> DecoderSpec:
     def read(text: ConfigReader) -> DecoderSpec:
         for key in _QWEN:
             text.ignore(key)
-        return llama.qwen2(text, mrope=_QWEN2_MROPE)
+        return llama.qwen2(text, mrope=QWEN2_MROPE)
 
     return text_part(reader, read, (*_QWEN, *_QWEN_REPEATED))
 
 
 def qwen3_vl(reader: ConfigReader) -> DecoderSpec:
     """Qwen3-VL, dense."""
-    return text_part(reader, lambda text: llama.qwen3(text, mrope=_QWEN3_MROPE), _QWEN)
+    return text_part(reader, lambda text: llama.qwen3(text, mrope=QWEN3_MROPE), _QWEN)
 
 
 def qwen3_vl_moe(reader: ConfigReader) -> DecoderSpec:
     """Qwen3-VL with experts, whose weights always sum to one, whatever the text config says."""
 
     def read(text: ConfigReader) -> DecoderSpec:
-        spec = moe.qwen3_moe(text, mrope=_QWEN3_MROPE)
+        spec = moe.qwen3_moe(text, mrope=QWEN3_MROPE)
         assert spec.moe is not None
         return dataclasses.replace(spec, moe=dataclasses.replace(spec.moe, normalised=True))
 

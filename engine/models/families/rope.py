@@ -64,7 +64,8 @@ def read_rope(
 
 
 def _read_mrope(section: ConfigReader, family: MropeSpec) -> MropeSpec:
-    section.ignore("mrope_interleaved")  # fixed for each family
+    for key in ("mrope_interleaved", "interleaved"):  # fixed for each family
+        section.ignore(key)
     sizes = section.list_of_length("mrope_section", 3)
     if sizes is None:
         return family

@@ -1,0 +1,83 @@
+"""Qwen's omni models: our text model equals Hugging Face's thinker on text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from engine.models.checkpoint import read_config
+from engine.models.spec import DecoderSpec
+from tests import tiny_models
+from tests.engine.models.test_parity import paged_logits, prompt
+
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_SEEING = {"depth": 1, "num_heads": 2, "hidden_size": 16, "intermediate_size": 32}
+_HEARING = {
+    **{"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "d_model": 16},
+    **{"output_dim": 48, "downsample_hidden_size": 8, "num_mel_bins": 16},
+}
+# kind -> (Hugging Face's name, text model's kind, changes to it, vision config)
+KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "qwen2_5_omni": (
+        *("Qwen2_5Omni", "qwen2", {"rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2]}}),
+        {**_SEEING, "out_hidden_size": 48},
+    ),
+    "qwen3_omni_moe": (
+        *("Qwen3OmniMoe", "qwen3_moe"),
+        {
+            "moe_intermediate_size": 20,
+            "rope_parameters": {
+                **{**_MROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+                "interleaved": True,
+            },
+        },
+        {**_SEEING, "out_hidden_size": 48, "num_position_embeddings": 16},
+    ),
+}
+
+
+def _thinker(kind: str) -> Any:
+    name, text_kind, changes, vision = KINDS[kind]
+    text = tiny_models.build(text_kind, **changes).config.to_dict()
+    del text["model_type"]
+    if "num_local_experts" in text:
+        text["num_experts"] = text.pop("num_local_experts")
+    if "num_position_embeddings" in vision:
+        vision = {**vision, "deepstack_visual_indexes": [0]}
+    config = getattr(transformers, f"{name}ThinkerConfig")(
+        text_config=text, vision_config=vision, audio_config=_HEARING, tie_word_embeddings=False
+    )
+    config._attn_implementation = "eager"
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{name}ThinkerForConditionalGeneration")(config).eval()
+        for parameter in model.parameters():
+            parameter.data.normal_(0.0, 0.25)
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_thinker_makes_text(kind, tmp_path):
+    model = _thinker(kind)
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt()])).logits[0]
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = {f"thinker.{name}": tensor for name, tensor in load_file(file).items()}
+    tensors["talker.model.norm.weight"] = torch.ones(4)
+    save_file(tensors, file, {"format": "pt"})
+    own = json.loads((tmp_path / "config.json").read_text())
+    own["position_id_per_seconds"], own["seconds_per_chunk"] = 13, 2
+    own["text_config"]["eos_token_id"] = None  # as published
+    whole = {"model_type": kind, "thinker_config": own, "talker_config": {"hidden_size": 4}}
+    whole |= {"enable_audio_output": True, "im_end_token_id": 151645}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    torch.testing.assert_close(paged_logits(tmp_path), expected, atol=1e-4, rtol=0)
+    spec = read_config(str(tmp_path)).spec
+    assert isinstance(spec, DecoderSpec)
+    assert spec.eos_token_ids[0] == 151_645, "which generate() ends texts with"
