@@ -260,6 +260,9 @@ def text_part(
     text = reader.section("text_config")
     if text is None:
         return read(reader)
+    for key in (*_VISION, *ignored):
+        if key.endswith(("_token_id", "_token_index")):
+            text.ignore(key)  # repeated there, as in GLM-4.5V
     text.section("quantization_config")  # see engine/models/checkpoint.py
     spec = read(text)
     text.finish()

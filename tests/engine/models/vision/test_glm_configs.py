@@ -70,3 +70,36 @@ def test_images_that_are_not_served_leave_the_text(tmp_path, vision, reason):
     assert config.vision is None
     assert reason in str(config.vision_unsupported_reason)
     assert config.spec.num_layers == 40
+
+
+# Of GLM-4.5V. Its text section repeats the tokens that stand for images.
+_GLM_45V: dict[str, Any] = {
+    **{"model_type": "glm4v_moe", "dtype": "bfloat16", "tie_word_embeddings": False},
+    **{"image_start_token_id": 151_339, "image_end_token_id": 151_340, "image_token_id": 151_363},
+    **{"video_start_token_id": 151_341, "video_end_token_id": 151_342, "video_token_id": 151_364},
+    "text_config": {
+        **{"attention_bias": True, "attention_dropout": 0.0, "dtype": "bfloat16", "head_dim": 128},
+        **{"eos_token_id": [151_329, 151_336, 151_338], "first_k_dense_replace": 1, "n_group": 1},
+        **{"hidden_act": "silu", "hidden_size": 4096, "image_end_token_id": 151_340},
+        **{"image_start_token_id": 151_339, "image_token_id": 151_363, "n_routed_experts": 128},
+        **{"intermediate_size": 10_944, "max_position_embeddings": 65_536, "n_shared_experts": 1},
+        **{"model_type": "glm4v_moe_text", "moe_intermediate_size": 1408, "norm_topk_prob": True},
+        **{"num_attention_heads": 96, "num_experts_per_tok": 8, "num_hidden_layers": 46},
+        **{"num_key_value_heads": 8, "pad_token_id": 151_329, "partial_rotary_factor": 0.5},
+        **{"rms_norm_eps": 1e-5, "rope_theta": 10_000, "routed_scaling_factor": 1.0},
+        **{"rope_scaling": {"mrope_section": [8, 12, 12], "rope_type": "default"}},
+        **{"topk_group": 1, "use_cache": True, "use_qk_norm": False, "vocab_size": 151_552},
+    },
+    "vision_config": {
+        **{**_CONFIG["vision_config"], "attention_dropout": 0.0, "intermediate_size": 10_944},
+        "model_type": "glm4v_moe",
+    },
+}
+
+
+def test_a_text_section_may_repeat_the_tokens_of_images(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(_GLM_45V))
+    config = read_config(str(tmp_path))
+    assert isinstance(config.spec, DecoderSpec)
+    assert (config.spec.num_layers, config.spec.eos_token_ids[0]) == (46, 151_329)
+    assert config.vision is not None, config.vision_unsupported_reason
