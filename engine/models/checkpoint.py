@@ -23,6 +23,7 @@ from engine.models.spec import DecoderSpec
 from engine.models.tied_head import with_own_head
 from engine.models.torch_file import read_torch_header
 from engine.models.vision.config import VisionConfig, read_vision
+from engine.text.tokenizer_files import find_end_token_id
 
 _Part = TypeVar("_Part")
 
@@ -76,7 +77,7 @@ def read_config(model: str) -> ModelConfig:
         raise ModelLoadError(_in_directory(directory, str(error))) from None
     sentence = read_sentence_config(directory)
     if isinstance(spec, DecoderSpec):
-        spec = _with_generation_eos(directory, spec)
+        spec = _with_other_end_tokens(directory, spec)
         spec = _with_own_head(directory, spec)
     vision, images_refused = _read_part(read_vision, config, directory, spec)
     audio, audio_refused = _read_part(read_audio, config, directory, spec)
@@ -190,14 +191,19 @@ def _read_part(
         return None, _in_directory(directory, str(error))
 
 
-def _with_generation_eos(directory: Path, spec: DecoderSpec) -> DecoderSpec:
-    """Add the end tokens of generation_config.json to the spec's own."""
-    path = directory / "generation_config.json"
-    if not path.is_file():
-        return spec
-    reader = ConfigReader(parse_object(path, read_bytes(path)), str(path))
-    both = dict.fromkeys((*spec.eos_token_ids, *reader.token_ids("eos_token_id")))
-    return replace(spec, eos_token_ids=tuple(both))
+def _with_other_end_tokens(directory: Path, spec: DecoderSpec) -> DecoderSpec:
+    """Add the end tokens of generation_config.json and the tokenizer's own to the spec's.
+
+    Chat models that were tuned from base models often have theirs in the tokenizer's config alone.
+    """
+    path, listed = directory / "generation_config.json", spec.eos_token_ids
+    if path.is_file():
+        reader = ConfigReader(parse_object(path, read_bytes(path)), str(path))
+        listed = (*listed, *reader.token_ids("eos_token_id"))
+    own = find_end_token_id(directory)
+    if own is not None and 0 <= own < spec.vocab_size:
+        listed = (*listed, own)
+    return replace(spec, eos_token_ids=tuple(dict.fromkeys(listed)))
 
 
 def _with_own_head(directory: Path, spec: DecoderSpec) -> DecoderSpec:

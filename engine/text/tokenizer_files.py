@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine.errors import ModelLoadError
 
 _TOKEN_NAMES = (
@@ -22,6 +24,19 @@ _TOKEN_NAMES = (
     "mask_token",
 )
 _CONFIG = "tokenizer_config.json"
+
+
+class _Token(msgspec.Struct):
+    """An entry of ``added_tokens``; its other keys are of no use here."""
+
+    id: int
+    content: str
+
+
+class _Added(msgspec.Struct):
+    """The part of tokenizer.json that lists tokens outside of its vocabulary's text."""
+
+    added_tokens: list[_Token] = []
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -77,6 +92,32 @@ def read_eos_token_ids(root: Path) -> set[int]:
             raise ModelLoadError(f"{root / name}: {problem}")
         ids.update(listed)
     return ids
+
+
+def find_end_token_id(root: Path) -> int | None:
+    """Return the id of the token that the tokenizer's own config ends texts with.
+
+    None is returned, too, where there is none, and where the files are damaged, which those who
+    tokenise report.
+    """
+    try:
+        text = read_named_tokens(root).get("eos_token")
+        declared = read_json(root / _CONFIG).get("added_tokens_decoder")
+        path = root / "tokenizer.json"
+        raw = path.read_bytes() if path.is_file() else b"{}"
+        added = msgspec.json.decode(raw, type=_Added)
+    except (ModelLoadError, OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    ids = {token.content: token.id for token in added.added_tokens}
+    if isinstance(declared, dict):
+        ids |= {
+            entry["content"]: int(name)
+            for name, entry in declared.items()
+            if name.isdecimal()
+            and isinstance(entry, dict)
+            and isinstance(entry.get("content"), str)
+        }
+    return None if text is None else ids.get(text)
 
 
 def read_named_templates(path: Path) -> dict[str, str]:

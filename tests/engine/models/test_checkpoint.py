@@ -101,6 +101,22 @@ def test_end_tokens_of_both_configs(copy):
     assert load(copy).info.eos_token_ids == (2, 7)
 
 
+def test_the_tokenizers_end_token_ends_a_text_too(copy):
+    """As in chat models that were tuned from base models, whose configs were left as they were."""
+    named = {"eos_token": "<|im_end|>"}
+    (copy / "tokenizer_config.json").write_text(json.dumps(named))
+    assert load(copy).info.eos_token_ids == (2,), "of an unknown id"
+    token = {"id": 9, "content": "<|im_end|>", "special": True}
+    (copy / "tokenizer.json").write_text(json.dumps({"added_tokens": [token], "model": {}}))
+    assert load(copy).info.eos_token_ids == (2, 9)
+    (copy / "tokenizer.json").write_text("{")
+    assert load(copy).info.eos_token_ids == (2,), "those who tokenise report the damage"
+    older = {"eos_token": {"content": "</s>"}, "added_tokens_decoder": {"11": {"content": "</s>"}}}
+    (copy / "tokenizer.json").unlink()
+    (copy / "tokenizer_config.json").write_text(json.dumps(older))
+    assert load(copy).info.eos_token_ids == (2, 11)
+
+
 def test_memory_plan_and_context(saved):
     info = load(saved, num_blocks=10).info
     assert info.max_model_len == 40  # ten blocks of four, below the model's 128
