@@ -8,7 +8,8 @@ DeepSeek's.
     X.activation_scale  the same, as Mistral names it
 
     X            [experts, outputs, inputs] float8_e4m3fn   all experts of a layer, with
-    X_scale_inv  [experts, 1, 1], or factors of blocks      as in Mistral Small 4
+    X_scale_inv  [experts, 1, 1], or factors of blocks      as in Mistral Small 4, or both with
+                                                            the inputs first
 
 Matrices whose weights are not float8 are dense; ``modules_to_not_convert`` lists them.
 """
@@ -60,7 +61,7 @@ class Fp8:
         if entry is None or entry.dtype not in FLOAT8:
             return None
         if len(entry.shape) == 3:
-            return self._experts_recipe(name, shape, entry.shape[0])
+            return self._experts_recipe(name, shape, entry.shape)
         stem = stem_of(name)
         if self.block is None or f"{stem}.weight_scale_inv" not in present:
             return float8_recipe(name, shape, present)
@@ -73,21 +74,30 @@ class Fp8:
         make = partial(make_float8, shape, rows, min(columns, inputs))
         return Recipe(tensors, make, _activation_scales(stem))
 
-    def _experts_recipe(self, name: str, shape: tuple[int, int], experts: int) -> Recipe:
-        """Return the recipe of all experts of a layer in one tensor."""
-        (outputs, inputs), count = shape, max(experts, 1)
+    def _experts_recipe(self, name: str, shape: tuple[int, int], stored: tuple[int, ...]) -> Recipe:
+        """Return the recipe of all experts of a layer in one tensor.
+
+        Tools that rounded Qwen3-VL's experts as they were published left the inputs first.
+        """
+        (outputs, inputs), count = shape, max(stored[0], 1)
         own = outputs // count
-        rows, columns = self.block or (own, inputs)
-        blocks = count, -(-own // rows), -(-inputs // columns)
+        # Not where the layer's other tensor would be square, so that nothing told its order.
+        turned = stored == (count, inputs, own) and own not in (inputs, 2 * inputs)
+        block = self.block or (own, inputs)
+        rows, columns = reversed(block) if turned and self.block else block
+        codes, scales = (own, inputs), (-(-own // rows), -(-inputs // columns))
+        if turned:
+            codes, scales = codes[::-1], scales[::-1]
         tensors = {
-            "codes": ExpectedTensor(name, (count, own, inputs), FLOAT8),
-            "scales": ExpectedTensor(f"{name}_scale_inv", blocks, _SCALES),
+            "codes": ExpectedTensor(name, (count, *codes), FLOAT8),
+            "scales": ExpectedTensor(f"{name}_scale_inv", (count, *scales), _SCALES),
         }
 
         def make(read: Mapping[str, torch.Tensor]) -> PackedWeight:
+            found = {part: held.mT if turned else held for part, held in read.items()}
             # A scale for each output: an expert may end within a block.
-            scales = read["scales"].repeat_interleave(rows, dim=1)[:, :own]
-            flat = {"codes": read["codes"].flatten(0, 1), "scales": scales.flatten(0, 1)}
+            factors = found["scales"].repeat_interleave(rows, dim=1)[:, :own]
+            flat = {"codes": found["codes"].flatten(0, 1), "scales": factors.flatten(0, 1)}
             return make_float8(shape, 1, min(columns, inputs), flat)
 
         return Recipe(tensors, make, (f"{name}_activation_scale",))

@@ -16,6 +16,8 @@ from engine.models.checkpoint import read_config
 from engine.quantization.formats import read_format
 from tests import tiny_models
 from tests.engine.models.test_parity import paged_logits
+from tests.engine.models.test_text_parts import PUBLISHED as PARTS
+from tests.engine.models.test_text_parts import published
 from tests.engine.quantization import stored
 from tests.engine.quantization.test_formats import _WIDTHS, FORMATS, _write
 
@@ -138,7 +140,7 @@ def _float8(tensors: dict[str, torch.Tensor], block: tuple[int, int] | None):
     write = functools.partial(stored.float8, name=".weight_scale_inv", **form)
     meant, found = dict(tensors), dict(tensors)
     for name, tensor in tensors.items():
-        if not name.endswith("proj.weight") and "mlp.experts." not in name:
+        if "visual." in name or (not name.endswith("proj.weight") and "mlp.experts." not in name):
             continue
         stem, dot, _ = name.rpartition(".weight")
         written = [write(part.float()) for part in (tensor if tensor.ndim == 3 else tensor[None])]
@@ -158,7 +160,10 @@ def _float8(tensors: dict[str, torch.Tensor], block: tuple[int, int] | None):
 
 
 def _save_float8(kind: str, directory: Path, block: tuple[int, int] | None):
-    tiny_models.save(kind, directory)
+    if kind in PARTS:
+        published(kind).save_pretrained(directory)
+    else:
+        tiny_models.save(kind, directory)
     file = directory / "model.safetensors"
     found, meant = _float8(load_file(file), block)
     save_file(meant, file, {"format": "pt"})
@@ -177,4 +182,16 @@ def test_mistrals_scales_have_names_of_their_own(kind, block, tmp_path, monkeypa
     found, expected = _save_float8(kind, tmp_path, block)
     stacked = any(name.endswith("mlp.experts.down_proj_scale_inv") for name in found)
     assert stacked == (kind == "mistral4")
+    torch.testing.assert_close(paged_logits(tmp_path), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("block", [None, (16, 16)])
+def test_stacked_experts_may_have_their_inputs_first(block, tmp_path, monkeypatch):
+    """As Qwen3-VL's were published before they were rounded."""
+    monkeypatch.setattr("kernels.cpu.linear.is_available", lambda: False)
+    found, expected = _save_float8("qwen3_vl_moe", tmp_path, block)
+    for name, held in found.items():
+        if "mlp.experts." in name and held.ndim == 3:
+            found[name] = held.mT.contiguous()
+    save_file(found, tmp_path / "model.safetensors", {"format": "pt"})
     torch.testing.assert_close(paged_logits(tmp_path), expected, atol=1e-4, rtol=0)
