@@ -84,8 +84,11 @@ def rollback_rejected(
         return  # preempted in the meantime: none of it is computed
     seq.num_computed -= num_drafts - num_accepted
     state.num_wasted += num_drafts - num_accepted
+    # Steps with drafts may pass every block boundary, so no other place would note this.
+    seq.num_confirmed = seq.num_computed
     start = seq.num_computed - num_accepted
     state.pool.publish(seq.chain, seq.token_ids, seq.table, start, seq.num_computed)
+    state.free_out_of_window(seq)
 
 
 def _num_slots(seq: Sequence, state: SchedulerState) -> int:

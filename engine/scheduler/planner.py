@@ -116,6 +116,7 @@ class Planner:
         # previous step has yet to sample.
         budget, places, num_decoded = step.budget, step.decode_slots, 0
         waits = self._config.num_micro_batches > 1
+        block_size = self._state.pool.block_size
         rows, add_seq = step.rows, step.seqs.append
         add_id, add_start, add_tokens = rows.ids.append, rows.starts.append, rows.token_ids.append
         for seq in running:
@@ -138,7 +139,7 @@ class Planner:
                 add_seq(seq)
                 seq.num_computed = end
                 seq.num_pending = pending + 1
-                if end == table.capacity:
+                if not end % block_size:  # drafts and passes may have left blocks behind this one
                     step.fills.append(Fill(seq, table, start, end))
                 budget -= 1
                 num_decoded += 1
