@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from engine.plan_rows import ScheduledRow
 from engine.scheduler.drafts import rollback_rejected
 from engine.scheduler.output import OutputBuilder
 from engine.scheduler.passes import rollback_passes
@@ -40,8 +39,8 @@ class ResultProcessor:
                 seq.num_confirmed = max(seq.num_confirmed, end)
                 state.pool.publish(seq.chain, seq.token_ids, table, start, end)
         self._take_tokens(sampled, result, now_s)
-        for place in sorted(plan.rows.unsampled):
-            self._end_without_tokens(plan.rows[place], planned.seqs[place], now_s)
+        if plan.rows.unsampled:
+            self._end_without_tokens(planned.fills, now_s)
         if state.window is not None:
             for seq, table, _, _ in planned.fills:
                 if seq.table is table and seq.status is Status.RUNNING:
@@ -163,11 +162,18 @@ class ResultProcessor:
                 seq.pooled = PoolingAccumulator(params)
             seq.pooled.add(part)
 
-    def _end_without_tokens(self, row: ScheduledRow, seq: Sequence, now_s: float) -> None:
-        """End a sequence that samples no token, once its prompt is computed."""
-        end = row.start + len(row.token_ids)
-        if seq.status is Status.RUNNING and end == len(seq.token_ids) >= seq.max_num_tokens:
-            news = self._state.pending_output
+    def _end_without_tokens(self, fills: list[Fill], now_s: float) -> None:
+        """End the sequences that sample no token and whose prompts are computed.
+
+        One that was preempted since, and may even run again, ends when it is computed again: what
+        its vector had of the steps before has been dropped.
+        """
+        news = self._state.pending_output
+        for seq, table, _, end in fills:
+            if seq.table is not table or seq.status is not Status.RUNNING:
+                continue
+            if not end == len(seq.token_ids) >= seq.max_num_tokens:
+                continue
             news.report_cached(seq)
             if seq.request.pooling is None:
                 news.append(seq.id, (), "length")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from engine.config import CacheConfig
@@ -43,6 +44,22 @@ def test_a_vector_cut_short_by_preemption_begins_again() -> None:
     assert core.stats.num_preemptions == 1
     assert last.embeddings == {"vector": expected_embedding(request)}
     assert last.finish_reasons == ("stop",)
+    assert core.stats.blocks.held == 0
+
+
+def test_the_result_of_a_prompt_that_was_preempted_since_does_not_end_it() -> None:
+    """With several steps in flight, it may even run again before that result arrives."""
+    config = make_config(cache=CacheConfig(block_size=1), max_num_batched_tokens=2)
+    config = msgspec.structs.replace(config, pipeline_parallel_size=3)
+    core = EngineCore(config, FakeRunner(make_info(17, 1, 20)))
+    for name, length in (("long", 10), ("short", 3)):
+        text = SamplingParams(max_tokens=length, ignore_eos=True)
+        core.add(Request(id=name, prompt_token_ids=(1,), sampling=text))
+    request = pooling("vector", 11)
+    core.add(request)
+    (embedding,) = [output.embeddings["vector"] for output in run(core) if output.embeddings]
+    assert core.stats.num_preemptions
+    assert embedding == expected_embedding(request)
     assert core.stats.blocks.held == 0
 
 
