@@ -217,7 +217,7 @@ def _read_scale(path: Path) -> _Scale:
         if value is not None and value not in plain:
             raise _refused(f"'{key}' is {value!r:.80}, which is not supported")
     alpha, by_root = config.get("lora_alpha", 8), config.get("use_rslora", False)
-    if type(alpha) not in (int, float) or not math.isfinite(alpha) or type(by_root) is not bool:
+    if not _is_finite(alpha) or type(by_root) is not bool:
         raise _refused("'lora_alpha' must be a number, and 'use_rslora' true or false")
     return _Scale(float(alpha), by_root, _read_patterns(config.get("alpha_pattern") or {}))
 
@@ -226,11 +226,18 @@ def _read_patterns(patterns: Any) -> dict[str, float]:
     if not isinstance(patterns, dict):
         raise _refused("'alpha_pattern' must be an object")
     for pattern, alpha in patterns.items():
-        if type(alpha) not in (int, float) or not math.isfinite(alpha):
+        if not _is_finite(alpha):
             raise _refused(f"'alpha_pattern' has {alpha!r:.40}, which is no number")
         if not _MODULES.fullmatch(pattern):
             raise _refused(f"'alpha_pattern' has {pattern!r:.80}: names of modules are understood")
     return patterns
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return False
 
 
 def _refused(why: str) -> InvalidParameter:

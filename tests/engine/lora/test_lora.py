@@ -251,6 +251,8 @@ def _infinite(tensors):
         (_config(alpha_pattern={"q_proj": "2"}), "no number"),
         (_config(peft_type="IA3"), "peft_type"),
         (_config(lora_alpha="x"), "lora_alpha"),
+        (_config(lora_alpha=10**400), "lora_alpha"),
+        (_config(alpha_pattern={"q_proj": 10**400}), "no number"),
         (lambda path: (path / "adapter_config.json").write_text("{"), "not JSON"),
         (lambda path: (path / "adapter_config.json").unlink(), "adapter_config.json"),
         (lambda path: (path / "adapter_model.safetensors").unlink(), "adapter_model"),
