@@ -10,8 +10,10 @@ import logging
 import queue
 from collections.abc import Callable, Sequence
 
+from msgspec import structs
+
 from engine.core import EngineCore
-from engine.errors import Failure, RequestError
+from engine.errors import EngineDead, Failure, RequestError
 from engine.frames import (
     Abort,
     ControlReply,
@@ -148,16 +150,23 @@ class EngineLoop:
                 continue
             try:
                 self._core.add(request)
+            except EngineDead:
+                raise
             except RequestError as error:
+                refused[request.id] = Failure.of(error)
+            except Exception as error:  # what it names cannot be read: no reason to end the others
+                logger.exception("request %s could not be queued", request.id)
                 refused[request.id] = Failure.of(error)
         if refused:
             count = len(refused)
+            # There was no step since the one that these statistics follow.
+            stats = structs.replace(self._core.stats, step_tokens=0)
             self._emit(
                 EngineOutput(
                     ids=tuple(refused),
                     token_ids=((),) * count,
                     finish_reasons=("error",) * count,
                     errors=refused,
-                    stats=self._core.stats,
+                    stats=stats,
                 )
             )

@@ -31,6 +31,7 @@ from engine.runner.protocol import CompletedStep, LaunchedStep, SleepingRunner
 from engine.types import (
     DRAFT_TOKEN,
     PENDING_TOKEN,
+    Adapter,
     EngineInfo,
     MemoryPlan,
     Request,
@@ -214,6 +215,9 @@ class FakeRunner:
 
     def prepare(self) -> bool:
         return False
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        raise OverflowError("this adapter is bad")
 
     def sleep(self, level: int) -> SleepingRunner:
         return FakeResting(self._info, FakeRunner)

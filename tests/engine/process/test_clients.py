@@ -16,7 +16,7 @@ from engine.errors import ContextLengthExceeded, EngineDead, InvalidParameter, R
 from engine.inline import InlineClient
 from engine.process import SubprocessClient
 from engine.requests import fan_out
-from engine.types import EngineOutput, Request, RequestOutput, SamplingParams
+from engine.types import Adapter, EngineOutput, Request, RequestOutput, SamplingParams
 from tests.engine import fakes
 
 MAX_LEN = 200  # of the engines that fakes.load creates
@@ -139,6 +139,22 @@ async def test_a_refusal_is_an_error_of_its_stream_alone(start: Callable) -> Non
     with pytest.raises(InvalidParameter):
         await third.next()
     assert tokens_of(await collect(second)) == fakes.expected_output(good, MAX_LEN)[0]
+
+
+async def test_what_cannot_be_queued_fails_alone_and_counts_as_no_step(start: Callable) -> None:
+    client = await start()
+    heard: list[EngineOutput] = []
+    client.on_output(heard.append)
+    good, other = make_requests(2)
+    assert tokens_of(await collect(client.submit([good])[0]))
+    num_steps = sum(output.stats.step_tokens > 0 for output in heard)
+    adapter = Adapter(id="a", name="a", path="nowhere")
+    (bad,) = client.submit([msgspec.structs.replace(other, adapter=adapter)])
+    with pytest.raises(RequestFailed, match="this adapter is bad"):
+        await collect(bad)
+    assert sum(output.stats.step_tokens > 0 for output in heard) == num_steps
+    (stream,) = client.submit([good])
+    assert tokens_of(await collect(stream)) == fakes.expected_output(good, MAX_LEN)[0]
 
 
 async def test_a_bad_row_fails_alone(start: Callable) -> None:
