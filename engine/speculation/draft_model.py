@@ -241,17 +241,19 @@ class DraftModel:
 
     def _record_blocks(self, plan: StepPlan) -> None:
         """Record which blocks the plan allocates and copies."""
-        blocks, rows = self._blocks, plan.rows
+        blocks, rows, size = self._blocks, plan.rows, self._spec.block_size
+        num_shared: dict[int, int] = {}  # tokens before an added row's first, by last block
         if rows.new_blocks:
             # An added row's cached blocks come first in its list.
             added = {new.request.id for new in plan.added}
             for place, new_blocks in rows.new_blocks.items():
                 num_found = 0
-                if rows.ids[place] in added:
-                    num_found = -(-rows.starts[place] // self._spec.block_size)
+                if rows.ids[place] in added and (start := rows.starts[place]):
+                    num_found = -(-start // size)
+                    num_shared[new_blocks[num_found - 1]] = start - (num_found - 1) * size
                 blocks.reset(new_blocks[num_found:])
         if plan.copies:
-            blocks.copy(plan.copies)
+            blocks.copy(plan.copies, num_shared)
             pairs = to_device(torch.tensor(plan.copies), self._spec.device).view(-1, 2)
             sources, targets = pairs.T.contiguous().unbind()
             for layer in self._cache.paged:

@@ -6,7 +6,7 @@ which costs nothing in steps that allocate none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,10 +65,14 @@ class ReadBlocks:
         for block in block_ids:
             self._counts[block] = 0
 
-    def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy the count of each pair's first block to its second."""
-        sources, targets = np.array(copies, np.int32).reshape(-1, 2).T
-        self._counts[targets] = self._counts[sources]
+    def copy(self, copies: Sequence[BlockCopy], num_shared: Mapping[int, int]) -> None:
+        """Copy the count of each pair's first block to its second.
+
+        ``num_shared`` is how many tokens the two texts share there, by second block. Those that
+        have been read behind them are the first text's own.
+        """
+        for source, target in copies:
+            self._counts[target] = min(int(self._counts[source]), num_shared[target])
 
     def exchange(self, offloads: Sequence[BlockCopy], loads: Sequence[BlockCopy]) -> None:
         """Note blocks copied to host slots, and then slots copied to blocks."""

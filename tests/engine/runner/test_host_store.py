@@ -89,6 +89,9 @@ def test_a_drafts_books_go_with_the_blocks():
     books.exchange([BlockCopy(2, 5)], [BlockCopy(1, 2), BlockCopy(0, 3), BlockCopy(5, 1)])
     assert books.num_read(torch.tensor([2, 3]).numpy(), 8) == 7
     assert books.num_read(torch.tensor([1]).numpy(), 4) == 0
+    books.copy([BlockCopy(2, 0), BlockCopy(3, 1)], {0: 2, 1: 3})
+    assert books.num_read(torch.tensor([0]).numpy(), 4) == 2
+    assert books.num_read(torch.tensor([1]).numpy(), 4) == 3
 
 
 # ---------------------------------------------------------------- texts

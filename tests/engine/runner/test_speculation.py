@@ -118,6 +118,19 @@ def test_greedy_text_is_the_same(tiny, other, name, schedule):
         assert stats.drafts.num_accepted_tokens == stats.drafts.num_draft_tokens
 
 
+def test_a_fork_that_comes_late_is_drafted_for_as_well(tiny, other):
+    """The block that it copies also holds what the draft model has read of its leader's text."""
+    sampling = SamplingParams(seed=3, max_tokens=30, ignore_eos=True)
+    short = msgspec.structs.replace(sampling, max_tokens=6)
+    leader, fork = fan_out("two", (5, 6, 7), msgspec.structs.replace(sampling, n=2))
+    requests = [leader, *fan_out("short", (8, 9), short), fork]
+    speculation = speculation_of("itself", tiny, other)
+    texts, _, core = generate(config_of(tiny, speculation, max_num_seqs=2, overlap=True), requests)
+    assert texts == generate(config_of(tiny, None), requests)[0]
+    stats = core.stats.drafts
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
+
+
 ASKED: dict[str, dict[str, Any]] = {
     "sampled": {},
     "truncated": {"top_p": 0.9, "top_k": 40, "min_p": 0.01},
