@@ -244,10 +244,23 @@ class BlockPool:
         self, chain: PrefixChain, token_ids: Sequence[int], prefix: Prefix
     ) -> bool:
         """Whether a matched prefix may soon be longer: its next block is being offloaded."""
-        end = prefix.num_skipped + len(prefix.block_ids)
-        if self.tier is None or end >= (len(token_ids) - 1) // self.block_size:
+        if self.tier is None:
             return False
-        return self.tier.is_pending(chain.digests(token_ids, end + 1)[end])
+        digest = self.next_digest(chain, token_ids, prefix)
+        return digest is not None and self.tier.is_pending(digest)
+
+    def next_digest(
+        self, chain: PrefixChain, token_ids: Sequence[int], prefix: Prefix
+    ) -> bytes | None:
+        """The digest of the block that a matched prefix lacks first; None: it lacks none."""
+        end = prefix.num_skipped + len(prefix.block_ids)
+        if not self._caching or end >= (len(token_ids) - 1) // self.block_size:
+            return None
+        return chain.digests(token_ids, end + 1)[end]
+
+    def is_cached(self, digest: bytes) -> bool:
+        """Whether a block with this digest can be matched, on the device or on the host."""
+        return self._find(digest) is not None
 
     def touch(self, prefix: Prefix) -> None:
         """Make the free blocks of a prefix that will be adopted soon the last to be evicted."""

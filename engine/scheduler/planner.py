@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from engine.config import SchedulerConfig
 from engine.kv_cache.pool import BlockTable, Prefix
@@ -21,6 +22,14 @@ _PENDING = (PENDING_TOKEN,)
 _MAX_OFFLOAD_WAIT_STEPS = 4  # steps to wait for a block being offloaded; two steps may be in flight
 
 
+class _Blocked(NamedTuple):
+    """The sequence that last lacked blocks at the head of the queue."""
+
+    seq: Sequence
+    num_free: int  # blocks then
+    missing: bytes | None  # digest of the block that its cached prefix lacked first, if any
+
+
 class Planner:
     """Plans steps. From then on planned tokens count as computed."""
 
@@ -30,9 +39,7 @@ class Planner:
         self._config = config
         self._state = state
         self._speculator = speculator
-        # The sequence that last lacked blocks at the head of the queue, and how many were free
-        # then.
-        self._blocked: tuple[Sequence | None, int] = (None, 0)
+        self._blocked: _Blocked | None = None
 
     def plan(
         self, admit: bool, now_s: float, max_passes: int = 1, max_prompt_tokens: int | None = None
@@ -236,9 +243,8 @@ class Planner:
         # or its prompt must not be split and exceeds what is left of the step.
         if seq.num_pending or (self._config.unchunked_prefill and len(seq.token_ids) > step.budget):
             return short
-        blocked, num_free = self._blocked
-        if seq is blocked and pool.num_free <= num_free and state.running:
-            return short  # nothing was freed since, so skip the prefix lookup
+        if state.running and self._is_still_blocked(seq):
+            return short
         yields = state.policy.should_throttle_prompt(seq)
         room = self._chunk_budget(step, throttled=yields)
         if not room:
@@ -256,7 +262,10 @@ class Planner:
         # Keep one spare block per running sequence. Otherwise the newcomer, which ranks last, would
         # be preempted as soon as one of them needs a block, and its computation wasted.
         if needed + len(state.running) > pool.num_free:
-            self._blocked = (seq, pool.num_free)
+            missing: bytes | None = None
+            if looks_up and pool.snapshots is None:  # else a prefix ends at a snapshot
+                missing = pool.next_digest(seq.chain, seq.token_ids, prefix)
+            self._blocked = _Blocked(seq, pool.num_free, missing)
             return short
         if looks_up and self._should_wait_for_prefix(seq, prefix):
             return _NOT_YET
@@ -284,6 +293,17 @@ class Planner:
         self._allocate_blocks(seq, end)
         self._plan_row(step, seq, seq.table.block_ids, end, throttled=yields)
         return None
+
+    def _is_still_blocked(self, seq: Sequence) -> bool:
+        """Whether the head of the queue lacks as many blocks as before, without another lookup.
+
+        It does not if blocks were freed, or if more of its prefix was computed for a sequence with
+        which it can share that.
+        """
+        pool, blocked = self._state.pool, self._blocked
+        if blocked is None or seq is not blocked.seq or pool.num_free > blocked.num_free:
+            return False
+        return blocked.missing is None or not pool.is_cached(blocked.missing)
 
     def _should_wait_for_prefix(self, seq: Sequence, prefix: Prefix) -> bool:
         """Whether to delay ``seq`` by a step because its prefix is about to become available."""

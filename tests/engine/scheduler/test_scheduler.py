@@ -329,6 +329,14 @@ def test_a_long_prompt_that_finds_no_room_is_looked_up_once() -> None:
     assert second < first / 4
 
 
+def test_who_finds_no_room_is_admitted_once_its_prompt_is_computed_for_another() -> None:
+    scheduler = make(num_blocks=60, size=4)
+    for name in "abc":
+        scheduler.add(request(name, prompt=(*range(160), ord(name)), max_tokens=30))
+    assert [row.request.id for row in run(scheduler)[0].added] == ["a"]
+    assert [row.request.id for row in run(scheduler)[0].added] == ["b", "c"]
+
+
 @pytest.mark.parametrize("max_num_seqs", [8, 256, 1000])
 def test_on_a_cpu_prompts_go_on_beside_a_full_batch(max_num_seqs):
     limits = SchedulerConfig(max_num_seqs=max_num_seqs).for_device("cpu")
