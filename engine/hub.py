@@ -20,7 +20,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from itertools import count
-from time import monotonic
+from time import monotonic, sleep
 from typing import TypeVar
 
 import msgspec
@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 _SEND_TIMEOUT_S = 2
 _SEND_BUFFER_BYTES = 1 << 20
+_ACCEPT_PAUSE_S = 0.2  # after the system refused a connection
 
 _ValueT = TypeVar("_ValueT")
 
@@ -153,7 +154,14 @@ class ClientHub:
 
     def _accept(self) -> None:
         while True:
-            connection, _ = self._listener.accept()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:  # no descriptors, perhaps; the client waits to be accepted
+                if self._listener.fileno() < 0:
+                    return  # it has been closed
+                logger.warning("a client cannot be accepted yet: %s", error)
+                sleep(_ACCEPT_PAUSE_S)
+                continue
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
             timeout = struct.pack("ll", _SEND_TIMEOUT_S, 0)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 import socket
 import threading
 from pathlib import Path
 
+import pytest
+
+from engine import hub as hub_module
 from engine.frames import Abort, FrameReader, Output, Submit, encode, receive
 from engine.hub import ClientHub
 from engine.sleep_controller import ControlCall
@@ -122,4 +126,31 @@ def test_who_comes_back_is_told_of_its_new_requests_alone(tmp_path: Path) -> Non
     aborted = commands.get(timeout=LIMIT_S)
     assert isinstance(aborted, Abort)
     assert aborted.ids == (), "they have ended"
+    listener.close()
+
+
+class _Short(socket.socket):
+    """A listener in a process that has no descriptors left at first."""
+
+    num_refused = 0
+
+    def accept(self) -> tuple[socket.socket, str]:
+        if self.num_refused < 2:
+            self.num_refused += 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def test_who_cannot_be_accepted_yet_is_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module, "_ACCEPT_PAUSE_S", 0.001)
+    listener = _Short(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "engine"))
+    listener.listen()
+    hub = ClientHub(listener, make_info(8, 4, 20))
+    hub.start(lambda command: None)
+    client = Client(tmp_path / "engine")  # it is greeted
+    assert listener.num_refused == 2
+    client.socket.close()
     listener.close()
