@@ -6,8 +6,9 @@
 
 The ``_WINDOW`` longest-waiting sequences are looked up in the prefix cache. The one with the most
 cached tokens becomes the head of the queue, the earliest arrival among equals. It stays the head
-until a sequence starts or stops running. Until then there is no room for another anyway, and a step
-makes no lookups, however many sequences wait.
+until a sequence starts or stops running, or has its first token, so that others can share its
+prompt. Until then there is no room for another anyway, and a step makes no lookups, however many
+sequences wait.
 
 In the paper, a request without a cached prefix may wait forever while others with one keep
 arriving. Here the first in line is passed over at most ``_MAX_SKIPS`` times in a row.
@@ -31,21 +32,21 @@ class LongestPrefixPolicy(KeyPolicy):
 
     Args:
         num_cached: the number of a waiting sequence's tokens in the prefix cache now.
-        num_running: the number of running sequences.
+        num_changes: how often room or prefixes may have come (``SchedulerState.num_changes``).
     """
 
     is_rank_ordered = False
 
     def __init__(
-        self, num_cached: Callable[[Sequence], int], num_running: Callable[[], int]
+        self, num_cached: Callable[[Sequence], int], num_changes: Callable[[], int]
     ) -> None:
         super().__init__(first_come_first_served)
         self._num_cached = num_cached
-        self._num_running = num_running
+        self._num_changes = num_changes
 
     def new_queue(self) -> SequenceQueue:
         """A queue ordered by cached prefix."""
-        return _PrefixQueue(self.rank, self._num_cached, self._num_running)
+        return _PrefixQueue(self.rank, self._num_cached, self._num_changes)
 
 
 class _PrefixQueue:
@@ -55,15 +56,15 @@ class _PrefixQueue:
         self,
         key: SortKey,
         num_cached: Callable[[Sequence], int],
-        num_running: Callable[[], int],
+        num_changes: Callable[[], int],
     ) -> None:
         self._key = key
         self._num_cached = num_cached
-        self._num_running = num_running
+        self._num_changes = num_changes
         self._window: list[Sequence] = []  # sorted by key; none greater than any in the heap
         self._overflow = WaitingQueue(key)
         self._head: Sequence | None = None
-        self._num_running_at_choice = -1  # the number running when the head was chosen
+        self._num_changes_at_choice = -1  # when the head was chosen
         self._num_skipped = 0  # consecutive times that the first in the window was not chosen
 
     def push(self, seq: Sequence) -> None:
@@ -81,10 +82,10 @@ class _PrefixQueue:
 
     def head(self) -> Sequence | None:
         """The sequence in the window with the longest cached prefix."""
-        num_running = self._num_running()
-        if self._head is None or num_running != self._num_running_at_choice:
+        num_changes = self._num_changes()
+        if self._head is None or num_changes != self._num_changes_at_choice:
             self._fill()
-            self._head, self._num_running_at_choice = self._choose(), num_running
+            self._head, self._num_changes_at_choice = self._choose(), num_changes
         return self._head
 
     def pop(self, seq: Sequence) -> None:

@@ -133,12 +133,12 @@ def shortest_job_first(seq: Sequence) -> tuple[float, ...]:
 
 
 def make_policy(
-    name: PolicyName, num_cached: Callable[[Sequence], int], num_running: Callable[[], int]
+    name: PolicyName, num_cached: Callable[[Sequence], int], num_changes: Callable[[], int]
 ) -> Policy:
     """Make the named policy for one scheduler.
 
     ``num_cached`` gives the number of a waiting sequence's tokens that are in the prefix cache now,
-    ``num_running`` the number of running sequences.
+    ``num_changes`` how often room or prefixes may have come (``SchedulerState.num_changes``).
     """
     from engine.scheduler.fair import FairPolicy
     from engine.scheduler.longest_prefix import LongestPrefixPolicy
@@ -148,6 +148,6 @@ def make_policy(
         "priority": lambda: KeyPolicy(priority),
         "sjf": lambda: KeyPolicy(shortest_job_first),
         "fair": FairPolicy,
-        "lpm": lambda: LongestPrefixPolicy(num_cached, num_running),
+        "lpm": lambda: LongestPrefixPolicy(num_cached, num_changes),
     }
     return makers[name]()

@@ -81,7 +81,7 @@ class Scheduler:
         self._num_added = 0
         self._recurrent = recurrent
         self._step_tokens = config.step_tokens
-        policy = make_policy(config.policy, self._num_cached, lambda: self.num_running)
+        policy = make_policy(config.policy, self._num_cached, lambda: self._state.num_changes)
         self._state = SchedulerState(pool, policy, speculator, window)
         self._planner = Planner(config, self._state, speculator)
         self._results = ResultProcessor(self._state, speculator)

@@ -44,6 +44,7 @@ class SchedulerState:
         self.sequences: dict[str, Sequence] = {}  # all that have not finished
         self.running: dict[str, Sequence] = {}  # in the order of admission
         self.num_background = 0  # how many of the running are background work
+        self.num_changes = 0  # sequences that started or stopped running, or had a first token
         self.waiting = policy.new_queue()
         self.deadlines = Deadlines()
         self.adapters = AdapterCounts()
@@ -87,6 +88,7 @@ class SchedulerState:
         seq.known_to_runner = True
         seq.leader = None
         self.running[seq.id] = seq
+        self.num_changes += 1
         self.num_background += seq.request.background
         self.num_recomputed += max(0, seq.num_discarded - seq.num_computed)
         seq.num_discarded = 0
@@ -148,6 +150,7 @@ class SchedulerState:
 
     def enqueue_forks(self, leader: Sequence) -> None:
         """Queue the forks of ``leader``, whose prompt is now computed."""
+        self.num_changes += 1
         for fork in leader.forks:
             self.waiting.push(fork)
         leader.forks = []
@@ -196,6 +199,7 @@ class SchedulerState:
 
     def _release(self, seq: Sequence) -> None:
         del self.running[seq.id]
+        self.num_changes += 1
         self.num_background -= seq.request.background
         self.num_wasted -= seq.table.capacity - seq.num_computed
         self.pool.release(seq.table)

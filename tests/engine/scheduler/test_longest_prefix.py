@@ -59,6 +59,14 @@ def test_prefixes_that_do_not_fit_side_by_side_are_computed_once_each() -> None:
     assert num_computed(by_prefix) == 24 * 44 - 4 * 5 * 40
 
 
+def test_who_shares_a_prompt_comes_once_it_is_computed_though_another_found_no_room() -> None:
+    scheduler = make(num_blocks=60, size=4, policy="lpm")
+    for name, group in (("first", 1), ("other", 2), ("like first", 1)):
+        scheduler.add(request(name, max_tokens=20, prompt=prompt(group, len(name), 160)))
+    assert [row.request.id for row in run(scheduler)[0].added] == ["first"]
+    assert [row.request.id for row in run(scheduler)[0].added] == ["like first"]
+
+
 def test_who_wants_prompt_logprobs_finds_nothing() -> None:
     """Its prompt is computed anyway, so others go first."""
     scheduler = make(policy="lpm", max_num_seqs=1)
