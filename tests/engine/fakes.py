@@ -355,6 +355,8 @@ class FakeRunner:
             if planned.is_sampled:
                 assert end == len(row.tokens), "sampled before the last token"
                 chosen = self._choose(row, end - planned.num_drafts)
+                # Its next token comes behind the accepted drafts.
+                row.seen_from = self._first_seen(end - planned.num_drafts + len(chosen) - 1)
                 if planned.num_passes > 1:
                     chosen += self._go_on(planned, chosen)
                 row.newest = chosen[-1]
