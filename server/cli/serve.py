@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -182,6 +183,8 @@ def _bind(host: str, port: int, *, shared: bool, listens: bool = True) -> socket
     except OSError as error:
         sock.close()
         reason = (error.strerror or str(error)).lower()
+        if error.errno == errno.EADDRINUSE:
+            reason += "; --port names another, and 0 any free one"
         raise BindError(f"cannot listen on {host}:{port}: {reason}") from None
     sock.setblocking(False)
     return sock

@@ -104,7 +104,8 @@ def test_a_busy_port_is_told_before_anything_is_loaded():
         done = run_to_end("/no/such/model", "--port", str(port))
     assert done.returncode == 1
     assert done.stderr == (
-        f"quire serve: cannot listen on 127.0.0.1:{port}: address already in use\n"
+        f"quire serve: cannot listen on 127.0.0.1:{port}: address already in use; "
+        "--port names another, and 0 any free one\n"
     )
 
 
