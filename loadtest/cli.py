@@ -74,8 +74,8 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--url",
         "--base-url",
-        default="http://127.0.0.1:8000",
-        help="server address (default: http://127.0.0.1:8000)",
+        default=os.environ.get("QUIRE_URL") or "http://127.0.0.1:8000",
+        help="server address (QUIRE_URL; default: http://127.0.0.1:8000)",
     )
     add("--model", metavar="NAME", help="model to benchmark (default: the first listed)")
     add(

@@ -59,6 +59,14 @@ def test_of_several_keys_the_first_is_sent(monkeypatch):
     assert build_parser().parse_args([]).api_key == "aaa"
 
 
+def test_the_address_is_that_of_the_other_commands(monkeypatch):
+    monkeypatch.setenv("QUIRE_URL", "http://other:9000")
+    assert build_parser().parse_args([]).url == "http://other:9000"
+    assert build_parser().parse_args(["--url", "http://third:1"]).url == "http://third:1"
+    monkeypatch.setenv("QUIRE_URL", "")
+    assert build_parser().parse_args([]).url == "http://127.0.0.1:8000"
+
+
 async def test_a_report_that_cannot_be_written_costs_no_result(tmp_path, capsys):
     async with scripted_server(Script()) as server:
         asked = options(server, "--concurrency", "1", "--json", str(tmp_path / "none" / "r.json"))
