@@ -104,6 +104,9 @@ class UsageTracker:
         self._pending: dict[tuple[str, str], UsageCounts] = {}  # by tenant and day; not written yet
         self._writing: dict[tuple[str, str], UsageCounts] = {}
         self._written: dict[str, dict[str, int]] = {}  # tokens by tenant and day of this month
+        # Of the last ``load``: the month that was read, and the database's version.
+        self._month = ""
+        self._version: int | None = None
 
     # ------------------------------------------------------------ while requests are served
 
@@ -131,11 +134,31 @@ class UsageTracker:
     # ------------------------------------------------------------ the database
 
     async def load(self) -> None:
-        """Read this month's usage by earlier processes. Raises StoreError."""
-        first = f"{self._now():%Y-%m}-01"
-        self._set_written(
-            await self._tables.read(lambda db: db.execute(_SELECT_TOKENS, (first,)).fetchall())
-        )
+        """Read what other processes have written this month, or since the last call.
+
+        A tenant may have used up its quota on other workers before it comes to this one.
+
+        Raises:
+            StoreError: the database cannot be read.
+        """
+        today = self._now().date()
+        is_first = f"{today:%Y-%m}" != self._month
+        # Rows of earlier days do not change any more.
+        days_back = today.day - 1 if is_first else min(1, today.day - 1)
+        since = f"{today - dt.timedelta(days=days_back)}"
+
+        def read(db: sqlite3.Connection) -> tuple[int, list[tuple[str, str, int]]]:
+            # It changes with the commits of other connections.
+            version: int = db.execute("PRAGMA data_version").fetchone()[0]
+            is_known = version == self._version and not is_first
+            return version, [] if is_known else db.execute(_SELECT_TOKENS, (since,)).fetchall()
+
+        self._version, rows = await self._tables.read(read)
+        if is_first:
+            self._month = f"{today:%Y-%m}"
+            self._written.clear()
+        for tenant, day, tokens in rows:
+            self._written.setdefault(tenant, {})[day] = tokens
 
     async def run(self) -> None:
         """Write every few seconds, until cancelled."""
@@ -144,6 +167,7 @@ class UsageTracker:
             await asyncio.sleep(pause_s)
             try:
                 await self.flush()
+                await self.load()
                 pause_s = FLUSH_S
             except StoreError:  # already logged; the counts are kept and written later
                 pause_s = _RETRY_S
@@ -183,6 +207,7 @@ class UsageTracker:
             StoreError: the database cannot be read.
         """
         await self.flush()
+        await self.load()
         query = "SELECT * FROM usage WHERE day BETWEEN ? AND ?"
         values = [first, last]
         if tenant is not None:

@@ -223,6 +223,28 @@ async def test_usage_outlives_the_process_and_quotas_the_day(database: Database)
     anna.begin()
 
 
+async def test_a_quota_counts_what_other_processes_have_written(
+    database: Database, tmp_path: Path
+) -> None:
+    clock = Clock(unix_s("2026-01-30T23:00"))
+    elsewhere = Database(tmp_path)
+    there = UsageTracker(elsewhere.tables(SCHEMA), clock=clock)
+    here = UsageTracker(database.tables(SCHEMA), clock=clock)
+    await here.load()
+    there.add("anna", UsageCounts(prompt_tokens=60, output_tokens=40))
+    await there.flush()
+    assert await here.daily_usage("anna", "2026-01-30", "2026-01-30")
+    assert here.quota_usage("anna").day == 100
+
+    clock.now_s = unix_s("2026-01-31T23:00")
+    there.add("anna", UsageCounts(prompt_tokens=7))
+    await there.flush()
+    here.add("anna", UsageCounts(prompt_tokens=1))
+    await here.load()
+    assert (here.quota_usage("anna").day, here.quota_usage("anna").month) == (8, 108)
+    await elsewhere.close()
+
+
 async def test_what_cannot_be_written_is_kept(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
