@@ -226,7 +226,7 @@ def new_file_id() -> str:
 
 
 _NOT_EXPIRED_SQL = " AND (expires_at IS NULL OR expires_at > ?)"
-_BATCH_PURPOSES = "('batch', 'batch_output')"
+_BATCH_PURPOSES = "('batch', 'batch_output', 'message_batch')"
 
 
 class _PendingFile:

@@ -140,6 +140,7 @@ async def test_files_of_batches_go_and_others_stay(make_state: MakeState) -> Non
     state = make_state()
     old = 31 * DAY
     unused, made = await upload(state, old), await upload(state, old, "batch_output")
+    messages = await upload(state, old, "message_batch")
     own = await upload(state, old, "user_data")
     ends = await upload(state, old, expires_at=NOW + DAY)
     running, ended = await upload(state, old), await upload(state, old)
@@ -164,6 +165,7 @@ async def test_files_of_batches_go_and_others_stay(make_state: MakeState) -> Non
     assert [file.id for file in left or []] == [own.id, ends.id, running.id, read.id]
     assert not state.files.path(unused).exists()
     assert not state.files.path(made).exists()
+    assert not state.files.path(messages).exists()
     assert state.files.path(running).exists()
     assert [await state.batches.get("t", id) is not None for id in ("b1", "b2")] == [True, False]
 
