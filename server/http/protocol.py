@@ -87,7 +87,7 @@ class HardenedProtocol(HttpToolsProtocol):
         """Parse ``data``, unless the connection has been refused."""
         if self._discards_input or self.transport.is_closing():
             return
-        if not self._in_body and b"pgrade:" in data:
+        if not self._in_body and _UPGRADE.search(data):
             data = _without_upgrade(data)
         super().data_received(data)
         if self._in_headers and self.parser is not None:

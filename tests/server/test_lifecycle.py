@@ -171,9 +171,10 @@ def test_garbage_after_a_request_does_not_cost_its_answer(server: Server) -> Non
         assert sock.recv(1) == b""
 
 
-def test_an_offer_to_upgrade_is_ignored(server: Server) -> None:
+@pytest.mark.parametrize("name", ["Upgrade", "UPGRADE"])
+def test_an_offer_to_upgrade_is_ignored(server: Server, name: str) -> None:
     """Java's HTTP client offers h2c; its request is answered like any other."""
-    offer = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
+    offer = ("Connection: Upgrade, HTTP2-Settings", f"{name}: h2c", "HTTP2-Settings: AAMAAABk")
     body = json.dumps({**LONG, "max_tokens": 2}).encode()
     data = http_post(COMPLETIONS, body, *offer)
     with server.connect() as sock:
