@@ -62,7 +62,7 @@ def _create(path: Path, options: argparse.Namespace) -> None:
         raise _CommandError(f"there is a key named {options.name!r}; 'rotate' gives it a new one")
     given = {name: getattr(options, name) for name in (*_LIMITS, "weight", "expires")}
     fields = {name: value for name, value in given.items() if value is not None}
-    if options.scopes:
+    if options.scopes is not None:  # an empty text is a mistake, not a wish for the default
         fields["scopes"] = options.scopes.split(",")
     key = new_key()
     try:

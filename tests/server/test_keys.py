@@ -345,6 +345,16 @@ def test_a_key_that_has_expired_is_not_made(
     assert read_key_file(path).keys[0].expires == dt.datetime(2999, 1, 1, tzinfo=dt.UTC)
 
 
+def test_an_empty_list_of_scopes_makes_no_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A shell's variable that is not set must not give the scopes that a key has by default."""
+    path = tmp_path / "keys.yaml"
+    assert keys.main(["--file", str(path), "create", "anna", "--scopes", ""]) == 1
+    assert capsys.readouterr().err.startswith("quire keys: scopes: must be 'inference'")
+    assert not path.exists()
+
+
 def test_a_ring_tells_its_keys_apart(tmp_path: Path) -> None:
     path = tmp_path / "keys.json.yaml"
     path.write_text(json.dumps({"keys": ENTRIES}))
