@@ -44,7 +44,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         scheduler=SchedulerConfig(
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
-            policy=settings.scheduling_policy or ("fair" if settings.api_key_file else "fcfs"),
+            policy=settings.policy,
             overlap=settings.overlap,
             max_step_passes=settings.max_step_passes,
             batching_window_ms=settings.batching_window_ms,

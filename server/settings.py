@@ -31,6 +31,7 @@ from engine.config import (
     LoadFormat,
     LogFormat,
     LogLevel,
+    Policy,
     Quantization,
 )
 from engine.paths import default_model_dir
@@ -418,6 +419,11 @@ class Settings(
         """Directories of the adapters, by name."""
         rows = (row.partition("=") for row in self.loras)
         return {name: path for name, _, path in rows}
+
+    @property
+    def policy(self) -> Policy:
+        """The scheduling policy: fair, if keys have owners, unless another one was given."""
+        return self.scheduling_policy or ("fair" if self.api_key_file else "fcfs")
 
     @property
     def is_dashboard_enabled(self) -> bool:

@@ -66,7 +66,8 @@ def read_fields(
         _check_count(name, fields.get(name), limit)
     body = shape.read(fields)
     ignored = body.ignored() + shape.unread(fields)
-    if getattr(body, "priority", None) and settings.scheduling_policy not in ("priority", "fair"):
+    is_idle = settings.policy not in ("priority", "fair") and "priority" not in ignored
+    if is_idle and getattr(body, "priority", None):
         ignored.append("priority")
     return body, report_ignored(ignored, strict=settings.strict)
 

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 
 from engine.text.tokenizer import Tokenizer
+from server.errors import ApiError
+from server.openai.endpoint import read_fields
+from server.openai.inputs import CompletionRequest
+from server.settings import Settings
 from server.text.infill import FAMILIES, Infill
 from tests.server.asgi import running_app
 from tests.server.test_streams import events_of
@@ -311,6 +315,18 @@ def test_what_has_no_effect_is_named(server: Server, guarded_server: Server) -> 
     assert server.chat(echo=True, max_tokens=1).headers["x-quire-ignored-params"] == "echo"
     error = guarded_server.complete(priority=3).json()["error"]
     assert (error["param"], "no effect" in error["message"]) == ("priority", True)
+
+
+def test_a_priority_is_ignored_where_nothing_reads_it(server: Server, tmp_path: Path) -> None:
+    with_keys = Settings(api_key_file=tmp_path / "keys.yaml", strict=True)
+    body = {"model": MODEL, "prompt": "Hello", "priority": 3}
+    assert with_keys.engine_config().scheduler.policy == "fair"
+    assert read_fields(with_keys, CompletionRequest, body)[1] == {}
+    first_come = with_keys.model_copy(update={"scheduling_policy": "fcfs"})
+    with pytest.raises(ApiError, match="'priority' has no effect"):
+        read_fields(first_come, CompletionRequest, body)
+    answer = server.post("/tokenize", body)
+    assert answer.headers["x-quire-ignored-params"] == "priority"  # once
 
 
 def test_an_assistant_may_have_refused_or_said_nothing(server: Server) -> None:
