@@ -162,6 +162,7 @@ class Exchange:
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._incoming.put_nowait({"type": "http.request", "body": body, "more_body": False})
         self._news = asyncio.Event()
+        path, _, query = path.partition("?")
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -171,7 +172,7 @@ class Exchange:
             "path": path,
             "raw_path": path.encode(),
             "root_path": "",
-            "query_string": b"",
+            "query_string": query.encode(),
             "headers": [(b"host", b"t"), (b"content-type", b"application/json")],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2),

@@ -13,6 +13,7 @@ import pytest
 
 from engine.errors import EngineAsleep, EngineDead, RequestFailed
 from server.store.database import FILE_NAME
+from server.store.responses import ResponseStore, StoredEvent, StoredResponse
 from tests.server.asgi import Application, Exchange, running_app
 
 PATH = "/v1/responses"
@@ -110,6 +111,39 @@ async def test_the_end_of_the_server_is_told(application: Application) -> None:
     await exchange.done()
     last = events_of(exchange)[-1]
     assert (last["type"], last["code"]) == ("error", "engine_unavailable")
+
+
+@pytest.mark.parametrize("by_request", [False, True])
+async def test_who_follows_a_response_is_told_the_end_of_the_server(
+    application: Application, by_request: bool
+) -> None:
+    exchange = ask(application, background=True, stream=by_request)
+    stream = await application.engine.next_stream()
+    stream.put(300)
+    if not by_request:
+        id = json.loads((await exchange.done()).body)["id"]
+        exchange = application.request("GET", f"{PATH}/{id}?stream=true")
+    await exchange.until(b"response.output_text.delta")
+    exchange.task.cancel()
+    await exchange.done()
+    told = [event["type"] for event in events_of(exchange)]  # which are numbered in order
+    assert told[-2:] == ["response.output_text.delta", "error"]
+
+
+async def test_who_follows_a_response_is_told_that_another_worker_has_deleted_it(
+    application: Application,
+) -> None:
+    queued = json.loads((await ask(application, background=True).done()).body)
+    store = ResponseStore(application.state.database)
+    body = json.dumps(queued | {"id": "resp_other"}).encode()  # no job of this process
+    await store.add(StoredResponse("resp_other", "", 1, "in_progress", True, None, body), [])
+    created = b'event: response.created\ndata: {"type":"response.created","sequence_number":0}\n\n'
+    await store.record_progress("resp_other", "in_progress", [StoredEvent(0, created)])
+    exchange = application.request("GET", f"{PATH}/resp_other?stream=true")
+    await exchange.until(b"response.created")
+    assert await store.delete("resp_other", "")
+    last = events_of(await exchange.done())[-1]
+    assert (last["type"], last["code"]) == ("error", "not_found")
 
 
 async def test_a_background_response_waits_for_its_place(application: Application) -> None:

@@ -19,7 +19,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from engine.errors import EngineAsleep, EngineDead
 from server.errors import ApiError, overloaded, unavailable
 from server.openai.responses.call import ResponseCall, from_stored, to_stored
-from server.openai.responses.events import Completed, Event, Failed, Incomplete, to_sse
+from server.openai.responses.events import (
+    Completed,
+    Event,
+    Failed,
+    Incomplete,
+    Numbering,
+    to_sse,
+)
 from server.openai.responses.outputs import Response, ResponseError
 from server.state import ServerState
 from server.store.database import StoreError
@@ -80,13 +87,14 @@ class BackgroundJob:
         if events:
             self._num_saved = min(self._num_saved, events[0].number)
 
-    async def follow(self, after: int) -> AsyncGenerator[bytes]:
-        """The events numbered above ``after``, as they are made."""
+    async def follow(self, after: int, numbering: Numbering) -> AsyncGenerator[bytes]:
+        """The events numbered above ``after``, as they are made; ``numbering`` follows them."""
         place = after + 1
         while True:
             news = self._updated
             if place < len(self._events):
-                events, place = self._events[place:], len(self._events)
+                events = self._events[place:]
+                place = numbering.next_number = len(self._events)
                 yield b"".join(events)
             elif self.ended:
                 return
@@ -214,11 +222,17 @@ class BackgroundResponses:
             job.cancel()
         return found
 
-    async def follow(self, id: str, tenant: str, after: int) -> AsyncGenerator[bytes]:
-        """The events of a background response numbered above ``after``, until it ends."""
+    async def follow(
+        self, id: str, tenant: str, after: int, numbering: Numbering
+    ) -> AsyncGenerator[bytes]:
+        """The events of a background response numbered above ``after``, until it ends.
+
+        ``numbering`` follows them, so that an error after them gets the next number. Raises
+        ApiError (404) if the response is deleted meanwhile, and its job is another process's.
+        """
         job = self._jobs.get(id)
         if job is not None and job.tenant == tenant:
-            async with contextlib.aclosing(job.follow(after)) as events:
+            async with contextlib.aclosing(job.follow(after, numbering)) as events:
                 async for event in events:
                     yield event
             return
@@ -227,9 +241,10 @@ class BackgroundResponses:
             events = await self._store.events(id, after)
             if events:
                 after = events[-1].number
+                numbering.next_number = after + 1
                 yield b"".join(event for _, event in events)
-            if response is None:  # deleted meanwhile
-                return
+            if response is None:
+                raise ApiError(404, "The response was deleted.", param="response_id")
             if response.ended:
                 events = events or await self._store.events(id, -1)
                 last = events[-1] if events else StoredEvent(-1, b"")

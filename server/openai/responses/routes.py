@@ -22,7 +22,7 @@ from server.openai.responses.call import (
     new_response_id,
     prepare_conversation,
 )
-from server.openai.responses.events import StreamEvent
+from server.openai.responses.events import Numbering, StreamEvent
 from server.openai.responses.inputs import (
     InputTokensRequest,
     ResponsesRequest,
@@ -60,10 +60,12 @@ async def create_response(request: Request) -> HttpResponse:
     limit_s = None if body.background else state.settings.default_deadline_s
     caller = caller_with_deadline(request, body.deadline_ms, limit_s)
     ending = StreamEnding()
+    # Whoever follows a background response may lag behind, and counts on its own.
+    numbering = Numbering() if body.background else ending.numbering
 
     async def prepare() -> ResponseCall:
         async with until_deadline(caller):
-            return await ResponseCall.prepare(state, caller, body, ending.numbering)
+            return await ResponseCall.prepare(state, caller, body, numbering)
 
     if not body.background:
         streams = bool(body.stream)
@@ -73,7 +75,7 @@ async def create_response(request: Request) -> HttpResponse:
     # A job that has started continues after a disconnect.
     job = await _background(request).start(call, caller.tenant)
     if body.stream:
-        return _stream(request, job.follow(-1), ending, headers)
+        return _stream(request, job.follow(-1, ending.numbering), ending, headers)
     return json_response(call.response, headers)
 
 
@@ -120,7 +122,8 @@ async def retrieve_response(
     after = -1 if starting_after is None else starting_after
     ending = StreamEnding()
     ending.numbering.next_number = after + 1
-    return _stream(request, background.follow(response_id, caller.tenant, after), ending, {})
+    events = background.follow(response_id, caller.tenant, after, ending.numbering)
+    return _stream(request, events, ending, {})
 
 
 @router.delete(
