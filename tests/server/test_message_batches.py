@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from server.anthropic.batch_results import results
+from tests.server.asgi import running_app
 from tests.servers import MODEL, Server, running_server
 
 PATH = "/v1/messages/batches"
@@ -143,3 +146,21 @@ async def test_an_expired_request_says_so(tmp_path) -> None:
     (tmp_path / "errors").write_text(json.dumps(line) + "\n")
     (told,) = [chunk async for chunk in results([tmp_path / "errors"])]
     assert json.loads(told) == {"custom_id": "a", "result": {"type": "expired"}}
+
+
+async def test_the_input_is_on_disk_before_its_batch_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[int] = set()
+    sync = os.fsync
+
+    def recorded(number: int) -> None:
+        synced.add(os.fstat(number).st_ino)
+        sync(number)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    async with running_app(data_dir=tmp_path) as application:
+        answer = await application.post(PATH, requests=[ask("a")]).done()
+        assert answer.status == 200, answer.body
+        (file,) = json.loads((await application.get("/v1/files")).body)["data"]
+        assert (tmp_path / "files" / file["id"]).stat().st_ino in synced
