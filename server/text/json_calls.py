@@ -11,6 +11,7 @@ from server.text.source import Malformed, Read, Source, Unfinished
 
 _ARGUMENTS = ("arguments", "parameters")
 _NAMES = ("name", "tool_name")
+_SPACE = " \t\n\r"
 _OTHERS = ("id", "type", "tool_call_id")  # keys that some models write before the name
 
 
@@ -99,19 +100,30 @@ def read_string(source: Source) -> Read[str]:
 
 
 def as_object(text: str) -> str:
-    """The JSON object in ``text``, which may be encoded as a string. Raises Malformed."""
-    value = json.loads(text)
-    if isinstance(value, str):
-        text = value
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            raise Malformed from None
-    if value is None:
+    """The JSON object in ``text``, a JSON value that may hold it as a string. Raises Malformed."""
+    text = text.strip(_SPACE)
+    if text.startswith('"'):
+        text = json.loads(text).strip(_SPACE)
+        # Not json.loads, which takes NaN and no number of thousands of digits.
+        scanner = JsonScanner()
+        end = scanner.feed(text)
+        scanner.end()
+        if end < len(text) or not scanner.done or not _is_unicode(text):
+            raise Malformed
+    if text == "null":
         return "{}"
-    if not isinstance(value, dict):
+    if not text.startswith("{"):
         raise Malformed
     return text
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether no escape in a string has left half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _scan_value(source: Source, take: Callable[[str], object]) -> Read[None]:

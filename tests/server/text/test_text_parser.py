@@ -203,6 +203,9 @@ MALFORMED = [
     ("llama3", '{"answer": 42}'),
     ("llama3", '{"name": "Ann", "parameters": {}}'),
     ("llama3", "  {"),
+    ("llama3", '{"name": "add", "arguments": "{\\"a\\": NaN}"}'),
+    ("llama3", '{"name": "add", "arguments": "{\\"a\\": \\"\\ud83d\\"}"}'),
+    ("llama3", '{"name": "add", "arguments": "{}{}"}'),
     ("mistral", "[TOOL_CALLS]"),
     ("mistral", "[TOOL_CALLS][1, 2]"),
     ("mistral_args", '[TOOL_CALLS]nothing[ARGS]{"a": 1}'),
@@ -239,6 +242,18 @@ def test_what_is_no_call_is_text(dialect: str, text: str) -> None:
     for whole in (False, True):
         check_all_splits(dialect, text, buffer_calls=whole)
         check_all_splits(dialect, text, buffer_calls=whole, cut=True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"a": %s}', '"{\\"a\\": %s}"', '" {\\"a\\": %s}\\n"'],
+    ids=["plain", "text", "spaced"],
+)
+def test_arguments_before_the_name_or_in_a_string_may_hold_long_numbers(arguments: str) -> None:
+    """A model that repeats itself writes thousands of digits, for which Python makes no number."""
+    text = '{"arguments": ' + arguments % ("1" * 5000) + ', "name": "add"}'
+    parts = read(parser("llama3", buffer_calls=True), [text])
+    assert joined(parts) == [("call", "0", "add", '{"a": %s}' % ("1" * 5000))]
 
 
 def test_deepseeks_tags_state_whether_a_value_is_a_string() -> None:
