@@ -116,7 +116,9 @@ def _to_json(text: str) -> str:
     else:
         return text
     try:
-        return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+        found = json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+        # Models write the escapes of JSON, where two of them may be one character.
+        return found.encode("utf-16", "surrogatepass").decode("utf-16")
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         raise Malformed from None
 

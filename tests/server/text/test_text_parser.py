@@ -212,6 +212,7 @@ MALFORMED = [
     ("pythonic", "[1] Smith, On Things (1999)"),
     ("pythonic", "[add(a=open('x'))]"),
     ("pythonic", "[add(a=1"),
+    ("pythonic", "[add(a='\\ud83d')]"),
     ("lfm2", "<|tool_call_start|>[unknown(a=1)]<|tool_call_end|>"),
     ("lfm2", '<|tool_call_start|>[{"name": "unknown", "arguments": {}}]<|tool_call_end|>'),
     ("gemma4", "<|tool_call>call:unknown{}<tool_call|>"),
@@ -254,6 +255,19 @@ def test_arguments_before_the_name_or_in_a_string_may_hold_long_numbers(argument
     text = '{"arguments": ' + arguments % ("1" * 5000) + ', "name": "add"}'
     parts = read(parser("llama3", buffer_calls=True), [text])
     assert joined(parts) == [("call", "0", "add", '{"a": %s}' % ("1" * 5000))]
+
+
+@pytest.mark.parametrize("dialect", ["pythonic", "lfm2", "olmo3"])
+def test_a_character_may_be_escaped_in_two_halves(dialect: str) -> None:
+    """As in JSON, by models that write Python; Python itself reads two halves of none."""
+    value = "{'\\ud83d\\ude00': ['\\ud83d\\ude00']}"
+    call = {
+        "pythonic": f"[add(a={value})]",
+        "lfm2": f"<|tool_call_start|>[add(a={value})]<|tool_call_end|>",
+        "olmo3": f"<function_calls>add(a={value})</function_calls>",
+    }
+    parts = read(parser(dialect, buffer_calls=True), [call[dialect]])
+    assert calls_in(parts) == [("add", {"a": {"😀": ["😀"]}})]
 
 
 def test_deepseeks_tags_state_whether_a_value_is_a_string() -> None:
