@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import warnings
 
 from server.text import json_calls
 from server.text.calls import ToolCallEmitter
@@ -116,7 +117,11 @@ def _to_json(text: str) -> str:
     else:
         return text
     try:
-        found = json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+        with warnings.catch_warnings():
+            # Python would write what it thinks of a text's escapes into the server's log.
+            warnings.simplefilter("ignore")
+            value = ast.literal_eval(text)
+        found = json.dumps(value, ensure_ascii=False, allow_nan=False)
         # Models write the escapes of JSON, where two of them may be one character.
         return found.encode("utf-16", "surrogatepass").decode("utf-16")
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):

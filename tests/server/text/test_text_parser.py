@@ -257,6 +257,12 @@ def test_arguments_before_the_name_or_in_a_string_may_hold_long_numbers(argument
     assert joined(parts) == [("call", "0", "add", '{"a": %s}' % ("1" * 5000))]
 
 
+def test_an_unknown_escape_is_itself_and_no_warning() -> None:
+    """Regular expressions and Windows' paths: Python's compiler would warn on the server's log."""
+    parts = read(parser("pythonic", buffer_calls=True), [r"[add(a='\d+', b='C:\dir')]"])
+    assert calls_in(parts) == [("add", {"a": r"\d+", "b": r"C:\dir"})]
+
+
 @pytest.mark.parametrize("dialect", ["pythonic", "lfm2", "olmo3"])
 def test_a_character_may_be_escaped_in_two_halves(dialect: str) -> None:
     """As in JSON, by models that write Python; Python itself reads two halves of none."""
