@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
+import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,17 +59,30 @@ def main(argv: Sequence[str]) -> int:
             return _print_error(
                 f"{output} already exists; --resume continues it, --overwrite replaces it"
             )
-        return asyncio.run(_run(settings, source, output, resume))
+        with _rereadable(source) as contents:
+            return asyncio.run(_run(settings, source, contents, output, resume))
     except OSError as error:
         return _print_error(f"{error.filename or output}: {error.strerror or error}")
     except (InvalidSettings, ModelLoadError, EngineError) as error:
         return _print_error(" ".join(str(error).split()))
 
 
-async def _run(settings: Settings, source: Path, output: Path, resume: bool) -> int:
+@contextlib.contextmanager
+def _rereadable(source: Path) -> Iterator[Path]:
+    """Yield ``source``, or a copy of a pipe: the input is checked first, and then read again."""
+    if source.is_file():
+        yield source
+        return
+    with source.open("rb") as pipe, tempfile.NamedTemporaryFile(prefix="quire-batch-") as copy:
+        shutil.copyfileobj(pipe, copy)
+        copy.flush()
+        yield Path(copy.name)
+
+
+async def _run(settings: Settings, source: Path, contents: Path, output: Path, resume: bool) -> int:
     from server.batches.offline import prune_output, run_file, validate_file
 
-    found = await validate_file(source, settings)
+    found = await validate_file(contents, settings)
     for error in found.errors:
         place = "" if error.line is None else f"line {error.line}: "
         _print_error(f"{source}: {place}{error.message}")
@@ -79,7 +95,7 @@ async def _run(settings: Settings, source: Path, output: Path, resume: bool) -> 
     display = _Display(found.num_lines, len(found.ids & done), settings.log_format)
     try:
         engine = _engine(settings)
-        await run_file(settings, engine, source, output, done, display.add_result)
+        await run_file(settings, engine, contents, output, done, display.add_result)
     finally:
         display.close()
     if display.num_failed:

@@ -13,9 +13,11 @@ from tests.servers import MODEL, ROOT
 CHAT = "/v1/chat/completions"
 
 
-def run(*argv: str | Path) -> subprocess.CompletedProcess[str]:
+def run(*argv: str | Path, piped: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "server", "run-batch", *map(str, argv)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command, cwd=ROOT, input=piped, capture_output=True, text=True, timeout=120
+    )
 
 
 def chat_line(custom_id: str, **fields: Any) -> dict[str, Any]:
@@ -64,7 +66,9 @@ def test_a_file_of_requests_is_answered_and_gone_on_with(tmp_path: Path) -> None
     write(source, *(chat_line(f"{n}") for n in range(6)), completion, chat_line("bad"))
     refused = run(source, "-o", output)
     assert (refused.returncode, "--resume" in refused.stderr) == (1, True)
-    done = run("-i", source, "-o", output, "--resume", "--num-threads", "1")
+    # Through a pipe, which can be read only once.
+    resumed = ("-i", "/dev/stdin", "-o", output, "--resume", "--num-threads", "1")
+    done = run(*resumed, piped=source.read_text())
     assert done.returncode == 0, done.stderr
     results = read(output)
     assert len(results) == 8
