@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -109,7 +110,8 @@ async def run_file(
             raise state.failure
         with output.open("ab") as file:
             await _run(state, source, file, skip, on_result)
-            os.fsync(file.fileno())
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # a pipe has nothing to sync
+                os.fsync(file.fileno())
     finally:
         await state.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,13 +18,15 @@ import pytest
 from engine.errors import EngineAsleep, EngineDead, OutOfMemory
 from server.batches import line_execution
 from server.batches.environment import BatchEnvironment, SharedSlots
-from server.batches.offline import validate_file
+from server.batches.offline import run_file, validate_file
 from server.batches.runner import BatchRunner
 from server.errors import ApiError
 from server.settings import Settings
-from server.store.batches import ACTIVE_STATUSES, BatchStore, StoredBatch
+from server.store.batches import ACTIVE_STATUSES, BatchStore, LineResult, StoredBatch
 from server.store.database import Database, StoreError
 from server.store.files import FileStore, StoredFile, new_file_id
+from tests.server.asgi import FakeEngine
+from tests.servers import MODEL
 
 ENDPOINT = "/v1/completions"
 Answer = Callable[[dict[str, Any]], Any]
@@ -295,3 +298,20 @@ async def test_lines_of_a_file_that_is_answered_offline_may_name_adapters(tmp_pa
     found = await validate_file(source, Settings.load({"loras": ["one=/adapters/one"]}))
     (error,) = found.errors
     assert (error.line, error.code) == (2, "model_not_found")
+
+
+async def test_answers_of_a_run_without_a_server_may_go_to_a_pipe(tmp_path: Path) -> None:
+    source, pipe = tmp_path / "in.jsonl", tmp_path / "pipe"
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 1}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    source.write_text(json.dumps(line))
+    os.mkfifo(pipe)
+    engine: Any = FakeEngine()
+    results: list[LineResult] = []
+    engine.loaded.set()
+    reading = asyncio.create_task(asyncio.to_thread(pipe.read_bytes))
+    running = asyncio.create_task(run_file(Settings(), engine, source, pipe, set(), results.append))
+    (await engine.next_stream()).put(300, end="length")
+    await running
+    assert json.loads(await reading)["custom_id"] == "a"
+    assert [result.ok for result in results] == [True]
