@@ -52,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with runner:
             return runner.run(run(options))
+    except _ReaderLeft as error:
+        raise BrokenPipeError from error  # which says nothing of the server
     except (HttpError, ValueError) as error:
         print(f"bench: {error}", file=sys.stderr)
     except (OSError, TimeoutError) as error:
@@ -216,7 +218,7 @@ async def run(options: argparse.Namespace) -> int:
         "machine": describe_machine(),
         "runs": [{"load": asdict(each.load), **each.summary} for each in runs],
     }
-    print(format_table(runs))
+    _print(format_table(runs))
     files: list[tuple[Path, str]] = []
     if options.html:
         files.append((options.html, render_html(result, runs)))
@@ -229,8 +231,8 @@ async def run(options: argparse.Namespace) -> int:
         except OSError as error:
             problems.append(f"cannot write {path}: {error.strerror or error}")
     if options.html and not problems:
-        print(f"report: {options.html}")
-    print(json.dumps(result))
+        _print(f"report: {options.html}")
+    _print(json.dumps(result))
     if problems:
         raise ValueError("; ".join(problems))
     return 0 if all(each.summary["completed"] == each.summary["requests"] for each in runs) else 1
@@ -352,6 +354,18 @@ def _positive(text: str) -> float:
 def _own_cpu_s() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
+
+
+class _ReaderLeft(Exception):
+    """Nobody reads the output any more."""
+
+
+def _print(text: str) -> None:
+    """Print on standard output. Raises _ReaderLeft."""
+    try:
+        print(text)
+    except BrokenPipeError as error:
+        raise _ReaderLeft from error
 
 
 class _Progress:

@@ -6,6 +6,7 @@ Nothing heavy is imported here. Each command's module is imported once it has be
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -71,7 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             case _:
                 print(f"quire: there is no command '{command}'\n\n{_HELP}", file=sys.stderr, end="")
                 return 2
-        return run(rest)
+        status = run(rest)
+        if sys.stdout is not None:  # as it is if it was closed
+            sys.stdout.flush()  # here, where a reader that has left is no error
+        return status
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in _OWN_PACKAGES:
             raise
@@ -84,5 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `quire complete ... | head`
-        sys.stderr.close()
+        if sys.stdout is not None:
+            # What is buffered would be written, and would fail, once more at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
+from server.access.key_file import KeyEntry, KeyFile, write_key_file
 from server.cli import main
 from server.cli.ray_cluster import _explain_no_cluster
 
@@ -46,6 +48,25 @@ def test_an_interpreter_without_the_packages_is_told_in_one_line(command):
 def test_version(capsys):
     assert main(["version"]) == 0
     assert capsys.readouterr().out.startswith("quire ")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", [["version"], ["keys", "--file", "FILE", "list"]])
+def test_a_reader_that_leaves_is_no_error(tmp_path, command, unbuffered):
+    """As ``head`` does."""
+    path = tmp_path / "keys.yaml"
+    write_key_file(path, KeyFile(keys=[KeyEntry(name="anna", sha256=["0" * 64])]))
+    command = [str(path) if word == "FILE" else word for word in command]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "server", *command],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_the_engine_is_spawned_before_anything_else_is_imported():
