@@ -54,9 +54,10 @@ class BatchRunner:
 
     async def _poll(self) -> None:
         batches = self._env.batches
+        # In any case, or the wait in ``run`` would never wait again.
+        batches.updated.clear()
         if not (self._may_run() and batches.may_have_batches()):
             return
-        batches.updated.clear()
         if time.monotonic() >= self._next_sweep_s:
             self._next_sweep_s = time.monotonic() + _SWEEP_S
             await self._env.files.sweep()

@@ -63,8 +63,8 @@ class Place:
         )
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(BatchRunner(self.bench, lambda: True).run())
+    async def running(self, may_run: Callable[[], bool] = lambda: True) -> AsyncIterator[None]:
+        task = asyncio.create_task(BatchRunner(self.bench, may_run).run())
         try:
             yield
         finally:
@@ -315,3 +315,27 @@ async def test_answers_of_a_run_without_a_server_may_go_to_a_pipe(tmp_path: Path
     await running
     assert json.loads(await reading)["custom_id"] == "a"
     assert [result.ok for result in results] == [True]
+
+
+async def test_a_batch_made_while_none_may_run_waits_without_blocking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example while the model loads, or the engine sleeps: nothing else would run either."""
+    place, may_run = Place(tmp_path, echo), False
+    wait, num_waits = asyncio.Event.wait, 0
+
+    async def counted(event: asyncio.Event) -> bool:
+        nonlocal num_waits
+        num_waits += event is place.batches.updated
+        assert num_waits < 10, "it does not wait"
+        return await wait(event)
+
+    async with place.running(lambda: may_run):
+        monkeypatch.setattr(asyncio.Event, "wait", counted)
+        batch = await place.start(2)
+        await asyncio.sleep(0.01)
+        assert not place.asked
+        monkeypatch.undo()
+        may_run = True
+        place.batches.updated.set()
+        assert (await place.end_of(batch)).status == "completed"
