@@ -38,12 +38,17 @@ class BatchError(msgspec.Struct, frozen=True, kw_only=True):
     line: int | None = None
 
 
-class _LineError(Exception):
+class LineError(Exception):
     """An error in a line."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code, self.message, self.param = code, message, param
+        self.line: int | None = None  # number of the line, from 1
+
+    def report(self) -> BatchError:
+        """The error as the batch's owner sees it."""
+        return BatchError(code=self.code, message=self.message, param=self.param, line=self.line)
 
 
 async def read_raw_lines(path: Path, max_bytes: int) -> AsyncGenerator[list[tuple[int, bytes]]]:
@@ -61,12 +66,21 @@ async def read_raw_lines(path: Path, max_bytes: int) -> AsyncGenerator[list[tupl
 async def read_lines(
     path: Path, endpoints: Collection[str], max_bytes: int, skip: Collection[int] = ()
 ) -> AsyncGenerator[Line]:
-    """The requests of a validated input, except for the lines ``skip``. Raises OSError."""
+    """The requests of a validated input, except for the lines ``skip``.
+
+    Raises OSError, and LineError: the limit of a line's length is lower than it was.
+    """
     async with contextlib.aclosing(read_raw_lines(path, max_bytes)) as chunks:
         async for chunk in chunks:
             for number, text in chunk:
-                if number not in skip:
-                    yield parse_line(number, text, endpoints, max_bytes)
+                if number in skip:
+                    continue
+                try:
+                    line = parse_line(number, text, endpoints, max_bytes)
+                except LineError as fault:
+                    fault.line = number
+                    raise
+                yield line
 
 
 class InputValidator:
@@ -118,58 +132,53 @@ class InputValidator:
             self.num_lines += 1
             try:
                 self._validate_line(parse_line(number, text, self._endpoints, self._max_bytes))
-            except _LineError as fault:
+            except LineError as fault:
+                fault.line = number
                 if len(self.errors) < MAX_ERRORS:
-                    self.errors.append(
-                        BatchError(
-                            code=fault.code, message=fault.message, param=fault.param, line=number
-                        )
-                    )
+                    self.errors.append(fault.report())
 
     def _validate_line(self, line: Line) -> None:
         if line.custom_id in self._ids:
             message = (
                 f"The custom_id '{shorten(line.custom_id, 64)}' is already used by an earlier line."
             )
-            raise _LineError("duplicate_custom_id", message, "custom_id")
+            raise LineError("duplicate_custom_id", message, "custom_id")
         self._ids.add(line.custom_id)
         model = line.body.get("model")
         if not isinstance(model, str):
-            raise _LineError(
-                "missing_required_parameter", "'model' must be a string.", "body.model"
-            )
+            raise LineError("missing_required_parameter", "'model' must be a string.", "body.model")
         if not self._has_model(model):
             message = f"The model '{shorten(model, 64)}' does not exist here."
-            raise _LineError("model_not_found", message, "body.model")
+            raise LineError("model_not_found", message, "body.model")
         if line.body.get("stream"):
             message = "'stream' is not available in a batch."
-            raise _LineError("invalid_parameter", message, "body.stream")
+            raise LineError("invalid_parameter", message, "body.stream")
         if self.model is None:
             self.model = model
 
 
 def parse_line(number: int, text: bytes, endpoints: Collection[str], max_bytes: int) -> Line:
-    """Parse the request in a line. Raises _Fault if it is not a valid one for ``endpoints``."""
+    """Parse the request in a line. Raises LineError if it is not a valid one for ``endpoints``."""
     if len(text) > max_bytes:
-        raise _LineError("line_too_long", f"The line is longer than {max_bytes} bytes.")
+        raise LineError("line_too_long", f"The line is longer than {max_bytes} bytes.")
     try:
         fields = parse_json_body(text)
     except ApiError as error:
         message = error.message.replace("The body", "The line", 1)
-        raise _LineError("invalid_json_line", message) from None
+        raise LineError("invalid_json_line", message) from None
     custom_id = fields.get("custom_id")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MAX_ID:
         message = f"'custom_id' must be a string of 1 to {_MAX_ID} characters."
-        raise _LineError("missing_required_parameter", message, "custom_id")
+        raise LineError("missing_required_parameter", message, "custom_id")
     if fields.get("method") != "POST":
-        raise _LineError("invalid_method", "'method' must be 'POST'.", "method")
+        raise LineError("invalid_method", "'method' must be 'POST'.", "method")
     url = fields.get("url")
     if not isinstance(url, str) or url not in endpoints:
         message = f"'url' must be {' or '.join(endpoints)}."
-        raise _LineError("invalid_url", message, "url")
+        raise LineError("invalid_url", message, "url")
     body = fields.get("body")
     if not isinstance(body, dict):
-        raise _LineError("missing_required_parameter", "'body' must be an object.", "body")
+        raise LineError("missing_required_parameter", "'body' must be an object.", "body")
     return Line(number, custom_id, url, body)
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from server.batches.environment import BatchEnvironment
 from server.batches.line_execution import run_line
-from server.batches.lines import BatchError, InputValidator, Line, read_lines
+from server.batches.lines import BatchError, InputValidator, Line, LineError, read_lines
 from server.batches.outputs import write_outputs
 from server.store.batches import ACTIVE_STATUSES, BatchStore, LineResult, StoredBatch
 from server.store.database import StoreError
@@ -37,7 +37,7 @@ class BatchRun:
     async def run(self) -> None:
         """Run until the batch has ended. If cancelled, it can be resumed later.
 
-        A full disk or an unreadable input fails the batch.
+        A full disk, an unreadable input, or a line that has become too long fails the batch.
         """
         try:
             await self._run()
@@ -46,6 +46,8 @@ class BatchRun:
             _log.error("batch %s failed: %s", self.batch.id, reason)
             message = f"The server could not read or keep what belongs to this batch: {reason}"
             await self._fail([BatchError(code="storage_failed", message=message)])
+        except LineError as fault:
+            await self._fail([fault.report()])
 
     async def _run(self) -> None:
         batch = self.batch

@@ -70,13 +70,14 @@ class BatchRunner:
                     self._running[batch.id] = asyncio.create_task(self._run(batch.id, lock))
 
     async def _run(self, id: str, lock: BatchLock) -> None:
-        ended = False
+        ended = is_done = False
         try:
             # Its state now that the lock is held: another process may have advanced it.
             batch = await self._find(id)
             if batch is not None:
                 await BatchRun(self._env, batch).run()
             ended = await self._find(id) is None
+            is_done = True
         except StoreError:
             pass  # retried at the next poll
         except Exception:
@@ -84,7 +85,8 @@ class BatchRunner:
         finally:
             lock.release(ended=ended)
             del self._running[id]
-            self._env.batches.updated.set()
+            if is_done:  # else at the next poll: what failed at once would fail again at once
+                self._env.batches.updated.set()
 
     async def _find(self, id: str) -> StoredBatch | None:
         """The batch, unless it has ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ import msgspec
 import pytest
 
 from engine.errors import EngineAsleep, EngineDead, OutOfMemory
-from server.batches import line_execution
+from server.batches import line_execution, runner
 from server.batches.environment import BatchEnvironment, SharedSlots
 from server.batches.offline import run_file, validate_file
 from server.batches.runner import BatchRunner
@@ -339,3 +340,38 @@ async def test_a_batch_made_while_none_may_run_waits_without_blocking(
         may_run = True
         place.batches.updated.set()
         assert (await place.end_of(batch)).status == "completed"
+
+
+async def test_a_line_that_has_become_too_long_fails_its_batch(tmp_path: Path) -> None:
+    """A restart may lower the limit under which a batch was accepted."""
+    place = Place(tmp_path, echo)
+    batch = await place.start(2)
+    changes = {"num_lines": 2, "in_progress_at": batch.created_at}
+    await place.batches.transition(batch.id, ["validating"], "in_progress", **changes)
+    place.bench = dataclasses.replace(place.bench, max_line_bytes=20)
+    async with place.running():
+        ended = await place.end_of(batch)
+    assert ended.status == "failed"
+    (told,) = json.loads(ended.errors or "")
+    assert (told["code"], told["line"]) == ("line_too_long", 1)
+
+
+async def test_a_batch_that_cannot_be_run_is_tried_again_at_the_next_poll(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runner, "_POLL_S", 3600.0)
+    place = Place(tmp_path, echo)
+    num_tries = 0
+
+    def fail(batch: StoredBatch) -> Any:
+        nonlocal num_tries
+        num_tries += 1
+        raise RuntimeError("no handler")
+
+    place.bench = dataclasses.replace(place.bench, handler_for=fail)
+    await place.start(1)
+    async with place.running():
+        while "could not be run" not in caplog.text:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        assert num_tries == 1
