@@ -33,6 +33,8 @@ def reason(problem: Mapping[str, Any]) -> str:
             return message.replace("String should match pattern", "must match the pattern")
         case "model_type" | "dict_type" | "model_attributes_type":
             return "must be an object"
+        case "int_parsing_size":
+            return "is a number out of range"
         case _:
-            message = _NEEDS.sub("must ", message).partition(", unable to parse")[0]
+            message = _NEEDS.sub("must ", message).partition(", unable to ")[0]
             return message[:1].lower() + message[1:]

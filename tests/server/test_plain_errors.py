@@ -53,6 +53,20 @@ async def test_a_method_that_is_not_taken_is_told_those_that_are(
         assert answer.headers["allow"] == allowed
 
 
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("/v1/responses/resp_1?stream=maybe", "'stream' must be a valid boolean"),
+        ("/v1/files?limit=many", "'limit' must be a valid integer"),
+        ("/v1/files?limit=" + "9" * 5000, "'limit' is a number out of range"),
+    ],
+)
+async def test_a_parameter_of_the_path_is_told_what_it_must_be(query: str, told: str) -> None:
+    async with running_app() as app:
+        answer = await app.get(query)
+        assert (answer.status, answer.error["message"]) == (400, told)
+
+
 async def test_compaction_is_told_to_be_unsupported() -> None:
     async with running_app() as app:
         answer = await app.post("/v1/responses/compact", model="quire-demo", input="Hi").done()
