@@ -94,7 +94,7 @@ def gpu_parts(options: Sequence[str], pytest: Sequence[str]) -> list[list[Part]]
         [bench("invariant 8b", "steps", 60, "--batch-invariant", *large)],
         [bench("int4 8b", "steps", 50, "--quantization", "int4", *large)],
         [bench("fp8 8b", "steps", 50, "--quantization", "fp8", *large)],
-        [Part("adapters 0.6b", ("-m", "tools.bench.lora", "qwen3-0.6b", "--device", "cuda"), 40)],
+        [Part("adapters 0.6b", ("-m", "tools.bench.lora", "qwen3-0.6b", "--device", "cuda"), 60)],
         [bench("breakdown 0.6b", "breakdown", 40, *small)],
         [bench("breakdown 8b", "breakdown", 40, *large)],
         # Last: it has needed more than its time.
