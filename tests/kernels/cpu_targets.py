@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 from kernels.cpu import bindings, linear
 from kernels.cpu.native import build
 
-STAND_INS = ("avx2", "avx2-vnni", "neon")
+_STAND_INS = ("avx2", "avx2-vnni", "neon")
+# Each is a library to compile. Where a processor has no more, it is the processor's own.
+STAND_INS = tuple(pytest.param(name, marks=pytest.mark.slow) for name in _STAND_INS)
 WAYS = ("vectors", "amx", *STAND_INS)  # the first two are this processor's own
 
 
@@ -21,7 +25,7 @@ def use(way: str, monkeypatch: pytest.MonkeyPatch) -> bool:
         Whether the way is that of ``native/vectors``: int4 weights are multiplied in groups for any
         number of rows, and codes of checkpoints are always unpacked.
     """
-    if way in STAND_INS:
+    if way in _STAND_INS:
         library = _library_of(way)
         monkeypatch.setattr(build, "load", lambda: library)
         monkeypatch.setattr(build, "open_library", lambda: library)
@@ -33,6 +37,16 @@ def use(way: str, monkeypatch: pytest.MonkeyPatch) -> bool:
         pytest.skip("no AMX")
     monkeypatch.setattr(linear, "_library", lambda: (library, way == "amx"))
     return "vectors" in build._select_target().folders
+
+
+def slow_unless_own(targets: Iterable[str]) -> list[Any]:
+    """Parameters of tests for each target, slow where its library is not the processor's own."""
+    try:
+        own = build.target_name()
+    except build.BuildError:
+        own = None
+    marks = {True: (), False: pytest.mark.slow}
+    return [pytest.param(target, marks=marks[target == own]) for target in targets]
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from kernels.cpu.native import build
+from tests.kernels import cpu_targets
 
 FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
 INSTRUCTION = re.compile(r"^ *([0-9a-f]+):\s+(.+)$")
@@ -58,7 +59,7 @@ def count(pattern: re.Pattern[str], loop: list[str]) -> int:
 
 
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="no disassembler")
-@pytest.mark.parametrize("target", PRODUCTS)
+@pytest.mark.parametrize("target", cpu_targets.slow_unless_own(PRODUCTS))
 def test_sums_stay_in_registers(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_CPU_TARGET", target)
     try:

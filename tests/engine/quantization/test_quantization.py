@@ -143,6 +143,7 @@ def test_auto_without_instructions_for_bfloat16_is_that_where_kernels_widen_it(
 
 
 @native
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["avx2", "avx2-vnni"])
 def test_a_model_answers_as_on_a_processor_without_avx512(target, monkeypatch, caplog):
     cpu_targets.use(target, monkeypatch)
