@@ -14,7 +14,7 @@ OFFLINE = sorted(path.name for path in EXAMPLES.glob("offline_*.py"))
 HTTP = sorted(path.name for path in EXAMPLES.glob("openai_*.py"))
 
 SAYS = {
-    "offline_generate.py": "'Monday, Tuesday,' -> ' Wednesday",
+    "offline_generate.py": "'The capital of France is' -> ' Paris' (stop)",
     "offline_stream.py": "\n[",
     "offline_chat.py": "> And of Italy?\n",
     "offline_logprobs.py": "likeliest",

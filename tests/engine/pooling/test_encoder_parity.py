@@ -65,7 +65,8 @@ def test_every_family_has_a_twin():
     import transformers
 
     classes = (config_class for config_class, _ in tiny_encoders.KINDS.values())
-    assert {getattr(transformers, name).model_type for name in classes} == set(ENCODERS)
+    twins = {getattr(transformers, name).model_type for name in classes}
+    assert twins == set(ENCODERS) - {"new"}  # GTE by another name
 
 
 def test_old_names_of_norms_and_heads_of_training_are_read(tmp_path):
