@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
 from engine.models.checkpoint import read_config
 from engine.models.spec import DecoderSpec
 from tests import tiny_models
-from tests.engine.models.test_parity import paged_logits, prompt
+from tests.engine.models.test_parity import paged_logits
+from tests.engine.models.test_text_parts import save_changed, with_random_weights
 
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _SEEING = {"depth": 1, "num_heads": 2, "hidden_size": 16, "intermediate_size": 32}
@@ -52,25 +52,20 @@ def _thinker(kind: str) -> Any:
     config = getattr(transformers, f"{name}ThinkerConfig")(
         text_config=text, vision_config=vision, audio_config=_HEARING, tie_word_embeddings=False
     )
-    config._attn_implementation = "eager"
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = getattr(transformers, f"{name}ThinkerForConditionalGeneration")(config).eval()
-        for parameter in model.parameters():
-            parameter.data.normal_(0.0, 0.25)
-    return model
+    return with_random_weights(
+        getattr(transformers, f"{name}ThinkerForConditionalGeneration"), config
+    )
+
+
+def _with_parts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The thinker's tensors as part of a whole model, with one of what speaks."""
+    found = {f"thinker.{name}": tensor for name, tensor in tensors.items()}
+    return {**found, "talker.model.norm.weight": torch.ones(4)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_thinker_makes_text(kind, tmp_path):
-    model = _thinker(kind)
-    with torch.no_grad():
-        expected = model(torch.tensor([prompt()])).logits[0]
-    model.save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
-    tensors = {f"thinker.{name}": tensor for name, tensor in load_file(file).items()}
-    tensors["talker.model.norm.weight"] = torch.ones(4)
-    save_file(tensors, file, {"format": "pt"})
+    expected = save_changed(_thinker(kind), tmp_path, _with_parts)
     own = json.loads((tmp_path / "config.json").read_text())
     own["position_id_per_seconds"], own["seconds_per_chunk"] = 13, 2
     own["text_config"]["eos_token_id"] = None  # as published

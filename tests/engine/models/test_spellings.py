@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from tests import tiny_models
 from tests.engine.models.test_parity import paged_logits, prompt
-from tests.engine.models.test_text_parts import published
+from tests.engine.models.test_text_parts import published, save_changed
 
 
 def _modules_name(name: str) -> str:
@@ -33,13 +33,13 @@ def _modules_name(name: str) -> str:
 )
 def test_names_of_modules_as_tools_save_them(kind, tmp_path):
     model = published(kind)
-    with torch.no_grad():
-        expected = model(torch.tensor([prompt()])).logits[0]
-    model.save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
-    tensors = {_modules_name(name): tensor for name, tensor in load_file(file).items()}
-    assert tensors.keys() <= model.state_dict().keys()
-    save_file(tensors, file, {"format": "pt"})
+
+    def renamed(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        found = {_modules_name(name): tensor for name, tensor in tensors.items()}
+        assert found.keys() <= model.state_dict().keys()
+        return found
+
+    expected = save_changed(model, tmp_path, renamed)
     torch.testing.assert_close(paged_logits(tmp_path), expected, atol=1e-4, rtol=0)
 
 
@@ -58,14 +58,9 @@ def _add_buffers(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("kind", ["mistral3", "qwen3_vl"])
 def test_buffers_and_scales_of_the_cache_are_passed_over_there_too(kind, tmp_path):
-    model = published(kind)
-    with torch.no_grad():
-        expected = model(torch.tensor([prompt()])).logits[0]
-    model.save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
-    tensors = _add_buffers(load_file(file))
-    assert any(name.endswith("k_proj.k_scale") for name in tensors)
-    save_file(tensors, file, {"format": "pt"})
+    expected = save_changed(published(kind), tmp_path, _add_buffers)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert any(name.endswith("k_proj.k_scale") for name in saved)
     torch.testing.assert_close(paged_logits(tmp_path), expected, atol=1e-4, rtol=0)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,13 +78,29 @@ def published(kind):
     config = getattr(transformers, f"{name}Config")(
         text_config=text, vision_config=vision, tie_word_embeddings=text["tie_word_embeddings"]
     )
+    return with_random_weights(getattr(transformers, f"{name}ForConditionalGeneration"), config)
+
+
+def with_random_weights(model_class: Any, config: Any) -> Any:
+    """A model of Hugging Face's, in evaluation mode."""
     config._attn_implementation = "eager"
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+        model = model_class(config).eval()
         for parameter in model.parameters():
             parameter.data.normal_(0.0, 0.25)
     return model
+
+
+def save_changed(
+    model: Any, folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+) -> torch.Tensor:
+    """Save the model with other tensors; return its logits of the prompt, [tokens, vocab_size]."""
+    model.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    save_file(change(load_file(file)), file, {"format": "pt"})
+    with torch.no_grad():
+        return model(torch.tensor([prompt()])).logits[0]
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
