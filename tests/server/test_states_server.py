@@ -88,7 +88,7 @@ def test_a_stream_goes_on_when_the_engine_dies(served):
 
 def test_what_a_state_does_not_bear_is_refused_in_a_line(served):
     _, directory, _, _ = served
-    command = [sys.executable, "-m", "server", "serve", str(directory)]
+    command = [sys.executable, "-m", "server", "serve", str(directory), "--port", "0"]
     refused = subprocess.run(
         [*command, *DRAFTING, *TWO_RANKS], capture_output=True, text=True, timeout=60
     )
