@@ -263,14 +263,21 @@ class InvariantMethod:
 
     Args:
         product: of x [n, inputs], a weight [outputs, inputs] and a bias [outputs] or None.
+        product_for: returns a layer's own product, for its weight and bias; default ``product``.
     """
 
-    def __init__(self, product: Product) -> None:
-        self._product = product
+    def __init__(
+        self,
+        product: Product,
+        product_for: Callable[[torch.Tensor, torch.Tensor | None], Product] | None = None,
+    ) -> None:
+        self._product, self._product_for = product, product_for
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """See ``LinearMethod``."""
-        return _InvariantLinear(weight, bias, self._product)
+        choose = self._product_for
+        product = self._product if choose is None else choose(weight, bias)
+        return _InvariantLinear(weight, bias, product)
 
     def make_head(self, weight: torch.Tensor) -> Head:
         """See ``LinearMethod``."""

@@ -262,11 +262,13 @@ def _invariant_method(
         from kernels.reference.matmul import fixed_rows_linear
 
         return InvariantMethod(fixed_rows_linear), "torch, 16 rows at a time"
+    from kernels.triton.library import LibraryProducts
     from kernels.triton.matmul import invariant_linear
 
     reason = _swap_unsupported_reason(dtype, device)
     if reason is None:
-        return InvariantMethod(invariant_linear), "triton"
+        method = InvariantMethod(invariant_linear, LibraryProducts().product_for)
+        return method, "triton, and the library for many rows where its bits are the same"
     as_many = functools.partial(invariant_linear, vary_tiles=False)
     return InvariantMethod(as_many), f"triton, all rows alike; {reason}"
 

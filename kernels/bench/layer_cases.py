@@ -25,6 +25,7 @@ from kernels.triton import moe as triton_moe
 from kernels.triton import routing as triton_routing
 from kernels.triton import sampling as triton_sampling
 from kernels.triton import skinny as triton_skinny
+from kernels.triton.library import LibraryProducts
 
 _BEYOND_L2 = 2**28  # bytes
 _MAX_COPIES = 64
@@ -77,8 +78,7 @@ def matmul_case(
     name: str, device: torch.device, dtype: torch.dtype, *, rows: int, inputs: int, outputs: int
 ) -> Case:
     """The batch-invariant product and the library's; each tensor moved once."""
-    x = torch.randn(rows, inputs, dtype=dtype, device=device)
-    weight = torch.randn(outputs, inputs, dtype=dtype, device=device) * 0.02
+    x, weight = _random_product(device, dtype, rows, inputs, outputs)
     return Case(
         name,
         run=lambda: triton_matmul.invariant_linear(x, weight),
@@ -86,6 +86,31 @@ def matmul_case(
         bytes_moved=(x.numel() + weight.numel() + rows * outputs) * dtype.itemsize,
         flops=2.0 * rows * inputs * outputs,
     )
+
+
+def invariant_layer_case(
+    name: str, device: torch.device, dtype: torch.dtype, *, rows: int, inputs: int, outputs: int
+) -> Case:
+    """What a layer runs for many rows: the library's product where it has the same bits."""
+    x, weight = _random_product(device, dtype, rows, inputs, outputs)
+    product = LibraryProducts().product_for(weight, None)
+    return Case(
+        name,
+        run=lambda: product(x, weight, None),
+        peers={
+            "torch": lambda: functional.linear(x, weight),
+            "kernel": lambda: triton_matmul.invariant_linear(x, weight),
+        },
+        bytes_moved=(x.numel() + weight.numel() + rows * outputs) * dtype.itemsize,
+        flops=2.0 * rows * inputs * outputs,
+    )
+
+
+def _random_product(
+    device: torch.device, dtype: torch.dtype, rows: int, inputs: int, outputs: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(rows, inputs, dtype=dtype, device=device)
+    return x, torch.randn(outputs, inputs, dtype=dtype, device=device) * 0.02
 
 
 def skinny_case(

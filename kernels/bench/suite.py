@@ -11,6 +11,7 @@ from kernels.bench.layer_cases import (
     copy_case,
     few_experts_case,
     inputs_case,
+    invariant_layer_case,
     matmul_case,
     moe_case,
     norm_case,
@@ -71,6 +72,11 @@ def _selection(name: str, model: dict[str, int], rows: int, queries: int, past: 
 def _matmul(rows: int, inputs: int, outputs: int) -> MakeCase:
     name = f"invariant product {rows} x {inputs} x {outputs}"
     return partial(matmul_case, name, rows=rows, inputs=inputs, outputs=outputs)
+
+
+def _invariant_layer(rows: int, inputs: int, outputs: int) -> MakeCase:
+    name = f"invariant layer {rows} x {inputs} x {outputs}"
+    return partial(invariant_layer_case, name, rows=rows, inputs=inputs, outputs=outputs)
 
 
 def _skinny(name: str, model: dict[str, int], rows: int, hidden: int, inner: int) -> list[MakeCase]:
@@ -175,6 +181,11 @@ def full_suite() -> list[MakeCase]:
         _selection("deepseek-v3.2", _DEEPSEEK_V3_2, 1, 512, 7680),
         *(_matmul(rows, 4096, 28672) for rows in (1, 8, 64, 256, 8192)),
         *(_matmul(rows, 14336, 4096) for rows in (1, 8, 256)),
+        *(
+            _invariant_layer(rows, inputs, outputs)
+            for inputs, outputs in ((4096, 28672), (14336, 4096))
+            for rows in (256, 512, 8192)
+        ),
         *_skinny("0.6b", _QWEN_0_6B, 1, 1024, 3072),
         *_skinny("8b", _LLAMA_8B, 1, 4096, 14336),
         *(_packed("int4", rows, 4096, 28672) for rows in (1, 2, 8, 32, 64, 128, 256, 8192)),
@@ -241,6 +252,7 @@ def tiny_suite() -> list[MakeCase]:
         _invariant("tiny", _TINY, 2, 1, 39),
         _selection("tiny", _TINY_SPARSE, 2, 2, 30),
         _matmul(3, 64, 130),
+        _invariant_layer(300, 64, 130),
         *_skinny("tiny", _TINY, 3, 64, 72),
         *(_packed("int4", rows, 64, 130) for rows in (1, 5)),
         _packed("int4 in groups of 128", 5, 256, 130),

@@ -35,6 +35,7 @@ from kernels.triton.check_products import (
     check_skinny,
     check_swapped,
 )
+from kernels.triton.library import LibraryProducts
 from kernels.triton.matmul import invariant_heads, invariant_linear
 from kernels.triton.selfcheck import self_check
 from kernels.triton.skinny import skinny_linear
@@ -227,6 +228,23 @@ def test_a_rows_product_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> No
         for varies in (False, True):
             part = invariant_linear(x[begin:end], weight, vary_tiles=varies)
             assert torch.equal(part, whole[begin:end])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_layers_product_has_the_same_bits_where_the_library_multiplies(
+    has_bias: bool, dtype: torch.dtype
+) -> None:
+    """For numbers of rows that the library multiplies whole, in parts, or not at all."""
+    settings = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction_split_k
+    weight = torch.randn(2048, 1536, dtype=dtype, device=DEVICE)
+    bias = torch.randn(2048, dtype=dtype, device=DEVICE) if has_bias else None
+    x = torch.randn(9000, 1536, dtype=dtype, device=DEVICE)
+    product = LibraryProducts().product_for(weight, bias)
+    whole = product(x, weight, bias)
+    for begin, end in ((0, 1), (0, 256), (7, 519), (100, 1124), (300, 8492), (8192, 9000)):
+        assert torch.equal(product(x[begin:end].clone(), weight, bias), whole[begin:end])
+    assert settings == torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction_split_k
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
