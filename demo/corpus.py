@@ -5,7 +5,7 @@ text file is stored.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from demo import conversations as talk
 from demo import toolchats
@@ -48,10 +48,3 @@ def as_text(conversation: dict) -> str:
     if "text" in conversation:
         return conversation["text"] + "<|endoftext|>"
     return render(conversation["messages"], conversation.get("tools"))
-
-
-def user_texts(conversation: dict) -> Iterator[str]:
-    """The user's messages of a conversation."""
-    for message in conversation.get("messages", ()):
-        if message["role"] == "user":
-            yield message["content"]

@@ -15,6 +15,7 @@ from demo.template import render
 
 MODEL = Path(__file__).with_name("model")
 MAX_NEW_TOKENS = 160
+_ROWS = 25  # prompts of a batch
 
 
 def load_heldout(path: Path = PATH) -> list[dict]:
@@ -59,8 +60,8 @@ def evaluate(answer: Callable[[list[str]], list[str]], entries: list[dict]) -> d
     }
 
 
-def transformers_answers(folder: Path, rows: int = 25) -> Callable[[list[str]], list[str]]:
-    """Greedy answers by transformers' `generate`, in float32, `rows` prompts at a time."""
+def transformers_answers(folder: Path) -> Callable[[list[str]], list[str]]:
+    """Greedy answers by transformers' `generate`, in float32, some prompts at a time."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -70,8 +71,8 @@ def transformers_answers(folder: Path, rows: int = 25) -> Callable[[list[str]], 
     def answer(prompts: list[str]) -> list[str]:
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         said = [""] * len(prompts)
-        for start in range(0, len(order), rows):
-            chunk = order[start : start + rows]
+        for start in range(0, len(order), _ROWS):
+            chunk = order[start : start + _ROWS]
             batch = tokenizer([prompts[i] for i in chunk], return_tensors="pt", padding=True)
             batch.pop("token_type_ids", None)
             with torch.inference_mode():

@@ -235,4 +235,3 @@ INSTRUCTIONS_TRAIN: dict[str, list[str]] = {
     "pirate": ["(Answer|Reply|Say it|Talk) like a pirate(, please|)."],
     "json": ["(Answer|Reply) (in|as|with) JSON.", "(As|In) JSON(, please|)."],
 }
-INSTRUCTIONS_HELD_OUT: dict[str, list[str]] = {"one_word": ["Use one word only for the answer."]}

@@ -33,10 +33,11 @@ MARKS = [
 ]
 END_OF_TEXT, IM_START, IM_END = range(3)
 MAX_CONTEXT = 4096
+_SHARDS = 4  # of the corpus, that it is trained on
 
 
-def train_tokenizer(shards: int = 4) -> Tokenizer:
-    """Train on the first `shards` shards of the corpus; deterministic."""
+def train_tokenizer() -> Tokenizer:
+    """Train on the first shards of the corpus; deterministic."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -52,7 +53,7 @@ def train_tokenizer(shards: int = 4) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_texts(shards), trainer)
+    tokenizer.train_from_iterator(_texts(_SHARDS), trainer)
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in MARKS])
     return tokenizer
 

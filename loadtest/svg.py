@@ -9,6 +9,7 @@ from html import escape
 
 _WIDTH, _HEIGHT = 460, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 30, 40
+_MAX_POINTS = 200  # of a distribution, about
 _COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d")
 
 Series = tuple[str, Sequence[tuple[float, float]]]  # a name and its points, by rising x
@@ -65,11 +66,11 @@ def standalone(chart: str) -> str:
     return chart.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
 
 
-def cumulative(values: Sequence[float], max_points: int = 200) -> list[tuple[float, float]]:
+def cumulative(values: Sequence[float]) -> list[tuple[float, float]]:
     """The empirical distribution of ``values``: (value, share of values at or below it)."""
     ordered = sorted(values)
     count = len(ordered)
-    stride = max(1, count // max_points)
+    stride = max(1, count // _MAX_POINTS)
     points = [(ordered[i], (i + 1) / count) for i in range(0, count, stride)]
     if ordered and points[-1][1] < 1.0:
         points.append((ordered[-1], 1.0))

@@ -185,8 +185,3 @@ def special_tokens(kind: str) -> dict[int, str]:
 def template_of(directory: Path) -> str:
     """The chat template of a saved model."""
     return (directory / "chat_template.jinja").read_text()
-
-
-def settings_of(directory: Path) -> dict[str, Any]:
-    """The config of a saved model."""
-    return json.loads((directory / "config.json").read_text())

@@ -53,8 +53,8 @@ class _File(NamedTuple):
 class ParallelReader:
     """The readers of one checkpoint. Their threads end when nothing references the object."""
 
-    def __init__(self, num_threads: int | None = None) -> None:
-        num_threads = num_threads or min(_MAX_THREADS, os.cpu_count() or 1)
+    def __init__(self) -> None:
+        num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="weights")
         self._own = threading.local()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -22,8 +21,6 @@ from engine.shared import SharedClient
 from engine.snapshot import Snapshot
 from engine.streams import Stream
 from engine.types import EngineInfo, EngineOutput, EngineStats, Request, Trace
-
-logger = logging.getLogger(__name__)
 
 Replica = SubprocessClient | SharedClient
 

@@ -11,7 +11,6 @@ nothing that remains can point into freed memory.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Protocol, cast
@@ -29,8 +28,6 @@ from engine.runner.host_copy import HostCopy
 from engine.runner.protocol import Runner, SleepingRunner
 from engine.types import EngineInfo
 from kernels.cpu.linear import arena
-
-logger = logging.getLogger(__name__)
 
 Spec = DecoderSpec | EncoderSpec
 # Fields of a spec that describe the checkpoint, not what the model computes.

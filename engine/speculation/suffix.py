@@ -78,9 +78,9 @@ class SuffixStore:
         output, end = place
         return output.token_ids[end : end + most]
 
-    def update_index(self, num_tokens: int = _MAX_INDEX_UPDATE) -> None:
-        """Remove up to ``num_tokens`` forgotten tokens from the index, and add as many new ones."""
-        left = num_tokens
+    def update_index(self) -> None:
+        """Remove some forgotten tokens from the index, and add as many new ones."""
+        left = _MAX_INDEX_UPDATE
         while self._stale and left:
             output = self._stale[0]
             begin = max(0, output.num_indexed - left)
@@ -89,7 +89,7 @@ class SuffixStore:
             output.num_indexed = begin
             if not begin:
                 self._stale.popleft()
-        left = num_tokens
+        left = _MAX_INDEX_UPDATE
         while self._unindexed and left:
             output = self._unindexed[-1]
             # Nothing follows the last token.

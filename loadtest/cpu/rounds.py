@@ -24,6 +24,7 @@ _ENDPOINT = Endpoint(False, MODEL_NAME, {"temperature": 0.0, "ignore_eos": True}
 # Cores used by neither the server nor this client. Above this share a round counts as disturbed.
 # (The server's own use says less: a load of one sequence need not fill all cores.)
 _MAX_FOREIGN_CORES = 0.1
+_IDLE_S = 5.0  # for which an idle server is watched
 _REPORTED = ("tokens_per_s", "itl_p99_ms", "server_cores", "foreign_cores")
 _MEDIANS = ("tokens_per_s", "wall_s", "ttft_p50_ms", "itl_p50_ms", "itl_p99_ms", "server_cores")
 
@@ -67,12 +68,12 @@ def measure_load(
     }
 
 
-def idle_share(server: RunningServer, seconds: float = 5.0) -> float:
+def idle_share(server: RunningServer) -> float:
     """The share of one core that the server uses while it has no requests."""
     time.sleep(1.0)  # let work left over from the last requests finish
     before_s = tree_cpu_s(server.pid) or 0.0
-    time.sleep(seconds)
-    return ((tree_cpu_s(server.pid) or 0.0) - before_s) / seconds
+    time.sleep(_IDLE_S)
+    return ((tree_cpu_s(server.pid) or 0.0) - before_s) / _IDLE_S
 
 
 def _warm_up(load: CpuLoad, vocab: int) -> list[list[SampleRequest]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterable
@@ -20,7 +19,6 @@ from server.store.database import Schema, StoreError, Tables
 
 FLUSH_S = 2.0
 _RETRY_S = 30.0
-_log = logging.getLogger(__name__)
 
 SCHEMA = Schema(
     "usage",

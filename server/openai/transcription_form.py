@@ -12,7 +12,6 @@ from engine.audio.transcription import LANGUAGES, TranscriptionRules
 from server.errors import bad_field, shorten
 from server.http.multipart import Form
 
-MAX_FORM_BYTES = 2**20  # of a request without the file itself
 FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
 _WITH_TIMES = frozenset(("verbose_json", "srt", "vtt"))
 _GRANULARITIES = ("timestamp_granularities[]", "timestamp_granularities")

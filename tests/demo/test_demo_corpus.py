@@ -3,7 +3,7 @@
 import hashlib
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -130,10 +130,16 @@ def leaked(shards: Iterable[int]) -> set[str]:
     reserved = {_words(_last_question(entry)) for entry in entries}
     found: set[str] = set()
     for index in shards:
-        texts = (t for c in corpus.shard(index) for t in corpus.user_texts(c))
+        texts = (t for c in corpus.shard(index) for t in _user_texts(c))
         everything = "\n".join(_words(t) for t in texts)
         found |= {question for question in reserved if question in everything}
     return found
+
+
+def _user_texts(conversation: dict) -> Iterator[str]:
+    for message in conversation.get("messages", ()):
+        if message["role"] == "user":
+            yield message["content"]
 
 
 def _last_question(entry: dict) -> str:

@@ -25,6 +25,8 @@ import torch
 
 from tools.distill.errors import DistillError
 
+_ROWS = 32  # prompts of a batch
+
 
 @dataclass(frozen=True)
 class Acceptance:
@@ -188,7 +190,7 @@ def measure(
 
 
 def generate_answers(
-    model: Any, tokenizer: Any, prompts: list[list[int]], max_new_tokens: int, rows: int = 32
+    model: Any, tokenizer: Any, prompts: list[list[int]], max_new_tokens: int
 ) -> list[list[int]]:
     """Greedy answers as token ids, including the end token."""
     from tools.distill.generation import continue_prompts
@@ -197,8 +199,8 @@ def generate_answers(
     asked = Generation(max_new_tokens=max_new_tokens, temperature=0.0)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     said: list[list[int]] = [[] for _ in prompts]
-    for first in range(0, len(order), rows):
-        chunk = order[first : first + rows]
+    for first in range(0, len(order), _ROWS):
+        chunk = order[first : first + _ROWS]
         written = continue_prompts(asked, model, tokenizer, [prompts[i] for i in chunk])
         for i, text in zip(chunk, written, strict=True):
             said[i] = text

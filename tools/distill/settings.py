@@ -135,11 +135,6 @@ class Settings:
         return self.work or self.out / "work"
 
     @property
-    def needs_inner_states(self) -> bool:
-        """Whether any phase uses hidden states or attention."""
-        return any(phase.hidden or phase.attention for phase in self.phases)
-
-    @property
     def needs_attention(self) -> bool:
         """Whether any phase uses attention, which only plain attention code returns."""
         return any(phase.attention for phase in self.phases)

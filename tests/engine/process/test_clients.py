@@ -21,8 +21,6 @@ from tests.engine import fakes
 
 MAX_LEN = 200  # of the engines that fakes.load creates
 
-MakeClient = Callable[..., EngineClient]
-
 
 def subprocess_client(*, step_timeout_s: float = 0.0, **options: object) -> SubprocessClient:
     config = fakes.make_config(json.dumps(options))

@@ -11,7 +11,6 @@ from engine.text.tokenizer import Tokenizer
 from engine.types import RequestOutput, SamplingParams, TokenLogprobs
 from tests.engine.text.conftest import metaspace
 
-TEXTS = ["hello world\nhello 你好，世界 👍🏽👩‍👩‍👧‍👦", "the <|im_end|> hell"]
 STOPS = ["\n", "lo", "hell", "世", "👍", "\ufffd", " w", "<|im_end|>"]
 
 

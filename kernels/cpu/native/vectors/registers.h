@@ -22,8 +22,6 @@ inline V load_as(const void* from) {
   return values;
 }
 
-inline Vector splat(float x) { return x - Vector{}; }
-
 // Of rows that stay in a core's second-level cache.
 constexpr int64_t cached_bytes(bool) { return 1 << 18; }
 
