@@ -6,8 +6,12 @@ import contextlib
 import ctypes
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
+
+if TYPE_CHECKING:
+    import torch
 
 
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +35,15 @@ def device_memory(device: str) -> DeviceMemory:
     except OSError:
         resident = 0
     return DeviceMemory(used_bytes=resident, total_bytes=os.sysconf("SC_PHYS_PAGES") * page)
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that could be allocated now, on the GPU or on this machine and its control group."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0]
+    return free_host_bytes()
 
 
 def trim_heap() -> None:

@@ -20,9 +20,12 @@ from itertools import accumulate, pairwise
 import torch
 
 from engine.errors import ModelLoadError
-from engine.kv_cache.storage import STAGE_BYTES, zeros
+from engine.kv_cache.storage import zeros
 from engine.types import BlockCopy
 from kernels.transfer import to_device
+
+# Device memory for staging blocks to and from the host; at least one block.
+STAGE_BYTES = 32 * 2**20
 
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 

@@ -10,7 +10,7 @@ from functools import partial
 from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
-from engine.kv_cache.storage import available_bytes
+from engine.memory import available_bytes
 from engine.models.checkpoint import ModelConfig, fingerprint, read_headers
 from engine.models.encoder.model import Encoder
 from engine.models.encoder.spec import EncoderSpec

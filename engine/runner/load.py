@@ -15,8 +15,9 @@ from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.images.types import Image
+from engine.kv_cache.sizing import plan_memory
 from engine.kv_cache.states import make_states, num_state_lines
-from engine.kv_cache.storage import KVCache, plan_memory
+from engine.kv_cache.storage import KVCache
 from engine.limits import check_max_model_len, num_row_lines
 from engine.lora.store import AdapterStore
 from engine.media import Media
@@ -29,9 +30,7 @@ from engine.models.spec import DecoderSpec
 from engine.models.vision.tower import VisionTower
 from engine.parallel.shard import parameter_slices
 from engine.runner.adapter_load import make_adapters
-from engine.runner.device import (
-    divide_machine,
-)
+from engine.runner.device import divide_machine
 from engine.runner.graphs import CudaCapture, DecodeGraphs
 from engine.runner.host_blocks import HostBlocks
 from engine.runner.images import MediaEmbedder

@@ -175,7 +175,7 @@ def check_memory(
 
     Raises DistillError.
     """
-    from engine.kv_cache.storage import available_bytes
+    from engine.memory import available_bytes
 
     vocabulary = teacher.get_text_config().vocab_size
     needed = num_parameters(teacher) * bytes_a_weight + num_parameters(student) * 16

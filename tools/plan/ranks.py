@@ -14,7 +14,7 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
-from engine.kv_cache.storage import MAX_EMPTY_BLOCKS, MAX_SNAPSHOTS, SNAPSHOT_SHARE, STATE_SHARE
+from engine.kv_cache.sizing import MAX_EMPTY_BLOCKS, MAX_SNAPSHOTS, SNAPSHOT_SHARE, STATE_SHARE
 from engine.limits import num_row_lines
 from engine.models.checkpoint import read_config
 from engine.models.loader import num_parameters
@@ -130,7 +130,7 @@ class _Capacity:
 
 
 def _capacity(rank: _Rank, config: EngineConfig, device: Device) -> _Capacity:
-    """The engine's memory plan (``engine/kv_cache/storage.py``). Raises PlanError."""
+    """The engine's memory plan (``engine/kv_cache/sizing.py``). Raises PlanError."""
     room = device.memory_bytes * _USABLE - rank.weights_bytes
     num_states = num_snapshots = 0
     if each := rank.state_bytes:

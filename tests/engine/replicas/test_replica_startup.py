@@ -8,7 +8,7 @@ import torch
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.errors import ModelLoadError
-from engine.kv_cache import storage
+from engine.kv_cache import sizing
 from engine.models.checkpoint import read_config
 from engine.models.spec import DecoderSpec
 from engine.paths import default_model_dir
@@ -72,12 +72,12 @@ def test_gpus_must_be_there(
 
 def test_a_cache_is_planned_within_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also before the others have taken theirs, when all memory still seems free."""
-    monkeypatch.setattr(storage, "available_bytes", lambda device: 100 * 2**30)
+    monkeypatch.setattr(sizing, "available_bytes", lambda device: 100 * 2**30)
     spec = read_config(default_model_dir()).spec
     assert isinstance(spec, DecoderSpec)
 
     def plan(memory_bytes: int, **fields: int):
-        return storage.plan_memory(
+        return sizing.plan_memory(
             spec,
             CacheConfig(memory_bytes=memory_bytes),
             SchedulerConfig(),

@@ -11,7 +11,7 @@ import torch
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.errors import ModelLoadError
-from engine.kv_cache import storage
+from engine.kv_cache import sizing, storage
 from engine.kv_cache.step_memory import step_bytes
 from engine.models.rope_spec import RopeSpec
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
@@ -40,13 +40,13 @@ A_TOKEN = 2 * 8 * 4 * 64 * 4  # 16 KiB in float32
 @pytest.fixture
 def free(monkeypatch):
     def set_to(size):
-        monkeypatch.setattr(storage, "available_bytes", lambda _device: size)
+        monkeypatch.setattr(sizing, "available_bytes", lambda _device: size)
 
     return set_to
 
 
 def plan(cache=CacheConfig(), max_num_seqs=256, max_model_len=None, **changes):  # noqa: B008 frozen
-    return storage.plan_memory(
+    return sizing.plan_memory(
         SPEC,
         cache,
         SchedulerConfig(max_num_seqs=max_num_seqs),
@@ -110,7 +110,7 @@ def test_the_plan_is_told_in_one_line(free):
 
 
 def test_free_memory_is_told():
-    assert 0 < storage.available_bytes(torch.device("cpu")) < 2**50
+    assert 0 < sizing.available_bytes(torch.device("cpu")) < 2**50
 
 
 def test_a_small_model_leaves_a_core_to_the_http_process():

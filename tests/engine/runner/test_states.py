@@ -11,7 +11,7 @@ import torch
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from engine.core import EngineCore
 from engine.errors import ModelLoadError
-from engine.kv_cache import storage
+from engine.kv_cache import sizing
 from engine.models.checkpoint import read_config
 from engine.models.layer_state import HybridMemory, LayerState
 from engine.pass_budget import PassBudget
@@ -293,8 +293,8 @@ def test_no_model_with_states_drafts(tmp_path):
 
 
 def _plan(spec, free_bytes: int, monkeypatch, *, num_drafts: int = 0, device="cpu", **changes):
-    monkeypatch.setattr(storage, "available_bytes", lambda _device: free_bytes)
-    return storage.plan_memory(
+    monkeypatch.setattr(sizing, "available_bytes", lambda _device: free_bytes)
+    return sizing.plan_memory(
         spec,
         CacheConfig(**changes),
         SchedulerConfig(max_num_seqs=8),
