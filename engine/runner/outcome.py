@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -43,6 +44,14 @@ class PromptLogprobRow:
     id: str
     num_top: int
     columns: list[LogprobColumns]
+
+
+class _SampledTokens(NamedTuple):
+    """What the sampling rows produced, on the host, row by row."""
+
+    token_ids: list[int]
+    logprobs: list[tuple[TokenLogprobs, ...] | None]
+    spans: list[tuple[int, int]]  # each sequence's rows, without its refused drafts
 
 
 class Outcome:
@@ -96,42 +105,16 @@ class Outcome:
                 return plain
         tensors = iter(fetched)
         errors: dict[str, Failure] = {}
-        token_ids: list[int] = []
-        is_finite: list[bool] = []
-        logprobs: list[tuple[TokenLogprobs, ...] | None] = [None] * len(self._ids)
-        chosen = [(i, i + 1) for i in range(len(self._ids))]  # each sequence's rows
-        if self._sampled is not None:
-            count = len(self._ids)
-            token_ids = next(tensors)[:count].tolist()
-            is_finite = next(tensors)[:count].tolist()
-            if self._sampled.columns is not None:
-                reported = entries(_next_columns(tensors), self._sampled.num_top)
-                for index, entry in zip(self._sampled.logprob_rows, reported, strict=True):
-                    logprobs[index] = (entry,)
-            if self._sampled.num_accepted is not None and self._drafts is not None:
-                begins, accepted = self._drafts.group_starts.tolist(), next(tensors).tolist()
-                chosen = [(b, b + n + 1) for b, n in zip(begins, accepted, strict=True)]
-            if not all(is_finite):
-                broken = (begin for begin, end in chosen if not all(is_finite[begin:end]))
-                errors = {self._ids[begin]: NOT_FINITE for begin in broken}
-            for index, failure in self._sampled.failures.items():
-                errors[self._ids[index]] = failure
-        prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
-        for row in self._prompt_logprob_rows:
-            pieces = [_next_columns(tensors) for _ in row.columns]
-            judged = [e for p in pieces for e in entries(p, [row.num_top] * len(p.token_ids))]
-            if all(math.isfinite(entry.logprob) for entry in judged):
-                prompt_logprobs[row.id] = tuple(judged)
-            else:
-                errors[row.id] = NOT_FINITE
+        told = self._read_sampled(tensors, errors)
+        prompt_logprobs = self._read_prompts(tensors, errors)
         pooled: dict[str, bytes] = {}
         for row in self._pooled:
             record_pooled(row.id, next(tensors), pooled, errors)
-        good = [(begin, end) for begin, end in chosen if self._ids[begin] not in errors]
+        good = [(begin, end) for begin, end in told.spans if self._ids[begin] not in errors]
         return StepResult(
             ids=tuple(self._ids[begin] for begin, _ in good),
-            token_ids=tuple(tuple(token_ids[begin:end]) for begin, end in good),
-            logprobs=tuple(_joined(logprobs[begin:end]) for begin, end in good),
+            token_ids=tuple(tuple(told.token_ids[begin:end]) for begin, end in good),
+            logprobs=tuple(_joined(told.logprobs[begin:end]) for begin, end in good),
             prompt_logprobs={k: v for k, v in prompt_logprobs.items() if k not in errors},
             pooled=pooled,
             errors=errors,
@@ -146,6 +129,45 @@ class Outcome:
             return None
         token_ids = sampled.token_ids[:count].tolist()
         return StepResult(tuple(self._ids), tuple(zip(token_ids, strict=True)), (None,) * count)
+
+    def _read_sampled(
+        self, tensors: Iterator[torch.Tensor], errors: dict[str, Failure]
+    ) -> _SampledTokens:
+        """Read what the rows sampled, and record those that failed."""
+        count = len(self._ids)
+        told = _SampledTokens([], [None] * count, [(row, row + 1) for row in range(count)])
+        if self._sampled is None:
+            return told
+        token_ids = next(tensors)[:count].tolist()
+        is_finite = next(tensors)[:count].tolist()
+        if self._sampled.columns is not None:
+            reported = entries(_next_columns(tensors), self._sampled.num_top)
+            for row, entry in zip(self._sampled.logprob_rows, reported, strict=True):
+                told.logprobs[row] = (entry,)
+        spans = told.spans
+        if self._sampled.num_accepted is not None and self._drafts is not None:
+            begins, accepted = self._drafts.group_starts.tolist(), next(tensors).tolist()
+            spans = [(b, b + n + 1) for b, n in zip(begins, accepted, strict=True)]
+        if not all(is_finite):
+            broken = (begin for begin, end in spans if not all(is_finite[begin:end]))
+            errors.update((self._ids[begin], NOT_FINITE) for begin in broken)
+        for row, failure in self._sampled.failures.items():
+            errors[self._ids[row]] = failure
+        return told._replace(token_ids=token_ids, spans=spans)
+
+    def _read_prompts(
+        self, tensors: Iterator[torch.Tensor], errors: dict[str, Failure]
+    ) -> dict[str, tuple[TokenLogprobs, ...]]:
+        """Read the log-probabilities of prompts, and record those that are not finite."""
+        found: dict[str, tuple[TokenLogprobs, ...]] = {}
+        for row in self._prompt_logprob_rows:
+            pieces = [_next_columns(tensors) for _ in row.columns]
+            judged = [e for p in pieces for e in entries(p, [row.num_top] * len(p.token_ids))]
+            if all(math.isfinite(entry.logprob) for entry in judged):
+                found[row.id] = tuple(judged)
+            else:
+                errors[row.id] = NOT_FINITE
+        return found
 
 
 def _joined(
