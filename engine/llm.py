@@ -34,9 +34,9 @@ from engine.errors import InvalidParameter
 from engine.offline.adapters import Lora, OfflineAdapters
 from engine.offline.beam_search import search_all
 from engine.offline.images import ChatPrompt
-from engine.offline.inputs import Prompt, as_prompts, new_id, params_for
+from engine.offline.inputs import Prompt, new_id, params_for
 from engine.offline.inspection import OfflineInspection
-from engine.offline.pooling import EmbeddingResult, embed_all, score_all
+from engine.offline.pooling import OfflineVectors
 from engine.offline.sleep import OfflineSleep
 from engine.offline.speech import OfflineSpeech
 from engine.offline.text import ChatOptions, Conversation, OfflineText
@@ -50,7 +50,7 @@ from engine.speculation.options import speculation_config
 from engine.types import Adapter, Request, SamplingParams
 
 
-class LLM(OfflineText, OfflineInspection, OfflineSleep, OfflineSpeech):
+class LLM(OfflineText, OfflineVectors, OfflineSpeech, OfflineInspection, OfflineSleep):
     """A loaded model. Not thread-safe; use the server to share one.
 
     Prompts run as one continuous batch: each joins when there is room and leaves when it ends.
@@ -138,8 +138,8 @@ class LLM(OfflineText, OfflineInspection, OfflineSleep, OfflineSpeech):
             max_loras: LoRA adapters kept on the device; more if one step needs more.
             max_cpu_loras: adapters kept in host memory.
             max_num_seqs: most sequences that run at once.
-            max_num_batched_tokens: most tokens per step. Default: 2048 on a GPU; on a CPU 256, or
-                64 more than the running sequences.
+            max_num_batched_tokens: most tokens per step. Default: 8192 on a GPU of 64 GiB and more,
+                2048 on others; on a CPU 256, or 64 more than the running sequences.
             scheduling_policy: order of the queue: "fcfs", "priority", "sjf", "lpm" or "fair".
             overlap: plan each step while the previous one runs. Default: on for a GPU.
             block_size: tokens per KV block. Default: 64 on a GPU, 16 on a CPU.
@@ -325,60 +325,19 @@ class LLM(OfflineText, OfflineInspection, OfflineSleep, OfflineSpeech):
         messages: Conversation,
         params: SamplingParams | None = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         lora: Lora | None = None,
+        **options: Unpack[ChatOptions],
     ) -> TextStream:
-        """Answer one conversation and yield the text as it is produced. Raises as ``stream``."""
-        prompt = self._encode_conversation(
-            messages, tools=tools, chat_template_kwargs=chat_template_kwargs
-        )
-        return self._open(prompt, params, self._adapters.get(lora), continuation=False)
+        """Answer one conversation and yield the text as it is produced.
 
-    # ------------------------------------------------------------ vectors
-
-    def embed(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        dimensions: int | None = None,
-        normalize: bool | None = None,
-        truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool = True,
-    ) -> list[EmbeddingResult]:
-        """A vector for each prompt, in order; the arguments are those of POST /v1/embeddings.
-
-        Raises:
-            RequestError: a prompt or an argument cannot be served.
-            RequestFailed: a prompt failed in the engine.
+        The further arguments are those of ``encode_chat``. Raises as ``stream``.
         """
-        return embed_all(
-            self._driver,
-            self._tokenizer,
-            as_prompts(prompts),
-            dimensions=dimensions,
-            normalize=normalize,
-            limit=truncate_prompt_tokens,
-            use_tqdm=use_tqdm,
+        return self._open(
+            self._encode_conversation(messages, **options),
+            params,
+            self._adapters.get(lora),
+            continuation=options.get("continue_final_message", False),
         )
-
-    def score(
-        self,
-        first: str | Sequence[str],
-        second: str | Sequence[str],
-        *,
-        truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool = True,
-    ) -> list[float]:
-        """How well texts match: one against several, or two lists pairwise.
-
-        Uses the model's scoring head if it has one, else the cosine of embeddings. Raises as
-        ``embed`` does.
-        """
-        a = [first] if isinstance(first, str) else list(first)
-        b = [second] if isinstance(second, str) else list(second)
-        limit = truncate_prompt_tokens
-        return score_all(self._driver, self._tokenizer, a, b, limit=limit, use_tqdm=use_tqdm)
 
     def close(self) -> None:
         """Free the model and end the template's process. Idempotent."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.driver import Choice, Driver
 from engine.errors import InvalidParameter, RequestFailed
-from engine.offline.inputs import Prompt, new_id
+from engine.offline.inputs import Prompt, as_prompts, new_id
 from engine.pooling import PoolingInfo, PoolingParams, relevance
 from engine.progress import run_to_completion
 from engine.text.tokenizer import Tokenizer
@@ -29,70 +29,88 @@ class EmbeddingResult:
     embedding: np.ndarray  # [size] float32
 
 
-def embed_all(
-    driver: Driver,
-    tokenizer: Tokenizer,
-    prompts: Sequence[Prompt],
-    *,
-    dimensions: int | None,
-    normalize: bool | None,
-    limit: int | None,
-    use_tqdm: bool,
-) -> list[EmbeddingResult]:
-    """The vector of each prompt; see ``LLM.embed``."""
-    pooling = _pooling_of(driver)
-    longest = _truncation_length(driver, limit)
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    encoded = iter(encode_texts(tokenizer, texts, longest))
-    ids = [next(encoded) if isinstance(item, str) else list(item)[:longest] for item in prompts]
-    params = PoolingParams(
-        kind=pooling.kind,
-        dimensions=dimensions,
-        normalize=pooling.normalize if normalize is None else normalize,
-    )
-    vectors = _compute(driver, [(prompt, params) for prompt in ids], use_tqdm)
-    return [
-        EmbeddingResult(tuple(prompt), vector) for prompt, vector in zip(ids, vectors, strict=True)
-    ]
+class OfflineVectors:
+    """Methods of ``LLM`` that compute vectors and scores."""
 
+    _driver: Driver
+    _tokenizer: Tokenizer
 
-def score_all(
-    driver: Driver,
-    tokenizer: Tokenizer,
-    first: Sequence[str],
-    second: Sequence[str],
-    *,
-    limit: int | None,
-    use_tqdm: bool,
-) -> list[float]:
-    """The score of each pair of texts; see ``LLM.score``."""
-    pooling = _pooling_of(driver)
-    if len(first) == 1:
-        first = list(first) * len(second)
-    if len(first) != len(second):
-        raise InvalidParameter(f"{len(first)} texts cannot be paired with {len(second)}")
-    pairs = list(zip(first, second, strict=True))
-    if not pooling.num_labels:
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))  # without duplicates
-        found = embed_all(
-            driver,
-            tokenizer,
-            texts,
-            dimensions=None,
-            normalize=True,
-            limit=limit,
-            use_tqdm=use_tqdm,
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingResult]:
+        """A vector for each prompt, in order; the arguments are those of POST /v1/embeddings.
+
+        Raises:
+            RequestError: a prompt or an argument cannot be served.
+            RequestFailed: a prompt failed in the engine.
+        """
+        pooling = _pooling_of(self._driver)
+        longest = _truncation_length(self._driver, truncate_prompt_tokens)
+        several = as_prompts(prompts)
+        texts = [prompt for prompt in several if isinstance(prompt, str)]
+        encoded = iter(encode_texts(self._tokenizer, texts, longest))
+        ids = [next(encoded) if isinstance(item, str) else list(item)[:longest] for item in several]
+        params = PoolingParams(
+            kind=pooling.kind,
+            dimensions=dimensions,
+            normalize=pooling.normalize if normalize is None else normalize,
         )
-        by_text = {text: result.embedding for text, result in zip(texts, found, strict=True)}
-        return [float(by_text[a] @ by_text[b]) for a, b in pairs]
-    if pooling.num_labels > 1:
-        raise InvalidParameter(f"this model classifies into {pooling.num_labels} labels")
-    longest = _truncation_length(driver, limit)
-    jobs: list[_Job] = [
-        (ids, PoolingParams(kind=pooling.kind, use_score_head=True, second_start=second_from))
-        for ids, second_from in encode_pairs(tokenizer, pairs, longest)
-    ]
-    return [relevance(float(vector[0]), pooling) for vector in _compute(driver, jobs, use_tqdm)]
+        vectors = _compute(self._driver, [(prompt, params) for prompt in ids], use_tqdm)
+        return [
+            EmbeddingResult(tuple(prompt), vector)
+            for prompt, vector in zip(ids, vectors, strict=True)
+        ]
+
+    def score(
+        self,
+        first: str | Sequence[str],
+        second: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[float]:
+        """How well texts match: one against several, or two lists pairwise.
+
+        Uses the model's scoring head if it has one, else the cosine of embeddings. Raises as
+        ``embed`` does.
+        """
+        pooling = _pooling_of(self._driver)
+        pairs = _pair([first] if isinstance(first, str) else list(first), second)
+        if not pooling.num_labels:
+            texts = list(dict.fromkeys(text for pair in pairs for text in pair))  # each once
+            found = self.embed(
+                texts,
+                normalize=True,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+                use_tqdm=use_tqdm,
+            )
+            by_text = {text: result.embedding for text, result in zip(texts, found, strict=True)}
+            return [float(by_text[a] @ by_text[b]) for a, b in pairs]
+        if pooling.num_labels > 1:
+            raise InvalidParameter(f"this model classifies into {pooling.num_labels} labels")
+        longest = _truncation_length(self._driver, truncate_prompt_tokens)
+        jobs: list[_Job] = [
+            (ids, PoolingParams(kind=pooling.kind, use_score_head=True, second_start=second_from))
+            for ids, second_from in encode_pairs(self._tokenizer, pairs, longest)
+        ]
+        vectors = _compute(self._driver, jobs, use_tqdm)
+        return [relevance(float(vector[0]), pooling) for vector in vectors]
+
+
+def _pair(first: list[str], second: str | Sequence[str]) -> list[tuple[str, str]]:
+    """One text with each of several, or two lists pairwise."""
+    others = [second] if isinstance(second, str) else list(second)
+    if len(first) == 1:
+        first = first * len(others)
+    if len(first) != len(others):
+        raise InvalidParameter(f"{len(first)} texts cannot be paired with {len(others)}")
+    return list(zip(first, others, strict=True))
 
 
 def _pooling_of(driver: Driver) -> PoolingInfo:

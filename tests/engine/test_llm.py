@@ -20,6 +20,7 @@ from engine.errors import (
     SleepRefused,
     TemplateError,
 )
+from engine.offline.text import ChatOptions
 from engine.types import EngineOutput
 from tests.engine.traces import are_whole, steps
 
@@ -249,6 +250,14 @@ def test_chat_goes_through_the_template(llm: LLM) -> None:
     assert "get_weather" in llm.decode(llm.encode_chat(messages, tools=tools))
     with pytest.raises(TemplateError):
         llm.chat([{"role": "nobody", "content": "Hi"}], GREEDY)
+
+
+def test_a_streamed_chat_has_the_options_of_a_chat(llm: LLM) -> None:
+    begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Say"}]
+    options: ChatOptions = {"add_generation_prompt": False, "continue_final_message": True}
+    (whole,) = llm.chat(begun, GREEDY, **options)
+    streamed = llm.stream_chat(begun, GREEDY, **options)
+    assert "".join(delta.text for delta in streamed) == whole.outputs[0].text
 
 
 def test_info_and_stats_tell_of_memory(llm: LLM) -> None:
