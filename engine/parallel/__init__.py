@@ -5,6 +5,8 @@
                   │                                │  or other layers
                   └──────── group.py: all-reduce, broadcast, gather; send, receive ──┘
 
+``rank_links.py`` carries rank 0's frames and the answers to them.
+
 Ranks on other machines connect by themselves: ``rank_listener.py`` accepts them and ``node.py`` is
 their side; ``handshake.py`` and ``compatibility.py`` decide who is accepted, and through
 ``store.py`` the ranks then find each other.

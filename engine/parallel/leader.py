@@ -1,4 +1,4 @@
-"""Rank 0's side: starts the other ranks, sends them their work, and notices when one is gone.
+"""Rank 0's side: starts the other ranks and has them do their part of each pass.
 
     start ─► Join ─► (all read their weights) ─► Loaded
           ─► AllocateCache ─► Prepared ─► (all meet) ─► RendezvousDone
@@ -20,9 +20,8 @@ import contextlib
 import logging
 import socket
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -42,10 +41,7 @@ from engine.parallel.frames import (
     ComputeLogits,
     CopyBlocks,
     CopyStates,
-    Done,
-    Failed,
     FinishReload,
-    FromRank,
     Join,
     LoadAdapter,
     Loaded,
@@ -54,16 +50,16 @@ from engine.parallel.frames import (
     RendezvousDone,
     Sleep,
     SwapBlocks,
-    ToRank,
     Wake,
     pack,
 )
 from engine.parallel.group import LOOPBACK, Group, Rendezvous, file_store
 from engine.parallel.layers import parallelize_modules
 from engine.parallel.pipeline import Pipeline, connect
+from engine.parallel.rank_links import RankLinks
 from engine.parallel.rank_listener import RankListener, RemoteRank
 from engine.parallel.rank_monitor import RankMonitor
-from engine.parallel.ranks import LocalRank, Rank, read_rank_messages
+from engine.parallel.ranks import LocalRank, Rank
 from engine.parallel.registration import RegisterRank
 from engine.parallel.shard import Shard
 from engine.parallel.sharding_support import check_sharding_support
@@ -80,7 +76,6 @@ from engine.types import Adapter, BlockCopy, MemoryPlan
 logger = logging.getLogger(__name__)
 
 _END_GRACE_S = 2.0
-_Expected = TypeVar("_Expected", Loaded, Prepared, RendezvousDone, Done)
 
 
 class Team:
@@ -105,8 +100,8 @@ class Team:
         )
         self._directory = ScratchDirectory("ranks")
         self._monitor = RankMonitor()
-        self._ranks: list[Rank] = []
-        self._messages: list[Iterator[FromRank]] = []
+        self._links = RankLinks()
+        self._ranks = self._links.ranks
         self._rendezvous_file = None if config.nodes else self._directory.path / "meeting"
         self._end = weakref.finalize(
             self, _end, self._ranks, self._listener, self._monitor, self._directory
@@ -114,8 +109,8 @@ class Team:
         self._address = LOOPBACK if self._listener is None else self._listener.address
         meeting = None if self._rendezvous_file is None else str(self._rendezvous_file)
         for rank in range(1, config.ranks_per_node):
-            self._add_ranks([LocalRank(rank)])
-            self._send(rank, encode(Join(theirs, rank, meeting, self._address)))
+            self._links.add([LocalRank(rank)])
+            self._links.send(rank, Join(theirs, rank, meeting, self._address))
         self.group: Group | None = None
         self.pipeline: Pipeline | None = None
         self.captures_steps = False  # whether all the others do
@@ -141,14 +136,14 @@ class Team:
             EngineDead: a rank is gone.
         """
         here = len(self._ranks) + 1
-        loaded = self._expect_all(Loaded, range(1, here))
+        loaded = self._links.expect_all(Loaded, range(1, here))
         if self._listener is not None:
-            self._add_ranks(self._listener.wait())
-            loaded += self._expect_all(Loaded, range(here, self.shard.num_ranks))
+            self._links.add(self._listener.wait())
+            loaded += self._links.expect_all(Loaded, range(here, self.shard.num_ranks))
         memory = common_memory_plan(memory, loaded, self._num_lines)
         self.captures_steps = all(told.captures_steps for told in loaded)
         self._block_size = memory.block_size
-        self._broadcast(
+        self._links.broadcast(
             AllocateCache(
                 memory.num_blocks,
                 memory.max_model_len,
@@ -157,7 +152,7 @@ class Team:
                 memory.num_snapshots,
             )
         )
-        self._expect_all(Prepared)
+        self._links.expect_all(Prepared)
         self._monitor.start(self._ranks)
         self._connect(device, dtype)
         if device.type == "cpu":  # NCCL reads the file occasionally
@@ -195,8 +190,8 @@ class Team:
         Raises EngineDead.
         """
         self._is_asleep = True
-        self._broadcast(Sleep(level))
-        self._expect_all_done()
+        self._links.broadcast(Sleep(level))
+        self._links.expect_all_done()
 
     def wake(self) -> None:
         """Make all ranks allocate their caches again, if they have none.
@@ -206,8 +201,8 @@ class Team:
             EngineDead: a rank is gone.
         """
         if self._is_asleep:
-            self._broadcast(Wake())
-            self._expect_all_done()
+            self._links.broadcast(Wake())
+            self._links.expect_all_done()
             self._is_asleep = False
 
     @contextlib.contextmanager
@@ -220,39 +215,39 @@ class Team:
             ModelLoadError: one could not.
             EngineDead: a rank is gone.
         """
-        self._broadcast(ReadWeights(model, generation))
+        self._links.broadcast(ReadWeights(model, generation))
         adopts = False
         try:
             try:
                 yield
             except Exception:
                 with contextlib.suppress(ModelLoadError):
-                    self._expect_all_done()
+                    self._links.expect_all_done()
                 raise
-            self._expect_all_done()
+            self._links.expect_all_done()
             adopts = True
         finally:
-            self._broadcast(FinishReload(adopts))
+            self._links.broadcast(FinishReload(adopts))
 
     # ------------------------------------------------------------ steps
 
     def swap_blocks(self, offloads: Sequence[BlockCopy], loads: Sequence[BlockCopy]) -> None:
         """Make all ranks exchange blocks with host memory. Raises EngineDead."""
-        self._broadcast(
+        self._links.broadcast(
             SwapBlocks(*(pack(np.array(pairs, np.int32)) for pairs in (offloads, loads)))
         )
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Make all ranks copy blocks. Raises EngineDead."""
-        self._broadcast(CopyBlocks(pack(np.array(copies, np.int32))))
+        self._links.broadcast(CopyBlocks(pack(np.array(copies, np.int32))))
 
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Make all ranks copy recurrent states between lines. Raises EngineDead."""
-        self._broadcast(CopyStates(pack(np.array(pairs, np.int32))))
+        self._links.broadcast(CopyStates(pack(np.array(pairs, np.int32))))
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Make all ranks load an adapter. Raises EngineDead."""
-        self._broadcast(LoadAdapter(adapter))
+        self._links.broadcast(LoadAdapter(adapter))
 
     @contextlib.contextmanager
     def forward(
@@ -279,7 +274,7 @@ class Team:
         given = batch, table, images, self._block_size, graph
         recurrent = self._spec.is_recurrent
         message = forward_message(*given, is_recurrent=recurrent, sampled_only=sampled_only)
-        self._broadcast(message)
+        self._links.broadcast(message)
         with _shared_pass(), self._captured(graph):
             if images.tokens is not None and self.group is not None:
                 self.group.broadcast(
@@ -290,7 +285,7 @@ class Team:
     @contextlib.contextmanager
     def capturing(self, graph: GraphKey, /) -> Iterator[None]:
         """See ``StepPeers.capturing``."""
-        self._broadcast(CaptureStep(graph))
+        self._links.broadcast(CaptureStep(graph))
         failure: NotCapturedError | None = None
         with _shared_pass(), self._captured(graph):
             try:
@@ -298,7 +293,7 @@ class Team:
             except NotCapturedError as error:
                 failure = error
         try:
-            self._expect_all_done()
+            self._links.expect_all_done()
         except ModelLoadError as error:
             failure = failure or NotCapturedError(str(error))
         if failure is not None:
@@ -309,7 +304,7 @@ class Team:
         if self._in_captured:
             yield
             return
-        self._broadcast(ComputeLogits(num_rows), self.shard.size)
+        self._links.broadcast(ComputeLogits(num_rows), self.shard.size)
         with _shared_pass():
             yield
 
@@ -323,22 +318,18 @@ class Team:
 
     # ------------------------------------------------------------ helpers
 
-    def _add_ranks(self, ranks: Sequence[Rank]) -> None:
-        self._ranks += ranks
-        self._messages += map(read_rank_messages, ranks)
-
     def _connect(self, device: torch.device, dtype: torch.dtype) -> None:
         """Meet the others; all ranks do so at once."""
         shard, relay = self.shard, None
         if self._rendezvous_file is None:
-            relay = StoreRelay(self._ranks, self._messages)
+            relay = StoreRelay(self._ranks, self._links.messages)
             store = relay.store
         else:
             store = file_store(self._rendezvous_file, shard.num_ranks)
         meeting = Rendezvous(shard, device, store, self._address, self._monitor.name_lost)
         self.group, self.pipeline = connect(meeting, self._spec, dtype)
         if relay is None:
-            self._expect_all(RendezvousDone)
+            self._links.expect_all(RendezvousDone)
         else:
             relay.finish()
 
@@ -350,49 +341,6 @@ class Team:
             layers = ", ".join(str(end - begin) for begin, end in runs)
             parts.append(f"pipeline parallel in {shard.num_stages} stages of {layers} layers")
         return ", ".join(parts)
-
-    def _broadcast(self, message: ToRank, end: int | None = None) -> None:
-        """Send a message to all ranks, or to those before ``end``."""
-        frame = encode(message)
-        for rank in range(1, self.shard.num_ranks if end is None else end):
-            self._send(rank, frame)
-
-    def _send(self, rank: int, frame: bytes) -> None:
-        to = self._ranks[rank - 1]
-        try:
-            to.socket.sendall(frame)
-        except OSError as error:
-            raise EngineDead(f"{to.name} is gone: {error.strerror}") from None
-
-    def _expect_all(
-        self, kind: type[_Expected], ranks: Iterable[int] | None = None
-    ) -> list[_Expected]:
-        """Return the next message of all ranks, or of ``ranks``."""
-        numbers = range(1, self.shard.num_ranks) if ranks is None else ranks
-        return [self._expect(number, kind) for number in numbers]
-
-    def _expect_all_done(self) -> None:
-        """Wait until all ranks have finished their task; then raise the first failure, if any."""
-        problems: list[ModelLoadError] = []
-        for rank in range(1, self.shard.num_ranks):
-            try:
-                self._expect(rank, Done)
-            except ModelLoadError as error:
-                problems.append(error)
-        if problems:
-            raise problems[0]
-
-    def _expect(self, rank: int, kind: type[_Expected]) -> _Expected:
-        try:
-            message = next(self._messages[rank - 1], None)
-        except OSError:
-            message = None
-        if message is None:
-            raise EngineDead(f"{self._ranks[rank - 1].name} ended while others waited for it")
-        if isinstance(message, Failed):
-            raise ModelLoadError(message.message)
-        assert isinstance(message, kind)
-        return message
 
 
 @contextlib.contextmanager
