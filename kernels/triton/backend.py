@@ -15,15 +15,10 @@ from kernels.triton.invariant_decode import invariant_decode
 from kernels.triton.invariant_prefill import invariant_prefill
 from kernels.triton.latent import MAX_RANK, latent_decode, latent_prefill
 from kernels.triton.launch import device_unsupported_reason
-from kernels.triton.plan import (
-    TILE_ROWS,
-    UNIT,
-    AttentionPlan,
-    WorkBounds,
-    plan_attention,
-)
+from kernels.triton.plan import plan_attention
 from kernels.triton.prefill import prefill_attention
 from kernels.triton.sparse import unsupported_reason
+from kernels.triton.work import TILE_ROWS, UNIT, AttentionPlan, WorkBounds
 
 _MAX_HEAD_DIM = 512
 # So many queries with a selection each keep the GPU busy without splits, whose sums would take

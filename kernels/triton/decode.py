@@ -37,8 +37,8 @@ from kernels.triton.launch import (
     wait_for_prior_kernels,
 )
 from kernels.triton.merge import finish_part, parts_at_once
-from kernels.triton.plan import UNIT, AttentionPlan
 from kernels.triton.tiles import LOG2_E
+from kernels.triton.work import UNIT, AttentionPlan
 
 _TILE = 64
 # By a multiprocessor's shared memory, which has to hold two programs. Half of the stages are for

@@ -32,8 +32,8 @@ import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.launch import dot_width
-from kernels.triton.plan import TILE_ROWS
 from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, online_softmax, rows_of_tile, tanh
+from kernels.triton.work import TILE_ROWS
 
 GROUP_ROWS = 64  # of a product of one warp group
 _MAX_SUMS = 256  # of a value's numbers per program

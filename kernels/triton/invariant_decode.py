@@ -18,8 +18,9 @@ from kernels.triton.invariant_attention import (
     sink_weight,
 )
 from kernels.triton.launch import launch, persistent_programs, power_of_2, wait_for_prior_kernels
-from kernels.triton.plan import SPLIT_SIZE, AttentionPlan, first_split_of, locate_split
+from kernels.triton.plan import first_split_of, locate_split
 from kernels.triton.tiles import LOG2_E
+from kernels.triton.work import SPLIT_SIZE, AttentionPlan
 
 _MERGE_UNROLL = 8
 

@@ -18,8 +18,9 @@ from kernels.triton.invariant_attention import (
     sink_weight,
 )
 from kernels.triton.launch import launch, wait_for_prior_kernels
-from kernels.triton.plan import SPLIT_SIZE, TILE_ROWS, AttentionPlan, describe_tile
+from kernels.triton.plan import describe_tile
 from kernels.triton.tiles import part_of_keys
+from kernels.triton.work import SPLIT_SIZE, TILE_ROWS, AttentionPlan
 
 
 def invariant_prefill(

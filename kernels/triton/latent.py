@@ -24,8 +24,9 @@ from kernels.triton.launch import (
     wait_for_prior_kernels,
 )
 from kernels.triton.merge import merge_splits
-from kernels.triton.plan import SPLIT_SIZE, TILE_ROWS, AttentionPlan, describe_tile, locate_split
+from kernels.triton.plan import describe_tile, locate_split
 from kernels.triton.tiles import LOG2_E, dot, dot_add, online_softmax, rows_of_tile
+from kernels.triton.work import SPLIT_SIZE, TILE_ROWS, AttentionPlan
 
 MAX_RANK = 512
 _HEADS = 16  # of a single query per program: the minimum rows of a product

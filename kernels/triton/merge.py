@@ -8,8 +8,8 @@ import triton.language as tl
 
 from kernels.attention import LayerAttention
 from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
-from kernels.triton.plan import AttentionPlan, WorkList
 from kernels.triton.tiles import LOG2_E
+from kernels.triton.work import AttentionPlan, WorkList
 
 _MERGE_TILE = 16
 _THREADS: tl.constexpr = tl.constexpr(128)  # of a program of decode.py

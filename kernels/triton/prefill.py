@@ -36,7 +36,7 @@ from kernels.triton.launch import (
     shared_memory_bytes,
     wait_for_prior_kernels,
 )
-from kernels.triton.plan import TILE_ROWS, AttentionPlan, describe_tile
+from kernels.triton.plan import describe_tile
 from kernels.triton.prefill_tiles import (
     are_copied_whole,
     attend_to_tiles,
@@ -54,6 +54,7 @@ from kernels.triton.tiles import (
     rows_of_tile,
     tanh,
 )
+from kernels.triton.work import TILE_ROWS, AttentionPlan
 
 COPIES_TILES = True  # where it can; without is a variant of ``kernels.bench.variants``
 _TILE = 64

@@ -43,7 +43,7 @@ from kernels.triton.check_helpers import (
     normal,
 )
 from kernels.triton.check_selection import selections
-from kernels.triton.plan import queries_per_tile
+from kernels.triton.work import queries_per_tile
 
 # Differences in the last bits may lead to an adjacent code.
 _CODES_TOLERANCE = 5e-2

@@ -44,13 +44,7 @@ from kernels.triton.layers import (
 from kernels.triton.lora import add_adapters
 from kernels.triton.matmul import invariant_heads, invariant_linear
 from kernels.triton.moe import add_experts, fused_moe, invariant_moe
-from kernels.triton.plan import (
-    SPLIT_SIZE,
-    UNIT,
-    AttentionPlan,
-    WorkBounds,
-    plan_attention,
-)
+from kernels.triton.plan import plan_attention
 from kernels.triton.prefill import prefill_attention
 from kernels.triton.quantised import packed_linear
 from kernels.triton.routing import invariant_route, route
@@ -61,6 +55,7 @@ from kernels.triton.short_conv import gated_conv, short_conv
 from kernels.triton.skinny import skinny_linear
 from kernels.triton.skinny_packed import skinny_packed_linear
 from kernels.triton.sparse import index_rope_store, index_weights, select_slots
+from kernels.triton.work import SPLIT_SIZE, UNIT, AttentionPlan, WorkBounds
 
 META = torch.device("meta")
 BF16 = torch.bfloat16

@@ -13,7 +13,7 @@ from kernels.reference.attention import ReferenceAttention
 from kernels.select import select_kernels
 from kernels.triton import decode, plan, prefill
 from kernels.triton.backend import TritonAttention
-from kernels.triton.plan import SPLIT_SIZE, UNIT
+from kernels.triton.work import SPLIT_SIZE, UNIT
 from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
 
 CPU = torch.device("cpu")

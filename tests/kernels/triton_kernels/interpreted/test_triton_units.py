@@ -13,7 +13,7 @@ from kernels.attention import BatchGeometry
 from kernels.chunked import ChunkedAttention
 from kernels.triton import decode, plan
 from kernels.triton.backend import TritonAttention
-from kernels.triton.plan import UNIT
+from kernels.triton.work import UNIT
 from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
 
 PAST = [0, UNIT - 2, UNIT - 1, UNIT, 17 * UNIT + 5, 8 * UNIT - 1]
