@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from server.adapters import Adapters
 from server.errors import ApiError
+from server.openai.api_model import ApiModel
 from server.openai.endpoint import json_response, read_request, state_of
-from server.openai.inputs import ApiModel
 from server.openai.openapi_schema import describe
 
 router = APIRouter()

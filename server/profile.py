@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from engine.profiler import MAX_PROFILE_STEPS
 from server.errors import ApiError
+from server.openai.api_model import ApiModel
 from server.openai.endpoint import json_response, read_request, state_of
-from server.openai.inputs import ApiModel
 from server.openai.openapi_schema import describe
 from server.settings import Settings
 

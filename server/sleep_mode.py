@@ -13,8 +13,8 @@ from starlette.responses import Response
 from engine.errors import EngineAsleep, InvalidParameter
 from server.errors import ApiError, asleep, bad_field
 from server.named_paths import find_within
+from server.openai.api_model import ApiModel
 from server.openai.endpoint import json_response, read_request, state_of
-from server.openai.inputs import ApiModel
 from server.openai.openapi_schema import describe
 from server.openai.unsupported import report_ignored
 from server.state import ServerState

@@ -27,8 +27,8 @@ from server.anthropic.outputs import MessagesError
 from server.batches.handlers import MESSAGES
 from server.batches.lines import MAX_LINES
 from server.errors import ApiError, bad_field, shorten
+from server.openai.api_model import ApiModel
 from server.openai.endpoint import json_response, read_request, state_of
-from server.openai.inputs import ApiModel
 from server.openai.openapi_schema import Description, describe
 from server.openai.outputs import to_json
 from server.openai.pagination import make_page

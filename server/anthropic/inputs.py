@@ -20,8 +20,8 @@ from server.anthropic.content import (
     read_text,
 )
 from server.errors import shorten
+from server.openai.api_model import ApiModel
 from server.openai.deadline import MAX_DEADLINE_MS
-from server.openai.inputs import ApiModel
 from server.openai.unread_fields import unread_fields
 from server.openai.unsupported import ignored_params, ignored_tool_params
 

@@ -11,10 +11,11 @@ from server.access.caller import Caller
 from server.anthropic.call import MessageCall
 from server.anthropic.inputs import MessagesRequest
 from server.errors import bad_field
+from server.openai.api_model import ApiModel
 from server.openai.chat import ChatCall
 from server.openai.completions import CompletionCall
 from server.openai.endpoint import Call, read_fields
-from server.openai.inputs import ApiModel, ChatRequest, CompletionRequest
+from server.openai.inputs import ChatRequest, CompletionRequest
 from server.openai.responses.call import ResponseCall
 from server.openai.responses.inputs import ResponsesRequest
 from server.pooling.embeddings import EmbeddingCall

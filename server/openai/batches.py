@@ -16,9 +16,9 @@ from server.access.caller import caller_of
 from server.batches.handlers import HANDLERS
 from server.batches.lines import BatchError
 from server.errors import ApiError, bad_field, shorten
+from server.openai.api_model import ApiModel
 from server.openai.endpoint import json_response, read_request, state_of
 from server.openai.files import check_lifetime_s
-from server.openai.inputs import ApiModel
 from server.openai.metadata import Metadata
 from server.openai.openapi_schema import describe
 from server.openai.pagination import make_page

@@ -17,7 +17,8 @@ from engine.video.types import ProcessedVideo
 from server.errors import bad_field
 from server.openai.content import audio_of, videos_of
 from server.openai.endpoint import check_length
-from server.openai.inputs import ChatRequest, Message, TokenizeRequest
+from server.openai.inputs import ChatRequest, TokenizeRequest
+from server.openai.messages import Message
 from server.state import Model, ServerState
 
 # Of one prompt's pixels, and of its samples, as the model gets them.

@@ -10,7 +10,8 @@ from msgspec.structs import asdict
 
 from engine.types import SamplingParams
 from server.openai.content import to_chat_parts
-from server.openai.inputs import ChatRequest, Message
+from server.openai.inputs import ChatRequest
+from server.openai.messages import Message
 from server.openai.outputs import ChatCompletion, to_json
 from server.openai.tool_fields import Function, ToolChoice
 from server.store.chats import ChatStore, StoredChat

@@ -18,8 +18,9 @@ from server.access.body import check_json_type
 from server.access.caller import Caller, caller_of
 from server.errors import bad_field
 from server.http.disconnect import ClientDisconnected, until_disconnect
+from server.openai.api_model import ApiModel
 from server.openai.deadline import caller_with_deadline, until_deadline
-from server.openai.inputs import ApiModel, GenerationRequest
+from server.openai.inputs import GenerationRequest
 from server.openai.json_body import parse_json_body
 from server.openai.outputs import to_json
 from server.openai.sse import Ending, EventStream

@@ -1,4 +1,4 @@
-"""The shapes of request bodies, validated once on arrival.
+"""The bodies of chats, completions and tokenisation, validated once on arrival.
 
 Pydantic checks types (strictly: ``"5"`` and ``true`` are not integers) and what only the API knows;
 ``SamplingParams`` itself checks the ranges of sampling values. Unknown fields are accepted, kept in
@@ -12,36 +12,29 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     PlainValidator,
-    ValidationError,
     WithJsonSchema,
     model_validator,
 )
 
-from server.errors import ApiError, bad_field, shorten
-from server.openai import content as contents
-from server.openai.content import Content, ImagePart, kind_of_part, media_kind
+from server.openai.api_model import MAX_MODEL_NAME, ApiModel, FeatureRequest, ModelRequest
+from server.openai.content import media_kind
 from server.openai.extra_fields import ExtraFields
 from server.openai.media_io import MediaIo
+from server.openai.messages import Message, kind_of_message
 from server.openai.metadata import Metadata
 from server.openai.structured import StructuredFields
-from server.openai.tool_fields import EarlierCall, EarlierFunction, ToolFields, Tools
-from server.openai.unread_fields import always, read_fields_of, unread_fields
-from server.openai.unsupported import ignored_params, refuse_unsupported
-from server.text.answer_format import AnswerFormat
-from server.validation import field_path, reason
+from server.openai.tool_fields import ToolFields, Tools
+from server.openai.unread_fields import unread_fields
+from server.openai.unsupported import ignored_params
 
-MAX_MODEL_NAME = 256
 _MAX_LABEL = 512
 _MAX_STOPS = 4
 _MAX_BAD_WORDS = 256
 _MAX_STOP_CHARS = 4096
 _MAX_SALT = 128
 _MAX_BEST_OF = 20
-_MEDIA_ROLES = ("user", "tool")  # whose messages may hold images, videos and audio
 _UNSUPPORTED_WITH_MEDIA = ("truncate_prompt_tokens", "use_beam_search")
 
 # The tiers that clients may name; there is only one here, "default".
@@ -100,113 +93,6 @@ Label = Annotated[str, Field(max_length=_MAX_LABEL)]  # no effect
 Verbosity = Literal["low", "medium", "high"]
 
 
-class ApiModel(BaseModel):
-    """Base of all request bodies."""
-
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
-
-    @classmethod
-    def read(cls, body: dict[str, Any], at: str = "") -> Self:
-        """Parse ``body``. Raises ApiError (400) that names the first invalid field.
-
-        ``at`` is the path of ``body`` within the request, such as ``input.3.``.
-        """
-        try:
-            return cls.model_validate(body)
-        except ValidationError as error:
-            raise _to_api_error(error, at) from None
-        except RecursionError:
-            message = "The body is nested too deeply."
-            raise ApiError(400, message, code="invalid_json") from None
-
-    def ignored(self) -> list[str]:
-        """Names of fields that request something but have no effect."""
-        return ignored_params(self.model_extra)
-
-    @classmethod
-    def unread(cls, body: Mapping[str, Any]) -> list[str]:
-        """Paths of such fields in the history of ``body``, which is valid.
-
-        They are found there because a message keeps only what is read of it.
-        """
-        return []
-
-
-class Message(ApiModel):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Content = None
-    name: str | None = None
-    tool_calls: list[EarlierCall] | None = None
-    tool_call_id: str | None = None
-    function_call: EarlierFunction | None = None
-    refusal: str | None = None  # an assistant's refusal, in place of a content
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-
-    @model_validator(mode="after")
-    def _has_content(self) -> Self:
-        # Only an assistant's content may be empty: it called tools, refused, or only reasoned.
-        if self.content is None and self.role != "assistant":
-            raise ValueError("content: must be a string or a list of parts")
-        if self.role not in _MEDIA_ROLES and (kind := media_kind(self.content)):
-            raise ValueError(f"content: a message of the {self.role} cannot hold {kind}")
-        return self
-
-    @property
-    def text(self) -> str | None:
-        """The text; None if there is none."""
-        return contents.text_of(self.content)
-
-    @property
-    def images(self) -> Mapping[int, ImagePart]:
-        """The images, by their index among the parts."""
-        return contents.images_of(self.content)
-
-    @property
-    def num_chars(self) -> int:
-        """A lower bound of the characters that this message adds to a prompt."""
-        calls = (call.function.arguments for call in self.tool_calls or [])
-        return len(self.text or "") + sum(map(len, calls))
-
-    def for_template(self, answer_format: AnswerFormat) -> dict[str, Any]:
-        """The message as the chat template of a model with this answer format expects it."""
-        role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
-        content = self.refusal if self.content is None else self.content
-        message: dict[str, Any] = {"role": role, "content": contents.for_template(content)}
-        calls = list(self.tool_calls or [])
-        if self.function_call is not None:
-            calls.append(EarlierCall(function=self.function_call))
-        if content is None and not calls:
-            message["content"] = ""
-        if calls:
-            message["tool_calls"] = [call.for_template(answer_format) for call in calls]
-        if self.name is not None:
-            message["name"] = self.name
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = answer_format.template_call_id(self.tool_call_id)
-        reasoning = self.reasoning_content or self.reasoning
-        if reasoning is not None:  # templates use either name
-            message |= {"reasoning_content": reasoning, "reasoning": reasoning}
-        return message
-
-
-_EARLIER_FUNCTION = always(read_fields_of((*EarlierFunction.model_fields,)))
-_EARLIER_CALL = read_fields_of(
-    (*EarlierCall.model_fields, "index"),  # which the deltas of a stream have
-    function=_EARLIER_FUNCTION,
-)
-kind_of_message = always(
-    read_fields_of(
-        (*Message.model_fields, "id"),  # which stored messages have
-        content=kind_of_part,
-        tool_calls=always(_EARLIER_CALL),
-        function_call=_EARLIER_FUNCTION,
-    )
-)
-
-
 class StreamOptions(ApiModel):
     """What a stream carries besides its text."""
 
@@ -214,23 +100,6 @@ class StreamOptions(ApiModel):
     include_obfuscation: bool | None = None  # no padding is added
     continuous_usage_stats: bool | None = None
     include_progress: bool | None = None
-
-
-class FeatureRequest(ApiModel):
-    """A request that may ask for unsupported features, and is then refused."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unsupported(cls, body: Any) -> Any:
-        if isinstance(body, dict):
-            refuse_unsupported(body)
-        return body
-
-
-class ModelRequest(FeatureRequest):
-    """A request that names a model."""
-
-    model: Annotated[str, Field(max_length=MAX_MODEL_NAME)]
 
 
 class GenerationRequest(ModelRequest, StructuredFields, ExtraFields):
@@ -247,7 +116,7 @@ class GenerationRequest(ModelRequest, StructuredFields, ExtraFields):
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
-    stop: Stop = []
+    stop: Stop = Field(default=[])
     stop_token_ids: Annotated[list[int], Field(max_length=1024)] | None = None
     allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
     bad_words: Annotated[list[str], Field(max_length=_MAX_BAD_WORDS)] | None = None
@@ -429,20 +298,3 @@ class DetokenizeRequest(ApiModel):
 def _check_prompt_ending(generation_prompt: bool | None, continue_final: bool | None) -> None:
     if generation_prompt and continue_final:
         raise ValueError("continue_final_message: excludes 'add_generation_prompt'")
-
-
-def _to_api_error(error: ValidationError, at: str) -> ApiError:
-    """The first problem, with the field's name as the API spells it."""
-    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    param = at + field_path(problem["loc"])
-    message = reason(problem)
-    if problem["type"] == "value_error" and _has_field_prefix(message):
-        # A check across several fields names the invalid one itself.
-        field, _, message = message.partition(": ")
-        param = f"{param.rstrip('.')}.{field}" if param else field
-    return bad_field(shorten(param.rstrip(".") or "body"), message)
-
-
-def _has_field_prefix(message: str) -> bool:
-    head, colon, _ = message.partition(": ")
-    return bool(colon) and head.isidentifier()

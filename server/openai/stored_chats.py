@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from server.access.caller import caller_of
 from server.errors import ApiError, bad_field, shorten
+from server.openai.api_model import ApiModel
 from server.openai.chat_recorder import (
     StoredChatCompletion,
     StoredMessage,
@@ -18,7 +19,6 @@ from server.openai.chat_recorder import (
     read_message,
 )
 from server.openai.endpoint import json_response, read_request, state_of
-from server.openai.inputs import ApiModel
 from server.openai.metadata import Metadata
 from server.openai.openapi_schema import Description, describe
 from server.openai.pagination import make_page

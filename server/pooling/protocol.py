@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
+from server.openai.api_model import MAX_MODEL_NAME, ApiModel
 from server.openai.deadline import MAX_DEADLINE_MS
-from server.openai.inputs import MAX_MODEL_NAME, ApiModel, Prompts, Salt
+from server.openai.inputs import Prompts, Salt
 
 
 def _read_truncation(value: Any) -> int | None:

@@ -10,7 +10,8 @@ import pytest
 from pydantic import BaseModel
 
 from server.anthropic.inputs import MessagesRequest
-from server.openai.inputs import ApiModel, ChatRequest, TokenizeRequest
+from server.openai.api_model import ApiModel
+from server.openai.inputs import ChatRequest, TokenizeRequest
 from server.openai.responses.conversation_routes import ItemsToAdd, NewConversation
 from server.openai.responses.inputs import ResponsesRequest
 from server.openai.unread_fields import always, read_fields_of, unread_fields

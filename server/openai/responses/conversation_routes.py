@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from server.access.caller import caller_of
 from server.errors import ApiError, bad_field, shorten
+from server.openai.api_model import ApiModel
 from server.openai.endpoint import json_response, read_request, state_of
-from server.openai.inputs import ApiModel
 from server.openai.metadata import Metadata
 from server.openai.openapi_schema import describe
 from server.openai.outputs import to_json

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from server.errors import bad_field, shorten
+from server.openai.api_model import ApiModel
 from server.openai.content import check_image_url, read_audio
-from server.openai.inputs import ApiModel
 from server.openai.responses.items import (
     AudioFile,
     CallItem,

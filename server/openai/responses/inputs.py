@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PlainValidator, model_validator
 
 from server.errors import bad_field, shorten
+from server.openai.api_model import ApiModel
 from server.openai.deadline import MAX_DEADLINE_MS
-from server.openai.inputs import ApiModel, Label, ServiceTier, Verbosity
+from server.openai.inputs import Label, ServiceTier, Verbosity
 from server.openai.metadata import Metadata
 from server.openai.responses.input_items import InputItem, NewItem, read_input
 from server.openai.responses.item_fields import kind_of_item
