@@ -23,7 +23,7 @@ class PromptBudget:
     """Learns how long a step takes per token.
 
     Args:
-        limits: of the engine, with the target duration. None: there is no limit.
+        limits: of the engine; ``prompt_step_s`` is the target duration, or None for no limit.
     """
 
     def __init__(self, limits: SchedulerConfig) -> None:

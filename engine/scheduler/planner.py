@@ -251,12 +251,7 @@ class Planner:
             return short  # and sequences behind it have received at least as much
         leader = self._usable_leader(seq)
         looks_up = leader is None and not seq.must_compute_prompt
-        prefix = Prefix(0, ())
-        if leader is not None:
-            passed, full = leader.table.num_freed, (seq.num_prompt - 1) // pool.block_size
-            prefix = Prefix(passed, leader.table.block_ids[passed:full])
-        elif looks_up:
-            prefix = self.find_prefix(seq)
+        prefix = self._computed_prefix(seq, leader)
         needed = pool.blocks_for(len(seq.token_ids)) - prefix.num_skipped
         needed += pool.num_free_blocks_needed(prefix.block_ids) - len(prefix.block_ids)
         # Keep one spare block per running sequence. Otherwise the newcomer, which ranks last, would
@@ -274,13 +269,8 @@ class Planner:
             self._plan_loads(step, pool.adopt(seq.table, prefix))
             seq.num_computed = seq.num_confirmed = seq.table.capacity
             snapshots.plan_restore(pool, step, seq)
-        else:  # the copy has not been made yet, so nothing has landed
-            seq.num_computed = seq.num_prompt - 1
-            seq.table, copy = pool.fork(leader.table, seq.num_computed)
-            state.num_wasted += seq.table.capacity - seq.num_computed
-            if copy is not None:
-                step.copies.append(copy)
-                step.copy_source_ids.add(leader.id)
+        else:
+            self._fork(step, seq, leader)
         state.start(seq)
         if seq.num_cached is None:  # first admission: later, it would find its own blocks
             seq.scheduled_s = now_s
@@ -293,6 +283,23 @@ class Planner:
         self._allocate_blocks(seq, end)
         self._plan_row(step, seq, seq.table.block_ids, end, throttled=yields)
         return None
+
+    def _computed_prefix(self, seq: Sequence, leader: Sequence | None) -> Prefix:
+        """The full blocks that ``seq`` need not compute: its leader's, or those in the cache."""
+        if leader is None:
+            return Prefix(0, ()) if seq.must_compute_prompt else self.find_prefix(seq)
+        full = (seq.num_prompt - 1) // self._state.pool.block_size
+        return Prefix(leader.table.num_freed, leader.table.block_ids[leader.table.num_freed : full])
+
+    def _fork(self, step: StepBuilder, seq: Sequence, leader: Sequence) -> None:
+        """Let ``seq`` share its leader's prompt. The copy of its last, partly filled block has not
+        been made yet, so nothing of it has landed."""
+        seq.num_computed = seq.num_prompt - 1
+        seq.table, copy = self._state.pool.fork(leader.table, seq.num_computed)
+        self._state.num_wasted += seq.table.capacity - seq.num_computed
+        if copy is not None:
+            step.copies.append(copy)
+            step.copy_source_ids.add(leader.id)
 
     def _is_still_blocked(self, seq: Sequence) -> bool:
         """Whether the head of the queue lacks as many blocks as before, without another lookup.

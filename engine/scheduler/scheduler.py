@@ -248,9 +248,9 @@ class Scheduler:
     def replay(self, plan: StepPlan, rows: Iterable[ScheduledRow]) -> list[StepPlan]:
         """The plans that compute ``rows`` of ``plan``, for a runner that has forgotten them all.
 
-        For use between ``fail()`` and ``update(plan, ...)``, after the plan itself could not be
-        run. Only the last plan returned has a result; those before it prepare the runner for it. In
-        the last one each row is removed and added again with its whole block table. Rows of
+        For use between ``mark_failed()`` and ``update(plan, ...)``, after the plan itself could not
+        be run. Only the last plan returned has a result; those before it prepare the runner for it.
+        In the last one each row is removed and added again with its whole block table. Rows of
         sequences that have ended or been preempted since are left out. See the runner's row
         contract.
         """
