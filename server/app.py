@@ -1,8 +1,8 @@
 """The application: its routes, the middleware around them, and the engine's lifespan.
 
-connection ─► RequestContext ─► ApiKeyMiddleware ─► BodyLimitMiddleware ─► route ─► engine
-              id, headers,      401                 413 415 408
-              last except
+connection ─► Cors ─► RequestContext ─► ApiKeyMiddleware ─► BodyLimitMiddleware ─► route ─► engine
+         preflight    id, headers,      401                 413 415 408
+                      last except
 """
 
 from __future__ import annotations
@@ -88,28 +88,10 @@ def create_app(
     state = ServerState(settings, engine, metrics, shared or SharedState())
     state.tracing = Tracing.of(settings, system.quire_version())
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        try:
-            async with state.access.open(), app.state.responses.lifespan():
-                tasks = [
-                    asyncio.create_task(state.load()),
-                    asyncio.create_task(make_runner(state).run()),
-                ]
-                try:
-                    yield
-                finally:
-                    for task in tasks:
-                        task.cancel()
-                    await asyncio.gather(*tasks, return_exceptions=True)
-        finally:
-            app.state.dashboard.close()
-            await state.close()
-
     app = FastAPI(
         title="Quire",
         version=system.quire_version(),
-        lifespan=lifespan,
+        lifespan=_lifespan,
         redirect_slashes=False,
         exception_handlers={
             HTTPException: _on_http_exception,
@@ -119,12 +101,40 @@ def create_app(
     app.state.server = state
     app.state.dashboard = dashboard.Dashboard(state)
     app.state.responses = BackgroundResponses(state)
+    _include_routes(app, settings, state)
+    _add_middleware(app, settings, state)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Load the model and run batches in the background while the application serves."""
+    state: ServerState = app.state.server
+    try:
+        async with state.access.open(), app.state.responses.lifespan():
+            tasks = [
+                asyncio.create_task(state.load()),
+                asyncio.create_task(make_runner(state).run()),
+            ]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+    finally:
+        app.state.dashboard.close()
+        await state.close()
+
+
+def _include_routes(app: FastAPI, settings: Settings, state: ServerState) -> None:
+    """Add all routes. Those that a setting disables answer with an error that says so, and are not
+    in the schema."""
     rooms = (
         *(chat, stored_chats, completions, responses, conversations, messages),
         *(transcriptions, message_batches, embeddings, scoring, files, batches, models, tokens),
         *(system, dashboard, profile, sleep_mode, lora, usage_route),
     )
-    # A route that a setting disables answers with an error that says so, and is not in the schema.
     is_on = {
         dashboard: settings.is_dashboard_enabled,
         profile: settings.profile is not None,
@@ -142,7 +152,10 @@ def create_app(
     openapi_schema.install_openapi(
         app, [room.router for room in described], with_keys=asks_for_keys
     )
-    # The middleware added last is the outermost.
+
+
+def _add_middleware(app: FastAPI, settings: Settings, state: ServerState) -> None:
+    """Put the middleware around the routes; the one added last is the outermost."""
     app.add_middleware(
         BodyLimitMiddleware,
         max_body_bytes=settings.max_body_bytes,
@@ -153,7 +166,6 @@ def create_app(
     app.add_middleware(RequestContext, state=state)
     if settings.cors_origins:
         app.add_middleware(Cors, origins=settings.cors_origins)
-    return app
 
 
 async def _on_http_exception(request: Request, error: Exception) -> NoReturn:
