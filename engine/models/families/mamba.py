@@ -196,16 +196,56 @@ def _mamba(
         norm_eps=eps,
         conv_bias=reader.flag("mamba_conv_bias", True),
         bias=reader.flag("mamba_proj_bias"),
-        time_step_limit=time_step_limit(reader),
+        time_step_limit=_time_step_limit(reader),
     )
 
 
-def time_step_limit(reader: ConfigReader) -> tuple[float, float]:
-    """Return the minimum and maximum of ``time_step_limit``, where Hugging Face writes no limit.
+def read_state_space(
+    reader: ConfigReader,
+    eps: float,
+    *,
+    heads_key: str,
+    head_dim_key: str,
+    state_key: str,
+    inner: int | None = None,
+) -> MambaSpec:
+    """Return the spec of recurrent layers whose config has the names of Mamba-2's own code.
+
+    Args:
+        reader: of the config.
+        eps: of the norm.
+        heads_key, head_dim_key, state_key: the names that families spell differently.
+        inner: the width that all heads must have; None: whatever it is.
 
     Raises:
-        ModelLoadError: it is something else.
+        ModelLoadError: a value is missing or does not fit the others.
     """
+    heads, groups = reader.count(heads_key, 128), reader.count("n_groups", 8)
+    head_dim = reader.count(head_dim_key, 64)
+    if inner is not None and heads * head_dim != inner:
+        raise reader.error(heads_key, f"of {head_dim} make no width of {inner}")
+    if heads % groups:
+        raise reader.error("n_groups", f"must divide the {heads} heads")
+    width = reader.count("conv_kernel", 4)
+    if width < 2:
+        raise reader.error("conv_kernel", "must be at least 2")
+    return MambaSpec(
+        num_heads=heads,
+        num_groups=groups,
+        head_dim=head_dim,
+        state_size=reader.count(state_key, 128),
+        conv_width=width,
+        norm_eps=eps,
+        conv_bias=reader.flag("use_conv_bias", True),
+        bias=reader.flag("use_bias"),
+        time_step_limit=_time_step_limit(reader),
+        heads_key=heads_key,
+        groups_key="n_groups",
+    )
+
+
+def _time_step_limit(reader: ConfigReader) -> tuple[float, float]:
+    """Return the minimum and maximum of ``time_step_limit``, where Hugging Face writes no limit."""
     limits = reader.list_of_length("time_step_limit", 2) or [0.0, _INFINITE]
     least, most = (math.inf if limit == _INFINITE else limit for limit in limits)
     is_known = all(type(limit) in (int, float) for limit in (least, most))

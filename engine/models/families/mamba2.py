@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from engine.models.config_reader import ConfigReader
 from engine.models.families.family import Family
-from engine.models.families.mamba import time_step_limit
+from engine.models.families.mamba import read_state_space
 from engine.models.families.shared import num_layers, read_dtype
-from engine.models.recurrence import MambaSpec
 from engine.models.rope_spec import RopeSpec
 from engine.models.spec import DecoderSpec, LayerSpec, NormSpec
 
@@ -28,7 +27,14 @@ def mamba2(reader: ConfigReader) -> DecoderSpec:
     reader.require("hidden_act", "silu")
     reader.require("rms_norm", True)
     eps, hidden_size = reader.number("layer_norm_epsilon", 1e-5), reader.count("hidden_size", 4096)
-    state_space = _state_space(reader, hidden_size, eps)
+    state_space = read_state_space(
+        reader,
+        eps,
+        heads_key="num_heads",
+        head_dim_key="head_dim",
+        state_key="state_size",
+        inner=reader.count("expand", 2) * hidden_size,
+    )
     return DecoderSpec(
         architecture=reader.text("model_type"),
         vocab_size=reader.count("vocab_size", 32_768),
@@ -46,31 +52,6 @@ def mamba2(reader: ConfigReader) -> DecoderSpec:
         tie_word_embeddings=reader.flag("tie_word_embeddings"),
         eos_token_ids=reader.token_ids("eos_token_id"),
         checkpoint_dtype=read_dtype(reader),
-    )
-
-
-def _state_space(reader: ConfigReader, hidden_size: int, eps: float) -> MambaSpec:
-    heads, groups = reader.count("num_heads", 128), reader.count("n_groups", 8)
-    head_dim, inner = reader.count("head_dim", 64), reader.count("expand", 2) * hidden_size
-    if heads * head_dim != inner:
-        raise reader.error("num_heads", f"of {head_dim} make no width of {inner}")
-    if heads % groups:
-        raise reader.error("n_groups", f"must divide the {heads} heads")
-    width = reader.count("conv_kernel", 4)
-    if width < 2:
-        raise reader.error("conv_kernel", "must be at least 2")
-    return MambaSpec(
-        num_heads=heads,
-        num_groups=groups,
-        head_dim=head_dim,
-        state_size=reader.count("state_size", 128),
-        conv_width=width,
-        norm_eps=eps,
-        conv_bias=reader.flag("use_conv_bias", True),
-        bias=reader.flag("use_bias"),
-        time_step_limit=time_step_limit(reader),
-        heads_key="num_heads",
-        groups_key="n_groups",
     )
 
 

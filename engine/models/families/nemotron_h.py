@@ -15,9 +15,8 @@ import dataclasses
 from engine.models.config_reader import ConfigReader
 from engine.models.families.deepseek import read_deepseek_v3_experts
 from engine.models.families.family import Family
-from engine.models.families.mamba import time_step_limit
+from engine.models.families.mamba import read_state_space
 from engine.models.families.shared import read_activation, read_decoder, with_checked_experts
-from engine.models.recurrence import MambaSpec
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
 
 # The letters of ``hybrid_override_pattern``, and Hugging Face's current and former names.
@@ -67,7 +66,13 @@ def nemotron_h(reader: ConfigReader) -> DecoderSpec:
         mlp_bias=reader.flag("mlp_bias"),
         layers=layers,
         moe=moe,
-        recurrence=_mamba(reader, eps),
+        recurrence=read_state_space(
+            reader,
+            eps,
+            heads_key="mamba_num_heads",
+            head_dim_key="mamba_head_dim",
+            state_key="ssm_state_size",
+        ),
     )
     if moe is not None:
         return with_checked_experts(reader, spec)
@@ -130,28 +135,6 @@ def _kinds(reader: ConfigReader) -> tuple[str, list[str]]:
     if reader.count("num_hidden_layers", len(given)) != len(given):
         raise reader.error("num_hidden_layers", f"differs from the {len(given)} of '{key}'")
     return key, [_KINDS[kind] for kind in given]
-
-
-def _mamba(reader: ConfigReader, eps: float) -> MambaSpec:
-    heads, groups = reader.count("mamba_num_heads", 128), reader.count("n_groups", 8)
-    if heads % groups:
-        raise reader.error("n_groups", f"must divide the {heads} heads")
-    width = reader.count("conv_kernel", 4)
-    if width < 2:
-        raise reader.error("conv_kernel", "must be at least 2")
-    return MambaSpec(
-        num_heads=heads,
-        num_groups=groups,
-        head_dim=reader.count("mamba_head_dim", 64),
-        state_size=reader.count("ssm_state_size", 128),
-        conv_width=width,
-        norm_eps=eps,
-        conv_bias=reader.flag("use_conv_bias", True),
-        bias=reader.flag("use_bias"),
-        time_step_limit=time_step_limit(reader),
-        heads_key="mamba_num_heads",
-        groups_key="n_groups",
-    )
 
 
 FAMILIES: dict[str, Family] = {
