@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from kernels.attention import AttentionSpec
     from kernels.operations import Kernels
 
+    _Maker = Callable[[AttentionSpec], Kernels | str]
+
 
 class NoKernelsError(ValueError):
     """No kernels serve the model; the message gives the reason for each kind."""
@@ -58,10 +60,10 @@ def _triton_on_gpu(spec: AttentionSpec) -> Kernels | str:
     return "it is for GPUs" if spec.device.type == "cpu" else _triton(spec)
 
 
-def _self_checked(kernels: Kernels, spec: AttentionSpec, *, invariant: bool) -> Kernels | str:
-    """Return Triton's kernels for ``auto``, if each gives correct results on this very device."""
+def _wrong_on_device(kernels: Kernels, spec: AttentionSpec, *, invariant: bool) -> str | None:
+    """Return which of Triton's kernels gives wrong results on this very device; None if none."""
     if kernels.name != "triton":
-        return kernels
+        return None
     from kernels.triton.selfcheck import check_batch_invariance, self_check
 
     for each in spec.by_heads().values():
@@ -70,11 +72,11 @@ def _self_checked(kernels: Kernels, spec: AttentionSpec, *, invariant: bool) -> 
             reason = check_batch_invariance(kernels, each)
         if reason is not None:
             return reason
-    return kernels
+    return None
 
 
 # In the order in which ``auto`` tries them. A maker returns a reason if its kernels cannot be made.
-_FACTORIES: dict[str, Callable[[AttentionSpec], Kernels | str]] = {
+_FACTORIES: dict[str, _Maker] = {
     "triton": _triton,
     "cpu": _cpu,
     "reference": _reference,
@@ -142,6 +144,36 @@ def _without_attention(kernels: Kernels) -> Kernels:
     return kernels._replace(attention=NoAttention(kernels.attention))
 
 
+def _for_layers(kernels: Kernels, spec: AttentionSpec) -> Kernels:
+    """Return these kernels with the attention that the model's layers need, where it differs."""
+    if spec.chunk_size is not None and not kernels.supports_chunked_attention:
+        kernels = _chunked(kernels)
+    if spec.other_heads:
+        kernels = _with_mixed_heads(kernels)
+    if spec.selection is not None:
+        kernels = _selecting(kernels)
+    if spec.source is not None:
+        kernels = _with_source(kernels)
+    return kernels if spec.has_attention_layers else _without_attention(kernels)
+
+
+def _candidate(
+    make: _Maker, spec: AttentionSpec, *, invariant: bool, is_checked: bool
+) -> Kernels | str:
+    """Return one maker's kernels for the model, or why they cannot serve it."""
+    kernels = make(spec)
+    if invariant and not isinstance(kernels, str):
+        kernels = _invariant(kernels)
+    if isinstance(kernels, str):
+        return kernels
+    wrong = _wrong_on_device(kernels, spec, invariant=invariant) if is_checked else None
+    if wrong is not None:
+        return wrong
+    kernels = _for_layers(kernels, spec)
+    reason = kernels.attention.refuse(spec)
+    return kernels if reason is None else reason
+
+
 def select_kernels(
     name: str, spec: AttentionSpec, *, invariant: bool = False
 ) -> tuple[Kernels, list[tuple[str, str]]]:
@@ -163,28 +195,9 @@ def select_kernels(
     refusals: list[tuple[str, str]] = []
     makers = _AUTO_FACTORIES if name == "auto" else {name: _FACTORIES[name]}
     for candidate, make in makers.items():
-        kernels = make(spec)
-        if invariant and not isinstance(kernels, str):
-            kernels = _invariant(kernels)
-        if name == "auto" and not isinstance(kernels, str):
-            kernels = _self_checked(kernels, spec, invariant=invariant)
-        if (
-            spec.chunk_size is not None
-            and not isinstance(kernels, str)
-            and not kernels.supports_chunked_attention
-        ):
-            kernels = _chunked(kernels)
-        if spec.other_heads and not isinstance(kernels, str):
-            kernels = _with_mixed_heads(kernels)
-        if spec.selection is not None and not isinstance(kernels, str):
-            kernels = _selecting(kernels)
-        if spec.source is not None and not isinstance(kernels, str):
-            kernels = _with_source(kernels)
-        if not spec.has_attention_layers and not isinstance(kernels, str):
-            kernels = _without_attention(kernels)
-        reason = kernels if isinstance(kernels, str) else kernels.attention.refuse(spec)
-        if not isinstance(kernels, str) and reason is None:
+        kernels = _candidate(make, spec, invariant=invariant, is_checked=name == "auto")
+        if not isinstance(kernels, str):
             return kernels, refusals
-        refusals.append((candidate, str(reason)))
+        refusals.append((candidate, kernels))
     reasons = "; ".join(f"{candidate}: {reason}" for candidate, reason in refusals)
     raise NoKernelsError(f"no attention backend can serve this model ({reasons})")
