@@ -5,17 +5,20 @@
 #
 # docker run --rm -p 8000:8000 [--gpus all] quire [MODEL] [flags of quire serve]
 ARG PYTHON=3.11
+ARG DEBIAN=bookworm
 
-FROM python:${PYTHON}-slim AS build
+FROM python:${PYTHON}-slim-${DEBIAN} AS build
 ARG TORCH_INDEX=
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 RUN python -m venv /opt/quire
 ENV PATH=/opt/quire/bin:$PATH
 
-# What changes least comes first: torch alone, then the other libraries, then our own code.
-COPY constraints.txt pyproject.toml ./
+# What changes least comes first: the compiler and torch, the other libraries, our own code.
+RUN apt-get update && apt-get install -y --no-install-recommends g++
+COPY constraints.txt ./
 RUN pip install -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
+COPY pyproject.toml ./
 RUN python -c "import tomllib; \
 project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 extras = project['optional-dependencies']; \
@@ -25,8 +28,7 @@ print(*project['dependencies'], *extras['otel'], *extras['video'], sep='\n')" \
 COPY README.md LICENSE ./
 COPY kernels kernels
 # The kernels for CPUs, for every kind of processor: the image that serves has no compiler.
-RUN apt-get update && apt-get install -y --no-install-recommends g++ \
-    && python -m kernels.cpu.native.build --here
+RUN python -m kernels.cpu.native.build --here
 COPY engine engine
 COPY loadtest loadtest
 COPY demo demo
@@ -34,7 +36,7 @@ COPY server server
 COPY tools tools
 RUN pip install --no-deps . && python -m compileall -q /opt/quire/lib
 
-FROM python:${PYTHON}-slim
+FROM python:${PYTHON}-slim-${DEBIAN}
 RUN useradd --create-home --uid 10001 quire && install -d -o quire -g root -m 0775 /models /data /home/quire/.triton
 COPY --from=build /opt/quire /opt/quire
 # Triton, which comes with the CUDA build of torch, compiles its link to the driver where it runs.
