@@ -88,7 +88,8 @@ class EngineMonitor:
             return
         if plan is not None and plan.rows:
             began_s = min(max(launched_s, self._last_end_s), now_s)
-            self._record_rows(plan, began_s, output, now_s)
+            num_prompts, num_prompt_tokens = self._record_rows(plan, began_s, now_s)
+            self._append_step(plan, began_s, output, now_s, num_prompts, num_prompt_tokens)
         for request_id, tokens, reason in zip(
             output.ids, output.token_ids, output.finish_reasons, strict=True
         ):
@@ -156,9 +157,9 @@ class EngineMonitor:
         record.seq = seq
         return record
 
-    def _record_rows(
-        self, plan: StepPlan, began_s: float, output: EngineOutput, now_s: float
-    ) -> None:
+    def _record_rows(self, plan: StepPlan, began_s: float, now_s: float) -> tuple[int, int]:
+        """Record what a step was to its requests; returns the number of prompts and of their
+        tokens in it."""
         rows, sequences = plan.rows, self._scheduler.sequences
         for request_id in plan.removed if plan.num_preempted else ():
             record, seq = self._live.get(request_id), sequences.get(request_id)
@@ -185,6 +186,17 @@ class EngineMonitor:
             record.count_step(len(rows.ids), is_prompt=place in prompts, is_mixed=others > 0)
             if place not in rows.unsampled:
                 record.enter("decode", now_s)
+        return num_prompts, num_prompt_tokens
+
+    def _append_step(
+        self,
+        plan: StepPlan,
+        began_s: float,
+        output: EngineOutput,
+        now_s: float,
+        num_prompts: int,
+        num_prompt_tokens: int,
+    ) -> None:
         self._last_end_s = now_s
         num_told = sum(map(len, output.token_ids))
         num_drafts, num_accepted = self._count_drafts(output)
@@ -192,7 +204,7 @@ class EngineMonitor:
             StepRecord(
                 ended_s=now_s,
                 duration_s=now_s - began_s,
-                num_decodes=len(rows.ids) - num_prompts,
+                num_decodes=len(plan.rows) - num_prompts,
                 num_prompts=num_prompts,
                 num_prompt_tokens=num_prompt_tokens,
                 num_drafts=num_drafts,
@@ -221,7 +233,7 @@ class EngineMonitor:
 
 
 class _Record:
-    """The record from which a request's :class:`Life` is made. Written only by the watch."""
+    """The record from which a request's :class:`Life` is made. Written only by ``EngineMonitor``."""
 
     __slots__ = (
         "_final",

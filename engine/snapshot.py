@@ -36,7 +36,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SecondRecord(msgspec.Struct, array_like=True, gc=False):
-    """Totals of the steps that ended within one second. Written by the watch."""
+    """Totals of the steps that ended within one second. Written by ``EngineMonitor``."""
 
     second: int  # of the monotonic clock
     num_steps: int = 0

@@ -87,17 +87,8 @@ def _serve(connection: socket.socket, *, is_ahead: bool) -> int:
     inbox = _Inbox(connection, send)
     inbox.start()
 
-    def on_progress(fraction: float, what: str) -> None:
-        send(Loading(fraction, what))
-
     try:
-        told, load = _prepare(inbox, is_ahead=is_ahead)
-        config = told.config
-        loaded = load(config, on_progress)
-        if isinstance(loaded, SupportsOnLoss):
-            loaded.on_loss(_exit_on_loss)
-        core = EngineCore(config, loaded)
-        del loaded  # only the core holds it now, so that it can be freed for sleep
+        told, core = _load_core(inbox, send, is_ahead=is_ahead)
     except ModelLoadError as error:
         send(Fatal(str(error), "ModelLoadError"))
         return 1
@@ -117,7 +108,7 @@ def _serve(connection: socket.socket, *, is_ahead: bool) -> int:
         if hub:
             hub.announce(ready)
 
-    loop = EngineLoop(core, emit, StepWatchdog(config.step_timeout_s or None), announce)
+    loop = EngineLoop(core, emit, StepWatchdog(told.config.step_timeout_s or None), announce)
     signal.signal(signal.SIGTERM, lambda *_: loop.inbox.put(Shutdown()))
 
     def obey(message: Instruction) -> None:
@@ -139,6 +130,18 @@ def _serve(connection: socket.socket, *, is_ahead: bool) -> int:
         send(Fatal(Failure.of(error).message, "EngineDead"))
         return 1
     return 0
+
+
+def _load_core(
+    inbox: _Inbox, send: Callable[[FromEngine], None], *, is_ahead: bool
+) -> tuple[Configure, EngineCore]:
+    """Load the model that the first message names. Only the core holds what was loaded, so that it
+    can be freed for sleep. Raises ModelLoadError."""
+    told, load = _prepare(inbox, is_ahead=is_ahead)
+    loaded = load(told.config, lambda fraction, what: send(Loading(fraction, what)))
+    if isinstance(loaded, SupportsOnLoss):
+        loaded.on_loss(_exit_on_loss)
+    return told, EngineCore(told.config, loaded)
 
 
 def _prepare(inbox: _Inbox, *, is_ahead: bool) -> tuple[Configure, LoadRunner]:
