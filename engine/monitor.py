@@ -233,7 +233,7 @@ class EngineMonitor:
 
 
 class _Record:
-    """The record from which a request's :class:`Life` is made. Written only by ``EngineMonitor``."""
+    """The record that a request's :class:`Life` is made of. Written by ``EngineMonitor`` alone."""
 
     __slots__ = (
         "_final",

@@ -3,7 +3,7 @@
     SamplingParams ──► Request ──► [Scheduler: Sequence, BlockTable]
                                         │ StepPlan
                                         ▼
-                                    [Runner: ForwardInput]
+                                    [Runner: HostBatch, BatchInputs]
                                         │ StepResult
                                         ▼
                                     EngineOutput ──► RequestOutput (one request's share)

@@ -25,7 +25,7 @@ _WINDOW = 64
 class Batch:
     """Packed rows.
 
-    inputs, positions: [rows, row_tokens] int64. learned: [rows, row_tokens] bool, True where the
+    inputs, positions: [rows, row_tokens] int64. loss_mask: [rows, row_tokens] bool, True where the
     next token is to be predicted. targets: [num_learned] int64, those next tokens in row order.
     num_tokens: excluding padding.
     """
