@@ -33,9 +33,9 @@ class Acceptance:
     """Counts over all answers; `drafts` is K.
 
     rounds: drafting rounds. accepted: accepted draft tokens. full_rounds and full_accepted: the
-    same for the rounds that began with at least K tokens of the answer left. agreed of tokens:
-    greedy choices of the draft model that match the answer. by_place: the number of rounds in which
-    the 1st, 2nd, ... draft token was accepted.
+    same for the rounds that began with at least K tokens of the answer left. num_agreed, of tokens:
+    greedy choices of the draft model that match the answer. by_position: the number of rounds in
+    which the 1st, 2nd, ... draft token was accepted.
     """
 
     drafts: int

@@ -19,8 +19,8 @@ _CHUNK = 512  # documents encoded at once
 class Documents:
     """All documents, concatenated; document i is tokens[starts[i] : starts[i + 1]].
 
-    tokens: [num_tokens] int32. learn: [num_tokens] bool, True for tokens to be predicted. starts:
-    [num_documents + 1] int64.
+    tokens: [num_tokens] int32. loss_mask: [num_tokens] bool, True for tokens to be predicted.
+    starts: [num_documents + 1] int64.
     """
 
     tokens: np.ndarray
@@ -31,7 +31,7 @@ class Documents:
         return len(self.starts) - 1
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens, learn) of one document."""
+        """(tokens, loss_mask) of one document."""
         here = slice(self.starts[index], self.starts[index + 1])
         return self.tokens[here], self.loss_mask[here]
 
@@ -87,7 +87,7 @@ def read_documents(paths: tuple[Path, ...], tokenizer: Any) -> Documents:
 
 @dataclass(frozen=True)
 class _Text:
-    """A document as text. learned: [start, end) in characters; ended: it has its end token."""
+    """A document as text; ``loss_spans`` are [start, end) in characters, to be predicted."""
 
     text: str
     loss_spans: list[tuple[int, int]]
