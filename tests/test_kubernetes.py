@@ -128,6 +128,9 @@ def test_scaling_goes_by_a_metric_that_exists() -> None:
     assert "cooldownPeriod" not in scaled["spec"]
     autoscaler = scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]
     assert autoscaler["behavior"]["scaleDown"]["stabilizationWindowSeconds"] >= 300
+    # A number of replicas here would be restored by whoever applies other settings.
+    (stateful_set,) = documents("base/statefulset.yaml")
+    assert "replicas" not in stateful_set["spec"]
     (monitor,) = documents("monitoring/podmonitor.yaml")
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["path"] == "/metrics"
