@@ -20,6 +20,7 @@ from engine.gguf.file import find_gguf, read_gguf
 from engine.text import tekken_file, tiktoken_file
 from engine.text.pieces import PieceRules, read_rules
 from engine.text.tokenizer_files import (
+    adds_eos,
     read_eos_token_ids,
     read_json,
     read_named_tokens,
@@ -45,6 +46,7 @@ class Tokenizer:
         special_tokens: Iterable[str] = (),
         eos_token_ids: Iterable[int] = (),
         add_bos_token: bool | None = None,
+        ends_with_eos: bool = False,
     ) -> None:
         """Wrap a ``tokenizers.Tokenizer``, which is modified and must not be used elsewhere.
 
@@ -54,6 +56,7 @@ class Tokenizer:
             special_tokens: further spellings of special tokens.
             eos_token_ids: ids that end a text, besides the named ``eos_token``.
             add_bos_token: whether encoding adds bos; None leaves it to the backend.
+            ends_with_eos: whether a whole text ends with eos; see ``text_end_id``.
 
         Raises:
             ModelLoadError: the decoder is of an unsupported kind.
@@ -70,6 +73,9 @@ class Tokenizer:
         eos = self._named_id("eos_token")
         self.eos_token_ids = tuple(sorted({*eos_token_ids, *(() if eos is None else (eos,))}))
         self._add_bos_token = add_bos_token if self.bos_token_id is not None else None
+        # What stands behind a text that is read whole, to be pooled. A text that is continued has
+        # none, and ``encode`` does not add it.
+        self.text_end_id: int | None = eos if ends_with_eos else None
         self.rules: PieceRules = read_rules(_decoder_state(backend.decoder))
         self._bytes: dict[int, bytes] = {}
         self._backend = backend
@@ -106,6 +112,7 @@ class Tokenizer:
                 special_tokens=read_special_tokens(root),
                 eos_token_ids=read_eos_token_ids(root),
                 add_bos_token=config.get("add_bos_token"),
+                ends_with_eos=adds_eos(config),
             )
         except ModelLoadError as error:
             raise ModelLoadError(f"{root}: {error}") from error

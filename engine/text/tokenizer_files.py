@@ -7,6 +7,7 @@ one line that names the file.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ _TOKEN_NAMES = (
     "mask_token",
 )
 _CONFIG = "tokenizer_config.json"
+# Without the suffix "Fast".
+_ADDING_EOS = ("CodeLlamaTokenizer", "CohereTokenizer", "GemmaTokenizer", "LlamaTokenizer")
 
 
 class _Token(msgspec.Struct):
@@ -92,6 +95,16 @@ def read_eos_token_ids(root: Path) -> set[int]:
             raise ModelLoadError(f"{root / name}: {problem}")
         ids.update(listed)
     return ids
+
+
+def adds_eos(config: Mapping[str, Any]) -> bool:
+    """Return whether a tokenizer_config.json says that a text ends with eos.
+
+    Its classes rewrote what tokenizer.json adds, up to transformers 4, which embedding models rely
+    on whose vector is the state of that token (e5-mistral).
+    """
+    name = str(config.get("tokenizer_class", "")).removesuffix("Fast")
+    return config.get("add_eos_token") is True and name in _ADDING_EOS
 
 
 def find_end_token_id(root: Path) -> int | None:

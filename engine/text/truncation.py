@@ -26,12 +26,15 @@ def encode_texts(
     *,
     add_special_tokens: bool = True,
 ) -> list[list[int]]:
-    """The token ids of each text, at most ``limit`` tokens.
+    """The token ids of each text, at most ``limit`` tokens; with the tokenizer's ``text_end_id``.
 
     Raises:
         InvalidParameter: a text cannot be encoded.
     """
     encoded = tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+    end = tokenizer.text_end_id if add_special_tokens else None
+    if end is not None:
+        encoded = [ids if ids[-1:] == [end] else [*ids, end] for ids in encoded]
     for index, ids in enumerate(encoded):
         if limit is None or len(ids) <= limit:
             continue
