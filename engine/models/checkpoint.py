@@ -20,7 +20,7 @@ from engine.models.json_file import parse_object, read_bytes
 from engine.models.safetensors import Header, read_header
 from engine.models.sentence_transformers import SentenceConfig, read_sentence_config
 from engine.models.spec import DecoderSpec
-from engine.models.tied_head import with_own_head
+from engine.models.tied_head import with_own_head, without_missing_head
 from engine.models.torch_file import read_torch_header
 from engine.models.vision.config import VisionConfig, read_vision
 from engine.text.tokenizer_files import find_end_token_id
@@ -78,7 +78,7 @@ def read_config(model: str) -> ModelConfig:
     sentence = read_sentence_config(directory)
     if isinstance(spec, DecoderSpec):
         spec = _with_other_end_tokens(directory, spec)
-        spec = _with_own_head(directory, spec)
+        spec = _with_own_head(directory, spec, pools=sentence.kind is not None)
     vision, images_refused = _read_part(read_vision, config, directory, spec)
     audio, audio_refused = _read_part(read_audio, config, directory, spec)
     return ModelConfig(
@@ -206,12 +206,16 @@ def _with_other_end_tokens(directory: Path, spec: DecoderSpec) -> DecoderSpec:
     return replace(spec, eos_token_ids=tuple(dict.fromkeys(listed)))
 
 
-def _with_own_head(directory: Path, spec: DecoderSpec) -> DecoderSpec:
-    """Add a head that the files have, though the config calls it tied to the embedding."""
-    if not spec.tie_word_embeddings or not spec.is_generative:
+def _with_own_head(directory: Path, spec: DecoderSpec, *, pools: bool) -> DecoderSpec:
+    """Add a head that the files have, though the config calls it tied to the embedding; or remove
+    that of a model which ``pools`` if they lack it."""
+    if not spec.is_generative or not (spec.tie_word_embeddings or pools):
         return spec
     try:
-        return with_own_head(spec, read_headers(directory))
+        headers = read_headers(directory)
+        if not spec.tie_word_embeddings:
+            return without_missing_head(spec, headers)
+        return with_own_head(spec, headers)
     except ModelLoadError:
         return spec  # who reads the weights reports what is wrong with the files
 

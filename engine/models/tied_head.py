@@ -1,7 +1,9 @@
-"""Heads that a config calls tied to the embedding, though the files have another one.
+"""Heads of language models that are not what the config says.
 
-Tuning may change one of the two and leave the config as it was. Transformers 5 compares them, and
-uses both where they differ.
+A config may call the head tied to the embedding, though the files have another one: tuning may
+change one of the two and leave the config as it was. Transformers 5 compares them, and uses both
+where they differ. And embedding models were published without the head that the config of the model
+they were made from has (Qwen3-Embedding-8B).
 """
 
 from __future__ import annotations
@@ -41,3 +43,19 @@ def with_own_head(spec: DecoderSpec, headers: Iterable[Header]) -> DecoderSpec:
         found["head"][1].name,
     )
     return replace(spec, tie_word_embeddings=False)
+
+
+def without_missing_head(spec: DecoderSpec, headers: Iterable[Header]) -> DecoderSpec:
+    """Return the spec of an untied embedding model, without a head if the files have none.
+
+    Such a model then generates nothing.
+    """
+    rules = rules_of(spec.naming or spec.architecture)
+    spell = speller(rules)
+    # With a dot: a quantised one has other tensors than a weight.
+    modules = {rule.pattern.removesuffix("weight") for rule in rules if rule.parameter == "head"}
+    names = (spell(name) for header in headers for name in header.entries)
+    if any(name.startswith(tuple(modules)) for name in names):
+        return spec
+    logger.warning("the files have no head, though config.json says so: no text is generated")
+    return replace(spec, is_generative=False)

@@ -111,6 +111,29 @@ def test_a_model_without_a_head_makes_vectors_and_no_text(tmp_path, kind):
         core.add(Request(id="x", prompt_token_ids=(3,), pooling=PoolingParams(use_score_head=True)))
 
 
+def test_an_embedding_model_may_lack_the_head_that_its_config_has(tmp_path):
+    """As Qwen3-Embedding-8B was published: Qwen3ForCausalLM, untied, and without a head."""
+    import json
+
+    whole = tiny_models.build("qwen3", tie_word_embeddings=False)
+    whole.model.save_pretrained(tmp_path)
+    tiny_models.edit_config(tmp_path, architectures=["Qwen3ForCausalLM"])
+    with pytest.raises(ModelLoadError, match=r"lm_head\.weight"):
+        load(tmp_path)  # a language model without its head is damaged
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
+    modules = [{"type": f"a.{kind}", "path": path} for kind, path in (("Pooling", "1_Pooling"),)]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    core, (text,) = load(tmp_path), prompts(20)
+    assert not core.info.is_generative
+    with torch.no_grad():
+        expected = whole.model(torch.tensor([text])).last_hidden_state[0, -1]
+    found = embed(core, [text], PoolingParams(normalize=False))[0]
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)
+    whole.save_pretrained(tmp_path)
+    assert load(tmp_path).info.is_generative
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_a_classifier_scores_with_its_head(tmp_path, kind):
     import transformers
