@@ -28,6 +28,8 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         False  # return the classification head's raw output instead of an embedding
     )
     second_start: int | None = None  # for a pair of texts in one prompt: where the second begins
+    # Instead of a head's output: the logit of the first of these tokens, less that of the second.
+    score_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.dimensions is not None and self.dimensions < 1:
@@ -39,6 +41,13 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return self.kind != "last" and not self.use_score_head
 
 
+class MessageFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model reads texts as messages of its chat template."""
+
+    add_generation_prompt: bool = False  # the beginning of an answer stands at the end
+    content_parts: bool = False  # a content is a list of parts
+
+
 class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How a model's hidden states are pooled, and the size of the result."""
 
@@ -47,6 +56,51 @@ class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
     normalize: bool = True  # unless a request says otherwise
     num_labels: int = 0  # outputs of the classification head; 0: there is none
     sigmoid: bool = True  # whether scores are the sigmoid of the head's output
+    prompts: dict[str, str] = {}  # by name: what the model was trained to see before a text
+    default_prompt: str | None = None  # the name of the one that stands before every text
+    pools_prompts: bool = True  # whether the states of a prompt's tokens belong to the vector
+    lowercase: bool = False  # texts are read in lower case, whatever the tokenizer does
+    messages: MessageFormat | None = None  # None: texts are read as they are
+    score_tokens: tuple[int, ...] = ()  # see ``PoolingParams``; empty: a head scores
+
+    def prompt_of(self, name: str | None) -> str:
+        """Return the text of the prompt that a request asks for.
+
+        Args:
+            name: of a prompt; None: the default one; empty: none.
+
+        Raises:
+            InvalidParameter: the model has no such prompt, or it cannot be used.
+        """
+        chosen = self.default_prompt if name is None else name
+        if not chosen:
+            return ""
+        if chosen not in self.prompts:
+            known = ", ".join(map(repr, self.prompts))
+            has = f"its prompts are {known}" if known else "it has no prompts"
+            raise InvalidParameter(
+                f"the model has no prompt {chosen[:80]!r}: {has}", param="prompt_name"
+            )
+        if not self.pools_prompts:
+            raise InvalidParameter(
+                "this model leaves prompts out of its pooling, which is not supported",
+                param="prompt_name",
+            )
+        return self.prompts[chosen]
+
+    def score_params(self, second_start: int | None = None) -> PoolingParams:
+        """Return what a pair of texts is scored with; see ``num_labels``."""
+        return PoolingParams(
+            kind=self.kind,
+            use_score_head=True,
+            second_start=second_start,
+            score_tokens=self.score_tokens,
+        )
+
+    def as_read(self, text: str, prompt: str = "") -> str:
+        """Return what is encoded of a text behind ``prompt``."""
+        whole = prompt + text
+        return whole.lower() if self.lowercase else whole
 
 
 def relevance(logit: float, pooling: PoolingInfo) -> float:

@@ -31,6 +31,8 @@ def check_kind(request: Request, info: EngineInfo) -> None:
         raise InvalidParameter("this model makes no embeddings", param="model")
     elif pooling.use_score_head and not can.num_labels:
         raise InvalidParameter("this model has no head that scores", param="model")
+    elif pooling.score_tokens != (can.score_tokens if pooling.use_score_head else ()):
+        raise InvalidParameter("this model scores by other tokens", param="model")
     elif pooling.dimensions is not None and pooling.dimensions > can.size:
         problem = f"'dimensions' must be at most {can.size}, the size of this model's embeddings"
         raise InvalidParameter(problem, param="dimensions")

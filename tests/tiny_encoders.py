@@ -32,8 +32,18 @@ _ROBERTA = {**_SHAPE, "max_position_embeddings": 130}  # the first two positions
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertConfig", _SHAPE),
     "bert_relu": ("BertConfig", {**_SHAPE, "hidden_act": "relu", "layer_norm_eps": 1e-5}),
+    "camembert": ("CamembertConfig", _ROBERTA),
     "distilbert": ("DistilBertConfig", _DISTIL),
     "mpnet": ("MPNetConfig", _ROBERTA),
+    # The sixth layer attends to whole texts, the others to eight tokens on each side.
+    "embedding_gemma": (
+        "Gemma3TextConfig",
+        {
+            **{**_SHAPE, "num_hidden_layers": 7, "num_attention_heads": 3, "head_dim": 16},
+            **{"num_key_value_heads": 1, "query_pre_attn_scalar": 24, "sliding_window": 16},
+            **{"use_bidirectional_attention": True, "pad_token_id": 0},
+        },
+    ),
     "gte": ("GteConfig", {**_SHAPE, "hidden_act": "gelu_new"}),
     "gte_untyped": ("GteConfig", {**_SHAPE, "type_vocab_size": 0}),
     "modernbert": ("ModernBertConfig", {**_SHAPE, "local_attention": 8}),

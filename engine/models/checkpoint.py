@@ -23,6 +23,7 @@ from engine.models.spec import DecoderSpec
 from engine.models.tied_head import with_own_head, without_missing_head
 from engine.models.torch_file import read_torch_header
 from engine.models.vision.config import VisionConfig, read_vision
+from engine.pooling import PoolingInfo, PoolingKind
 from engine.text.tokenizer_files import find_end_token_id
 
 _Part = TypeVar("_Part")
@@ -50,6 +51,29 @@ class ModelConfig:
     audio: AudioConfig | None = None  # None: the model takes no audio
     audio_unsupported_reason: str | None = None  # why not, if it has a known audio part
 
+    @property
+    def embedding_size(self) -> int:
+        """Dimensions of the vectors that it makes."""
+        dense = self.sentence.dense
+        return dense[-1].outputs if dense else self.spec.hidden_size
+
+    def pooling_info(self, kind: PoolingKind) -> PoolingInfo:
+        """Describe how it makes vectors, of the hidden states ``kind``, and scores."""
+        sentence, spec = self.sentence, self.spec
+        return PoolingInfo(
+            kind=kind,
+            size=self.embedding_size,
+            normalize=sentence.normalize,
+            num_labels=1 if sentence.score_tokens else spec.num_labels,
+            sigmoid=spec.score_sigmoid if sentence.sigmoid is None else sentence.sigmoid,
+            prompts=sentence.prompts,
+            default_prompt=sentence.default_prompt,
+            pools_prompts=sentence.pools_prompts,
+            lowercase=sentence.lowercase,
+            messages=sentence.messages,
+            score_tokens=sentence.score_tokens,
+        )
+
 
 def read_config(model: str) -> ModelConfig:
     """Read the config of a model directory or of a GGUF file.
@@ -76,6 +100,7 @@ def read_config(model: str) -> ModelConfig:
     except ModelLoadError as error:
         raise ModelLoadError(_in_directory(directory, str(error))) from None
     sentence = read_sentence_config(directory)
+    _check_modules(directory, sentence, spec)
     if isinstance(spec, DecoderSpec):
         spec = _with_other_end_tokens(directory, spec)
         spec = _with_own_head(directory, spec, pools=sentence.kind is not None)
@@ -189,6 +214,22 @@ def _read_part(
         return read(config, directory, spec), None
     except ModelLoadError as error:
         return None, _in_directory(directory, str(error))
+
+
+def _check_modules(
+    directory: Path, sentence: SentenceConfig, spec: DecoderSpec | EncoderSpec
+) -> None:
+    """Raise ModelLoadError if the model cannot have a module that its files name."""
+    if sentence.dense and isinstance(spec, DecoderSpec):
+        raise ModelLoadError(
+            f"{sentence.dense[0].directory}: a module of type 'Dense' is supported behind encoders "
+            "only; this is a decoder"
+        )
+    if sentence.score_tokens:
+        if not isinstance(spec, DecoderSpec) or not spec.is_generative:
+            raise ModelLoadError(f"{directory}: has a LogitScore, but no head of a language model")
+        if max(sentence.score_tokens) >= spec.vocab_size:
+            raise ModelLoadError(f"{directory}: has a LogitScore of a token that does not exist")
 
 
 def _with_other_end_tokens(directory: Path, spec: DecoderSpec) -> DecoderSpec:

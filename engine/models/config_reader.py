@@ -37,6 +37,9 @@ _FOREIGN = """
     tie_encoder_decoder
 """
 _ABSENT = frozenset(_FOREIGN.split())
+# Keys of models whose own code lets tokens attend to both sides, which the implementation that
+# shares their model_type does not read.
+_BIDIRECTIONAL = frozenset(("bidirectional", "is_bidirectional", "use_bidirectional_attention"))
 
 _MAX_COUNT = 2**31
 _MAX_NUMBER = 1e12
@@ -242,9 +245,9 @@ class ConfigReader:
 
         Those that Hugging Face's implementation does not read either are logged.
         """
-        absent = {key for key in _ABSENT if not self._config.get(key)}
+        absent = {key for key in _ABSENT | _BIDIRECTIONAL if not self._config.get(key)}
         unknown = self._unread - _HARMLESS - absent
-        unused = unused_keys(str(self._config.get("model_type", "")), unknown)
+        unused = unused_keys(str(self._config.get("model_type", "")), unknown - _BIDIRECTIONAL)
         if unused:
             message = "%s: not used by Hugging Face's implementation, and ignored: %s"
             logger.info(message, self._where, _names(unused))

@@ -8,7 +8,7 @@ from engine.models.config_reader import ConfigReader
 from engine.models.spec import DecoderSpec
 
 _USUAL_LABELS = 2  # Hugging Face's default
-_SIGMOID, _IDENTITY = "Sigmoid", "Identity"
+_SIGMOID, _IDENTITY = "Sigmoid", "Identity"  # classes of torch.nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,21 @@ def with_head(spec: DecoderSpec, reader: ConfigReader) -> DecoderSpec:
 def _read_activation(reader: ConfigReader) -> bool:
     """Return whether sentence-transformers applies a sigmoid to scores, which is its default."""
     section = reader.section("sentence_transformers")
-    newer = None if section is None else section.text("activation_fn", "") or None
-    older = reader.text("sbert_ce_default_activation_function", "") or None
-    name = (newer or older or _SIGMOID).rpartition(".")[2]
-    if name not in (_SIGMOID, _IDENTITY):
-        raise reader.error("sbert_ce_default_activation_function", f"is {name[:80]!r}")
-    return name == _SIGMOID
+    newer = None if section is None else read_score_activation(section, "activation_fn")
+    older = read_score_activation(reader, "sbert_ce_default_activation_function")
+    return next((each for each in (newer, older) if each is not None), True)
+
+
+def read_score_activation(reader: ConfigReader, key: str) -> bool | None:
+    """Return whether the activation named by ``key`` is a sigmoid; None if none is named.
+
+    Raises:
+        ModelLoadError: it is neither that nor the identity.
+    """
+    name = reader.text(key, "")
+    if not name:
+        return None
+    kind = name.rpartition(".")[2]
+    if kind not in (_SIGMOID, _IDENTITY):
+        raise reader.error(key, f"is {name[:80]!r}; known: {_SIGMOID}, {_IDENTITY}")
+    return kind == _SIGMOID

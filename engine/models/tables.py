@@ -8,6 +8,7 @@ from typing import NamedTuple
 from engine.models import weights
 from engine.models.audio import weights as audio
 from engine.models.audio.spec import AudioSpec
+from engine.models.dense_spec import DenseSpec
 from engine.models.draft_head import spec as draft_head
 from engine.models.draft_head.spec import DraftHeadSpec
 from engine.models.encoder.spec import EncoderSpec
@@ -24,7 +25,7 @@ from engine.models.vision import weights as vision
 from engine.models.vision.spec import VisionSpec
 from engine.models.weights import Parameter, Target
 
-Spec = DecoderSpec | EncoderSpec | DraftHeadSpec | VisionSpec | AudioSpec
+Spec = DecoderSpec | EncoderSpec | DraftHeadSpec | VisionSpec | AudioSpec | DenseSpec
 
 
 class TensorTables(NamedTuple):
@@ -70,6 +71,8 @@ def tables_of(spec: Spec) -> TensorTables:
             audio.canonical_name,
             lambda name: not audio.is_own(name),
         )
+    if isinstance(spec, DenseSpec):
+        return _dense_tables(spec)
     return _decoder_tables(spec)
 
 
@@ -78,6 +81,14 @@ def layout_spec(spec: Spec) -> DecoderSpec:
     decoder = spec.layer if isinstance(spec, DraftHeadSpec) else spec
     assert isinstance(decoder, DecoderSpec)
     return decoder
+
+
+def _dense_tables(spec: DenseSpec) -> TensorTables:
+    wanted = {"linear.weight": Parameter((spec.outputs,), (spec.inputs,), is_float32=True)}
+    if spec.bias:
+        wanted["linear.bias"] = Parameter((spec.outputs,), is_float32=True)
+    targets = {name: Target(name, 0) for name in wanted}
+    return TensorTables(wanted, targets, lambda name: name, lambda _: False)
 
 
 def _decoder_tables(spec: DecoderSpec) -> TensorTables:

@@ -6,16 +6,18 @@ import logging
 import time
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.memory import available_bytes
 from engine.models.checkpoint import ModelConfig, fingerprint, read_headers
+from engine.models.dense import DenseLayers, read_dense_headers
+from engine.models.dense_spec import DenseSpec
 from engine.models.encoder.model import Encoder
 from engine.models.encoder.spec import EncoderSpec
 from engine.models.loader import dummy_weights, load_weights, num_parameters, weights_bytes
-from engine.pooling import PoolingInfo
 from engine.quantization import choose_method
 from engine.runner.device import choose_device, choose_dtype, dtype_name, set_threads
 from engine.runner.encoder_runner import EncoderRunner
@@ -31,6 +33,7 @@ class LoadedEncoder:
 
     config: EngineConfig
     encoder: Encoder
+    dense: DenseLayers | None
     spec: EncoderSpec
     info: EngineInfo
 
@@ -41,7 +44,7 @@ class LoadedEncoder:
 
     def runner(self) -> EncoderRunner:
         """See ``LoadedModel.runner``. There is no KV cache: nothing is kept between steps."""
-        return EncoderRunner(self.info, self.encoder, partial(SleepingModel, self))
+        return EncoderRunner(self.info, self.encoder, self.dense, partial(SleepingModel, self))
 
 
 def load_encoder(
@@ -66,6 +69,8 @@ def load_encoder(
     dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)
     is_dummy = config.load_format == "dummy"
     headers = [] if is_dummy else read_headers(model.directory, config.load_format)
+    dense_specs = _dense_specs(model, spec)
+    dense_files = None if is_dummy else read_dense_headers(dense_specs, config.load_format)
     set_threads(config.num_threads, weights_bytes(spec, dtype))
     method = choose_method(config.quantization, dtype, device)
     if is_dummy:
@@ -73,11 +78,12 @@ def load_encoder(
     else:
         weights = load_weights(spec, headers, dtype, device, on_progress)
     encoder = Encoder(spec, weights, method)
+    dense = DenseLayers(dense_specs, dense_files, device, config.seed) if dense_specs else None
     kind = config.pooling_type or model.sentence.kind or "mean"
     # Blocks have no memory behind them here: each stands for a place in the engine. The scheduler
     # keeps one spare for each running sequence.
     memory = MemoryPlan(
-        weights_bytes=encoder.num_bytes,
+        weights_bytes=encoder.num_bytes + (dense.num_bytes if dense is not None else 0),
         kv_cache_bytes=0,
         free_bytes=available_bytes(device),
         bytes_per_token=0,
@@ -90,7 +96,7 @@ def load_encoder(
     info = EngineInfo(
         model=config.model,
         architecture=spec.architecture,
-        num_parameters=num_parameters(spec),
+        num_parameters=num_parameters(spec) + sum(map(num_parameters, dense_specs)),
         dtype=dtype_name(dtype),
         device=str(device),
         attention_backend="torch",
@@ -98,21 +104,30 @@ def load_encoder(
         max_model_len=max_len,
         eos_token_ids=(),
         memory=memory,
-        fingerprint=fingerprint(model, headers, *details),
+        fingerprint=fingerprint(model, [*headers, *chain(*(dense_files or ()))], *details),
         load_s=time.monotonic() - started_s,
         generation=config.generation,
         is_generative=False,
-        pooling=PoolingInfo(
-            kind=kind,
-            size=spec.hidden_size,
-            normalize=model.sentence.normalize,
-            num_labels=spec.num_labels,
-            sigmoid=spec.score_sigmoid,
-        ),
+        pooling=model.pooling_info(kind),
         unchunked_prefill=True,
     )
     logger.info(memory.describe())
-    return LoadedEncoder(config, encoder, spec, info)
+    return LoadedEncoder(config, encoder, dense, spec, info)
+
+
+def _dense_specs(model: ModelConfig, spec: EncoderSpec) -> tuple[DenseSpec, ...]:
+    """Return the layers behind the pooling. Raises ModelLoadError if they do not fit the model."""
+    specs = model.sentence.dense
+    if specs and spec.num_labels:
+        raise ModelLoadError(
+            f"{specs[0].directory}: a dense layer beside a classification head is not supported"
+        )
+    if specs and specs[0].inputs != spec.hidden_size:
+        raise ModelLoadError(
+            f"{specs[0].directory}: a dense layer for {specs[0].inputs} numbers, where the model "
+            f"has {spec.hidden_size}"
+        )
+    return specs
 
 
 def _longest(config: EngineConfig, model: ModelConfig, spec: EncoderSpec) -> int:

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import torch
 
 from engine.errors import Failure, InvalidParameter
+from engine.models.dense import DenseLayers
 from engine.models.encoder.model import Encoder
 from engine.plan_rows import PlanRows
 from engine.profiler import Spans
 from engine.runner.device_errors import translated_errors
 from engine.runner.outcome import record_pooled
-from engine.runner.pooling import pool_rows
+from engine.runner.pooling import PooledRow, pool_rows
 from engine.runner.protocol import CompletedStep, LaunchedStep, SleepingRunner
 from engine.types import Adapter, EngineInfo, Request, StepPlan, StepResult
 
@@ -25,14 +26,20 @@ class EncoderRunner:
     Args:
         info: what was loaded.
         model: the encoder.
+        dense: the layers that its pooled vectors go through; None: there are none.
         make_sleeping: makes what the runner leaves behind at a level of rest.
     """
 
     def __init__(
-        self, info: EngineInfo, model: Encoder, make_sleeping: Callable[[int], SleepingRunner]
+        self,
+        info: EngineInfo,
+        model: Encoder,
+        dense: DenseLayers | None,
+        make_sleeping: Callable[[int], SleepingRunner],
     ) -> None:
         self._info = info
         self._model = model
+        self._dense = dense
         self._make_sleeping = make_sleeping
         self._requests: dict[str, Request] = {}
         self._spans = Spans()
@@ -86,6 +93,9 @@ class EncoderRunner:
             parts = list(
                 pool_rows(rows, requests, bounds, hidden, self._model.score, scored=scored)
             )
+            if self._dense is not None:  # texts are whole, so the parts are their pooled states
+                vectors = self._dense(torch.stack([row.part for row in parts]))
+                parts = [PooledRow(row.id, v) for row, v in zip(parts, vectors, strict=True)]
         pooled: dict[str, bytes] = {}
         errors: dict[str, Failure] = {}
         for row in parts:

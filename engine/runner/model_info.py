@@ -9,7 +9,6 @@ from engine.config import EngineConfig
 from engine.models.checkpoint import fingerprint
 from engine.models.loader import num_parameters
 from engine.models.spec import DecoderSpec
-from engine.pooling import PoolingInfo
 from engine.runner.device import dtype_name
 from engine.runner.sleeping import source_name
 from engine.types import EngineInfo, MemoryPlan
@@ -46,13 +45,7 @@ def describe(plan: LoadPlan, memory: MemoryPlan, started_s: float) -> EngineInfo
         is_generative=spec.is_generative,
         window=_attention_window(config, plan.full_spec),
         is_recurrent=plan.full_spec.is_recurrent,
-        pooling=PoolingInfo(
-            kind=kind,
-            size=spec.hidden_size,
-            normalize=model.sentence.normalize,
-            num_labels=spec.num_labels,
-            sigmoid=spec.score_sigmoid,
-        ),
+        pooling=model.pooling_info(kind),
         images=None if plan.images is None else plan.images.rules,
         audio=None if plan.audio is None else plan.audio.rules,
         video=None if plan.images is None else plan.images.video,

@@ -37,7 +37,8 @@ def pool_rows(
         requests: of the rows.
         query_start: each row's first token in the batch, and the end of the last row.
         hidden: [num_tokens, hidden_size] of all the step's tokens, after the final norm.
-        score: the classification head: [n, hidden_size] -> [n, num_labels] float32.
+        score: the classification head: [n, hidden_size] -> [n, num_labels] float32; or that of
+            the language model, for scores by tokens.
         scored: which hidden states it reads: those of rows that are whole, or the last one.
     """
     for index, (row, request) in enumerate(zip(rows, requests, strict=True)):
@@ -48,7 +49,8 @@ def pool_rows(
         holds_last = row.start + len(row.token_ids) == len(request.prompt_token_ids)
         if params.use_score_head:
             if holds_last:
-                yield PooledRow(row.id, score(_scored(hidden[begin:end], scored))[0])
+                outputs = score(_scored(hidden[begin:end], scored))[0]
+                yield PooledRow(row.id, _score_of(outputs, params.score_tokens))
         elif params.kind == "last":
             if holds_last:
                 yield PooledRow(row.id, hidden[end - 1].float())
@@ -56,9 +58,18 @@ def pool_rows(
             if row.start == 0:
                 yield PooledRow(row.id, hidden[begin].float())
         elif params.kind == "mean":
-            yield PooledRow(row.id, hidden[begin:end].sum(0, dtype=torch.float32))
+            total = hidden[begin:end].sum(0, dtype=torch.float32)
+            yield PooledRow(row.id, total / len(request.prompt_token_ids))
         else:
             yield PooledRow(row.id, hidden[begin:end].amax(0).float())
+
+
+def _score_of(outputs: torch.Tensor, tokens: tuple[int, ...]) -> torch.Tensor:
+    """Outputs of a head [n] -> what is returned of them; see ``PoolingParams.score_tokens``."""
+    if not tokens:
+        return outputs
+    chosen = outputs[list(tokens)].float()
+    return chosen[:1] if len(tokens) == 1 else chosen[:1] - chosen[1:]
 
 
 def _scored(hidden: torch.Tensor, kind: PoolingKind) -> torch.Tensor:

@@ -38,9 +38,10 @@ yields those of the prompt tokens at positions ``s + 1 .. min(e, P - 1)``, where
 prompt's length: each is judged by the logits of the position before it.
 
 **Pooling.** A row of a request with ``pooling`` never samples. It yields its tokens' contribution
-to the request's vector: for ``mean`` the sum of their hidden states, for ``max`` their elementwise
-maximum, for ``cls`` the state of position 0, and for ``last`` (and ``scores``) the state of the
-prompt's last position, if the row holds it. The runner keeps none of this.
+to the request's vector: for ``mean`` the sum of their hidden states, divided by the number of the
+prompt's tokens; for ``max`` their elementwise maximum; for ``cls`` the state of position 0; and for
+``last`` (and ``scores``) the state of the prompt's last position, if the row holds it. The runner
+keeps none of this.
 
 **Overlap.** ``launch`` may return before the step is computed. Steps are computed in launch order,
 each as if the steps before it were done, so the next step can be planned and launched while this

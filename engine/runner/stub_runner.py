@@ -22,7 +22,6 @@ from engine.models.checkpoint import fingerprint, read_config
 from engine.models.encoder.spec import EncoderSpec
 from engine.models.spec import DecoderSpec
 from engine.plan_rows import ScheduledRow
-from engine.pooling import PoolingInfo
 from engine.profiler import Spans
 from engine.runner.protocol import CompletedStep, LaunchedStep, SleepingRunner
 from engine.types import (
@@ -182,7 +181,7 @@ def load_stub_runner(config: EngineConfig, on_progress: LoadProgress | None = No
         memory=memory,
         fingerprint=fingerprint(model, [], "stub"),
         load_s=time.monotonic() - started_s,
-        pooling=PoolingInfo(kind="last", size=model.spec.hidden_size),
+        pooling=model.pooling_info("last"),
     )
     if on_progress is not None:
         on_progress(1.0, "no weights")

@@ -32,14 +32,12 @@ class PoolingAccumulator:
         else:
             np.maximum(self._vector, vector, out=self._vector)
 
-    def finish(self, num_tokens: int) -> bytes | None:
-        """The vector of a prompt of ``num_tokens`` as float32 bytes; None if nothing was added."""
+    def finish(self) -> bytes | None:
+        """The whole prompt's vector as float32 bytes; None if nothing was added."""
         params, vector = self._params, self._vector
         if vector is None:
             return None
         if not params.use_score_head:
-            if params.kind == "mean":
-                vector = vector / num_tokens
             if params.dimensions is not None:
                 vector = vector[: params.dimensions]
             if params.normalize:

@@ -179,7 +179,7 @@ class ResultProcessor:
                 news.append(seq.id, (), "length")
             else:
                 news.append(seq.id, (), "stop")
-                vector = None if seq.pooled is None else seq.pooled.finish(seq.num_prompt)
+                vector = None if seq.pooled is None else seq.pooled.finish()
                 if vector is not None:
                     news.embeddings[seq.id] = vector
             self._state.finish(seq, now_s)

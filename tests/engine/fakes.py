@@ -173,7 +173,7 @@ def pool(params: PoolingParams, digests: list[int], start: int, num_prompt: int)
     elif params.kind == "cls":
         chosen = states[0] if start == 0 else None
     else:
-        gather = sum if params.kind == "mean" else max
+        gather = max if params.kind == "max" else lambda numbers: sum(numbers) / num_prompt
         chosen = (gather(x for x, _ in states), gather(y for _, y in states))
     return None if chosen is None else struct.pack("<2f", *chosen)
 

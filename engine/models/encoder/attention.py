@@ -78,30 +78,45 @@ def make_buckets(
 
 
 def attend(
-    fused: torch.Tensor, buckets: Sequence[Bucket], num_heads: int, *, is_local: bool = False
+    fused: torch.Tensor,
+    buckets: Sequence[Bucket],
+    num_heads: int,
+    num_kv_heads: int,
+    *,
+    is_local: bool = False,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """Scaled dot-product attention without a causal mask.
 
     Args:
-        fused: [num_tokens, 3 * hidden_size], queries, keys and values.
+        fused: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys and values.
         buckets: of the batch.
-        num_heads: of the model.
+        num_heads: of the queries.
+        num_kv_heads: of the keys and of the values; each is for as many queries in succession.
         is_local: tokens attend within the window that the buckets were made with.
+        scale: of scores; None: 1 / sqrt(head_dim).
 
     Returns:
-        [num_tokens, hidden_size]
+        [num_tokens, num_heads * head_dim]
     """
-    size = fused.shape[1] // 3
+    head_dim = fused.shape[1] // (num_heads + 2 * num_kv_heads)
+    size, sizes = num_heads * head_dim, (num_heads, num_kv_heads, num_kv_heads)
     out = torch.empty((fused.shape[0], size), dtype=fused.dtype, device=fused.device)
     for bucket in buckets:
-        padded = fused.index_select(0, bucket.tokens)  # [B * T, 3 * hidden_size]
-        padded = padded.view(bucket.num_texts, -1, 3, num_heads, size // num_heads)
+        padded = fused.index_select(0, bucket.tokens)
+        padded = padded.view(bucket.num_texts, -1, sum(sizes), head_dim)
+        query, key, value = padded.split(sizes, dim=2)  # [B, T, heads, head_dim]
+        if num_kv_heads != num_heads:
+            key, value = (
+                each.repeat_interleave(num_heads // num_kv_heads, dim=2) for each in (key, value)
+            )
         if is_local and bucket.local is not None:
-            attended = _attend_locally(padded, bucket.local)
+            attended = _attend_locally(query, key, value, bucket.local, scale)
         else:
-            query, key, value = padded.permute(2, 0, 3, 1, 4)  # [B, heads, T, head_dim]
             attended = functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=bucket.mask
+                *(each.transpose(1, 2) for each in (query, key, value)),
+                attn_mask=bucket.mask,
+                scale=scale,
             ).transpose(1, 2)
         flat = attended.reshape(-1, size)
         if bucket.is_token is None:
@@ -112,22 +127,27 @@ def attend(
     return out
 
 
-def _attend_locally(padded: torch.Tensor, local: LocalBlocks) -> torch.Tensor:
-    """[B, T, 3, heads, head_dim] -> [B, T, heads, head_dim]."""
-    num_texts, num_tokens, _, num_heads, head_dim = padded.shape
+def _attend_locally(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    local: LocalBlocks,
+    scale: float | None,
+) -> torch.Tensor:
+    """Each [B, T, heads, head_dim] -> the same."""
+    num_texts, num_tokens, num_heads, head_dim = query.shape
     num_blocks, block, margin, mask = local
     behind = num_blocks * block - num_tokens
-    wider = functional.pad(padded, (0, 0, 0, 0, 0, 0, margin, margin + behind))
-    query, key, value = wider.unbind(2)
-    query = query[:, margin : margin + num_blocks * block]
+    query = functional.pad(query, (0, 0, 0, 0, 0, behind))
     query = query.reshape(-1, block, num_heads, head_dim).transpose(1, 2)
 
     def overlapping(tensor: torch.Tensor) -> torch.Tensor:
-        pieces = tensor.unfold(1, block + 2 * margin, block)  # [B, blocks, heads, head_dim, piece]
+        wider = functional.pad(tensor, (0, 0, 0, 0, margin, margin + behind))
+        pieces = wider.unfold(1, block + 2 * margin, block)  # [B, blocks, heads, head_dim, piece]
         return pieces.flatten(0, 1).transpose(2, 3)
 
     attended = functional.scaled_dot_product_attention(
-        query, overlapping(key), overlapping(value), attn_mask=mask
+        query, overlapping(key), overlapping(value), attn_mask=mask, scale=scale
     )  # [B * blocks, heads, block, head_dim]
     whole = attended.transpose(1, 2).reshape(num_texts, -1, num_heads, head_dim)
     return whole[:, :num_tokens]

@@ -25,7 +25,7 @@ def bert(reader: ConfigReader) -> EncoderSpec:
 
 
 def roberta(reader: ConfigReader) -> EncoderSpec:
-    """RoBERTa and XLM-RoBERTa: positions start after the padding token's id."""
+    """RoBERTa, XLM-RoBERTa and CamemBERT: positions start after the padding token's id."""
     padding = reader.token_ids("pad_token_id")
     return _read_bert(reader, position_offset=(padding[0] if padding else 1) + 1)
 
@@ -72,6 +72,7 @@ class EncoderFamily(NamedTuple):
 
 ENCODERS: dict[str, EncoderFamily] = {
     "bert": EncoderFamily(bert, "BERT, MiniLM, BGE and E5 in English, many rerankers"),
+    "camembert": EncoderFamily(roberta, "CamemBERT, embeddings and rerankers in French"),
     "distilbert": EncoderFamily(distilbert, "DistilBERT"),
     "gte": EncoderFamily(
         gte,

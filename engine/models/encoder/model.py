@@ -2,6 +2,8 @@
 
 embedding + positions + token types ─► norm ─► [ attention ─ + ─ norm ─ MLP ─ + ─ norm ] x layers
 embedding ─► norm ─► [ norm ─ attention ─ + ─ norm ─ MLP ─ + ] x layers ─► norm      with pre-norm
+
+In a sandwich, attention and MLP have a norm behind them as well, before the sum.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from engine.models.encoder.spec import EncoderSpec, HeadActivation
 from engine.models.encoder.weights import has_attention_norm
 from engine.models.linear import DenseLinear, Linear, LinearMethod
 from engine.models.loader import Weights, load_matrix
-from engine.models.norms import IdentityNorm, LayerNorm, Norm, NormWeights
+from engine.models.norms import IdentityNorm, LayerNorm, Norm, NormWeights, RmsNorm
 from engine.models.rope import inverse_frequencies
+from kernels.reference import operations
 from kernels.reference.layers import rope, rope_tables
 
 _ACTIVATIONS: dict[HeadActivation, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -40,6 +43,9 @@ class _Layer:
     up: Linear
     down: Linear
     mlp_norm: Norm
+    attention_after: Norm
+    mlp_after: Norm
+    qk_norms: tuple[Norm, Norm] | None
     is_local: bool
 
 
@@ -63,12 +69,15 @@ class Encoder:
         self._positions = self._tensor("positions") if spec.rope is None else None
         self._token_types = self._tensor("token_types") if spec.num_token_types else None
         self._relative = self._tensor("relative_bias") if spec.relative_buckets else None
-        self._embedding_norm = self._norm("embedding_norm")
+        # Rounded to the model's dtype, as in the code that checkpoints were trained with.
+        scale = torch.tensor(spec.embedding_scale, dtype=self._embedding.dtype)
+        self._embedding_scale = scale.item()
+        self._embedding_norm = self._norm_if("embedding_norm", spec.embedding_norm)
         self._layers = tuple(self._layer(i, method) for i in range(spec.num_layers))
-        self._final_norm = self._norm("norm") if spec.pre_norm else IdentityNorm()
+        self._final_norm = self._norm_if("norm", spec.placement != "post")
         self._head: tuple[Linear, Norm, Linear] | None = None
         if spec.num_labels:
-            norm = self._norm("head_norm") if spec.head.has_norm else IdentityNorm()
+            norm = self._norm_if("head_norm", spec.head.has_norm)
             pooler = self._dense("pooler", has_bias=spec.head.bias)
             self._head = pooler, norm, self._dense("classifier")
         self._activate = _ACTIVATIONS[spec.activation]
@@ -100,6 +109,8 @@ class Encoder:
         steps = [torch.arange(first, first + length) for length in lengths]
         positions = torch.cat(steps).to(self.device)
         x = functional.embedding(token_ids, self._embedding)
+        if self._embedding_scale != 1.0:
+            x = x * self._embedding_scale
         if self._positions is not None:
             x = x + functional.embedding(positions, self._positions)
         if self._token_types is not None:
@@ -115,9 +126,10 @@ class Encoder:
         ]
         for layer in self._layers:
             rotation = rotations[int(layer.is_local)] if rotations else None
-            if self.spec.pre_norm:
-                x = x + self._attend(layer, layer.attention_norm(x), buckets, rotation)
-                x = x + self._mlp(layer, layer.mlp_norm(x))
+            if self.spec.placement != "post":
+                attended = self._attend(layer, layer.attention_norm(x), buckets, rotation)
+                x = x + layer.attention_after(attended)
+                x = x + layer.mlp_after(self._mlp(layer, layer.mlp_norm(x)))
             else:
                 x = layer.attention_norm(self._attend(layer, x, buckets, rotation) + x)
                 x = layer.mlp_norm(self._mlp(layer, x) + x)
@@ -138,11 +150,26 @@ class Encoder:
     ) -> torch.Tensor:
         """Return the attention's output: [num_tokens, hidden_size] -> the same."""
         fused, spec = layer.qkv(x), self.spec
-        if rotation is not None:
-            turned = fused[:, : 2 * spec.hidden_size]  # queries and keys
-            heads = turned.reshape(-1, 2 * spec.num_heads, spec.head_dim)
-            turned.copy_(rope(heads, *rotation).view(turned.shape))
-        return layer.output(attend(fused, buckets, spec.num_heads, is_local=layer.is_local))
+        num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads or spec.num_heads
+        if layer.qk_norms is not None or rotation is not None:
+            turned = fused[:, : (num_heads + num_kv_heads) * spec.head_dim]  # queries and keys
+            heads = turned.reshape(-1, num_heads + num_kv_heads, spec.head_dim)
+            if layer.qk_norms is not None:
+                parts = heads.split((num_heads, num_kv_heads), dim=1)
+                normed = [norm(part) for norm, part in zip(layer.qk_norms, parts, strict=True)]
+                heads = torch.cat(normed, dim=1)
+            if rotation is not None:
+                heads = rope(heads, *rotation)
+            turned.copy_(heads.view(turned.shape))
+        attended = attend(
+            fused,
+            buckets,
+            num_heads,
+            num_kv_heads,
+            is_local=layer.is_local,
+            scale=spec.attention_scale,
+        )
+        return layer.output(attended)
 
     def _mlp(self, layer: _Layer, x: torch.Tensor) -> torch.Tensor:
         """Return the MLP's output: [num_tokens, hidden_size] -> the same."""
@@ -167,9 +194,14 @@ class Encoder:
         self.num_bytes += tensor.nbytes
         return tensor
 
-    def _norm(self, name: str) -> LayerNorm:
+    def _norm(self, name: str) -> Norm:
+        if self.spec.rms_norm:
+            return RmsNorm(self._tensor(name).add_(1.0), self.spec.norm_eps, operations)
         bias = self._tensor(f"{name}.bias") if self.spec.norm_bias else None
         return LayerNorm(NormWeights(self._tensor(name), bias), self.spec.norm_eps)
+
+    def _norm_if(self, name: str, exists: bool) -> Norm:
+        return self._norm(name) if exists else IdentityNorm()
 
     def _dense(self, name: str, *, has_bias: bool = True) -> Linear:
         bias = self._tensor(f"{name}.bias") if has_bias else None
@@ -184,14 +216,18 @@ class Encoder:
             self.num_bytes += layer.num_bytes
             return layer
 
+        is_sandwich = self.spec.placement == "sandwich"
         return _Layer(
             qkv=linear("qkv"),
             output=linear("output"),
-            attention_norm=self._norm(f"{i}.attention_norm")
-            if has_attention_norm(self.spec, i)
-            else IdentityNorm(),
+            attention_norm=self._norm_if(f"{i}.attention_norm", has_attention_norm(self.spec, i)),
             up=linear("up"),
             down=linear("down"),
             mlp_norm=self._norm(f"{i}.mlp_norm"),
+            attention_after=self._norm_if(f"{i}.attention_after", is_sandwich),
+            mlp_after=self._norm_if(f"{i}.mlp_after", is_sandwich),
+            qk_norms=(self._norm(f"{i}.query_norm"), self._norm(f"{i}.key_norm"))
+            if self.spec.qk_norm
+            else None,
             is_local=i in self.spec.local_layers,
         )

@@ -72,7 +72,7 @@ def modernbert(reader: ConfigReader) -> EncoderSpec:
         local_rope=local_rope,
         local_layers=frozenset(i for i, kind in enumerate(kinds) if kind == _LOCAL),
         window=reader.count("local_attention", 128) // 2,
-        pre_norm=True,
+        placement="pre",
         norm_eps=reader.number("norm_eps", 1e-5),
         norm_bias=reader.flag("norm_bias"),
         attention_bias=attention_bias,

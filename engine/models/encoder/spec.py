@@ -8,6 +8,9 @@ from typing import Literal
 from engine.models.rope_spec import RopeSpec
 
 EncoderActivation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+# After attention and MLP; before them, but none before the first attention, and one at the end;
+# or both before and after, and one at the end.
+NormPlacement = Literal["post", "pre", "sandwich"]
 HeadActivation = EncoderActivation | Literal["tanh"]
 
 
@@ -39,8 +42,14 @@ class EncoderSpec:
     window: int = 0  # the distance up to which a token attends in local layers, to either side
     num_token_types: int = 0  # for pairs of texts; 0: there is no table
     relative_buckets: int = 0  # relative position buckets (MPNet); 0: none
-    # Norms before attention and MLP, but none before the first attention, and one at the end.
-    pre_norm: bool = False
+    num_kv_heads: int | None = None  # of keys and values, for groups of heads; None: one each
+    head_size: int | None = None  # None: an equal part of hidden_size
+    qk_norm: bool = False  # of each query and key
+    attention_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
+    embedding_scale: float = 1.0
+    embedding_norm: bool = True
+    placement: NormPlacement = "post"
+    rms_norm: bool = False  # RMS norms with weights stored less one; otherwise layer norms
     norm_eps: float = 1e-12
     norm_bias: bool = True
     attention_bias: bool = True
@@ -57,7 +66,13 @@ class EncoderSpec:
     @property
     def head_dim(self) -> int:
         """Width of one attention head."""
-        return self.hidden_size // self.num_heads
+        return self.head_size or self.hidden_size // self.num_heads
+
+    @property
+    def qkv_sizes(self) -> tuple[int, int, int]:
+        """Widths of all queries, keys and values of a token."""
+        keys = (self.num_kv_heads or self.num_heads) * self.head_dim
+        return self.num_heads * self.head_dim, keys, keys
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

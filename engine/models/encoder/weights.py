@@ -131,8 +131,27 @@ _GTE = (
     *_linear(_LAYER + "mlp.down_proj", "{i}.down"),
     *_norm(_LAYER + "mlp_ln", "{i}.mlp_norm"),
 )
+_GEMMA3 = (
+    Rule("embed_tokens.weight", "embedding"),
+    *_linear(_ROTARY_LAYER + "self_attn.q_proj", "{i}.qkv", 0),
+    *_linear(_ROTARY_LAYER + "self_attn.k_proj", "{i}.qkv", 1),
+    *_linear(_ROTARY_LAYER + "self_attn.v_proj", "{i}.qkv", 2),
+    *_linear(_ROTARY_LAYER + "self_attn.o_proj", "{i}.output"),
+    Rule(_ROTARY_LAYER + "self_attn.q_norm.weight", "{i}.query_norm"),
+    Rule(_ROTARY_LAYER + "self_attn.k_norm.weight", "{i}.key_norm"),
+    *_linear(_ROTARY_LAYER + "mlp.gate_proj", "{i}.up", 0),
+    *_linear(_ROTARY_LAYER + "mlp.up_proj", "{i}.up", 1),
+    *_linear(_ROTARY_LAYER + "mlp.down_proj", "{i}.down"),
+    *_norm(_ROTARY_LAYER + "input_layernorm", "{i}.attention_norm"),
+    *_norm(_ROTARY_LAYER + "post_attention_layernorm", "{i}.attention_after"),
+    *_norm(_ROTARY_LAYER + "pre_feedforward_layernorm", "{i}.mlp_norm"),
+    *_norm(_ROTARY_LAYER + "post_feedforward_layernorm", "{i}.mlp_after"),
+    *_norm("norm", "norm"),
+)
 _TABLES = {
     "bert": _BERT,
+    "camembert": _ROBERTA,
+    "gemma3_text": _GEMMA3,
     "gte": _GTE,
     "modernbert": _MODERNBERT,
     "mpnet": _MPNET,
@@ -184,7 +203,7 @@ def is_skippable(spec: EncoderSpec, name: str) -> bool:
 def has_attention_norm(spec: EncoderSpec, i: int) -> bool:
     """Return whether layer ``i`` has a norm beside its attention: with norms before it, the first
     layer's would follow that of the embeddings."""
-    return i > 0 or not spec.pre_norm
+    return i > 0 or spec.placement != "pre"
 
 
 def encoder_parameters(spec: EncoderSpec) -> dict[str, Parameter]:
@@ -198,14 +217,14 @@ def encoder_parameters(spec: EncoderSpec) -> dict[str, Parameter]:
         weight = {f"{name}.weight": Parameter(parts, (inputs,))}
         return weight | ({f"{name}.bias": Parameter(parts)} if has_bias else {})
 
-    def norm(name: str) -> dict[str, Parameter]:
-        bias = {f"{name}.bias": Parameter((hidden,))} if spec.norm_bias else {}
-        return {name: Parameter((hidden,), is_norm=True)} | bias
+    def norm(name: str, size: int = hidden) -> dict[str, Parameter]:
+        bias = {f"{name}.bias": Parameter((size,))} if spec.norm_bias else {}
+        # One is added to those of RMS norms, which is not rounded.
+        return {name: Parameter((size,), is_norm=True, is_float32=spec.rms_norm)} | bias
 
-    found = {
-        "embedding": Parameter((spec.vocab_size,), (hidden,)),
-        **norm("embedding_norm"),
-    }
+    found = {"embedding": Parameter((spec.vocab_size,), (hidden,))}
+    if spec.embedding_norm:
+        found |= norm("embedding_norm")
     if spec.rope is None:
         found["positions"] = Parameter((spec.max_position_embeddings,), (hidden,))
     if spec.relative_buckets:
@@ -213,15 +232,20 @@ def encoder_parameters(spec: EncoderSpec) -> dict[str, Parameter]:
     if spec.num_token_types:
         found["token_types"] = Parameter((spec.num_token_types,), (hidden,))
     for i in range(spec.num_layers):
+        heads = spec.qkv_sizes
         found |= {
-            **linear(f"{i}.qkv", (hidden,) * 3, hidden, has_bias=spec.attention_bias),
-            **linear(f"{i}.output", (hidden,), hidden, has_bias=spec.attention_bias),
+            **linear(f"{i}.qkv", heads, hidden, has_bias=spec.attention_bias),
+            **linear(f"{i}.output", (hidden,), heads[0], has_bias=spec.attention_bias),
             **(norm(f"{i}.attention_norm") if has_attention_norm(spec, i) else {}),
             **linear(f"{i}.up", up, hidden, has_bias=spec.up_bias),
             **linear(f"{i}.down", (hidden,), inner, has_bias=spec.down_bias),
             **norm(f"{i}.mlp_norm"),
         }
-    if spec.pre_norm:
+        if spec.qk_norm:
+            found |= norm(f"{i}.query_norm", spec.head_dim) | norm(f"{i}.key_norm", spec.head_dim)
+        if spec.placement == "sandwich":
+            found |= norm(f"{i}.attention_after") | norm(f"{i}.mlp_after")
+    if spec.placement != "post":
         found |= norm("norm")
     if spec.num_labels:
         found |= linear("pooler", (hidden,), hidden, has_bias=spec.head.bias)

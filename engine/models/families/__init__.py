@@ -48,6 +48,7 @@ from engine.models.families import (
     ungated,
     whisper,
 )
+from engine.models.families.embedding_gemma import BIDIRECTIONAL
 from engine.models.families.family import Family
 from engine.models.output_head import with_head
 from engine.models.spec import DecoderSpec
@@ -104,7 +105,9 @@ def read_spec(config: dict[str, Any]) -> DecoderSpec | EncoderSpec:
     reader = ConfigReader(config)
     model_type = reader.text("model_type", "")
     family, encoder = FAMILIES.get(model_type), ENCODERS.get(model_type)
-    known = family or encoder
+    if model_type in BIDIRECTIONAL and reader.flag("use_bidirectional_attention"):
+        encoder = BIDIRECTIONAL[model_type]
+    known = encoder or family
     if known is not None and known.has_remote_code:
         reader.ignore("auto_map")
     else:
@@ -120,6 +123,7 @@ def read_spec(config: dict[str, Any]) -> DecoderSpec | EncoderSpec:
             f"config.json: architecture {model_type[:80]!r} is not supported (known: {names})"
         )
     reader.section("quantization_config")  # see engine/quantization/formats
+    reader.require("is_causal", True)
     spec = with_head(family.read(reader), reader)
     reader.finish()
     return spec

@@ -100,3 +100,20 @@ def test_windows_that_no_text_exceeds_are_none(tmp_path: Path) -> None:
     assert {layer.window for layer in read_config(str(directory)).spec.layers} == {None}
     tiny_models.edit_config(directory, sliding_window=spec.max_position_embeddings - 1)
     assert None not in {layer.window for layer in read_config(str(directory)).spec.layers}
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("is_causal", False), ("use_bidirectional_attention", True), ("is_bidirectional", True)],
+)
+def test_attention_to_both_sides_is_never_ignored(kind, key, value, tmp_path: Path) -> None:
+    """Their own code has it, and Hugging Face's of the same model_type may not: embedding models
+    made of decoders (gte-Qwen2, voyage-4-nano) would give other vectors."""
+    directory = tiny_models.save(kind, tmp_path)
+    expected = read_config(str(directory)).spec
+    tiny_models.edit_config(directory, **{key: value})
+    with pytest.raises(ModelLoadError, match=key):
+        read_config(str(directory))
+    tiny_models.edit_config(directory, **{key: not value})
+    assert read_config(str(directory)).spec == expected

@@ -10,6 +10,7 @@ import torch
 
 from engine.errors import ContextLengthExceeded, InvalidParameter, ModelLoadError
 from engine.models.encoder.families import ENCODERS
+from engine.models.families.embedding_gemma import BIDIRECTIONAL
 from engine.pooling import PoolingParams
 from engine.types import Request
 from tests import tiny_encoders
@@ -47,7 +48,9 @@ def test_vectors_equal_hugging_face(tmp_path, kind):
 WITHOUT_TYPES = ("distilbert", "mpnet", "modernbert", "modernbert_biases")
 
 
-@pytest.mark.parametrize("kind", ["bert", "xlm_roberta", "nomic_bert", "gte", *WITHOUT_TYPES])
+@pytest.mark.parametrize(
+    "kind", ["bert", "camembert", "xlm_roberta", "nomic_bert", "gte", *WITHOUT_TYPES]
+)
 def test_heads_score_as_hugging_face_does(tmp_path, kind):
     model = tiny_encoders.save(kind, tmp_path, num_labels=1)
     core, texts = load(tmp_path), prompts(12, 40, 33)
@@ -66,7 +69,7 @@ def test_every_family_has_a_twin():
 
     classes = (config_class for config_class, _ in tiny_encoders.KINDS.values())
     twins = {getattr(transformers, name).model_type for name in classes}
-    assert twins == set(ENCODERS) - {"new"}  # GTE by another name
+    assert twins == {*ENCODERS, *BIDIRECTIONAL} - {"new"}  # GTE by another name
 
 
 def test_old_names_of_norms_and_heads_of_training_are_read(tmp_path):
