@@ -11,10 +11,11 @@ import numpy as np
 from engine.driver import Choice, Driver
 from engine.errors import InvalidParameter, RequestFailed
 from engine.offline.inputs import Prompt, as_prompts, new_id
-from engine.pooling import PoolingInfo, PoolingParams, relevance
+from engine.pooling import PoolingParams, relevance
 from engine.progress import run_to_completion
+from engine.text.pooled_texts import PooledTexts
+from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
-from engine.text.truncation import encode_pairs, encode_texts
 from engine.types import Request, SamplingParams
 
 _NO_TOKENS = SamplingParams(max_tokens=0)
@@ -34,6 +35,7 @@ class OfflineVectors:
 
     _driver: Driver
     _tokenizer: Tokenizer
+    _template: ChatTemplate
 
     def embed(
         self,
@@ -42,6 +44,7 @@ class OfflineVectors:
         dimensions: int | None = None,
         normalize: bool | None = None,
         truncate_prompt_tokens: int | None = None,
+        prompt_name: str | None = None,
         use_tqdm: bool = True,
     ) -> list[EmbeddingResult]:
         """A vector for each prompt, in order; the arguments are those of POST /v1/embeddings.
@@ -50,11 +53,14 @@ class OfflineVectors:
             RequestError: a prompt or an argument cannot be served.
             RequestFailed: a prompt failed in the engine.
         """
-        pooling = _pooling_of(self._driver)
-        longest = _truncation_length(self._driver, truncate_prompt_tokens)
+        read = self._pooled_texts()
+        pooling, longest = read.pooling, _truncation_length(self._driver, truncate_prompt_tokens)
+        before = pooling.prompt_of(prompt_name)
         several = as_prompts(prompts)
         texts = [prompt for prompt in several if isinstance(prompt, str)]
-        encoded = iter(encode_texts(self._tokenizer, texts, longest))
+        if prompt_name and len(texts) < len(several):
+            raise InvalidParameter("a prompt cannot stand before token ids", param="prompt_name")
+        encoded = iter(read.encode(texts, longest, prompt=before))
         ids = [next(encoded) if isinstance(item, str) else list(item)[:longest] for item in several]
         params = PoolingParams(
             kind=pooling.kind,
@@ -80,7 +86,8 @@ class OfflineVectors:
         Uses the model's scoring head if it has one, else the cosine of embeddings. Raises as
         ``embed`` does.
         """
-        pooling = _pooling_of(self._driver)
+        read = self._pooled_texts()
+        pooling, before = read.pooling, read.pooling.prompt_of(None)
         pairs = _pair([first] if isinstance(first, str) else list(first), second)
         if not pooling.num_labels:
             texts = list(dict.fromkeys(text for pair in pairs for text in pair))  # each once
@@ -96,11 +103,18 @@ class OfflineVectors:
             raise InvalidParameter(f"this model classifies into {pooling.num_labels} labels")
         longest = _truncation_length(self._driver, truncate_prompt_tokens)
         jobs: list[_Job] = [
-            (ids, PoolingParams(kind=pooling.kind, use_score_head=True, second_start=second_from))
-            for ids, second_from in encode_pairs(self._tokenizer, pairs, longest)
+            (ids, pooling.score_params(second_from))
+            for ids, second_from in read.encode_pairs(pairs, longest, prompt=before)
         ]
         vectors = _compute(self._driver, jobs, use_tqdm)
         return [relevance(float(vector[0]), pooling) for vector in vectors]
+
+    def _pooled_texts(self) -> PooledTexts:
+        """What encodes texts. Raises InvalidParameter if the model makes no vectors."""
+        pooling = self._driver.core.info.pooling
+        if pooling is None:
+            raise InvalidParameter("this model makes no embeddings", param="model")
+        return PooledTexts(self._tokenizer, self._template, pooling)
 
 
 def _pair(first: list[str], second: str | Sequence[str]) -> list[tuple[str, str]]:
@@ -111,13 +125,6 @@ def _pair(first: list[str], second: str | Sequence[str]) -> list[tuple[str, str]
     if len(first) != len(others):
         raise InvalidParameter(f"{len(first)} texts cannot be paired with {len(others)}")
     return list(zip(first, others, strict=True))
-
-
-def _pooling_of(driver: Driver) -> PoolingInfo:
-    pooling = driver.core.info.pooling
-    if pooling is None:
-        raise InvalidParameter("this model makes no embeddings", param="model")
-    return pooling
 
 
 def _truncation_length(driver: Driver, limit: int | None) -> int | None:

@@ -116,6 +116,10 @@ class ChatTemplate:
         self._executor.shutdown(cancel_futures=True)
         self._process.close()
 
+    async def in_thread(self, call: Callable[[], _Result]) -> _Result:
+        """Run a call of the blocking methods where it keeps no other waiting than they do."""
+        return await self._run_in_executor(call)
+
     # ------------------------------------------------------------ text
 
     async def render(self, messages: Sequence[Message], **options: Unpack[TemplateOptions]) -> str:

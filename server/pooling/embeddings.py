@@ -12,13 +12,18 @@ from server.access.caller import Caller
 from server.errors import bad_field
 from server.openai.endpoint import new_id
 from server.openai.openapi_schema import describe
-from server.pooling.encoding import check_count, encode_inputs, truncation_length
+from server.pooling.encoding import (
+    check_count,
+    encode_inputs,
+    find_prompt,
+    pooling_of,
+    truncation_length,
+)
 from server.pooling.protocol import Embedding, EmbeddingList, EmbeddingRequest, PoolingUsage
 from server.pooling.respond import respond
 from server.pooling.vectors import (
     PooledPrompt,
     compute_vectors,
-    pooling_of,
     to_base64,
     to_floats,
 )
@@ -66,11 +71,16 @@ class EmbeddingCall:
             problem = f"must be at most {pooling.size}, the size of this model's embeddings"
             raise bad_field("dimensions", problem)
         check_count("input", body.input, state.settings.max_prompts)
+        prompt_name = getattr(body, body.prompt_field)
+        prompt = find_prompt(pooling, prompt_name, body.prompt_field)
+        if prompt_name and not all(isinstance(text, str) for text in body.input):
+            raise bad_field(body.prompt_field, "can only stand before texts, not before token ids")
         encoded = await encode_inputs(
             body.input,
             model,
             truncation_length(body.truncate_prompt_tokens, model),
             add_special_tokens=body.add_special_tokens is not False,
+            prompt=prompt,
         )
         params = PoolingParams(
             kind=pooling.kind,

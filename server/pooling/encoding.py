@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
-from engine.errors import ContextLengthExceeded
-from engine.text.truncation import EncodedPair, encode_pairs, encode_texts
-from server.errors import bad_field
+from engine.errors import ContextLengthExceeded, InvalidParameter
+from engine.pooling import PoolingInfo
+from engine.text.pooled_texts import PooledTexts
+from engine.text.truncation import EncodedPair
+from server.errors import ApiError, bad_field
 from server.openai.endpoint import check_length
 from server.openai.inputs import Prompt
 from server.openai.sampling import check_token_ids
@@ -16,6 +19,13 @@ from server.state import Model
 
 _INLINE_CHARS = 4096  # longer texts are tokenised on a thread, to keep the event loop free
 _ResultT = TypeVar("_ResultT")
+
+
+def pooling_of(model: Model) -> PoolingInfo:
+    """How the model makes vectors. Raises ApiError (400) if it makes none."""
+    if model.info.pooling is None:
+        raise ApiError(400, "This model makes no embeddings.", param="model")
+    return model.info.pooling
 
 
 def truncation_length(wanted: int | None, model: Model) -> int | None:
@@ -37,15 +47,30 @@ def check_count(name: str, items: Sequence[object], limit: int) -> None:
         raise bad_field(name, f"holds {len(items)} items; the limit is {limit}")
 
 
+def find_prompt(pooling: PoolingInfo, name: str | None, field: str = "prompt_name") -> str:
+    """Return the text of the prompt that ``field`` names; see ``PoolingInfo.prompt_of``.
+
+    Raises:
+        ApiError: 400, the model has no such prompt.
+    """
+    try:
+        return pooling.prompt_of(name)
+    except InvalidParameter as error:
+        raise ApiError(400, str(error), param=field) from None
+
+
 async def encode_inputs(
     inputs: Sequence[Prompt],
     model: Model,
     limit: int | None,
     *,
     add_special_tokens: bool = True,
+    prompt: str = "",
     param: str = "input",
 ) -> list[list[int]]:
     """Token ids of each input, text or token ids; errors about them name ``param``.
+
+    ``prompt`` stands before each text.
 
     Raises:
         ApiError: 400, a token id is not in the vocabulary.
@@ -62,12 +87,11 @@ async def encode_inputs(
         if limit is None:
             check_length(max(map(len, texts)), model, param)
 
-        def encode() -> list[list[int]]:
-            return encode_texts(
-                model.tokenizer, texts, limit, add_special_tokens=add_special_tokens
-            )
-
-        encoded = await _run_off_loop(encode, sum(map(len, texts)))
+        read = PooledTexts(model.tokenizer, model.template, pooling_of(model))
+        encode = partial(
+            read.encode, texts, limit, prompt=prompt, add_special_tokens=add_special_tokens
+        )
+        encoded = await _run(encode, model, sum(map(len, texts)))
     _check_lengths(encoded, model, param)
     return encoded
 
@@ -75,20 +99,26 @@ async def encode_inputs(
 async def encode_text_pairs(
     pairs: Sequence[tuple[str, str]], model: Model, limit: int | None, param: str
 ) -> list[EncodedPair]:
-    """Encode each pair of texts as one prompt. Raises as ``encode_inputs``, naming ``param``."""
+    """Encode each pair of texts as one prompt, behind the model's default prompt if it has one.
+
+    Raises as ``encode_inputs``, naming ``param``.
+    """
+    pooling = pooling_of(model)
     chars = [len(first) + len(second) for first, second in pairs]
     if limit is None:
         check_length(max(chars), model, param)
 
-    def encode() -> list[EncodedPair]:
-        return encode_pairs(model.tokenizer, pairs, limit)
-
-    encoded = await _run_off_loop(encode, sum(chars))
+    read = PooledTexts(model.tokenizer, model.template, pooling)
+    encode = partial(read.encode_pairs, pairs, limit, prompt=find_prompt(pooling, None))
+    encoded = await _run(encode, model, sum(chars))
     _check_lengths([pair.token_ids for pair in encoded], model, param)
     return encoded
 
 
-async def _run_off_loop(work: Callable[[], _ResultT], num_chars: int) -> _ResultT:
+async def _run(work: Callable[[], _ResultT], model: Model, num_chars: int) -> _ResultT:
+    """Encode texts of so many characters: on a thread if that takes long, or renders them."""
+    if pooling_of(model).messages is not None:
+        return await model.template.in_thread(work)
     return work() if num_chars <= _INLINE_CHARS else await asyncio.to_thread(work)
 
 

@@ -14,9 +14,15 @@ from typing import NamedTuple
 from engine.pooling import PoolingParams, relevance
 from server.access.caller import Caller
 from server.errors import ApiError
-from server.pooling.encoding import encode_inputs, encode_text_pairs, truncation_length
+from server.pooling.encoding import (
+    encode_inputs,
+    encode_text_pairs,
+    find_prompt,
+    pooling_of,
+    truncation_length,
+)
 from server.pooling.protocol import PoolingRequest, PoolingUsage
-from server.pooling.vectors import PooledPrompt, compute_vectors, pooling_of, to_floats
+from server.pooling.vectors import PooledPrompt, compute_vectors, to_floats
 from server.state import Model, ServerState
 
 _INLINE_BYTES = 2**19  # of vectors; more are multiplied on a thread
@@ -100,16 +106,15 @@ async def make_pair_scorer(
             )
             raise ApiError(400, message, param="model")
         prompts = [
-            PooledPrompt(
-                ids, PoolingParams(kind=pooling.kind, use_score_head=True, second_start=second)
-            )
+            PooledPrompt(ids, pooling.score_params(second))
             for ids, second in await encode_text_pairs(pairs, model, limit, param)
         ]
         return PairScorer(state, caller, model, body, prompts, [(i,) for i in range(len(pairs))])
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))  # each once
     index_of = {text: index for index, text in enumerate(texts)}
     params = PoolingParams(kind=pooling.kind)
-    encoded = await encode_inputs(texts, model, limit, param=param)
+    prompt = find_prompt(pooling, None)
+    encoded = await encode_inputs(texts, model, limit, prompt=prompt, param=param)
     prompts = [PooledPrompt(ids, params) for ids in encoded]
     places = [(index_of[first], index_of[second]) for first, second in pairs]
     return PairScorer(state, caller, model, body, prompts, places)

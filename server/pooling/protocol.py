@@ -40,17 +40,47 @@ def _read_documents(value: Any) -> list[str]:
     return texts
 
 
+def _refused(why: str, *harmless: Any) -> PlainValidator:
+    """Make the validator of a field that asks for other vectors, but for some values."""
+
+    def read(value: Any) -> Any:
+        if value is not None and value not in harmless:
+            raise ValueError(why)
+        return None
+
+    return PlainValidator(read)
+
+
 _PAIRS = (
     ("text_1", "text_2"),
     ("queries", "documents"),
     ("queries", "items"),
     ("data_1", "data_2"),
 )
+_PROMPT_FIELDS = ("prompt_name", "input_type", "task")  # TEI's name for it, Voyage's and Jina's
 _STRING = {"type": "string", "minLength": 1}
 _STRINGS = {"type": "array", "items": _STRING, "minItems": 1}
 _DOCUMENT = {"type": "object", "properties": {"text": _STRING}, "required": ["text"]}
 
 _TRUNCATION = {"anyOf": [{"type": "integer", "minimum": 1}, {"const": -1}, {"type": "null"}]}
+
+# Fields of other servers' embeddings. Without them the vectors would be others than asked for.
+_NumberType = Annotated[
+    str | None,
+    _refused("is not available: vectors have float32 numbers", "float", "float32", ["float"]),
+    WithJsonSchema({"anyOf": [{"const": "float"}, {"type": "null"}]}),
+]
+_LateChunking = Annotated[
+    bool | None,
+    _refused("is not available: each input gets a vector of its own", False),
+    WithJsonSchema({"anyOf": [{"const": False}, {"type": "null"}]}),
+]
+_OutputDimension = Annotated[
+    int | None,
+    _refused("is not taken: send 'dimensions'"),
+    WithJsonSchema({"type": "null"}),
+]
+_PromptName = Annotated[str, Field(max_length=256)]
 
 Truncation = Annotated[int | None, PlainValidator(_read_truncation), WithJsonSchema(_TRUNCATION)]
 Texts = Annotated[
@@ -82,6 +112,26 @@ class EmbeddingRequest(PoolingRequest):
     dimensions: Annotated[int, Field(ge=1)] | None = None
     normalize: bool | None = None
     add_special_tokens: bool | None = None
+    prompt_name: _PromptName | None = None
+    input_type: _PromptName | None = None
+    task: _PromptName | None = None
+    late_chunking: _LateChunking = None
+    embedding_type: _NumberType = None
+    embedding_types: _NumberType = None
+    output_dtype: _NumberType = None
+    output_dimension: _OutputDimension = None
+
+    @model_validator(mode="after")
+    def _names_one_prompt(self) -> Self:
+        given = [name for name in _PROMPT_FIELDS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{given[1]}: cannot be combined with {given[0]!r}")
+        return self
+
+    @property
+    def prompt_field(self) -> str:
+        """The field that names a prompt, or could."""
+        return next((name for name in _PROMPT_FIELDS if getattr(self, name)), _PROMPT_FIELDS[0])
 
 
 class RerankRequest(PoolingRequest):

@@ -10,11 +10,10 @@ from typing import NamedTuple
 import msgspec
 
 from engine.errors import RequestFailed
-from engine.pooling import PoolingInfo, PoolingParams
+from engine.pooling import PoolingParams
 from engine.text.output import TextDelta
 from engine.types import RequestOutput, SamplingParams
 from server.access.caller import Caller
-from server.errors import ApiError
 from server.openai.generation import Choice, Generation, Job
 from server.pooling.protocol import PoolingRequest
 from server.state import Model, ServerState
@@ -61,13 +60,6 @@ async def compute_vectors(
         # The weights may be replaced between two batches, and vectors of both are not comparable.
         if len(prompts) <= size or state.engine.info.generation == generation:
             return vectors
-
-
-def pooling_of(model: Model) -> PoolingInfo:
-    """How the model makes vectors. Raises ApiError (400) if it makes none."""
-    if model.info.pooling is None:
-        raise ApiError(400, "This model makes no embeddings.", param="model")
-    return model.info.pooling
 
 
 def to_floats(vector: bytes) -> tuple[float, ...]:
