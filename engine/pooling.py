@@ -88,6 +88,21 @@ class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
             )
         return self.prompts[chosen]
 
+    def instruction_of(self, instruction: str | None) -> str:
+        """Return what stands before a pair of texts: ``instruction``, or the default prompt.
+
+        Raises:
+            InvalidParameter: the model takes none, or its default prompt cannot be used.
+        """
+        if instruction is None:
+            return self.prompt_of(None)
+        if self.messages is None or not self.num_labels:
+            raise InvalidParameter(
+                "'instruction' is for models that read a query and a document as messages",
+                param="instruction",
+            )
+        return instruction
+
     def score_params(self, second_start: int | None = None) -> PoolingParams:
         """Return what a pair of texts is scored with; see ``num_labels``."""
         return PoolingParams(

@@ -79,6 +79,7 @@ class OfflineVectors:
         second: str | Sequence[str],
         *,
         truncate_prompt_tokens: int | None = None,
+        instruction: str | None = None,
         use_tqdm: bool = True,
     ) -> list[float]:
         """How well texts match: one against several, or two lists pairwise.
@@ -87,7 +88,7 @@ class OfflineVectors:
         ``embed`` does.
         """
         read = self._pooled_texts()
-        pooling, before = read.pooling, read.pooling.prompt_of(None)
+        pooling, before = read.pooling, read.pooling.instruction_of(instruction)
         pairs = _pair([first] if isinstance(first, str) else list(first), second)
         if not pooling.num_labels:
             texts = list(dict.fromkeys(text for pair in pairs for text in pair))  # each once

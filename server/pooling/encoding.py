@@ -18,7 +18,8 @@ from server.openai.sampling import check_token_ids
 from server.state import Model
 
 _INLINE_CHARS = 4096  # longer texts are tokenised on a thread, to keep the event loop free
-_ResultT = TypeVar("_ResultT")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 def pooling_of(model: Model) -> PoolingInfo:
@@ -56,7 +57,7 @@ def find_prompt(pooling: PoolingInfo, name: str | None, field: str = "prompt_nam
     try:
         return pooling.prompt_of(name)
     except InvalidParameter as error:
-        raise ApiError(400, str(error), param=field) from None
+        raise ApiError(400, error.message, param=field) from None
 
 
 async def encode_inputs(
@@ -89,37 +90,46 @@ async def encode_inputs(
 
         read = PooledTexts(model.tokenizer, model.template, pooling_of(model))
         encode = partial(
-            read.encode, texts, limit, prompt=prompt, add_special_tokens=add_special_tokens
+            read.encode, limit=limit, prompt=prompt, add_special_tokens=add_special_tokens
         )
-        encoded = await _run(encode, model, sum(map(len, texts)))
+        encoded = await _run(encode, texts, model, sum(map(len, texts)))
     _check_lengths(encoded, model, param)
     return encoded
 
 
 async def encode_text_pairs(
-    pairs: Sequence[tuple[str, str]], model: Model, limit: int | None, param: str
+    pairs: Sequence[tuple[str, str]], model: Model, limit: int | None, *, prompt: str, param: str
 ) -> list[EncodedPair]:
-    """Encode each pair of texts as one prompt, behind the model's default prompt if it has one.
+    """Encode each pair of texts as one prompt, behind ``prompt``.
 
     Raises as ``encode_inputs``, naming ``param``.
     """
-    pooling = pooling_of(model)
     chars = [len(first) + len(second) for first, second in pairs]
     if limit is None:
         check_length(max(chars), model, param)
 
-    read = PooledTexts(model.tokenizer, model.template, pooling)
-    encode = partial(read.encode_pairs, pairs, limit, prompt=find_prompt(pooling, None))
-    encoded = await _run(encode, model, sum(chars))
+    read = PooledTexts(model.tokenizer, model.template, pooling_of(model))
+    encode = partial(read.encode_pairs, limit=limit, prompt=prompt)
+    encoded = await _run(encode, pairs, model, sum(chars))
     _check_lengths([pair.token_ids for pair in encoded], model, param)
     return encoded
 
 
-async def _run(work: Callable[[], _ResultT], model: Model, num_chars: int) -> _ResultT:
+async def _run(
+    encode: Callable[[Sequence[_Item]], list[_Result]],
+    items: Sequence[_Item],
+    model: Model,
+    num_chars: int,
+) -> list[_Result]:
     """Encode texts of so many characters: on a thread if that takes long, or renders them."""
-    if pooling_of(model).messages is not None:
-        return await model.template.in_thread(work)
-    return work() if num_chars <= _INLINE_CHARS else await asyncio.to_thread(work)
+    if pooling_of(model).messages is None:
+        work = partial(encode, items)
+        return work() if num_chars <= _INLINE_CHARS else await asyncio.to_thread(work)
+    # One by one: the thread renders for other requests, too, and they do not wait for all.
+    found: list[_Result] = []
+    for item in items:
+        found += await model.template.in_thread(partial(encode, [item]))
+    return found
 
 
 def _check_lengths(prompts: Sequence[Sequence[int]], model: Model, param: str) -> None:

@@ -17,11 +17,10 @@ from server.errors import ApiError
 from server.pooling.encoding import (
     encode_inputs,
     encode_text_pairs,
-    find_prompt,
     pooling_of,
     truncation_length,
 )
-from server.pooling.protocol import PoolingRequest, PoolingUsage
+from server.pooling.protocol import PairRequest, PoolingRequest, PoolingUsage
 from server.pooling.vectors import PooledPrompt, compute_vectors, to_floats
 from server.state import Model, ServerState
 
@@ -87,7 +86,7 @@ async def make_pair_scorer(
     state: ServerState,
     caller: Caller,
     model: Model,
-    body: PoolingRequest,
+    body: PairRequest,
     pairs: Sequence[tuple[str, str]],
     param: str,
 ) -> PairScorer:
@@ -96,8 +95,10 @@ async def make_pair_scorer(
     Raises:
         ApiError: 400, the model's head does not score, or a text is invalid.
         ContextLengthExceeded: texts are longer than the model's context.
+        InvalidParameter: the model takes no instruction.
     """
     pooling = pooling_of(model)
+    prompt = pooling.instruction_of(body.instruction)
     limit = truncation_length(body.truncate_prompt_tokens, model)
     if pooling.num_labels:
         if pooling.num_labels > 1:
@@ -107,13 +108,14 @@ async def make_pair_scorer(
             raise ApiError(400, message, param="model")
         prompts = [
             PooledPrompt(ids, pooling.score_params(second))
-            for ids, second in await encode_text_pairs(pairs, model, limit, param)
+            for ids, second in await encode_text_pairs(
+                pairs, model, limit, prompt=prompt, param=param
+            )
         ]
         return PairScorer(state, caller, model, body, prompts, [(i,) for i in range(len(pairs))])
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))  # each once
     index_of = {text: index for index, text in enumerate(texts)}
     params = PoolingParams(kind=pooling.kind)
-    prompt = find_prompt(pooling, None)
     encoded = await encode_inputs(texts, model, limit, prompt=prompt, param=param)
     prompts = [PooledPrompt(ids, params) for ids in encoded]
     places = [(index_of[first], index_of[second]) for first, second in pairs]

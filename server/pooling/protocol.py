@@ -57,6 +57,7 @@ _PAIRS = (
     ("queries", "items"),
     ("data_1", "data_2"),
 )
+_MAX_INSTRUCTION = 16_384  # characters
 _PROMPT_FIELDS = ("prompt_name", "input_type", "task")  # TEI's name for it, Voyage's and Jina's
 _STRING = {"type": "string", "minLength": 1}
 _STRINGS = {"type": "array", "items": _STRING, "minItems": 1}
@@ -134,7 +135,13 @@ class EmbeddingRequest(PoolingRequest):
         return next((name for name in _PROMPT_FIELDS if getattr(self, name)), _PROMPT_FIELDS[0])
 
 
-class RerankRequest(PoolingRequest):
+class PairRequest(PoolingRequest):
+    """The common fields of the endpoints that compare texts."""
+
+    instruction: Annotated[str, Field(min_length=1, max_length=_MAX_INSTRUCTION)] | None = None
+
+
+class RerankRequest(PairRequest):
     """POST /v1/rerank."""
 
     query: Annotated[str, Field(min_length=1)]
@@ -143,7 +150,7 @@ class RerankRequest(PoolingRequest):
     return_documents: bool | None = None
 
 
-class ScoreRequest(PoolingRequest):
+class ScoreRequest(PairRequest):
     """POST /v1/score: texts and what they are compared with, by one of vLLM's pairs of names."""
 
     text_1: Texts | None = None

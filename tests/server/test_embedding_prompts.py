@@ -87,6 +87,12 @@ def test_what_would_be_another_vector_is_refused(
     assert told in error["message"]
 
 
+def test_an_instruction_is_refused_where_pairs_are_no_messages(server: Server) -> None:
+    body = {"model": NAME, "query": "the cat", "documents": ["a dog"], "instruction": "Judge"}
+    error = server.post("/v1/rerank", body).json()["error"]
+    assert (error["param"], error["type"]) == ("instruction", "invalid_request_error")
+
+
 def test_defaults_of_such_fields_change_nothing(server: Server) -> None:
     (plain,) = embed(server, "a dog")
     fields = {"late_chunking": False, "embedding_type": "float", "embedding_types": ["float"]}
@@ -109,6 +115,10 @@ def test_a_language_model_ranks_by_its_logits(reranker: Server, log_odds: Any) -
     assert reranker.post("/v1/rerank", long).json()["error"]["code"] == "context_length_exceeded"
     cut = reranker.post("/v1/rerank", {**long, "truncate_prompt_tokens": -1}).json()
     assert 240 < cut["usage"]["total_tokens"] <= 256
+    asked = reranker.post("/v1/rerank", {**body, "instruction": "Judge the style"}).json()
+    (paris,) = (r["relevance_score"] for r in asked["results"] if r["index"] == 0)
+    odds = log_odds(prompt_ids(documents[0], "Judge the style"))
+    assert math.isclose(paris, 1 / (1 + math.exp(-odds)), abs_tol=1e-4)
     # Vectors of it are those of a decoder, and it writes.
     assert len(embed(reranker, "Hello")) == 1
     chat = {"model": NAME, "messages": [{"role": "query", "content": "x"}], "max_tokens": 2}

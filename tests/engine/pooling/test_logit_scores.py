@@ -125,11 +125,15 @@ def test_prompt_activation_and_end_are_those_of_the_files(tmp_path: Path, log_od
         },
         transformer={"processing_kwargs": {"chat_template": {"add_generation_prompt": True}}},
     )
+    end = "<|im_start|>assistant\n"
     with open_llm(tmp_path) as llm:
         scores = llm.score(QUERY, DOCUMENTS[:2])
-    end = "<|im_start|>assistant\n"
+        own = llm.score(QUERY, DOCUMENTS[0], instruction="Judge the style")
     expected = [log_odds(prompt_ids(document, INSTRUCTION, end)) for document in DOCUMENTS[:2]]
     assert scores == pytest.approx(expected, abs=1e-3)
+    judged = log_odds(prompt_ids(DOCUMENTS[0], "Judge the style", end))
+    assert own == pytest.approx([judged], abs=1e-3)
+    assert abs(judged - expected[0]) > 1e-2
 
 
 def test_one_token_alone_and_chunks_of_a_prompt(tmp_path: Path, log_odds: Any) -> None:
