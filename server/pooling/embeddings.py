@@ -78,7 +78,7 @@ class EmbeddingCall:
         encoded = await encode_inputs(
             body.input,
             model,
-            truncation_length(body.truncate_prompt_tokens, model),
+            truncation_length(body.max_tokens, model),
             add_special_tokens=body.add_special_tokens is not False,
             prompt=prompt,
         )

@@ -99,7 +99,7 @@ async def make_pair_scorer(
     """
     pooling = pooling_of(model)
     prompt = pooling.instruction_of(body.instruction)
-    limit = truncation_length(body.truncate_prompt_tokens, model)
+    limit = truncation_length(body.max_tokens, model)
     if pooling.num_labels:
         if pooling.num_labels > 1:
             message = (

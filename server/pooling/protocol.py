@@ -20,6 +20,15 @@ def _read_truncation(value: Any) -> int | None:
     return value
 
 
+def _read_truncate(value: Any) -> bool | None:
+    """Parse other servers' switch: a boolean (TEI, Jina, Voyage) or a word (Cohere, NVIDIA)."""
+    if value is None or type(value) is bool:
+        return value
+    if value not in ("END", "NONE"):
+        raise ValueError("must be true, false, 'END' or 'NONE': the end of a text is dropped")
+    return value == "END"
+
+
 def _read_texts(value: Any) -> list[str]:
     """Parse one text or several, none of them empty."""
     texts = [value] if isinstance(value, str) else value
@@ -84,6 +93,11 @@ _OutputDimension = Annotated[
 _PromptName = Annotated[str, Field(max_length=256)]
 
 Truncation = Annotated[int | None, PlainValidator(_read_truncation), WithJsonSchema(_TRUNCATION)]
+_Truncate = Annotated[
+    bool | None,
+    PlainValidator(_read_truncate),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"enum": ["END", "NONE"]}, {"type": "null"}]}),
+]
 Texts = Annotated[
     list[str], PlainValidator(_read_texts), WithJsonSchema({"anyOf": [_STRING, _STRINGS]})
 ]
@@ -99,10 +113,19 @@ class PoolingRequest(ApiModel):
 
     model: Annotated[str, Field(max_length=MAX_MODEL_NAME)]
     truncate_prompt_tokens: Truncation = None
+    truncate: _Truncate = None
+    truncation: _Truncate = None
     user: str | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Salt | None = None
     deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
+
+    @property
+    def max_tokens(self) -> int | None:
+        """What longer inputs are cut to: -1 for the longest that the model takes; None: not."""
+        if self.truncate_prompt_tokens is None and (self.truncate or self.truncation):
+            return -1
+        return self.truncate_prompt_tokens
 
 
 class EmbeddingRequest(PoolingRequest):

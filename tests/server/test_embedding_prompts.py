@@ -93,6 +93,20 @@ def test_an_instruction_is_refused_where_pairs_are_no_messages(server: Server) -
     assert (error["param"], error["type"]) == ("instruction", "invalid_request_error")
 
 
+def test_other_servers_switches_cut_what_is_too_long(server: Server) -> None:
+    long = "a cat " * 200
+    (expected,) = embed(server, long, truncate_prompt_tokens=-1)
+    for fields in ({"truncate": True}, {"truncate": "END"}, {"truncation": True}):
+        assert embed(server, long, **fields)[0] == pytest.approx(expected, abs=1e-5)
+    for fields in ({"truncate": False}, {"truncate": "NONE"}, {"truncation": False}):
+        answer = server.post("/v1/embeddings", {"model": NAME, "input": long, **fields})
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+    body = {"model": NAME, "query": "the cat", "documents": [long], "truncation": True}
+    assert server.post("/v1/rerank", body).status_code == 200
+    refused = server.post("/v1/embeddings", {"model": NAME, "input": "a", "truncate": "START"})
+    assert refused.json()["error"]["param"] == "truncate"
+
+
 def test_defaults_of_such_fields_change_nothing(server: Server) -> None:
     (plain,) = embed(server, "a dog")
     fields = {"late_chunking": False, "embedding_type": "float", "embedding_types": ["float"]}
