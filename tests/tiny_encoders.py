@@ -44,6 +44,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"use_bidirectional_attention": True, "pad_token_id": 0},
         },
     ),
+    # As above, with wider heads in layers that attend to whole texts.
+    "embedding_gemma2": (
+        "EmbeddingGemma2TextConfig",
+        {
+            **{**_SHAPE, "num_hidden_layers": 7, "num_attention_heads": 4, "head_dim": 16},
+            **{"num_key_value_heads": 2, "global_head_dim": 32, "num_global_key_value_heads": 1},
+            **{"hidden_size_per_layer_input": 20, "embedding_dim": 56, "sliding_window": 8},
+            "pad_token_id": 0,
+        },
+    ),
     "gte": ("GteConfig", {**_SHAPE, "hidden_act": "gelu_new"}),
     "gte_untyped": ("GteConfig", {**_SHAPE, "type_vocab_size": 0}),
     "modernbert": ("ModernBertConfig", {**_SHAPE, "local_attention": 8}),
@@ -83,6 +93,9 @@ def build(kind: str, *, num_labels: int = 0, seed: int = 0, **changes: Any) -> A
         for name, parameter in model.named_parameters():
             is_norm = "norm" in name.lower()
             parameter.data.normal_(1.0 if is_norm else 0.0, 0.2 if is_norm else 0.25)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.data.normal_(1.0, 0.2)
     return model.eval()
 
 

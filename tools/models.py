@@ -12,7 +12,7 @@ from pathlib import Path
 from engine.models.audio.families import FAMILIES as AUDIO
 from engine.models.encoder.families import ENCODERS
 from engine.models.families import FAMILIES
-from engine.models.families.embedding_gemma import BIDIRECTIONAL
+from engine.models.families.embedding_gemma import BIDIRECTIONAL, EMBEDDING_GEMMAS
 from engine.models.families.rope import SCALINGS
 from engine.models.vision.families import FAMILIES as VISION
 from engine.quantization.formats import FORMATS
@@ -165,8 +165,9 @@ def models_page() -> str:
         f"| `{name}` | {family.models} | {family.differences or 'nothing'} |"
         for name, family in sorted(FAMILIES.items())
     )
+    readers = ENCODERS | EMBEDDING_GEMMAS | BIDIRECTIONAL
     encoders = "\n".join(
-        f"| `{name}` | {family.models} |" for name, family in sorted((ENCODERS | BIDIRECTIONAL).items())
+        f"| `{name}` | {family.models} |" for name, family in sorted(readers.items())
     )
     formats = "\n".join(f"| `{name}` | {found.supported} |" for name, found in FORMATS.items())
     kinds = ", ".join(f"`{kind}`" for kind in ("default", *SCALINGS))

@@ -55,7 +55,10 @@ class ModelConfig:
     def embedding_size(self) -> int:
         """Dimensions of the vectors that it makes."""
         dense = self.sentence.dense
-        return dense[-1].outputs if dense else self.spec.hidden_size
+        if dense:
+            return dense[-1].outputs
+        spec = self.spec
+        return spec.output_size if isinstance(spec, EncoderSpec) else spec.hidden_size
 
     def pooling_info(self, kind: PoolingKind) -> PoolingInfo:
         """Describe how it makes vectors, of the hidden states ``kind``, and scores."""

@@ -122,15 +122,15 @@ def _dense_specs(model: ModelConfig, spec: EncoderSpec) -> tuple[DenseSpec, ...]
         raise ModelLoadError(
             f"{specs[0].directory}: a dense layer beside a classification head is not supported"
         )
-    if specs and specs[0].inputs != spec.hidden_size:
+    if specs and specs[0].inputs != spec.output_size:
         raise ModelLoadError(
             f"{specs[0].directory}: a dense layer for {specs[0].inputs} numbers, where the model "
-            f"has {spec.hidden_size}"
+            f"has {spec.output_size}"
         )
     return specs
 
 
 def _longest(config: EngineConfig, model: ModelConfig, spec: EncoderSpec) -> int:
     """Return the maximum length: the configured one, the one trained for, or all positions."""
-    longest = spec.max_context_len
+    longest = spec.default_context_len
     return config.max_model_len or min(longest, model.sentence.max_tokens or longest)

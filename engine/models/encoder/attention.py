@@ -81,7 +81,7 @@ def attend(
     fused: torch.Tensor,
     buckets: Sequence[Bucket],
     num_heads: int,
-    num_kv_heads: int,
+    num_kv_heads: int | None = None,
     *,
     is_local: bool = False,
     scale: float | None = None,
@@ -92,13 +92,15 @@ def attend(
         fused: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys and values.
         buckets: of the batch.
         num_heads: of the queries.
-        num_kv_heads: of the keys and of the values; each is for as many queries in succession.
+        num_kv_heads: of the keys and of the values, each for as many queries in succession; None:
+            one for each query.
         is_local: tokens attend within the window that the buckets were made with.
         scale: of scores; None: 1 / sqrt(head_dim).
 
     Returns:
         [num_tokens, num_heads * head_dim]
     """
+    num_kv_heads = num_kv_heads or num_heads
     head_dim = fused.shape[1] // (num_heads + 2 * num_kv_heads)
     size, sizes = num_heads * head_dim, (num_heads, num_kv_heads, num_kv_heads)
     out = torch.empty((fused.shape[0], size), dtype=fused.dtype, device=fused.device)

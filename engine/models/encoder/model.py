@@ -3,7 +3,8 @@
 embedding + positions + token types ─► norm ─► [ attention ─ + ─ norm ─ MLP ─ + ─ norm ] x layers
 embedding ─► norm ─► [ norm ─ attention ─ + ─ norm ─ MLP ─ + ] x layers ─► norm      with pre-norm
 
-In a sandwich, attention and MLP have a norm behind them as well, before the sum.
+In a sandwich, attention and MLP have a norm behind them as well, before the sum. Behind both may be
+a third part, which the embeddings' projection for the layer gates.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from engine.models.loader import Weights, load_matrix
 from engine.models.norms import IdentityNorm, LayerNorm, Norm, NormWeights, RmsNorm
 from engine.models.rope import inverse_frequencies
 from kernels.reference import operations
-from kernels.reference.layers import rope, rope_tables
+from kernels.reference.layers import rms_norm, rope, rope_tables
 
 _ACTIVATIONS: dict[HeadActivation, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": functional.gelu,
@@ -33,6 +34,15 @@ _ACTIVATIONS: dict[HeadActivation, Callable[[torch.Tensor], torch.Tensor]] = {
     "tanh": torch.tanh,
 }
 _Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, [num_tokens, 1, head_dim / 2]
+
+
+@dataclass(frozen=True, slots=True)
+class _PerLayer:
+    """``x += after(output(activation(gate(x)) * own))``, where ``own`` is the layer's."""
+
+    gate: Linear
+    output: Linear
+    after: Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +56,10 @@ class _Layer:
     attention_after: Norm
     mlp_after: Norm
     qk_norms: tuple[Norm, Norm] | None
+    per_layer: _PerLayer | None
+    scale: torch.Tensor | None  # [1] float32
+    num_kv_heads: int
+    head_dim: int
     is_local: bool
 
 
@@ -74,6 +88,13 @@ class Encoder:
         self._embedding_scale = scale.item()
         self._embedding_norm = self._norm_if("embedding_norm", spec.embedding_norm)
         self._layers = tuple(self._layer(i, method) for i in range(spec.num_layers))
+        self._per_layer: tuple[Linear, Norm] | None = None
+        if spec.per_layer_size:
+            projection = self._dense("per_layer", has_bias=False)
+            self._per_layer = projection, self._norm("per_layer_norm")
+        self._projection: Linear | None = None
+        if spec.projected_size:
+            self._projection = self._dense("projection", has_bias=False)
         self._final_norm = self._norm_if("norm", spec.placement != "post")
         self._head: tuple[Linear, Norm, Linear] | None = None
         if spec.num_labels:
@@ -81,10 +102,16 @@ class Encoder:
             pooler = self._dense("pooler", has_bias=spec.head.bias)
             self._head = pooler, norm, self._dense("classifier")
         self._activate = _ACTIVATIONS[spec.activation]
+        self._no_weight = torch.ones(1, device=self.device)
         # Of global layers, and of local ones.
         longest = spec.max_context_len
-        ropes = [kind for kind in (spec.rope, spec.local_rope) if kind is not None]
-        made = [inverse_frequencies(kind, spec.head_dim, longest, longest) for kind in ropes]
+        _, global_width = spec.global_heads or (0, spec.head_dim)
+        ropes = ((spec.rope, global_width), (spec.local_rope, spec.head_dim))
+        made = [
+            inverse_frequencies(kind, width, longest, longest)
+            for kind, width in ropes
+            if kind is not None
+        ]
         self._frequencies = [(each.to(self.device), scale) for each, scale in made]
 
     @property
@@ -103,7 +130,7 @@ class Encoder:
             lengths: of the texts, in tokens.
 
         Returns:
-            [num_tokens, hidden_size]
+            [num_tokens, output_size]
         """
         first = self.spec.position_offset
         steps = [torch.arange(first, first + length) for length in lengths]
@@ -124,7 +151,8 @@ class Encoder:
         rotations = [
             rope_tables(positions, frequencies, scale) for frequencies, scale in self._frequencies
         ]
-        for layer in self._layers:
+        own = None if self._per_layer is None else self._own_parts(x)
+        for i, layer in enumerate(self._layers):
             rotation = rotations[int(layer.is_local)] if rotations else None
             if self.spec.placement != "post":
                 attended = self._attend(layer, layer.attention_norm(x), buckets, rotation)
@@ -133,7 +161,14 @@ class Encoder:
             else:
                 x = layer.attention_norm(self._attend(layer, x, buckets, rotation) + x)
                 x = layer.mlp_norm(self._mlp(layer, x) + x)
-        return self._final_norm(x)
+            if layer.per_layer is not None:
+                assert own is not None
+                gated = self._activate(layer.per_layer.gate(x)) * own[:, i]
+                x = x + layer.per_layer.after(layer.per_layer.output(gated))
+            if layer.scale is not None:
+                x = x * layer.scale.to(x.dtype)
+        x = self._final_norm(x)
+        return x if self._projection is None else self._projection(x)
 
     def score(self, hidden: torch.Tensor) -> torch.Tensor:
         """Apply the classification head to texts' pooled hidden states (``HeadSpec.pooling``).
@@ -150,10 +185,14 @@ class Encoder:
     ) -> torch.Tensor:
         """Return the attention's output: [num_tokens, hidden_size] -> the same."""
         fused, spec = layer.qkv(x), self.spec
-        num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads or spec.num_heads
+        num_heads, num_kv_heads, head_dim = spec.num_heads, layer.num_kv_heads, layer.head_dim
+        size = (num_heads + num_kv_heads) * head_dim
+        if spec.value_norm:
+            values = fused[:, size:].unflatten(1, (num_kv_heads, head_dim))
+            fused[:, size:] = rms_norm(values, self._no_weight, spec.norm_eps).flatten(1)
         if layer.qk_norms is not None or rotation is not None:
-            turned = fused[:, : (num_heads + num_kv_heads) * spec.head_dim]  # queries and keys
-            heads = turned.reshape(-1, num_heads + num_kv_heads, spec.head_dim)
+            turned = fused[:, :size]  # queries and keys
+            heads = turned.reshape(-1, num_heads + num_kv_heads, head_dim)
             if layer.qk_norms is not None:
                 parts = heads.split((num_heads, num_kv_heads), dim=1)
                 normed = [norm(part) for norm, part in zip(layer.qk_norms, parts, strict=True)]
@@ -181,6 +220,14 @@ class Encoder:
             gate, up = up, gate
         return layer.down(self._activate(gate) * up)
 
+    def _own_parts(self, x: torch.Tensor) -> torch.Tensor:
+        """Project the embeddings for each layer: [num_tokens, hidden_size] -> [num_tokens, layers,
+        per_layer_size]."""
+        assert self._per_layer is not None
+        projection, norm = self._per_layer
+        parts = projection(x) * self.spec.hidden_size**-0.5
+        return norm(parts.unflatten(1, (self.spec.num_layers, -1)))
+
     def _bias(self, num_tokens: int) -> torch.Tensor:
         """Return the score bias for ``num_tokens`` tokens: [heads, num_tokens, num_tokens]."""
         assert self._relative is not None
@@ -195,8 +242,8 @@ class Encoder:
         return tensor
 
     def _norm(self, name: str) -> Norm:
-        if self.spec.rms_norm:
-            return RmsNorm(self._tensor(name).add_(1.0), self.spec.norm_eps, operations)
+        if (offset := self.spec.rms_offset) is not None:
+            return RmsNorm(self._tensor(name).add_(offset), self.spec.norm_eps, operations)
         bias = self._tensor(f"{name}.bias") if self.spec.norm_bias else None
         return LayerNorm(NormWeights(self._tensor(name), bias), self.spec.norm_eps)
 
@@ -217,6 +264,11 @@ class Encoder:
             return layer
 
         is_sandwich = self.spec.placement == "sandwich"
+        per_layer = None
+        if self.spec.per_layer_size:
+            after = self._norm(f"{i}.per_layer_after")
+            per_layer = _PerLayer(linear("per_layer_gate"), linear("per_layer_output"), after)
+        num_kv_heads, head_dim = self.spec.kv_heads(i)
         return _Layer(
             qkv=linear("qkv"),
             output=linear("output"),
@@ -229,5 +281,9 @@ class Encoder:
             qk_norms=(self._norm(f"{i}.query_norm"), self._norm(f"{i}.key_norm"))
             if self.spec.qk_norm
             else None,
+            per_layer=per_layer,
+            scale=self._tensor(f"{i}.scale") if self.spec.layer_scales else None,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
             is_local=i in self.spec.local_layers,
         )

@@ -148,9 +148,21 @@ _GEMMA3 = (
     *_norm(_ROTARY_LAYER + "post_feedforward_layernorm", "{i}.mlp_after"),
     *_norm("norm", "norm"),
 )
+_OWN = _ROTARY_LAYER + "ple_block."
+_EMBEDDING_GEMMA2 = (
+    *_GEMMA3,
+    Rule("ple.per_layer_model_projection.weight", "per_layer.weight"),
+    Rule("ple.per_layer_projection_norm.weight", "per_layer_norm"),
+    Rule(_OWN + "per_layer_input_gate.weight", "{i}.per_layer_gate.weight"),
+    Rule(_OWN + "per_layer_projection.weight", "{i}.per_layer_output.weight"),
+    Rule(_OWN + "post_per_layer_input_norm.weight", "{i}.per_layer_after"),
+    Rule(_ROTARY_LAYER + "layer_scalar", "{i}.scale"),
+    Rule("embedding_projection.weight", "projection.weight"),
+)
 _TABLES = {
     "bert": _BERT,
     "camembert": _ROBERTA,
+    "embedding_gemma2_text": _EMBEDDING_GEMMA2,
     "gemma3_text": _GEMMA3,
     "gte": _GTE,
     "modernbert": _MODERNBERT,
@@ -161,7 +173,9 @@ _TABLES = {
     "distilbert": _DISTILBERT,
 }
 # Whole models prefix their encoder's names; the oldest checkpoints name norms as TensorFlow did.
-_PREFIX = re.compile(r"(bert|roberta|distilbert|mpnet|nomic_bert|gte|new|model)\.")
+_PREFIX = re.compile(
+    r"(bert|roberta|distilbert|mpnet|nomic_bert|gte|new|(model\.)?language_model|model)\."
+)
 _OLD_NORMS = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 # Buffers, and training heads that do not affect embeddings.
 _UNUSED = re.compile(
@@ -170,6 +184,10 @@ _UNUSED = re.compile(
 )
 # ModernBERT's head for masked words has the names of its classification head.
 _UNUSED_WITHOUT_LABELS = re.compile(r"head\.(dense|norm)\..*|decoder\.(weight|bias)")
+
+
+# What embeds images and sound, which are not taken.
+_MEDIA = re.compile(r"(model\.)?(vision_tower|embed_vision|audio_tower|embed_audio)\..*")
 
 
 def encoder_targets(spec: EncoderSpec, wanted: Mapping[str, Parameter]) -> dict[str, Target]:
@@ -193,6 +211,8 @@ def canonical_name(name: str) -> str:
 
 def is_skippable(spec: EncoderSpec, name: str) -> bool:
     """Return whether a tensor without a place may be skipped: no embedding depends on it."""
+    if spec.architecture == "embedding_gemma2_text":
+        return _MEDIA.fullmatch(name) is not None
     if spec.architecture == "modernbert":
         return not spec.num_labels and _UNUSED_WITHOUT_LABELS.fullmatch(name) is not None
     if spec.architecture == "gte" and not spec.num_labels and name.startswith("classifier."):
@@ -219,8 +239,8 @@ def encoder_parameters(spec: EncoderSpec) -> dict[str, Parameter]:
 
     def norm(name: str, size: int = hidden) -> dict[str, Parameter]:
         bias = {f"{name}.bias": Parameter((size,))} if spec.norm_bias else {}
-        # One is added to those of RMS norms, which is not rounded.
-        return {name: Parameter((size,), is_norm=True, is_float32=spec.rms_norm)} | bias
+        is_float32 = spec.rms_offset is not None  # what is added to them is not rounded
+        return {name: Parameter((size,), is_norm=True, is_float32=is_float32)} | bias
 
     found = {"embedding": Parameter((spec.vocab_size,), (hidden,))}
     if spec.embedding_norm:
@@ -232,7 +252,7 @@ def encoder_parameters(spec: EncoderSpec) -> dict[str, Parameter]:
     if spec.num_token_types:
         found["token_types"] = Parameter((spec.num_token_types,), (hidden,))
     for i in range(spec.num_layers):
-        heads = spec.qkv_sizes
+        heads, head_dim = spec.qkv_sizes(i), spec.kv_heads(i)[1]
         found |= {
             **linear(f"{i}.qkv", heads, hidden, has_bias=spec.attention_bias),
             **linear(f"{i}.output", (hidden,), heads[0], has_bias=spec.attention_bias),
@@ -242,11 +262,22 @@ def encoder_parameters(spec: EncoderSpec) -> dict[str, Parameter]:
             **norm(f"{i}.mlp_norm"),
         }
         if spec.qk_norm:
-            found |= norm(f"{i}.query_norm", spec.head_dim) | norm(f"{i}.key_norm", spec.head_dim)
+            found |= norm(f"{i}.query_norm", head_dim) | norm(f"{i}.key_norm", head_dim)
         if spec.placement == "sandwich":
             found |= norm(f"{i}.attention_after") | norm(f"{i}.mlp_after")
+        if own := spec.per_layer_size:
+            found |= linear(f"{i}.per_layer_gate", (own,), hidden, has_bias=False)
+            found |= linear(f"{i}.per_layer_output", (hidden,), own, has_bias=False)
+            found |= norm(f"{i}.per_layer_after")
+        if spec.layer_scales:
+            found[f"{i}.scale"] = Parameter((1,), is_norm=True, is_float32=True)
     if spec.placement != "post":
         found |= norm("norm")
+    if own := spec.per_layer_size:
+        found |= linear("per_layer", (spec.num_layers * own,), hidden, has_bias=False)
+        found |= norm("per_layer_norm", own)
+    if spec.projected_size:
+        found |= linear("projection", (spec.projected_size,), hidden, has_bias=False)
     if spec.num_labels:
         found |= linear("pooler", (hidden,), hidden, has_bias=spec.head.bias)
         found |= norm("head_norm") if spec.head.has_norm else {}

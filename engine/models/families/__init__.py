@@ -48,7 +48,7 @@ from engine.models.families import (
     ungated,
     whisper,
 )
-from engine.models.families.embedding_gemma import BIDIRECTIONAL
+from engine.models.families.embedding_gemma import BIDIRECTIONAL, EMBEDDING_GEMMAS
 from engine.models.families.family import Family
 from engine.models.output_head import with_head
 from engine.models.spec import DecoderSpec
@@ -94,6 +94,8 @@ FAMILIES: dict[str, Family] = {
     name: family for module in MODULES for name, family in module.FAMILIES.items()
 }
 
+_ENCODERS = ENCODERS | EMBEDDING_GEMMAS
+
 
 def read_spec(config: dict[str, Any]) -> DecoderSpec | EncoderSpec:
     """Return the spec of a model from its parsed config.json.
@@ -104,7 +106,7 @@ def read_spec(config: dict[str, Any]) -> DecoderSpec | EncoderSpec:
     """
     reader = ConfigReader(config)
     model_type = reader.text("model_type", "")
-    family, encoder = FAMILIES.get(model_type), ENCODERS.get(model_type)
+    family, encoder = FAMILIES.get(model_type), _ENCODERS.get(model_type)
     if model_type in BIDIRECTIONAL and reader.flag("use_bidirectional_attention"):
         encoder = BIDIRECTIONAL[model_type]
     known = encoder or family
@@ -118,7 +120,7 @@ def read_spec(config: dict[str, Any]) -> DecoderSpec | EncoderSpec:
         reader.finish()
         return spec
     if family is None:
-        names = ", ".join(sorted({*FAMILIES, *ENCODERS}))
+        names = ", ".join(sorted({*FAMILIES, *_ENCODERS}))
         raise ModelLoadError(
             f"config.json: architecture {model_type[:80]!r} is not supported (known: {names})"
         )

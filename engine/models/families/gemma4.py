@@ -163,7 +163,7 @@ def _heads(reader: ConfigReader, kinds: list[str]) -> dict[str, HeadSpec]:
     fewer = reader.optional_count("num_global_key_value_heads")
     own = {_FULL: ((shared and fewer) or usual[0], wide), _SLIDING: usual}
     if "per_layer_config" in reader:
-        own = _per_layer_heads(reader, kinds, usual)
+        own = per_layer_heads(reader, kinds, usual)
     num_heads = reader.count("num_attention_heads")
     for num_kv_heads, head_dim in own.values():
         if num_heads % num_kv_heads or head_dim % 2:
@@ -177,7 +177,7 @@ def _heads(reader: ConfigReader, kinds: list[str]) -> dict[str, HeadSpec]:
     }
 
 
-def _per_layer_heads(
+def per_layer_heads(
     reader: ConfigReader, kinds: list[str], usual: tuple[int, int]
 ) -> dict[str, tuple[int, int]]:
     """Return each kind's number of KV heads and their width, from ``per_layer_config``."""

@@ -74,8 +74,8 @@ def test_only_what_no_implementation_reads_is_unused() -> None:
 
 def test_what_the_implementation_reads_is_refused(tmp_path: Path) -> None:
     directory = tiny_models.save("gpt_oss", tmp_path)
-    tiny_models.edit_config(directory, layer_norm_cap=3, is_causal=False)
-    with pytest.raises(ModelLoadError, match=r"unsupported keys: 'is_causal'$"):
+    tiny_models.edit_config(directory, layer_norm_cap=3, attn_implementation="eager")
+    with pytest.raises(ModelLoadError, match=r"unsupported keys: 'attn_implementation'$"):
         read_config(str(directory))
 
 

@@ -31,6 +31,34 @@ PUBLISHED: dict[str, Any] = {
     **{"sliding_window": 512, "transformers_version": "4.57.0.dev0", "use_cache": True},
     **{"use_bidirectional_attention": True, "vocab_size": 262144},
 }
+# As published with google/embeddinggemma-2, but for its encoders' own configs.
+PUBLISHED_2: dict[str, Any] = {
+    **{"model_type": "embedding_gemma2", "architectures": ["EmbeddingGemma2Model"]},
+    **{"audio_config": {"model_type": "gemma4_audio"}, "audio_token_id": 258881},
+    **{"boa_token_id": 256000, "boi_token_id": 255999, "dtype": "bfloat16"},
+    **{"eoa_token_index": 258883, "eoi_token_id": 258882, "image_token_id": 258880},
+    **{"initializer_range": 0.02, "transformers_version": "5.23.0", "video_token_id": 258884},
+    "vision_config": {"model_type": "gemma4_vision"},
+    "text_config": {
+        **{"attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 2},
+        **{"dtype": "bfloat16", "embedding_dim": 768, "eos_token_id": 1, "head_dim": 256},
+        **{"hidden_activation": "gelu_pytorch_tanh", "hidden_size": 512},
+        **{"hidden_size_per_layer_input": 512, "initializer_range": 0.02},
+        **{"intermediate_size": 2048, "max_position_embeddings": 262144},
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 4,
+        **{"model_type": "embedding_gemma2_text", "num_attention_heads": 4},
+        **{"num_hidden_layers": 24, "num_key_value_heads": 2, "pad_token_id": 0},
+        "per_layer_config": {
+            place: {"head_dim": 512, "num_key_value_heads": 1} for place in ("05", "11", "17", "23")
+        },
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {
+            "full_attention": {"rope_theta": 1000000.0, "rope_type": "default"},
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+        **{"sliding_window": 512, "vocab_size": 262144},
+    },
+}
 IDENTITY = "torch.nn.modules.linear.Identity"
 TANH = "torch.nn.modules.activation.Tanh"
 
@@ -75,6 +103,38 @@ def test_the_published_config_is_an_encoder_with_half_of_its_window_to_either_si
     assert (spec.max_context_len, spec.window, len(spec.local_layers)) == (2048, 256, 20)
     causal = read_spec({**PUBLISHED, "use_bidirectional_attention": False})
     assert type(causal) is not type(spec)
+
+
+def test_the_second_generation_is_read_as_published() -> None:
+    spec = read_spec(PUBLISHED_2)
+    assert (spec.default_context_len, spec.max_context_len, spec.window) == (8192, 262144, 512)
+    assert (spec.kv_heads(4), spec.kv_heads(5)) == ((2, 256), (1, 512))
+    assert (spec.output_size, spec.checkpoint_dtype) == (768, "bfloat16")
+    alone = read_spec(PUBLISHED_2["text_config"])
+    assert alone == spec
+
+
+def test_the_second_generation_reads_text_without_its_other_encoders(tmp_path: Path) -> None:
+    """In a checkpoint of the whole model, whose tensors for images and sound are not used."""
+    from safetensors.torch import load_file
+
+    model = tiny_encoders.save("embedding_gemma2", tmp_path, max_position_embeddings=400)
+    file, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    text = json.loads(config.read_text())
+    tensors = {f"language_model.{name}": tensor for name, tensor in load_file(file).items()}
+    for name in ("vision_tower.x.weight", "embed_audio.embedding_projection.weight"):
+        tensors[name] = torch.zeros(3, 4)
+    save_file(tensors, file)
+    whole = {**PUBLISHED_2, "text_config": text, "dtype": "float32"}
+    config.write_text(json.dumps(whole))
+    add_modules(tmp_path, MEAN, NORMALIZE)
+    core, texts = load(tmp_path, step_tokens=600), prompts(390, 3, 341, 40)
+    assert core.info.pooling.size == 56
+    vectors = embed(core, texts, PoolingParams(kind="mean"))
+    for index, tokens in enumerate(texts):
+        with torch.no_grad():
+            pooled = model(torch.tensor([tokens])).last_hidden_state[0].mean(0)
+        np.testing.assert_allclose(vectors[index], pooled / pooled.norm(), atol=1e-5)
 
 
 def test_texts_go_through_pooling_dense_layers_and_normalisation(tmp_path: Path) -> None:
