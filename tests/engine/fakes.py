@@ -170,7 +170,8 @@ def pool(params: PoolingParams, digests: list[int], start: int, num_prompt: int)
     elif params.kind == "cls":
         chosen = states[0] if start == 0 else None
     else:
-        gather = max if params.kind == "max" else lambda numbers: sum(numbers) / num_prompt
+        # A token's share of the mean is a whole number, and so exact in chunks of any length.
+        gather = max if params.kind == "max" else sum
         chosen = (gather(x for x, _ in states), gather(y for _, y in states))
     return None if chosen is None else struct.pack("<2f", *chosen)
 
