@@ -46,6 +46,7 @@ class MessageFormat(msgspec.Struct, frozen=True, kw_only=True):
 
     add_generation_prompt: bool = False  # the beginning of an answer stands at the end
     content_parts: bool = False  # a content is a list of parts
+    template: str | None = None  # the name of the chat template; None: the one of chats
 
 
 class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -202,15 +202,19 @@ def _read_transformer(
 def _read_message_format(reader: ConfigReader, form: ConfigReader | None) -> MessageFormat:
     options = reader.section("processing_kwargs")
     template = options.section("chat_template") if options is not None else None
-    generation = False
+    generation, name = False, ""
     if template is not None:
         generation = template.flag("add_generation_prompt")
-        template.require("chat_template", "default")
+        name = template.text("chat_template", "")
         template.finish()
     shape = "flat" if form is None else form.text("format", "flat")
     if shape not in ("flat", "structured"):
         raise reader.error("modality_config", f"has messages of the format {shape[:80]!r}")
-    return MessageFormat(add_generation_prompt=generation, content_parts=shape == "structured")
+    return MessageFormat(
+        add_generation_prompt=generation,
+        content_parts=shape == "structured",
+        template=name or None,
+    )
 
 
 def _read_own_config(directory: Path) -> tuple[dict[str, str], str | None, bool | None]:

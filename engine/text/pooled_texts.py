@@ -84,6 +84,7 @@ class PooledTexts(NamedTuple):
             return self.template.encode_chat_sync(
                 [_message(role, text, form) for role, text in texts],
                 add_generation_prompt=form.add_generation_prompt,
+                name=form.template,
             )
 
         ids = encode(said[-1][1])

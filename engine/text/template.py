@@ -40,6 +40,7 @@ class TemplateOptions(TypedDict, total=False):
     add_generation_prompt: bool  # end with the beginning of the assistant's turn; default: true
     continue_final_message: bool  # leave the last message open for the model to continue
     template_kwargs: Mapping[str, Any] | None  # further variables for the template
+    name: str | None  # of the template; None: see ``ChatTemplate``
 
 
 class ChatTemplate:
@@ -140,7 +141,9 @@ class ChatTemplate:
         tools = options.get("tools")
         continue_final = options.get("continue_final_message", False)
         context = self._variables(options.get("template_kwargs") or {})
-        name = self._choose(tools)
+        name = options.get("name") or self._choose(tools)
+        if name not in self.templates:
+            raise TemplateError(f"this model has no chat template named {name[:80]!r}")
         if self._requires_content_parts(name):
             messages = [_as_content_parts(message) for message in messages]
         context["messages"] = list(messages)

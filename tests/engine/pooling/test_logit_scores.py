@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer
 
 from engine import LLM
-from engine.errors import ContextLengthExceeded, InvalidParameter, ModelLoadError
+from engine.errors import ContextLengthExceeded, InvalidParameter, ModelLoadError, TemplateError
 from engine.models.checkpoint import read_config
 from engine.pooling import PoolingParams
 from engine.types import Request
@@ -173,6 +173,29 @@ def _fits(document: str) -> bool:
     return len(document) < 600 and 92 <= len(prompt_ids(document)) <= 100
 
 
+def test_a_named_template_and_contents_of_parts(tmp_path: Path, log_odds: Any) -> None:
+    """As Qwen3-VL-Reranker's files have them: its default template is for chats."""
+    message = {"method": "forward", "format": "structured"}
+    named = {"chat_template": {"chat_template": "reranker"}}
+    save(
+        tmp_path,
+        prompts={"activation_fn": IDENTITY},
+        transformer={"modality_config": {"message": message}, "processing_kwargs": named},
+    )
+    (tmp_path / "chat_template.jinja").write_text((DEMO / "chat_template.jinja").read_text())
+    source = TEMPLATE.replace('map(attribute="content")', 'map(attribute="content.0.text")')
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "reranker.jinja").write_text(source)
+    with open_llm(tmp_path) as llm:
+        (score,) = llm.score(QUERY, DOCUMENTS[0])
+        assert score == pytest.approx(log_odds(prompt_ids(DOCUMENTS[0])), abs=1e-3)
+        said = [{"role": "user", "content": "Hello"}]
+        assert llm.encode_chat(said), "chats have their own template"
+    (tmp_path / "additional_chat_templates" / "reranker.jinja").unlink()
+    with open_llm(tmp_path) as llm, pytest.raises(TemplateError, match="reranker"):
+        llm.score(QUERY, DOCUMENTS[0])
+
+
 def test_texts_of_a_model_that_reads_messages_are_messages(tmp_path: Path) -> None:
     """The vector of a text is that of the user's message, and a prompt is the system's."""
     save(tmp_path, prompts={"prompts": {"query": INSTRUCTION}})
@@ -195,8 +218,8 @@ def test_texts_of_a_model_that_reads_messages_are_messages(tmp_path: Path) -> No
         ({"module_input_name": "scores"}, {}, "module_input_name"),
         (
             {},
-            {"processing_kwargs": {"chat_template": {"chat_template": "reranker"}}},
-            "chat_template.*reranker",
+            {"processing_kwargs": {"chat_template": {"documents": []}}},
+            "unsupported keys: 'documents'",
         ),
         ({}, {"modality_config": {"message": {"format": "round"}}}, "modality_config.*round"),
     ],
