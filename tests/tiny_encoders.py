@@ -35,6 +35,20 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "camembert": ("CamembertConfig", _ROBERTA),
     "distilbert": ("DistilBertConfig", _DISTIL),
     "mpnet": ("MPNetConfig", _ROBERTA),
+    "eurobert": (
+        "EuroBertConfig",
+        {
+            **{**_SHAPE, "num_key_value_heads": 2, "bos_token_id": 2, "eos_token_id": 3},
+            **{"mask_token_id": 4, "classifier_pooling": "mean"},
+        },
+    ),
+    "eurobert_biases": (
+        "EuroBertConfig",
+        {
+            **{**_SHAPE, "attention_bias": True, "mlp_bias": True, "classifier_pooling": "bos"},
+            **{"bos_token_id": 2, "eos_token_id": 3, "mask_token_id": 4},
+        },
+    ),
     # The sixth layer attends to whole texts, the others to eight tokens on each side.
     "embedding_gemma": (
         "Gemma3TextConfig",

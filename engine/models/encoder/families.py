@@ -14,7 +14,7 @@ from engine.models.encoder.config import (
     read_dtype,
     read_num_heads,
 )
-from engine.models.encoder.rotary_families import gte, modernbert, nomic_bert
+from engine.models.encoder.rotary_families import eurobert, gte, modernbert, nomic_bert
 from engine.models.encoder.spec import EncoderSpec, HeadSpec
 from engine.models.output_head import read_head
 
@@ -74,6 +74,9 @@ ENCODERS: dict[str, EncoderFamily] = {
     "bert": EncoderFamily(bert, "BERT, MiniLM, BGE and E5 in English, many rerankers"),
     "camembert": EncoderFamily(roberta, "CamemBERT, embeddings and rerankers in French"),
     "distilbert": EncoderFamily(distilbert, "DistilBERT"),
+    "eurobert": EncoderFamily(
+        eurobert, "EuroBERT, and Jina's embeddings v5 nano on it", has_remote_code=True
+    ),
     "gte": EncoderFamily(
         gte,
         "GTE v1.5 and multilingual, converted for transformers; Arctic-Embed M v2.0",

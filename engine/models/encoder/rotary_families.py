@@ -127,6 +127,51 @@ def _modern_head(reader: ConfigReader) -> HeadSpec:
     )
 
 
+def eurobert(reader: ConfigReader) -> EncoderSpec:
+    """EuroBERT (Boizard et al. 2025): Llama's layers, whose tokens attend to both sides."""
+    reader.require("is_decoder", False)
+    reader.refuse("rope_scaling", "is set, which is not supported in encoders")
+    for key in (*WITHOUT_EFFECT, "mask_token_id", "use_cache"):
+        reader.ignore(key)
+    hidden_size = reader.count("hidden_size", 768)
+    num_heads = read_num_heads(reader, "num_attention_heads", hidden_size, rotary=True)
+    num_kv_heads = reader.count("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise reader.error("num_key_value_heads", f"must divide the {num_heads} attention heads")
+    reader.require("head_dim", hidden_size // num_heads)
+    theta = reader.number("rope_theta", 10_000.0, above=1.0)
+    attention_bias, mlp_bias = reader.flag("attention_bias"), reader.flag("mlp_bias")
+    head = read_head(reader)
+    pooling = reader.text("classifier_pooling", reader.text("clf_pooling", "late"))
+    if head.num_labels and pooling not in ("bos", "mean"):
+        raise reader.error("classifier_pooling", f"is {pooling[:80]!r}; known: bos, mean")
+    return EncoderSpec(
+        architecture=reader.text("model_type"),
+        vocab_size=reader.count("vocab_size", 128_256),
+        hidden_size=hidden_size,
+        intermediate_size=reader.count("intermediate_size", 3072),
+        num_heads=num_heads,
+        num_layers=reader.count("num_hidden_layers", 12, limit=MAX_LAYERS),
+        max_position_embeddings=reader.count("max_position_embeddings", 8192),
+        rope=read_rope(reader.section("rope_parameters"), theta),
+        num_kv_heads=num_kv_heads,
+        embedding_norm=False,
+        placement="pre",
+        rms_offset=0.0,
+        norm_eps=reader.number("rms_norm_eps", 1e-5),
+        norm_bias=False,
+        attention_bias=attention_bias,
+        activation=read_activation(reader, "hidden_act", "silu"),
+        gated=True,
+        up_bias=mlp_bias,
+        down_bias=mlp_bias,
+        num_labels=head.num_labels,
+        head=HeadSpec(pooling="mean" if pooling == "mean" else "cls", activation="gelu"),
+        score_sigmoid=head.sigmoid,
+        checkpoint_dtype=read_dtype(reader),
+    )
+
+
 def nomic_bert(reader: ConfigReader) -> EncoderSpec:
     """Nomic BERT (Nussbaum et al. 2024): BERT with rotary positions, SwiGLU and no biases.
 

@@ -148,6 +148,12 @@ _GEMMA3 = (
     *_norm(_ROTARY_LAYER + "post_feedforward_layernorm", "{i}.mlp_after"),
     *_norm("norm", "norm"),
 )
+_EUROBERT = (
+    *(rule for rule in _GEMMA3 if "feedforward" not in rule.pattern),
+    *_norm(_ROTARY_LAYER + "post_attention_layernorm", "{i}.mlp_norm"),
+    *_linear("dense", "pooler"),
+    *_linear("classifier", "classifier"),
+)
 _OWN = _ROTARY_LAYER + "ple_block."
 _EMBEDDING_GEMMA2 = (
     *_GEMMA3,
@@ -163,6 +169,7 @@ _TABLES = {
     "bert": _BERT,
     "camembert": _ROBERTA,
     "embedding_gemma2_text": _EMBEDDING_GEMMA2,
+    "eurobert": _EUROBERT,
     "gemma3_text": _GEMMA3,
     "gte": _GTE,
     "modernbert": _MODERNBERT,
@@ -222,8 +229,8 @@ def is_skippable(spec: EncoderSpec, name: str) -> bool:
 
 def has_attention_norm(spec: EncoderSpec, i: int) -> bool:
     """Return whether layer ``i`` has a norm beside its attention: with norms before it, the first
-    layer's would follow that of the embeddings."""
-    return i > 0 or spec.placement != "pre"
+    layer's would follow that of the embeddings, if there is one."""
+    return i > 0 or spec.placement != "pre" or not spec.embedding_norm
 
 
 def encoder_parameters(spec: EncoderSpec) -> dict[str, Parameter]:

@@ -46,6 +46,7 @@ def test_vectors_equal_hugging_face(tmp_path, kind):
 
 
 WITHOUT_TYPES = ("distilbert", "mpnet", "modernbert", "modernbert_biases")
+WITHOUT_TYPES += ("eurobert", "eurobert_biases")
 
 
 @pytest.mark.parametrize(

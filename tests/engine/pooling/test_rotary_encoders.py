@@ -307,3 +307,27 @@ def test_published_configs_are_read():
 def test_what_is_not_supported_is_refused_by_name(config, changes, reason):
     with pytest.raises(ModelLoadError, match=reason):
         read_spec({**config, **changes})
+
+
+EUROBERT = {
+    **{"model_type": "eurobert", "architectures": ["EuroBertForMaskedLM"]},
+    **{"attention_bias": False, "attention_dropout": 0.0, "bos_token": "<|begin_of_text|>"},
+    **{"auto_map": {"AutoModel": "modeling_eurobert.EuroBertModel"}, "bos_token_id": 128000},
+    **{"clf_pooling": "late", "eos_token": "<|end_of_text|>", "eos_token_id": 128001},
+    **{"head_dim": 64, "hidden_act": "silu", "hidden_dropout": 0.0, "hidden_size": 1152},
+    **{"intermediate_size": 3072, "is_decoder": False, "mask_token": "<|mask|>"},
+    **{"mask_token_id": 128002, "max_position_embeddings": 8192, "mlp_bias": False},
+    **{"num_attention_heads": 18, "num_hidden_layers": 26, "num_key_value_heads": 6},
+    **{"pad_token": "<|end_of_text|>", "pad_token_id": 128001, "pretraining_tp": 1},
+    **{"rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 250000, "use_cache": False},
+    **{"tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 128256},
+}
+
+
+def test_eurobert_is_read_as_published():
+    spec = read_spec(EUROBERT)
+    assert (spec.kv_heads(0), spec.rope, spec.max_context_len) == ((6, 64), RopeSpec(250_000), 8192)
+    scored = {**EUROBERT, "architectures": ["EuroBertForSequenceClassification"]}
+    with pytest.raises(ModelLoadError, match="'classifier_pooling' is 'late'"):
+        read_spec(scored)  # the mean of all tokens' scores
+    assert read_spec({**scored, "clf_pooling": "mean"}).head.pooling == "mean"
