@@ -126,6 +126,12 @@ MUTANTS = {
     "another epsilon": ("modernbert_biases", _spec_with(norm_eps=1e-5)),
     "another activation": ("nomic_bert", _spec_with(activation="gelu")),
     "gates first": ("gte", _spec_with(gate_last=False)),
+    "a window that includes its edge": ("embedding_gemma", _spec_with(window=9)),
+    "scores scaled by the heads' width": ("embedding_gemma", _spec_with(attention_scale=None)),
+    "embeddings as they are": ("embedding_gemma", _spec_with(embedding_scale=1.0)),
+    "norms' weights as they are": ("embedding_gemma", _spec_with(rms_offset=0.0)),
+    "values without a norm": ("embedding_gemma2", _spec_with(value_norm=False)),
+    "a window of half the radius": ("embedding_gemma2", _spec_with(window=4)),
 }
 
 
