@@ -16,8 +16,9 @@ from typing import Any
 from engine.errors import ModelLoadError
 from engine.gguf.file import GgufFile, GgufTensor
 from engine.models.config_reader import ConfigReader
+from engine.pooling import PoolingKind
 
-# Keys that duplicate others, or that the runtime decides.
+# Keys that duplicate others, that the runtime decides, or that ``pooling_kind`` reads.
 _HARMLESS = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "pooling_type")
 _COMMON = {
     "context_length": "max_position_embeddings",
@@ -34,6 +35,8 @@ _QWEN_EXPERTS = {
     "expert_feed_forward_length": "moe_intermediate_size",
 }
 _MAX_FACTORS = 4096
+# llama.cpp's numbers. Those for its own default and for vectors of all tokens say nothing.
+_POOLING: dict[int, PoolingKind | None] = {-1: None, 0: None, 1: "mean", 2: "cls", 3: "last"}
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,20 @@ def architecture_of(file: GgufFile) -> Architecture:
         )
     experts = file.metadata.get("llama.expert_count", 0)
     return _MIXTRAL if known is _LLAMA and experts else known
+
+
+def pooling_kind(file: GgufFile) -> PoolingKind | None:
+    """Return the hidden states that an embedding model takes; None: not specified.
+
+    Raises:
+        ModelLoadError: it takes them in another way, as rerankers do.
+    """
+    key = f"{file.architecture}.pooling_type"
+    number = file.metadata.get(key, 0)
+    if type(number) is not int or number not in _POOLING:
+        known = ", ".join(f"{place} ({kind})" for place, kind in _POOLING.items() if kind)
+        raise ModelLoadError(f"{file.path}: '{key}' is {number!r:.40}; known: {known}")
+    return _POOLING[number]
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:

@@ -86,10 +86,12 @@ def read_config(model: str) -> ModelConfig:
     """
     path = find_gguf(model)
     if path is not None:
-        from engine.gguf.spec import read_gguf_spec  # imported only for GGUF
+        from engine.gguf.config import pooling_kind  # imported only for GGUF
+        from engine.gguf.spec import read_gguf_spec
 
         file = read_gguf(path)
-        return ModelConfig(path.parent, read_gguf_spec(file), SentenceConfig(), file.raw, file)
+        sentence = SentenceConfig(kind=pooling_kind(file))
+        return ModelConfig(path.parent, read_gguf_spec(file), sentence, file.raw, file)
     directory = Path(model)
     if not directory.is_dir():
         raise ModelLoadError(f"{model}: no such model directory")

@@ -9,7 +9,7 @@ import torch
 from engine.errors import InvalidParameter, ModelLoadError
 from engine.pooling import PoolingParams
 from engine.types import Request
-from tests import tiny_models
+from tests import gguf_files, tiny_models
 from tests.engine.pooling.drive import embed, load
 
 KINDS = ("last", "mean", "cls", "max")
@@ -184,3 +184,32 @@ def test_the_pooling_of_sentence_transformers_is_read(tmp_path, llama, pooling, 
     info = load(directory).info
     assert (info.pooling.kind, info.pooling.normalize) == (kind, False)
     assert load(directory, pooling_type="max").info.pooling.kind == "max"
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(1, "mean"), (2, "cls"), (3, "last"), (0, "last"), (None, "last")]
+)
+def test_the_pooling_of_a_gguf_file_is_read(tmp_path, number, kind):
+    """llama.cpp's number, which its converter takes from sentence-transformers' files."""
+    model = tiny_models.build("qwen3")
+
+    def tell(writer):
+        if number is not None:
+            writer.add_uint32("qwen3.pooling_type", number)
+
+    path = gguf_files.write(tmp_path / "model.gguf", model, change=tell)
+    core, (text,) = load(path), prompts(20)
+    assert core.info.pooling.kind == kind
+    with torch.no_grad():
+        hidden = model.model(torch.tensor([text])).last_hidden_state[0]
+    found = embed(core, [text], PoolingParams(kind=kind, normalize=False))[0]
+    np.testing.assert_allclose(found, pooled(hidden, kind), atol=1e-4)
+
+
+def test_a_reranker_as_gguf_is_refused_by_name(tmp_path):
+    def rank(writer):
+        writer.add_uint32("qwen3.pooling_type", 4)
+
+    path = gguf_files.write(tmp_path / "model.gguf", tiny_models.build("qwen3"), change=rank)
+    with pytest.raises(ModelLoadError, match=r"'qwen3.pooling_type' is 4; known: 1 \(mean\)"):
+        load(path)
